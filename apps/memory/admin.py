@@ -15,12 +15,8 @@ from apps.memory.models import (
     PromotionPolicy,
     Relationship,
     Revision,
-    SearchTerm,
-    SearchTotals,
     Session,
     Subject,
-    TermFrequency,
-    Vector,
 )
 from apps.memory.states import Kind
 
@@ -131,30 +127,3 @@ class PromotionPolicyAdmin(_Admin):
     list_display = ["delegate", "tenant", "domains", "confidence_threshold", "requires_novel", "author", "revised_at"]
     list_select_related = ["tenant", "delegate", "author"]
     list_filter = ["tenant", "requires_novel"]
-
-
-@admin.register(SearchTerm)
-class SearchTermAdmin(_Admin):
-    list_display = ["term", _linked("memory", "Memory"), "frequency", "length"]
-    list_select_related = ["memory"]
-    search_fields = ["term__exact"]
-
-
-@admin.register(TermFrequency)
-class TermFrequencyAdmin(_Admin):
-    list_display = ["term", "tenant", "scope", "memories"]
-    list_select_related = ["tenant"]
-    search_fields = ["term__exact"]
-
-
-@admin.register(SearchTotals)
-class SearchTotalsAdmin(_Admin):
-    list_display = ["__str__", "tenant", "observations", "patterns", "concepts", "memories", "words"]
-    list_select_related = ["tenant"]
-
-
-@admin.register(Vector)
-class VectorAdmin(_Admin):
-    list_display = ["__str__", _linked("memory", "Memory"), "embedder"]
-    list_select_related = ["memory"]
-    exclude = ["embedding"]  # hundreds of numbers

@@ -15,15 +15,15 @@ from django.db.models.functions import Coalesce, Least
 from apps.memory.states import ItemType, Kind
 from apps.principals.models import Principal, TenantModel
 
-# Every memory has a place on one line. The last bits of the place of a message are its number within its session, so that
-# messages of a session are neighbours. The bit before them is set in the places of all other memories, which have no
-# neighbours: the sequence of places goes by steps of `1 << SPAN_BITS`, from the middle of such a span on.
+# Each memory has a place: a number from one sequence. The last bits of the place of a message are its number within its
+# session, so that the messages of a session have consecutive places. The bit before them is set in the places of all other
+# memories, which have no neighbours: the sequence goes by steps of `1 << SPAN_BITS`, from the middle of such a span on.
 TURN_BITS: Final = 19
 OUTSIDE: Final = 1 << TURN_BITS
 SPAN_BITS: Final = TURN_BITS + 1
 # A few places stay free, so that no other memory is next to a session's last message.
 MOST_TURNS: Final = OUTSIDE - 16
-# Terms of more memories than this are not counted at each question: see TermFrequency.
+# Terms of more memories than this are counted by a job, and not at each question: see TermFrequency.
 COMMON: Final = 1_000
 
 
@@ -47,11 +47,11 @@ def _shared_with(name: str) -> Q:
 
 
 class Subject(TenantModel):
-    """Somebody that memories are about, and the rules for these memories.
+    """A person or thing that memories are about, and the rules for these memories.
 
-    `rev` grows in every transaction that changes the subject's envelope; whoever writes about a subject holds its row.
-    `share_with` names the principals that may read it: null is the tenant's default, empty is nobody. Nothing of it is
-    due for deletion (`delete_after_days`) before `expires_at`; null: never. `author` changed it last.
+    `rev` grows in every transaction that changes the subject's envelope; every such writer locks the row. `share_with`
+    names the principals that may read it: null is the tenant's default, empty is nobody. No memory of it is due for
+    deletion (`delete_after_days`) before `expires_at`; null: never. `author` changed it last.
     """
 
     key = models.CharField(max_length=200)
@@ -255,17 +255,16 @@ class MemoryQuerySet(models.QuerySet["Memory"]):
 
 
 class Memory(TenantModel):
-    """One memory: an observation, a pattern, a concept, or an item of a subject. What its kind has not is null or empty.
+    """One memory: an observation, a pattern, a concept, or an item of a subject. Fields of other kinds are null or empty.
 
-    Observations and items are never rewritten: a newer one supersedes the older at `superseded_at`. Patterns and concepts are
-    revised: their earlier readings are Revisions. `domain` is the category of a pattern, the type of a concept or of an item.
+    Observations and items are never rewritten: a newer one supersedes the older at `superseded_at`. Patterns and concepts
+    are revised: their earlier readings are Revisions. `domain` is the category of a pattern, the type of a concept or of
+    an item. `occurred_at` is when it happened, of an item when somebody last said it; `recorded_at` is when it was stored.
+    An observation of a session is a message of it, and about the session's subject.
 
-    `occurred_at` is when it was so, of an item when somebody last said it; `recorded_at` when we learned it. An observation
-    of a session is a message of it, and about the session's subject.
-
-    An item is true from `valid_from` to `valid_to`; null is open. `stated` says that the subject said so itself.
-    `text_digest` is the same for texts that count as the same, `slot_key` for slots that do. A superseded item whose successor
-    was forgotten stays superseded.
+    An item is true from `valid_from` to `valid_to`; null is open. `stated`: the subject said so itself. `text_digest` is
+    equal for texts that count as the same, `slot_key` for such slots. An item whose successor was forgotten stays
+    superseded.
 
     `place`, `scope`, `words`, `length` and `embedder` belong to the search index (apps/memory/search.py). `scope` is the
     subject, or 0. `words` are those of the text, `length` counts them without stop words, `embedder` is the model whose
@@ -395,7 +394,7 @@ class Memory(TenantModel):
                 name="memory_memory_ending",
                 condition=Q(kind=Kind.ITEM, superseded_at=None, valid_to__isnull=False),
             ),
-            # Serves services.remember() and selectors.was_served(): what answers the same question, or says the same.
+            # Serve services.remember() and selectors.was_served(): items of the same slot, or of the same text.
             models.Index(
                 fields=["subject", "slot_key", "valid_to"],
                 name="memory_memory_answering",
@@ -443,7 +442,7 @@ class Memory(TenantModel):
 
 
 class Revision(TenantModel):
-    """How a pattern or a concept read before, from `recorded_at` until `superseded_at`."""
+    """An earlier reading of a pattern or a concept, from `recorded_at` until `superseded_at`."""
 
     author = _author()
     memory = models.ForeignKey(Memory, on_delete=models.CASCADE, related_name="revisions", db_index=False)
@@ -468,7 +467,7 @@ class Revision(TenantModel):
 
 
 class ConceptName(TenantModel):
-    """The normalized form of a name or alias of a concept. It names one concept only, and a concept's key is among them."""
+    """The normalized form of a name or alias. It names one concept only. The concept's key is among its names."""
 
     key = models.CharField(max_length=200)
     concept = models.ForeignKey(Memory, on_delete=models.CASCADE, related_name="names")
@@ -508,11 +507,11 @@ class Relationship(TenantModel):
 
 
 class SearchTerm(TenantModel):
-    """A stemmed word of a memory, and how often it stands there; with the memory's length to score by.
+    """A stemmed word of a memory, with its frequency there and the memory's length, from which BM25 is computed.
 
-    A term of the context (who said it, or when) may stand in the text too, or not (a frequency of 0). The marks of a
-    memory's metadata (see the function memory_marks) are terms that begin with a space, as no word does. `superseded` says
-    that the memory is superseded or, of an item, that it had ended when it was stored.
+    A term of the context (speaker, month) may also be in the text; if not, its frequency is 0. The marks of a memory's
+    metadata (see the function memory_marks) are terms that begin with a space. `superseded`: the memory is superseded
+    or, of an item, had ended when it was stored.
     """
 
     scope = models.BigIntegerField(db_default=0)
@@ -540,9 +539,9 @@ class SearchTerm(TenantModel):
 
 
 class TermFrequency(TenantModel):
-    """How many memories of a scope have a term, where more than COMMON do. A periodic job counts them.
+    """How many memories of a scope have a term, if they are more than COMMON. A periodic job counts them.
 
-    The row of the empty term says how many memories the scope had when it was counted.
+    The row of the empty term holds how many memories the scope had then.
     """
 
     scope = models.BigIntegerField()
@@ -550,7 +549,6 @@ class TermFrequency(TenantModel):
     memories = models.BigIntegerField()
 
     class Meta:
-        verbose_name_plural = "term frequencies"
         constraints = [
             # Serves search.RECALL, from the index alone.
             models.UniqueConstraint(
@@ -563,10 +561,10 @@ class TermFrequency(TenantModel):
 
 
 class SearchTotals(TenantModel):
-    """How much there is in a scope: the sum of its rows.
+    """The totals of a scope, which are the sums of its rows.
 
-    Each writer appends its difference, since writers of one counter would wait for each other; a periodic job sums them up.
-    Superseded observations are memories, but not counted as observations.
+    Each writer appends its difference, since writers of one counter would wait for each other; a job sums them up.
+    Superseded observations count as memories, but not as observations.
     """
 
     scope = models.BigIntegerField(db_default=0)
@@ -579,7 +577,6 @@ class SearchTotals(TenantModel):
     """Whether it is a sum."""
 
     class Meta:
-        verbose_name_plural = "search totals"
         indexes = [
             # Serves search.fold_totals().
             models.Index(fields=["tenant", "scope"], condition=Q(folded=False), name="memory_searchtotals_fresh"),
@@ -609,7 +606,7 @@ class RealField(models.FloatField):  # type: ignore[type-arg]  # not subscriptab
 class Vector(TenantModel):
     """The vector of a memory, of length 1. It is current while the memory names the same embedder.
 
-    The numbers are an array, which needs no extension of PostgreSQL; recall reads it as one of pgvector's.
+    The numbers are an array, which needs no extension of PostgreSQL; recall casts it to a type of pgvector.
     """
 
     memory = models.OneToOneField(

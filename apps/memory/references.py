@@ -4,7 +4,7 @@ import re
 import unicodedata
 from typing import Final
 
-from apps.core.errors import Malformed
+from apps.core.errors import Conflict, Invalid, Malformed
 
 MALFORMED: Final = "malformed_memory_reference"
 _OBSERVATION: Final = re.compile(r"(?:observation:|obs-)?([1-9][0-9]{0,17})", re.ASCII)
@@ -22,9 +22,16 @@ LONGEST_SUBJECT_ID: Final = 200
 LONGEST_KEY: Final = 200
 
 
-def ref_of(kind: str, number: int) -> str:
-    """The reference of a memory that is named by its number."""
-    return f"{kind}:{number}"
+class AliasTaken(Conflict):
+    """The name or alias already stands for another concept."""
+
+    code = "alias_taken"
+
+
+class UnusableName(Invalid):
+    """The normalized form of the name is empty or too long."""
+
+    code = "unusable_name"
 
 
 def observation_number(text: str) -> int:
@@ -34,7 +41,7 @@ def observation_number(text: str) -> int:
     """
     match = _OBSERVATION.fullmatch(text)
     if match is None:
-        raise Malformed(f"{text[:60]!r} is no reference of the form observation:<number>.", code=MALFORMED)
+        raise Malformed(f"{text[:60]!r} is not of the form observation:<number>.", code=MALFORMED)
     return int(match[1])
 
 

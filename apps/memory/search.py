@@ -1,8 +1,8 @@
 """The search index of memories: BM25 in PostgreSQL.
 
-Writing keeps a row of SearchTerm for each word of a memory, in the transaction that stores it. Words are PostgreSQL's own:
-its English dictionary drops stop words and stems the others, on the way in and on the way out alike. Recall ranks by BM25;
-what stands around a memory adds to its score: the messages before and after it, its session, who said it and when.
+The transaction that stores a memory also stores a row of SearchTerm for each of its words. PostgreSQL's English dictionary
+drops stop words and stems the others, in memories and questions alike. Recall ranks by BM25. The context of a memory adds
+to its score: the messages before and after it, its session, its speaker and its date.
 """
 
 import json
@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from django.db import connection
 from django.db.backends.utils import CursorWrapper
+from django.db.models import Sum
 
 from apps.core.sql import hot_cursor
-from apps.memory.models import COMMON, OUTSIDE, TURN_BITS, Memory, Session
+from apps.memory.models import COMMON, OUTSIDE, TURN_BITS, Memory, SearchTotals, Session
 from apps.memory.texts import Question, as_sought, beginning
 from apps.principals.tenancy import acting_as_system
 
@@ -57,9 +58,9 @@ where id = %(memory)s
 
 
 def index(memory: Memory, text: str, *, context: str = "", is_new: bool = True, replaces: bool = False) -> None:
-    """Make a memory findable by the words of this text and of its context, by its metadata, and by nothing else.
+    """Make a memory findable by the words of this text and of its context, and by its metadata, and by nothing else.
 
-    :param replaces: a new observation supersedes another, so there are not more observations than before.
+    :param replaces: a new observation supersedes another, so the number of observations stays the same.
     """
     with hot_cursor() as cursor:
         if not is_new:
@@ -77,7 +78,7 @@ def index(memory: Memory, text: str, *, context: str = "", is_new: bool = True, 
 
 
 def supersede(memories: Collection[int]) -> None:
-    """Rank superseded memories, by their keys, after those that stand. As of before they are found as ever."""
+    """Mark memories, by their keys, as superseded: recall finds them only as of before."""
     with hot_cursor() as cursor:
         cursor.execute(
             "update memory_searchterm set superseded = true where place = any(array("
@@ -109,7 +110,7 @@ from counted cross join lateral (values (former, -1), (%(subject)s::bigint, 1)) 
 
 
 def move(session: Session) -> None:
-    """Make the messages of a session, which the caller holds, memories about the session's subject.
+    """Make the messages of a session, which the caller has locked, memories about the session's subject.
 
     Term frequencies of the scope that they leave are counted anew by the next job, as for :func:`remove`.
     """
@@ -131,14 +132,14 @@ select tenant_id, scope, -count(*) filter (where kind = 'observation' and supers
        -count(*) filter (where kind = 'pattern'), -count(*) filter (where kind = 'concept'), -count(*), -sum(length)
 from gone group by tenant_id, scope
 """
-# Whoever sums up or counts what a scope has would write it again after it was removed.
+# A job that sums up or counts a scope meanwhile would write again what was removed.
 _REMOVING: Final = "hashtextextended('memory.removing', 0)"
 
 
 def remove(memories: Collection[int]) -> None:
-    """Delete memories, by their keys, with all that they are found by.
+    """Delete memories, by their keys, with their rows in the search index.
 
-    Term frequencies of their scopes are deleted too, and counted anew by the next job, so that no word outlasts them there.
+    Term frequencies of their scopes are deleted too, and counted anew by the next job, so that no word of them remains.
     """
     with connection.cursor() as cursor:
         cursor.execute(f"select pg_advisory_xact_lock_shared({_REMOVING})")
@@ -149,7 +150,7 @@ def remove(memories: Collection[int]) -> None:
     rows.delete()
 
 
-# Counting. What is summed up lies still until somebody adds to it.
+# Counting. A sum stays as it is until a writer adds to the scope.
 
 _FOLD: Final = """
 with fresh as materialized (
@@ -164,8 +165,8 @@ select tenant_id, scope, sum(observations), sum(patterns), sum(concepts), sum(me
 from gone group by tenant_id, scope
 """
 
-# The scope that has grown or shrunk by a tenth since it was counted, the largest first. Only large scopes are looked at, and
-# those that were large. Indexes: memory_searchtotals_large, memory_searchtotals_of_scope.
+# The largest scope that has grown or shrunk by a tenth since it was counted. Only scopes that are large, or were, are read.
+# Indexes: memory_searchtotals_large, memory_searchtotals_of_scope.
 _OUTDATED: Final = """
 select large.tenant_id, large.scope, t.memories
 from (
@@ -204,7 +205,7 @@ _SCOPES_A_CALL: Final = 100
 
 
 def fold_totals() -> None:
-    """Make one row of each scope's totals that have grown, so that a reader has few to sum. Sums stay the same."""
+    """Replace the new rows of each scope's totals by one sum, so that a reader has few rows to add up."""
     with acting_as_system("search totals are summed up"), connection.cursor() as cursor:
         if _nothing_is_removed(cursor):
             cursor.execute(_FOLD)
@@ -230,22 +231,14 @@ def _nothing_is_removed(cursor: CursorWrapper) -> bool:
     return bool(cursor.fetchone()[0])
 
 
-# By memory_searchtotals_of_scope alone.
-HELD: Final = """
-select coalesce(sum(observations), 0)::bigint, coalesce(sum(patterns), 0)::bigint, coalesce(sum(concepts), 0)::bigint
-from memory_searchtotals where tenant_id = %(tenant)s and scope = 0
-"""
-
-
 def held(*, tenant_id: int) -> tuple[int, int, int]:
     """How many observations, patterns and concepts a tenant has that are about no subject.
 
-    What is about a subject is counted with it, and its number is for those alone who may read it.
+    Memories of a subject are not counted here: their number is only for those who may read the subject.
     """
-    with hot_cursor() as cursor:
-        cursor.execute(HELD, {"tenant": tenant_id})
-        observations, patterns, concepts = cursor.fetchone()
-    return observations, patterns, concepts
+    totals = SearchTotals.objects.filter(tenant_id=tenant_id, scope=0)
+    counted = totals.aggregate(**{name: Sum(name, default=0) for name in ("observations", "patterns", "concepts")})
+    return counted["observations"], counted["patterns"], counted["concepts"]
 
 
 # Recall.
@@ -656,20 +649,6 @@ _SCORED: Final = 600
 _LEADING: Final = 250
 
 
-def given_of(question: Question, *, limit: int) -> dict[str, Any]:
-    """The parameters of RECALL that are read off the question."""
-    return {
-        "query": question.text,
-        "said": [said for said, _ in question.forms],
-        "also": [also for _, also in question.forms],
-        "names": question.names,
-        "proper": question.proper,
-        "pairs": question.pairs,
-        "scored": _SCORED,
-        "leading": max(limit, _LEADING),
-    }
-
-
 def find(
     question: Question,
     *,
@@ -698,7 +677,16 @@ def find(
         "limit": limit,
     }
     if question.text.strip():
-        given |= given_of(question, limit=limit)
+        given |= {
+            "query": question.text,
+            "said": [said for said, _ in question.forms],
+            "also": [also for _, also in question.forms],
+            "names": question.names,
+            "proper": question.proper,
+            "pairs": question.pairs,
+            "scored": _SCORED,
+            "leading": max(limit, _LEADING),
+        }
         if statement is not None:
             given["meant"] = meant
         elif domain is None and not filters and as_of is None:

@@ -1,19 +1,19 @@
-"""Questions to memory. What is about a subject is shown to those that the subject is shared with, as it has settled."""
+"""Questions to memory. Memories of a subject are shown to those it is shared with, by its rules."""
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, Value, When
-from django.db.models.functions import Greatest, Least
+from django.db.models import Exists, F, OuterRef, Q, QuerySet, Value
+from django.db.models.functions import Coalesce, Greatest, Least
 
 from apps.core.errors import Malformed, NotFound
 from apps.core.ids import encode_cursor
 from apps.core.sealing import keyed_digest, keyed_digests
 from apps.memory import search, sql, vectors
-from apps.memory.envelopes import Constraints, Windows, first_moment, last_moment, lasts
+from apps.memory.envelopes import Constraints, first_moment, last_moment
 from apps.memory.models import (
     ConceptName,
     EnvelopeLoaded,
@@ -38,7 +38,7 @@ from apps.memory.shapes import (
     RelationshipOutput,
     SubjectOutput,
 )
-from apps.memory.states import ItemType, Kind
+from apps.memory.states import Kind
 from apps.memory.texts import read_question, tokens
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
@@ -50,7 +50,7 @@ _END: Final = datetime.max.replace(tzinfo=UTC)
 
 
 def policy(*, tenant_id: int) -> MemoryPolicyOutput:
-    """A tenant's policy, which is the default where it has settled nothing."""
+    """A tenant's policy, or the default."""
     row = MemoryPolicy.objects.filter(tenant_id=tenant_id).first()
     return MemoryPolicyOutput() if row is None else MemoryPolicyOutput.model_validate(row)
 
@@ -71,7 +71,7 @@ def known_to(viewer: Caller) -> SubjectQuerySet:
 
 
 def changeable_by(viewer: Caller) -> SubjectQuerySet:
-    """The subjects that the viewer may read or has added. Who adds a subject never shuts itself out for good."""
+    """The subjects that the viewer may read or has added, so that who adds a subject can always share it again."""
     rows = Subject.objects.filter(tenant_id=viewer.tenant_id)
     if viewer.may(Scope.ADMIN):
         return rows
@@ -133,7 +133,7 @@ def _kept(subject: Subject, column: str, now: datetime) -> Q:
 
 
 def mark_of(*parts: str) -> bytes:
-    """The keyed digest of a forgotten subject's id, or of that and an item's reference."""
+    """The keyed digest of a forgotten subject's id, or of that id and an item's reference."""
     return keyed_digest(_FORGOTTEN, _joined(parts))
 
 
@@ -231,13 +231,13 @@ def memory_of(ref: str, *, viewer: Caller, now: datetime, before: int = 2**63 - 
         if found.superseded_at is not None and (
             found.superseded_by is None or hides_dates(None if newer is None else newer.subject)
         ):
-            # A date of the memory that superseded this one.
+            # This is a date of the memory that superseded it.
             found = found.model_copy(update={"superseded_at": first_moment(found.superseded_at)})
     return found.model_copy(update={"earlier": earlier, "next": None if last is None else encode_cursor(last)})
 
 
 def saying(text: str) -> str | None:
-    """The reference of a memory that says exactly this, is not superseded, and is about no subject and of no session."""
+    """The reference of a memory of exactly this text, not superseded, of no subject and no session."""
     found = Memory.objects.filter(text=text, session=None, subject=None, superseded_at=None).exclude(text="").first()
     return None if found is None else found.ref
 
@@ -395,26 +395,21 @@ def items(
     return [ItemOutput.model_validate(one).by_month(subject.anonymize_dates) for one in rows.order_by("-pk")[:limit]]
 
 
-def was_served(subject: Subject, viewer_id: int, texts: Collection[bytes], *, until: datetime = _END) -> bool:
-    """Whether the viewer was given an envelope, at this moment at the latest, while one of these texts was current."""
-    policy_ = policy(tenant_id=subject.tenant_id)
-    windows = Windows(**policy_.model_dump(exclude={"share_with"}))
-    lasted = Case(*(When(domain=type_, then=Value(lasts(windows.days(type_)))) for type_ in ItemType))
-    loads = EnvelopeLoaded.objects.filter(
-        subject=subject,
-        viewer_id=viewer_id,
-        loaded_at__lte=until,
-        loaded_at__gte=OuterRef("begun"),
-        # The earliest of those that are set.
-        loaded_at__lt=Least(OuterRef("superseded_at"), OuterRef("valid_to"), OuterRef("faded")),
+def was_served(subject: Subject, viewer_id: int, text_digest: bytes) -> bool:
+    """Whether the viewer was given an envelope while an item of this text was known and true, however old it was."""
+    said = Memory.objects.filter(subject=subject, text_digest=text_digest).annotate(
+        begun=Greatest("recorded_at", "valid_from"),
+        # The earlier of those that are set.
+        ended=Coalesce(Least("superseded_at", "valid_to"), Value(_END)),
     )
-    said = Memory.objects.filter(subject=subject, text_digest__in=list(texts))
-    said = said.annotate(begun=Greatest("recorded_at", "valid_from"), faded=F("occurred_at") + lasted)
+    loads = EnvelopeLoaded.objects.filter(
+        subject=subject, viewer_id=viewer_id, loaded_at__gte=OuterRef("begun"), loaded_at__lt=OuterRef("ended")
+    )
     return said.filter(Exists(loads)).exists()
 
 
 def has_said(subject: Subject, author: Caller, type_: str, text: bytes, *, slot: str | None) -> bool:
-    """Whether this author has stored an item with this text, for this slot or none, whoever has repeated it since."""
+    """Whether this author has stored an item with this text, for this slot or none."""
     said = Memory.objects.filter(subject=subject, domain=type_, text_digest=text, author_id=author.principal_id)
     return said.filter(Q(slot_key=None) | Q(slot_key=slot and key_of(slot))).exists()
 
@@ -473,16 +468,11 @@ def relationships(
     return page, found[limit - 1].pk if len(found) > limit else None
 
 
-def embedding() -> vectors.Status:
-    """How far the embedder has come. Runs as the system."""
-    return vectors.status()
-
-
 # Sessions, promotion, export.
 
 
 def recent_sessions(*, principal_id: int, now: datetime, limit: int = 10) -> list[Conversation]:
-    """A principal's latest sessions, newest first, without those with subjects that are not shared with it any more."""
+    """A principal's latest sessions, newest first, without those of subjects that it may no longer read."""
     return [
         Conversation.model_validate(
             {
@@ -504,53 +494,47 @@ def promotion_policies(principal_ids: Iterable[int]) -> dict[int, PromotionPolic
 AT_ONCE: Final = 1_000
 
 
-def _exported_items(subject: Subject, now: datetime) -> QuerySet[Any, Any]:
-    return Memory.objects.filter(_kept(subject, "occurred_at", now), subject=subject, kind=Kind.ITEM).values(
-        "id", "text", "slot", "confidence", "source", "stated", "evidence", "valid_from", "valid_to", "recorded_at",
-        "superseded_at", "superseded_by", type=F("domain"), said_at=F("occurred_at"), author_name=F("author__name"),
-    )  # fmt: skip
+PARTS: Final = ("items", "sessions", "envelopes_loaded", "turns")
+"""The lists of an export."""
 
 
-def _exported_turns(subject: Subject, now: datetime) -> QuerySet[Any, Any]:
-    rows = Memory.objects.alias(said_at=Least("occurred_at", "recorded_at"))
-    return rows.filter(_kept(subject, "said_at", now), subject=subject, kind=Kind.OBSERVATION).values(
-        "id", "speaker", "text", "domain", "confidence", "evidence", "metadata", "occurred_at", "recorded_at",
-        "superseded_at", "superseded_by", author_name=F("author__name"), conversation_id=F("session__conversation_id"),
-    )  # fmt: skip
-
-
-def _exported_sessions(subject: Subject, now: datetime) -> QuerySet[Any, Any]:
-    return Session.objects.filter(_kept(subject, "last_active_at", now), subject=subject).values(
-        "id", "conversation_id", "platform", "title", "summary", "topics", "tone", "started_at", "last_active_at",
-        principal_name=F("principal__name"),
-    )  # fmt: skip
-
-
-def _exported_loads(subject: Subject, _: datetime) -> QuerySet[Any, Any]:
-    return EnvelopeLoaded.objects.filter(subject=subject).values(
-        "id", "rev", "loaded_at", viewer_name=F("viewer__name")
-    )
-
-
-PARTS: Final[Mapping[str, Callable[[Subject, datetime], QuerySet[Any, Any]]]] = {
-    "items": _exported_items,
-    "sessions": _exported_sessions,
-    "envelopes_loaded": _exported_loads,
-    "turns": _exported_turns,
-}
-"""The lists of an export, in the order in which they were stored."""
+def _exported_rows(part: str, subject: Subject, now: datetime) -> QuerySet[Any, Any]:
+    memories = Memory.objects.filter(subject=subject)
+    match part:
+        case "items":
+            return memories.filter(_kept(subject, "occurred_at", now), kind=Kind.ITEM).values(
+                "id", "text", "slot", "confidence", "source", "stated", "evidence", "valid_from", "valid_to",
+                "recorded_at", "superseded_at", "superseded_by", type=F("domain"), said_at=F("occurred_at"),
+                author_name=F("author__name"),
+            )  # fmt: skip
+        case "turns":
+            said = memories.alias(said_at=Least("occurred_at", "recorded_at"))
+            return said.filter(_kept(subject, "said_at", now), kind=Kind.OBSERVATION).values(
+                "id", "speaker", "text", "domain", "confidence", "evidence", "metadata", "occurred_at", "recorded_at",
+                "superseded_at", "superseded_by", author_name=F("author__name"),
+                conversation_id=F("session__conversation_id"),
+            )  # fmt: skip
+        case "sessions":
+            return Session.objects.filter(_kept(subject, "last_active_at", now), subject=subject).values(
+                "id", "conversation_id", "platform", "title", "summary", "topics", "tone", "started_at",
+                "last_active_at", principal_name=F("principal__name"),
+            )  # fmt: skip
+        case _:
+            loads = EnvelopeLoaded.objects.filter(subject=subject)
+            return loads.values("id", "rev", "loaded_at", viewer_name=F("viewer__name"))
 
 
 def export(subject: Subject, *, now: datetime, after: Mapping[str, int] | None = None, exactly: bool = False) -> Export:
     """What is stored about a subject and not due for deletion, at most :data:`AT_ONCE` rows of each list.
 
     :param after: only the rows after these, of the lists that are named; by default everything from the first row on.
-    :param exactly: with exact dates, whatever the subject has settled.
+    :param exactly: with exact dates, even if the subject's dates are anonymized.
     """
     hidden = subject.anonymize_dates and not exactly
     begins = dict.fromkeys(PARTS, 0) if after is None else after
     rows = {
-        name: list(PARTS[name](subject, now).filter(pk__gt=pk).order_by("pk")[:AT_ONCE]) for name, pk in begins.items()
+        name: list(_exported_rows(name, subject, now).filter(pk__gt=pk).order_by("pk")[:AT_ONCE])
+        for name, pk in begins.items()
     }
     itself = {
         name: getattr(subject, name)

@@ -1,11 +1,9 @@
 """Commands that write to memory. Every row says which principal wrote it."""
 
 import hashlib
-import json
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -23,8 +21,7 @@ from apps.core.sql import database_now, violated_constraint
 from apps.digests import selectors as digests
 from apps.digests import services as inboxes
 from apps.memory import envelopes, search, selectors, sql
-from apps.memory.envelopes import OFTEN, Envelope
-from apps.memory.errors import AliasTaken, UnusableName
+from apps.memory.envelopes import Envelope
 from apps.memory.models import (
     MOST_TURNS,
     ConceptName,
@@ -41,10 +38,10 @@ from apps.memory.models import (
     SubjectQuerySet,
     TermFrequency,
 )
-from apps.memory.references import LONGEST_KEY, cited_in, key_of
-from apps.memory.shapes import Conversation, InboxItem, MemoryPolicyOutput, PromotionOutput, Start
+from apps.memory.references import LONGEST_KEY, AliasTaken, UnusableName, cited_in, key_of
+from apps.memory.shapes import Conversation, ForgottenOutput, InboxItem, MemoryPolicyOutput, PromotionOutput, Start
 from apps.memory.states import ItemType, Kind
-from apps.memory.texts import as_sought, bare, one_line, same_text, says_the_same
+from apps.memory.texts import same_text
 from apps.principals import selectors as principals
 from apps.principals.scopes import Kind as PrincipalKind
 from apps.principals.scopes import Scope
@@ -59,28 +56,19 @@ _DAY: Final = timedelta(days=1)
 # Observations, patterns, concepts.
 
 
-class Citation(NamedTuple):
-    """References as they are stored, each once, and the memories among them."""
-
-    refs: list[str]
-    memories: Mapping[str, Memory]
-
-
-def cited(author: Caller, given: Sequence[str]) -> Citation:
-    """What these references name.
+def cited(author: Caller, given: Sequence[str]) -> list[str]:
+    """These references as they are stored, each once.
 
     :raises Malformed: `malformed_memory_reference`, if one has the form of a reference to a memory, and no number.
     :raises NotFound: `unknown_memory`, if there is no such memory, or the author may not read its subject.
     """
-    named = {text: cited_in(text) for text in given}
-    refs = {text: text if memory is None else ":".join(memory) for text, memory in named.items()}
-    wanted = [memory for memory in named.values() if memory is not None]
+    named = [(text, cited_in(text)) for text in given]
+    wanted = [memory for _, memory in named if memory is not None]
     found = selectors.memories_cited(author, wanted)
     for memory in wanted:
         if memory not in found:
             raise selectors.unknown_memory(":".join(memory))
-    memories = {":".join(memory): row for memory, row in found.items()}
-    return Citation(refs=list(dict.fromkeys(refs[text] for text in given)), memories=memories)
+    return list(dict.fromkeys(text if memory is None else ":".join(memory) for text, memory in named))
 
 
 @transaction.atomic
@@ -100,8 +88,8 @@ def store_observation(
 ) -> Memory:
     """Store one observation.
 
-    :param conversation_id: the author's session that it is the next message of; a new one begins if there is none. Recall
-        takes the messages around it into account. A message of a session with a subject is about the subject.
+    :param conversation_id: the author's session that it is the next message of; a new one begins if there is none.
+        A message of a session with a subject is about the subject.
     :param speaker: who said it.
     :param supersedes: the reference of an older observation that this one supersedes.
     :raises Malformed: `malformed_memory_reference`, if a reference has the wrong form.
@@ -110,7 +98,7 @@ def store_observation(
     :raises Conflict: `about_another`, if the older one is about another subject; `already_superseded`; `conversation_full`.
     :raises Forbidden: `memory_disabled`, if the session's subject wants nothing remembered.
     """
-    refs = cited(author, evidence).refs
+    refs = cited(author, evidence)
     session = None
     if conversation_id is not None:
         session = _next_message(author, conversation_id, at=min(occurred_at or now, now), now=now)
@@ -136,7 +124,7 @@ def store_observation(
         if older.subject_id != observation.subject_id:
             raise Conflict(f"{older} is not about the same subject as what supersedes it.", code="about_another")
         rows = Memory.objects.filter(pk=older.pk, superseded_at=None)
-        # By a clock that is behind, it is superseded at the moment when it was recorded.
+        # If this writer's clock is behind, it is superseded at the moment when it was recorded.
         if not rows.update(superseded_at=Greatest("recorded_at", Value(now)), superseded_by=observation):
             raise _already_superseded(older)
         search.supersede([older.pk])
@@ -162,11 +150,11 @@ def update_pattern(
 ) -> Memory:
     """Store a pattern, or revise it; every revision is kept.
 
-    No revision is older than the one before it: by a clock that is behind, it is recorded when that one was.
+    No revision is older than the one before it, even if this writer's clock is behind.
 
     :raises NotFound: `unknown_memory`, if one of these observations does not exist, or the author may not read its subject.
     """
-    evidence = cited(author, [f"observation:{number}" for number in evidence_observation_ids]).refs
+    evidence = cited(author, [f"observation:{number}" for number in evidence_observation_ids])
     reading: dict[str, Any] = {
         "text": pattern_text,
         "confidence": confidence,
@@ -223,7 +211,7 @@ def store_concept(
     aliases: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> Memory:
-    """Describe a concept, new or known; what is not given stays as it was, aliases are added.
+    """Describe a new or known concept; what is not given stays as it was, aliases are added.
 
     :raises AliasTaken: if one of the names stands for another concept.
     :raises Conflict: `too_many_aliases`, if it would have more than :data:`MOST_ALIASES`.
@@ -243,7 +231,7 @@ def store_concept(
     }
     if all(getattr(concept, column) == value for column, value in reading.items()):
         return concept
-    # What was described at this very moment, or later by another clock, is described anew without an earlier reading.
+    # A description of the same moment, or of a later one by another clock, is replaced without an earlier reading.
     if concept.revised_at is None or concept.revised_at < now:
         _keep_reading(concept, until=now)
     concept.author_id = author.principal_id
@@ -264,7 +252,7 @@ def add_relationship(
     now: datetime,
     description: str | None = None,
 ) -> Relationship:
-    """Relate two concepts, by name or alias. If they are related so already, the description is revised.
+    """Relate two concepts, by name or alias. If the relation exists, its description is revised.
 
     A concept that is named for the first time is created, to be described later.
 
@@ -318,10 +306,10 @@ def _named_concepts(
 ) -> list[Memory]:
     """The concepts of these names or aliases, locked; created where there is none.
 
-    Known concepts are locked by id, then new names are claimed by key, so that no two writers wait for each other. A writer
-    that is overtaken releases all these locks before it looks again.
+    Known concepts are locked in the order of their ids, then new names are claimed in the order of their keys, so that no
+    two writers wait for each other. A writer that was overtaken releases its locks before it looks again.
 
-    :param aliases: what a new concept is going to claim too, in the order of keys.
+    :param aliases: what a new concept is going to claim too.
     :raises UnusableName: if the normalized form of a name is empty or too long.
     """
     for name in [*names, *aliases]:
@@ -360,7 +348,7 @@ def _lock_or_create(*, author: Caller, names: Sequence[str], aliases: Sequence[s
 def _claim(concept: Memory, keys: Collection[str]) -> set[str]:
     """Make these keys name the concept; returns those that name another.
 
-    They are claimed in their order. A rival that has claimed one and not yet committed is waited for.
+    They are claimed in their order. This waits for a rival that has claimed one and not yet committed.
     """
     ConceptName.objects.bulk_create(
         [ConceptName(tenant_id=concept.tenant_id, key=key, concept=concept) for key in sorted(keys)],
@@ -392,7 +380,7 @@ def record_session(
 ) -> Conversation:
     """Store a session, or what has become of it; what is not given stays as it was.
 
-    With a subject it is the recent context of the subject's envelopes, and its messages are about the subject from then on.
+    With a subject it is the recent context of the subject's envelopes, and its messages are about the subject.
     If its subject is no longer shared with the principal, another session begins under its id.
 
     :raises NotFound: `unknown_subject`, if there is none, or it is not shared with the principal.
@@ -413,7 +401,6 @@ def record_session(
     for name, value in given.items():
         if value is not None:
             setattr(session, name, list(value) if name == "topics" else value)
-    # By a clock that is behind, it was last active when it was before.
     session.last_active_at = max(session.last_active_at, now)
     session.save()
     for subject in subjects:
@@ -425,9 +412,7 @@ def _next_message(principal: Caller, conversation_id: str, *, at: datetime, now:
     """The principal's session with one message more. Others who write to it wait until this transaction has committed."""
     session, subjects = _locked_session(principal, conversation_id, at=at, now=now)
     if session.turns >= MOST_TURNS:
-        raise Conflict(
-            f"The conversation {conversation_id[:60]!r} takes no more turns; begin another.", code="conversation_full"
-        )
+        raise Conflict(f"The conversation {conversation_id[:60]!r} is full; begin another.", code="conversation_full")
     session.turns += 1
     session.started_at, session.last_active_at = min(session.started_at, at), max(session.last_active_at, at)
     session.save(update_fields=["turns", "started_at", "last_active_at"])
@@ -439,9 +424,9 @@ def _next_message(principal: Caller, conversation_id: str, *, at: datetime, now:
 def _locked_session(
     principal: Caller, conversation_id: str, *, at: datetime, now: datetime, subject_id: str | None = None
 ) -> tuple[Session, list[Subject]]:
-    """The principal's session of this id, new if there is none, and its subject and the one that it is to have, all locked.
+    """The principal's session of this id, new if there is none, its subject, and the subject that it is to have, locked.
 
-    A session is locked before its subject, so that its subject is known.
+    A session is locked before its subject.
 
     :raises Forbidden: `memory_disabled`, if its subject wants nothing remembered.
     """
@@ -463,7 +448,7 @@ def _locked_session(
     if session.subject_id is not None:
         subject = next((one for one in subjects if one.pk == session.subject_id), None)
         if subject is None:
-            # It is over, as if its subject were forgotten.
+            # It is over for this principal, as if its subject were forgotten.
             Session.objects.filter(pk=session.pk).update(conversation_id=random_id("over"))
             session = locked()
         else:
@@ -516,30 +501,30 @@ def bootstrap(*, principal_id: int, tenant_id: int, ai_name: str, now: datetime,
 # Subjects.
 
 MOST_PREFERENCES: Final = 50
-# What a subject may forbid those who may read it.
+# The rules that only who added the subject may lift.
 _RULES: Final = ("memory_enabled", "learn_patterns", "anonymize_dates", "delete_after_days")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectChange:
-    """What is to change of a subject; what is left out stays."""
+    """The changes to a subject; what is left out stays."""
 
     given: Mapping[str, Any]
-    """By columns."""
+    """New values, by column."""
     preferences: Mapping[str, str | None] | None = None
-    """Null takes one back."""
+    """Null removes one."""
 
 
 @transaction.atomic
 def add_subject(
     *, author: Caller, subject_id: str, change: SubjectChange, now: datetime, remember_again: bool = False
 ) -> Subject:
-    """Begin to remember somebody.
+    """Add a subject, so that something may be remembered of it.
 
-    :param remember_again: a subject that was forgotten on request wants to be remembered again.
+    :param remember_again: the subject was forgotten on request, and asks to be remembered again.
     :raises Conflict: `subject_exists`; `forgotten`, if it was forgotten on request.
-    :raises NotFound: `unknown_principal`, if it is to be shared with a name of nobody.
-    :raises Forbidden: `memory_disabled`, if it wants nothing remembered, and something is said of it.
+    :raises NotFound: `unknown_principal`, if it is to be shared with an unknown name.
+    :raises Forbidden: `memory_disabled`, if its memory is disabled, and it has a name, preferences or the like.
     """
     subject = Subject(
         tenant_id=author.tenant_id,
@@ -557,11 +542,11 @@ def add_subject(
     except IntegrityError as exc:
         if violated_constraint(exc) != "memory_subject_key_once":
             raise
-        raise Conflict(f"{subject_id[:60]!r} is remembered already.", code="subject_exists") from exc
+        raise Conflict(f"The subject {subject_id[:60]!r} exists already.", code="subject_exists") from exc
     # A transaction that forgets it has ended by now.
     if not remember_again and selectors.is_forgotten(subject_id, tenant_id=author.tenant_id):
         raise Conflict(
-            "This subject was forgotten on request; it is remembered at its own wish alone (`remember_again`).",
+            "This subject was forgotten on request; add it with `remember_again` if it asks for that.",
             code="forgotten",
         )
     return subject
@@ -569,13 +554,13 @@ def add_subject(
 
 @transaction.atomic
 def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, now: datetime) -> Subject:
-    """Change what is known of a subject itself, or the rules for memories of it.
+    """Change a subject's name, preferences and the like, or the rules for memories of it.
 
     :raises NotFound: `unknown_subject`, if there is none, or the author may not read it and has not added it;
-        `unknown_principal`, if it is to be shared with a new name of nobody.
+        `unknown_principal`, if it is to be shared with a new name that is unknown.
     :raises Forbidden: `shared_by_another`, if sharing is to change; `settled_by_another`, if a rule is to be lifted; both
-        unless the author added it or administers the tenant. `memory_disabled`, if it wants nothing remembered then, and
-        something is said of it, which may be taken back.
+        unless the author added it or is an administrator. `memory_disabled`, if its memory is disabled then, and it gets
+        a name, preferences or the like.
     :raises Conflict: `too_many_preferences`, if it would have more than :data:`MOST_PREFERENCES`.
     """
     subject = holding(selectors.changeable_by(author).filter(key=subject_id)).first()
@@ -585,13 +570,13 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     if change.given.get("share_with", subject.share_with) != subject.share_with:
         if not settles:
             raise Forbidden(
-                f"Who may know {subject.key[:60]!r} is for who added it to say, or for an administrator.",
+                f"Only who added {subject.key[:60]!r}, or an administrator, may change who may read it.",
                 code="shared_by_another",
             )
         _refuse_nobody(author, change.given["share_with"], before=subject.share_with)
     if not settles and _lifts(subject, change):
         raise Forbidden(
-            f"The rules of {subject.key[:60]!r} are lifted by who added it alone, or by an administrator.",
+            f"Only who added {subject.key[:60]!r}, or an administrator, may lift its rules.",
             code="settled_by_another",
         )
     _apply(subject, change)
@@ -618,7 +603,7 @@ def _lifts(subject: Subject, change: SubjectChange) -> bool:
 
 
 def _refuse_nobody(author: Caller, share_with: Sequence[str] | None, *, before: Sequence[str] | None) -> None:
-    """Refuse new names of nobody. A name that stands there may be of somebody who was renamed.
+    """Refuse new names that are unknown. A name that is there already may be of somebody who was renamed.
 
     :raises NotFound: `unknown_principal`.
     """
@@ -645,7 +630,7 @@ def _apply(subject: Subject, change: SubjectChange) -> None:
 
 
 def _disabled(subject_id: str) -> Forbidden:
-    return Forbidden(f"{subject_id[:60]!r} wants nothing remembered.", code="memory_disabled")
+    return Forbidden(f"Memory is disabled for {subject_id[:60]!r}.", code="memory_disabled")
 
 
 @transaction.atomic
@@ -659,11 +644,11 @@ def set_memory_policy(
     share_with: Sequence[str] | None = None,
     share_with_everybody: bool = False,
 ) -> MemoryPolicyOutput:
-    """Settle for how long items stay in envelopes, and who may read subjects that have no list of their own.
+    """Set how long items stay in envelopes, and who may read subjects that have no list of their own.
 
     What is left out stays as it was.
 
-    :raises NotFound: `unknown_principal`, if they are to be shared with a new name of nobody.
+    :raises NotFound: `unknown_principal`, if they are to be shared with a new name that is unknown.
     """
     defaults = {**MemoryPolicyOutput().model_dump(), "revised_at": now}
     MemoryPolicy.objects.bulk_create([MemoryPolicy(tenant_id=author.tenant_id, **defaults)], ignore_conflicts=True)
@@ -700,9 +685,9 @@ def _enabled(subject: Subject | None, subject_id: str) -> Subject:
 
 
 def revise(subject: Subject, now: datetime, *, since: datetime | None = None) -> None:
-    """Raise the revision of a subject that the caller holds: its envelope may change from now on.
+    """Raise the revision of a subject that the caller has locked, since its envelope may change.
 
-    :param since: when the oldest of what is stored now was said, if that was earlier.
+    :param since: when the oldest of what is stored now was said, if earlier than now.
     """
     expires_at = Least(
         "expires_at",
@@ -736,19 +721,19 @@ def get_memory_envelope(*, viewer: Caller, subject_id: str, now: datetime) -> En
 
 # Items of a subject.
 
-# Nothing that was only repeated is certain.
+# The most confidence that repetition gives.
 _SUREST: Final = 0.99
 _END: Final = datetime.max.replace(tzinfo=UTC)
-# References that say that a text comes from here. They are no evidence for it.
-_ECHO: Final = re.compile(r"(envelope|item)(:.*|-[0-9]+\W*)")
+# References to what memory itself says of the subject. They are no evidence for it.
+_OF_MEMORY: Final = ("envelope:", "item:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemDraft:
     """What is to be remembered of a subject.
 
-    `slot` names the question that it answers (`home town`): a newer answer supersedes the older. `stated` says that the
-    subject said so itself. Without `valid_from` it is true from now on; without `valid_to` without an end.
+    `slot` names the question that it answers (`home town`): a newer answer supersedes the older. `stated`: the subject
+    said so itself. Without `valid_from` it is true from now on; without `valid_to` it has no end.
     """
 
     subject_id: str
@@ -805,21 +790,21 @@ class _Match:
     digest: bytes
     same: list[Memory]
     period: _Period
-    own: frozenset[str] = field(default_factory=frozenset)
+    own: frozenset[str]
 
 
 @transaction.atomic
 def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     """Remember something of a subject.
 
-    The same words at the same time are one item, unless they answer different questions: evidence is merged, and new evidence or
-    another witness raises the confidence. Without a slot, they join the item with these words that was said last. Another answer
-    to the same question is superseded for the time of the new one, and stays known for the rest of its own.
+    The same text at the same time is one item, unless the slots differ: evidence is merged, and new evidence or another
+    author raises the confidence. Without a slot, the text joins the item of this text that was said last. Another answer
+    in the same slot is superseded for the time of the new one, and stays true for the rest of its own time.
 
     :raises NotFound: `unknown_subject`, if there is none, or it is not shared with the author; `unknown_memory`, if the item to
         supersede or some evidence does not exist for the author.
     :raises Forbidden: `memory_disabled`; `patterns_not_learned`, if it is a pattern and the subject wants none learned.
-    :raises Conflict: `echo`, if the author was given this text as a memory of the subject and brings no evidence of its own;
+    :raises Conflict: `echo`, if the author was given this text in an envelope and brings no evidence but memory;
         `statement_stands`, if the subject itself has said otherwise; `already_superseded`.
     :raises Malformed: `malformed_memory_reference`, if some evidence has the wrong form.
     :raises Invalid: `impossible_period`, if it ends before it begins.
@@ -828,16 +813,15 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     if draft.slot is not None and not 0 < len(key_of(draft.slot)) <= LONGEST_KEY:
         raise UnusableName(f"{draft.slot[:60]!r} can't be the name of a slot.")
     subject = _enabled(holding(selectors.known_to(author).filter(key=draft.subject_id)).first(), draft.subject_id)
-    citation = cited(author, draft.evidence)
-    draft = replace(draft, evidence=citation.refs)
-    own = _own_evidence(subject, draft, citation)
-    if draft.type == ItemType.USER_PATTERN and not subject.learn_patterns:
-        raise Forbidden(f"{draft.subject_id[:60]!r} wants no patterns learned.", code="patterns_not_learned")
-    if not draft.stated and not own and selectors.was_served(subject, author.principal_id, _texts(draft.text)):
-        raise Conflict(
-            "You were given this as a memory of the subject; bring evidence of your own, or its own words.", code="echo"
-        )
+    draft = replace(draft, evidence=cited(author, draft.evidence))
+    own = frozenset(ref for ref in draft.evidence if not ref.startswith(_OF_MEMORY))
     digest = same_text(draft.text)
+    if draft.type == ItemType.USER_PATTERN and not subject.learn_patterns:
+        raise Forbidden(f"No patterns may be stored of {draft.subject_id[:60]!r}.", code="patterns_not_learned")
+    if not draft.stated and not own and selectors.was_served(subject, author.principal_id, digest):
+        raise Conflict(
+            "You were given this in an envelope; bring other evidence, or say that the subject stated it.", code="echo"
+        )
     current = Memory.objects.filter(subject=subject, kind=Kind.ITEM, superseded_at=None)
     said = current.filter(domain=draft.type, text_digest=digest)
     said = said.valid_between(draft.valid_from or now, draft.valid_to or _END).order_by("-occurred_at", "-pk")
@@ -862,63 +846,36 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     return Remembered(item=item, outcome=outcome, replaced=sorted(replaced))
 
 
-def _texts(text: str) -> set[bytes]:
-    """Digests of the text as it may have been served: a formatted line is quoted, a pattern's after the word often."""
-    line = text.strip().removeprefix("- ")
-    often = line[: len(OFTEN)] if line.lower().startswith(OFTEN) else ""
-    rest = line[len(often) :]
-    quotation = bare(rest)
-    said = rest
-    if len(quotation) >= len('""') and {quotation[0], quotation[-1]} == {'"'}:
-        said = quotation[1:-1]
-        with suppress(ValueError):
-            said = str(json.loads(quotation))
-    return set(map(same_text, [text, rest, said, often + said]))
-
-
-def _own_evidence(subject: Subject, draft: ItemDraft, citation: Citation) -> frozenset[str]:
-    """The evidence that counts: neither from envelopes, nor the same text by an author who had been given it in one."""
-    texts = _texts(draft.text)
-    echoes = {
-        ref
-        for ref, memory in citation.memories.items()
-        if not texts.isdisjoint(_texts(memory.text))
-        and selectors.was_served(subject, memory.author_id, texts, until=memory.revised_at or memory.recorded_at)
-    }
-    from_here = {ref for ref in citation.refs if _ECHO.fullmatch(as_sought(one_line(ref)))}
-    return frozenset(citation.refs) - echoes - from_here
-
-
 def _merged_period(draft: ItemDraft, same: Collection[Memory], now: datetime) -> _Period:
     """The draft's own bounds where it has some, else those of the items with the same text."""
     begin = draft.valid_from or min([now, *(_Period.of(item).begin for item in same)])
     end = draft.valid_to or max((_Period.of(item).end for item in same), default=_END)
     if end <= begin:
-        raise Invalid("What ends before it begins was never so.", code="impossible_period")
+        raise Invalid("The period ends before it begins.", code="impossible_period")
     return _Period(begin, end)
 
 
 def _yield_to_statements(replaced: Iterable[Memory], match: _Match) -> None:
-    """What was learned may supersede a statement only where it has the same text and slot, for all of its time."""
+    """Refuse to supersede a statement of the subject, unless by the same text and slot, for all of its time."""
     agreed = {item.pk for item in match.same if match.period.covers(_Period.of(item))}
     for item in replaced:
         if item.stated and item.pk not in agreed:
             raise Conflict(
-                "The subject itself has said otherwise; what is learned does not undo that.",
+                "The subject itself has said otherwise; only another statement of the subject replaces that.",
                 code="statement_stands",
                 existing=item.ref,
             )
 
 
 def _new_item(author: Caller, subject: Subject, draft: ItemDraft, match: _Match, now: datetime) -> Memory:
-    """The item as it is to be stored. Two witnesses raise the confidence; repetition by one does not."""
+    """The item as it is to be stored. Another author, or new evidence, raises the confidence; repetition does not."""
     same = match.same
     known = list(dict.fromkeys(ref for item in same for ref in item.evidence))
     confidence = draft.confidence
     if same:
         before = max(item.confidence or 0.0 for item in same)
-        is_new_witness = not selectors.has_said(subject, author, draft.type, match.digest, slot=draft.slot)
-        if match.own.difference(known) or is_new_witness:
+        is_new_author = not selectors.has_said(subject, author, draft.type, match.digest, slot=draft.slot)
+        if match.own.difference(known) or is_new_author:
             confidence = min(_SUREST, 1 - (1 - before) * (1 - confidence))
         confidence = max(before, confidence)
     return Memory(
@@ -950,19 +907,19 @@ _KEPT: Final = (
 
 
 def _supersede(item: Memory, replaced: Collection[Memory], same: Collection[Memory], now: datetime) -> None:
-    """Store the item in the place of others, and again what these say of other times.
+    """Store the item, supersede others, and store again what these say of other times.
 
-    By a clock that is behind, they are superseded at the moment when they were recorded.
+    If this writer's clock is behind, they are superseded at the moment when they were recorded.
     """
     taken = _Period.of(item)
     older_rows = Memory.objects.filter(pk__in=[older.pk for older in replaced])
     if replaced:
-        # Before the item is stored: a slot holds one that is not superseded.
+        # Before the item is stored: a slot has one item that is not superseded.
         older_rows.update(superseded_at=Greatest("recorded_at", Value(now)))
     rests: list[Memory] = []
     for older in replaced:
         whole = _Period.of(older)
-        # What is superseded by name and was true at another time was never true.
+        # An item that is superseded by its reference, and was true at another time, is wrong as a whole.
         if older in same or not taken.meets(whole):
             continue
         parts = [_Period(whole.begin, min(whole.end, taken.begin)), _Period(max(whole.begin, taken.end), whole.end)]
@@ -988,8 +945,7 @@ def _supersede(item: Memory, replaced: Collection[Memory], same: Collection[Memo
 
 # The domain of what a DeleGate did. It is no knowledge, and needs no permission.
 TRACE: Final = "delegation_trace"
-# How many of the nearest memories a statement is compared with, and the characters of it that are searched.
-_COMPARED: Final = 10
+# The longest question to memory, in characters.
 _ASKED: Final = 2_000
 
 
@@ -1017,7 +973,7 @@ def permit_knowledge(*, author: Caller) -> None:
 
 
 def permit_observation(*, author: Caller, domain: str, supersedes: str | None) -> None:
-    """Refuse a DeleGate that writes by itself what is no trace, or supersedes what is none.
+    """Refuse a DeleGate that stores by itself anything but a trace, or supersedes anything but a trace.
 
     :raises Forbidden: `promotion_needed`.
     :raises Malformed: `malformed_memory_reference`, if the reference of the older observation has the wrong form.
@@ -1040,7 +996,7 @@ def set_promotion_policy(
     requires_novel: bool,
     now: datetime,
 ) -> PromotionPolicy:
-    """Settle what a DeleGate may promote by itself; without domains, nothing.
+    """Set what a DeleGate may promote by itself; without domains, nothing.
 
     :raises NotFound: `unknown_principal`, if there is nobody of this name.
     :raises Invalid: `not_a_delegate`.
@@ -1068,7 +1024,7 @@ def promote(
 ) -> PromotionOutput:
     """Store what a DeleGate learned as knowledge, if its policy allows that; else store nothing.
 
-    Promotions of one DeleGate are judged one after the other, so that the second of two equal ones is not novel.
+    Promotions of one DeleGate are judged one after the other, so that of two equal texts the second is not novel.
     """
     policy = PromotionPolicy.objects.filter(delegate_id=delegate.principal_id).select_for_update().first()
     if policy is None:
@@ -1082,7 +1038,7 @@ def promote(
             verdict=Verdict.NOT_SURE_ENOUGH, reason=f"Its policy asks for {policy.confidence_threshold:g} at least."
         )
     if policy.requires_novel and (known := _known(delegate, text)):
-        return PromotionOutput(verdict=Verdict.KNOWN_ALREADY, reason=f"{known} says the same.")
+        return PromotionOutput(verdict=Verdict.KNOWN_ALREADY, reason=f"{known} has the same text.")
     observation = store_observation(
         author=delegate, text=text, domain=domain, confidence=confidence, evidence=evidence, now=now
     )
@@ -1090,44 +1046,31 @@ def promote(
 
 
 def _known(delegate: Caller, text: str) -> str | None:
-    """The reference of a memory that says the same, in the same words or by recall; names and types don't count."""
+    """The reference of a memory with the same text: exactly, or, among what recall finds, but for case and spacing."""
     if (said := selectors.saying(text)) is not None:
         return said
-    refs = [hit.ref.partition(":") for hit in selectors.recall(text[:_ASKED], caller=delegate, limit=_COMPARED)]
+    refs = [hit.ref.partition(":") for hit in selectors.recall(text[:_ASKED], caller=delegate)]
     found = selectors.memories_cited(delegate, [(kind, key) for kind, _, key in refs])
-    return next((memory.ref for memory in found.values() if says_the_same(text, memory.text)), None)
+    digest = same_text(text)
+    return next((memory.ref for memory in found.values() if same_text(memory.text) == digest), None)
 
 
 # Forgetting.
 
-# The source and the type of the receipts that prove an erasure.
-SOURCE: Final = "memory"
-EVENT: Final = "memory_forgotten"
 _AUDIT_KEPT: Final = timedelta(days=365)
 _AT_ONCE: Final = 1_000
 _PARTS: Final = 100
 _SWEEP: Final = "memories that are due are deleted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Erasure:
-    """How many rows of each table were erased, and how many still name the subject."""
-
-    erased: dict[str, int]
-    remaining: dict[str, int]
-    receipt_id: str
-    proof: str
-    """A keyed digest of the id of the subject, or of the subject and the item."""
-
-
 @transaction.atomic
-def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None = None) -> Erasure:
+def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None = None) -> ForgottenOutput:
     """Forget a subject, or one item of it, and leave a receipt.
 
-    With a subject go its items, its sessions with their messages, and every row that names it by key. With an item go the items
-    that say the same or were superseded by them, and the messages of the subject's sessions that they cite. Observations and
-    patterns that rest on erased memories alone go too; other rows lose the reference. Free text that mentions the subject
-    stays (docs/security.md).
+    Of a subject this removes its items, its sessions with their messages, and every row that names it by key. Of an item
+    it removes the items of the same text, those that these superseded, and the messages of the subject's sessions that
+    they cite. Observations and patterns whose whole evidence was removed go too; other rows lose the reference. Free
+    text that mentions the subject stays (docs/security.md).
 
     :raises NotFound: `unknown_subject`, if there is none, or it is not shared with the author; `unknown_memory`, if the
         subject has no such item.
@@ -1152,9 +1095,9 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
         poster=Poster.of(author),
         draft=ReceiptDraft(
             recipient_id=author.principal_id,
-            source_system=SOURCE,
-            event_type=EVENT,
-            dedupe_key=f"{SOURCE}:{EVENT}:{random_id('gone')}:v1",
+            source_system="memory",
+            event_type="memory_forgotten",
+            dedupe_key=f"memory:memory_forgotten:{random_id('gone')}:v1",
             title="Forgotten on request",
             summary=f"{sum(erased.values())} rows were erased; {sum(remaining.values())} names remain.",
             metadata={"proof": proof.hex(), "erased": erased, "remaining": remaining, "forgotten_at": now.isoformat()},
@@ -1162,7 +1105,7 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
         ),
         now=now,
     )
-    return Erasure(erased=erased, remaining=remaining, receipt_id=posted.receipt_id, proof=proof.hex())
+    return ForgottenOutput(erased=erased, remaining=remaining, receipt_id=posted.receipt_id, proof=proof.hex())
 
 
 def _locked_to_forget(author: Caller, subject_id: str) -> Subject:
@@ -1213,7 +1156,7 @@ def _forget_item(subject: Subject, number: int) -> dict[str, int]:
 
 
 def _forget_derived(tenant_id: int, memories: Iterable[tuple[str, int]]) -> set[int]:
-    """Forget what rests on erased memories alone, and what rests on that; returns what. Other rows lose the reference."""
+    """Forget memories whose whole evidence was erased, in turn; returns their keys. Other rows lose the reference."""
     derived: set[int] = set()
     while refs := [f"{kind}:{pk}" for kind, pk in memories]:
         fresh = sql.resting_on(tenant_id, refs)
@@ -1246,15 +1189,19 @@ def revise_subjects(numbers: Iterable[int], /) -> None:
 
 
 def forget_expired() -> int:
-    """Delete memories that are due by their subjects' `delete_after_days`, and old audit records.
+    """Delete memories that are due by their subjects' `delete_after_days`, and old audit records, a part at each call.
 
-    Runs as the system, a part at each call, each subject by itself. Returns how many subjects lost something, and how many
-    records are gone.
+    Runs as the system. Returns the number of subjects that lost something, plus the number of records deleted.
     """
     with acting_as_system(_SWEEP):
         due = Subject.objects.filter(expires_at__lte=database_now()).order_by("expires_at")[:_AT_ONCE]
         subjects = list(due.values_list("pk", flat=True))
-    swept = sum(_forget_expired_of(subject) for subject in subjects)
+    swept = 0
+    for subject in subjects:
+        was_any = False
+        while _forget_some_expired_of(subject):
+            was_any = True
+        swept += was_any
     for _ in range(_PARTS):
         with acting_as_system(_SWEEP):
             old = EnvelopeLoaded.objects.filter(loaded_at__lt=database_now() - _AUDIT_KEPT)
@@ -1265,41 +1212,32 @@ def forget_expired() -> int:
     return swept
 
 
-def _forget_expired_of(subject_pk: int) -> bool:
-    """Delete the memories of a subject that are due, some in each transaction; says whether there were any."""
-    was_any = False
-    while True:
-        with acting_as_system(_SWEEP):
-            gone = _forget_some_expired_of(subject_pk)
-        was_any = was_any or gone
-        if not gone:
-            return was_any
-
-
 def _forget_some_expired_of(subject_pk: int) -> bool:
-    now = database_now()
-    days = Subject.objects.filter(pk=subject_pk).values_list("delete_after_days", flat=True).first()
-    if days is None:
-        return False
-    due = now - days * _DAY
-    # Sessions are locked before their subject. What another transaction holds is left for the next sweep.
-    rows = Session.objects.filter(subject=subject_pk, last_active_at__lte=due).order_by("pk")
-    sessions = [session.pk for session in rows.select_for_update(no_key=True, skip_locked=True)[:_AT_ONCE]]
-    subject = holding(Subject.objects.filter(pk=subject_pk, delete_after_days=days)).first()
-    if subject is None:
-        return False
-    said = Memory.objects.filter(subject=subject).annotate(said_at=Least("occurred_at", "recorded_at"))
-    memories = list(said.filter(said_at__lte=due).order_by("said_at").values_list("pk", flat=True)[:_AT_ONCE])
-    if sessions:
-        forget_sessions(sessions)
-    search.remove(memories)
-    rest = [
-        said.aggregate(oldest=Min("said_at"))["oldest"],
-        Session.objects.filter(subject=subject).aggregate(oldest=Min("last_active_at"))["oldest"],
-    ]
-    oldest = min((moment for moment in rest if moment is not None), default=None)
-    Subject.objects.filter(pk=subject_pk).update(
-        expires_at=None if oldest is None else oldest + days * _DAY,
-        rev=F("rev") + int(bool(sessions or memories)),
-    )
-    return bool(sessions or memories)
+    """Delete some memories of a subject that are due, in one transaction; says whether there were any."""
+    with acting_as_system(_SWEEP):
+        now = database_now()
+        days = Subject.objects.filter(pk=subject_pk).values_list("delete_after_days", flat=True).first()
+        if days is None:
+            return False
+        due = now - days * _DAY
+        # Sessions are locked before their subject. What another transaction holds is left for the next sweep.
+        rows = Session.objects.filter(subject=subject_pk, last_active_at__lte=due).order_by("pk")
+        sessions = [session.pk for session in rows.select_for_update(no_key=True, skip_locked=True)[:_AT_ONCE]]
+        subject = holding(Subject.objects.filter(pk=subject_pk, delete_after_days=days)).first()
+        if subject is None:
+            return False
+        said = Memory.objects.filter(subject=subject).annotate(said_at=Least("occurred_at", "recorded_at"))
+        memories = list(said.filter(said_at__lte=due).order_by("said_at").values_list("pk", flat=True)[:_AT_ONCE])
+        if sessions:
+            forget_sessions(sessions)
+        search.remove(memories)
+        rest = [
+            said.aggregate(oldest=Min("said_at"))["oldest"],
+            Session.objects.filter(subject=subject).aggregate(oldest=Min("last_active_at"))["oldest"],
+        ]
+        oldest = min((moment for moment in rest if moment is not None), default=None)
+        Subject.objects.filter(pk=subject_pk).update(
+            expires_at=None if oldest is None else oldest + days * _DAY,
+            rev=F("rev") + int(bool(sessions or memories)),
+        )
+        return bool(sessions or memories)

@@ -201,6 +201,18 @@ class PromotionOutput(Output):
     ref: str | None = None
 
 
+class ForgottenOutput(Output):
+    status: str = "forgotten"
+    erased: dict[str, int]
+    """How many rows of each table were deleted or redacted."""
+    remaining: dict[str, int]
+    """How many rows of each table still hold the id, because a client chose it as an id or a name there."""
+    receipt_id: str
+    """The receipt that proves it. It holds numbers and a keyed digest, and nothing of what was forgotten."""
+    proof: str
+    """A keyed digest of the id of the subject, or of the subject and the item."""
+
+
 class Export(Output):
     """What is stored about a subject: of each list a thousand at once, in the order in which it was stored."""
 

@@ -1,9 +1,9 @@
-"""The statements of memory that are too hot for the ORM, or beyond it, outside of the search index."""
+"""Statements that are too hot for the ORM, or beyond it. Those of the search index are in `search.py`."""
 
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from django.db import connection
@@ -15,10 +15,9 @@ from apps.memory.states import ItemType
 # The newest of each type that an envelope holds.
 _MOST: Final = 100
 _DEFAULT: Final = Windows()
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-# A subject that is not shared with the viewer gives no row, and costs as little as one that does not exist.
+# A subject that is not shared with the viewer gives no row, and costs the same as one that does not exist.
 def _shared_with(viewer: str) -> str:
     """That a subject `s` of a tenant with the policy `p` is shared with the principal whose name this expression is."""
     return f"(coalesce(s.share_with, p.share_with) is null or {viewer} = any(coalesce(s.share_with, p.share_with)))"
@@ -56,10 +55,6 @@ def readable(*, tenant_id: int, subject_id: str, viewer: str) -> Readable | None
     return Readable(pk=row[0], memory_enabled=row[1], anonymize_dates=row[2], since=row[3])
 
 
-def _micros(moment: str) -> str:
-    return f"(extract(epoch from {moment}) * 1000000)::bigint"
-
-
 _COUNTED: Final = "id, text, confidence, source, occurred_at, recorded_at, valid_from, valid_to"
 
 
@@ -76,15 +71,15 @@ _COUNTING: Final = f"""
 # Those with an end are read unordered: in order, those that have ended would be read too.
 ENVELOPE: Final = f"""
 select s.id, s.key, s.rev, s.display_name, s.learning_level, s.domains, s.preferences::text,
+       -- in the order of Constraints and Windows
        s.memory_enabled, s.learn_patterns, coalesce(s.share_with, p.share_with), s.anonymize_dates, s.delete_after_days,
        coalesce(p.fact_days, {_DEFAULT.fact_days}), coalesce(p.pattern_days, {_DEFAULT.pattern_days}),
        coalesce(p.narrative_days, {_DEFAULT.narrative_days}), items.found::text, talk.found::text
 from memory_subject s
 left join memory_memorypolicy p on p.tenant_id = s.tenant_id
 left join lateral (
-    select jsonb_agg(jsonb_build_array(i.id, w.type, i.text, i.confidence, i.source, {_micros("i.occurred_at")},
-                                       {_micros("i.recorded_at")}, {_micros("i.valid_from")}, {_micros("i.valid_to")}))
-           as found
+    select jsonb_agg(jsonb_build_array(i.id, w.type, i.text, i.confidence, i.source, i.occurred_at, i.recorded_at,
+                                       i.valid_from, i.valid_to)) as found
     from (values ('USER_FACT', coalesce(p.fact_days, {_DEFAULT.fact_days})),
                  ('USER_PATTERN', coalesce(p.pattern_days, {_DEFAULT.pattern_days})),
                  ('SHARED_NARRATIVE', coalesce(p.narrative_days, {_DEFAULT.narrative_days}))) w(type, days)
@@ -101,7 +96,7 @@ left join lateral (
     ) i
 ) items on s.memory_enabled
 left join lateral (
-    select jsonb_build_array(conversation_id, {_micros("last_active_at")}, summary, topics, tone) as found
+    select to_jsonb(memory_session) as found
     from memory_session
     where subject_id = s.id
       and (s.delete_after_days is null
@@ -122,7 +117,6 @@ def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Kno
     if row is None:
         return None
     pk, key, rev, display_name, learning_level, domains, preferences, *rules = row[:-5]
-    memory_enabled, learn_patterns, share_with, anonymize_dates, delete_after_days = rules
     *days, items, talk = row[-5:]
     return Known(
         subject_pk=pk,
@@ -132,61 +126,22 @@ def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Kno
         learning_level=learning_level,
         domains=domains,
         preferences=json.loads(preferences),
-        constraints=Constraints(
-            memory_enabled=memory_enabled,
-            learn_patterns=learn_patterns,
-            share_with=share_with,
-            anonymize_dates=anonymize_dates,
-            delete_after_days=delete_after_days,
-        ),
-        windows=Windows(fact_days=days[0], pattern_days=days[1], narrative_days=days[2]),
-        items=_items(json.loads(items or "[]")),
-        conversation=_conversation(json.loads(talk)) if talk else None,
+        constraints=Constraints(**dict(zip(Constraints.model_fields, rules, strict=True))),
+        windows=Windows(*days),
+        items=[_item(row) for row in json.loads(items or "[]")],
+        conversation=Conversation.model_validate_json(talk) if talk else None,
     )
 
 
 _TYPES: Final = {type_.value: type_ for type_ in ItemType}
 
 
-class _Moments(dict[int, datetime]):
-    """Moments by their microseconds. Most of an item's are equal."""
-
-    def __missing__(self, micros: int) -> datetime:
-        moment = self[micros] = _at(micros)
-        return moment
-
-
-def _items(rows: list[list[Any]]) -> list[Remembered]:
-    at = _Moments()
-    return [
-        Remembered(
-            id=pk,
-            type=_TYPES[type_],
-            text=text,
-            confidence=confidence,
-            source=source,
-            said_at=at[said_at],
-            recorded_at=at[recorded_at],
-            valid_from=at[valid_from],
-            valid_to=None if valid_to is None else at[valid_to],
-        )
-        for pk, type_, text, confidence, source, said_at, recorded_at, valid_from, valid_to in rows
-    ]
-
-
-def _conversation(row: list[Any]) -> Conversation:
-    conversation_id, last_active_at, summary, topics, tone = row
-    return Conversation(
-        conversation_id=conversation_id,
-        last_active_at=_at(last_active_at),
-        summary=summary,
-        topics=topics,
-        tone=tone,
-    )
-
-
-def _at(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)
+def _item(row: list[Any]) -> Remembered:
+    pk, type_, text, confidence, source, said_at, recorded_at, valid_from, valid_to = row
+    # PostgreSQL writes moments in JSON as ISO 8601.
+    at = datetime.fromisoformat
+    times = at(said_at), at(recorded_at), at(valid_from), None if valid_to is None else at(valid_to)
+    return Remembered(pk, _TYPES[type_], text, confidence, source, *times)
 
 
 # The subject is locked, so that it is not forgotten before this transaction ends.
@@ -290,7 +245,7 @@ def drop_evidence(tenant_id: int, refs: Collection[str]) -> None:
             cursor.execute(_DROP_EVIDENCE.format(table=table), given)
 
 
-# Those before may read whole tables.
+# Those that are waited for may read whole tables.
 _AWAIT: Final = """
 select set_config('lock_timeout', '1h', true),
        pg_advisory_xact_lock(hashtextextended('memory.forgetting of ' || %(tenant)s, 0)),
@@ -300,6 +255,6 @@ from (select current_setting('lock_timeout') as usual offset 0) s
 
 
 def await_turn(tenant_id: int) -> None:
-    """Let one transaction at a time forget something of a tenant. Call it before anything is locked."""
+    """Let one transaction at a time forget something of a tenant. Call it before locking anything."""
     with connection.cursor() as cursor:
         cursor.execute(_AWAIT, {"tenant": tenant_id})

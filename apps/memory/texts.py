@@ -1,4 +1,4 @@
-"""What texts say: normalization, quoting, token counts, comparison of statements, and reading of questions. Pure."""
+"""Texts: normalization, quoting, token counts, and the reading of questions. Pure."""
 
 import hashlib
 import json
@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final
 
-from apps.core.lexical import stem
-from apps.core.lexical import words as words_in
 from apps.memory.references import key_of
 
 # Characters that Unicode calls default ignorable and Python calls printable: they are invisible and can carry a message.
@@ -43,10 +41,6 @@ class _Printable(dict[int, int | str | None]):
 
 _PRINTABLE: Final = _Printable()
 _ENDS: Final = " .!?…;:,"
-# Full stops and the like of other scripts.
-_OTHER_ENDS: Final = (
-    "\u3002\u3001\uff0e\uff0c\uff01\uff1f\uff1b\uff1a\uff61\uff64\u0964\u0965\u06d4\u061f\u060c\u061b\u037e\u0589\u1362"
-)
 # The most bytes of a character.
 _WIDEST: Final = 4
 
@@ -79,19 +73,10 @@ def quoted(text: str) -> str:
     return _QUOTED(one_line(text))
 
 
-def bare(text: str) -> str:
-    """The text without a full stop or the like at its end, unless it is nothing else."""
-    return text.strip().rstrip(_ENDS + _OTHER_ENDS) or text
-
-
 def same_text(text: str) -> bytes:
     """A digest that is equal for texts that differ only in case, width, spacing or a full stop at the end."""
-    return hashlib.sha256(_folded(text)).digest()
-
-
-def _folded(text: str) -> bytes:
     folded = one_line(unicodedata.normalize("NFKC", one_line(text))).casefold()
-    return (folded.rstrip(_ENDS) or folded).encode()
+    return hashlib.sha256((folded.rstrip(_ENDS) or folded).encode()).digest()
 
 
 _WORD: Final = re.compile(r"[A-Za-z0-9]+")
@@ -118,70 +103,6 @@ def tokens(text: str) -> int:
 
 def _tokens_of_word(word: str) -> int:
     return (len(word) + 2) // 3 if _PLAIN.fullmatch(word) and not _ODD.search(word) else len(word)
-
-
-# Whether statements say the same.
-
-_FIGURE: Final = re.compile(r"\d+(?:[.,:]\d+)*")
-_COUNTED: Final = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-)  # fmt: skip
-# "one" is as often an article.
-_FIGURES: Final = {word: str(number) for number, word in enumerate(_COUNTED) if word != "one"}
-# Words that make no difference. Past forms, modals, negations, limits and prepositions do make one.
-_LITTLE: Final = frozenset({"a", "an", "the", "am", "is", "are", "be", "been", "being", "do", "does", "has", "have"})
-_DENIED: Final = re.compile(r"n't\b")
-# Words that begin a phrase which may open a statement or end it.
-_OPENING: Final = frozenset({
-    "after", "at", "because", "before", "by", "during", "for", "from", "if", "in", "on", "since", "to", "unless", "until",
-    "when", "where", "while", "with", "within", "without",
-})  # fmt: skip
-_SIGNS: Final = frozenset("%#&*@\\")
-_MINUS: Final = re.compile(r"(?<![\w.])[-\u2212](?=\d)")
-
-
-def says_the_same(text: str, other: str) -> bool:
-    """Whether two statements have the same stems, numbers and signs, in the same order; a phrase at the end may open the other.
-
-    Nothing looser: a missing word may be what limits a statement, and a changed one what denies it. A duplicate does less
-    harm than a loss.
-    """
-    if same_text(text) == same_text(other):
-        return bool(one_line(text))
-    ours, theirs = list(_stems(text)), list(_stems(other))
-    alike = bool(ours) and (ours == theirs or _turned(ours, theirs))
-    return alike and _numbers(text) == _numbers(other) and _signs(text) == _signs(other)
-
-
-def _turned(ours: list[str], theirs: list[str]) -> bool:
-    """Whether one is the other with a phrase moved from one end to the other."""
-    if Counter(ours) != Counter(theirs):
-        return False
-    return any(
-        ours[place:] + ours[:place] == theirs
-        for place in range(1, len(ours))
-        if ours[0] in _OPENING or ours[place] in _OPENING
-    )
-
-
-def _stems(text: str) -> Iterator[str]:
-    for word in words_in(_DENIED.sub(" not", unicodedata.normalize("NFKC", text).replace("\u2019", "'"))):
-        if word not in _LITTLE:
-            yield _FIGURES.get(word) or stem(word)
-
-
-def _numbers(text: str) -> Counter[str]:
-    """Numbers in figures, and small numbers in words."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    spelled = (_FIGURES[word] for word in words_in(plain) if word in _FIGURES)
-    return Counter([*_FIGURE.findall(plain), *spelled])
-
-
-def _signs(text: str) -> list[str]:
-    """Characters that mean something and are no words: signs of mathematics, currencies, pictures, marks on letters."""
-    plain = unicodedata.normalize("NFKC", text)
-    signs = [sign for sign in plain if sign in _SIGNS or unicodedata.category(sign) in {"Sm", "Sc", "So", "Mn", "Mc"}]
-    return [*signs, *(["-"] * len(_MINUS.findall(plain)))]
 
 
 # What a question asks for.

@@ -14,7 +14,7 @@ def fold_totals() -> None:
 
 @tick(every=timedelta(seconds=20))
 def count_frequencies() -> None:
-    """Count the memories of frequent terms, of which there are too many to count at each question."""
+    """Count the memories of frequent terms, which are too many to count at each question."""
     search.count_frequencies()
 
 

@@ -1,7 +1,7 @@
 """Recall by meaning: the embedder that a deployment names, the vectors of memories, and recall with their help.
 
-The embedder is an endpoint of the OpenAI form. Calls to it leave the deployment: make them outside of transactions. Nothing
-depends on its answers but how well recall finds. Vectors are arrays of length 1, read as pgvector's types where they are
+The embedder is an endpoint of the OpenAI form. Calls to it leave the deployment: make them outside of transactions. Only
+the ranking of recall depends on its answers. Vectors are arrays of length 1, read as pgvector's types where they are
 compared; without the extension only `has_vectors()` may be called.
 """
 
@@ -9,9 +9,8 @@ import hashlib
 import json
 import logging
 import math
-import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -45,9 +44,9 @@ _SHORTEST: Final = 1e-6
 
 
 class NotEmbedded(Exception):
-    """The endpoint gave nothing that can be used. `str()` says why, and nothing of the texts.
+    """The endpoint gave nothing usable. `str()` says why, without the texts.
 
-    `refused`: it refused the texts, not the call. `unclear`: it answered, and may have failed at one text or at any.
+    `refused`: it refused the texts, not the call. `unclear`: it answered, and may have failed at one text or at all.
     """
 
     def __init__(self, why: str, *, refused: bool = False, unclear: bool = False) -> None:
@@ -110,7 +109,7 @@ class Embedder:
 
     def _vector(self, numbers: Any) -> Numbers:
         if not isinstance(numbers, list) or len(numbers) != self.dimensions:
-            raise ValueError("not as many numbers as the model gives")
+            raise ValueError("not the model's number of numbers")
         if not all(type(number) in {int, float} for number in numbers):
             raise TypeError("not all of them numbers")
         length = math.hypot(*numbers)
@@ -185,11 +184,11 @@ def recall_statement(
 ) -> str:
     """RECALL with the help of vectors.
 
-    Likeness stands in for words that a memory lacks, and adds a share of their weight. It counts only where one of the best by
-    words is as alike to the question as hardly any unrelated memory, or where words have found nothing.
+    Likeness adds a share of the weight of the words of the question that a memory lacks. It counts only if one of the
+    best by words is as alike to the question as hardly any unrelated memory, or if words have found nothing.
 
-    An index may return too few, since it holds other tenants' vectors; then each vector is compared, as where there are few.
-    A narrowed question compares the newest that fit, each of them.
+    The index may return too few, since it holds other tenants' vectors; then each vector is compared, as in a small
+    scope. A narrowed question compares each of the newest that fit.
     """
     of_scope = f"v.tenant_id = %(tenant)s and v.scope = %(scope)s and v.embedder = {embedder}"
     among = "join within on within.place = v.place" if narrowed else ""
@@ -280,24 +279,21 @@ _TEXT: Final = """case m.kind when 'pattern' then m.domain || ' ' || m.name || '
 _UNEMBEDDED: Final = f"""
 select m.place, {_TEXT}
 from (
-    (select place from memory_memory where embedder is null and place <> all(%(but)s::bigint[]) order by place
-     limit %(limit)s)
+    (select place from memory_memory where embedder is null order by place limit %(limit)s)
     union all
-    (select place from memory_memory where embedder < %(embedder)s and place <> all(%(but)s::bigint[])
-     order by embedder, place limit %(limit)s)
+    (select place from memory_memory where embedder < %(embedder)s order by embedder, place limit %(limit)s)
     union all
-    (select place from memory_memory where embedder > %(embedder)s and place <> all(%(but)s::bigint[])
-     order by embedder, place limit %(limit)s)
+    (select place from memory_memory where embedder > %(embedder)s order by embedder, place limit %(limit)s)
     limit %(limit)s
 ) due
 join memory_memory m using (place)
 """
 
 
-def unembedded(embedder: int, *, but: Collection[int] = (), limit: int) -> dict[int, str]:
-    """Texts, by their places, of which this embedder has no current vector, without some places."""
+def unembedded(embedder: int, *, limit: int) -> dict[int, str]:
+    """Texts, by their places, of which this embedder has no current vector."""
     with hot_cursor() as cursor:
-        cursor.execute(_UNEMBEDDED, {"embedder": embedder, "but": list(but), "limit": limit})
+        cursor.execute(_UNEMBEDDED, {"embedder": embedder, "limit": limit})
         return dict(cursor.fetchall())
 
 
@@ -325,7 +321,7 @@ set scope = excluded.scope, embedder = excluded.embedder, embedding = excluded.e
 def keep_vectors(embedder: int, texts: Mapping[int, str], vectors: Mapping[int, str | None]) -> int:
     """Store the vectors of memories that still have these texts; None for a text that the embedder refuses.
 
-    Memories that another transaction holds are left for later. Returns how many were stored.
+    Memories that another transaction has locked are left for later. Returns how many were stored.
     """
     with hot_cursor() as cursor:
         cursor.execute(_HOLD, {"places": sorted(vectors)})
@@ -351,7 +347,7 @@ select exists(select from pg_indexes where schemaname = current_schema() and ind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How far the embedder has come."""
+    """The state of the embedder."""
 
     named: bool = True
     """This deployment names an embedder."""
@@ -364,7 +360,7 @@ class Status:
     waiting: int = 0
     """How many memories have no current vector; counted up to a bound."""
     refused: int = 0
-    """How many memories the embedder refuses; they are found by words alone. Counted up to a bound."""
+    """How many memories the embedder refuses; words alone find them. Counted up to a bound."""
 
     @property
     def lacks_index(self) -> bool:
@@ -373,7 +369,7 @@ class Status:
 
 
 def status() -> Status:
-    """How far the embedder has come. Runs as the system."""
+    """The state of the embedder. Runs as the system."""
     asked = embedder()
     if asked is None or not has_vectors():
         return Status(named=asked is not None)
@@ -399,55 +395,12 @@ _QUESTION: Final = timedelta(seconds=1)
 _MEMORIES: Final = timedelta(seconds=20)
 _AT_ONCE: Final = 64
 _BATCHES: Final = 50
-# A call ends after so many failures; the next call goes on from there.
-_FAILURES: Final = 64
-# Seconds until it is asked again about a text that it failed at.
-_AGAIN: Final = 60.0
 # A text that no embedder refuses for its content.
 _PLAIN: Final = "memory"
-
-
-class _Pause:
-    """After a failed call, this process does not ask the embedder about questions for a while."""
-
-    _SECONDS: Final = 30.0
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._until: dict[str, float] = {}
-
-    def lasts(self, url: str) -> bool:
-        with self._lock:
-            return time.monotonic() < self._until.get(url, 0.0)
-
-    def begin(self, url: str) -> None:
-        with self._lock:
-            self._until[url] = time.monotonic() + self._SECONDS
-
-
-_pause: Final = _Pause()
-
-
-class _Failing:
-    """Memories at which the embedder failed lately while it answered for others. This process asks about them again later."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._until: dict[str, dict[int, float]] = {}
-
-    def at(self, url: str) -> set[int]:
-        """The places of memories not to ask about yet."""
-        now = time.monotonic()
-        with self._lock:
-            self._until[url] = {place: until for place, until in self._until.get(url, {}).items() if until > now}
-            return set(self._until[url])
-
-    def note(self, url: str, places: Collection[int]) -> None:
-        with self._lock:
-            self._until.setdefault(url, {}).update(dict.fromkeys(places, time.monotonic() + _AGAIN))
-
-
-_failing: Final = _Failing()
+# After a failed call, this process does not ask the embedder about questions for so many seconds.
+_PAUSE: Final = 30.0
+# By URL, when a pause ends.
+_paused: Final[dict[str, float]] = {}
 
 
 def asks_what_is_meant() -> bool:
@@ -456,19 +409,19 @@ def asks_what_is_meant() -> bool:
 
 
 def meaning_of(question: str, /, *, patience: timedelta = _QUESTION) -> Meant | None:
-    """The vector of a question; None where there is none just now. Call it outside of transactions.
+    """The vector of a question; None if there is none now. Call it outside of transactions.
 
     :param patience: the longest that the caller waits for the embedder.
     """
     asked = embedder()
-    if asked is None or not question.strip() or _pause.lasts(asked.url) or not has_vectors():
+    if asked is None or not question.strip() or time.monotonic() < _paused.get(asked.url, 0.0) or not has_vectors():
         return None
     try:
         (vector,) = asked.embed([question], patience=patience)
     except NotEmbedded as exc:
         logger.warning("A question is recalled by its words alone: the embedder failed. %s", exc)
         if not exc.refused:
-            _pause.begin(asked.url)
+            _paused[asked.url] = time.monotonic() + _PAUSE
         return None
     return Meant(embedder=asked.mark, dimensions=asked.dimensions, vector=_written(vector))
 
@@ -476,19 +429,17 @@ def meaning_of(question: str, /, *, patience: timedelta = _QUESTION) -> Meant | 
 def embed_memories() -> int:
     """Ask the embedder for the vectors of memories that have no current one; returns how many were stored.
 
-    Runs as the system, a bounded number at each call. If the embedder fails, the rest waits for the next call. A text that it
-    refuses is found by words alone; one that it fails at is tried again a minute later. An embedder that fails at a plain word
-    too fails at everything.
+    Runs as the system, a bounded number at each call. If the embedder fails, the rest waits for the next call. A text
+    that it refuses, or fails at twice while it answers for a plain word, is marked as refused: words alone find it.
     """
     asked = embedder()
     if asked is None or not has_vectors():
         return 0
     done = 0
-    failed = 0
     for _ in range(_BATCHES):
         with acting_as_system("memories without a vector are read"):
-            texts = unembedded(asked.mark, but=_failing.at(asked.url), limit=_AT_ONCE)
-        if not texts or failed > _FAILURES:
+            texts = unembedded(asked.mark, limit=_AT_ONCE)
+        if not texts:
             break
         try:
             vectors = _embedded(asked, texts)
@@ -497,21 +448,16 @@ def embed_memories() -> int:
             break
         with acting_as_system("vectors are stored"):
             kept = keep_vectors(asked.mark, texts, vectors)
-        failing = texts.keys() - vectors.keys()
-        if failing:
-            logger.warning("The embedder fails at %d memories, and answers for others.", len(failing))
-        _failing.note(asked.url, failing)
-        failed += len(failing)
-        if not kept and not failing:
+        if not kept:
             break
         done += kept
     return done
 
 
 def _embedded(asked: Embedder, texts: Mapping[int, str]) -> dict[int, str | None]:
-    """A vector of each text, None for a text that the embedder refuses by itself, and no entry for one that it fails at.
+    """A vector of each text; None for a text that the embedder refuses, or fails at twice.
 
-    :raises NotEmbedded: if it fails at, or refuses, everything. Then nothing is known about these texts.
+    :raises NotEmbedded: if it fails at, or refuses, a plain word too. Then nothing is known about these texts.
     """
     places = list(texts)
     try:
@@ -523,8 +469,18 @@ def _embedded(asked: Embedder, texts: Mapping[int, str]) -> dict[int, str | None
         if exc.unclear or len(places) == 1:
             asked.embed([_PLAIN], patience=_MEMORIES)
         if len(places) == 1:
-            return {places[0]: None} if exc.refused else {}
+            return {places[0]: None if exc.refused else _second_try(asked, texts[places[0]])}
         half = len(places) // 2
         parts = ({place: texts[place] for place in part} for part in (places[:half], places[half:]))
         return {place: vector for part in parts for place, vector in _embedded(asked, part).items()}
     return {place: _written(vector) for place, vector in zip(places, vectors, strict=True)}
+
+
+def _second_try(asked: Embedder, text: str) -> str | None:
+    try:
+        (vector,) = asked.embed([text], patience=_MEMORIES)
+    except NotEmbedded as exc:
+        if not exc.refused and not exc.unclear:
+            raise
+        return None
+    return _written(vector)

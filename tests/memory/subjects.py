@@ -1,8 +1,10 @@
 """Subjects and what is remembered of them, by the product's services."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
+from threading import Barrier
 from typing import Any, Final
 
 import pytest
@@ -21,10 +23,12 @@ from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant
 from tests.tasks import making as tasks
+from tests.waiters import Other
 
 ALICE: Final = "USER:alice"
 CANARY: Final = "zanzibar-quokka"
 DAY: Final = timedelta(days=1)
+TICK: Final = timedelta(microseconds=1)
 
 
 def observations() -> MemoryQuerySet:
@@ -49,6 +53,29 @@ def refused(code: str) -> Iterator[pytest.ExceptionInfo[DomainError]]:
     with pytest.raises(DomainError) as caught:
         yield caught
     assert caught.value.code == code
+
+
+def at_once(*acts: Callable[[], object]) -> list[object]:
+    """What each of these returned, or the exception that it raised. All begin at the same moment."""
+    barrier = Barrier(len(acts))
+    results: dict[int, object] = {}
+
+    def run(place: int) -> None:
+        barrier.wait(20)
+        results[place] = acts[place]()
+
+    rivals = [Other(partial(run, place)) for place in range(len(acts))]
+    return [rival.ends() or results[place] for place, rival in enumerate(rivals)]
+
+
+def acting(caller: Caller, act: Callable[[], object]) -> Callable[[], object]:
+    """The same in a transaction of this caller."""
+
+    def run() -> object:
+        with acting_as(caller):
+            return act()
+
+    return run
 
 
 def add(author: Caller, subject_id: str = ALICE, *, now: datetime = T0, **given: Any) -> Subject:
@@ -78,6 +105,26 @@ def envelope(viewer: Caller, subject_id: str = ALICE, *, now: datetime = T0) -> 
 def facts(viewer: Caller, subject_id: str = ALICE, *, now: datetime = T0) -> list[str]:
     """The facts that an envelope shows at this moment."""
     return [one.fact for one in envelope(viewer, subject_id, now=now).relational.memorable_facts]
+
+
+def rev(subject_id: str = ALICE) -> int:
+    return Subject.objects.get(key=subject_id).rev
+
+
+def observe(author: Caller, text: str = "The build takes nine minutes.", *, now: datetime = T0, **given: Any) -> Memory:
+    return services.store_observation(author=author, text=text, now=now, **given)
+
+
+def revise(author: Caller, text: str, *, now: datetime = T0, **given: Any) -> Memory:
+    """A pattern, or its next revision."""
+    named: dict[str, Any] = {"category": "ci", "pattern_name": "builds", "confidence": 0.8, **given}
+    return services.update_pattern(author=author, pattern_text=text, now=now, **named)
+
+
+def record(principal: Caller, subject_id: str | None = ALICE, *, now: datetime = T0, **given: Any) -> None:
+    """A session, by default `c` with Alice."""
+    named: dict[str, Any] = {"conversation_id": "c", **given}
+    services.record_session(principal=principal, subject_id=subject_id, now=now, **named)
 
 
 def talk(author: Caller, text: str, *, now: datetime = T0, conversation_id: str = "c", **given: Any) -> Memory:

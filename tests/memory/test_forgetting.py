@@ -1,14 +1,15 @@
-"""Forgetting a subject, or an item of one: by key and by provenance."""
+"""Forgetting a subject or an item, export, and expiry."""
 
-import threading
 from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.management import call_command
-from django.db import connection, models, transaction
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from apps.core import erasure
@@ -27,6 +28,8 @@ from apps.memory.models import (
     TermFrequency,
     Vector,
 )
+from apps.memory.shapes import ForgottenOutput
+from apps.memory.tools import ExportSubject, export_subject
 from apps.principals.models import Operator, Tenant
 from apps.principals.selectors import tenant_named
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -39,17 +42,24 @@ from tests.memory.subjects import (
     ALICE,
     CANARY,
     DAY,
+    TICK,
+    acting,
     add,
+    at,
+    at_once,
     change,
     concepts,
     envelope,
     facts,
     items,
     observations,
+    observe,
     patterns,
     plant,
+    record,
     refused,
     remember,
+    revise,
     talk,
 )
 from tests.waiters import Other, until_somebody_waits_for_this_transaction
@@ -64,7 +74,7 @@ def kee(transactional_db: None) -> Caller:
     return make_caller(make_tenant("acme"))
 
 
-def forget(author: Caller, subject_id: str = ALICE, **given: Any) -> services.Erasure:
+def forget(author: Caller, subject_id: str = ALICE, **given: Any) -> ForgottenOutput:
     with acting_as(author):
         return services.forget(author=author, subject_id=subject_id, now=T0, **given)
 
@@ -80,7 +90,7 @@ def test_subject_goes_with_its_rows_and_their_index(as_kee: Caller) -> None:
     for subject_id in (ALICE, BOB):
         add(as_kee, subject_id, display_name=CANARY)
         remember(as_kee, f"Lives in {subject_id[5:]}", subject_id)
-        services.record_session(principal=as_kee, conversation_id=subject_id[5:], subject_id=subject_id, now=T0)
+        record(as_kee, subject_id, conversation_id=subject_id[5:])
         talk(as_kee, f"I am {subject_id[5:]}", conversation_id=subject_id[5:])
         envelope(as_kee, subject_id)
     alice = Subject.objects.get(key=ALICE).pk
@@ -194,19 +204,15 @@ def test_other_subjects_lose_what_names_it_by_key(as_kee: Caller) -> None:
     assert list(items().all()) == [kept]
 
 
-def test_log_of_operators_loses_its_name(as_kee: Caller) -> None:
+def test_log_of_operators_loses_the_name(as_kee: Caller) -> None:
     olga = Operator.objects.create_user(username="olga", password="x", is_staff=True)
-
-    def noted(thing: models.Model, name: str) -> LogEntry:
+    for thing in (add(as_kee), make_tenant("globex")):
         kind = ContentType.objects.get_for_model(thing)
-        return LogEntry.objects.create(
-            user=olga, content_type=kind, object_id=str(thing.pk), object_repr=name, action_flag=CHANGE
+        LogEntry.objects.create(
+            user=olga, content_type=kind, object_id=str(thing.pk), object_repr=ALICE, action_flag=CHANGE
         )
-
-    taken, kept = noted(add(as_kee), ALICE), noted(make_tenant("globex"), ALICE)
     services.forget(author=as_kee, subject_id=ALICE, now=T0)
-    names = dict(LogEntry.objects.values_list("pk", "object_repr"))
-    assert names == {taken.pk: "", kept.pk: ALICE}
+    assert list(LogEntry.objects.order_by("pk").values_list("object_repr", flat=True)) == ["", ALICE]
 
 
 def test_digest_loses_what_it_quotes_of_a_redacted_receipt(kee: Caller) -> None:
@@ -230,16 +236,13 @@ def test_what_rests_on_forgotten_rows_alone_goes_too(as_kee: Caller) -> None:
     add(as_kee)
     add(as_kee, BOB)
     item = remember(as_kee).item.ref
-    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    record(as_kee)
     turn = talk(as_kee, "I like fettuccini")
-    other = services.store_observation(author=as_kee, text="It rains", now=T0)
-    derived = services.store_observation(author=as_kee, text="Likes pasta", evidence=[item], now=T0)
+    other = observe(as_kee, "It rains")
+    derived = observe(as_kee, "Likes pasta", evidence=[item])
 
     def pattern(name: str, *evidence: Memory) -> Memory:
-        return services.update_pattern(
-            author=as_kee, category="c", pattern_name=name, pattern_text=name, confidence=1, now=T0,
-            evidence_observation_ids=[one.pk for one in evidence],
-        )  # fmt: skip
+        return revise(as_kee, name, pattern_name=name, evidence_observation_ids=[one.pk for one in evidence])
 
     pattern("of the turn", turn)
     pattern("of what was derived", derived)
@@ -266,7 +269,7 @@ def test_free_text_stays_and_an_operator_finds_and_redacts_it(kee: Caller, capsy
     said = f"Met {ALICE} in the zoo"
     with acting_as(kee):
         add(kee)
-        seen = services.store_observation(author=kee, text=said, now=T0)
+        seen = observe(kee, said)
         posted = Receipt.objects.get(receipt_id=post(kee, title=said).receipt_id)
     forget(kee)
 
@@ -311,11 +314,11 @@ def test_item_goes_with_what_says_the_same_and_what_it_superseded(as_kee: Caller
 
 def test_item_goes_with_the_turns_that_it_cites(as_kee: Caller) -> None:
     add(as_kee)
-    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    record(as_kee)
     cited, _ = talk(as_kee, "I have a zebra"), talk(as_kee, "What else?")
-    elsewhere = services.store_observation(author=as_kee, text="Zebras exist", now=T0)
+    elsewhere = observe(as_kee, "Zebras exist")
     item = remember(as_kee, "Has a zebra", evidence=[cited.ref, elsewhere.ref]).item
-    services.store_observation(author=as_kee, text="Owns an animal", evidence=[item.ref], now=T0)
+    observe(as_kee, "Owns an animal", evidence=[item.ref])
     services.forget(author=as_kee, subject_id=ALICE, item=item.pk, now=T0)
     assert observed() == ["What else?", "Zebras exist"]
 
@@ -336,13 +339,13 @@ def test_item_superseded_by_a_forgotten_one_stays_superseded(as_kee: Caller) -> 
 def test_counted_terms_of_a_subject_go_with_it(as_kee: Caller) -> None:
     add(as_kee)
     for number in range(30):
-        services.store_observation(author=as_kee, text=f"else {number}", now=T0)
+        observe(as_kee, f"else {number}")
     for text in ("quokka", "a quokka"):
         talk(as_kee, text)
     search.fold_totals()
     assert search.count_frequencies(common=1) > 0
     # Counted before the conversation had a subject.
-    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    record(as_kee)
     search.fold_totals()
     search.count_frequencies(common=1)
     assert "quokka" in TermFrequency.objects.values_list("term", flat=True)
@@ -364,18 +367,6 @@ def test_much_is_forgotten_in_as_many_statements_as_little(as_kee: Caller) -> No
     assert statements[1] <= statements[0]
 
 
-def test_forgetting_may_read_tables_for_longer_than_others(as_kee: Caller) -> None:
-    def limit() -> str:
-        with connection.cursor() as cursor:
-            cursor.execute("show statement_timeout")
-            return str(cursor.fetchone()[0])
-
-    usual = limit()
-    with erasure.redacting():
-        assert limit() == "1h"
-    assert limit() == usual != "0"
-
-
 # At the same time as others.
 
 
@@ -386,21 +377,11 @@ def test_subjects_that_name_each_other_are_forgotten_at_once(kee: Caller) -> Non
             add(kee, name)
         for name, other in zip(names, [*names[1:], names[0]], strict=True):
             remember(kee, "knows", name, source=other)
-            services.record_session(
-                principal=kee, conversation_id=f"of {name}", subject_id=name, topics=[other], now=T0
-            )
+            record(kee, name, conversation_id=f"of {name}", topics=[other])
             talk(kee, "met", conversation_id=f"of {name}", metadata={"whom": other})
             services.store_concept(author=kee, name=f"friends of {name}", metadata={"are": [other]}, now=T0)
-    barrier = threading.Barrier(len(names))
-
-    def forgetting(name: str) -> Callable[[], Any]:
-        def act() -> None:
-            barrier.wait(20)
-            forget(kee, name)
-
-        return act
-
-    assert [rival.ends() for rival in [Other(forgetting(name)) for name in names]] == [None] * len(names)
+    done = at_once(*(partial(forget, kee, name) for name in names))
+    assert [type(one) for one in done] == [ForgottenOutput] * len(names)
     with acting_as(kee):
         assert (observed(), Subject.objects.exists(), items().exists()) == ([], False, False)
 
@@ -410,16 +391,12 @@ def test_conversation_that_gets_the_subject_meanwhile_goes_too(kee: Caller) -> N
         add(kee)
         talk(kee, "Hello.")
 
-    def speak() -> None:
-        with acting_as(kee):
-            talk(kee, "Anybody there?")
-
     with acting_as(kee):
-        services.record_session(principal=kee, conversation_id="c", subject_id=ALICE, now=T0)
+        record(kee)
         # One waits for the subject, the other for the conversation and then for the subject.
         forgetting = Other(lambda: forget(kee))
         until_somebody_waits_for_this_transaction()
-        speaking = Other(speak)
+        speaking = Other(acting(kee, lambda: talk(kee, "Anybody there?")))
         until_somebody_waits_for_this_transaction(2)
     assert (forgetting.ends(), speaking.ends()) == (None, None)
     with acting_as(kee):
@@ -431,13 +408,9 @@ def test_subject_is_not_added_while_it_is_forgotten(kee: Caller) -> None:
     with acting_as(kee):
         add(kee)
 
-    def add_again() -> None:
-        with acting_as(kee):
-            add(kee)
-
     with acting_as(kee):
         services.forget(author=kee, subject_id=ALICE, now=T0)
-        adding = Other(add_again)
+        adding = Other(acting(kee, lambda: add(kee)))
         until_somebody_waits_for_this_transaction()
     assert getattr(adding.ends(), "code", None) == "forgotten"
 
@@ -467,3 +440,127 @@ def test_vectors_written_meanwhile_go_too(kee: Caller, of_item: bool) -> None:
     assert rival.ends() is None
     with acting_as(kee):
         assert (Memory.objects.count(), Vector.objects.count()) == (0, 0)
+
+
+# Export.
+
+
+def test_export_holds_all_rows_of_a_subject(as_kee: Caller) -> None:
+    add(as_kee, display_name=f"{CANARY} 1", preferences={f"{CANARY} 2": f"{CANARY} 3"}, domains=[f"{CANARY} 4"])
+    remember(as_kee, f"{CANARY} 5", slot=f"{CANARY} 6", source=f"{CANARY} 7")
+    remember(as_kee, f"{CANARY} 8", slot=f"{CANARY} 6")
+    record(as_kee, title=f"{CANARY} 9", topics=[f"{CANARY} 10"])
+    talk(as_kee, f"{CANARY} 11", speaker=f"{CANARY} 12", metadata={"said": f"{CANARY} 13"}, domain=f"{CANARY} 14")
+    talk(as_kee, "of nobody", conversation_id="of nobody")
+    exported = selectors.export(Subject.objects.get(), now=T0).model_dump_json()
+    assert [number for number in range(1, 15) if f'"{CANARY} {number}"' not in exported] == []
+    assert "of nobody" not in exported
+
+
+def test_export_pages_each_list_to_its_end(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.memory.selectors.AT_ONCE", 2)
+    add(as_kee)
+    for number in range(5):
+        remember(as_kee, f"fact {number}")
+        named = f"c{number}"
+        record(as_kee, conversation_id=named)
+        talk(as_kee, f"turn {number}", conversation_id=named)
+        envelope(as_kee)
+
+    told: dict[str, list[Any]] = {"items": [], "sessions": [], "envelopes_loaded": [], "turns": []}
+    asked: dict[str, int] = {}
+    goes_on = True
+    while goes_on:
+        with CaptureQueriesContext(connection) as captured:
+            page = export_subject(as_kee, ExportSubject(subject_id=ALICE, **asked))
+        assert sum(query["sql"].endswith("LIMIT 2") for query in captured) == (len(asked) or len(told))
+        assert bool(page.subject) == (not asked)
+        for name in told:
+            told[name] += getattr(page, name)
+        if page.turns:
+            # The next page continues after a turn that was forgotten meanwhile.
+            with acting_as_system("test"), erasure.redacting():
+                services.forget_memories([page.turns[-1]["id"]])
+        following = {f"{name}_after": getattr(page, f"next_{name}_after") for name in told}
+        asked = {name: number for name, number in following.items() if number is not None}
+        goes_on = bool(asked)
+
+    assert [one["text"] for one in told["items"]] == [f"fact {number}" for number in range(5)]
+    assert [one["conversation_id"] for one in told["sessions"]] == [f"c{number}" for number in range(5)]
+    assert [one["text"] for one in told["turns"]] == [f"turn {number}" for number in range(5)]
+    assert len({one["id"] for one in told["envelopes_loaded"]}) == 5
+
+
+# Expiry.
+
+
+def test_expired_data_is_not_exported_before_it_is_deleted(as_kee: Caller) -> None:
+    subject = add(as_kee, delete_after_days=2)
+    remember(as_kee)
+    record(as_kee)
+    talk(as_kee, "Hello.")
+
+    def parts(now: datetime) -> list[int]:
+        found = selectors.export(subject, now=now)
+        return [len(rows) for rows in (found.items, found.sessions, found.turns)]
+
+    assert [parts(T0 + 2 * DAY - TICK), parts(T0 + 2 * DAY)] == [[1, 1, 1], [0, 0, 0]]
+    record(as_kee, None, tone="dry", now=T0 + DAY)
+    assert [parts(now) for now in (T0 + 2 * DAY, T0 + 3 * DAY)] == [[0, 1, 0], [0, 0, 0]]
+
+
+def test_sweep_deletes_what_is_older_than_the_subject_allows(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    add(as_kee, BOB)
+    # Said before the session had its subject.
+    talk(as_kee, "day 0", conversation_id=ALICE)
+    for subject_id in (ALICE, BOB):
+        remember(as_kee, "old", subject_id)
+        remember(as_kee, "new", subject_id, now=T0 + DAY)
+        record(as_kee, subject_id, conversation_id=subject_id)
+        record(as_kee, subject_id, conversation_id=f"other {subject_id}")
+    for day in range(1, 4):
+        talk(as_kee, f"day {day}", conversation_id=ALICE, now=T0 + day * DAY)
+    talk(as_kee, "of bob", conversation_id=BOB)
+    revisions = dict(Subject.objects.values_list("key", "rev"))
+
+    for moment, said, remembered in (
+        (T0 + 2 * DAY - TICK, ["day 0", "day 1", "day 2", "day 3"], ["new", "old"]),
+        (T0 + 2 * DAY, ["day 1", "day 2", "day 3"], ["new"]),
+        (T0 + 4 * DAY, ["day 3"], []),
+        (T0 + 5 * DAY, [], []),
+    ):
+        at(moment)
+        services.forget_expired()
+        assert observed() == [*said, "of bob"]
+        assert sorted(items().filter(subject__key=ALICE).values_list("text", flat=True)) == remembered
+    assert services.forget_expired() == 0
+    assert sorted(items().values_list("text", flat=True)) == ["new", "old"]
+    assert set(Session.objects.values_list("subject__key", flat=True)) == {BOB}
+    after = dict(Subject.objects.values_list("key", "rev"))
+    assert (after[ALICE] > revisions[ALICE], after[BOB]) == (True, revisions[BOB])
+
+
+def test_changed_days_apply_to_stored_items(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee)
+    at(T0 + 100 * DAY)
+    assert services.forget_expired() == 0
+    for days, left in ((200, 1), (101, 1), (None, 1), (100, 0)):
+        change(as_kee, delete_after_days=days, now=T0 + 100 * DAY)
+        services.forget_expired()
+        assert items().count() == left
+    assert Subject.objects.get().expires_at is None
+
+
+def test_sweep_deletes_in_parts(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.memory.services._AT_ONCE", 2)
+    add(as_kee, delete_after_days=2)
+    record(as_kee)
+    for number in range(5):
+        talk(as_kee, f"turn {number}")
+        remember(as_kee, f"item {number}")
+    talk(as_kee, "new", now=T0 + DAY)
+    at(T0 + 2 * DAY)
+    assert services.forget_expired() == 1
+    assert (observed(), items().count()) == (["new"], 0)

@@ -1,8 +1,7 @@
-"""A memory is read by its reference: where it is from, and how it came to be."""
+"""Reading a memory by its reference: provenance, earlier readings, and the rules of its subject."""
 
 import json
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,40 +10,23 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from apps.core import erasure
 from apps.core.ids import decode_position
 from apps.memory import services
 from apps.memory.envelopes import first_moment
 from apps.memory.selectors import memory_of
 from apps.memory.shapes import MemoryOutput
-from apps.memory.tools.memories import ReadMemory, StoreMemory, memory_read, memory_store
+from apps.memory.tools import ReadMemory, StoreMemory, memory_read, memory_store
 from apps.principals.models import Tenant
-from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_token
-from tests.memory.subjects import ALICE, add, change, refused, remember
-
-DAY = timedelta(days=1)
+from tests.memory.subjects import ALICE, DAY, TICK, add, change, observe, record, refused, remember, revise, talk
 
 
 def read(viewer: Caller, ref: str, **asked: Any) -> MemoryOutput:
     return memory_of(ref, viewer=viewer, **({"now": T0} | asked))
 
 
-def revise(
-    author: Caller, text: str, *, confidence: float = 0.5, found_in: Sequence[int] = (), now: datetime = T0
-) -> str:
-    return services.update_pattern(
-        author=author,
-        category="ci",
-        pattern_name="mondays",
-        pattern_text=text,
-        confidence=confidence,
-        evidence_observation_ids=found_in,
-        now=now,
-    ).ref
-
-
-def test_a_belief_is_followed_over_http_from_a_hit_to_what_it_rests_on(db: None, tenant: Tenant) -> None:
+def test_hit_is_followed_to_its_evidence_over_http(db: None, tenant: Tenant) -> None:
     token = make_token(tenant)
 
     def call(method: str, path: str, given: dict[str, Any]) -> Any:
@@ -81,14 +63,14 @@ def test_a_belief_is_followed_over_http_from_a_hit_to_what_it_rests_on(db: None,
     assert (older["superseded_by"], older["superseded_at"] is None) == (hit["ref"], False)
 
 
-def test_a_pattern_shows_its_revisions_page_by_page(as_kee: Caller) -> None:
-    seen = services.store_observation(author=as_kee, text="It failed.", now=T0)
+def test_pattern_shows_its_revisions_page_by_page(as_kee: Caller) -> None:
+    seen = observe(as_kee, "It failed.")
     revise(as_kee, "Slow on Mondays.", confidence=0.2)
-    revise(as_kee, "Slow on Mondays and Fridays.", now=T0 + DAY, found_in=[seen.pk])
-    ref = revise(as_kee, "Slow on Fridays.", now=T0 + 2 * DAY, confidence=0.9)
+    revise(as_kee, "Slow on Mondays and Fridays.", now=T0 + DAY, evidence_observation_ids=[seen.pk])
+    ref = revise(as_kee, "Slow on Fridays.", now=T0 + 2 * DAY, confidence=0.9).ref
 
     newest = read(as_kee, ref, limit=1)
-    assert (newest.name, newest.domain, newest.revision, newest.confidence) == ("mondays", "ci", 3, 0.9)
+    assert (newest.name, newest.domain, newest.revision, newest.confidence) == ("builds", "ci", 3, 0.9)
     assert (newest.recorded_at, newest.revised_at) == (T0, T0 + 2 * DAY)
     pages = [newest]
     while pages[-1].next is not None:
@@ -99,16 +81,16 @@ def test_a_pattern_shows_its_revisions_page_by_page(as_kee: Caller) -> None:
         for one in page.earlier
     ]
     assert told == [
-        (2, "Slow on Mondays and Fridays.", 0.5, [seen.ref], T0 + DAY),
+        (2, "Slow on Mondays and Fridays.", 0.8, [seen.ref], T0 + DAY),
         (1, "Slow on Mondays.", 0.2, [], T0),
     ]
 
 
-def test_a_concept_is_read_by_any_of_its_names_with_how_it_was_described_before(as_kee: Caller) -> None:
-    tell = {"author": as_kee, "name": "PostgreSQL"}
-    services.store_concept(**tell, description="A database.", metadata={"since": 1996}, now=T0)  # type: ignore[arg-type]
-    services.store_concept(**tell, concept_type="database", aliases=["the elephant"], now=T0 + DAY)  # type: ignore[arg-type]
-    services.store_concept(**tell, description="Where facts are kept.", now=T0 + 2 * DAY)  # type: ignore[arg-type]
+def test_concept_is_read_by_any_name_with_earlier_readings(as_kee: Caller) -> None:
+    describe = partial(services.store_concept, author=as_kee, name="PostgreSQL")
+    describe(description="A database.", metadata={"since": 1996}, now=T0)
+    describe(concept_type="database", aliases=["the elephant"], now=T0 + DAY)
+    describe(description="Where facts are kept.", now=T0 + 2 * DAY)
 
     found = read(as_kee, "concept:The  Elephant")
     assert (found.ref, found.name, found.aliases) == ("concept:postgresql", "PostgreSQL", ["the elephant"])
@@ -122,7 +104,7 @@ def test_a_concept_is_read_by_any_of_its_names_with_how_it_was_described_before(
     assert [*first.earlier, *rest.earlier] == found.earlier
 
 
-def test_an_item_is_read_with_the_items_in_whose_place_it_stands(as_kee: Caller) -> None:
+def test_item_is_read_with_the_items_it_supersedes(as_kee: Caller) -> None:
     add(as_kee)
     older = remember(as_kee, "Lives in Ghent", slot="home town", confidence=0.3).item
     newer = remember(as_kee, "Lives in Bruges", slot="home town", stated=True, source="session c-1", now=T0 + DAY).item
@@ -140,33 +122,24 @@ def test_an_item_is_read_with_the_items_in_whose_place_it_stands(as_kee: Caller)
     assert (before.superseded_by, before.superseded_at) == (newer.ref, T0 + DAY)
 
 
-@pytest.mark.parametrize("ref", ["python", "7", "item:SKU-7", "pattern:0", "task:task_7", "item-7", "observation:"])
-def test_what_is_no_reference_to_a_memory_is_refused(as_kee: Caller, ref: str) -> None:
-    with refused("malformed_memory_reference"):
+@pytest.mark.parametrize(
+    ("ref", "code"),
+    [
+        *((ref, "malformed_memory_reference") for ref in ("python", "7", "item:SKU-7", "pattern:0", "task:task_7")),
+        *((ref, "unknown_memory") for ref in ("observation:4711", "pattern:4711", "item:4711", "concept:nobody")),
+    ],
+)
+def test_bad_references_are_refused(as_kee: Caller, ref: str, code: str) -> None:
+    with refused(code):
         read(as_kee, ref)
 
 
-@pytest.mark.parametrize("ref", ["observation:4711", "pattern:4711", "item:4711", "concept:nobody"])
-def test_what_is_not_there_is_unknown(as_kee: Caller, ref: str) -> None:
-    with refused("unknown_memory"):
-        read(as_kee, ref)
-
-
-def told_of_alice(author: Caller, **settled: Any) -> list[str]:
-    """What was said with a subject in a conversation and remembered of it."""
-    add(author, **settled)
-    services.record_session(principal=author, conversation_id="c", subject_id=ALICE, now=T0)
-    said = services.store_observation(author=author, text="Hello.", conversation_id="c", speaker="Alice", now=T0)
-    return [said.ref, remember(author).item.ref]
-
-
-def test_a_turn_says_where_and_by_whom_it_was_said(as_kee: Caller) -> None:
-    turn = read(as_kee, told_of_alice(as_kee)[0])
+def test_memories_of_a_subject_are_read_by_its_rules(as_kee: Caller, tenant: Tenant) -> None:
+    add(as_kee, delete_after_days=30)
+    record(as_kee)
+    refs = [talk(as_kee, "Hello.", speaker="Alice").ref, remember(as_kee).item.ref]
+    turn = read(as_kee, refs[0])
     assert (turn.conversation_id, turn.speaker, turn.subject_id, turn.occurred_at) == ("c", "Alice", ALICE, T0)
-
-
-def test_what_is_about_a_subject_is_read_as_far_as_it_has_settled(as_kee: Caller, tenant: Tenant) -> None:
-    refs = told_of_alice(as_kee, delete_after_days=30)
 
     def unread(viewer: Caller, **asked: Any) -> None:
         for ref in refs:
@@ -174,7 +147,7 @@ def test_what_is_about_a_subject_is_read_as_far_as_it_has_settled(as_kee: Caller
                 read(viewer, ref, **asked)
 
     for ref in refs:
-        read(as_kee, ref, now=T0 + 30 * DAY - timedelta(microseconds=1))
+        read(as_kee, ref, now=T0 + 30 * DAY - TICK)
     unread(as_kee, now=T0 + 30 * DAY)
     change(as_kee, share_with=["Kee"])
     unread(make_caller(tenant, "Lee"))
@@ -182,44 +155,26 @@ def test_what_is_about_a_subject_is_read_as_far_as_it_has_settled(as_kee: Caller
     unread(as_kee)
 
 
-def test_what_is_forgotten_is_read_by_nobody(as_kee: Caller) -> None:
-    refs = told_of_alice(as_kee)
-    services.forget(author=as_kee, subject_id=ALICE, now=T0)
-    for ref in refs:
-        with refused("unknown_memory"):
-            read(as_kee, ref)
-
-
-def test_what_stands_in_the_place_of_a_memory_is_named_until_it_is_forgotten(as_kee: Caller) -> None:
+def test_superseding_memory_is_named_until_it_is_forgotten(as_kee: Caller) -> None:
     add(as_kee)
-    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
-
-    def say(text: str, **given: Any) -> str:
-        return services.store_observation(author=as_kee, text=text, conversation_id="c", now=T0, **given).ref
-
-    older = say("Alice lives in Ghent.")
-    newer = say("Alice has moved to Bruges.", supersedes=older)
+    record(as_kee)
+    older = talk(as_kee, "Alice lives in Ghent.").ref
+    newer = talk(as_kee, "Alice has moved to Bruges.", supersedes=older).ref
     item = remember(as_kee, "Alice has moved to Bruges.", evidence=[newer]).item
     assert read(as_kee, older).superseded_by == newer
     services.forget(author=as_kee, subject_id=ALICE, item=item.pk, now=T0)
-    # Of what is forgotten nobody tells the day.
     after = read(as_kee, older)
     assert (after.superseded_by, after.superseded_at) == (None, first_moment(T0))
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_day_of_an_anonymized_subject_is_not_told_by_what_was_superseded(
-    as_kee: Caller, tenant: Tenant, shared: bool
-) -> None:
-    """Though the conversation came to be with that subject only afterwards."""
-    older = services.store_observation(author=as_kee, text="Somebody likes tea.", now=T0)
-    services.record_session(principal=as_kee, conversation_id="c", now=T0)
-    newer = services.store_observation(
-        author=as_kee, text="Alice likes tea.", conversation_id="c", supersedes=older.ref, now=T0 + DAY
-    )
+def test_superseded_memory_tells_no_day_of_an_anonymized_subject(as_kee: Caller, tenant: Tenant, shared: bool) -> None:
+    older = observe(as_kee, "Somebody likes tea.")
+    newer = talk(as_kee, "Alice likes tea.", supersedes=older.ref, now=T0 + DAY)
     assert read(as_kee, older.ref).superseded_at == T0 + DAY
     add(as_kee, anonymize_dates=True, share_with=["Kee"])
-    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0 + DAY)
+    # The conversation gets its subject only now.
+    record(as_kee, now=T0 + DAY)
     viewer = as_kee if shared else make_caller(tenant, "Lee")
     with acting_as(viewer):
         found = read(viewer, older.ref, now=T0 + DAY)
@@ -227,61 +182,30 @@ def test_a_day_of_an_anonymized_subject_is_not_told_by_what_was_superseded(
     assert found.superseded_by == (newer.ref if shared else None)
 
 
-def test_what_a_memory_stands_in_the_place_of_is_shown_as_far_as_its_subject_has_settled(as_kee: Caller) -> None:
+def test_superseded_memories_are_shown_by_the_rules_of_the_subject(as_kee: Caller) -> None:
     add(as_kee, delete_after_days=30)
-    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
-
-    def say(text: str, **given: Any) -> str:
-        return services.store_observation(author=as_kee, text=text, conversation_id="c", **given).ref
-
-    turn = say("Not in Ghent any more.", supersedes=say("Lives in Ghent.", now=T0), now=T0 + DAY)
+    record(as_kee)
+    turn = talk(as_kee, "Not in Ghent any more.", supersedes=talk(as_kee, "Lives in Ghent.").ref, now=T0 + DAY).ref
     remember(as_kee, "Lives in Ghent", slot="home town")
     item = remember(as_kee, "Lives in Bruges", slot="home town", now=T0 + DAY).item.ref
     over = T0 + 30 * DAY
     for ref in (turn, item):
-        assert read(as_kee, ref, now=over - timedelta(microseconds=1)).earlier != []
+        assert read(as_kee, ref, now=over - TICK).earlier != []
         assert [one.text for one in read(as_kee, ref, now=over).earlier if one.text.startswith("Lives in Ghent")] == []
 
 
-def test_items_that_one_stands_for_are_read_page_by_page(as_kee: Caller) -> None:
-    add(as_kee)
-    for year in range(3):
-        begin, end = T0 + year * DAY, T0 + (year + 1) * DAY
-        remember(as_kee, f"Lived in town {year}", slot="home town", now=T0, valid_from=begin, valid_to=end)
-    item = remember(as_kee, "Lived in Ghent all the time", slot="home town", valid_from=T0, now=T0 + DAY).item.ref
-    whole = read(as_kee, item).earlier
-    assert len(whole) == 3
-    pages = [read(as_kee, item, limit=1)]
-    while pages[-1].next is not None:
-        pages.append(read(as_kee, item, limit=1, before=decode_position(pages[-1].next)))
-    assert [one for page in pages for one in page.earlier] == whole
-
-
-def test_how_a_memory_read_before_is_not_shown_once_it_is_forgotten(as_kee: Caller) -> None:
-    revise(as_kee, "USER:eve")
-    pattern = revise(as_kee, "Some are slow.", now=T0 + DAY)
-    services.store_concept(author=as_kee, name="slow", description="USER:eve", now=T0)
-    services.store_concept(author=as_kee, name="slow", description="Not fast.", now=T0 + DAY)
-    for ref in (pattern, "concept:slow"):
-        assert len(read(as_kee, ref).earlier) == 1
-    with acting_as_system("test"), erasure.redacting():
-        erasure.erase(as_kee.tenant_id, "USER:eve")
-    for ref in (pattern, "concept:slow"):
-        assert read(as_kee, ref).earlier == []
-
-
-def test_a_concept_of_the_longest_name_is_read_by_its_reference_and_cited(as_kee: Caller) -> None:
+def test_concept_of_the_longest_name_is_read_and_cited(as_kee: Caller) -> None:
     services.store_concept(author=as_kee, name="n" * 200, description="Long.", now=T0)
     ref = f"concept:{'n' * 200}"
     assert memory_read(as_kee, ReadMemory(ref=ref)).text == "Long."
     assert memory_store(as_kee, StoreMemory(observation="It is long.", evidence=[ref])).status == "stored"
 
 
-def test_a_memory_takes_two_statements_and_one_more_for_what_superseded_it(as_kee: Caller) -> None:
-    older = services.store_observation(author=as_kee, text="It fails.", now=T0)
-    newer = services.store_observation(author=as_kee, text="It works.", supersedes=older.ref, now=T0)
+def test_reading_takes_two_statements_or_three_if_superseded(as_kee: Caller) -> None:
+    older = observe(as_kee, "It fails.")
+    newer = observe(as_kee, "It works.", supersedes=older.ref)
     revise(as_kee, "It may fail.")
-    pattern = revise(as_kee, "It fails.", now=T0 + DAY)
+    pattern = revise(as_kee, "It fails.", now=T0 + DAY).ref
     services.store_concept(author=as_kee, name="python", now=T0)
     add(as_kee)
     item = remember(as_kee).item.ref

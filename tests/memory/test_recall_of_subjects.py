@@ -1,6 +1,5 @@
-"""What is remembered of a subject is found by those who name it and may know it, and by nobody else."""
+"""Recall within a subject: validity, expiry, rules, and the totals of the search index."""
 
-import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
@@ -18,14 +17,27 @@ from apps.memory.search import held
 from apps.memory.selectors import export, recall
 from apps.memory.shapes import RecalledMemory
 from apps.memory.states import ItemType, Kind
-from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import ALICE, add, at, change, facts, items, observations, refused, remember
-from tests.memory.test_store import observe
-from tests.waiters import until_somebody_waits_for_this_transaction
-
-DAY = timedelta(days=1)
+from tests.memory.subjects import (
+    ALICE,
+    DAY,
+    TICK,
+    acting,
+    add,
+    at,
+    at_once,
+    change,
+    facts,
+    items,
+    observations,
+    observe,
+    record,
+    refused,
+    remember,
+    talk,
+)
+from tests.waiters import Other, until_somebody_waits_for_this_transaction
 
 
 def ask(caller: Caller, query: str = "", subject_id: str = ALICE, **narrowed: Any) -> list[RecalledMemory]:
@@ -34,14 +46,6 @@ def ask(caller: Caller, query: str = "", subject_id: str = ALICE, **narrowed: An
 
 def texts(caller: Caller, query: str = "", **narrowed: Any) -> list[str]:
     return [hit.text for hit in ask(caller, query, **narrowed)]
-
-
-def say(author: Caller, text: str, conversation_id: str = "c") -> None:
-    services.store_observation(author=author, text=text, conversation_id=conversation_id, speaker="Alice", now=T0)
-
-
-def meet(author: Caller, subject_id: str = ALICE, conversation_id: str = "c") -> None:
-    services.record_session(principal=author, conversation_id=conversation_id, subject_id=subject_id, now=T0)
 
 
 def check_totals() -> None:
@@ -65,7 +69,7 @@ def check_totals() -> None:
         )
 
 
-def test_an_item_is_found_by_its_words_and_says_what_it_is(as_kee: Caller) -> None:
+def test_item_is_found_by_its_words(as_kee: Caller) -> None:
     add(as_kee)
     item = remember(as_kee, "Loves walking dogs", confidence=0.7).item
     remember(as_kee, "Is often late", type=ItemType.USER_PATTERN)
@@ -77,104 +81,52 @@ def test_an_item_is_found_by_its_words_and_says_what_it_is(as_kee: Caller) -> No
     check_totals()
 
 
-def test_what_is_about_a_subject_is_found_within_it_alone(as_kee: Caller) -> None:
+def test_memories_of_a_subject_are_found_and_counted_within_it_only(as_kee: Caller) -> None:
     for subject_id in (ALICE, "USER:bob"):
         add(as_kee, subject_id)
         remember(as_kee, f"Loves dogs, says {subject_id}", subject_id)
+    record(as_kee)
+    talk(as_kee, "I have a dog.")
     observe(as_kee, "Dogs bark.")
-    assert texts(as_kee, "dog") == ["Loves dogs, says USER:alice"]
+    with CaptureQueriesContext(connection) as captured:
+        assert sorted(texts(as_kee, "dog")) == ["I have a dog.", "Loves dogs, says USER:alice"]
+    # Who may read the subject, and what is found.
+    assert len(captured) == 2
     assert [hit.text for hit in recall("dog", caller=as_kee)] == ["Dogs bark."]
     assert [hit.text for hit in recall(caller=as_kee)] == ["Dogs bark."]
-    assert held(tenant_id=as_kee.tenant_id)[0] == 1
+    assert held(tenant_id=as_kee.tenant_id) == (1, 0, 0)
 
 
-def test_what_is_said_with_a_subject_is_about_it_whether_it_is_known_before_or_after(as_kee: Caller) -> None:
+def test_turns_follow_their_session_to_its_subject(as_kee: Caller) -> None:
     add(as_kee)
     add(as_kee, "USER:bob")
-    say(as_kee, "I have a dog.")
-    say(as_kee, "What kind of dog?")
+    talk(as_kee, "I have a dog.")
+    talk(as_kee, "What kind of dog?")
     assert len(recall("dog", caller=as_kee)) == 2
-    meet(as_kee)
-    say(as_kee, "A small dog.")
+    record(as_kee)
+    talk(as_kee, "A small dog.")
     assert recall("dog", caller=as_kee) == []
     assert len(texts(as_kee, "dog")) == 3
     assert [hit.why for hit in ask(as_kee, "kind")] == ["has kind", *["what was said around it is about this"] * 2]
     check_totals()
-    meet(as_kee, "USER:bob")
+    record(as_kee, "USER:bob")
     assert texts(as_kee, "dog") == []
     assert len(texts(as_kee, "dog", subject_id="USER:bob")) == 3
     check_totals()
 
 
-def test_what_is_said_with_a_subject_is_not_counted_among_what_everybody_may_know(as_kee: Caller) -> None:
-    add(as_kee, share_with=["Kee"])
-    observe(as_kee, "Dogs bark.")
-    meet(as_kee)
-    say(as_kee, "I have a dog.")
-    assert held(tenant_id=as_kee.tenant_id)[0] == 1
-
-
-def test_whom_a_subject_is_not_shared_with_gets_the_answer_of_one_that_is_not_there(
-    as_kee: Caller, tenant: Tenant
-) -> None:
-    lee = make_caller(tenant, "Lee")
-    add(as_kee, share_with=["Kee"])
-    remember(as_kee, "Loves dogs")
-    meet(as_kee)
-    say(as_kee, "I have a dog.")
-    assert len(texts(as_kee, "dog")) == 2
-    answers = []
-    for subject_id in (ALICE, "USER:alicf"):
-        with refused("unknown_subject") as refusal:
-            ask(lee, "dog", subject_id)
-        answers.append((type(refusal.value), refusal.value.detail.replace(subject_id, "…"), refusal.value.extra))
-    assert answers[0] == answers[1]
-    assert recall("dog", caller=lee) == recall(caller=lee) == []
-
-
-@pytest.mark.parametrize(
-    ("own", "tenants", "allowed"),
-    [(None, None, True), (None, ["Lee"], True), (None, [], False), ([], None, False), (["Lee"], [], True)],
-)
-def test_sharing_is_the_subjects_own_else_the_tenants(
-    as_kee: Caller, tenant: Tenant, own: list[str] | None, tenants: list[str] | None, allowed: bool
-) -> None:
-    lee = make_caller(tenant, "Lee")
-    add(as_kee, share_with=own)
-    if tenants is not None:
-        services.set_memory_policy(author=as_kee, share_with=tenants, now=T0)
-    if allowed:
-        assert ask(lee) == []
-        return
-    with refused("unknown_subject"):
-        ask(lee)
-
-
-def test_another_tenants_subject_of_the_same_id_is_another(db: None) -> None:
-    kee, stranger = make_caller(make_tenant("acme")), make_caller(make_tenant("globex"))
-    for caller, text in ((kee, "Loves dogs"), (stranger, "Hates dogs")):
-        with acting_as(caller):
-            add(caller)
-            remember(caller, text)
-    with acting_as(kee):
-        assert texts(kee, "dog") == texts(kee) == ["Loves dogs"]
-
-
-def test_what_was_said_with_a_subject_is_superseded_by_what_is_about_it_too(as_kee: Caller, tenant: Tenant) -> None:
-    add(as_kee, share_with=["Kee"])
-    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
-    turn = services.store_observation(author=as_kee, text="I have a dog.", conversation_id="c", now=T0)
-    stranger = make_caller(tenant, "Lee")
-    with refused("unknown_memory"), transaction.atomic():
-        services.store_observation(author=stranger, text="Never mind.", supersedes=turn.ref, now=T0)
+def test_turn_of_a_subject_is_superseded_within_it_only(as_kee: Caller) -> None:
+    add(as_kee)
+    record(as_kee)
+    turn = talk(as_kee, "I have a dog.")
     with refused("about_another"), transaction.atomic():
-        services.store_observation(author=as_kee, text="Dogs bark.", supersedes=turn.ref, now=T0)
-    services.store_observation(author=as_kee, text="I have two dogs.", conversation_id="c", supersedes=turn.ref, now=T0)
+        observe(as_kee, "Dogs bark.", supersedes=turn.ref)
+    talk(as_kee, "I have two dogs.", supersedes=turn.ref)
     assert [hit.text for hit in recall("dogs", caller=as_kee, subject_id=ALICE)] == ["I have two dogs."]
     check_totals()
 
 
-def test_what_was_superseded_is_found_as_of_before(as_kee: Caller) -> None:
+def test_superseded_item_is_found_as_of_before(as_kee: Caller) -> None:
     add(as_kee)
     remember(as_kee, "Lives in Paris", slot="home", valid_from=T0 - 9 * DAY)
     remember(as_kee, "Lives in Berlin", slot="home", valid_from=T0 - 5 * DAY, now=T0 + DAY)
@@ -182,28 +134,35 @@ def test_what_was_superseded_is_found_as_of_before(as_kee: Caller) -> None:
     assert texts(as_kee, "lives", as_of=T0) == ["Lives in Paris"]
 
 
-def test_what_is_so_no_longer_or_not_yet_is_not_found(as_kee: Caller) -> None:
+def test_item_is_found_while_it_is_valid(as_kee: Caller) -> None:
     add(as_kee)
     remember(as_kee, "Was a student", valid_from=T0 - 9 * DAY, valid_to=T0 - DAY)
     remember(as_kee, "Will be a teacher", valid_from=T0 + 40_000 * DAY)
+    remember(as_kee, "Is on holiday", valid_from=T0 + DAY, valid_to=T0 + 2 * DAY)
     remember(as_kee, "Is here")
-    assert texts(as_kee) == ["Is here"]
     assert texts(as_kee, "student teacher") == []
+    for query in ("", "student teacher holiday"):
+        found = [
+            "Is on holiday" in texts(as_kee, query, as_of=moment)
+            for moment in (T0 + DAY - TICK, T0 + DAY, T0 + 2 * DAY - TICK, T0 + 2 * DAY)
+        ]
+        assert found == [False, True, True, False]
 
 
 @pytest.mark.parametrize("narrowing", [{}, {"domain": "USER_FACT"}])
-def test_what_has_ended_or_is_yet_to_come_hides_nothing_that_is_so(as_kee: Caller, narrowing: dict[str, str]) -> None:
+def test_past_and_future_items_hide_no_current_one(
+    as_kee: Caller, monkeypatch: pytest.MonkeyPatch, narrowing: dict[str, str]
+) -> None:
+    monkeypatch.setattr(search, "_LEADING", 10)
     add(as_kee)
-    for day in range(130):
+    for day in range(8):
         remember(as_kee, f"Meets Tom {day}", valid_from=T0 - 2 * DAY - day * DAY, valid_to=T0 - DAY - day * DAY)
         remember(as_kee, f"Meets Tom -{day}", valid_from=T0 + (40_000 + day) * DAY)
     remember(as_kee, "Meets everybody whom a friend calls Tom")
     assert texts(as_kee, "meets tom", **narrowing) == ["Meets everybody whom a friend calls Tom"]
 
 
-def test_a_question_that_is_answered_anew_hides_nothing_that_has_a_word_in_common(
-    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_superseded_items_hide_no_current_one(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "_SCORED", 3)
     add(as_kee)
     remember(as_kee, "Thinks that moods pass")
@@ -214,17 +173,8 @@ def test_a_question_that_is_answered_anew_hides_nothing_that_has_a_word_in_commo
     assert texts(as_kee, "mood", as_of=T0 + DAY) == ["Mood 4", "Thinks that moods pass"]
 
 
-def test_what_was_not_so_yet_is_not_found_as_of_then(as_kee: Caller) -> None:
-    add(as_kee)
-    remember(as_kee, "Is on holiday", valid_from=T0 + DAY)
-    assert texts(as_kee, as_of=T0 + DAY - timedelta(microseconds=1)) == []
-    assert texts(as_kee, as_of=T0 + DAY) == texts(as_kee) == ["Is on holiday"]
-
-
 @pytest.mark.parametrize("narrowing", [{}, {"domain": "USER_FACT"}])
-def test_what_is_so_from_when_it_was_written_on_is_found_at_once_though_the_writers_clock_is_ahead(
-    as_kee: Caller, narrowing: dict[str, str]
-) -> None:
+def test_item_by_a_clock_ahead_is_found_at_once(as_kee: Caller, narrowing: dict[str, str]) -> None:
     add(as_kee)
     ahead = T0 + timedelta(seconds=30)
     remember(as_kee, "Loves zebras", now=ahead)
@@ -234,28 +184,20 @@ def test_what_is_so_from_when_it_was_written_on_is_found_at_once_though_the_writ
     assert texts(as_kee, "zebras", as_of=T0, **narrowing) == []
 
 
-def test_what_is_so_up_to_a_moment_is_so_at_it_no_longer(as_kee: Caller) -> None:
-    add(as_kee)
-    remember(as_kee, "Is on holiday", valid_to=T0 + DAY)
-    for query in ("", "holiday"):
-        assert texts(as_kee, query, as_of=T0 + DAY - timedelta(microseconds=1)) == ["Is on holiday"]
-        assert texts(as_kee, query, as_of=T0 + DAY) == []
-
-
-def test_what_was_left_of_an_item_is_recalled_for_no_longer_than_the_item(as_kee: Caller) -> None:
+def test_rest_of_an_item_expires_with_the_item(as_kee: Caller) -> None:
     add(as_kee, delete_after_days=2)
     remember(as_kee, "Lives in Berlin", slot="home", valid_from=T0 - 9 * DAY)
     remember(as_kee, "Lived in Rome", slot="home", valid_from=T0 - 5 * DAY, valid_to=T0 - 4 * DAY, now=T0 + DAY)
-    for moment, found in ((T0 + 2 * DAY - timedelta(microseconds=1), ["Lives in Berlin"]), (T0 + 2 * DAY, [])):
+    for moment, found in ((T0 + 2 * DAY - TICK, ["Lives in Berlin"]), (T0 + 2 * DAY, [])):
         at(moment)
         assert texts(as_kee, "Berlin") == found
 
 
-def test_a_turn_has_its_days_from_when_it_was_said_however_late_it_is_stored(as_kee: Caller) -> None:
+def test_turn_expires_by_when_it_was_said(as_kee: Caller) -> None:
     add(as_kee, delete_after_days=2)
-    meet(as_kee)
+    record(as_kee)
     for text, occurred_at in (("said now", T0), ("said yesterday", T0 - DAY), ("said to be so then", T0 + 9 * DAY)):
-        services.store_observation(author=as_kee, text=text, conversation_id="c", occurred_at=occurred_at, now=T0)
+        talk(as_kee, text, occurred_at=occurred_at)
 
     def shown(moment: datetime) -> list[list[str]]:
         at(moment)
@@ -263,22 +205,20 @@ def test_a_turn_has_its_days_from_when_it_was_said_however_late_it_is_stored(as_
         return [sorted(texts(as_kee, "said")), sorted(texts(as_kee)), sorted(row["text"] for row in exported)]
 
     before = ["said now", "said to be so then", "said yesterday"]
-    assert shown(T0 + DAY - timedelta(microseconds=1)) == [before] * 3
+    assert shown(T0 + DAY - TICK) == [before] * 3
     assert services.forget_expired() == 0
     # At once, before it is swept.
     assert shown(T0 + DAY) == [before[:2]] * 3
     assert services.forget_expired() == 1
     assert sorted(observations().exclude(text="").values_list("text", flat=True)) == before[:2]
     # What has had its days when it is stored goes with the next sweep.
-    services.store_observation(
-        author=as_kee, text="said last week", conversation_id="c", occurred_at=T0 - 7 * DAY, now=T0 + DAY
-    )
+    talk(as_kee, "said last week", occurred_at=T0 - 7 * DAY, now=T0 + DAY)
     assert shown(T0 + DAY) == [before[:2]] * 3
     assert services.forget_expired() == 1
     assert shown(T0 + 2 * DAY) == [[]] * 3
 
 
-def test_what_a_subject_has_settled_holds_for_recall_too(as_kee: Caller) -> None:
+def test_rules_of_a_subject_hold_for_recall(as_kee: Caller) -> None:
     add(as_kee)
     remember(as_kee, "Loves dogs")
     remember(as_kee, "Loves cats", now=T0 + DAY)
@@ -287,23 +227,14 @@ def test_what_a_subject_has_settled_holds_for_recall_too(as_kee: Caller) -> None
         ("2026-01-01T00:00:00+00:00", "2026-01-01 00:00:00+00:00")
     }
     change(as_kee, delete_after_days=2)
-    tick = timedelta(microseconds=1)
-    for moment, found in ((T0 + 2 * DAY - tick, 2), (T0 + 2 * DAY, 1), (T0 + 3 * DAY - tick, 1), (T0 + 3 * DAY, 0)):
+    for moment, found in ((T0 + 2 * DAY - TICK, 2), (T0 + 2 * DAY, 1), (T0 + 3 * DAY - TICK, 1), (T0 + 3 * DAY, 0)):
         at(moment)
         assert (len(texts(as_kee)), len(texts(as_kee, "loves"))) == (found, found)
     change(as_kee, delete_after_days=None, memory_enabled=False)
     assert texts(as_kee) == texts(as_kee, "loves") == []
 
 
-def test_it_is_two_statements_who_may_know_and_what_is_known(as_kee: Caller) -> None:
-    add(as_kee)
-    remember(as_kee, "Loves dogs")
-    with CaptureQueriesContext(connection) as captured:
-        assert len(ask(as_kee, "dog")) == 1
-    assert len(captured) == 2
-
-
-def test_what_is_forgotten_is_found_no_more_and_counted_no_more(transactional_db: None) -> None:
+def test_forgotten_memories_are_neither_found_nor_counted(transactional_db: None) -> None:
     kee = make_caller(make_tenant("acme"))
     with acting_as(kee):
         add(kee)
@@ -311,8 +242,8 @@ def test_what_is_forgotten_is_found_no_more_and_counted_no_more(transactional_db
         remember(kee, "Loves dogs", "USER:bob")
         gone = remember(kee, "Loves dogs").item
         remember(kee, "Loves cats")
-        meet(kee)
-        say(kee, "Dogs and cats.")
+        record(kee)
+        talk(kee, "Dogs and cats.")
     run("memory.fold_totals")
     with acting_as(kee):
         services.forget(author=kee, subject_id=ALICE, item=gone.pk, now=T0)
@@ -325,11 +256,11 @@ def test_what_is_forgotten_is_found_no_more_and_counted_no_more(transactional_db
         assert not SearchTotals.objects.filter(scope=gone.subject_id or 0).exists()
 
 
-def test_what_was_superseded_is_counted_neither_where_it_is_moved_to_nor_when_it_is_forgotten(as_kee: Caller) -> None:
+def test_superseded_turn_is_not_counted_when_moved_or_forgotten(as_kee: Caller) -> None:
     add(as_kee)
     turn = observe(as_kee, "I have a dog.", conversation_id="c")
     observe(as_kee, "I have two cats.", conversation_id="c", supersedes=turn.ref)
-    meet(as_kee)
+    record(as_kee)
     check_totals()
     item = remember(as_kee, "I have a dog").item
     services.forget(author=as_kee, subject_id=ALICE, item=item.pk, now=T0)
@@ -338,9 +269,7 @@ def test_what_was_superseded_is_counted_neither_where_it_is_moved_to_nor_when_it
 
 
 @pytest.mark.parametrize("tick", [search.fold_totals, partial(search.count_frequencies, 1)], ids=["folded", "counted"])
-def test_what_is_being_summed_up_while_it_is_forgotten_is_not_written_again(
-    transactional_db: None, tick: Callable[[], object]
-) -> None:
+def test_job_does_not_write_again_what_is_forgotten(transactional_db: None, tick: Callable[[], object]) -> None:
     kee = make_caller(make_tenant("acme"))
     with acting_as(kee):
         add(kee)
@@ -348,57 +277,32 @@ def test_what_is_being_summed_up_while_it_is_forgotten_is_not_written_again(
             remember(kee, f"Loves dog {number}")
     if tick is not search.fold_totals:
         search.fold_totals()
-
-    def forget() -> None:
-        try:
-            with acting_as(kee):
-                services.forget(author=kee, subject_id=ALICE, now=T0)
-        finally:
-            connection.close()
-
-    forgetting = threading.Thread(target=forget)
+    forget = acting(kee, lambda: services.forget(author=kee, subject_id=ALICE, now=T0))
     with acting_as_system("test"):
         tick()
-        forgetting.start()
+        forgetting = Other(forget)
         until_somebody_waits_for_this_transaction()
-    forgetting.join(30)
-
+    assert forgetting.ends() is None
     with acting_as(kee):
         check_totals()
         assert not SearchTotals.objects.exclude(scope=0).exists()
         assert not TermFrequency.objects.exists()
 
 
-def test_nothing_is_summed_up_while_something_is_forgotten(transactional_db: None) -> None:
+def test_jobs_skip_while_something_is_forgotten(transactional_db: None) -> None:
     kee = make_caller(make_tenant("acme"))
     with acting_as(kee):
         add(kee)
         for number in range(3):
             remember(kee, f"Loves dog {number}")
-    held, done = threading.Event(), threading.Event()
-
-    def forget() -> None:
-        try:
-            with acting_as(kee):
-                services.forget(author=kee, subject_id=ALICE, now=T0)
-                held.set()
-                assert done.wait(30)
-        finally:
-            connection.close()
-
-    forgetting = threading.Thread(target=forget)
-    forgetting.start()
-    assert held.wait(30)
-    search.fold_totals()
-    assert search.count_frequencies() == 0
-    done.set()
-    forgetting.join(30)
-
+    with acting_as(kee):
+        services.forget(author=kee, subject_id=ALICE, now=T0)
+        assert at_once(search.fold_totals, search.count_frequencies) == [None, 0]
     with acting_as(kee):
         assert not SearchTotals.objects.exclude(scope=0).exists()
 
 
-def test_every_item_is_findable_whatever_has_become_of_it(as_kee: Caller) -> None:
+def test_every_item_has_its_search_terms(as_kee: Caller) -> None:
     add(as_kee)
     remember(as_kee, "Lives in Paris", slot="home", valid_from=T0 - 9 * DAY)
     remember(as_kee, "Lived in Rome", slot="home", valid_from=T0 - 5 * DAY, valid_to=T0 - 4 * DAY)

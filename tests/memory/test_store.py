@@ -1,309 +1,351 @@
-"""What is written is kept, by whom and on what evidence; refusals change nothing."""
+"""Observations, patterns, concepts, relationships and sessions: what is stored, what is refused, and bootstrap."""
 
-import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import connection, transaction
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from pydantic import ValidationError
 
-from apps.core import erasure
-from apps.memory import services
-from apps.memory.errors import AliasTaken
+from apps.digests import selectors as digests
+from apps.memory import selectors, services
 from apps.memory.models import ConceptName, Memory, Relationship, Revision, SearchTerm, Session
-from apps.memory.selectors import concept_named, recent_sessions
+from apps.memory.references import AliasTaken
+from apps.memory.selectors import concept_named, recall, recent_sessions
 from apps.memory.services import MOST_ALIASES
-from apps.memory.tools.memories import RecallMemory
-from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import ALICE, add, change, concepts, observations, patterns, refused
+from apps.memory.tools import OfSubject, RecallMemory, RememberFact
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from tests.digests.makers import post, post_grouped
+from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.memory.subjects import (
+    ALICE,
+    DAY,
+    TICK,
+    acting,
+    add,
+    at_once,
+    change,
+    concepts,
+    observe,
+    patterns,
+    record,
+    refused,
+    remember,
+    revise,
+)
 
-DAY = timedelta(days=1)
+BEHIND = T0 - timedelta(minutes=5)
 
 
-def observe(author: Caller, text: str = "The build takes nine minutes.", **given: object) -> Memory:
-    return services.store_observation(author=author, text=text, now=T0, **given)  # type: ignore[arg-type]
+def concept(author: Caller, name: str = "Python", *, now: datetime = T0, **given: Any) -> Memory:
+    return services.store_concept(author=author, name=name, now=now, **given)
 
 
-def test_an_observation_says_who_made_it_and_on_what_evidence(as_kee: Caller) -> None:
+def relate(author: Caller, source: str, rel_type: str, target: str, description: str | None = None) -> Relationship:
+    return services.add_relationship(
+        author=author, from_concept=source, to_concept=target, rel_type=rel_type, description=description, now=T0
+    )
+
+
+# Observations and patterns.
+
+
+def test_observation_has_author_evidence_and_search_terms(as_kee: Caller) -> None:
     stored = observe(as_kee, domain="ci", confidence=0.5, evidence=["task:task_7"], metadata={"run": 3})
-
     stored.refresh_from_db()
     assert (stored.author.name, stored.domain, stored.confidence) == ("Kee", "ci", 0.5)
     assert (stored.evidence, stored.metadata, stored.occurred_at) == (["task:task_7"], {"run": 3}, T0)
     assert SearchTerm.objects.filter(memory=stored, frequency__gt=0).count() == 4
 
 
-def test_the_database_refuses_to_rewrite_an_observation(as_kee: Caller) -> None:
-    stored = observe(as_kee)
-    with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
-        observations().filter(pk=stored.pk).update(text="Never mind.")
-
-
-def test_a_newer_statement_stands_in_the_place_of_the_older_once(as_kee: Caller) -> None:
-    older = observe(as_kee)
-    newer = observe(as_kee, "The build takes two minutes.", supersedes=older.ref)
+def test_newer_observation_supersedes_the_older_once(as_kee: Caller) -> None:
+    older = observe(as_kee, "It is green.")
+    newer = observe(as_kee, "It is red.", supersedes=older.ref, now=BEHIND)
     older.refresh_from_db()
+    # The clock of the second writer is behind.
     assert (older.superseded_by, older.superseded_at) == (newer, T0)
-
-    with refused("already_superseded"), transaction.atomic():
-        observe(as_kee, "The build takes an hour.", supersedes=older.ref)
+    assert [hit.text for hit in recall("green red", caller=as_kee)] == ["It is red."]
+    for ref, code in (
+        (older.ref, "already_superseded"),
+        ("observation:999999", "unknown_memory"),
+        ("x", "malformed_memory_reference"),
+    ):
+        with refused(code), transaction.atomic():
+            observe(as_kee, supersedes=ref)
     assert Memory.objects.count() == 2
 
 
-@pytest.mark.parametrize(
-    ("ref", "code"), [("observation:999999", "unknown_memory"), ("x", "malformed_memory_reference")]
-)
-def test_what_is_not_there_can_not_be_superseded(as_kee: Caller, ref: str, code: str) -> None:
-    with refused(code), transaction.atomic():
-        observe(as_kee, supersedes=ref)
-    assert not observations().exists()
+def test_pattern_keeps_its_revisions_in_order(as_kee: Caller) -> None:
+    seen = observe(as_kee)
+    for text, confidence, now in (("once", 0.6, T0), ("twice", 0.7, BEHIND), ("often", 0.9, T0 + DAY)):
+        revise(as_kee, text, confidence=confidence, evidence_observation_ids=[seen.pk], now=now)
+    pattern = patterns().get()
+    assert (pattern.revision, pattern.text, pattern.evidence) == (3, "often", [seen.ref])
+    kept = Revision.objects.order_by("number").values_list(
+        "number", "text", "confidence", "recorded_at", "superseded_at"
+    )
+    assert list(kept) == [(1, "once", 0.6, T0, T0), (2, "twice", 0.7, T0, T0 + DAY)]
+    (hit,) = recall("once twice often", caller=as_kee, as_of=T0 + timedelta(hours=1))
+    assert (hit.text, pattern.revised_at) == ("builds: twice", T0 + DAY)
 
 
-def test_another_tenants_observation_is_unknown(db: None) -> None:
-    kee, stranger = make_caller(make_tenant("acme")), make_caller(make_tenant("globex"))
-    with acting_as(stranger):
-        theirs = observe(stranger)
-    with acting_as(kee), refused("unknown_memory"):
-        observe(kee, supersedes=theirs.ref)
+@pytest.mark.parametrize("kind", ["observation", "concept", "pattern"])
+def test_text_that_expands_when_folded_is_found_by_its_beginning(as_kee: Caller, kind: str) -> None:
+    # Each of these characters becomes six letters.
+    text = " ".join(f"{number:04d} " + "\u3316" * 110 for number in range(560))
+    store: dict[str, Callable[[], object]] = {
+        "observation": lambda: observe(as_kee, text),
+        "concept": lambda: concept(as_kee, description=text),
+        "pattern": lambda: revise(as_kee, text),
+    }
+    store[kind]()
+    assert [hit.text.endswith(text) for hit in recall("0007", caller=as_kee)] == [True]
 
 
-def test_a_concept_is_one_under_all_its_names(as_kee: Caller) -> None:
-    services.store_concept(author=as_kee, name="Python", concept_type="language", aliases=["py"], now=T0)
-    services.store_concept(author=as_kee, name="  PYTHON ", description="A language.", aliases=["CPython"], now=T0)
-    again = services.store_concept(author=as_kee, name="py", metadata={"since": 1991}, now=T0)
+@pytest.mark.parametrize("filters", [{".".join("a" * 5_000): 1}, {str(number): 1 for number in range(51)}])
+def test_filters_of_any_size_are_refused(filters: dict[str, int]) -> None:
+    with pytest.raises(ValidationError):
+        RecallMemory(filters=filters)
 
+
+@pytest.mark.parametrize("fact", ["\u200b", "\u2060 \u00ad", "\u3164", "\u2800", " \t"], ids=ascii)
+def test_invisible_facts_are_refused(fact: str) -> None:
+    with pytest.raises(ValidationError):
+        RememberFact(subject_id=ALICE, fact=fact)
+    RememberFact(subject_id=ALICE, fact=f"{fact}🎉")
+
+
+@pytest.mark.parametrize("subject_id", ["user:a", "USER", "USER:", "USER:a.", "USER:a b", "USER:a,b"])
+def test_refusal_describes_the_form_of_a_subject_id(subject_id: str) -> None:
+    with pytest.raises(ValidationError, match="a kind in capitals, a colon and a name"):
+        OfSubject(subject_id=subject_id)
+
+
+# Concepts.
+
+
+def test_concept_is_one_under_all_its_names(as_kee: Caller) -> None:
+    concept(as_kee, concept_type="language", aliases=["py"])
+    concept(as_kee, "  PYTHON ", description="A language.", aliases=["CPython"])
+    again = concept(as_kee, "py", metadata={"since": 1991}, now=BEHIND)
     assert Memory.objects.count() == 1
     assert (again.name, again.domain, again.aliases) == ("Python", "language", ["py", "CPython"])
     assert (again.text, again.metadata, again.ref) == ("A language.", {"since": 1991}, "concept:python")
-    assert concept_named("cpython") == again
+    assert (concept_named("cpython"), again.revised_at) == (again, T0)
 
 
-def test_an_alias_stands_for_one_concept_only(as_kee: Caller) -> None:
-    services.store_concept(author=as_kee, name="Python", aliases=["py"], now=T0)
-    services.store_concept(author=as_kee, name="Pyramid", now=T0)
+def test_alias_names_one_concept_only(as_kee: Caller) -> None:
+    concept(as_kee, aliases=["py"])
+    concept(as_kee, "Pyramid")
     with refused("alias_taken"), transaction.atomic():
-        services.store_concept(author=as_kee, name="Pyramid", aliases=["PY"], now=T0)
+        concept(as_kee, "Pyramid", aliases=["PY"])
     assert concepts().get(key="pyramid").aliases == []
 
 
+def test_concept_has_a_limited_number_of_aliases(as_kee: Caller) -> None:
+    aliases = [f"alias {number}" for number in range(MOST_ALIASES)]
+    concept(as_kee, "x", aliases=aliases)
+    with refused("too_many_aliases"), transaction.atomic():
+        concept(as_kee, "x", aliases=["one more"])
+    concept(as_kee, "x", aliases=aliases[:3])
+    assert len(concepts().get().aliases) == MOST_ALIASES
+
+
 @pytest.mark.parametrize("name", [" ", "\ufdfa" * 12, "x" * 201])
-def test_what_is_no_name_in_the_form_that_names_are_compared_by_is_refused(as_kee: Caller, name: str) -> None:
-    relate = partial(services.add_relationship, author=as_kee, rel_type="is", now=T0)
+def test_name_without_a_usable_normalized_form_is_refused(as_kee: Caller, name: str) -> None:
     for told in (
-        partial(services.store_concept, author=as_kee, name=name, now=T0),
-        partial(services.store_concept, author=as_kee, name="Ada", aliases=[name], now=T0),
-        partial(relate, from_concept=name, to_concept="Ada"),
-        partial(relate, from_concept="Ada", to_concept=name),
+        partial(concept, as_kee, name),
+        partial(concept, as_kee, "Ada", aliases=[name]),
+        partial(relate, as_kee, name, "is", "Ada"),
+        partial(relate, as_kee, "Ada", "is", name),
     ):
         with refused("unusable_name"):
             told()
     assert not concepts().exists()
 
 
-def test_relating_unknown_concepts_creates_them_bare_and_saying_it_again_revises(as_kee: Caller) -> None:
+# Relationships.
+
+
+def test_relationship_creates_concepts_and_is_revised(as_kee: Caller) -> None:
     for description in ("first", "second"):
-        services.add_relationship(
-            author=as_kee,
-            from_concept="code-analyzer",
-            to_concept="code_analysis",
-            rel_type="provides",
-            description=description,
-            now=T0,
-        )
-    assert [(str(r), r.description) for r in Relationship.objects.all()] == [
-        ("code-analyzer provides code_analysis", "second")
+        relate(as_kee, "code-analyzer", "provides", "code_analysis", description)
+    found = [(str(one), one.description) for one in Relationship.objects.all()]
+    assert found == [("code-analyzer provides code_analysis", "second")]
+    concept(as_kee, aliases=["py"])
+    itself = {str(relate(as_kee, "py", "is", "Python")), str(relate(as_kee, "x", "is", "X"))}
+    assert itself == {"Python is Python", "x is x"}
+
+
+def told(viewer: Caller, **narrowed: Any) -> list[str]:
+    found, _ = selectors.relationships(tenant_id=viewer.tenant_id, **narrowed)
+    return [f"{one.from_concept} {one.rel_type} {one.to_concept}" for one in found]
+
+
+def test_relationships_are_found_by_names_and_types_in_few_statements(as_kee: Caller) -> None:
+    concept(as_kee, "PostgreSQL", aliases=["the elephant"])
+    relate(as_kee, "build", "uses", "PostgreSQL")
+    relate(as_kee, "PostgreSQL", "runs_on", "Linux")
+    relate(as_kee, "build", "runs_on", "Linux")
+    asked: list[tuple[dict[str, str], list[str], int]] = [
+        ({}, ["build runs_on Linux", "PostgreSQL runs_on Linux", "build uses PostgreSQL"], 1),
+        ({"to_concept": "The  Elephant"}, ["build uses PostgreSQL"], 2),
+        ({"from_concept": "the elephant"}, ["PostgreSQL runs_on Linux"], 2),
+        ({"rel_type": "runs_on"}, ["build runs_on Linux", "PostgreSQL runs_on Linux"], 1),
+        ({"from_concept": "build", "to_concept": "linux", "rel_type": "runs_on"}, ["build runs_on Linux"], 2),
+        ({"from_concept": "build", "rel_type": "knows"}, [], 2),
     ]
-    assert set(concepts().values_list("domain", flat=True)) == {""}
+    for narrowed, found, statements in asked:
+        with CaptureQueriesContext(connection) as captured:
+            assert told(as_kee, **narrowed) == found
+        assert len(captured) == statements
+    with refused("unknown_memory"):
+        told(as_kee, from_concept="nowhere")
 
 
-def test_a_pattern_keeps_its_revisions(as_kee: Caller) -> None:
-    seen = observe(as_kee)
-    _, pattern = [
-        services.update_pattern(
-            author=as_kee,
-            category="ci",
-            pattern_name="builds",
-            pattern_text=text,
-            confidence=confidence,
-            evidence_observation_ids=[seen.pk],
-            now=T0,
-        )
-        for text, confidence in (("Builds are slow.", 0.6), ("Builds are slow on Mondays.", 0.9))
-    ]
-    assert (pattern.revision, pattern.text, pattern.evidence) == (2, "Builds are slow on Mondays.", [seen.ref])
-    assert list(Revision.objects.order_by("number").values_list("number", "text", "confidence")) == [
-        (1, "Builds are slow.", 0.6),
-    ]
+def test_relationships_are_read_page_by_page(tenant: Tenant, kee: Caller) -> None:
+    with acting_as(kee):
+        for number in range(5):
+            relate(kee, "build", "uses", f"part {number}", f"It needs {number}.")
+    token = make_token(tenant, "Hexy")
+
+    def ask(**given: str) -> dict[str, Any]:
+        answer = Client().get("/api/v1/memory/relationships", given, headers={"Authorization": f"Bearer {token}"})
+        return dict(answer.json())
+
+    page = ask(limit="2")
+    pages = [[one["to_concept"] for one in page["relationships"]]]
+    while page["next"]:
+        page = ask(limit="2", cursor=page["next"])
+        pages.append([one["to_concept"] for one in page["relationships"]])
+    assert pages == [["part 4", "part 3"], ["part 2", "part 1"], ["part 0"]]
+    (first,) = ask(to_concept="part 0")["relationships"]
+    assert (first["from_concept"], first["description"], first["author"]) == ("build", "It needs 0.", "Kee")
+    assert ask(cursor="nonsense")["code"] == "bad_cursor"
 
 
-def test_a_pattern_rests_on_observations_that_exist(as_kee: Caller) -> None:
-    with refused("unknown_memory"), transaction.atomic():
-        services.update_pattern(
-            author=as_kee,
-            category="ci",
-            pattern_name="builds",
-            pattern_text="…",
-            confidence=1,
-            evidence_observation_ids=[999_999],
-            now=T0,
-        )
-    assert not patterns().exists()
+# Rivals.
 
 
-def test_nothing_rests_on_what_was_forgotten_or_stands_in_its_place(as_kee: Caller) -> None:
-    gone = observe(as_kee)
-    with acting_as_system("a test"), erasure.redacting():
-        services.forget_memories([gone.pk])
-    pattern = partial(
-        services.update_pattern, author=as_kee, category="ci", pattern_name="builds", pattern_text="…", confidence=1
-    )
-    for write in (
-        partial(pattern, evidence_observation_ids=[gone.pk], now=T0),
-        partial(observe, as_kee, evidence=[gone.ref]),
-        partial(observe, as_kee, supersedes=gone.ref),
-    ):
-        with refused("unknown_memory"), transaction.atomic():
-            write()
-    assert not patterns().exists()
-    assert not Memory.objects.exists()
-
-
-def test_a_session_is_recorded_once_per_conversation(as_kee: Caller) -> None:
-    services.record_session(principal=as_kee, conversation_id="c-1", title="Build times", topics=["ci"], now=T0)
-    services.record_session(principal=as_kee, conversation_id="c-1", summary="They went down.", now=T0)
-    assert Session.objects.count() == 1
-    (session,) = recent_sessions(principal_id=as_kee.principal_id, now=T0)
-    assert (session.title, session.topics, session.summary) == ("Build times", ["ci"], "They went down.")
-
-
-def test_a_conversation_with_a_subject_is_shown_for_as_long_as_the_subject_has_settled(as_kee: Caller) -> None:
-    add(as_kee, delete_after_days=2)
-    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, summary="Tea.", now=T0)
-    services.record_session(principal=as_kee, conversation_id="d", summary="Nobody's.", now=T0)
-
-    def shown(now: datetime) -> list[str]:
-        return sorted(one.conversation_id for one in recent_sessions(principal_id=as_kee.principal_id, now=now))
-
-    assert shown(T0 + 2 * DAY - timedelta(microseconds=1)) == ["c", "d"]
-    assert shown(T0 + 2 * DAY) == ["d"]
-    change(as_kee, memory_enabled=False)
-    assert shown(T0) == ["d"]
-
-
-def test_a_concept_has_so_many_aliases_and_no_more(as_kee: Caller) -> None:
-    aliases = [f"alias {number}" for number in range(MOST_ALIASES)]
-    services.store_concept(author=as_kee, name="x", aliases=aliases, now=T0)
-    with refused("too_many_aliases"), transaction.atomic():
-        services.store_concept(author=as_kee, name="x", aliases=["one more"], now=T0)
-    services.store_concept(author=as_kee, name="x", aliases=aliases[:3], now=T0)
-    assert len(concepts().get().aliases) == MOST_ALIASES
-
-
-@pytest.mark.parametrize("filters", [{".".join("a" * 5_000): 1}, {str(number): 1 for number in range(51)}])
-def test_filters_of_any_size_are_not_read(filters: dict[str, int]) -> None:
-    with pytest.raises(ValidationError):
-        RecallMemory(filters=filters)
-
-
-def test_rival_writers_of_one_concept_or_pattern_all_succeed(transactional_db: None) -> None:
+def test_rival_writers_of_one_concept_and_pattern_all_succeed(transactional_db: None) -> None:
     kee = make_caller(make_tenant("acme"))
-    barrier, done = threading.Barrier(4), []
 
-    def write(number: int) -> None:
-        try:
-            barrier.wait()
-            with acting_as(kee):
-                services.store_concept(author=kee, name="Python", aliases=[f"py{number}"], now=T0)
-                services.update_pattern(
-                    author=kee, category="c", pattern_name="p", pattern_text=f"{number}", confidence=1, now=T0
-                )
-            done.append(number)
-        finally:
-            connection.close()
+    def write(number: int) -> Callable[[], object]:
+        def act() -> None:
+            concept(kee, aliases=[f"py{number}"])
+            revise(kee, f"{number}")
 
-    threads = [threading.Thread(target=write, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        return acting(kee, act)
 
-    assert sorted(done) == [0, 1, 2, 3]
+    assert at_once(*map(write, range(4))) == [None] * 4
     with acting_as(kee):
         assert sorted(concepts().get().aliases) == ["py0", "py1", "py2", "py3"]
-        assert patterns().get().revision == 4
-        assert Revision.objects.filter(number__gte=1).count() == 3
-
-
-def meet(*writes: Callable[[Caller], object]) -> tuple[Caller, list[object]]:
-    """What became of each write: its result, or what it raised. All start at the same moment, each for itself."""
-    kee = make_caller(make_tenant("acme"))
-    barrier = threading.Barrier(len(writes))
-    outcomes: list[object] = [None] * len(writes)
-
-    def run(index: int, write: Callable[[Caller], object]) -> None:
-        try:
-            with acting_as(kee):
-                barrier.wait(timeout=20)
-                outcomes[index] = write(kee)
-        except Exception as exc:  # noqa: BLE001  # the outcome is what the test asks for
-            outcomes[index] = exc
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(writes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    return kee, outcomes
-
-
-def naming(name: str, *aliases: str) -> Callable[[Caller], Memory]:
-    return lambda author: services.store_concept(author=author, name=name, aliases=aliases, now=T0)
-
-
-def relating(first: str, second: str) -> Callable[[Caller], Relationship]:
-    return lambda author: services.add_relationship(
-        author=author, from_concept=first, to_concept=second, rel_type="knows", now=T0
-    )
+        assert (patterns().get().revision, Revision.objects.filter(number__gte=1).count()) == (4, 3)
 
 
 def test_of_rivals_for_one_alias_one_wins(transactional_db: None) -> None:
-    kee, outcomes = meet(*(naming(f"language {number}", "snake") for number in range(6)))
-    assert [type(outcome) for outcome in outcomes if isinstance(outcome, Exception)] == [AliasTaken] * 5
+    kee = make_caller(make_tenant("acme"))
+    rivals = [acting(kee, partial(concept, kee, f"language {number}", aliases=["snake"])) for number in range(6)]
+    failures = [type(outcome) for outcome in at_once(*rivals) if isinstance(outcome, Exception)]
+    assert failures == [AliasTaken] * 5
     with acting_as(kee):
         assert concepts().get().aliases == ["snake"]
         assert concept_named("Snake") == concepts().get()
 
 
-def test_rivals_that_name_each_others_concepts_do_not_wait_for_each_other(transactional_db: None) -> None:
-    kee, outcomes = meet(naming("a", "b", "c"), naming("b", "c", "a"), naming("c", "a", "b"))
-    assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    with acting_as(kee):
-        assert Memory.objects.count() == 1
-        assert set(ConceptName.objects.values_list("key", flat=True)) == {"a", "b", "c"}
-
-
 @pytest.mark.parametrize("known", [True, False])
-def test_relating_two_concepts_both_ways_at_once_succeeds(transactional_db: None, known: bool) -> None:
+def test_rivals_that_name_the_same_concepts_do_not_deadlock(transactional_db: None, known: bool) -> None:
     kee = make_caller(make_tenant("acme"))
     if known:
         with acting_as(kee):
-            for name in ("a", "b"):
-                naming(name)(kee)
-    _, outcomes = meet(*[relating("a", "b"), relating("b", "a")] * 3)
-    assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+            concept(kee, "x")
+            concept(kee, "y")
+    named = [acting(kee, partial(concept, kee, each[0], aliases=list(each[1:]))) for each in ("abc", "bca", "cab")]
+    related = [acting(kee, partial(relate, kee, *ends)) for ends in (("x", "knows", "y"), ("y", "knows", "x"))]
+    assert not [outcome for outcome in at_once(*named, *related * 3) if isinstance(outcome, Exception)]
     with acting_as(kee):
-        assert sorted(map(str, Relationship.objects.all())) == ["a knows b", "b knows a"]
-        assert concepts().count() == 2
+        assert sorted(map(str, Relationship.objects.all())) == ["x knows y", "y knows x"]
+        assert set(ConceptName.objects.values_list("key", flat=True)) == {"a", "b", "c", "x", "y"}
+        assert concepts().count() == 3
 
 
-def test_a_concept_may_be_related_to_itself_and_under_two_of_its_names(as_kee: Caller) -> None:
-    naming("Python", "py")(as_kee)
-    assert {str(relating("py", "Python")(as_kee)), str(relating("x", "X")(as_kee))} == {
-        "Python knows Python",
-        "x knows x",
-    }
+# Sessions and bootstrap.
+
+
+def test_session_is_one_per_conversation_and_never_active_earlier(as_kee: Caller) -> None:
+    add(as_kee)
+    record(as_kee, None, title="Build times", topics=["ci"])
+    record(as_kee, summary="They went down.", now=BEHIND)
+    session = Session.objects.get()
+    assert (session.title, session.topics, session.summary) == ("Build times", ["ci"], "They went down.")
+    assert (session.started_at, session.last_active_at) == (T0, T0)
+
+
+def test_recent_sessions_follow_the_rules_of_their_subjects(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    record(as_kee, summary="Tea.")
+    record(as_kee, None, conversation_id="d")
+
+    def shown(now: datetime) -> list[str]:
+        return sorted(one.conversation_id for one in recent_sessions(principal_id=as_kee.principal_id, now=now))
+
+    assert shown(T0 + 2 * DAY - TICK) == ["c", "d"]
+    assert shown(T0 + 2 * DAY) == ["d"]
+    change(as_kee, memory_enabled=False)
+    assert shown(T0) == ["d"]
+
+
+def start(token: str, **given: str) -> tuple[int, dict[str, Any]]:
+    answer = Client().get("/api/v1/memory/bootstrap", given, headers={"Authorization": f"Bearer {token}"})
+    return answer.status_code, answer.json()
+
+
+def test_first_bootstrap_is_empty_and_names_the_receipt_form(tenant: Tenant) -> None:
+    token = make_token(tenant)
+    status, body = start(token, ai_name="Kee", ai_platform="Claude")
+    assert (status, body["status"], body["ai_name"]) == (200, "initialized", "Kee")
+    assert (body["inbox_unread_count"], body["inbox_items"], body["inbox_more_waiting"]) == (0, [], 0)
+    assert (body["sessions"], body["observations_count"], body["owed_by_me"], body["awaited"]) == ([], 0, [], [])
+    assert "task_complete" in body["receipt_config"]["event_types"]
+    assert body["connected_services"] == ["asyncgate"]
+    make_caller(tenant, "Hexy")
+    others = [start(token, ai_name=name) for name in ("Hexy", "Nobody")]
+    assert [(code, other["code"]) for code, other in others] == [(404, "unknown_principal")] * 2
+
+
+def test_bootstrap_shows_ten_newest_entries_and_counts_the_rest(tenant: Tenant, kee: Caller) -> None:
+    token, hexy = make_token(tenant), make_caller(tenant, "Hexy")
+    with acting_as(kee):
+        posted = [post(kee) for _ in range(11)]
+        owed = post(kee, poster=hexy, requires_action=True)
+        awaited = post(hexy, poster=kee, requires_action=True)
+        for _ in range(3):
+            post_grouped(kee)
+        observe(kee)
+        add(kee)
+        remember(kee)
+        record(kee, title="Yesterday")
+    _, body = start(token)
+    assert (body["inbox_unread_count"], body["inbox_pending_count"], body["inbox_more_waiting"]) == (15, 3, 5)
+    newest = [owed.receipt_id, *(one.receipt_id for one in reversed(posted[2:]))]
+    assert [item["receipt_id"] for item in body["inbox_items"]] == newest
+    assert set(body["inbox_items"][0]) >= {"receipt_id", "source_system", "title", "summary", "created_at"}
+    assert all(item["token"].startswith(f"{item['ref']}@12~") for item in body["inbox_items"])
+    assert (body["observations_count"], body["sessions"][0]["title"]) == (1, "Yesterday")
+    owing = [[one["receipt_id"] for one in body[name]] for name in ("owed_by_me", "awaited")]
+    assert owing == [[owed.receipt_id], [awaited.receipt_id]]
+    with acting_as(kee):
+        shown = {view.receipt_id for view in digests.inbox_receipts(kee.principal_id, limit=50) if view.delivered_at}
+    assert shown == set(newest)
+
+
+def test_twenty_first_bootstraps_at_once_all_answer(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    begin = partial(services.bootstrap, principal_id=kee.principal_id, tenant_id=kee.tenant_id, ai_name="Kee", now=T0)
+    starts = at_once(*[acting(kee, begin)] * 20)
+    assert [getattr(one, "inbox_unread_count", one) for one in starts] == [0] * 20

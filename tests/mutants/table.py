@@ -308,7 +308,7 @@ MUTANTS: Final = (
         file="apps/memory/sql.py",
         text='return f"(coalesce(s.share_with, p.share_with) is null or',
         replacement='return f"(true or',
-        tests=("tests/memory/test_envelopes.py",),
+        tests=("tests/memory/test_subjects.py",),
     ),
     Mutant(
         name="memory-superseding",

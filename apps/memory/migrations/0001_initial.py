@@ -4,6 +4,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import HashIndex
 from django.contrib.postgres.search import SearchVectorField
 from django.db import migrations, models
+from django.db.models import Index, Q
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce, Least
 
@@ -46,8 +47,9 @@ MARKS = """
 MARKS_BACK = "drop function memory_marks(jsonb);"
 
 
-def _id() -> Any:
-    return models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
+def _row() -> list[Any]:
+    key = models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
+    return [("id", key), ("tenant", _tenant())]
 
 
 def _tenant() -> Any:
@@ -62,6 +64,14 @@ def _principal(*, null: bool = False) -> Any:
     )
 
 
+def _link(to: str, name: str, *, null: bool = False, on_delete: Any = models.CASCADE) -> Any:
+    return models.ForeignKey(db_index=False, null=null, on_delete=on_delete, related_name=name, to=f"memory.{to}")
+
+
+def _names(longest: int) -> Any:
+    return ArrayField(base_field=models.CharField(max_length=longest), default=list, size=None)
+
+
 class Migration(migrations.Migration):
     initial = True
 
@@ -73,12 +83,11 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Subject",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     ("key", models.CharField(max_length=200)),
                     ("display_name", models.CharField(blank=True, max_length=200)),
                     ("learning_level", models.CharField(blank=True, max_length=50)),
-                    ("domains", ArrayField(base_field=models.CharField(max_length=100), default=list, size=None)),
+                    ("domains", _names(100)),
                     ("preferences", models.JSONField(default=dict)),
                     ("memory_enabled", models.BooleanField(default=True)),
                     ("learn_patterns", models.BooleanField(default=True)),
@@ -94,27 +103,21 @@ class Migration(migrations.Migration):
                 ],
                 options={
                     "indexes": [
-                        models.Index(
-                            condition=models.Q(("expires_at__isnull", False)),
+                        Index(
+                            condition=Q(expires_at__isnull=False),
                             fields=["expires_at"],
                             name="memory_subject_expiring",
                         )
                     ],
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant", "key"), name="memory_subject_key_once"),
+                        models.CheckConstraint(condition=Q(rev__gte=1), name="memory_subject_rev_counts_from_1"),
                         models.CheckConstraint(
-                            condition=models.Q(("rev__gte", 1)), name="memory_subject_rev_counts_from_1"
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(
-                                ("delete_after_days", None), ("delete_after_days__gte", 1), _connector="OR"
-                            ),
+                            condition=Q(delete_after_days=None) | Q(delete_after_days__gte=1),
                             name="memory_subject_is_kept_a_day_at_least",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("expires_at", None), ("delete_after_days__isnull", False), _connector="OR"
-                            ),
+                            condition=Q(expires_at=None) | Q(delete_after_days__isnull=False),
                             name="memory_subject_that_keeps_all_never_expires",
                         ),
                     ],
@@ -123,8 +126,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="MemoryPolicy",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     ("fact_days", models.PositiveIntegerField()),
                     ("pattern_days", models.PositiveIntegerField()),
                     ("narrative_days", models.PositiveIntegerField()),
@@ -137,15 +139,11 @@ class Migration(migrations.Migration):
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant",), name="memory_memorypolicy_once"),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("fact_days__gte", 1), ("narrative_days__gte", 1), ("pattern_days__gte", 1)
-                            ),
+                            condition=Q(fact_days__gte=1, narrative_days__gte=1, pattern_days__gte=1),
                             name="memory_memorypolicy_windows_last_a_day",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("fact_days__lte", 36500), ("narrative_days__lte", 36500), ("pattern_days__lte", 36500)
-                            ),
+                            condition=Q(fact_days__lte=36500, narrative_days__lte=36500, pattern_days__lte=36500),
                             name="memory_memorypolicy_windows_end",
                         ),
                     ],
@@ -154,8 +152,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="PromotionPolicy",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     ("delegate", _principal()),
                     ("domains", ArrayField(base_field=models.CharField(max_length=100), size=None)),
                     ("confidence_threshold", models.FloatField()),
@@ -168,7 +165,7 @@ class Migration(migrations.Migration):
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant", "delegate"), name="memory_promotionpolicy_once"),
                         models.CheckConstraint(
-                            condition=models.Q(("confidence_threshold__gte", 0), ("confidence_threshold__lte", 1)),
+                            condition=Q(confidence_threshold__gte=0, confidence_threshold__lte=1),
                             name="memory_promotionpolicy_threshold_between_0_and_1",
                         ),
                     ],
@@ -177,14 +174,8 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="EnvelopeLoaded",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
-                    (
-                        "subject",
-                        models.ForeignKey(
-                            db_index=False, on_delete=models.CASCADE, related_name="loads", to="memory.subject"
-                        ),
-                    ),
+                    *_row(),
+                    ("subject", _link("subject", "loads")),
                     ("viewer", _principal()),
                     ("rev", models.BigIntegerField()),
                     ("digest", models.BinaryField(max_length=32)),
@@ -193,17 +184,16 @@ class Migration(migrations.Migration):
                 options={
                     "verbose_name_plural": "envelopes loaded",
                     "indexes": [
-                        models.Index(fields=["subject", "viewer", "loaded_at"], name="memory_envelopeloaded_to"),
-                        models.Index(fields=["subject", "-id"], name="memory_envelopeloaded_listed"),
-                        models.Index(fields=["loaded_at"], name="memory_envelopeloaded_old"),
+                        Index(fields=["subject", "viewer", "loaded_at"], name="memory_envelopeloaded_to"),
+                        Index(fields=["subject", "-id"], name="memory_envelopeloaded_listed"),
+                        Index(fields=["loaded_at"], name="memory_envelopeloaded_old"),
                     ],
                 },
             ),
             migrations.CreateModel(
                 name="Forgotten",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     ("digest", models.BinaryField(max_length=32)),
                     ("forgotten_at", models.DateTimeField()),
                 ],
@@ -225,21 +215,12 @@ class Migration(migrations.Migration):
                         ),
                     ),
                     ("principal", _principal()),
-                    (
-                        "subject",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=models.CASCADE,
-                            related_name="sessions",
-                            to="memory.subject",
-                        ),
-                    ),
+                    ("subject", _link("subject", "sessions", null=True)),
                     ("conversation_id", models.CharField(max_length=200)),
                     ("platform", models.CharField(blank=True, max_length=50)),
                     ("title", models.CharField(blank=True, max_length=200)),
                     ("summary", models.TextField(blank=True)),
-                    ("topics", ArrayField(base_field=models.CharField(max_length=100), default=list, size=None)),
+                    ("topics", _names(100)),
                     ("tone", models.CharField(blank=True, max_length=100)),
                     ("turns", models.PositiveIntegerField(db_default=0)),
                     ("started_at", models.DateTimeField()),
@@ -247,23 +228,19 @@ class Migration(migrations.Migration):
                 ],
                 options={
                     "indexes": [
-                        models.Index(
-                            fields=["tenant", "principal", "-last_active_at", "-id"], name="memory_session_recent"
-                        ),
-                        models.Index(
+                        Index(fields=["tenant", "principal", "-last_active_at", "-id"], name="memory_session_recent"),
+                        Index(
                             fields=["tenant", "principal", "subject", "-last_active_at", "-id"],
                             name="memory_session_with",
                         ),
-                        models.Index(
-                            condition=models.Q(("subject__isnull", False)),
+                        Index(
+                            condition=Q(subject__isnull=False),
                             fields=["subject", "-last_active_at", "-id"],
                             name="memory_session_of_subject",
                         ),
                     ],
                     "constraints": [
-                        models.CheckConstraint(
-                            condition=models.Q(("turns__lte", 524272)), name="memory_session_turns_have_places"
-                        ),
+                        models.CheckConstraint(condition=Q(turns__lte=524272), name="memory_session_turns_have_places"),
                         models.UniqueConstraint(
                             fields=("tenant", "principal", "conversation_id"), name="memory_session_conversation_once"
                         ),
@@ -273,8 +250,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Memory",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     (
                         "place",
                         models.BigIntegerField(
@@ -294,26 +270,8 @@ class Migration(migrations.Migration):
                         ),
                     ),
                     ("author", _principal()),
-                    (
-                        "session",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=models.CASCADE,
-                            related_name="messages",
-                            to="memory.session",
-                        ),
-                    ),
-                    (
-                        "subject",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=models.CASCADE,
-                            related_name="memories",
-                            to="memory.subject",
-                        ),
-                    ),
+                    ("session", _link("session", "messages", null=True)),
+                    ("subject", _link("subject", "memories", null=True)),
                     (
                         "scope",
                         models.GeneratedField(
@@ -349,16 +307,7 @@ class Migration(migrations.Migration):
                     ("valid_from", models.DateTimeField(null=True)),
                     ("valid_to", models.DateTimeField(null=True)),
                     ("superseded_at", models.DateTimeField(null=True)),
-                    (
-                        "superseded_by",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=models.SET_NULL,
-                            related_name="supersedes",
-                            to="memory.memory",
-                        ),
-                    ),
+                    ("superseded_by", _link("memory", "supersedes", null=True, on_delete=models.SET_NULL)),
                     ("words", SearchVectorField(db_default="", editable=False)),
                     ("length", models.PositiveIntegerField(db_default=0, editable=False)),
                     ("embedder", models.IntegerField(editable=False, null=True)),
@@ -366,163 +315,128 @@ class Migration(migrations.Migration):
                 options={
                     "verbose_name_plural": "memories",
                     "indexes": [
-                        models.Index(fields=["tenant", "scope", "-recorded_at", "-place"], name="memory_memory_newest"),
-                        models.Index(
+                        Index(fields=["tenant", "scope", "-recorded_at", "-place"], name="memory_memory_newest"),
+                        Index(
                             fields=["tenant", "scope", "domain", "-recorded_at", "-place"], name="memory_memory_domain"
                         ),
-                        models.Index(fields=["embedder", "place"], name="memory_memory_embedded"),
+                        Index(fields=["embedder", "place"], name="memory_memory_embedded"),
                         HashIndex(
-                            condition=models.Q(("session", None), ("subject", None), ("superseded_at", None)),
+                            condition=Q(session=None, subject=None, superseded_at=None),
                             fields=["text"],
                             name="memory_memory_of_text",
                         ),
-                        models.Index(
-                            condition=models.Q(("kind", "item"), ("superseded_at", None), ("valid_to", None)),
+                        Index(
+                            condition=Q(kind="item", superseded_at=None, valid_to=None),
                             fields=["tenant", "subject", "domain", "-occurred_at", "-id"],
                             name="memory_memory_current",
                         ),
-                        models.Index(
-                            condition=models.Q(("kind", "item"), ("superseded_at", None), ("valid_to__isnull", False)),
+                        Index(
+                            condition=Q(kind="item", superseded_at=None, valid_to__isnull=False),
                             fields=["subject", "domain", "valid_to"],
                             name="memory_memory_ending",
                         ),
-                        models.Index(
-                            condition=models.Q(("slot_key__isnull", False), ("superseded_at", None)),
+                        Index(
+                            condition=Q(slot_key__isnull=False, superseded_at=None),
                             fields=["subject", "slot_key", "valid_to"],
                             name="memory_memory_answering",
                         ),
-                        models.Index(
-                            condition=models.Q(("text_digest__isnull", False)),
+                        Index(
+                            condition=Q(text_digest__isnull=False),
                             fields=["subject", "text_digest"],
                             name="memory_memory_saying",
                         ),
-                        models.Index(
-                            condition=models.Q(("kind", "item"), ("superseded_at", None)),
+                        Index(
+                            condition=Q(kind="item", superseded_at=None),
                             fields=["subject", "-id"],
                             name="memory_memory_standing",
                         ),
-                        models.Index(
-                            condition=models.Q(("subject__isnull", False)),
+                        Index(
+                            condition=Q(subject__isnull=False),
                             fields=["subject", "kind", "-id"],
                             name="memory_memory_listed",
                         ),
-                        models.Index(
+                        Index(
                             models.F("subject"),
                             Least("occurred_at", "recorded_at"),
-                            condition=models.Q(("subject__isnull", False)),
+                            condition=Q(subject__isnull=False),
                             name="memory_memory_said",
                         ),
-                        models.Index(
-                            condition=models.Q(("superseded_by__isnull", False)),
+                        Index(
+                            condition=Q(superseded_by__isnull=False),
                             fields=["superseded_by", "-id"],
                             name="memory_memory_by_newer",
                         ),
-                        models.Index(
-                            condition=models.Q(("session__isnull", False)),
-                            fields=["session"],
-                            name="memory_memory_of_session",
-                        ),
+                        Index(condition=Q(session__isnull=False), fields=["session"], name="memory_memory_of_session"),
                     ],
                     "constraints": [
                         models.CheckConstraint(
-                            condition=models.Q(("kind__in", ["observation", "pattern", "concept", "item"])),
+                            condition=Q(("kind__in", ["observation", "pattern", "concept", "item"])),
                             name="memory_memory_kind_known",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
+                            condition=Q(confidence__gte=0, confidence__lte=1),
                             name="memory_memory_confidence_between_0_and_1",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("superseded_by", None), ("superseded_at__isnull", False), _connector="OR"
-                            ),
+                            condition=Q(superseded_by=None) | Q(superseded_at__isnull=False),
                             name="memory_memory_superseded_at_a_time",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("superseded_by", models.F("id")), _negated=True),
+                            condition=~Q(superseded_by=models.F("id")),
                             name="memory_memory_not_superseded_by_itself",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("superseded_at", None),
-                                ("superseded_at__gte", models.F("recorded_at")),
-                                _connector="OR",
-                            ),
+                            condition=Q(superseded_at=None) | Q(superseded_at__gte=models.F("recorded_at")),
                             name="memory_memory_known_before_superseded",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(
-                                    models.Q(("kind", "concept"), _negated=True),
-                                    ("key__isnull", False),
-                                    _connector="OR",
-                                ),
-                                models.Q(
-                                    models.Q(("kind", "pattern"), _negated=True),
-                                    models.Q(("confidence__isnull", False), ("revision__isnull", False)),
-                                    _connector="OR",
-                                ),
-                                models.Q(
-                                    models.Q(("kind", "observation"), _negated=True),
-                                    models.Q(("confidence__isnull", False), ("occurred_at__isnull", False)),
-                                    _connector="OR",
-                                ),
-                                models.Q(("session", None), ("kind", "observation"), _connector="OR"),
-                                models.Q(
-                                    models.Q(
-                                        ("slot", None),
-                                        ("text_digest", None),
-                                        ("valid_from", None),
-                                        ("valid_to", None),
-                                        models.Q(("kind", "item"), _negated=True),
-                                    ),
-                                    models.Q(
-                                        ("confidence__isnull", False),
-                                        ("domain__in", ["USER_FACT", "USER_PATTERN", "SHARED_NARRATIVE"]),
-                                        ("kind", "item"),
-                                        ("occurred_at__isnull", False),
-                                        ("subject__isnull", False),
-                                        ("text_digest__isnull", False),
-                                        ("valid_from__isnull", False),
-                                    ),
-                                    _connector="OR",
-                                ),
+                            condition=(~Q(kind="concept") | Q(key__isnull=False))
+                            & (~Q(kind="pattern") | Q(confidence__isnull=False, revision__isnull=False))
+                            & (~Q(kind="observation") | Q(confidence__isnull=False, occurred_at__isnull=False))
+                            & (Q(session=None) | Q(kind="observation"))
+                            & (
+                                Q(text_digest=None, slot=None, valid_from=None, valid_to=None) & ~Q(kind="item")
+                                | Q(
+                                    kind="item",
+                                    domain__in=["USER_FACT", "USER_PATTERN", "SHARED_NARRATIVE"],
+                                    subject__isnull=False,
+                                    confidence__isnull=False,
+                                    text_digest__isnull=False,
+                                    valid_from__isnull=False,
+                                    occurred_at__isnull=False,
+                                )
                             ),
                             name="memory_memory_has_the_fields_of_its_kind",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("valid_to", None), ("valid_to__gt", models.F("valid_from")), _connector="OR"
-                            ),
+                            condition=Q(valid_to=None) | Q(valid_to__gt=models.F("valid_from")),
                             name="memory_memory_valid_for_a_while",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("slot", None), ("slot_key", None)),
-                                models.Q(
+                            condition=Q(
+                                Q(slot=None, slot_key=None),
+                                Q(
                                     ("slot__isnull", False),
                                     ("slot_key__isnull", False),
-                                    models.Q(("slot", ""), _negated=True),
-                                    models.Q(("slot_key", ""), _negated=True),
+                                    ~Q(slot=""),
+                                    ~Q(slot_key=""),
                                 ),
                                 _connector="OR",
                             ),
                             name="memory_memory_slot_has_a_name_and_a_key",
                         ),
                         models.UniqueConstraint(
-                            condition=models.Q(("kind", "pattern")),
+                            condition=Q(kind="pattern"),
                             fields=("tenant", "domain", "name"),
                             name="memory_memory_pattern_once",
                         ),
                         models.UniqueConstraint(
-                            condition=models.Q(
-                                ("slot_key__isnull", False), ("superseded_at", None), ("valid_to", None)
-                            ),
+                            condition=Q(slot_key__isnull=False, superseded_at=None, valid_to=None),
                             fields=("tenant", "subject", "slot_key"),
                             name="memory_memory_slot_holds_one",
                         ),
                         models.UniqueConstraint(
-                            condition=models.Q(("kind", "item"), ("superseded_at", None), ("valid_to", None)),
+                            condition=Q(kind="item", superseded_at=None, valid_to=None),
                             fields=("tenant", "subject", "domain", "text_digest", "slot_key"),
                             name="memory_memory_item_said_once",
                             nulls_distinct=False,
@@ -533,34 +447,25 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Revision",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     ("author", _principal()),
-                    (
-                        "memory",
-                        models.ForeignKey(
-                            db_index=False, on_delete=models.CASCADE, related_name="revisions", to="memory.memory"
-                        ),
-                    ),
+                    ("memory", _link("memory", "revisions")),
                     ("number", models.PositiveIntegerField(null=True)),
                     ("domain", models.CharField(blank=True, max_length=100)),
                     ("text", models.TextField(blank=True)),
-                    ("aliases", ArrayField(base_field=models.CharField(max_length=200), default=list, size=None)),
+                    ("aliases", _names(200)),
                     ("confidence", models.FloatField(null=True)),
                     ("evidence", models.JSONField(default=list)),
                     ("metadata", models.JSONField(default=dict)),
                     ("recorded_at", models.DateTimeField()),
                     ("superseded_at", models.DateTimeField()),
                 ],
-                options={
-                    "indexes": [models.Index(fields=["memory", "superseded_at", "id"], name="memory_revision_until")]
-                },
+                options={"indexes": [Index(fields=["memory", "superseded_at", "id"], name="memory_revision_until")]},
             ),
             migrations.CreateModel(
                 name="ConceptName",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     ("key", models.CharField(max_length=200)),
                     ("concept", models.ForeignKey(on_delete=models.CASCADE, related_name="names", to="memory.memory")),
                 ],
@@ -571,21 +476,10 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Relationship",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     ("author", _principal()),
-                    (
-                        "source",
-                        models.ForeignKey(
-                            db_index=False, on_delete=models.CASCADE, related_name="outgoing", to="memory.memory"
-                        ),
-                    ),
-                    (
-                        "target",
-                        models.ForeignKey(
-                            db_index=False, on_delete=models.CASCADE, related_name="incoming", to="memory.memory"
-                        ),
-                    ),
+                    ("source", _link("memory", "outgoing")),
+                    ("target", _link("memory", "incoming")),
                     ("type", models.CharField(max_length=50)),
                     ("description", models.TextField(blank=True)),
                     ("recorded_at", models.DateTimeField()),
@@ -593,10 +487,10 @@ class Migration(migrations.Migration):
                 ],
                 options={
                     "indexes": [
-                        models.Index(fields=["source", "-id"], name="memory_relationship_from"),
-                        models.Index(fields=["target", "-id"], name="memory_relationship_to"),
-                        models.Index(fields=["tenant", "type", "-id"], name="memory_relationship_of_type"),
-                        models.Index(fields=["tenant", "-id"], name="memory_relationship_newest"),
+                        Index(fields=["source", "-id"], name="memory_relationship_from"),
+                        Index(fields=["target", "-id"], name="memory_relationship_to"),
+                        Index(fields=["tenant", "type", "-id"], name="memory_relationship_of_type"),
+                        Index(fields=["tenant", "-id"], name="memory_relationship_newest"),
                     ],
                     "constraints": [
                         models.UniqueConstraint(
@@ -608,8 +502,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="SearchTerm",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     ("scope", models.BigIntegerField(db_default=0)),
                     ("term", models.TextField()),
                     (
@@ -640,14 +533,12 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="TermFrequency",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     ("scope", models.BigIntegerField()),
                     ("term", models.TextField()),
                     ("memories", models.BigIntegerField()),
                 ],
                 options={
-                    "verbose_name_plural": "term frequencies",
                     "constraints": [
                         models.UniqueConstraint(
                             fields=("tenant", "scope", "term"), include=("memories",), name="memory_termfrequency_once"
@@ -658,8 +549,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="SearchTotals",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     ("scope", models.BigIntegerField(db_default=0)),
                     ("observations", models.BigIntegerField()),
                     ("patterns", models.BigIntegerField()),
@@ -669,19 +559,14 @@ class Migration(migrations.Migration):
                     ("folded", models.BooleanField(db_default=False)),
                 ],
                 options={
-                    "verbose_name_plural": "search totals",
                     "indexes": [
-                        models.Index(
-                            condition=models.Q(("folded", False)),
-                            fields=["tenant", "scope"],
-                            name="memory_searchtotals_fresh",
-                        ),
-                        models.Index(
-                            condition=models.Q(("memories__gt", 1000)),
+                        Index(condition=Q(folded=False), fields=["tenant", "scope"], name="memory_searchtotals_fresh"),
+                        Index(
+                            condition=Q(memories__gt=1000),
                             fields=["tenant", "scope"],
                             name="memory_searchtotals_large",
                         ),
-                        models.Index(
+                        Index(
                             fields=["tenant", "scope"],
                             include=("observations", "patterns", "concepts", "memories", "words"),
                             name="memory_searchtotals_of_scope",
@@ -692,8 +577,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Vector",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    *_row(),
                     (
                         "memory",
                         models.OneToOneField(
@@ -708,9 +592,7 @@ class Migration(migrations.Migration):
                     ("embedder", models.IntegerField()),
                     ("embedding", ArrayField(base_field=RealField(), size=None)),
                 ],
-                options={
-                    "indexes": [models.Index(fields=["tenant", "scope", "embedder"], name="memory_vector_of_scope")]
-                },
+                options={"indexes": [Index(fields=["tenant", "scope", "embedder"], name="memory_vector_of_scope")]},
             ),
         ),
         *(

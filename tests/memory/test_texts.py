@@ -1,8 +1,7 @@
-"""Nothing that is stored can be more than a quotation in the text for a prompt, and the budget holds."""
+"""Texts: the layout of an envelope for a prompt, lines, token counts, and the reading of questions."""
 
 import re
 import unicodedata
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +21,7 @@ from apps.memory.envelopes import (
     SharedNarrative,
     format_envelope_for_llm,
 )
-from apps.memory.texts import one_line, same_text, tokens
+from apps.memory.texts import as_sought, one_line, read_question, same_text, tokens
 
 # What hostile texts are made of, among all others.
 NASTY = st.sampled_from(
@@ -101,7 +100,7 @@ def lines_allowed(boundary: str) -> list[str]:
     ]
 
 
-def test_an_envelope_is_laid_out_in_its_order_of_importance() -> None:
+def test_envelope_is_laid_out_in_order_of_importance() -> None:
     text = format_envelope_for_llm(
         make(
             facts=[f"fact {number}" for number in range(7)],
@@ -110,6 +109,7 @@ def test_an_envelope_is_laid_out_in_its_order_of_importance() -> None:
             preferences={"detail_level": "high"},
         )
     )
+    assert text.boundary != format_envelope_for_llm(make()).boundary
     assert text.text.splitlines() == [
         WARNING.format(text.boundary),
         f"<<<{text.boundary}",
@@ -133,22 +133,19 @@ def test_an_envelope_is_laid_out_in_its_order_of_importance() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "gone"),
-    [
+def test_parts_are_left_out_on_request() -> None:
+    everything = make(facts=["a"], patterns=["b"], narratives=["c"], preferences={"d": "e"})
+    for options, gone in (
         ({"max_facts": 0}, "Known Facts"),
         ({"include_patterns": False}, "Observed Patterns"),
         ({"include_narratives": False}, "Shared Context"),
-    ],
-)
-def test_a_part_is_left_out_on_request(options: dict[str, Any], gone: str) -> None:
-    everything = make(facts=["a"], patterns=["b"], narratives=["c"], preferences={"d": "e"})
-    assert gone in format_envelope_for_llm(everything).text
-    assert gone not in format_envelope_for_llm(everything, **options).text
+    ):
+        assert gone in format_envelope_for_llm(everything).text
+        assert gone not in format_envelope_for_llm(everything, **options).text
 
 
 @given(ENVELOPES)
-def test_no_stored_text_opens_a_line_closes_the_boundary_or_hides_anything(envelope: Envelope) -> None:
+def test_no_stored_text_breaks_out_of_its_quotation(envelope: Envelope) -> None:
     formatted = format_envelope_for_llm(envelope, max_facts=100)
     # What any reader might take for the end of a line is one.
     lines = formatted.text.splitlines()
@@ -177,7 +174,7 @@ def shown(envelope: Envelope) -> int:
 
 
 @given(ENVELOPES, st.integers(min_value=1, max_value=400))
-def test_the_budget_is_never_exceeded(envelope: Envelope, budget: int) -> None:
+def test_budget_is_never_exceeded(envelope: Envelope, budget: int) -> None:
     whole = format_envelope_for_llm(envelope)
     formatted = format_envelope_for_llm(envelope, max_tokens=budget)
     assert tokens(formatted.text) == formatted.tokens <= budget
@@ -188,7 +185,7 @@ def test_the_budget_is_never_exceeded(envelope: Envelope, budget: int) -> None:
         assert formatted.left_out == 0
 
 
-def test_what_matters_most_is_kept_longest() -> None:
+def test_most_important_parts_are_kept_longest() -> None:
     envelope = make(facts=["the first fact"], patterns=["a pattern"], narratives=["a narrative"])
     frame = format_envelope_for_llm(make()).tokens
     texts = [format_envelope_for_llm(envelope, max_tokens=frame + more).text for more in (0, 20, 40, 60)]
@@ -196,12 +193,8 @@ def test_what_matters_most_is_kept_longest() -> None:
     assert ["a narrative" in text for text in texts] == [False, False, False, True]
 
 
-def test_no_two_boundaries_are_alike() -> None:
-    assert len({format_envelope_for_llm(make()).boundary for _ in range(100)}) == 100
-
-
 @given(st.one_of(TEXTS, st.text(st.characters())))
-def test_a_line_is_one_line_however_often_it_is_made_one(text: str) -> None:
+def test_one_line_is_idempotent(text: str) -> None:
     line = one_line(text)
     assert one_line(line) == line
     assert len(line.splitlines()) <= 1
@@ -216,41 +209,34 @@ IGNORABLE = [
 ]  # fmt: skip
 
 
-def test_nothing_that_nobody_sees_stands_on_a_line() -> None:
+def test_line_has_the_letters_of_all_scripts_and_nothing_invisible() -> None:
+    text = "Ångström 日本語 שלום عربي हिन्दी 👍 — “quoted”"
+    assert one_line(text) == text
     unseen = [chr(code) for first, last in IGNORABLE for code in range(first, last + 1)]
     assert [sign for sign in unseen if one_line(f"a{sign}b") not in {"ab", "a b"}] == []
 
 
-def test_letters_of_all_scripts_stay() -> None:
-    text = "Ångström 日本語 שלום عربي हिन्दी 👍 — “quoted”"
-    assert one_line(text) == text
-
-
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("one", "other", "are_same"),
     [
-        ("Loves fettuccini", " loves  FETTUCCINI. "),
-        ("\uff21 wide letter", "a wide letter"),
-        ("zero\u200bwidth", "zerowidth"),
-        ("é", "e\u0301"),
+        ("Loves fettuccini", " loves  FETTUCCINI. ", True),
+        ("\uff21 wide letter", "a wide letter", True),
+        ("zero\u200bwidth", "zerowidth", True),
+        ("é", "e\u0301", True),
+        ("?", "!", False),
+        ("a b", "ab", False),
+        ("no tea", "tea, no", False),
     ],
 )
-def test_texts_that_say_the_same_in_the_same_words_are_the_same(one: str, other: str) -> None:
-    assert same_text(one) == same_text(other)
+def test_texts_are_compared_without_case_width_spacing_and_stop(one: str, other: str, are_same: bool) -> None:
+    assert (same_text(one) == same_text(other)) is are_same
 
 
-@pytest.mark.parametrize(("one", "other"), [("a", "b"), ("?", "!"), ("a b", "ab"), ("no tea", "tea, no")])
-def test_other_words_are_another_text(one: str, other: str) -> None:
-    assert same_text(one) != same_text(other)
-
-
-@given(st.one_of(TEXTS, st.text(st.characters())))
-def test_any_text_has_something_to_compare_it_by(text: str) -> None:
-    assert len(same_text(text)) == 32
+# Token counts.
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8")))
-def test_no_count_is_below_a_third_of_the_letters_or_above_the_bytes(text: str) -> None:
+def test_count_is_between_a_third_of_the_letters_and_the_bytes(text: str) -> None:
     assert len(text.replace(" ", "")) / 3 <= tokens(text) <= len(text.encode())
 
 
@@ -278,11 +264,54 @@ COUNTED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "counted"), COUNTED)
-def test_no_count_is_below_that_of_a_models_own_tokenizer(text: str, counted: int) -> None:
-    assert tokens(text) >= counted
+def test_count_is_not_below_that_of_a_model_tokenizer() -> None:
+    assert [text for text, counted in COUNTED if tokens(text) < counted] == []
 
 
 @given(st.text(st.sampled_from("ABCXYZabcxyz0123456789"), min_size=1).filter(lambda word: not word.isalpha()))
-def test_keys_and_codes_are_counted_sign_by_sign(word: str) -> None:
+def test_keys_and_codes_are_counted_by_character(word: str) -> None:
     assert tokens(word) == len(word)
+
+
+# Questions.
+
+
+def test_question_has_forms_names_and_pairs() -> None:
+    question = read_question("Who wrote C++'s standard?")
+    assert question.forms == [("wrote", "write"), ("wrote", "written")]
+    assert {"c++", "c++'s standard", "who wrote c++'s standard"} <= set(question.names)
+    assert "wrote c" in question.pairs
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "is_proper"),
+    [
+        ("What did the WHO do?", "who", True),
+        ("WHO budget", "who", True),
+        ("What is the Who's best song?", "who", True),
+        ("What is the Who's best song?", "the who", True),
+        ("who", "who", True),
+        ("Who?", "who", True),
+        ("Who did that?", "who", False),
+        ("Can you say who did that?", "who", False),
+        ("the who", "who", False),
+    ],
+)
+def test_name_is_proper_by_a_capital_or_as_the_whole_question(question: str, name: str, *, is_proper: bool) -> None:
+    asked = read_question(question)
+    assert name in asked.names
+    assert (name in asked.proper) is is_proper
+
+
+def test_names_and_pairs_are_read_from_the_beginning_only() -> None:
+    question = read_question("word " * 500 + "wrote")
+    assert question.forms == []
+    assert question.names == ["word", "word word", "word word word", "word word word word"]
+    assert len(read_question(" ".join(map(str, range(500)))).pairs) == 16
+
+
+@given(st.text(max_size=300))
+def test_any_question_can_be_read(text: str) -> None:
+    question = read_question(text)
+    assert question.text == as_sought(text)
+    assert len(question.names) <= 2 * 4 * 40
