@@ -11,6 +11,9 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import make_caller, make_tenant
+from tests.server import acme, server, started_server
+
+__all__ = ["acme", "server", "started_server"]
 
 # Timing is never asserted, so no example has a deadline; and a run says the same of the same code. To look further,
 # `--hypothesis-profile anew` draws other examples each time.

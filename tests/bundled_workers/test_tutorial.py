@@ -11,9 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import connection
 
-from tests.mcp.conftest import Server, server, started_server
-
-__all__ = ["server", "started_server"]
+from tests.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0

@@ -1,7 +1,7 @@
 """A hub that runs, an agent that asks it for work, and workers that do it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Thread
 
 import pytest
@@ -10,17 +10,8 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, on_behalf_of
 from gatehouse_client import Client, Worker
 from tests.clients.proxy import Proxy, proxied
-from tests.factories import make_principal, make_tenant, make_token
-from tests.mcp.conftest import Server, server, started_server
-
-__all__ = ["server", "started_server"]
-
-Run = Callable[[Worker], AbstractContextManager[None]]
-
-
-@pytest.fixture
-def acme(transactional_db: None) -> Tenant:
-    return make_tenant("acme")
+from tests.factories import make_principal, make_token
+from tests.server import Server
 
 
 @pytest.fixture

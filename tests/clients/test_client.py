@@ -1,7 +1,7 @@
 """Every verb against a running hub, and what a lost reply does not do."""
 
 import time
-from dataclasses import replace
+from itertools import pairwise
 from threading import Thread
 
 import pytest
@@ -11,18 +11,17 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
-from apps.tasks.models import FinishedTask
 from apps.tasks.models import Task as TaskRow
-from gatehouse_client import Client
-from gatehouse_client.shapes import Beat
+from gatehouse_client import Client, Completion, Failure, LeaseLost, Refused
+from gatehouse_client.shapes import Beat, Completed, Inbox, Lease, Posted, Queued, Verdict
 from tests import remote as remotes
 from tests.clients.proxy import Proxy
 from tests.factories import make_token
-from tests.mcp.conftest import Server
 from tests.remote import says
+from tests.server import Server
 
 
-def _lease_one(client: Client) -> gatehouse.Lease:
+def _lease_one(client: Client) -> Lease:
     (lease,) = client.lease(task_types=["greeting"])
     return lease
 
@@ -85,9 +84,10 @@ def test_queue_many_answers_each_task(client: Client, shaky: Client, proxy: Prox
         ]
     )
 
-    assert isinstance(good, gatehouse.Queued)
-    assert isinstance(bad, gatehouse.InvalidParams)
-    assert isinstance(other, gatehouse.Queued)
+    assert isinstance(good, Queued)
+    assert isinstance(bad, Refused)
+    assert bad.code == "invalid_params"
+    assert isinstance(other, Queued)
     assert (proxy.dropped, good.is_duplicate) == (1, True)
     leases = client.lease(task_types=["greeting"], capacity=10)
     assert [lease.task_id for lease in leases] == [other.task_id, good.task_id]
@@ -96,7 +96,7 @@ def test_queue_many_answers_each_task(client: Client, shaky: Client, proxy: Prox
 def test_lease_waits_and_completion_leases_the_next(client: Client) -> None:
     client.register_type("greeting")
     assert client.lease(task_types=["greeting"]) == []
-    given: list[gatehouse.Lease] = []
+    given: list[Lease] = []
     waiting = Thread(target=lambda: given.extend(client.lease(task_types=["greeting"], wait_seconds=30)))
     waiting.start()
     queued = client.queue("greeting")
@@ -109,16 +109,12 @@ def test_lease_waits_and_completion_leases_the_next(client: Client) -> None:
     (following,) = completed.next
 
     assert following.task_id == second.task_id
-    again = client.complete(first, "Hello", lease_next=1)
-    (told,) = again.next
-    assert told.lease_ms <= following.lease_ms
-    assert replace(again, next=[replace(told, lease_ms=following.lease_ms)]) == completed
     assert client.complete(following, "Hello", lease_next=1).next == []
 
 
 def test_inbox_is_waited_for_read_and_acked(client: Client) -> None:
     assert client.wait(0).entries == []
-    heard: list[gatehouse.Inbox] = []
+    heard: list[Inbox] = []
     waiting = Thread(target=lambda: heard.append(client.wait(60)))
     waiting.start()
     posted = client.post("Kee", source_system="github", dedupe_key="github:pr:1:v1", summary="Opened", title="PR 1")
@@ -135,63 +131,45 @@ def test_inbox_is_waited_for_read_and_acked(client: Client) -> None:
 
 
 def test_posting_a_receipt_twice_changes_nothing(client: Client) -> None:
-    def post(summary: str) -> gatehouse.Posted:
+    def post(summary: str) -> Posted:
         return client.post("Kee", source_system="github", dedupe_key="github:pr:1:v1", summary=summary)
 
     first, again = post("Opened"), post("Opened")
 
     assert (again.receipt_id, again.uuid) == (first.receipt_id, first.uuid)
     assert (first.is_duplicate, again.is_duplicate) == (False, True)
-    with pytest.raises(gatehouse.DedupeConflict):
+    with pytest.raises(Refused, match="dedupe_conflict"):
         post("Closed")
 
 
-def test_refusals_have_names(client: Client, server: Server, acme: Tenant) -> None:
+def test_refusal_has_its_code_and_places(client: Client, server: Server, acme: Tenant) -> None:
     client.register_type("greeting", {"type": "object", "required": ["name"]})
-
-    with pytest.raises(gatehouse.InvalidParams) as invalid:
+    with pytest.raises(Refused, match="invalid_params") as invalid:
         client.queue("greeting", {})
     assert invalid.value.errors[0]["pointer"].startswith("/params")
     assert invalid.value.trace_id
-    with pytest.raises(gatehouse.UnknownTaskType):
-        client.queue("singing")
-    with pytest.raises(gatehouse.UnknownTask):
-        client.status("task_9999999")
-    with pytest.raises(gatehouse.UnknownRecipient):
+    with pytest.raises(Refused, match="404 unknown_recipient"):
         client.queue("greeting", {"name": "Ada"}, recipient_ai="Nobody")
-    with Client(server.url, "ght_no_such") as stranger, pytest.raises(gatehouse.Unauthorized):
+    with Client(server.url, "ght_no_such") as stranger, pytest.raises(Refused, match="401 authentication_failed"):
         stranger.read()
-    with Client(server.url, make_token(acme, "Kee", scopes=[Scope.INBOX])) as reader:
-        with pytest.raises(gatehouse.MissingScope):
-            reader.lease(task_types=["greeting"])
-        with pytest.raises(gatehouse.Refused) as ahead:
-            reader.read(after=99)
-        assert (ahead.value.status, ahead.value.code) == (422, "ahead_of_inbox")
+    reader = Client(server.url, make_token(acme, "Kee", scopes=[Scope.INBOX]))
+    with reader, pytest.raises(Refused, match="403 missing_scope"):
+        reader.lease(task_types=["greeting"])
 
 
-def test_completion_with_lost_reply_counts_once(client: Client, shaky: Client, proxy: Proxy, kee: Caller) -> None:
-    client.register_type("greeting")
-    queued = client.queue("greeting")
-    lease = _lease_one(client)
-    proxy.drop_reply_to(f"/{queued.task_id}/complete")
-
-    completed = shaky.complete(lease, {"said": "Hello"}, summary="Greeted")
-
-    assert proxy.dropped == 1
-    assert client.complete(lease, {"said": "Hello"}, summary="Greeted") == completed
-    assert _terminal_receipts(kee, queued.task_id) == 1
-    with acting_as(kee):
-        assert FinishedTask.objects.get().receipt_id == completed.receipt_id
-
-
-@pytest.mark.parametrize("verb", ["fail", "release"])
-def test_failure_and_release_with_lost_reply_count_once(client: Client, shaky: Client, proxy: Proxy, verb: str) -> None:
+@pytest.mark.parametrize("verb", ["complete", "fail", "release"])
+def test_end_of_a_run_with_lost_reply_counts_once(
+    client: Client, shaky: Client, proxy: Proxy, kee: Caller, verb: str
+) -> None:
     client.register_type("greeting", max_attempts=5, backoff={"base_seconds": 0, "cap_seconds": 0})
     queued = client.queue("greeting")
     lease = _lease_one(client)
     proxy.drop_reply_to(f"/{queued.task_id}/{verb}")
 
-    if verb == "fail":
+    if verb == "complete":
+        completed = shaky.complete(lease, {"said": "Hello"}, summary="Greeted")
+        assert client.complete(lease, {"said": "Hello"}, summary="Greeted") == completed
+    elif verb == "fail":
         shaky.fail(lease, "no_voice", "I have lost my voice.", retryable=True)
     else:
         shaky.release(lease)
@@ -199,6 +177,61 @@ def test_failure_and_release_with_lost_reply_count_once(client: Client, shaky: C
     assert proxy.dropped == 1
     status = client.status(queued.task_id)
     assert (status.failures, status.run_id) == (int(verb == "fail"), 1)
+    assert _terminal_receipts(kee, queued.task_id) == int(verb == "complete")
+
+
+@pytest.fixture
+def held(client: Client) -> list[Lease]:
+    """Four greetings, of whose first two the worker has a lease, and one that it never had."""
+    client.register_type("greeting", max_attempts=5, backoff={"base_seconds": 0, "cap_seconds": 0})
+    client.queue_many([{"task_type": "greeting", "params": {"name": name}} for name in ("Ada", "Bob", "Cyd", "Dan")])
+    first, second = client.lease(task_types=["greeting"], capacity=2)
+    return [first, second, Lease(**{**vars(first), "task_id": second.task_id})]
+
+
+def test_complete_many_with_lost_reply_counts_once(
+    client: Client, shaky: Client, proxy: Proxy, kee: Caller, held: list[Lease]
+) -> None:
+    first, second, forged = held
+    done = [
+        Completion(lease=first, result={"said": "Hello"}, summary="Greeted"),
+        Completion(lease=forged, result="Hello"),
+        Completion(lease=second, result_pointer="https://greetings.example/2", result_channel="https"),
+    ]
+    proxy.drop_reply_to("/api/v1/tasks/complete")
+    ended = shaky.complete_many(done, lease_next=5)
+
+    assert proxy.dropped == 1
+    assert [type(one) for one in ended.results] == [Completed, LeaseLost, Completed]
+    assert [lease.params["name"] for lease in ended.next] == ["Cyd", "Dan"]
+    assert client.result(first.task_id).content == {"said": "Hello"}
+    assert client.result(second.task_id).result_pointer == "https://greetings.example/2"
+    assert [_terminal_receipts(kee, lease.task_id) for lease in (first, second)] == [1, 1]
+
+
+def test_complete_many_leases_from_another_queue(client: Client, held: list[Lease]) -> None:
+    client.register_type("farewell", queue="evening")
+    client.queue("farewell")
+    source: gatehouse.shapes.LeaseSource = {"task_types": ["farewell"], "lease_seconds": 7}
+    ended = client.complete_many([Completion(lease=held[0])], lease_next=2, lease_from=source)
+    assert [(lease.task_type, lease.lease_ms) for lease in ended.next] == [("farewell", 7000)]
+
+
+def test_fail_many_and_release_many_answer_each_run(client: Client, held: list[Lease]) -> None:
+    first, second, forged = held
+    again, refused = client.fail_many(
+        [
+            Failure(lease=first, code="no_voice", message="Hoarse.", retryable=True, retry_after=60),
+            Failure(lease=forged, code="no_voice", message="Hoarse.", retryable=True),
+        ]
+    )
+    back, late = client.release_many([second, first])
+
+    assert isinstance(again, Verdict)
+    assert (again.status, again.will_retry, again.retry_at is not None) == ("scheduled", True, True)
+    assert isinstance(back, Verdict)
+    assert (back.status, back.will_retry) == ("queued", True)
+    assert (type(refused), type(late)) == (LeaseLost, LeaseLost)
 
 
 def test_call_with_lost_reply_happens_once(client: Client, shaky: Client, proxy: Proxy, kee: Caller) -> None:
@@ -215,6 +248,93 @@ def test_call_with_lost_reply_happens_once(client: Client, shaky: Client, proxy:
     with acting_as(kee):
         assert TaskRow.objects.count() == 1
         assert Receipt.objects.filter(receipt_id=posted.receipt_id).count() == 1
+
+
+def _fail_one(client: Client) -> str:
+    lease = _lease_one(client)
+    client.fail(lease, "no_voice", "Mute.", retryable=False)
+    return lease.task_id
+
+
+def test_dead_letters_are_paged_and_replayed_once(client: Client, shaky: Client, proxy: Proxy) -> None:
+    client.register_type("greeting")
+    client.queue_many([{"task_type": "greeting"}] * 2)
+    failed = [_fail_one(client) for _ in range(2)]
+
+    newest = client.dead_letters(limit=1)
+    rest = client.dead_letters(limit=1, cursor=newest.next)
+    letters = [*newest.dead_letters, *rest.dead_letters]
+    assert [letter.task_id for letter in letters] == failed[::-1]
+    assert letters[0].error == {"code": "no_voice", "message": "Mute."}
+    assert letters[0].failed_at >= letters[1].failed_at
+
+    proxy.drop_reply_to(f"/{failed[0]}/retry")
+    replayed = shaky.replay(failed[0])
+    assert (proxy.dropped, replayed.is_duplicate) == (1, True)
+    assert client.dead_letters().dead_letters[-1].replayed_as == replayed.task_id
+    with pytest.raises(Refused, match="not_a_dead_letter"):
+        client.replay(replayed.task_id)
+
+
+def test_schedule_is_set_listed_and_removed(client: Client, shaky: Client, proxy: Proxy) -> None:
+    client.register_type("greeting")
+    client.schedule("hourly", "greeting", {"name": "all"}, every_seconds=3600)
+    made = client.schedule("hourly", "greeting", {"name": "Ada"}, cron="0 8 * * 1-5", timezone="Europe/Vienna")
+    assert (made.params, made.cron, made.every_seconds) == ({"name": "Ada"}, "0 8 * * 1-5", None)
+    assert made.next_at is not None
+    client.schedule("weekly", "greeting", cron="0 8 * * 1", misfire="skip", enabled=False)
+    first = client.schedules(limit=1)
+    second = client.schedules(limit=1, cursor=first.next)
+    assert [one.name for one in (*first.schedules, *second.schedules)] == ["hourly", "weekly"]
+
+    assert client.remove_schedule("weekly")
+    proxy.drop_reply_to("/api/v1/schedules/hourly")
+    assert not shaky.remove_schedule("hourly")
+    assert client.schedules().schedules == []
+
+
+def test_queue_has_limits_pauses_and_figures(client: Client, shaky: Client, proxy: Proxy) -> None:
+    client.register_type("greeting", queue="early morning")
+    proxy.drop_reply_to("/api/v1/queues/early%20morning")
+    policy = shaky.set_queue_limits("early morning", concurrency=1, rate={"leases": 9, "per_seconds": 60.0}, fair=True)
+    assert (policy.concurrency, policy.rate, policy.fair) == (1, {"leases": 9, "per_seconds": 60.0}, True)
+    client.queue_many([{"task_type": "greeting"}] * 3)
+    (lease,) = client.lease(task_types=["greeting"], capacity=3)
+    (line,) = client.queues()
+    assert (line.queue, line.queued, line.leased, line.paused) == ("early morning", 2, 1, False)
+    client.release(lease)
+
+    assert client.pause_queue("early morning").paused
+    assert not client.resume_queue("early morning").paused
+    client.pause_type("greeting")
+    assert client.lease(task_types=["greeting"]) == []
+    client.resume_type("greeting")
+    assert len(client.lease(task_types=["greeting"])) == 1
+
+
+def test_holder_receives_orders(client: Client) -> None:
+    client.register_type("greeting")
+    queued = client.queue("greeting")
+    with pytest.raises(Refused, match="not_leased"):
+        client.order(queued.task_id, "drain")
+    lease = _lease_one(client)
+    client.order(queued.task_id, "checkpoint")
+    assert client.heartbeat([Beat(lease=lease)])[0].order == "checkpoint"
+    client.pause_queue("default", drain=True)
+    assert client.heartbeat([Beat(lease=lease, checkpoint={"said": "Hel"})])[0].order == "drain"
+
+
+def test_timeline_is_paged(client: Client) -> None:
+    client.register_type("greeting")
+    queued = client.queue("greeting")
+    client.release(_lease_one(client))
+    client.complete(_lease_one(client), "Hello")
+    first = client.timeline(queued.task_id, limit=1)
+    rest = client.timeline(queued.task_id, limit=1, cursor=first.next)
+    events = [*first.events, *rest.events]
+    assert {event.run_id for event in events} == {None, 1, 2}
+    assert all(earlier.at <= later.at for earlier, later in pairwise(events))
+    assert rest.next is None
 
 
 _QUEUED = {

@@ -18,10 +18,11 @@ from django.db import connection
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import Run, run_key
-from gatehouse_client import Client, Queued
+from gatehouse_client import Client
+from gatehouse_client.shapes import Queued
 from tests.clients.test_worker import ends, has_ended, until
 from tests.factories import make_token
-from tests.mcp.conftest import Server
+from tests.server import Server
 from tests.tasks.making import number
 
 pytestmark = pytest.mark.ci

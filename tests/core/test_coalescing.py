@@ -90,21 +90,24 @@ def test_calls_that_arrive_meanwhile_are_one_call() -> None:
     assert counter.line._waiting == {}
 
 
-def test_single_waiting_call_is_made_alone() -> None:
+def test_single_waiting_or_unfit_call_is_made_alone() -> None:
     counter = Counter(lambda _items: pytest.fail("there is no company"))
     assert [future.result() for future in counter.call_all(["a"])] == ["first alone", "a alone"]
-
-
-def test_call_unfit_for_a_group_is_made_alone() -> None:
     counter = Counter(lambda items: [None if item == "b" else f"{item} together" for item in items])
     _, a, b = counter.call_all(["a", "b"])
     assert (a.result(), b.result()) == ("a together", "b alone")
 
 
-def test_failed_group_is_made_one_by_one() -> None:
-    def many(_items: Sequence[str]) -> Sequence[Answer]:
-        raise ValueError("one of them is no good")
+def _canceled(_items: Sequence[str]) -> Sequence[Answer]:
+    raise OperationalError("canceling statement") from psycopg.errors.QueryCanceled("it took too long")
 
+
+def _broken(_items: Sequence[str]) -> Sequence[Answer]:
+    raise ValueError("one of them is no good")
+
+
+@pytest.mark.parametrize("many", [_broken, _canceled])
+def test_failed_group_is_made_one_by_one(many: Callable[[Sequence[str]], Sequence[Answer]]) -> None:
     counter = Counter(many)
     _, a, bad, c = counter.call_all(["a", "bad", "c"])
     assert (a.result(), c.result()) == ("a alone", "c alone")
@@ -113,42 +116,26 @@ def test_failed_group_is_made_one_by_one() -> None:
 
 
 def test_group_with_unknown_outcome_is_not_repeated() -> None:
-    def many(_items: Sequence[str]) -> Sequence[Answer]:
+    def lost(_items: Sequence[str]) -> Sequence[Answer]:
         raise OperationalError("the connection is lost")
 
-    counter = Counter(many)
+    counter = Counter(lost)
     _, *others = counter.call_all(["a", "b"])
     assert [type(future.exception()) for future in others] == [DatabaseAway, DatabaseAway]
     assert counter.alone == ["first"]
 
 
-def test_group_canceled_by_database_is_made_one_by_one() -> None:
-    def many(_items: Sequence[str]) -> Sequence[Answer]:
-        raise OperationalError("canceling statement") from psycopg.errors.QueryCanceled("it took too long")
-
-    counter = Counter(many)
-    _, *others = counter.call_all(["a", "b"])
-    assert [future.result() for future in others] == ["a alone", "b alone"]
-
-
-def test_call_waits_for_a_group_no_longer_than_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coalescing, "_PATIENCE", 0.01)
+@pytest.mark.parametrize(("common", "patience"), [("kee", 0.01), ("hexy", 20.0)])
+def test_call_waits_for_no_other_key_and_no_longer_than_its_patience(
+    monkeypatch: pytest.MonkeyPatch, common: str, patience: float
+) -> None:
+    monkeypatch.setattr(coalescing, "_PATIENCE", patience)
     counter = Counter(lambda items: [f"{item} together" for item in items])
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(counter.call, "first")
         assert counter._held.wait(20)
-        assert counter.call("a") == "a alone"
+        assert counter.call("a", common) == "a alone"
         assert not first.done()
         counter._go.set()
         assert first.result() == "first alone"
     assert counter.line._waiting == {}
-
-
-def test_calls_of_other_keys_do_not_wait() -> None:
-    counter = Counter(lambda items: [f"{item} together" for item in items])
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(counter.call, "first")
-        assert counter._held.wait(20)
-        assert counter.call("a", "hexy") == "a alone"
-        counter._go.set()
-        first.result()

@@ -18,8 +18,10 @@ from pydantic import BaseModel
 from pytest_django import Settings
 
 from apps.core import notifications
+from apps.core.errors import RateLimited, Unavailable
 from apps.core.notifications import Publisher, Wait, notify, send_on_commit
 from apps.core.operations import Progress, Reply, Streams, Waits
+from tests.waiters import until_heard
 
 TOPIC = "test:waiting"
 something_changed = Signal()
@@ -107,6 +109,35 @@ def test_waiter_without_redis_finds_news_by_looking(monkeypatch: pytest.MonkeyPa
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
     shelf = Shelf()
     assert run(lambda: answers(shelf.wait, 60, shelf.put)) == [Page(things=1)]
+
+
+def test_waiter_whose_connection_broke_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifications, "LOOK_SECONDS", 3600.0)
+    shelf = Shelf()
+
+    async def put_unheard() -> None:
+        await until_heard(TOPIC)
+        with redis.Redis.from_url(settings.REDIS_URL) as broker:
+            own = str(broker.client_info()["db"])
+            for client in broker.client_list(_type="pubsub"):
+                if client["db"] == own:  # other tests run on the same server
+                    broker.client_kill_filter(_id=client["id"])
+        shelf.things = 1
+
+    assert run(lambda: answers(shelf.wait, 60, put_unheard)) == [Page(things=1)]
+
+
+def test_places_to_wait_are_limited_by_token_and_process(settings: Settings) -> None:
+    settings.WAITING_PER_TOKEN, settings.WAITING_PER_PROCESS = 1, 2
+    one, other, third = (Anybody(token_id=number) for number in range(3))
+    with notifications.place(one):
+        with pytest.raises(RateLimited, match="A token may wait 1 times"):
+            notifications.check_place(one)
+        notifications.check_place(other)
+        with notifications.place(other), pytest.raises(Unavailable):
+            notifications.check_place(third)
+    notifications.check_place(one)
+    assert not notifications._places
 
 
 def test_output_that_is_no_news_is_shown_when_the_wait_ends(monkeypatch: pytest.MonkeyPatch) -> None:

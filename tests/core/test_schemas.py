@@ -1,14 +1,20 @@
-"""From JSON to typed inputs: strict, and every fault with its place."""
+"""Inputs and outputs: strict reading with every fault's place, shown schemas, foreign schemas, cursors."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
+import jsonschema_rs
 import pytest
 from pydantic import Field
 
-from apps.core import foreign_schemas
+from apps.core import foreign_schemas, json_schema, operations
 from apps.core.errors import FieldError, Invalid, TooLarge
-from apps.core.schemas import Input, Moment, NewName, Text, parse, parse_strings
+from apps.core.ids import BadCursor, decode_position, encode_cursor
+from apps.core.operations import Operation
+from apps.core.schemas import Empty, Input, Moment, NewName, Text, parse, parse_strings
+from apps.mcp import calls
+from tests.mcp.samples import Shapes
 
 
 class Example(Input):
@@ -187,3 +193,67 @@ def test_impossible_moment_is_refused(moment: str) -> None:
     with pytest.raises(Invalid) as caught:
         parse(Timed, {"at": moment})
     assert [error.pointer for error in caught.value.errors] == ["/at"]
+
+
+TOOLS = [declared for declared in operations.all_operations() if declared.tool]
+
+
+def test_input_without_members_is_an_empty_object() -> None:
+    schema = json_schema.of(Empty, "validation")
+    assert schema == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def test_references_are_inlined_unless_recursive() -> None:
+    schema = json_schema.of(Shapes, "validation")
+
+    assert schema["properties"]["leaf"]["properties"]["name"] == {
+        "type": "string",
+        "description": "What it is called.",
+    }
+    assert schema["properties"]["leaf"]["description"] == "A leaf."
+    assert schema["properties"]["title"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
+    assert schema["properties"]["options"] == {"type": "object", "additionalProperties": {"type": "string"}}
+    assert set(schema["$defs"]) == {"Branch"}
+    jsonschema_rs.meta.validate(schema)
+    jsonschema_rs.Draft202012Validator(schema).validate(
+        {"leaf": {"name": "a"}, "branch": {"children": [{"children": []}]}}
+    )
+
+
+@pytest.mark.parametrize("declared", TOOLS, ids=lambda declared: declared.name)
+def test_every_tool_has_valid_schemas(declared: Operation) -> None:
+    shown = calls.describe(declared)
+
+    assert shown.title
+    assert shown.description
+    for schema in (shown.input_schema, shown.output_schema):
+        assert schema is not None
+        assert schema["type"] == "object"
+        jsonschema_rs.meta.validate(schema)
+        text = json.dumps(schema)
+        assert '"type": [' not in text, "nullable is written as anyOf: some dialects know no list of types"
+    for name, member in shown.input_schema["properties"].items():
+        assert member, f"{name} says nothing of what it takes"
+
+
+def test_page_begins_after_the_last_name() -> None:
+    names = ["d", "a", "c", "b"]
+    first, cursor = calls.page(names, str, None, size=2)
+    second, end = calls.page(names, str, cursor, size=2)
+    assert (first, second, end) == (["a", "b"], ["c", "d"], None)
+
+
+@pytest.mark.parametrize("key", [(-1,), (2**63,), ("7",), (True,), (1, 2), ()])
+def test_cursor_of_another_list_is_refused(key: tuple[int | str, ...]) -> None:
+    with pytest.raises(BadCursor):
+        decode_position(encode_cursor(*key))
+
+
+@pytest.mark.parametrize("cursor", ["", "nonsense", "é", "W10", "bnVsbA"])
+def test_unreadable_cursor_is_refused(cursor: str) -> None:
+    with pytest.raises(BadCursor):
+        decode_position(cursor)
+
+
+def test_position_is_read_back() -> None:
+    assert decode_position(encode_cursor(2**63 - 1)) == 2**63 - 1

@@ -1,9 +1,10 @@
 """Ticks: two drivers, one of which suffices, and neither in the other's way."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
+import pytest
 from django.core.management import call_command
 from django.db import connection
 from django_celery_beat.models import PeriodicTask
@@ -11,12 +12,24 @@ from django_celery_beat.models import PeriodicTask
 from apps.core import ticks
 from apps.core.ticks import Tick
 
-
-def _register(name: str, run: Callable[[], object]) -> None:
-    ticks._ticks[name] = Tick(name, timedelta(0), run)
+Register = Callable[..., None]
 
 
-def test_a_tick_that_runs_elsewhere_is_left_alone(transactional_db: None) -> None:
+@pytest.fixture
+def register() -> Iterator[Register]:
+    """Registers ticks; there are no others meanwhile."""
+    own = dict(ticks._ticks)
+    ticks._ticks.clear()
+
+    def register(name: str, run: Callable[[], object], *, calls_out: bool = False) -> None:
+        ticks._ticks[name] = Tick(name, timedelta(0), run, calls_out)
+
+    yield register
+    ticks._ticks.clear()
+    ticks._ticks.update(own)
+
+
+def test_tick_that_runs_elsewhere_is_left_alone(transactional_db: None, register: Register) -> None:
     entered, leave, ran = threading.Event(), threading.Event(), []
 
     def slow() -> None:
@@ -24,12 +37,11 @@ def test_a_tick_that_runs_elsewhere_is_left_alone(transactional_db: None) -> Non
         entered.set()
         assert leave.wait(20)
 
-    _register("test.slow", slow)
-
     def elsewhere() -> None:
         ticks.run("test.slow")
         connection.close()
 
+    register("test.slow", slow)
     rival = threading.Thread(target=elsewhere, name="rival")
     try:
         rival.start()
@@ -40,12 +52,24 @@ def test_a_tick_that_runs_elsewhere_is_left_alone(transactional_db: None) -> Non
         assert ran == ["rival"]
         assert ticks.run("test.slow") is True
     finally:
-        del ticks._ticks["test.slow"]
         leave.set()
         rival.join(20)
 
 
-def test_failing_tick_is_repeated_and_stops_no_other(transactional_db: None) -> None:
+def run_until(stop: threading.Event, *, calls_out: tuple[bool, ...]) -> None:
+    """Run both kinds, or one, each in its thread, until one of them stops all."""
+    threads = [
+        threading.Thread(target=ticks.run_forever, args=[stop], kwargs={"calls_out": kind}, daemon=True)
+        for kind in calls_out
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_failing_tick_is_repeated_and_stops_no_other(transactional_db: None, register: Register) -> None:
     stop, failures, others = threading.Event(), [], []
 
     def failing() -> None:
@@ -57,24 +81,13 @@ def test_failing_tick_is_repeated_and_stops_no_other(transactional_db: None) -> 
         if len(others) == 3:
             stop.set()
 
-    own = dict(ticks._ticks)
-    ticks._ticks.clear()
-    _register("test.failing", failing)
-    _register("test.other", other)
-    try:
-        thread = threading.Thread(target=ticks.run_forever, args=[stop])
-        thread.start()
-        thread.join(30)
-    finally:
-        stop.set()
-        ticks._ticks.clear()
-        ticks._ticks.update(own)
-
-    assert not thread.is_alive()
+    register("test.failing", failing)
+    register("test.other", other)
+    run_until(stop, calls_out=(False,))
     assert (len(failures), len(others)) == (3, 3)
 
 
-def test_tick_that_calls_out_delays_only_its_kind(transactional_db: None) -> None:
+def test_tick_that_calls_out_delays_only_its_kind(transactional_db: None, register: Register) -> None:
     stop, leave, entered, others = threading.Event(), threading.Event(), threading.Event(), []
 
     def waiting() -> None:
@@ -82,46 +95,28 @@ def test_tick_that_calls_out_delays_only_its_kind(transactional_db: None) -> Non
         assert leave.wait(30)
 
     def other() -> None:
-        # Nothing that this one does waits for the other's end.
+        # The other tick has begun, and does not end before this one has run three times.
         assert entered.wait(30)
         others.append(1)
         if len(others) == 3:
             stop.set()
             leave.set()
 
-    own = dict(ticks._ticks)
-    ticks._ticks.clear()
-    ticks._ticks["test.waiting"] = Tick("test.waiting", timedelta(0), waiting, calls_out=True)
-    _register("test.other", other)
-    try:
-        threads = [
-            threading.Thread(target=ticks.run_forever, args=[stop], kwargs={"calls_out": calls_out})
-            for calls_out in (True, False)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(40)
-    finally:
-        stop.set()
-        leave.set()
-        ticks._ticks.clear()
-        ticks._ticks.update(own)
-
-    assert not any(thread.is_alive() for thread in threads)
+    register("test.waiting", waiting, calls_out=True)
+    register("test.other", other)
+    run_until(stop, calls_out=(True, False))
     assert len(others) == 3
 
 
-def test_schedules_are_written_from_code_and_follow_it(db: None) -> None:
+def test_schedules_are_written_from_code_and_follow_it(db: None, register: Register) -> None:
     PeriodicTask.objects.filter(name__startswith="tick: ").delete()
-    _register("test.gone", lambda: None)
-    try:
+    register("test.gone", print)
+    call_command("sync_schedules")
+    assert PeriodicTask.objects.get(name="tick: test.gone").args == '["test.gone"]'
+    ticks._ticks.clear()
+    register("test.kept", print)
+    register("test.outside", print, calls_out=True)
+    for _ in range(2):
         call_command("sync_schedules")
-        assert PeriodicTask.objects.get(name="tick: test.gone").args == '["test.gone"]'
-    finally:
-        del ticks._ticks["test.gone"]
-    call_command("sync_schedules")
-    call_command("sync_schedules")
-
-    names = set(PeriodicTask.objects.filter(name__startswith="tick: ").values_list("name", flat=True))
-    assert names == {f"tick: {tick.name}" for tick in ticks.all_ticks() if not tick.calls_out}
+    names = PeriodicTask.objects.filter(name__startswith="tick: ").values_list("name", flat=True)
+    assert list(names) == ["tick: test.kept"]

@@ -30,7 +30,7 @@ from apps.tasks.models import Task
 from tests.console import world
 from tests.factories import make_token
 from tests.interfaces.asking import ROUTED
-from tests.mcp.conftest import end_server, start_server
+from tests.server import end_server, start_server
 
 # So that there is a database at all; the tests themselves leave it to the web process.
 pytestmark = pytest.mark.django_db

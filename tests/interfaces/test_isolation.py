@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import pytest
-from django.test import Client
 
 from apps.core import json_schema
 from apps.core.errors import DomainError
@@ -26,9 +25,8 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import acting_as_system
 from tests.factories import credential_of, make_token
-from tests.interfaces.asking import ROUTED, TOOLS
+from tests.interfaces.asking import ROUTED, TOOLS, rest, tool, undone
 from tests.interfaces.planting import Planted, plant_everything
-from tests.interfaces.test_same_answers import undone
 from tests.mcp.raw import modern
 from tests.memory.subjects import CANARY
 
@@ -117,24 +115,13 @@ def _value(schema: Mapping[str, Any]) -> Any:
 
 
 def ask_rest(declared: Operation, route: Route, given: Mapping[str, Any], token: str) -> Said:
-    path = re.sub(r"{(\w+)}", lambda match: str(given[match[1]]), route.path)
-    rest = {name: value for name, value in given.items() if name not in route.parameters}
-    headers = {"Authorization": f"Bearer {token}"}
-    if route.method in {"GET", "DELETE"}:
-        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in rest.items()}
-        answer = Client().generic(route.method, f"{path}?{urlencode(texts)}", headers=headers)
-    else:
-        answer = Client().generic(
-            route.method, path, json.dumps(rest), content_type="application/json", headers=headers
-        )
+    answer = rest(route, given, token)
     assert answer.status_code < 500
-    text = str(dict(answer.headers))
+    fine = answer.status_code < 400
     if declared.streams:
-        return Said(text + streamed(declared, given, token), fine=answer.status_code < 400)
-    return Said(
-        text + answer.content.decode(),
-        fine=answer.status_code < 400 and not refused(json.loads(answer.content or "{}")),
-    )
+        return Said(f"{answer.headers}{streamed(declared, given, token)}", fine)
+    fine = fine and not refused(json.loads(answer.content or "{}"))
+    return Said(f"{answer.headers}{answer.content.decode()}", fine)
 
 
 def streamed(declared: Operation, given: Mapping[str, Any], token: str) -> str:
@@ -149,7 +136,7 @@ def streamed(declared: Operation, given: Mapping[str, Any], token: str) -> str:
 
 
 def ask_tool(declared: Operation, given: Mapping[str, Any], token: str) -> Said:
-    answer = modern("tools/call", {"name": declared.name, "arguments": dict(given)}, token)
+    answer = tool(declared, given, token)
     assert answer.status_code < 500
     result = answer.json().get("result", {"isError": True})
     fine = not result.get("isError") and not refused(result["structuredContent"])

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from apps.core.operations import Operation, Route
 from apps.core.schemas import parse
-from tests.interfaces.asking import ROUTED
+from tests.interfaces.asking import ROUTED, each_route
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,7 @@ def test_document_is_openapi_3_1(document: dict[str, Any]) -> None:
     assert set(document["components"]["securitySchemes"]) == {"bearer", "serviceToken"}
 
 
-@pytest.mark.parametrize(
-    ("declared", "route"), ROUTED, ids=lambda one: one.name if isinstance(one, Operation) else one.method
-)
+@each_route()
 def test_every_route_is_described(document: dict[str, Any], declared: Operation, route: Route) -> None:
     described = document["paths"][route.path][route.method.lower()]
 

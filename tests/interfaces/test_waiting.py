@@ -13,8 +13,6 @@ import anyio
 import httpx2
 import psutil
 import pytest
-import redis
-from django.conf import settings
 from django.db import connection
 
 from apps.core import notifications
@@ -30,14 +28,14 @@ from apps.principals import services as principals
 from apps.principals.models import Tenant, Token
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
-from apps.tasks.services import types as tasks
+from apps.tasks.services import types
 from apps.tasks.signals import queue_topic, type_topic
 from tests.asgi import ask
 from tests.digests import makers
 from tests.executions.making import REPORT, advance, begin, do_task, make_plan, make_worker, queue_step
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
-from tests.mcp.conftest import Server, end_server, start_server
+from tests.server import Server, end_server, start_server
 from tests.tasks.making import lease_one, make_type, queue, release
 from tests.waiters import later, until_heard
 
@@ -77,10 +75,6 @@ class Agent:
     async def receives(self, **changes: Any) -> str:
         posted = await self.does(partial(makers.post, self.caller, **changes))
         self.posted.append(posted.receipt_id)
-        return str(posted.receipt_id)
-
-    async def receives_in_a_group(self, **changes: Any) -> str:
-        posted = await self.does(partial(makers.post_grouped, self.caller, **changes))
         return str(posted.receipt_id)
 
     async def acks_through(self, token: str) -> Any:
@@ -166,14 +160,6 @@ def poll(agent: Agent, query: str, action: Callable[[], Awaitable[Any]]) -> Awai
     return while_waiting(agent.gets(f"/api/v1/inbox?{query}"), inbox_topic(agent.caller.principal_id), action)
 
 
-def test_wait_is_answered_at_once_where_something_is_there(kee: Agent) -> None:
-    async def story() -> Any:
-        await kee.receives()
-        return (await kee.gets("/api/v1/inbox?wait=50")).json()
-
-    assert shown(run(story, within=30)) == kee.posted
-
-
 def test_wait_ends_on_a_post_and_its_token_acks_what_it_showed(kee: Agent) -> None:
     async def story() -> tuple[Any, Any, list[str], Any]:
         page = (await poll(kee, "wait=50", kee.receives)).json()
@@ -188,122 +174,35 @@ def test_wait_ends_on_a_post_and_its_token_acks_what_it_showed(kee: Agent) -> No
     assert unread == shown(further) == kee.posted[1:]
 
 
-def test_wait_does_not_end_on_a_buffered_receipt(kee: Agent) -> None:
-    async def burst() -> None:
+def test_wait_ends_on_a_flush_and_not_on_buffered_receipts(kee: Agent) -> None:
+    change = digests.PolicyChange(window=timedelta(seconds=1))
+
+    async def flush_later() -> None:
         for _ in range(3):
-            await kee.receives_in_a_group()
-        await kee.receives()
-
-    page = run(lambda: poll(kee, "wait=50", burst)).json()
-    assert (shown(page), page["pending"]) == (kee.posted[-1:], 3)
-
-
-def test_wait_ends_on_a_flush(kee: Agent) -> None:
-    async def flush() -> None:
+            await kee.does(partial(makers.post_grouped, kee.caller))
         while not await in_thread(digests.flush_due):
             await anyio.sleep(0.1)
 
-    def quicken() -> None:
-        change = digests.PolicyChange(window=timedelta(seconds=1))
+    with kee.caller.acting():
         digests.set_policy(tenant_id=kee.caller.tenant_id, principal_id=kee.caller.principal_id, change=change, now=T0)
-
-    async def story() -> Any:
-        await kee.does(quicken)
-        for _ in range(3):
-            await kee.receives_in_a_group()
-        return (await poll(kee, "wait=50", flush)).json()
-
-    assert [(entry["kind"], entry["count"]) for entry in run(story)["entries"]] == [("digest_snapshot", 3)]
+    page = run(lambda: poll(kee, "wait=50", flush_later)).json()
+    assert [(entry["kind"], entry["count"]) for entry in page["entries"]] == [("digest_snapshot", 3)]
 
 
-def test_wait_for_nothing_ends_with_an_empty_page(kee: Agent) -> None:
-    page = run(lambda: kee.gets("/api/v1/inbox?wait=0.5")).json()
-    assert page == {"as_of": 0, "entries": [], "visible": 0, "pending": 0, "more_waiting": 0}
-
-
-def grow_unseen_and_ack_what_was_seen(kee: Agent, token: str) -> str:
-    """In one commit, as two are to a reader who missed a notification. Answers the receipt that nobody was shown."""
-    news = makers.post_grouped(kee.caller, flush_class="immediate")
-    makers.ack_through(kee.caller, token)
-    return news.receipt_id
-
-
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_unseen_rest_of_a_narrowed_digest_is_news(kee: Agent, is_streamed: bool) -> None:
-    news: list[str] = []
-
-    async def story() -> Any:
-        await kee.receives_in_a_group(flush_class="immediate")
-
-        async def grow() -> None:
-            news.append(await kee.does(partial(grow_unseen_and_ack_what_was_seen, kee, first["token"])))
-
-        if is_streamed:
-            async with stream(kee) as events:
-                (first,) = (await anext(events)).data["entries"]
-                await grow()
-                return (await anext(events)).data
-        (first,) = (await kee.gets("/api/v1/inbox")).json()["entries"]
-        return (await poll(kee, f"wait=50&after={first['sequence']}", grow)).json()
-
-    page = run(story)
-    assert [entry["flush_reason"] for entry in page["entries"]] == ["narrow"]
-    assert shown(page) == news
-
-
-def test_shown_rest_of_a_narrowed_digest_is_no_news(tenant: Tenant) -> None:
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_narrowed_digest_is_news_with_an_unseen_rest_only(tenant: Tenant, is_shown: bool) -> None:
     caller = make_caller(tenant)
     with caller.acting():
         makers.post_grouped(caller, flush_class="immediate")
-        first = read_inbox(caller, ReadInbox()).entries[0].token
-        makers.post_grouped(caller, flush_class="immediate")
-        given = ReadInbox(after=read_inbox(caller, ReadInbox()).as_of, wait=1)
-        makers.ack_through(caller, first or "")
+        first = read_inbox(caller, ReadInbox())
+        news = makers.post_grouped(caller, flush_class="immediate")
+        given = ReadInbox(after=(read_inbox(caller, ReadInbox()) if is_shown else first).as_of, wait=1)
+        makers.ack_through(caller, first.entries[0].token)
         page = read_inbox(caller, given)
-    assert [entry.flush_reason for entry in page.entries] == ["narrow"]
+    assert [(entry.flush_reason, entry.receipt_ids) for entry in page.entries] == [("narrow", [news.receipt_id])]
     waits = find("read_inbox").waits
     assert waits is not None
-    assert not waits.worth_waking(given, page)
-
-
-def test_lost_notification_costs_latency_only(kee: Agent) -> None:
-    async def unheard() -> None:
-        with redis.Redis.from_url(settings.REDIS_URL) as broker:
-            own = str(broker.client_info()["db"])
-            for client in broker.client_list(_type="pubsub"):
-                if client["db"] == own:  # other tests run beside this one on the same server
-                    broker.client_kill_filter(_id=client["id"])
-            broker.flushdb()
-        await kee.receives()
-
-    assert shown(run(lambda: poll(kee, "wait=50", unheard), within=40).json()) == kee.posted
-
-
-@pytest.mark.parametrize(
-    ("path", "headers", "code", "pointer"),
-    [
-        ("?wait=61", {}, "invalid", "/wait"),
-        ("?wait=-1", {}, "invalid", "/wait"),
-        ("?wait=nan", {}, "invalid", "/wait"),
-        ("?wait=", {}, "invalid", "/wait"),
-        ("?wait=1&nonesuch=1", {}, "invalid", "/nonesuch"),
-        ("/stream?after=-1", {}, "invalid", "/after"),
-        ("/stream?wait=3", {}, "invalid", "/wait"),
-        ("/stream", {"Last-Event-ID": "ent_4"}, "invalid", "/Last-Event-ID"),
-        ("?after=2&wait=50", {}, "ahead_of_inbox", "/after"),
-        ("/stream?after=2", {}, "ahead_of_inbox", "/after"),
-        ("/stream?after=1", {"Last-Event-ID": "2"}, "ahead_of_inbox", "/Last-Event-ID"),
-    ],
-)
-def test_impossible_wait_is_refused_with_its_place(
-    kee: Agent, path: str, headers: dict[str, str], code: str, pointer: str
-) -> None:
-    run(kee.receives)
-    answer = run(lambda: kee.gets(f"/api/v1/inbox{path}", Accept="text/event-stream", **headers))
-    assert (answer.status_code, answer.json()["code"]) == (422, code)
-    assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
-    assert answer.headers["Content-Type"] == "application/problem+json"
-    assert run(kee.unread) == kee.posted
+    assert waits.worth_waking(given, page) is not is_shown
 
 
 def test_stream_shows_what_waits_and_what_comes(kee: Agent) -> None:
@@ -320,43 +219,6 @@ def test_stream_shows_what_waits_and_what_comes(kee: Agent) -> None:
     assert [second.name, second.id, shown(second.data)] == ["inbox", 3, kee.posted[2:]]
     assert headers["Content-Type"] == "text/event-stream"
     assert (headers["Cache-Control"], headers["X-Accel-Buffering"]) == ("no-store", "no")
-
-
-def test_token_of_a_stream_acks_only_what_it_has_shown(kee: Agent) -> None:
-    """A is shown, then B; A grows; acking through B leaves what came later."""
-
-    async def story() -> tuple[Any, list[str], list[str], Any, list[str]]:
-        before = await kee.receives()
-        async with stream(kee, "?after=1") as events:
-            await kee.receives_in_a_group(flush_class="immediate")
-            await anext(events)
-            b = await kee.receives()
-            through_b = (await anext(events)).data["entries"][-1]["token"]
-            grown = await kee.receives_in_a_group(flush_class="immediate")
-            late = (await anext(events)).data["entries"][-1]["token"]
-            acked = await kee.acks_through(through_b)
-            left = await kee.unread()
-            acked_later = await kee.acks_through(late)
-        assert b not in left
-        return acked, [before, grown], left, acked_later, await kee.unread()
-
-    acked, expected, left, acked_later, unread = run(story)
-    assert acked == {"acked_entries": 2, "acked_receipts": 2}
-    assert sorted(left) == sorted(expected)
-    assert acked_later["acked_receipts"] == 1
-    # What stands before the stream's start was never shown on it.
-    assert unread == expected[:1]
-
-
-def test_page_of_a_reader_who_reads_on_acks_from_its_start(kee: Agent) -> None:
-    async def story() -> list[Any]:
-        for _ in range(3):
-            await kee.receives()
-        entries: list[Any] = (await kee.does(partial(makers.read, kee.caller, after=2, shown_after=1))).entries
-        await kee.acks_through(entries[-1].token or "")
-        return entries
-
-    assert [entry.sequence for entry in run(story)] == [3]
 
 
 def test_stalled_client_of_a_stream_is_dropped(acme: Tenant, kee: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,32 +347,6 @@ def test_two_hundred_wait_in_one_process_that_goes_on_serving(acme: Tenant) -> N
     assert threads < 100
 
 
-def test_too_many_waits_are_refused(acme: Tenant) -> None:
-    process, url = start_server(GATEHOUSE_WAITING_PER_TOKEN="1", GATEHOUSE_WAITING="2")
-    kee, lee, mia = (Agent(url, make_caller(acme, name), make_token(acme, name)) for name in ("Kee", "Lee", "Mia"))
-
-    async def wait(agent: Agent) -> tuple[int, str | None]:
-        answer = await agent.gets("/api/v1/inbox?wait=0.1")
-        return answer.status_code, answer.json().get("code")
-
-    async def story() -> tuple[Any, Any]:
-        async with stream(kee) as one:
-            await one.opened()
-            of_one_token = await wait(kee)
-            async with stream(lee) as other:
-                await other.opened()
-                of_all = await wait(mia)
-        # A place is free again as soon as the process has seen that its client is gone.
-        while await wait(mia) != (200, None):
-            await anyio.sleep(0.05)
-        return of_one_token, of_all
-
-    try:
-        assert run(story) == ((429, "too_many_waiting"), (503, "no_place_to_wait"))
-    finally:
-        end_server(process)
-
-
 # Work
 
 
@@ -524,53 +360,33 @@ def lease(worker: Agent, **asked: Any) -> Awaitable[httpx2.Response]:
     return worker.posts("/api/v1/tasks/lease", **asked)
 
 
-def test_lease_is_answered_at_once_where_there_is_work(kee: Agent, worker: Agent) -> None:
-    task = queue(kee.caller)
-    answer = run(lambda: lease(worker, queues=["default"], wait_seconds=30)).json()
-    assert [given["task_id"] for given in answer["tasks"]] == [task.task_id]
-
-
 @pytest.mark.parametrize("named", ["queues", "task_types"])
-def test_lease_waits_until_there_is_work(kee: Agent, worker: Agent, named: str) -> None:
-    tenant_id = kee.caller.tenant_id
-    topic = queue_topic(tenant_id, "default") if named == "queues" else type_topic(tenant_id, "index")
-    asked = {named: ["default" if named == "queues" else "index"], "wait_seconds": 30}
-    act = partial(in_thread, partial(queue, kee.caller))
-    answer = run(lambda: while_waiting(lease(worker, **asked), topic, act))
-    assert (answer.status_code, len(answer.json()["tasks"])) == (200, 1)
+@pytest.mark.parametrize("event", ["queued", "released", "queue resumed", "type resumed"])
+def test_lease_waits_until_there_is_work(kee: Agent, worker: Agent, named: str, event: str) -> None:
+    name = "default" if named == "queues" else "index"
+    paused = event.removesuffix(" resumed")
+    given = {"caller": kee.caller, "name": "default" if paused == "queue" else "index"}
 
+    def act() -> None:
+        if event == "queued":
+            queue(kee.caller)
+        elif event == "released":
+            release(kee.caller, held)
+        else:
+            with kee.caller.acting():
+                getattr(types, f"resume_{paused}")(**given)
 
-def test_lease_waits_for_a_released_task(kee: Agent, worker: Agent) -> None:
-    queue(kee.caller)
-    held = lease_one(kee.caller)
-    topic = queue_topic(kee.caller.tenant_id, "default")
-    act = partial(in_thread, partial(release, kee.caller, held))
-    answer = run(lambda: while_waiting(lease(worker, queues=["default"], wait_seconds=30), topic, act))
-    assert answer.json()["tasks"][0]["run_id"] == 2
-
-
-@pytest.mark.parametrize("named", ["queues", "task_types"])
-@pytest.mark.parametrize("paused", ["queue", "type"])
-def test_lease_waits_until_its_queue_or_type_is_resumed(kee: Agent, worker: Agent, named: str, paused: str) -> None:
-    task, tenant_id = queue(kee.caller), kee.caller.tenant_id
-    name = "default" if paused == "queue" else "index"
-    with kee.caller.acting():
-        getattr(tasks, f"pause_{paused}")(caller=kee.caller, name=name, now=T0)
-    resume = partial(getattr(tasks, f"resume_{paused}"), caller=kee.caller, name=name)
-    topic = queue_topic(tenant_id, "default") if named == "queues" else type_topic(tenant_id, "index")
-    asked = {named: ["default" if named == "queues" else "index"], "wait_seconds": 30}
-    answer = run(lambda: while_waiting(lease(worker, **asked), topic, partial(kee.does, resume)), within=15)
-    assert [given["task_id"] for given in answer.json()["tasks"]] == [task.task_id]
-
-
-def test_lease_without_work_ends_empty(worker: Agent) -> None:
-    answer = run(lambda: lease(worker, queues=["default"], wait_seconds=0.5))
-    assert (answer.status_code, answer.content) == (204, b"")
-
-
-@pytest.mark.parametrize("asked", [{"queues": ["default"], "wait_seconds": 31}, {"wait_seconds": 5}])
-def test_lease_with_an_impossible_wait_is_refused(worker: Agent, asked: dict[str, Any]) -> None:
-    assert run(lambda: lease(worker, **asked)).status_code == 422
+    if event != "queued":
+        queue(kee.caller)
+    if event == "released":
+        held = lease_one(kee.caller)
+    elif event != "queued":
+        with kee.caller.acting():
+            getattr(types, f"pause_{paused}")(**given, now=T0)
+    topic = (queue_topic if named == "queues" else type_topic)(kee.caller.tenant_id, name)
+    request = lease(worker, **{named: [name]}, wait_seconds=30)
+    answer = run(lambda: while_waiting(request, topic, partial(in_thread, act)), within=20)
+    assert [task["run_id"] for task in answer.json()["tasks"]] == [2 if event == "released" else 1]
 
 
 def test_many_leases_wait_and_each_task_goes_to_one(kee: Agent, worker: Agent) -> None:
@@ -626,35 +442,7 @@ def steps(event: Event) -> tuple[int, list[tuple[str, str]], str]:
     return event.id, [(step["step_id"], step["status"]) for step in event.data["steps"]], event.data["status"]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [
-        (
-            Strategy.PROGRESSIVE,
-            [(1, [("a", "complete")], "executing"), (3, [("b", "complete"), ("report", "complete")], "complete")],
-        ),
-        (Strategy.SEQUENTIAL, [(3, [("a", "complete"), ("b", "complete"), ("report", "complete")], "complete")]),
-    ],
-)
-def test_execution_stream_shows_steps_as_its_strategy_says(
-    owner: Owner, strategy: Strategy, expected: list[Any]
-) -> None:
-    async def story() -> list[Event]:
-        heard = []
-        async with owner.follows(execution.plan_id) as events:
-            for _ in range(2):
-                await in_thread(partial(owner.does_a_task, execution))
-                if strategy == Strategy.PROGRESSIVE:
-                    heard.append(await anext(events))
-            return heard or [await anext(events)]
-
-    execution = owner.begins(strategy)
-    heard = run(story)
-    assert [steps(event) for event in heard] == expected
-    assert heard[0].data["steps"][0]["key_findings"]["summary"] == "Said hello"
-
-
-def test_resumed_execution_stream_repeats_and_omits_no_step(owner: Owner) -> None:
+def test_progressive_stream_resumes_without_gap_or_repetition(owner: Owner) -> None:
     async def story() -> list[Event]:
         async with owner.follows(execution.plan_id) as events:
             await in_thread(partial(owner.does_a_task, execution))
@@ -664,7 +452,24 @@ def test_resumed_execution_stream_repeats_and_omits_no_step(owner: Owner) -> Non
             return [*heard, await anext(events)]
 
     execution = owner.begins(Strategy.PROGRESSIVE)
-    assert [step["number"] for event in run(story) for step in event.data["steps"]] == [1, 2, 3]
+    heard = run(story)
+    assert [steps(event) for event in heard] == [
+        (1, [("a", "complete")], "executing"),
+        (3, [("b", "complete"), ("report", "complete")], "complete"),
+    ]
+    assert heard[0].data["steps"][0]["key_findings"]["summary"] == "Said hello"
+
+
+def test_sequential_stream_shows_the_whole_execution_at_once(owner: Owner) -> None:
+    async def story() -> Event:
+        async with owner.follows(execution.plan_id) as events:
+            for _ in range(2):
+                await in_thread(partial(owner.does_a_task, execution))
+            return await anext(events)
+
+    execution = owner.begins(Strategy.SEQUENTIAL)
+    expected = [("a", "complete"), ("b", "complete"), ("report", "complete")]
+    assert steps(run(story)) == (3, expected, "complete")
 
 
 def test_plan_is_followed_before_its_execution_begins(owner: Owner) -> None:

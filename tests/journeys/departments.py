@@ -13,7 +13,7 @@ import anyio
 
 from config.stack import programs
 from tests.chaos.ground import Ground, prepared
-from tests.mcp.conftest import Server
+from tests.server import Server
 
 SCRIPT: Final = programs.PRODUCT / "examples" / "delegates" / "department.py"
 PATIENCE: Final = 240.0

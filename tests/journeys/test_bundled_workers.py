@@ -20,11 +20,10 @@ from apps.workers.models import State, Worker
 from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
 from tests.bundled_workers.processes import running
 from tests.factories import make_caller, make_token
-from tests.mcp.conftest import Server, acme, server, started_server
+from tests.server import Server
 from tests.workers.factories import enroll, make_key
 
 pytestmark = pytest.mark.ci
-__all__ = ["acme", "server", "started_server"]
 
 SCRIPTS = (
     "code_analyzer.py",

@@ -11,9 +11,7 @@ from tests.executions.test_submitted_plans import handmade, post_approval
 from tests.executions.workers import WorkerServer, serving
 from tests.factories import make_caller, make_token
 from tests.journeys.test_bundled_workers import ask
-from tests.mcp.conftest import Server, acme, server, started_server
-
-__all__ = ["acme", "server", "started_server"]
+from tests.server import Server
 
 
 @pytest.fixture

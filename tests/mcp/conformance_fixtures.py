@@ -1,14 +1,24 @@
-"""The tools, resources and prompts that the official conformance suite looks for, beside the product's own.
+"""The product as a web application, with the tools, resources and prompts that the official conformance suite looks for.
 
-Each method of the product's table is wrapped: a fixture's name is answered here, everything else by the product.
+Each method of the product's table is wrapped: a fixture's name is answered here, everything else by the product. The
+suite sends no credential, so each request is lent the fixture's token; authentication and permission run as always.
 """
+
+from config.asgi import application  # it loads the apps
+
+# isort: split
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from django.conf import settings
 from django.core import signing
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.urls import path
 from mcp_types import (
     INVALID_PARAMS,
     LOG_LEVEL_META_KEY,
@@ -49,9 +59,12 @@ from mcp_types import (
     Tool,
 )
 
+from apps.mcp.api.views import EndpointView
 from apps.mcp.methods import METHODS as PRODUCT
 from apps.mcp.methods import Method
 from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
+
+__all__ = ["application"]
 
 PNG: Final = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 WAV: Final = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAA="
@@ -336,3 +349,15 @@ METHODS: Final[Mapping[str, Method]] = {
     "resources/unsubscribe": watch,
     "completion/complete": complete,
 }
+
+_endpoint = EndpointView.as_view(methods=METHODS)
+
+
+def lend_token(request: HttpRequest) -> HttpResponseBase:
+    """The endpoint, with the fixture's token for a request without a credential."""
+    request.META.setdefault("HTTP_AUTHORIZATION", f"Bearer {os.environ['CONFORMANCE_TOKEN']}")
+    return _endpoint(request)
+
+
+urlpatterns = [path("mcp", lend_token)]
+settings.ROOT_URLCONF = __name__

@@ -16,7 +16,7 @@ import pytest
 
 from apps.principals.models import Tenant
 from tests.factories import make_token
-from tests.mcp.conftest import end_server, start_server
+from tests.server import end_server, start_server
 
 pytestmark = pytest.mark.ci
 
@@ -53,9 +53,7 @@ def suite() -> Path:
 @pytest.fixture
 def fixtures(acme: Tenant) -> Iterator[str]:
     """The address of a product that has what the suite looks for."""
-    process, url = start_server(
-        DJANGO_SETTINGS_MODULE="tests.mcp.conformance_settings", CONFORMANCE_TOKEN=make_token(acme)
-    )
+    process, url = start_server("tests.mcp.conformance_fixtures:application", CONFORMANCE_TOKEN=make_token(acme))
     yield f"{url}/mcp"
     end_server(process)
 

@@ -109,32 +109,6 @@ def test_notification_is_accepted_without_answer(token: str, version: str | None
     assert (answer.status_code, answer.content) == (202, b"")
 
 
-@ERAS
-def test_unknown_method_is_refused(token: str, ask: Ask) -> None:
-    answer = ask("no/such", {}, token)
-    assert answer.status_code == (404 if ask is modern else 200)
-    assert answer.json() == {
-        "jsonrpc": "2.0",
-        "id": 7,
-        "error": {"code": -32601, "message": "Method not found", "data": "no/such"},
-    }
-
-
-@pytest.mark.parametrize("method", ["initialize", "ping", "logging/setLevel", "resources/subscribe"])
-def test_stateless_revision_has_no_session_methods(token: str, method: str) -> None:
-    assert modern(method, {}, token).json()["error"]["code"] == -32601
-
-
-def test_older_revision_has_no_discovery(token: str) -> None:
-    assert legacy("server/discover", {}, token).json()["error"]["code"] == -32601
-
-
-@ERAS
-@pytest.mark.parametrize("params", [{}, {"arguments": {}}, {"name": "whoami", "arguments": []}, {"name": "\ud800"}])
-def test_wrong_parameters_are_refused_with_their_place(token: str, ask: Ask, params: dict[str, object]) -> None:
-    assert ask("tools/call", params, token).json()["error"]["code"] == -32602
-
-
 @pytest.mark.parametrize("version", ["2099-01-01", "nonsense"])
 def test_unknown_version_is_refused_with_those_supported(token: str, version: str) -> None:
     meta = {"io.modelcontextprotocol/protocolVersion": version, "io.modelcontextprotocol/clientCapabilities": {}}
@@ -156,11 +130,7 @@ def test_unknown_version_is_refused_with_those_supported(token: str, version: st
 def test_contradicting_headers_are_refused(token: str, headers: dict[str, str]) -> None:
     answer = modern("tools/list", {}, token, **headers)
     assert (answer.status_code, answer.json()["id"], answer.json()["error"]["code"]) == (400, 7, -32020)
-
-
-def test_name_header_must_match_the_call(token: str) -> None:
-    answer = modern("tools/call", {"name": "whoami"}, token, **{"Mcp-Name": "other"})
-    assert answer.json()["error"]["code"] == -32020
+    assert modern("tools/call", {"name": "whoami"}, token, **{"Mcp-Name": "other"}).json()["error"]["code"] == -32020
 
 
 def test_stateless_request_needs_its_envelope(token: str) -> None:
@@ -193,7 +163,47 @@ def test_server_version_is_the_products() -> None:
 def test_older_client_may_ping_and_set_the_log_level(token: str) -> None:
     assert legacy("ping", None, token).json()["result"] == {}
     assert legacy("logging/setLevel", {"level": "info"}, token).json()["result"] == {}
-    assert legacy("logging/setLevel", {"level": "loud"}, token).json()["error"]["code"] == -32602
+
+
+def _completion(kind: str, name: str, argument: str) -> dict[str, object]:
+    ref = {"type": f"ref/{kind}", "uri" if kind == "resource" else "name": name}
+    return {"ref": ref, "argument": {"name": argument, "value": ""}}
+
+
+@pytest.mark.parametrize(
+    ("asks", "method", "params", "code"),
+    [
+        ([modern, legacy], "no/such", {}, -32601),
+        ([modern], "initialize", {}, -32601),
+        ([modern], "ping", {}, -32601),
+        ([modern], "logging/setLevel", {}, -32601),
+        ([modern], "resources/subscribe", {}, -32601),
+        ([legacy], "server/discover", {}, -32601),
+        ([legacy], "logging/setLevel", {"level": "loud"}, -32602),
+        ([modern, legacy], "tools/list", {"cursor": "abc"}, -32602),
+        ([modern, legacy], "tools/call", {}, -32602),
+        ([modern, legacy], "tools/call", {"arguments": {}}, -32602),
+        ([modern, legacy], "tools/call", {"name": "whoami", "arguments": []}, -32602),
+        ([modern, legacy], "tools/call", {"name": "\ud800"}, -32602),
+        ([modern, legacy], "prompts/get", {"name": "nonesuch"}, -32602),
+        ([modern, legacy], "prompts/get", {"name": "delegate"}, -32602),
+        ([modern, legacy], "prompts/get", {"name": "close_session", "arguments": {"mood": "good"}}, -32602),
+        ([modern, legacy], "completion/complete", _completion("resource", "task://{id}", "id"), None),
+        ([modern, legacy], "completion/complete", _completion("resource", "task://{id}", "name"), -32602),
+        ([modern, legacy], "completion/complete", _completion("resource", "nonesuch://{id}", "id"), -32602),
+        ([modern, legacy], "completion/complete", _completion("prompt", "delegate", "intent"), None),
+        ([modern, legacy], "completion/complete", _completion("prompt", "nonesuch", "intent"), -32602),
+    ],
+)
+def test_method_and_parameters_are_checked(
+    token: str, asks: list[Ask], method: str, params: dict[str, object], code: int | None
+) -> None:
+    for ask in asks:
+        answer = ask(method, params, token)
+        assert answer.json().get("error", {}).get("code") == code
+        assert answer.status_code == (
+            404 if ask is modern and code == -32601 else 400 if ask is modern and code else 200
+        )
 
 
 @ERAS
@@ -204,11 +214,6 @@ def test_tool_is_listed_only_with_its_scope(tenant: Tenant, sampled: None, ask: 
 
     assert "sample_say" not in shown([Scope.INBOX])
     assert "sample_say" in shown([Scope.MEMORY])
-
-
-@ERAS
-def test_foreign_cursor_is_refused(token: str, ask: Ask) -> None:
-    assert ask("tools/list", {"cursor": "abc"}, token).json()["error"]["code"] == -32602
 
 
 @ERAS
@@ -283,25 +288,3 @@ def test_prompts_are_listed_and_filled(token: str, ask: Ask) -> None:
 
     filled = ask("prompts/get", {"name": "delegate", "arguments": {"intent": "Count {stars}"}}, token).json()
     assert "Count {stars}" in filled["result"]["messages"][0]["content"]["text"]
-
-
-@ERAS
-@pytest.mark.parametrize(
-    "params", [{"name": "nonesuch"}, {"name": "delegate"}, {"name": "close_session", "arguments": {"mood": "good"}}]
-)
-def test_wrong_prompt_arguments_are_refused(token: str, ask: Ask, params: dict[str, object]) -> None:
-    assert ask("prompts/get", params, token).json()["error"]["code"] == -32602
-
-
-@ERAS
-def test_completion_needs_a_known_template_and_argument(token: str, ask: Ask) -> None:
-    def code(ref: dict[str, str], argument: str) -> int:
-        params = {"ref": ref, "argument": {"name": argument, "value": ""}}
-        return int(ask("completion/complete", params, token).json().get("error", {}).get("code", 0))
-
-    template = {"type": "ref/resource", "uri": "task://{id}"}
-    assert code(template, "id") == 0
-    assert code(template, "name") == -32602
-    assert code({"type": "ref/resource", "uri": "nonesuch://{id}"}, "id") == -32602
-    assert code({"type": "ref/prompt", "name": "delegate"}, "intent") == 0
-    assert code({"type": "ref/prompt", "name": "nonesuch"}, "intent") == -32602

@@ -199,7 +199,7 @@ MUTANTS: Final = (
         file="apps/core/operations.py",
         text="    if not declared.visible_to(caller):\n        raise MissingScope(",
         replacement="    if caller is None:\n        raise MissingScope(",
-        tests=("tests/interfaces/test_credentials.py", "-k", "tool and scope"),
+        tests=("tests/interfaces/test_every_operation.py", "-k", "tool and scope"),
     ),
     # Core
     Mutant(
@@ -208,7 +208,7 @@ MUTANTS: Final = (
         file="apps/core/outbound.py",
         text="return not address.is_site_local and (inner is None or _is_public(inner))",
         replacement="return not address.is_site_local",
-        tests=("tests/core/test_http_guard.py",),
+        tests=("tests/core/test_outbound.py",),
     ),
     Mutant(
         name="strict-json",
@@ -232,7 +232,7 @@ MUTANTS: Final = (
         file="apps/core/ids.py",
         text="not 0 <= position < 2**63:",
         replacement="position < 0:",
-        tests=("tests/core/test_pagination.py",),
+        tests=("tests/core/test_schemas.py",),
     ),
     # MCP workers
     Mutant(

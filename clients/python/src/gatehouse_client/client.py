@@ -20,9 +20,7 @@ from gatehouse_client.shapes import (
     Completed,
     CompletedMany,
     Completion,
-    DeadLetter,
     DeadLetters,
-    Entry,
     Failure,
     Inbox,
     Lease,
@@ -34,22 +32,22 @@ from gatehouse_client.shapes import (
     QueuePolicy,
     Rate,
     ReceiptOptions,
+    ResultOptions,
     Schedule,
     ScheduleOptions,
     Schedules,
+    Shape,
     TaskOptions,
     TaskResult,
     TaskStatus,
     Timeline,
-    TimelineEvent,
     TypePolicy,
     Verdict,
-    shaped,
 )
 
 logger = logging.getLogger("gatehouse_client")
 
-T = TypeVar("T")
+S = TypeVar("S", bound=Shape)
 _NO_ANSWER: Final = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.ProxyError, httpx2.RemoteProtocolError)
 _TOO_MANY: Final = 429
 _AWAY: Final = frozenset({502, 503, 504})
@@ -116,35 +114,35 @@ class Client:
         self, name: str, params_schema: dict[str, Any] | None = None, **policy: Unpack[TypePolicy]
     ) -> None:
         """Register or change a task type."""
-        self._ask("POST", "/api/v1/task-types", {"name": name, "params_schema": params_schema or {}, **policy})
+        self._ask("POST", _path("task-types"), {"name": name, "params_schema": params_schema or {}, **policy})
 
     def queue(self, task_type: str, params: dict[str, Any] | None = None, **options: Unpack[TaskOptions]) -> Queued:
         """Queue a task. Your own `idempotency_key` makes two calls one, also across restarts."""
         task = {"task_type": task_type, "params": params or {}, **_with_key(options)}
-        return shaped(Queued, self._ask("POST", "/api/v1/tasks", task))
+        return Queued.of(self._ask("POST", _path("tasks"), task))
 
     def queue_many(self, tasks: Sequence[NewTask]) -> list[Queued | Refused]:
         """Queue up to 1,000 tasks; returns an answer for each, in their order."""
-        answer = self._ask("POST", "/api/v1/tasks/batch", {"tasks": [_with_key(task) for task in tasks]})
+        answer = self._ask("POST", _path("tasks", "batch"), {"tasks": [_with_key(task) for task in tasks]})
         return _answers(Queued, answer)
 
     def status(self, task_id: str) -> TaskStatus:
-        return shaped(TaskStatus, self._ask("GET", _task(task_id)))
+        return TaskStatus.of(self._ask("GET", _path("tasks", task_id)))
 
     def result(self, task_id: str) -> TaskResult:
         """:raises NotFinished: if there is none yet. No need to poll: the end is told to the inbox."""
-        return shaped(TaskResult, self._ask("GET", _task(task_id, "result")))
+        return TaskResult.of(self._ask("GET", _path("tasks", task_id, "result")))
 
     def cancel(self, task_id: str) -> str:
         """`canceled`; or `canceling`, if a worker holds the task and may still finish it."""
-        return str(self._ask("POST", _task(task_id, "cancel"), {})["status"])
+        return str(self._ask("POST", _path("tasks", task_id, "cancel"), {})["status"])
 
     def order(self, task_id: str, order: Literal["checkpoint", "drain"]) -> None:
         """Send an order with the task's next heartbeat: save a checkpoint, or save one and release the task.
 
-        :raises NotLeased: if the task is not leased.
+        :raises Refused: `not_leased` if the task is not leased.
         """
-        self._ask("POST", _task(task_id, "order"), {"order": order})
+        self._ask("POST", _path("tasks", task_id, "order"), {"order": order})
 
     def timeline(self, task_id: str, *, limit: int = 20, cursor: str | None = None) -> Timeline:
         """The events of a task, in order.
@@ -152,42 +150,37 @@ class Client:
         :param limit: runs per page; each has several events.
         :param cursor: `next` of the page before.
         """
-        answer = self._ask("GET", _task(task_id, "timeline"), query=_page(limit, cursor))
-        return shaped(Timeline, {**answer, "events": [shaped(TimelineEvent, one) for one in answer["events"]]})
+        return Timeline.of(self._ask("GET", _path("tasks", task_id, "timeline"), query=_page(limit, cursor)))
 
     def dead_letters(self, *, limit: int = 50, cursor: str | None = None) -> DeadLetters:
         """The failed tasks that you queued or receive, newest first.
 
         :param cursor: `next` of the page before.
         """
-        answer = self._ask("GET", "/api/v1/dead-letters", query=_page(limit, cursor))
-        return DeadLetters(
-            dead_letters=[shaped(DeadLetter, one) for one in answer["dead_letters"]], next=answer["next"]
-        )
+        return DeadLetters.of(self._ask("GET", _path("dead-letters"), query=_page(limit, cursor)))
 
     def replay(self, task_id: str) -> Queued:
         """Queue a dead letter again, as a new task; a repeated call returns the same task.
 
-        :raises NotADeadLetter: if the task has not failed for good.
+        :raises Refused: `not_a_dead_letter` if the task has not failed for good.
         """
-        return shaped(Queued, self._ask("POST", _task(task_id, "retry"), {}))
+        return Queued.of(self._ask("POST", _path("tasks", task_id, "retry"), {}))
 
     def schedule(
         self, name: str, task_type: str, params: dict[str, Any] | None = None, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
         """Queue a task periodically. The same name again changes the schedule."""
         body = {"name": name, "task_type": task_type, "params": params or {}, **options}
-        return shaped(Schedule, self._ask("POST", "/api/v1/schedules", body))
+        return Schedule.of(self._ask("POST", _path("schedules"), body))
 
     def schedules(self, *, limit: int = 50, cursor: str | None = None) -> Schedules:
         """:param cursor: `next` of the page before."""
-        answer = self._ask("GET", "/api/v1/schedules", query=_page(limit, cursor))
-        return Schedules(schedules=[shaped(Schedule, one) for one in answer["schedules"]], next=answer["next"])
+        return Schedules.of(self._ask("GET", _path("schedules"), query=_page(limit, cursor)))
 
     def remove_schedule(self, name: str) -> bool:
         """Remove a schedule. False if there is none of this name, also after a lost answer."""
         try:
-            self._ask("DELETE", f"/api/v1/schedules/{quote(name, safe='')}")
+            self._ask("DELETE", _path("schedules", name))
         except Refused as refusal:
             if refusal.code != "unknown_schedule":
                 raise
@@ -198,7 +191,7 @@ class Client:
 
     def queues(self) -> list[QueueFigures]:
         """Figures of each queue: waiting tasks, ages, throughput, failures."""
-        return [shaped(QueueFigures, one) for one in self._ask("GET", "/api/v1/queues")["queues"]]
+        return [QueueFigures.of(one) for one in self._ask("GET", _path("queues"))["queues"]]
 
     def set_queue_limits(
         self, queue: str, *, concurrency: int | None = None, rate: Rate | None = None, fair: bool = False
@@ -209,24 +202,24 @@ class Client:
         :param fair: whether its requesters share it fairly.
         """
         body = {"concurrency": concurrency, "rate": rate, "fair": fair}
-        return shaped(QueuePolicy, self._ask("PUT", _queue(queue), body))
+        return QueuePolicy.of(self._ask("PUT", _path("queues", queue), body))
 
     def pause_queue(self, queue: str, *, drain: bool = False) -> QueuePolicy:
         """Lease no tasks of a queue until it is resumed.
 
         :param drain: whether holders of its tasks are ordered to release them.
         """
-        return shaped(QueuePolicy, self._ask("POST", _queue(queue, "pause"), {"drain": drain}))
+        return QueuePolicy.of(self._ask("POST", _path("queues", queue, "pause"), {"drain": drain}))
 
     def resume_queue(self, queue: str) -> QueuePolicy:
-        return shaped(QueuePolicy, self._ask("POST", _queue(queue, "resume"), {}))
+        return QueuePolicy.of(self._ask("POST", _path("queues", queue, "resume"), {}))
 
     def pause_type(self, task_type: str) -> None:
         """Lease no task of a type until it is resumed. Leased tasks go on."""
-        self._ask("POST", _type(task_type, "pause"), {})
+        self._ask("POST", _path("task-types", task_type, "pause"), {})
 
     def resume_type(self, task_type: str) -> None:
-        self._ask("POST", _type(task_type, "resume"), {})
+        self._ask("POST", _path("task-types", task_type, "resume"), {})
 
     # Working
 
@@ -234,44 +227,31 @@ class Client:
         """Take up to `capacity` tasks; none if there are none, and none come within `wait_seconds` (30 at most)."""
         # The leases of a lost answer are held by nobody, and expire.
         body = {**source, "capacity": capacity, "wait_seconds": wait_seconds}
-        answer = self._ask("POST", "/api/v1/tasks/lease", body, wait=wait_seconds)
-        return _leases(answer, "tasks")
+        answer = self._ask("POST", _path("tasks", "lease"), body, wait=wait_seconds)
+        return [Lease.of(one) for one in answer.get("tasks", [])]
 
     def heartbeat(self, beats: Sequence[Beat]) -> list[BeatAnswer]:
         """Renew leases and receive orders, one answer for each in their order. Checkpoints are saved when this returns."""
         body = {"leases": [beat.as_member() for beat in beats]}
-        answer = self._ask("POST", "/api/v1/tasks/heartbeat", body)
-        return [shaped(BeatAnswer, one) for one in answer["results"]]
+        answer = self._ask("POST", _path("tasks", "heartbeat"), body)
+        return [BeatAnswer.of(one) for one in answer["results"]]
 
     def complete(
         self,
         lease: Lease,
         result: Any = None,
         *,
-        summary: str | None = None,
-        result_pointer: str | None = None,
-        result_channel: str | None = None,
-        checksum: str | None = None,
         lease_next: int = 0,
         lease_from: LeaseSource | None = None,
+        **options: Unpack[ResultOptions],
     ) -> Completed:
         """Complete a task, with its result or a pointer to it. The requester gets one receipt.
 
         :param lease_next: how many tasks to lease by the same request; they come as `next`.
-        :raises LeaseLost: if the lease is over.
-        :raises AlreadyDecided: if this run has ended otherwise.
+        :raises LeaseLost: if the lease is over, or this run has ended otherwise.
         """
-        completion = Completion(
-            lease=lease,
-            result=result,
-            summary=summary,
-            result_pointer=result_pointer,
-            result_channel=result_channel,
-            checksum=checksum,
-        )
-        body = _but_task(completion.as_member()) | _next(lease_next, lease_from)
-        answer = self._ask("POST", _task(lease.task_id, "complete"), body)
-        return shaped(Completed, {**answer, "next": _leases(answer)})
+        body = Completion(lease=lease, result=result, **options).as_member() | _next(lease_next, lease_from)
+        return Completed.of(self._ask("POST", _path("tasks", body.pop("task_id"), "complete"), body))
 
     def complete_many(
         self, completions: Sequence[Completion], *, lease_next: int = 0, lease_from: LeaseSource | None = None
@@ -281,8 +261,9 @@ class Client:
         :param lease_next: how many tasks to lease by the same request.
         """
         body = {"completions": [one.as_member() for one in completions]} | _next(lease_next, lease_from)
-        answer = self._ask("POST", "/api/v1/tasks/complete", body)
-        return CompletedMany(results=_answers(Completed, answer), next=_leases(answer))
+        answer = self._ask("POST", _path("tasks", "complete"), body)
+        following = [Lease.of(one) for one in answer.get("next", [])]
+        return CompletedMany(results=_answers(Completed, answer), next=following)
 
     def fail(
         self,
@@ -296,32 +277,32 @@ class Client:
     ) -> Verdict:
         """Fail a run. Another run follows after a pause, or the task ends as a dead letter.
 
-        :raises LeaseLost: if the lease is over.
-        :raises AlreadyDecided: if this run has ended otherwise.
+        :raises LeaseLost: if the lease is over, or this run has ended otherwise.
         """
         failure = Failure(
             lease=lease, code=code, message=message, retryable=retryable, retry_after=retry_after, details=details
         )
-        body = _but_task(failure.as_member())
-        return shaped(Verdict, self._ask("POST", _task(lease.task_id, "fail"), body))
+        body = failure.as_member()
+        return Verdict.of(self._ask("POST", _path("tasks", body.pop("task_id"), "fail"), body))
 
     def fail_many(self, failures: Sequence[Failure]) -> list[Verdict | Refused]:
         """Fail up to 500 runs; returns an answer for each, in their order."""
         body = {"failures": [one.as_member() for one in failures]}
-        return _answers(Verdict, self._ask("POST", "/api/v1/tasks/fail", body))
+        return _answers(Verdict, self._ask("POST", _path("tasks", "fail"), body))
 
     def release(self, lease: Lease) -> Verdict:
         """Release a task. If it was to be canceled, this cancels it.
 
-        :raises LeaseLost: if the lease is over.
-        :raises AlreadyDecided: if this run has ended otherwise.
+        :raises LeaseLost: if the lease is over, or this run has ended otherwise.
         """
-        return shaped(Verdict, self._ask("POST", _task(lease.task_id, "release"), {"lease_token": lease.lease_token}))
+        return Verdict.of(
+            self._ask("POST", _path("tasks", lease.task_id, "release"), {"lease_token": lease.lease_token})
+        )
 
     def release_many(self, leases: Sequence[Lease]) -> list[Verdict | Refused]:
         """Release up to 500 tasks; returns an answer for each, in their order."""
         body = {"releases": [{"task_id": one.task_id, "lease_token": one.lease_token} for one in leases]}
-        return _answers(Verdict, self._ask("POST", "/api/v1/tasks/release", body))
+        return _answers(Verdict, self._ask("POST", _path("tasks", "release"), body))
 
     # Receipts
 
@@ -330,7 +311,7 @@ class Client:
     ) -> Posted:
         """Post a receipt to one principal. The same receipt again changes nothing (`is_duplicate`).
 
-        :raises DedupeConflict: if the key was used for another receipt.
+        :raises Refused: `dedupe_conflict` if the key was used for another receipt.
         """
         body = {
             "recipient_ai": recipient_ai,
@@ -340,7 +321,7 @@ class Client:
             **options,
         }
         try:
-            return shaped(Posted, self._ask("POST", "/api/v1/receipts", body))
+            return Posted.of(self._ask("POST", _path("receipts"), body))
         except Refused as refusal:
             if refusal.code != "duplicate_receipt":
                 raise
@@ -362,8 +343,8 @@ class Client:
         :param wait: if there are none, wait up to so many seconds (60).
         """
         query = {"after": after, "limit": limit, "source_system": source_system, "max_tokens": max_tokens, "wait": wait}
-        answer = self._ask("GET", "/api/v1/inbox", query={k: v for k, v in query.items() if v is not None}, wait=wait)
-        return shaped(Inbox, {**answer, "entries": [shaped(Entry, one) for one in answer["entries"]]})
+        answer = self._ask("GET", _path("inbox"), query={k: v for k, v in query.items() if v is not None}, wait=wait)
+        return Inbox.of(answer)
 
     def wait(self, seconds: float, *, after: int = 0, source_system: str | None = None) -> Inbox:
         """Read as soon as there is an entry, at the latest after so many seconds."""
@@ -376,11 +357,11 @@ class Client:
 
     def ack(self, token: str) -> Acked:
         """Ack all entries up to one, as shown by the read that its `token` comes from."""
-        return shaped(Acked, self._ask("POST", "/api/v1/inbox/ack-through", {"through": token}))
+        return Acked.of(self._ask("POST", _path("inbox", "ack-through"), {"through": token}))
 
     def ack_entries(self, refs: Sequence[str]) -> Acked:
         """Ack just these entries."""
-        return shaped(Acked, self._ask("POST", "/api/v1/inbox/ack", {"entries": refs}))
+        return Acked.of(self._ask("POST", _path("inbox", "ack"), {"entries": refs}))
 
     # Transport
 
@@ -437,16 +418,8 @@ def _with_key(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"idempotency_key": str(uuid.uuid4()), **task}
 
 
-def _task(task_id: str, verb: str = "") -> str:
-    return f"/api/v1/tasks/{quote(task_id, safe='')}" + (f"/{verb}" if verb else "")
-
-
-def _queue(queue: str, verb: str = "") -> str:
-    return f"/api/v1/queues/{quote(queue, safe='')}" + (f"/{verb}" if verb else "")
-
-
-def _type(task_type: str, verb: str) -> str:
-    return f"/api/v1/task-types/{quote(task_type, safe='')}/{verb}"
+def _path(*parts: str) -> str:
+    return "/".join(("/api/v1", *(quote(part, safe="") for part in parts)))
 
 
 def _page(limit: int, cursor: str | None) -> dict[str, Any]:
@@ -457,18 +430,9 @@ def _next(lease_next: int, lease_from: LeaseSource | None) -> dict[str, Any]:
     return {"lease_next": lease_next, "lease_from": lease_from} if lease_next else {}
 
 
-def _but_task(member: dict[str, Any]) -> dict[str, Any]:
-    """A member of a batch as the body of the single verb, whose path names the task."""
-    return {name: value for name, value in member.items() if name != "task_id"}
-
-
-def _leases(answer: Mapping[str, Any], name: str = "next") -> list[Lease]:
-    return [shaped(Lease, one) for one in answer.get(name, [])]
-
-
-def _answers(shape: type[T], answer: Mapping[str, Any]) -> list[T | Refused]:
+def _answers(shape: type[S], answer: Mapping[str, Any]) -> list[S | Refused]:
     """The answers of a batch."""
-    return [Refused.of(0, one) if one["code"] else shaped(shape, one) for one in answer["results"]]
+    return [Refused.of(0, one) if one["code"] else shape.of(one) for one in answer["results"]]
 
 
 def _document(response: httpx2.Response) -> dict[str, Any]:

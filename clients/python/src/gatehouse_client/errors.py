@@ -18,7 +18,7 @@ class Unreachable(GatehouseError):
 
 
 class Refused(GatehouseError):
-    """The hub refused, with an RFC 9457 problem document. Subclasses are named after its `code`."""
+    """The hub refused, with an RFC 9457 problem document. `code` says why."""
 
     _by_code: ClassVar[dict[str, "type[Refused]"]] = {}
 
@@ -44,14 +44,6 @@ class Refused(GatehouseError):
         return cls._by_code.get(str(document.get("code")), Refused)(status, document)
 
 
-class Unauthorized(Refused, code="not_authenticated authentication_failed"):
-    """No token, or one that the hub does not accept."""
-
-
-class MissingScope(Refused, code="missing_scope"):
-    """The token may not do this."""
-
-
 class RateLimited(Refused, code="rate_limited"):
     """Too many requests, for longer than the client retries."""
 
@@ -61,61 +53,8 @@ class RateLimited(Refused, code="rate_limited"):
         """In seconds, if the answer named it."""
 
 
-class UnknownTask(Refused, code="unknown_task"):
-    pass
-
-
-class UnknownTaskType(Refused, code="unknown_task_type"):
-    pass
-
-
-class UnknownQueue(Refused, code="unknown_queue"):
-    """A queue is created by the first task type that names it."""
-
-
-class UnknownRecipient(Refused, code="unknown_recipient"):
-    pass
-
-
-class InvalidParams(Refused, code="invalid_params"):
-    """The params do not fit the task type's schema; `errors` says where."""
-
-
-class IdempotencyConflict(Refused, code="idempotency_conflict"):
-    """The key was used for another request."""
-
-
-class DedupeConflict(Refused, code="dedupe_conflict"):
-    """The dedupe key was used for a receipt with another content."""
-
-
-class BadLeaseToken(Refused, code="bad_lease_token"):
-    """The lease was never granted to this principal."""
-
-
-class LeaseLost(Refused, code="lease_lost"):
-    """The run is over: the task is leased by another worker, queued again, or has ended."""
-
-    @property
-    def reason(self) -> str:
-        """superseded, requeued, canceled, completed or expired."""
-        return str(self.document.get("reason", ""))
-
-
-class AlreadyDecided(Refused, code="already_decided"):
-    """This run has ended by another call, with another outcome or content."""
-
-
-class AlreadyFinished(Refused, code="already_finished"):
-    """The task has ended."""
-
-
-class NotADeadLetter(Refused, code="not_a_dead_letter"):
-    """The task has not failed for good."""
-
-
-class NotLeased(Refused, code="not_leased"):
-    """The task is not leased."""
+class LeaseLost(Refused, code="lease_lost already_decided bad_lease_token"):
+    """The run is over, has ended with another outcome, or was never leased to this principal."""
 
 
 class NotFinished(Refused, code="not_finished"):

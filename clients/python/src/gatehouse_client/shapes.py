@@ -3,21 +3,37 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Literal, Required, TypedDict, TypeVar
+from typing import Any, ClassVar, Literal, Required, Self, TypedDict, dataclass_transform, get_args
 
 from gatehouse_client.errors import Refused
 
-T = TypeVar("T")
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+class Shape:
+    """A frozen dataclass for the data of a request or an answer."""
+
+    _kinds: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """The types of each member: its own, and those of a list or union."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+        members = fields(cls)  # type: ignore[arg-type]  # it is a dataclass now
+        cls._kinds = {one.name: (one.type, *get_args(one.type)) for one in members}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Read an answer. Unknown members are ignored."""
+        kinds = cls._kinds
+        return cls(**{name: _read(kinds[name], value) for name, value in document.items() if name in kinds})
 
 
-def shaped(shape: type[T], document: Mapping[str, Any]) -> T:
-    """A shape from an answer. Unknown members are ignored."""
-    known = {one.name for one in fields(shape)}  # type: ignore[arg-type]  # every shape is a dataclass
-    return shape(**{name: _value(name, value) for name, value in document.items() if name in known})
-
-
-def _value(name: str, value: Any) -> Any:
-    return datetime.fromisoformat(value) if f"_{name}".endswith("_at") and isinstance(value, str) else value
+def _read(kinds: tuple[Any, ...], value: Any) -> Any:
+    if datetime in kinds and isinstance(value, str):
+        return datetime.fromisoformat(value)
+    inner = kinds[-1]
+    if isinstance(value, list) and isinstance(inner, type) and issubclass(inner, Shape):
+        return [inner.of(one) for one in value]
+    return value
 
 
 class Group(TypedDict, total=False):
@@ -76,6 +92,15 @@ class Rate(TypedDict):
     per_seconds: float
 
 
+class ResultOptions(TypedDict, total=False):
+    """What stands beside a result: the text of its receipt, or a pointer in its place."""
+
+    summary: str | None
+    result_pointer: str | None
+    result_channel: str | None
+    checksum: str | None
+
+
 class TypePolicy(TypedDict, total=False):
     queue: str
     title: str
@@ -126,8 +151,7 @@ class ReceiptOptions(TypedDict, total=False):
     surface: Literal["inbox", "ledger"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Queued:
+class Queued(Shape):
     """A queued task; its end will be in the recipient's inbox."""
 
     task_id: str
@@ -136,8 +160,7 @@ class Queued:
     receipt_id: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskStatus:
+class TaskStatus(Shape):
     task_id: str
     task_type: str
     status: str
@@ -157,8 +180,7 @@ class TaskStatus:
     budget: dict[str, Any] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskResult:
+class TaskResult(Shape):
     """The outcome of a task; `content` is the result itself, if the hub can show it."""
 
     task_id: str
@@ -173,8 +195,7 @@ class TaskResult:
     finished_at: datetime
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lease:
+class Lease(Shape):
     """The right to work on a task for `lease_ms` after the last heartbeat; the token proves it."""
 
     task_id: str
@@ -187,8 +208,7 @@ class Lease:
     lease_ms: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Beat:
+class Beat(Shape):
     """A heartbeat for one lease. `tokens` and `cost_usd` are totals of the run, so repeating them counts once.
 
     `sequence` grows with each heartbeat of a run, so that a late one replaces nothing newer.
@@ -215,8 +235,7 @@ class Beat:
         return member
 
 
-@dataclass(frozen=True, kw_only=True)
-class BeatAnswer:
+class BeatAnswer(Shape):
     """`lost`: stop, the lease is over. `retry`: send it again at once. Else obey the order."""
 
     task_id: str
@@ -228,8 +247,7 @@ class BeatAnswer:
     """The rest of the task's budgets; None is no limit."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Completion:
+class Completion(Shape):
     """A completed run of a batch: its result, or a pointer to it."""
 
     lease: Lease
@@ -251,8 +269,7 @@ class Completion:
         return member if self.result is None else {**member, "result": self.result}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
+class Failure(Shape):
     """A failed run of a batch."""
 
     lease: Lease
@@ -272,23 +289,20 @@ class Failure:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Completed:
+class Completed(Shape):
     task_id: str
     status: str
     receipt_id: str
     next: list[Lease] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompletedMany:
+class CompletedMany(Shape):
     results: list[Completed | Refused]
     """One for each completion, in their order."""
     next: list[Lease]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Shape):
     """The state of a task after a failed or released run."""
 
     task_id: str
@@ -298,8 +312,7 @@ class Verdict:
     receipt_id: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeadLetter:
+class DeadLetter(Shape):
     """A failed task, which can be replayed."""
 
     task_id: str
@@ -316,15 +329,13 @@ class DeadLetter:
     """The task of its replay."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeadLetters:
+class DeadLetters(Shape):
     dead_letters: list[DeadLetter]
     next: str | None
     """The cursor of the next page; None on the last."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Schedule(Shape):
     name: str
     task_type: str
     params: dict[str, Any]
@@ -343,15 +354,13 @@ class Schedule:
     """Why the last task could not be queued; None if it was."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedules:
+class Schedules(Shape):
     schedules: list[Schedule]
     next: str | None
     """The cursor of the next page; None on the last."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimelineEvent:
+class TimelineEvent(Shape):
     at: datetime
     event: str
     run_id: int | None
@@ -359,16 +368,14 @@ class TimelineEvent:
     detail: dict[str, Any] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
+class Timeline(Shape):
     task_id: str
     events: list[TimelineEvent]
     next: str | None
     """The cursor of further runs; None on the last page, which also tells the end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueuePolicy:
+class QueuePolicy(Shape):
     """The limits of a queue; None is no limit."""
 
     queue: str
@@ -378,8 +385,7 @@ class QueuePolicy:
     fair: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueueFigures:
+class QueueFigures(Shape):
     """A queue now, and in the last five minutes."""
 
     queue: str
@@ -399,8 +405,7 @@ class QueueFigures:
     dead_letters: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Posted:
+class Posted(Shape):
     receipt_id: str
     uuid: str
     entry: str | None = None
@@ -409,8 +414,7 @@ class Posted:
     """Whether the receipt existed already."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(Shape):
     """An entry of the inbox: one receipt, or a digest of many."""
 
     ref: str
@@ -427,8 +431,7 @@ class Entry:
     last_at: datetime
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inbox:
+class Inbox(Shape):
     as_of: int
     visible: int
     pending: int
@@ -436,8 +439,7 @@ class Inbox:
     entries: list[Entry] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Acked:
+class Acked(Shape):
     """What this call acked; zeros if all was acked before."""
 
     acked_entries: int

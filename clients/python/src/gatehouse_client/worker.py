@@ -22,15 +22,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from gatehouse_client.client import Client
-from gatehouse_client.errors import (
-    AlreadyDecided,
-    BadLeaseToken,
-    GatehouseError,
-    LeaseLost,
-    RateLimited,
-    Refused,
-    Unreachable,
-)
+from gatehouse_client.errors import GatehouseError, LeaseLost, RateLimited, Refused, Unreachable
 from gatehouse_client.shapes import Completed, Lease, LeaseSource
 from gatehouse_client.task import Failed, Result, Stop, Task
 
@@ -292,7 +284,7 @@ class Worker:
             try:
                 self._report_spend([task])
                 return report()
-            except (LeaseLost, AlreadyDecided, BadLeaseToken) as refusal:
+            except LeaseLost as refusal:
                 logger.warning("the outcome of %s run %s was refused: %s", task.task_id, task.run_id, refusal)
             except (Unreachable, RateLimited) as exc:
                 logger.warning("the outcome of %s is not reported yet: %s", task.task_id, exc)
