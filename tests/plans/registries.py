@@ -1,12 +1,19 @@
-"""Random registries and requests: any words over any tools, and requests that chains of tools are there for."""
+"""Registries beyond the shelf: random ones with requests for them, and the tools of the bundled workers."""
 
-from collections.abc import Mapping, Sequence
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from hypothesis import strategies as st
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Tool
 from apps.workers.trust import Tier, effects_of, forbidden_effects
+from config.stack import programs
 from tests.plans.shelf import STRING, offer, shape, tool
 
 VERBS = [
@@ -23,6 +30,8 @@ VERBS = [
     "fetch",
     "write",
 ]
+
+
 NOUNS = [
     "codebase",
     "files",
@@ -36,6 +45,8 @@ NOUNS = [
     "sentiment",
     "image",
 ]
+
+
 THINGS = [
     "",
     " in /srv/app",
@@ -46,14 +57,20 @@ THINGS = [
     " 5",
     " if it rains",
 ]
+
+
 WISH = st.builds(
     lambda verb, noun, thing: f"{verb} the {noun}{thing}", *(st.sampled_from(s) for s in (VERBS, NOUNS, THINGS))
 )
+
+
 INTENTS = st.one_of(
     st.lists(WISH, min_size=1, max_size=4).map(" and ".join),
     st.lists(WISH, min_size=1, max_size=3).map(", then ".join),
     st.text(min_size=1, max_size=200),
 )
+
+
 EFFECTS = st.frozensets(st.sampled_from(["read", "write", "network", "exec", "bidirectional"]), max_size=2)
 
 
@@ -85,8 +102,12 @@ def registries(draw: st.DrawFn) -> Catalogue:
 
 
 DEEDS = ["analyze", "translate", "index", "convert", "check", "compress", "render", "measure", "classify", "encrypt"]
+
+
 CHANGES = ["delete", "publish", "rename", "archive", "restart"]
-THINGS = [
+
+
+MATTERS = [
     "invoice",
     "codebase",
     "photo",
@@ -98,14 +119,20 @@ THINGS = [
     "recipe",
     "blueprint",
 ]
+
+
 HARMLESS = {"filesystem": "read", "network": "none", "execution": "none"}
+
+
 HARMFUL = {"filesystem": "write", "network": "outbound", "execution": "subprocess"}
+
+
 ODD = st.one_of(
     st.text(min_size=1, max_size=200),
     st.builds(
         "{} the {}{}".format,
         st.sampled_from([*DEEDS, *CHANGES]),
-        st.sampled_from(THINGS),
+        st.sampled_from(MATTERS),
         st.sampled_from(["", " {{step-1.x}}", " 5", " if it rains", " to bob@example.org"]),
     ),
 )
@@ -137,7 +164,7 @@ def offers_of(draw: st.DrawFn, made: Tool, side_effects: Mapping[str, str], numb
 @st.composite
 def scenes(draw: st.DrawFn) -> Scene:
     """Chains of tools, each of which takes what is named exactly or what the one before bears; the intent asks for some of them."""
-    things = draw(st.lists(st.sampled_from(THINGS), min_size=1, max_size=3, unique=True))
+    things = draw(st.lists(st.sampled_from(MATTERS), min_size=1, max_size=3, unique=True))
     tools: list[Tool] = []
     offers: list[Offer] = []
     parts: list[str] = []
@@ -162,3 +189,43 @@ def scenes(draw: st.DrawFn) -> Scene:
     joint = draw(st.sampled_from([", then ", " and ", ". "]))
     intent = joint.join(asked)
     return Scene(Catalogue(9, tools, offers), draw(ODD) if draw(st.integers(0, 9)) == 0 else intent)
+
+
+_PRINT = """
+import asyncio, importlib, json, sys
+made = [getattr(importlib.import_module(module), name) for module, _, name in (one.partition(":") for one in sys.argv[1:])]
+workers = [one if hasattr(one, "manifest") else one() for one in made]
+print(json.dumps([asyncio.run(worker.manifest()) for worker in workers]))
+"""
+
+
+@cache
+def bundled() -> Catalogue:
+    """What the bundled workers offer."""
+    return _catalogue(*(f"{script.stem}:worker" for script in programs.bundled_worker_scripts()))
+
+
+def _catalogue(*workers: str) -> Catalogue:
+    found = [one for manifest in _manifests(*workers) for one in _offered(manifest)]
+    return Catalogue(len(found), [tool for tool, _ in found], [offer for _, offer in found])
+
+
+def _manifests(*workers: str) -> list[dict[str, Any]]:
+    path = str(programs.BUNDLED_WORKERS)
+    told = subprocess.run(
+        [sys.executable, "-c", _PRINT, *workers],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    manifests: list[dict[str, Any]] = json.loads(told.stdout)
+    return manifests
+
+
+def _offered(manifest: dict[str, Any]) -> Iterator[tuple[Tool, Offer]]:
+    hints = {name: manifest["hints"][name] for name in ("expected_runtime", "latency_band")}
+    for one in manifest["tools"]:
+        effects = effects_of(one.get("side_effects") or manifest["side_effects"])
+        made = tool(one["name"], one["description"], one["input_schema"], one["output_schema"])
+        yield made, offer(manifest["worker_id"], made, *manifest["capabilities"], effects=effects, **hints)

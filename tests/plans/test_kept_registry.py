@@ -1,14 +1,20 @@
-"""The registry that a process keeps to plan with: it follows the rows at once, and is never built anew for that."""
+"""The registry that a process keeps to plan with: it follows the rows at once, in every process."""
 
+import asyncio
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from django.conf import settings
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from apps.plans import lexindex, selectors, services, shelf, validation
+from apps.plans import lexindex, selectors, shelf, validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.lexindex import Base, Frozen
 from apps.plans.ranking import Ranker
@@ -17,6 +23,7 @@ from apps.plans.validation import Limits, Problem
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers.services import health
 from apps.workers.services import registry as workers
+from config.handlers import Application
 from tests.factories import make_caller, make_tenant
 from tests.plans.test_lessons import NOTHING, register_plain_tools
 from tests.workers.factories import make_manifest
@@ -27,7 +34,7 @@ def names(caller: Caller) -> set[str]:
         return {tool.name for tool in held.ranker.catalogue.tools}
 
 
-def test_what_is_registered_and_what_leaves_is_known_at_once(as_kee: Caller) -> None:
+def test_registry_follows_registrations_at_once(as_kee: Caller) -> None:
     assert names(as_kee) == set()
     register_plain_tools(as_kee)
     with shelf.held(tenant_id=as_kee.tenant_id) as held:
@@ -43,7 +50,7 @@ def test_what_is_registered_and_what_leaves_is_known_at_once(as_kee: Caller) -> 
         assert held.ranker is ranker
 
 
-def test_a_merge_that_broke_is_made_with_the_next_plan(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_merge_of_the_index_is_made_with_the_next_plan(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     broke: list[threading.ExceptHookArgs] = []
     merged = lexindex.merged
 
@@ -68,7 +75,7 @@ def test_a_merge_that_broke_is_made_with_the_next_plan(as_kee: Caller, monkeypat
     assert (len(broke), needed[-1]) == (1, False)
 
 
-def test_a_worker_that_fell_ill_is_held_but_may_not_be_used(as_kee: Caller) -> None:
+def test_offline_worker_stays_in_the_registry_and_is_barred(as_kee: Caller) -> None:
     uids = register_plain_tools(as_kee)
     names(as_kee)
 
@@ -80,7 +87,7 @@ def test_a_worker_that_fell_ill_is_held_but_may_not_be_used(as_kee: Caller) -> N
         assert [offer.barred for offer in held.ranker.catalogue.offers_of(uid)] == ["the worker is offline"]
 
 
-def test_only_what_changed_is_read_again(as_kee: Caller) -> None:
+def test_only_changes_are_read_again(as_kee: Caller) -> None:
     register_plain_tools(as_kee)
     names(as_kee)
     with CaptureQueriesContext(connection) as still:
@@ -94,7 +101,7 @@ def test_only_what_changed_is_read_again(as_kee: Caller) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_registering_and_planning_at_once_ends_with_all_that_was_registered(kee: Caller) -> None:
+def test_concurrent_registrations_are_all_seen(kee: Caller) -> None:
     barrier, failures = threading.Barrier(3), []
 
     def work(number: int) -> None:
@@ -129,7 +136,7 @@ def test_registering_and_planning_at_once_ends_with_all_that_was_registered(kee:
         assert names(kee) == {f"tool_{number}_{turn}" for number in range(2) for turn in range(4)}
 
 
-def test_a_plan_is_judged_while_others_plan_and_by_what_was_offered_when_it_came(
+def test_plan_is_validated_without_the_lock_by_its_own_snapshot(
     as_kee: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_plain_tools(as_kee)
@@ -183,7 +190,7 @@ def used(one: Caller) -> Ranker:
         return held.ranker
 
 
-def test_who_was_not_used_for_longest_goes_once_more_would_be_held_than_may_be(few_held: None, db: None) -> None:
+def test_least_recently_used_registry_is_dropped(few_held: None, db: None) -> None:
     first, second, third, fourth = of_tenants("one", "two", "three", "four")
     before = [used(one) for one in (first, second, third, first)]
     assert before[0] is before[3]
@@ -195,44 +202,12 @@ def test_who_was_not_used_for_longest_goes_once_more_would_be_held_than_may_be(f
     assert used(second) is not before[1]
 
 
-def test_what_is_alone_larger_than_may_be_held_is_held(
-    few_held: None, db: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = of_tenants("one", "two")
-    used(second)
-    monkeypatch.setattr(shelf, "_MOST_HELD", 5)
-
-    ranker = used(first)
-
-    assert used(first) is ranker
-    assert {tool.name for tool in ranker.catalogue.tools} == names_of_plain_tools()
-
-
 def names_of_plain_tools() -> set[str]:
     return {"inspect_alder", "inspect_birch", "inspect_cedar", "inspect_maple"}
 
 
-def test_hundreds_of_small_tenants_are_held_at_once() -> None:
-    shelf._registries.clear()
-
-    kept = [shelf._kept(tenant_id) for tenant_id in range(1, 500)]
-
-    assert [shelf._kept(tenant_id) for tenant_id in range(1, 500)] == kept
-    shelf._registries.clear()
-
-
-def test_of_what_is_held_nothing_is_built_again(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    register_plain_tools(as_kee)
-    names(as_kee)
-    monkeypatch.setattr(shelf, "_take_in", None)
-
-    services.prepare(caller=as_kee)
-
-    assert names(as_kee) == names_of_plain_tools()
-
-
 @pytest.mark.django_db(transaction=True)
-def test_a_registry_is_built_in_no_transaction_and_under_no_lock(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registry_is_built_without_transaction_or_lock(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     with acting_as(kee):
         register_plain_tools(kee)
     shelf._registries.clear()
@@ -262,3 +237,96 @@ def free(lock: Any) -> bool:
     other.start()
     other.join(30)
     return found == [True]
+
+
+PLANNER = """
+import sys
+import django; django.setup()
+from apps.plans import shelf
+from apps.principals.tenancy import acting_in
+shelf.warm()
+print("warm", flush=True)
+for line in sys.stdin:
+    with acting_in({tenant}, "test"), shelf.held(tenant_id={tenant}) as held:
+        print(" ".join(tool.name for tool in held.ranker.catalogue.tools), flush=True)
+"""
+
+
+def brass(worker_id: str, tool: str) -> dict[str, object]:
+    offered = {"name": tool, "description": "Polishes.", "input_schema": {"type": "object"}}
+    return make_manifest(worker_id, tools=[offered], side_effects=NOTHING)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_registration_is_in_the_next_plan_of_every_process(kee: Caller) -> None:
+    with acting_as(kee):
+        register_plain_tools(kee)
+    url = urlsplit(settings.DATABASE_URL)._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", PLANNER.format(tenant=kee.tenant_id)],
+            cwd=settings.BASE_DIR,
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "config.settings", "DATABASE_URL": url},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+
+    def seen(process: subprocess.Popen[str]) -> set[str]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return set(process.stdout.readline().split())
+
+    try:
+        for process in others:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "warm\n"
+        before = [seen(process) for process in others]
+        with acting_as(kee):
+            workers.register(caller=kee, original=brass("second", "polish_brass"))
+        after = [seen(process) for process in others]
+        with acting_as(kee):
+            workers.unregister(caller=kee, worker_id="plain")
+        last = [seen(process) for process in others]
+    finally:
+        for process in others:
+            process.communicate()
+
+    plain = {"inspect_alder", "inspect_birch", "inspect_cedar", "inspect_maple"}
+    assert before == [plain, plain]
+    assert after == [{*plain, "polish_brass"}] * 2
+    assert last == [{"polish_brass"}] * 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_starting_process_reads_the_registry(kee: Caller) -> None:
+    with acting_as(kee):
+        register_plain_tools(kee)
+    shelf._registries.clear()
+
+    shelf.warm()
+
+    assert len(shelf._kept(kee.tenant_id).ranker.catalogue.by_uid) == 4
+    with acting_as(kee):
+        assert len(names(kee)) == 4
+
+
+def test_server_does_not_wait_for_its_start_job() -> None:
+    begun, told = threading.Event(), []
+    heard = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def receive() -> object:
+        return heard.pop(0)
+
+    async def send(message: dict[str, str]) -> None:
+        told.append(message["type"])
+
+    application = Application(pages=None, at_start=begun.set)  # type: ignore[arg-type]  # no request comes
+    asyncio.run(application({"type": "lifespan"}, receive, send))
+
+    assert begun.wait(10)
+    assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

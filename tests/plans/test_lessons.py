@@ -83,7 +83,7 @@ def taught(tenant: Tenant, kee: Caller) -> Caller:
     return kee
 
 
-def test_an_outcome_is_what_ran_to_its_end_with_who_took_whose_result(as_kee: Caller) -> None:
+def test_outcome_has_the_finished_tools_and_their_links(as_kee: Caller) -> None:
     register_example_workers(as_kee)
     made = create(as_kee)
 
@@ -98,7 +98,7 @@ def test_an_outcome_is_what_ran_to_its_end_with_who_took_whose_result(as_kee: Ca
     assert (noted.request, noted.weight) == (FLAGSHIP, 1.0)
 
 
-def test_a_plan_that_failed_counts_less_and_only_with_what_ran(as_kee: Caller) -> None:
+def test_failed_plan_counts_less(as_kee: Caller) -> None:
     register_example_workers(as_kee)
     made = create(as_kee)
 
@@ -109,7 +109,7 @@ def test_a_plan_that_failed_counts_less_and_only_with_what_ran(as_kee: Caller) -
     assert noted.weight < 1
 
 
-def test_a_plan_teaches_once_and_one_that_ran_nothing_not_at_all(as_kee: Caller) -> None:
+def test_plan_has_one_outcome_and_none_if_nothing_ran(as_kee: Caller) -> None:
     register_example_workers(as_kee)
     first, second = create(as_kee), create(as_kee)
     for _ in range(2):
@@ -119,14 +119,8 @@ def test_a_plan_teaches_once_and_one_that_ran_nothing_not_at_all(as_kee: Caller)
     assert Outcome.objects.count() == 1
 
 
-def test_an_unknown_plan_has_no_outcome(as_kee: Caller) -> None:
-    with pytest.raises(errors.UnknownPlan):
-        services.record_outcome(plan_id="plan-none", completed={"step-1"}, succeeded=True, now=T0)
-    assert Outcome.objects.count() == 0
-
-
 @pytest.mark.django_db(transaction=True)
-def test_what_past_plans_did_is_planned_though_the_words_are_not_the_tools_own(taught: Caller) -> None:
+def test_words_of_past_plans_are_planned(taught: Caller) -> None:
     with acting_as(taught):
         made = create(taught, "Please frobnicate lot7, then zorp what is left")
 
@@ -135,17 +129,7 @@ def test_what_past_plans_did_is_planned_though_the_words_are_not_the_tools_own(t
 
 
 @pytest.mark.django_db(transaction=True)
-def test_without_lessons_the_same_request_is_refused(tenant: Tenant, kee: Caller) -> None:
-    with acting_as(kee):
-        register_plain_tools(kee)
-        made = create(kee, "Please frobnicate lot7, then zorp what is left")
-
-    assert made.document["status"] == "needs_escalation"
-    assert names_in(made) == []
-
-
-@pytest.mark.django_db(transaction=True)
-def test_what_one_tenant_learned_no_other_plans_by(taught: Caller) -> None:
+def test_lessons_stay_in_their_tenant(taught: Caller) -> None:
     other = make_caller(make_tenant("other"), "Ann", Kind.AI)
     with acting_as(other):
         register_plain_tools(other)
@@ -156,7 +140,7 @@ def test_what_one_tenant_learned_no_other_plans_by(taught: Caller) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_tick_learns_when_there_is_enough_that_is_new(tenant: Tenant, kee: Caller) -> None:
+def test_tick_learns_from_enough_new_outcomes(tenant: Tenant, kee: Caller) -> None:
     with acting_as(kee):
         create(kee, "hello")
         uids = register_plain_tools(kee)
@@ -173,7 +157,7 @@ def test_the_tick_learns_when_there_is_enough_that_is_new(tenant: Tenant, kee: C
 
 
 @pytest.mark.django_db(transaction=True)
-def test_new_are_the_outcomes_after_the_last_that_was_learned_from(
+def test_outcomes_after_the_last_learned_one_are_new(
     tenant: Tenant, taught: Caller, django_assert_num_queries: Any
 ) -> None:
     def note(number: int) -> None:
@@ -202,7 +186,7 @@ def test_new_are_the_outcomes_after_the_last_that_was_learned_from(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_tenant_that_can_not_be_learned_from_keeps_no_other_waiting(
+def test_failure_of_one_tenant_does_not_hold_up_others(
     tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = make_caller(make_tenant("other"), "Ann", Kind.AI)
@@ -228,7 +212,7 @@ def test_a_tenant_that_can_not_be_learned_from_keeps_no_other_waiting(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_model_that_judges_worse_is_not_taken_into_use(tenant: Tenant, taught: Caller) -> None:
+def test_worse_model_is_not_used(tenant: Tenant, taught: Caller) -> None:
     with acting_as(taught):
         uids = {one.name: one.uid for one in _tools(taught)}
         # So many lies about the same requests that the truth of the last tenth is drowned.
@@ -248,7 +232,7 @@ def test_a_model_that_judges_worse_is_not_taken_into_use(tenant: Tenant, taught:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_first_model_that_knows_less_than_the_words_is_not_taken_into_use(tenant: Tenant, kee: Caller) -> None:
+def test_first_model_worse_than_the_words_is_not_used(tenant: Tenant, kee: Caller) -> None:
     with acting_as(kee):
         create(kee, "hello")
         uids = register_plain_tools(kee, names=["count_otters", "weigh_barrels"])
@@ -266,7 +250,7 @@ def test_a_first_model_that_knows_less_than_the_words_is_not_taken_into_use(tena
 
 
 @pytest.mark.django_db(transaction=True)
-def test_how_far_confidence_lies_from_the_truth_is_told_to_prometheus(taught: Caller) -> None:
+def test_calibration_error_is_a_metric(taught: Caller) -> None:
     with acting_as(taught):
         error = LearnedModel.objects.get().calibration_error
 
@@ -278,7 +262,7 @@ def test_how_far_confidence_lies_from_the_truth_is_told_to_prometheus(taught: Ca
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_goes_back_to_the_model_before(tenant: Tenant, taught: Caller) -> None:
+def test_model_before_can_be_taken_back(tenant: Tenant, taught: Caller) -> None:
     with acting_as(taught):
         with pytest.raises(errors.NoEarlierModel):
             services.go_back(tenant_id=tenant.pk, number=1)
@@ -298,7 +282,7 @@ def test_one_goes_back_to_the_model_before(tenant: Tenant, taught: Caller) -> No
 
 
 @pytest.mark.django_db(transaction=True)
-def test_nobody_goes_back_to_a_model_that_is_being_emptied(tenant: Tenant, taught: Caller) -> None:
+def test_model_that_is_being_emptied_is_not_taken_back(tenant: Tenant, taught: Caller) -> None:
     with acting_as(taught):
         uids = {one.name: one.uid for one in _tools(taught)}
         services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, 80), now=T0)
@@ -316,7 +300,7 @@ def test_nobody_goes_back_to_a_model_that_is_being_emptied(tenant: Tenant, taugh
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_was_learned_of_a_tool_goes_over_to_its_next_version(tenant: Tenant, taught: Caller) -> None:
+def test_lessons_of_a_tool_hold_for_its_next_version(tenant: Tenant, taught: Caller) -> None:
     with acting_as(taught):
         tools = [
             {
@@ -354,7 +338,7 @@ def test_old_plans_count_less_than_new_ones(tenant: Tenant, kee: Caller) -> None
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_often_follows_what_is_written_to_memory_in_words(taught: Caller) -> None:
+def test_frequent_links_are_patterns_in_memory(taught: Caller) -> None:
     with acting_as(taught):
         texts = list(patterns().filter(domain="delegation").order_by("name").values_list("text", flat=True))
 
@@ -363,7 +347,7 @@ def test_what_often_follows_what_is_written_to_memory_in_words(taught: Caller) -
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_model_is_the_same_after_it_was_stored(taught: Caller) -> None:
+def test_stored_model_is_the_same(taught: Caller) -> None:
     with acting_as(taught):
         body = bytes(LearnedModel.objects.get().body)
 
@@ -381,7 +365,7 @@ def test_a_model_is_the_same_after_it_was_stored(taught: Caller) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_that_learn_at_once_make_two_models_of_which_one_is_in_use(tenant: Tenant, kee: Caller) -> None:
+def test_of_two_concurrent_models_one_is_in_use(tenant: Tenant, kee: Caller) -> None:
     with acting_as(kee):
         create(kee, "hello")
         services.take_over_history(tenant_id=tenant.pk, plans=pasts(register_plain_tools(kee), 20), now=T0)
@@ -430,9 +414,7 @@ def _forget(caller: Caller, request: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_was_learned_from_a_forgotten_request_is_forgotten_and_the_rest_learned_anew(
-    tenant: Tenant, taught: Caller
-) -> None:
+def test_forgotten_request_empties_models_and_the_rest_is_learned_anew(tenant: Tenant, taught: Caller) -> None:
     services.learn(tenant_id=tenant.pk, now=T0 + timedelta(days=1))
     assert _words(taught) == [True, True]
     with acting_as(taught):
@@ -455,7 +437,7 @@ def test_what_was_learned_from_a_forgotten_request_is_forgotten_and_the_rest_lea
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_was_learned_before_a_forgotten_request_stays(tenant: Tenant, taught: Caller) -> None:
+def test_model_from_before_a_forgotten_request_stays(tenant: Tenant, taught: Caller) -> None:
     with acting_as(taught):
         one = Past(request="USER:eve", tools=("t",))
         services.take_over_history(tenant_id=tenant.pk, plans=[one], now=T0 + timedelta(days=1))
@@ -468,9 +450,7 @@ def test_what_was_learned_before_a_forgotten_request_stays(tenant: Tenant, taugh
 
 
 @pytest.mark.django_db(transaction=True)
-def test_who_is_learning_while_something_is_forgotten_has_learned_in_vain(
-    tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_learned_during_a_forget_is_dropped(tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     with acting_as(kee):
         create(kee, "hello")
         services.take_over_history(tenant_id=tenant.pk, plans=pasts(register_plain_tools(kee), 10), now=T0)

@@ -60,7 +60,7 @@ def test_answers_depend_on_the_documents_alone(
     assert len(grown) == len(left)
 
 
-def test_what_is_not_allowed_is_left_out_before_anything_is_ranked() -> None:
+def test_documents_that_are_not_allowed_are_left_out() -> None:
     index = filled({"best": (["w1", "w2"], []), "other": (["w1"], []), "last": ([], ["w1"])})
     allowed = np.ones(index.size, dtype=np.bool_)
     best = index.number("best")
@@ -72,7 +72,7 @@ def test_what_is_not_allowed_is_left_out_before_anything_is_ranked() -> None:
     assert [index.key(doc) for doc in found.docs.tolist()] == ["other", "last"]
 
 
-def test_what_nearly_all_have_only_refines_what_is_found() -> None:
+def test_common_word_only_refines() -> None:
     index = LexIndex(FIELDS)
     for number in range(6_000):
         index.put(f"k{number:05}", {"name": ["common", f"rare{number % 10}"], "text": []})
@@ -84,7 +84,7 @@ def test_what_nearly_all_have_only_refines_what_is_found() -> None:
         assert len(index.search(["common"], limit=10_000).docs) == 6_000
 
 
-def test_equal_scores_come_by_key() -> None:
+def test_equal_scores_are_ordered_by_key() -> None:
     index = filled({"b": (["w1"], []), "a": (["w1"], []), "c": (["w1"], [])})
 
     assert [key for key, _, _ in answers(index, ["w1"], limit=2)] == ["a", "b"]
@@ -96,7 +96,7 @@ def test_equal_scores_come_by_key() -> None:
     query=st.lists(st.sampled_from(WORDS[:4]), min_size=1, max_size=4),
     limit=st.integers(min_value=1, max_value=30),
 )
-def test_the_best_of_many_are_the_first_of_all(names: list[list[str]], query: list[str], limit: int) -> None:
+def test_limited_answer_is_the_start_of_the_whole(names: list[list[str]], query: list[str], limit: int) -> None:
     index = filled({f"k{number:03}": (name, [*(name or WORDS)[:1]]) for number, name in enumerate(names)})
     index.merge()
 

@@ -82,9 +82,7 @@ def standing() -> list[Any]:
 
 @settings(max_examples=150)
 @given(intent=INTENTS, catalogue=st.one_of(st.just(FULL), registries()), data=st.data())
-def test_no_plan_holds_a_tool_outside_the_pool_and_a_foreign_pool_is_as_good_as_excluded(
-    intent: str, catalogue: Catalogue, data: st.DataObject
-) -> None:
+def test_plan_has_no_tool_outside_its_pool(intent: str, catalogue: Catalogue, data: st.DataObject) -> None:
     outside = data.draw(st.frozensets(st.sampled_from(sorted(catalogue.worker_ids))), label="outside")
     pool, memo = Pool("one", outside), Memo()
     wish: dict[str, Any] = {
@@ -107,7 +105,7 @@ def test_no_plan_holds_a_tool_outside_the_pool_and_a_foreign_pool_is_as_good_as_
         assert canonical(barred.document()) == canonical(document)
 
 
-def test_every_delegate_plans_with_its_pool_alone(tenant: Tenant, as_kee: Caller) -> None:
+def test_delegate_plans_with_its_pool_alone(tenant: Tenant, as_kee: Caller) -> None:
     research = put(tenant, "research")
     papers = put(tenant, "papers", parent="research")
     put(tenant, "code", principal="coders")
@@ -141,17 +139,7 @@ def test_every_delegate_plans_with_its_pool_alone(tenant: Tenant, as_kee: Caller
     assert "not in the pool of delegate" in refused["missing"][0]["detail"]
 
 
-def test_the_same_tool_is_had_from_the_worker_in_the_pool(tenant: Tenant, as_kee: Caller) -> None:
-    code = put(tenant, "code")
-    for number in range(2):
-        register(as_kee, f"own-{number}", "iron")
-        register(code, f"below-{number}", "iron")
-
-    assert named(create(as_kee, None, "iron")) == {"own-0", "own-1"}
-    assert named(create(as_kee, "code", "iron")) == {"below-0", "below-1"}
-
-
-def test_pools_follow_at_once_and_what_changes_nothing_moves_no_epoch(tenant: Tenant, as_kee: Caller) -> None:
+def test_pools_follow_a_change_at_once(tenant: Tenant, as_kee: Caller) -> None:
     make_caller(tenant, "coders", Kind.DELEGATE)
     register(make_caller(tenant, "coders", Kind.DELEGATE), "smith", "iron")
     assert named(create(as_kee, None, "iron")) == {"smith"}
@@ -168,28 +156,7 @@ def test_pools_follow_at_once_and_what_changes_nothing_moves_no_epoch(tenant: Te
     assert registry.epochs() > before
 
 
-def test_the_same_wish_and_epochs_give_the_same_plan_in_a_process_that_has_kept_nothing(
-    tenant: Tenant, as_kee: Caller
-) -> None:
-    code = put(tenant, "code")
-    for metal in ("iron", "gold"):
-        register(code, f"below-{metal}", metal)
-        register(as_kee, f"own-{metal}", metal)
-    first = create(as_kee, "code", "iron")
-    create(as_kee, None, "iron")
-    again = create(as_kee, "code", "iron")
-    shelf._registries.clear()
-
-    anew = create(as_kee, "code", "iron")
-
-    for document in (first, again, anew):
-        assert document["registry_epoch"] == first["registry_epoch"]
-        for name in ("plan_id", "created_at", "plan_hash"):
-            del document[name]
-    assert first == again == anew
-
-
-def test_pools_cost_a_plan_no_statement_and_a_change_of_the_registry_two(tenant: Tenant, as_kee: Caller) -> None:
+def test_pools_cost_a_plan_no_statement(tenant: Tenant, as_kee: Caller) -> None:
     code = Delegate.objects.get(principal_id=put(tenant, "code").principal_id)
     register(as_kee, "own", "iron")
 
@@ -206,7 +173,7 @@ def test_pools_cost_a_plan_no_statement_and_a_change_of_the_registry_two(tenant:
     assert looked(None) == 2
 
 
-def test_a_foreign_plan_is_refused_by_the_place_of_the_tool_outside_the_pool(tenant: Tenant, as_kee: Caller) -> None:
+def test_plan_with_a_tool_outside_the_pool_is_invalid(tenant: Tenant, as_kee: Caller) -> None:
     code = put(tenant, "code")
     register(code, "below", "iron")
     document = create(as_kee, "code", "iron")
@@ -222,9 +189,7 @@ def test_a_foreign_plan_is_refused_by_the_place_of_the_tool_outside_the_pool(ten
     assert ("unknown_delegate", "/delegate_id") in {(one.code, one.path) for one in unknown}
 
 
-def test_a_delegate_is_made_below_the_root_and_its_principal_reports_to_that_of_the_parent(
-    tenant: Tenant, as_kee: Caller
-) -> None:
+def test_principal_of_a_delegate_reports_to_that_of_its_parent(tenant: Tenant, as_kee: Caller) -> None:
     research = put(tenant, "research")
     papers = put(tenant, "papers", parent="research")
 
@@ -239,7 +204,7 @@ def test_a_delegate_is_made_below_the_root_and_its_principal_reports_to_that_of_
     assert Principal.objects.get(name="papers").parent == Principal.objects.get(name="librarian")
 
 
-def test_memory_learns_who_has_a_delegate_that_moved(tenant: Tenant, as_kee: Caller) -> None:
+def test_moved_delegate_has_its_new_manager_in_memory(tenant: Tenant, as_kee: Caller) -> None:
     put(tenant, "research")
     papers = put(tenant, "papers")
     register(papers, "papers", "tin")
@@ -276,7 +241,7 @@ def tree(tenant: Tenant) -> None:
     make_caller(tenant, "spare", Kind.DELEGATE)
 
 
-def test_what_cannot_be_a_delegate_is_refused_by_name_and_nothing_changes(tenant: Tenant, as_kee: Caller) -> None:
+def test_impossible_delegate_is_refused(tenant: Tenant, as_kee: Caller) -> None:
     tree(tenant)
     before = standing()
 
@@ -312,7 +277,7 @@ def _made(principal: Principal, parent: Delegate | None) -> Delegate:
     )
 
 
-def test_the_database_holds_the_tree_whoever_writes(tenant: Tenant, as_kee: Caller) -> None:
+def test_database_guards_the_tree_of_delegates(tenant: Tenant, as_kee: Caller) -> None:
     tree(tenant)
     before = standing()
 
@@ -324,7 +289,7 @@ def test_the_database_holds_the_tree_whoever_writes(tenant: Tenant, as_kee: Call
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_two_that_each_come_under_the_other_at_once_one_does(tenant: Tenant, kee: Caller) -> None:
+def test_of_two_concurrent_moves_into_a_circle_one_is_refused(tenant: Tenant, kee: Caller) -> None:
     with acting_as(kee):
         put(tenant, "one")
         put(tenant, "two")
@@ -361,7 +326,7 @@ def rest(method: str, path: str, token: str, body: dict[str, Any] | None = None)
     return answer.status_code, answer.json()
 
 
-def test_who_administers_a_tenant_sets_delegates_up_and_lists_them_page_by_page(tenant: Tenant) -> None:
+def test_admin_sets_and_lists_delegates(tenant: Tenant) -> None:
     other = make_tenant("other")
     make_principal(other, "foreign", Kind.DELEGATE)
     for name in ("research", "code"):

@@ -37,7 +37,7 @@ def worker_steps(plan: Plan) -> list[Any]:
     return [step for step in plan.steps if step.worker_id]
 
 
-def test_every_plan_is_sound_and_most_requests_that_a_registry_can_serve_come_to_one(objections: list[Any]) -> None:
+def test_plans_over_random_registries_are_valid_and_many_are_ready(objections: list[Any]) -> None:
     seen: Counter[str] = Counter()
 
     @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
@@ -66,14 +66,14 @@ def test_every_plan_is_sound_and_most_requests_that_a_registry_can_serve_come_to
 
 @settings(max_examples=100, deadline=None)
 @given(intent=INTENTS, catalogue=registries())
-def test_whatever_is_said_over_whatever_tools_the_plan_is_sound(intent: str, catalogue: Catalogue) -> None:
+def test_any_request_over_any_tools_gives_a_valid_plan(intent: str, catalogue: Catalogue) -> None:
     document = make_plan(intent, catalogue).document()
 
     assert validate(document, catalogue) == []
     assert json.loads(canonical(document)) == json.loads(json.dumps(document))
 
 
-def test_what_a_tier_forbids_is_never_planned_though_the_same_tool_is_where_it_may_be_used() -> None:
+def test_barred_offer_is_never_planned() -> None:
     seen: Counter[str] = Counter()
 
     @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
@@ -99,7 +99,7 @@ def test_what_a_tier_forbids_is_never_planned_though_the_same_tool_is_where_it_m
 
 @settings(max_examples=100, deadline=None)
 @given(intent=ODD, tier=st.sampled_from([Tier.VERIFIED, Tier.SANDBOX, Tier.UNTRUSTED]))
-def test_a_forbidden_tool_is_never_planned_however_well_it_matches(intent: str, tier: Tier) -> None:
+def test_forbidden_tool_is_never_planned_however_well_it_matches(intent: str, tier: Tier) -> None:
     echo = tool(intent[:100], intent, {"type": "object"}, {"type": "object"})
     other = tool("count_words", "Count the words of a text.", shape("text", text=STRING), shape(words=STRING))
     effects = effects_of(HARMFUL)

@@ -37,7 +37,7 @@ def planned(intent: str, suggested: Suggested) -> Any:
     return make_plan(intent, suggested=suggested)
 
 
-def test_a_gap_is_what_a_refusal_names_and_the_question_says_how_to_answer() -> None:
+def test_question_names_the_gaps_of_a_refusal() -> None:
     (gap,) = gaps()
     assert (gap.kind, gap.tool_name, gap.param) == ("param", "resize_image", "width")
 
@@ -48,7 +48,7 @@ def test_a_gap_is_what_a_refusal_names_and_the_question_says_how_to_answer() -> 
     assert json.loads(asked["messages"][1]["content"])["gaps"][0]["param"] == "width"
 
 
-def test_what_the_model_reads_fills_the_gap_and_says_whose_word_it_is() -> None:
+def test_models_answer_fills_the_gap_and_is_marked() -> None:
     made = planned(WISH, answer(completion([{"gap": 0, "value": 640}]), WISH, gaps()))
 
     assert made.steps[0].params == {"image_path": "/tmp/a.png", "width": 640}  # noqa: S108  # only named
@@ -77,13 +77,13 @@ def test_what_the_model_reads_fills_the_gap_and_says_whose_word_it_is() -> None:
         completion([{"gap": 0, "value": {"$ref": "x"}}]),
     ],
 )
-def test_an_answer_that_is_broken_or_a_lie_changes_nothing(body: bytes) -> None:
+def test_broken_or_false_answer_changes_nothing(body: bytes) -> None:
     alone = canonical(make_plan(WISH).document())
 
     assert canonical(planned(WISH, answer(body, WISH, gaps())).document()) == alone
 
 
-def test_a_tool_is_taken_at_its_word_only_from_those_that_are_possible_and_gentle() -> None:
+def test_model_may_not_choose_another_tool_for_a_change() -> None:
     intent = "Delete the file /etc/passwd"
     lie = Suggested(tools={intent: RESIZE.uid})
 
@@ -92,7 +92,7 @@ def test_a_tool_is_taken_at_its_word_only_from_those_that_are_possible_and_gentl
 
 
 @pytest.mark.parametrize("intent", ["Every morning, list the files in /var/log", "Delete all files"])
-def test_about_what_it_must_have_no_say_in_it_is_not_asked(intent: str) -> None:
+def test_model_is_not_asked_about_conditions_and_changes(intent: str) -> None:
     assert gaps(intent) == []
 
 
@@ -144,7 +144,7 @@ def ask(caller: Caller) -> CreatedPlan:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_endpoint_of_the_setting_is_asked_once_and_only_about_gaps(
+def test_endpoint_is_asked_once_and_only_about_gaps(
     kee: Caller, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asking, "_DEADLINE", timedelta(seconds=60))
@@ -160,9 +160,7 @@ def test_the_endpoint_of_the_setting_is_asked_once_and_only_about_gaps(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_endpoint_that_is_absent_slow_or_refuses_leaves_the_plan_as_it_is(
-    kee: Caller, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_endpoint_changes_nothing(kee: Caller, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_DEADLINE", timedelta(milliseconds=200))
     resizer(kee)
     alone = ask(kee).plan["missing"]
@@ -174,7 +172,7 @@ def test_an_endpoint_that_is_absent_slow_or_refuses_leaves_the_plan_as_it_is(
             assert (made.status, made.plan["missing"]) == ("needs_escalation", alone)
 
 
-def test_without_gaps_nobody_is_asked(settings: Settings) -> None:
+def test_plan_without_gaps_asks_nobody(settings: Settings) -> None:
     settings.PLANNER_MODEL_URL = "http://127.0.0.1:9/v1"
 
     assert not suggestions(document=make_plan("List the files in /var/log").document())

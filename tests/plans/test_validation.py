@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from apps.plans import validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import plan_hash
-from apps.plans.validation import MAX_PROBLEMS, Limits, Problem, param_problems, validate
+from apps.plans.validation import MAX_PROBLEMS, Limits, Problem, validate
 from tests.plans.shelf import EXAMPLE, FULL, INTEGER, NUMBER, STRING, make_plan, offer, shape, tool
 
 Document = dict[str, Any]
@@ -200,16 +200,16 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
 ]
 
 
-def test_a_good_plan_has_no_fault() -> None:
+def test_good_plan_has_no_fault() -> None:
     assert validate(good(), FULL) == []
 
 
 @pytest.mark.parametrize(("code", "path", "change"), CASES)
-def test_each_fault_is_named_with_its_place(code: str, path: str, change: Callable[[Document], object]) -> None:
+def test_fault_is_named_with_its_place(code: str, path: str, change: Callable[[Document], object]) -> None:
     assert (code, path) in refusals(changed(change))
 
 
-def test_a_plan_that_says_its_own_hash_and_truthful_estimates_has_no_fault() -> None:
+def test_hash_and_estimates_are_optional() -> None:
     document = good()
     assert validate({**document, "plan_hash": plan_hash(document)}, FULL) == []
     for name in ("estimated_total_runtime_seconds", "execution_cost_estimate", "can_run_parallel"):
@@ -220,14 +220,14 @@ def test_a_plan_that_says_its_own_hash_and_truthful_estimates_has_no_fault() -> 
     assert validate(document, FULL) == []
 
 
-def test_a_cost_far_below_what_the_worker_asks_is_named_at_its_step() -> None:
+def test_cost_far_below_the_workers_price_is_a_fault() -> None:
     document = make_plan("Translate 'good morning' into French").document()
     step(document, 0)["estimated_cost"] = document["execution_cost_estimate"] = 0
 
     assert refusals(document) == {("estimate", "/steps/0/estimated_cost")}
 
 
-def test_hints_that_only_together_make_a_circle_are_refused_and_those_that_can_be_followed_are_not() -> None:
+def test_circle_of_order_hints_is_a_fault() -> None:
     document = make_plan("Translate 'yes' into French and fetch https://example.org/a").document()
     first, second = (one["step_id"] for one in document["steps"] if "tool_name" in one)
     step(document, 0).pop("order_hint", None)
@@ -250,7 +250,7 @@ def test_hints_that_only_together_make_a_circle_are_refused_and_those_that_can_b
         (2_000.0, 1_900.0, {("estimate", "/execution_cost_estimate")}),
     ],
 )
-def test_a_sum_may_be_rounded_but_not_be_another_one(cost: float, told: float, judged: set[tuple[str, str]]) -> None:
+def test_sum_of_costs_may_only_be_rounded(cost: float, told: float, judged: set[tuple[str, str]]) -> None:
     document = make_plan("Analyze the sentiment of 'fine'").document()
     step(document, 0)["estimated_cost"], document["execution_cost_estimate"] = cost, told
 
@@ -313,11 +313,11 @@ def sites(**params: Any) -> set[tuple[str, str]]:
         ({"x-title": "{{step-1.centre.x}}"}, "x-title"),
     ],
 )
-def test_a_reference_is_held_to_the_type_of_the_member_that_it_stands_for(params: dict[str, Any], path: str) -> None:
+def test_reference_must_have_the_type_of_its_member(params: dict[str, Any], path: str) -> None:
     assert sites(**params) == {("reference_type", f"/steps/1/params/{path}")}
 
 
-def test_members_are_found_through_lists_patterns_and_named_schemas() -> None:
+def test_members_are_found_through_lists_patterns_and_refs() -> None:
     spots = {"points": ["{{step-1.centre}}", "{{step-1.spots.1}}", {"x": "{{step-1.spots.0.x}}"}]}
     assert sites(**spots, style={"colour": "{{step-1.centre.label}}"}) == set()
     assert sites(**{"x-title": "{{step-1.centre.label}}", "x-more": "plain"}) == set()
@@ -394,7 +394,7 @@ def desk(tool_name: str, params: Document) -> list[tuple[str, str]]:
     return [(found.code, found.path.removeprefix("/steps/1/params")) for found in validate(document, DESK)]
 
 
-def test_a_reference_in_a_members_name_is_refused_and_other_braces_there_are_not() -> None:
+def test_reference_in_a_members_name_is_a_fault() -> None:
     assert desk("write", {"map": {"{{r.text}}": 1}}) == [("reference_misplaced", "/map/{{r.text}}")]
     assert desk("write", {"map": {"to {{r.text}}": {"x": 1}}}) == [("reference_misplaced", "/map/to {{r.text}}")]
     assert desk("write", {"map": {"{{name}}": "{{r.text}}"}}) == []
@@ -414,13 +414,11 @@ def test_a_reference_in_a_members_name_is_refused_and_other_braces_there_are_not
         ("mixed", {"a": "{{r.number}}", "d": "{{r.text}}"}, False),
     ],
 )
-def test_a_reference_leaves_the_rest_of_a_choice_to_be_judged(
-    tool_name: str, params: Document, *, is_right: bool
-) -> None:
+def test_rest_of_a_choice_with_a_reference_is_checked(tool_name: str, params: Document, *, is_right: bool) -> None:
     assert (not desk(tool_name, params)) == is_right
 
 
-def test_a_reference_is_held_to_the_types_of_the_values_that_a_param_may_have() -> None:
+def test_reference_must_fit_an_enum_or_const() -> None:
     assert desk("write", {"colour": "{{r.text}}", "size": "{{r.number}}"}) == []
     assert desk("write", {"colour": "{{r.number}}"}) == [("reference_type", "/colour")]
     assert desk("write", {"size": "{{r.text}}"}) == [("reference_type", "/size")]
@@ -436,7 +434,7 @@ def test_a_reference_is_held_to_the_types_of_the_values_that_a_param_may_have() 
         ({"nothing": {"y": 1}}, "/nothing/y"),
     ],
 )
-def test_a_param_that_a_closed_schema_does_not_know_is_named_once_where_it_stands(params: Document, path: str) -> None:
+def test_unknown_param_of_a_closed_schema_is_named_once(params: Document, path: str) -> None:
     assert desk("write", params) == [("param_unknown", path)]
 
 
@@ -448,7 +446,7 @@ def test_a_param_that_a_closed_schema_does_not_know_is_named_once_where_it_stand
         (lambda d: d.update(depends_On=[]), "depends_on"),
     ],
 )
-def test_what_is_nearly_a_known_name_is_told_with_the_name(change: Callable[[Document], object], meant: str) -> None:
+def test_misspelt_name_is_told_with_the_right_one(change: Callable[[Document], object], meant: str) -> None:
     assert next(found.message for found in validate(changed(change), FULL)).endswith(f" Is {meant} meant?")
 
 
@@ -465,7 +463,7 @@ def test_what_is_nearly_a_known_name_is_told_with_the_name(change: Callable[[Doc
         (lambda d: None, set()),
     ],
 )
-def test_a_fault_of_shape_in_the_plan_hides_none_of_its_steps(
+def test_schema_fault_does_not_hide_faults_of_steps(
     change: Callable[[Document], object], beside: set[tuple[str, str]]
 ) -> None:
     document = changed(change)
@@ -477,7 +475,7 @@ def test_a_fault_of_shape_in_the_plan_hides_none_of_its_steps(
     assert refusals(document) == faults | beside
 
 
-def test_a_step_of_the_wrong_shape_hides_nothing_of_the_others_and_nothing_is_made_of_what_hangs_on_it() -> None:
+def test_schema_fault_of_a_step_does_not_hide_other_steps() -> None:
     document = changed(lambda d: step(d, 2).update(tool_name="nothing"))
     del step(document, 0)["params"]
     step(document, 1)["wait_for_step_ids"] = "step-1"
@@ -504,7 +502,7 @@ def many(*groups: tuple[int, list[str]]) -> Document:
     return document
 
 
-def test_how_many_steps_may_run_at_once_is_counted_at_every_depth() -> None:
+def test_fan_out_is_counted_at_every_depth() -> None:
     two_levels_down = many((1, []), (1, []), (9, ["a0"]), (9, ["b0"]))
     across_levels = many((1, []), (9, ["a0"]), (1, ["a0"]), (9, ["c0"]))
     one_after_another = many((1, []), (9, ["a0"]), (1, [f"b{n}" for n in range(9)]), (9, ["c0"]))
@@ -515,15 +513,7 @@ def test_how_many_steps_may_run_at_once_is_counted_at_every_depth() -> None:
     assert refusals(many((17, []))) == {("fan_out", "/steps")}
 
 
-def test_a_cycle_is_spelled_out() -> None:
-    found = validate(changed(lambda d: step(d, 0).update(depends_on=["step-3"])), FULL)
-
-    assert "step-1" in found[0].message
-    assert "step-3" in found[0].message
-    assert "->" in found[0].message
-
-
-def test_limits_are_checked_by_the_offers_not_by_the_plans_word() -> None:
+def test_limits_are_checked_by_the_offers() -> None:
     plan = make_plan("Translate 'good morning' into French").document()
     step(plan, 0)["estimated_cost"] = 0
 
@@ -535,7 +525,7 @@ def test_limits_are_checked_by_the_offers_not_by_the_plans_word() -> None:
 
 
 @pytest.mark.parametrize(("bound", "path"), [("max_total_cost", "/steps"), ("max_cost_per_step", "/steps/0")])
-def test_a_plan_is_held_to_its_own_budget_even_where_more_is_allowed(bound: str, path: str) -> None:
+def test_budget_of_the_plan_binds_it(bound: str, path: str) -> None:
     document = make_plan("Translate 'good morning' into French").document()
 
     document["constraints"] = {bound: 0.01}
@@ -545,14 +535,14 @@ def test_a_plan_is_held_to_its_own_budget_even_where_more_is_allowed(bound: str,
 
 
 @pytest.mark.parametrize(("bound", "path"), [("max_total_cost", "/steps"), ("max_cost_per_step", "/steps/0")])
-def test_a_plan_that_says_itself_that_it_costs_more_than_it_may_is_refused(bound: str, path: str) -> None:
+def test_stated_cost_over_the_budget_is_a_fault(bound: str, path: str) -> None:
     document = make_plan("Translate 'good morning' into French").document()
     step(document, 0)["estimated_cost"] = document["execution_cost_estimate"] = 7
 
     assert ("budget", path) in refusals(document, **{bound: 5})
 
 
-def test_a_worker_is_not_sent_more_than_it_takes() -> None:
+def test_payload_and_rate_of_a_worker_are_checked() -> None:
     offers = tuple(replace(one, max_payload_bytes=20, calls_per_hour=1.0) for one in FULL.offers)
     strict = Catalogue(7, FULL.tools, offers)
     plan = make_plan("Translate 'one' into French, then translate 'two' into German").document()
@@ -565,7 +555,7 @@ def test_a_worker_is_not_sent_more_than_it_takes() -> None:
     assert found == {("payload", "/steps/0/params"), ("payload", "/steps/1/params"), ("headroom", "/steps/1/worker_id")}
 
 
-def test_a_worker_that_may_not_be_called_may_not_stand_in_either() -> None:
+def test_barred_worker_is_no_fallback() -> None:
     document = good()
     worker_id = "code-analyzer-002"
     known = next(one for one in FULL.offers if one.worker_id == step(document, 0)["worker_id"])
@@ -580,11 +570,11 @@ def test_a_worker_that_may_not_be_called_may_not_stand_in_either() -> None:
     assert found(barred="it is in quarantine") == {("not_eligible", "/steps/0/fallback_worker_ids/0")}
 
 
-def test_a_worker_that_left_makes_the_plan_invalid() -> None:
+def test_worker_that_left_makes_the_plan_invalid() -> None:
     assert {found.code for found in validate(good(), EXAMPLE.without(["code-analyzer-001"]))} == {"not_eligible"}
 
 
-def test_a_refusal_must_name_what_is_missing() -> None:
+def test_refusal_must_name_what_is_missing() -> None:
     refusal = make_plan("Delete all files from the production server").document()
 
     assert validate(refusal, FULL) == []
@@ -607,7 +597,7 @@ def test_any_json_gets_a_verdict(document: object) -> None:
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_any_member_replaced_by_anything_gets_a_verdict(data: st.DataObject) -> None:
+def test_any_replaced_member_gets_a_verdict(data: st.DataObject) -> None:
     document = copy.deepcopy(good())
     place = document if data.draw(st.booleans()) else step(document, data.draw(st.integers(0, 4)))
     place[data.draw(st.sampled_from(sorted(place)))] = data.draw(JSON)
@@ -617,7 +607,7 @@ def test_any_member_replaced_by_anything_gets_a_verdict(data: st.DataObject) -> 
         assert found.message
 
 
-def test_no_more_faults_are_looked_for_than_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_for_faults_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_for, document = itertools.count(), good()
 
     def faulty(*_: object) -> Iterator[Problem]:
@@ -628,18 +618,3 @@ def test_no_more_faults_are_looked_for_than_are_told(monkeypatch: pytest.MonkeyP
 
     assert len(validate(document, FULL)) == MAX_PROBLEMS
     assert next(looked_for) == MAX_PROBLEMS
-
-
-def test_of_a_million_wrong_params_as_many_are_found_as_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = itertools.count()
-    about = validation._is_about_reference
-
-    def counted(*given: Any) -> bool:
-        next(told)
-        return about(*given)
-
-    monkeypatch.setattr(validation, "_is_about_reference", counted)
-    taking = tool("take", "Takes.", shape(numbers={"type": "array", "items": NUMBER}), shape())
-
-    assert len(param_problems(taking, {"numbers": ["x"] * 100_000})) == MAX_PROBLEMS
-    assert next(told) == MAX_PROBLEMS

@@ -1,9 +1,232 @@
-"""Wishes in everyday words, written before the planner had met any of them. What can be served comes with the tools that serve it.
+"""Wishes, with the tools that serve them or as refusals. Most were written before the planner had met them.
 
-The first were halved by lot: the planner was mended on those that are met, and of those held out it was only measured. The later ones
-came when qualifiers were first heard: half of what can't be served asks for what a tool does, but otherwise than it does it. They, and
-of the last ones those held out, were measured before the planner was mended on them, and it was mended on them afterwards.
+The planner was mended on the wishes that are `MET`. The wishes that are `HELD_OUT` or `LATER` were measured first.
 """
+
+SERVED = [
+    (
+        "Analyze the Python codebase at /path/to/repo and suggest optimizations",
+        ["analyze_repository", "suggest_optimizations"],
+    ),
+    ('Please review the repository in "/srv/my code"', ["analyze_repository"]),
+    ("Analyze sentiment of this text: 'AsyncGate is amazing!'", ["analyze_sentiment"]),
+    ('What is the sentiment of "I love it"?', ["analyze_sentiment"]),
+    (
+        "Index all PDFs in F:/Documents, extract key concepts, and generate summary",
+        ["scan_directory", "index_pdfs", "extract_concepts"],
+    ),
+    ("List the files in /var/log", ["scan_directory"]),
+    ("Read the text in the image /tmp/a.png", ["read_image_text"]),
+    ("Read the text in /tmp/a.png and translate it to German", ["read_image_text", "translate_text"]),
+    ('Translate "good morning" into French', ["translate_text"]),
+    ("Fetch https://example.org/a?b=c and summarize it", ["fetch_webpage"]),
+    ("Search the web for recursive compression", ["search_web"]),
+    ("Transcribe the recording /a/talk.mp3, then translate it into Spanish", ["transcribe_audio", "translate_text"]),
+    ("Resize the picture /tmp/a.png to a width of 640 pixels", ["resize_image"]),
+    ("Check the licenses of the repository at /srv/app", ["check_licenses"]),
+    (
+        "Analyze the codebase at /srv/app and check the licenses of its dependencies",
+        ["analyze_repository", "check_licenses"],
+    ),
+    ('Send an email to bob@example.org: "See you at noon"', ["send_email"]),
+    (
+        "Could you please suggest improvements for the Python code in /srv/app?",
+        ["analyze_repository", "suggest_optimizations"],
+    ),
+    ("Translate https://example.org/page into Polish", ["fetch_webpage", "translate_text"]),
+    ("Scan the directory /home/jörg/Übungen", ["scan_directory"]),
+    (
+        "I want you to extract concepts from the PDFs in /data/papers",
+        ["scan_directory", "index_pdfs", "extract_concepts"],
+    ),
+    ("Analyze the sentiment of https://example.org/review and report", ["fetch_webpage", "analyze_sentiment"]),
+    ("Find issues in the Python repository at /srv/app", ["analyze_repository"]),
+    ("Scan /srv/data for csv files", ["scan_directory"]),
+    ("Please list all files in the folder /home/kee/notes", ["scan_directory"]),
+    ("Could you translate 'how are you' to Japanese?", ["translate_text"]),
+    ("Search the web for news about tides and then translate 'low tide' into Dutch", ["search_web", "translate_text"]),
+    ("Fetch https://example.org/news and translate it into Italian", ["fetch_webpage", "translate_text"]),
+    ("Detect the sentiment of 'What a day!'", ["analyze_sentiment"]),
+    ("Transcribe the audio at /a/b.wav", ["transcribe_audio"]),
+    ("Transcribe /a/interview.mp3 and analyze its sentiment", ["transcribe_audio", "analyze_sentiment"]),
+    ("Read the text in the picture /scans/p1.png and analyze its sentiment", ["read_image_text", "analyze_sentiment"]),
+    ("Resize /tmp/cat.png to a width of 200", ["resize_image"]),
+    ("Index the PDFs in /data/papers", ["scan_directory", "index_pdfs"]),
+    ('Email ann@example.org: "The build is green"', ["send_email"]),
+    ("Check the licenses of dependencies in /srv/app", ["check_licenses"]),
+    ("Get the web page https://example.com/about", ["fetch_webpage"]),
+    ("Find web pages about sourdough bread", ["search_web"]),
+    ('Analyze the sentiment of "fine" and translate "fine" into Polish', ["analyze_sentiment", "translate_text"]),
+    (
+        "First analyze the repository at /srv/a, then suggest optimizations",
+        ["analyze_repository", "suggest_optimizations"],
+    ),
+    ("Evaluate the codebase in /opt/service", ["analyze_repository"]),
+    ("Extract the key concepts from the PDF documents in /lib", ["scan_directory", "index_pdfs", "extract_concepts"]),
+    ("List the files in /var/log, but do not delete anything", ["scan_directory"]),
+    ('For tomorrow\'s meeting, translate "welcome" into Korean', ["translate_text"]),
+    (
+        'Analyze the Python repository at /srv/app and send an email to bob@example.org: "Done"',
+        ["analyze_repository", "send_email"],
+    ),
+]
+
+
+REFUSED = [
+    "Delete all files from the production server",
+    "Delete the file /etc/passwd",
+    "Wipe the disk",
+    "Run the tests in /srv/app",
+    "Book a flight to Paris",
+    "Send all customers a discount",
+    "Deploy the application to production",
+    "Analyze the stock market",
+    "Predict tomorrow's weather in Berlin",
+    "Transfer 500 euros to Alice",
+    "Restart the database",
+    "Write a poem about autumn",
+    "Analyze the sentiment of my last email",
+    "Translate this into French",
+    'If the tests fail, send an email to bob@example.org: "oh"',
+    "Every morning, list the files in /var/log",
+    "Analyze the codebase at /srv/app and deploy it",
+    "Resize the picture /tmp/a.png",
+    "Play some music",
+    "Hello",
+    "Index the customer table of the database",
+    "Drop the users table",
+    "What is the capital of France?",
+    "Transcribe the recording",
+    "Hire a developer",
+    "Delete every image in /tmp/pictures",
+    "Format the hard drive",
+    "Shut down the server",
+    "Kill process 4711",
+    "Grant admin rights to bob@example.org",
+    "Encrypt the folder /srv/secret",
+    "Generate a video of a sunset",
+    "Compose a melody in C minor",
+    "Convert /a/talk.mp3 to wav",
+    "Merge the pull request",
+    "Create a Jira ticket for the login bug",
+    "Forecast sales for next quarter",
+    "Train a classifier on /data/labels.csv",
+    "Push the branch to origin",
+    "Move the files in /tmp to /archive",
+    "Rename /tmp/a.png to b.png",
+    "Compress the folder /var/log",
+    "Order a pizza from Luigi's",
+    "Call my mother",
+    "Print the document /tmp/cv.pdf",
+    "Solve the equation x^2 = 4",
+    "Pay the electricity bill",
+    "Post a tweet about the release",
+    "In the production database drop the users table",
+    "On the server delete all files",
+    "Upload /tmp/a.png to the gallery",
+    "Analyze the codebase at /srv/app, then deploy it to production",
+    'Translate "hello" into French and delete /tmp/a.txt',
+    "Translate /notes/a.txt into French",
+]
+
+
+UNPLAIN = [
+    "Truncate the file /data/x",
+    "Clear the file /data/x",
+    "Delete the file /data/x. Never mind.",
+    "Delete the file /data/x. No, wait, don't.",
+    "Delete the file /data/x. Just kidding.",
+    "Send an email to bob@example.org: 'See you'. Scratch that.",
+    "Send an email to bob@example.org: 'See you'. Actually no.",
+    "Send an email to bob@example.org: 'See you'. That was a joke.",
+    "Send an email to bob@example.org: 'See you'. On second thought, don't.",
+    "Sending an email to bob@example.org: 'See you' would be a mistake",
+    "Send an email to bob@example.org: 'See you' is what I hate to read",
+    "Send an email to bob@example.org: 'See you'. Not now.",
+    "Delete the file /data/x. But ask me first.",
+    "Delete the file /data/x. Don't bother.",
+    "Delete the file /data/x. After lunch.",
+    "Delete the file /data/x. That would be wrong.",
+    "Run the tests of /srv/app was on my list",
+    "Do not go and delete the file /data/x",
+    "Do not read and delete the file /data/x",
+    "Don\u2019t delete the file /data/x",
+    "Never do any of these:\n- move the file /data/y\n- delete the file /data/x",
+    "You cannot delete the file /data/x",
+    "Nobody may list the files in /data and delete the file /data/x",
+    "Deleting the file /data/x is forbidden",
+    "Search the web for how to wipe and delete the file /data/x",
+    "Find web pages about how people back up and delete the file /data/x",
+    "Tell me who deleted the file /data/x",
+    "Bob said to list the files in /data and delete the file /data/x",
+    "Users can list the files in /data and delete the file /data/x",
+    "Delete all files except /data/keep.txt",
+    "Delete every file but /data/keep.txt",
+    "Delete everything but /data/keep.txt",
+    "Delete any file other than /data/keep.txt",
+    "Delete the other files, not /data/keep.txt",
+    "Translate 'good morning' into all languages except French",
+    "Delete all files in /srv",
+    "Delete files from /srv",
+    "Delete /srv",
+    "Send an email to everyone but bob@example.org: 'Party!'",
+    "Send an email to everyone except bob@example.org: 'Party!'",
+    "Send an email about bob@example.org to his boss: 'He is late'",
+    "List the files in /data. When the disk is full, delete the file /data/x",
+    "List the files in /data. Once Bob approves, delete the file /data/x",
+    "List the files in /data. After Bob has approved, delete the file /data/x",
+    "List the files in /data. Should the disk be full, delete the file /data/x",
+    "List the files in /data. In the event of an emergency, delete the file /data/x",
+    "Delete the file /data/x provided that Ann agrees",
+    "Delete the file /data/x once Ann has approved",
+    "Delete the file /data/x only with my approval",
+    "Delete the file /data/x tomorrow at noon",
+    "Delete the file /data/x in 30 days",
+    "Delete the file /data/x? No!",
+    "Should I delete the file /data/x?",
+    "The files in /srv/app must be deleted",
+    "All files in /srv/app should be gone",
+]
+"""What forbids, makes conditional, reports, asks about or takes something out: nothing is planned on it."""
+
+
+RULED_OUT = [
+    "List the files in /data. Do not, under any circumstances, delete the file /data/x",
+    "List the files in /data. Never, please, delete the file /data/x",
+    "List the files in /data, but don't panic and delete the file /data/x",
+    "List the files in /data. Don't list, move or copy, delete the file /data/x",
+    "List the files in /data; it would be wrong to move, rename and delete the file /data/x",
+    "List the files in /data and avoid having to delete the file /data/x",
+    "List the files in /data. It is forbidden to open, read and delete the file /data/x",
+    "List the files in /data instead of deleting the file /data/x",
+]
+"""Each asks for the files in /data, and rules the rest out."""
+
+
+PLAIN = [
+    ("Delete the file /data/x. Thank you very much!", ["delete_file"]),
+    ("Delete the file /data/x. It is no longer needed.", ["delete_file"]),
+    ("Would you mind deleting the file /data/x?", ["delete_file"]),
+    ("The file at /data/x is to be deleted", ["delete_file"]),
+    ("Translate 'yes' into French. Scratch that. Delete the file /data/x", ["translate_text", "delete_file"]),
+    ("Send an email to bob@example.org: 'Never mind. Scratch that, it was a joke.'", ["send_email"]),
+    ("Send an email to bob@example.org: 'Hi'. Don't:\n- delete the file /data/y", ["send_email"]),
+    ("Could you please delete the file /data/x?", ["delete_file"]),
+    ("I want you to delete the file /data/x", ["delete_file"]),
+    ("The file /data/x must be deleted", ["delete_file"]),
+    ("List the files in /data and then delete the file /data/x", ["scan_directory", "delete_file"]),
+    ("Delete the file /data/x and list the files in /data", ["delete_file", "scan_directory"]),
+    ("Do not translate anything, but delete the file /data/x", ["delete_file"]),
+    ("We have a meeting on Friday. Send an email to bob@example.org: 'See you'", ["send_email"]),
+    (
+        "List the files in /var/log; when done, send an email to bob@example.org: 'Done, except for one'",
+        ["scan_directory", "send_email"],
+    ),
+    ("Search the web for what to see in Rome and translate 'hello' into Italian", ["search_web", "translate_text"]),
+    ("Search the web for 'all animals except cats'", ["search_web"]),
+]
+"""What is asked for plainly, whatever else is said."""
+
 
 MET_SERVED = [
     ("Which files are there in /home/ann/reports?", ["scan_directory"]),
@@ -50,6 +273,7 @@ MET_SERVED = [
     ("Could you run the tests of the project at /srv/shop?", ["run_tests"]),
 ]
 
+
 HELD_OUT_SERVED = [
     ("What does the sign in the photo /pics/sign.jpg say?", ["read_image_text"]),
     ("What is said in the voice memo /audio/memo7.m4a?", ["transcribe_audio"]),
@@ -86,6 +310,7 @@ HELD_OUT_SERVED = [
     ("Read the text in the image /scans/menu.png and translate it to Spanish", ["read_image_text", "translate_text"]),
 ]
 
+
 MET_UNSERVED = [
     "Compress all the files in /home/ann/reports",
     "Encrypt the folder /var/backups",
@@ -119,6 +344,7 @@ MET_UNSERVED = [
     "Marry me",
 ]
 
+
 HELD_OUT_UNSERVED = [
     "Rename the files in /data/in by date",
     "Print the PDF /contracts/lease.pdf on the office printer",
@@ -151,6 +377,7 @@ HELD_OUT_UNSERVED = [
     "Water the plants in the office",
     "Turn off the lights in the kitchen",
 ]
+
 
 LATER_SERVED = [
     ("Show me the files in /srv/uploads", ["scan_directory"]),
@@ -190,6 +417,8 @@ LATER_SERVED = [
     ("Please run all the tests in /srv/gateway", ["run_tests"]),
     ("Throw away the file /tmp/build.zip", ["delete_file"]),
 ]
+
+
 LATER_UNSERVED = [
     "Run the tests of /srv/gateway in a Docker container",
     "Run the tests of /srv/gateway with Python 3.9",
@@ -222,6 +451,7 @@ LATER_UNSERVED = [
     "Maybe send an email to finn@example.org: 'Hello', I am not sure yet",
     "Do not run the tests in /srv/gateway",
 ]
+
 
 LAST_MET_SERVED = [
     (
@@ -282,6 +512,7 @@ LAST_MET_SERVED = [
 ]
 """Of the last wishes, which came when what stands before the verb was first heard, those that the planner was mended on."""
 
+
 LAST_HELD_OUT_SERVED = [
     ("Be so kind as to turn the sentence 'we open at ten' into Greek", ["translate_text"]),
     ("The recording that lies at /media/rec/panel.flac: please transcribe it", ["transcribe_audio"]),
@@ -309,6 +540,8 @@ LAST_HELD_OUT_SERVED = [
     ("Which concepts do the PDFs under /papers/bio talk about?", ["scan_directory", "index_pdfs", "extract_concepts"]),
     ("Under which licenses are the dependencies of /srv/portal?", ["check_licenses"]),
 ]
+
+
 LAST_UNSERVED = [
     "Run the tests of /srv/ledger and open a ticket for each failure",
     "Run the slowest test of /srv/ledger twice",
@@ -370,7 +603,10 @@ LAST_UNSERVED = [
     "From Bob's account, send an email to eva@example.org: 'hi'",
 ]
 
+
 _ANALYZED = ["analyze_repository", "suggest_optimizations"]
+
+
 BUNDLED_SERVED = [
     ("Analyze the Python codebase at /tmp/fresh ü/examples and suggest optimizations", _ANALYZED),
     ("Analyze the Python codebase at /srv/my new shop/src and suggest optimizations", _ANALYZED),
@@ -392,3 +628,64 @@ BUNDLED_SERVED = [
     ),
 ]
 """Tools that speak of each other, and folders with spaces in their names."""
+
+QUALIFIED = [
+    ("Run the tests of /srv/app on Windows", "windows"),
+    ("Run the tests as root in /srv/app", "root"),
+    ("Run the tests of /srv/app against the live database", "live database"),
+    ("Delete the file /tmp/a.log from Bob's phone", "bob phone"),
+    ("Send bob@example.org a Slack message: 'hi'", "slack"),
+    ("Send an email to bob@example.org as Ann: 'hi'", "ann"),
+    ("On the server, in the backup, delete the file /tmp/a.log", "server backup"),
+    ("Take the file /tmp/a.log from the backup and delete it", "backup"),
+    ("Send two emails to bob@example.org: 'hi'", "two"),
+    ("Run the tests of /srv/app twice", "twice"),
+]
+"""A change with a qualifier that no tool takes, and the qualifier."""
+
+HELD_BACK = [
+    "On Friday, send an email to bob@example.org: 'hi'",
+    "If you can, delete the file /tmp/a.log",
+    "Before you delete the file /tmp/a.log, ask me",
+    "Don't just list the files in /data, delete the file /data/x",
+    "Can anybody delete the file /tmp/a.log?",
+    "Under no circumstances, delete the file /tmp/a.log",
+    "Users must not edit files, only delete the file /tmp/a.log",
+    "Run the tests of the project that is no longer in /srv/app",
+    "Download all images from https://example.org",
+    "Resize every image in /pics to 100 pixels",
+    "I have the tests of /srv/app run",
+    "List, without the hidden ones, the files in /data",
+    "The file /data/x can be deleted after the backup, so delete it",
+    "The file /data/x could be deleted",
+    "Run the tests of /srv/app without the slow ones",
+    "I have already resized /tmp/a.png to 300 pixels",
+    "List the files in /tmp and delete the file",
+    "Delete the branch of /data/x",
+    "Delete the file /data/x in a little while",
+    "Email hugo@example.org, with ivy@example.org in copy: 'See you'",
+    "Send hugo@example.org the files /data/a.pdf and /data/b.pdf",
+    "Delete the files in /data/a and /data/b",
+    "Delete the files /data/a.log, /data/b.log and /data/c.log, but not /data/b.log",
+    "Delete the file /data/a.log and its copy in /data/b.log",
+    "Fetch https://example.org/a and https://example.org/b and mail them to ann@example.org",
+    "Translate 'good' into French, 'bad' into German",
+    "List the files in /srv/a, /srv/b and /srv/c, but not in /srv/b",
+]
+"""What is not plainly asked for as a tool does it, though a tool could."""
+
+INTRODUCED = [
+    ("Run the tests for our shop in /srv/app, please", ["run_tests"]),
+    ("Delete the file /tmp/a.log as it is full of nonsense", ["delete_file"]),
+    ("Send ann@example.org an email with the following words: 'See you'", ["send_email"]),
+    ("Open https://example.org/help and give me the text", ["fetch_webpage"]),
+    ("Google cheap flights to Rome", ["search_web"]),
+    ("ls /home", ["scan_directory"]),
+    ("In /srv/app, run the tests", ["run_tests"]),
+    ("Do not panic, just delete the file /data/x", ["delete_file"]),
+    ("Before you list the files in /data, delete the file /data/x", ["delete_file", "scan_directory"]),
+    ("List, without opening any of them, the files in /data", ["scan_directory"]),
+    ("Get rid of the file /data/x", ["delete_file"]),
+    ("I want to have /tmp/a.png resized to a width of 300 pixels", ["resize_image"]),
+]
+"""Words that only introduce what is named exactly, or give a reason, qualify nothing."""
