@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from apps.principals.tenancy import Caller
+from tests.executions.making import make_worker
 from tests.executions.workers import WorkerServer, serving
 
 
@@ -17,3 +19,10 @@ def running_worker() -> Iterator[WorkerServer]:
 def server(running_worker: WorkerServer) -> WorkerServer:
     running_worker.reset()
     return running_worker
+
+
+@pytest.fixture
+def texter(kee: Caller, server: WorkerServer) -> WorkerServer:
+    """The test server, registered by Kee as the worker `texter`."""
+    make_worker(kee, server)
+    return server

@@ -12,9 +12,12 @@ from django.core.files.storage import storages
 from django.db import connection
 
 from apps.core.errors import DomainError
+from apps.core.sql import database_now
+from apps.digests import services as digests
 from apps.executions import selectors
 from apps.executions.models import Execution
-from apps.executions.services import advancing, starting
+from apps.executions.services import advancing, answering, starting
+from apps.executions.services.answering import Decision, Submitted
 from apps.executions.services.starting import Budget
 from apps.executions.shapes import ExecutionReport
 from apps.executions.states import Mode, Strategy
@@ -23,15 +26,20 @@ from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.documents import SUBMITTED
 from apps.plans.services.planning import delegate_asked, keep, new_plan_id
+from apps.principals.models import Tenant
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
+from apps.receipts.models import Obligation
+from apps.receipts.services import Poster, ReceiptDraft
 from apps.tasks import services as tasks
-from apps.tasks.models import FinishedTask
+from apps.tasks.models import FinishedTask, LiveTask
+from apps.tasks.services import Grant
 from apps.tasks.services.artifacts import NOTHING
+from apps.workers.services import health
 from apps.workers.services import registry as workers
 from apps.workers.trust import Tier
 from tests.executions.workers import WorkerServer
-from tests.factories import T0
+from tests.factories import T0, make_caller
 from tests.workers.factories import NOTHING as NO_EFFECTS
 from tests.workers.factories import enroll, make_key, signed
 
@@ -46,6 +54,8 @@ TOOLS = {
     **dict.fromkeys(("echo", "shout", "hold", "say", "complain"), TEXT),
     **dict.fromkeys(("count_to", "break_down", "crash", "flood", "sum_up"), ANY),
 }
+APPROVAL = "R.approval.of.Lee"
+HANDED = "artifact:sha256-" + "0" * 64
 GIVES: dict[str, Any] = {
     "type": "object",
     "properties": {"text": {"type": "string"}, "length": {"type": "integer"}, "items": {"type": "array"}},
@@ -81,7 +91,7 @@ def make_worker(caller: Caller, server: WorkerServer, worker_id: str = "texter",
     return worker_id
 
 
-def make_writing_worker(caller: Caller, server: WorkerServer, worker_id: str = "writer") -> str:
+def make_writing_worker(caller: Caller, server: WorkerServer, worker_id: str = "writer", **changes: Any) -> str:
     """As above, but its tools change things, so that they may not be run twice."""
     key = make_key()
     writes = {"filesystem": "write", "network": "none", "execution": "none"}
@@ -95,6 +105,7 @@ def make_writing_worker(caller: Caller, server: WorkerServer, worker_id: str = "
                 "hints": {"expected_runtime": "fast"},
                 "side_effects": writes,
                 "trust": {"tier": "trusted"},
+                **changes,
             },
             key,
         )
@@ -217,6 +228,13 @@ def advance(execution: Execution, *, patience: timedelta | None = None) -> None:
     advancing.advance(tenant_id=execution.tenant_id, execution_id=execution.pk, patience=patience)
 
 
+def run(caller: Caller, steps: list[dict[str, Any]], **more: Any) -> Execution:
+    """As :func:`begin`, and advance it once."""
+    execution = begin(caller, steps, **more)
+    advance(execution)
+    return execution
+
+
 def later(period: timedelta) -> None:
     """Move the database's clock, in the test's transaction."""
     with connection.cursor() as cursor:
@@ -235,10 +253,9 @@ def statuses(caller: Caller, execution: Execution) -> dict[str, str]:
     return {step.step_id: step.status for step in report(caller, execution).steps}
 
 
-def do_task(worker: Caller, content: Any = NOTHING, *, pointer: str | None = None, queue: str = "execute") -> int:
+def do_task(worker: Caller, content: Any = NOTHING, *, pointer: str | None = None) -> int:
     """Lease the next task as an outside worker and complete it with this result; answers its number."""
-    with worker.acting():
-        (grant,) = tasks.lease(worker=worker, queues=(queue,), capacity=1)
+    grant = lease_task(worker)
     delivery = tasks.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content, pointer=pointer)
     with worker.acting():
         tasks.complete(
@@ -249,6 +266,58 @@ def do_task(worker: Caller, content: Any = NOTHING, *, pointer: str | None = Non
             summary="Done by hand",
         )
     return grant.task_id
+
+
+def cancel(caller: Caller, execution: Execution, reason: str | None = None) -> None:
+    with caller.acting():
+        answering.cancel(caller=caller, execution_ref=execution.ref, reason=reason)
+
+
+def decide(caller: Caller, execution: Execution, decision: Decision, step_id: str = "report") -> None:
+    with caller.acting():
+        answering.decide_step(caller=caller, execution_ref=execution.ref, step_id=step_id, decision=decision, note=None)
+
+
+def submit(caller: Caller, execution: Execution, step_id: str = "step-4", pointer: str = HANDED) -> None:
+    """Submit the result of an aggregate step."""
+    submitted = Submitted(result={"text": "both"}, result_pointer=pointer, summary="Both say hello.")
+    with caller.acting():
+        answering.submit_step_result(caller=caller, execution_ref=execution.ref, step_id=step_id, submitted=submitted)
+
+
+def cancel_task(caller: Caller) -> int:
+    """Cancel the only open task; returns its number."""
+    with caller.acting():
+        task_id = LiveTask.objects.get().task_id
+        tasks.cancel_many(caller=caller, task_ids=[task_id])
+    return task_id
+
+
+def lease_task(worker: Caller) -> Grant:
+    with worker.acting():
+        (grant,) = tasks.lease(worker=worker, queues=("execute",), capacity=1)
+    return grant
+
+
+def release_task(worker: Caller, grant: Grant) -> None:
+    with worker.acting():
+        tasks.release(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token)
+
+
+def come_due(caller: Caller) -> None:
+    """Let the waiting tasks begin now."""
+    with caller.acting():
+        LiveTask.objects.update(ready_at=database_now(), due_at=None)
+
+
+def report_health(caller: Caller, status: str, worker_id: str = "texter") -> None:
+    with caller.acting():
+        health.heartbeat(caller=caller, worker_id=worker_id, status=status, current_load=0, available=True)
+
+
+def open_obligations(caller: Caller) -> int:
+    with caller.acting():
+        return Obligation.objects.filter(closed_at=None).count()
 
 
 @contextmanager
@@ -266,3 +335,56 @@ def artifacts_away() -> Iterator[None]:
 def ended(caller: Caller, task_id: int) -> str:
     with caller.acting():
         return FinishedTask.objects.get(task_id=task_id).status
+
+
+def handmade(**changes: Any) -> dict[str, Any]:
+    """A plan as somebody writes it, with all five types of steps."""
+    return {
+        "plan_id": "my-plan",
+        "delegate_id": "delegate",
+        "principal_ai": "Kee",
+        "intent": "Say hello once Lee allows it",
+        "created_at": "2026-01-03T20:15:00Z",
+        "scope": "greetings",
+        "steps": [
+            queue_step("fetch"),
+            {
+                "step_id": "wait",
+                "step_type": "wait_for",
+                "wait_for_step_ids": ["fetch"],
+                "wait_for_receipts": [APPROVAL],
+            },
+            call_step("shout", "shout", "{{fetch.text}}", depends_on=["wait"]),
+            {
+                "step_id": "both",
+                "step_type": "aggregate",
+                "aggregate_step_ids": ["fetch", "shout"],
+                "synthesis_instructions": "Put both together.",
+                "executor": "self",
+            },
+            {
+                "step_id": "ask",
+                "step_type": "escalate",
+                "depends_on": ["both"],
+                "report_summary": "Hello was said.",
+                "decision_required": True,
+                "recommendation": "Accept it.",
+            },
+        ],
+        **changes,
+    }
+
+
+def post_approval(tenant: Tenant, kee: Caller) -> None:
+    lee = make_caller(tenant, "Lee")
+    draft = ReceiptDraft(
+        recipient_id=kee.principal_id,
+        source_system="asyncgate",
+        event_type="escalation",
+        dedupe_key="approval",
+        receipt_id=APPROVAL,
+        summary="Say it.",
+        surface="ledger",
+    )
+    with lee.acting():
+        digests.post(poster=Poster.of(lee), draft=draft, now=T0)

@@ -1,4 +1,4 @@
-"""The call of a worker over MCP: its answer, and each way to fail."""
+"""The call of a worker: its answer and failures, and what limits it at that moment: trust, rate, tool version, pool."""
 
 import socket
 import threading
@@ -8,17 +8,48 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from pytest_django import Settings
 
 from apps.core.outbound import ForbiddenEndpoint
+from apps.core.sql import database_now
 from apps.executions import calls
-from apps.executions.calls import Called, Target
-from tests.executions.making import refused
+from apps.executions.calls import Called, CallMode, Target
+from apps.executions.errors import WorkerUnavailable
+from apps.executions.services.steps import MAX_CLAIMS
+from apps.plans import services as planning
+from apps.plans.errors import OutsidePool
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as_system
+from apps.tasks.jobs.executor import work as execute_queue
+from apps.tasks.models import LiveTask, Run, Task
+from apps.workers import selectors as workers_seen
+from apps.workers.models import Allowance
+from apps.workers.services import registry as workers
+from tests.executions.making import (
+    ANY,
+    REPORT,
+    TEXT,
+    advance,
+    begin,
+    call_step,
+    failure,
+    later,
+    make_plan,
+    make_worker,
+    make_writing_worker,
+    queue_step,
+    refused,
+    report,
+    run,
+    statuses,
+)
+from tests.executions.test_handler import queue_call, seen
 from tests.executions.workers import WorkerServer
+from tests.factories import T0, make_caller
 from tests.workers.servers import make_tool, serving
 
 
-def call(
+def call_tool(
     endpoint: str,
     tool_name: str,
     params: dict[str, Any],
@@ -43,13 +74,6 @@ def call(
     )
 
 
-def test_call_returns_the_structured_answer(server: WorkerServer) -> None:
-    answer = call(server.endpoint, "echo", {"text": "hello"})
-
-    assert answer.payload == {"text": "hello", "length": 5, "items": [1, 2, 3]}
-    assert server.calls["echo"] == 1
-
-
 def test_progress_arrives_while_the_tool_runs(server: WorkerServer) -> None:
     heard: list[tuple[float | None, str | None]] = []
 
@@ -58,13 +82,9 @@ def test_progress_arrives_while_the_tool_runs(server: WorkerServer) -> None:
         if percent == 100:
             server.gate.set()
 
-    call(server.endpoint, "count_to", {"number": 4, "until_told": True}, on_progress=listen)
+    call_tool(server.endpoint, "count_to", {"number": 4, "until_told": True}, on_progress=listen)
 
     assert heard == [(25.0, "at 1"), (50.0, "at 2"), (75.0, "at 3"), (100.0, "at 4")]
-
-
-def test_summary_is_cut_to_its_limit(server: WorkerServer) -> None:
-    assert call(server.endpoint, "sum_up", {"size": 20_000}).summary == "é" * (16 * 1024 // 2)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +94,7 @@ def test_summary_is_cut_to_its_limit(server: WorkerServer) -> None:
         ("break_down", {}, ("worker_refused", "out of paper", False)),
         ("no_such_tool", {}, ("worker_refused", "no_such_tool", False)),
         ("crash", {}, ("worker_broke", "does not say why", True)),
-        ("crash_and_tell", {}, ("worker_broke", "SystemError: the parser is confused", True)),
         ("say", {"text": r'{"text": "a\u0000b"}'}, ("worker_refused", "NUL", False)),
-        ("say", {"text": r'{"text": ["\ud800"]}'}, ("worker_refused", "surrogate", False)),
-        ("say", {"text": '{"number": NaN}'}, ("worker_refused", "finite", False)),
         ("say", {"text": '{"number": 18446744073709551616}'}, ("worker_refused", "64 bits", False)),
         ("say", {"text": '{"list":' + "[" * 40 + "]" * 40 + "}"}, ("worker_refused", "32 levels", False)),
         ("echo", {"text": "a\0b"}, ("worker_refused", "'/text' holds a NUL", False)),
@@ -88,7 +105,7 @@ def test_failure_has_its_code_and_says_whether_to_retry(
 ) -> None:
     code, words, retryable = failure
     with refused(code, match=words) as refusal:
-        call(server.endpoint, tool, params, seconds=0.5 if tool == "hold" else 10)
+        call_tool(server.endpoint, tool, params, seconds=0.5 if tool == "hold" else 10)
 
     assert (refusal.value.retryable, refusal.value.reached) == (retryable, True)
 
@@ -98,7 +115,7 @@ def test_refused_connection_has_not_reached_the_tool() -> None:
         port = taken.getsockname()[1]
 
     with refused("worker_unreachable") as refusal:
-        call(f"http://127.0.0.1:{port}/mcp", "echo", {"text": "x"})
+        call_tool(f"http://127.0.0.1:{port}/mcp", "echo", {"text": "x"})
 
     assert (refusal.value.retryable, refusal.value.reached) == (True, False)
 
@@ -114,65 +131,46 @@ def test_broken_connection_may_have_reached_the_tool() -> None:
         hanging = threading.Thread(target=hang_up)
         hanging.start()
         with refused("worker_disconnected") as refusal:
-            call(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", "echo", {"text": "x"})
+            call_tool(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", "echo", {"text": "x"})
         hanging.join()
 
     assert refusal.value.reached
 
 
 def test_words_of_a_worker_are_cleaned_and_cut(server: WorkerServer) -> None:
-    heard: list[tuple[float | None, str | None]] = []
     with refused("worker_refused") as refusal:
-        call(server.endpoint, "complain", {"text": "paper\0jam " + "x" * 50_000})
-    with refused("worker_refused", match="NUL"):
-        call(
-            server.endpoint,
-            "say",
-            {"text": "paper\0jam " + "x" * 5_000},
-            on_progress=lambda percent, message: heard.append((percent, message)),
-        )
+        call_tool(server.endpoint, "complain", {"text": "paper\0jam " + "x" * 50_000})
 
     assert "paper\ufffdjam" in refusal.value.detail
     assert "\0" not in refusal.value.detail
     assert len(refusal.value.detail) < 2_100
-    ((percent, message),) = heard
-    assert (percent, (message or "")[:12], len(message or "")) == (100.0, "paper\ufffdjam xx", 2_000)
 
 
 def test_large_answer_is_not_read_to_its_end(server: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MAX_ANSWER_BYTES", 50_000)
 
     with refused("answer_too_large"):
-        call(server.endpoint, "flood", {"size": 300_000})
+        call_tool(server.endpoint, "flood", {"size": 300_000})
 
 
 ENDLESS = {"type": "object", "properties": {"text": {"type": "string", "pattern": "^(a+)+$"}}}
 
 
-@pytest.mark.parametrize(
-    "schema", [ENDLESS, {"type": "object", "required": ["more"]}, {"$ref": "http://127.0.0.1:9/schema"}]
-)
+@pytest.mark.parametrize("schema", [ENDLESS, {"$ref": "http://127.0.0.1:9/schema"}])
 def test_answer_is_not_checked_against_the_endpoints_schema(schema: dict[str, Any]) -> None:
     with serving() as hostile:
         hostile.tools = [make_tool(output_schema=schema)]
         hostile.structured = {"text": "a" * 28 + "!"}
 
-        answer = call(hostile.endpoint, "shout", {"text": "x"})
+        answer = call_tool(hostile.endpoint, "shout", {"text": "x"})
 
     assert answer.payload == hostile.structured
     assert hostile.asked[-1] == "shout"
 
 
-def test_redirect_is_not_followed(server: WorkerServer) -> None:
-    with refused("worker_redirected"):
-        call(server.redirecting, "echo", {"text": "x"})
-
-    assert not server.calls
-
-
 def test_canceled_call_is_given_up(server: WorkerServer) -> None:
     with refused("call_canceled"):
-        call(server.endpoint, "hold", {"text": "x"}, canceled=server.entered.is_set)
+        call_tool(server.endpoint, "hold", {"text": "x"}, canceled=server.entered.is_set)
 
     assert server.calls["hold"] == 1
 
@@ -182,16 +180,7 @@ def test_canceled_call_is_given_up(server: WorkerServer) -> None:
 )
 def test_forbidden_address_is_not_called(endpoint: str) -> None:
     with pytest.raises(ForbiddenEndpoint):
-        call(endpoint, "echo", {"text": "x"})
-
-
-def test_loopback_is_called_only_if_the_deployment_allows_it(server: WorkerServer, settings: Settings) -> None:
-    settings.ALLOW_LOOPBACK = False
-
-    with pytest.raises(ForbiddenEndpoint):
-        call(server.endpoint, "echo", {"text": "x"})
-
-    assert not server.calls
+        call_tool(endpoint, "echo", {"text": "x"})
 
 
 def test_connection_goes_to_the_checked_address(server: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +199,256 @@ def test_connection_goes_to_the_checked_address(server: WorkerServer, monkeypatc
 
     # The server of the test accepts only its loopback name.
     with refused("worker_refused"):
-        call(server.endpoint.replace("127.0.0.1", "worker.test"), "echo", {"text": "x"})
+        call_tool(server.endpoint.replace("127.0.0.1", "worker.test"), "echo", {"text": "x"})
 
     assert looked_up == ["worker.test"]
+
+
+HOUR = timedelta(hours=1)
+
+
+def call(caller: Caller, worker_id: str = "writer", mode: CallMode = CallMode.DIRECT, text: str = "x") -> Any:
+    return calls.call_worker(caller=caller, worker_id=worker_id, tool_name="echo", params={"text": text}, mode=mode)
+
+
+def writer_step(step_id: str = "a", **more: Any) -> dict[str, Any]:
+    return {**call_step(step_id), "worker_id": "writer", **more}
+
+
+def revoke(caller: Caller) -> None:
+    with caller.acting():
+        workers.revoke_key(tenant_id=caller.tenant_id, key_id="bundled", why="stolen")
+
+
+def test_lost_trust_bars_the_step(kee: Caller, server: WorkerServer) -> None:
+    make_writing_worker(kee, server)
+    execution = begin(kee, [writer_step(), REPORT])
+
+    revoke(kee)
+    advance(execution)
+
+    assert not server.calls
+    error = failure(report(kee, execution))
+    assert (error["code"], error["retryable"]) == ("worker_barred", False)
+    assert "the tier untrusted does not allow read, write" in error["message"]
+
+
+def test_quarantined_worker_is_not_called(kee: Caller, texter: WorkerServer) -> None:
+    with kee.acting():
+        workers.quarantine(tenant_id=kee.tenant_id, worker_id="texter", why="odd answers")
+
+    with pytest.raises(WorkerUnavailable, match="texter is quarantined"):
+        call(kee, "texter")
+    execution = run(kee, [call_step("a"), REPORT])
+
+    assert failure(report(kee, execution))["code"] == "worker_unavailable"
+    assert not texter.calls
+
+
+def test_large_parameters_are_refused_before_the_call(kee: Caller, server: WorkerServer) -> None:
+    whole = len('{"text":"xx"}')
+    make_worker(kee, server, constraints={"max_payload_bytes": whole})
+
+    assert call(kee, "texter", text="xx").payload["length"] == 2
+    for mode in CallMode:
+        for text in ("xxx", "é" + "x"):
+            with refused("payload_too_large"):
+                call(kee, "texter", mode, text)
+    assert server.calls == {"echo": 1}
+    with kee.acting():
+        assert not Task.objects.exists()
+        assert Allowance.objects.count() == 1
+
+
+def test_steps_over_the_rate_wait_and_are_charged_once(kee: Caller, server: WorkerServer) -> None:
+    later(timedelta(0))
+    make_worker(
+        kee,
+        server,
+        constraints={"rate_limit_per_hour": 100},
+        hints={"expected_runtime": "fast", "cost_estimate": 0.25},
+    )
+    steps = [call_step(name) for name in "abcdefghijk"]
+    assert len(steps) > MAX_CLAIMS
+    execution = begin(kee, [*steps, REPORT])
+
+    for done in range(1, len(steps) + 1):
+        advance(execution)
+        advance(execution)
+        assert server.calls["echo"] == done
+        with kee.acting():
+            execution.refresh_from_db()
+        assert float(execution.total_cost) == 0.25 * done
+        assert list(statuses(kee, execution).values()).count("pending") == len(steps) - done + (done < len(steps))
+        if done < len(steps):
+            assert execution.wake_at == database_now() + HOUR
+            later(HOUR)
+
+    assert report(kee, execution).status == "complete"
+
+
+def pinned(caller: Caller, step: dict[str, Any]) -> dict[str, Any]:
+    """The step with the version of its tool that is there now, as planners write it."""
+    with caller.acting():
+        return {**step, "tool_uid": workers_seen.terms_of("texter", step["tool_name"]).tool.uid}
+
+
+def let_it_write(caller: Caller, server: WorkerServer) -> None:
+    make_writing_worker(caller, server, "texter")
+
+
+def let_it_take_other_params(caller: Caller, server: WorkerServer) -> None:
+    make_worker(caller, server, tools=[{"name": "echo", "description": "echo", "input_schema": ANY}])
+
+
+CHANGES = [let_it_write, let_it_take_other_params]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_tool_is_not_called_by_a_step(
+    kee: Caller, texter: WorkerServer, change: Callable[[Caller, WorkerServer], None]
+) -> None:
+    execution = begin(kee, [pinned(kee, call_step("a", estimated_cost=0.5)), REPORT])
+
+    change(kee, texter)
+    advance(execution)
+
+    done = report(kee, execution)
+    error = done.results[0].error or {}
+    assert (error["code"], error["retryable"], float(done.total_cost)) == ("tool_changed", False, 0.0)
+    assert not texter.calls
+
+
+def test_tool_with_a_new_description_is_called(kee: Caller, texter: WorkerServer) -> None:
+    execution = begin(kee, [pinned(kee, call_step("a")), REPORT])
+
+    make_worker(kee, texter, tools=[{"name": "echo", "description": "v2", "input_schema": TEXT, "output_schema": ANY}])
+    advance(execution)
+
+    assert statuses(kee, execution)["a"] == "complete"
+
+
+def test_target_is_read_by_one_statement(kee: Caller, texter: WorkerServer, django_assert_num_queries: Any) -> None:
+    with kee.acting():
+        uid = workers_seen.terms_of("texter", "echo").tool.uid
+        with django_assert_num_queries(1):
+            calls.target_of(worker_id="texter", tool_name="echo", tool_uid=uid)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_tool_is_not_called_by_a_task(
+    kee: Caller, texter: WorkerServer, change: Callable[[Caller, WorkerServer], None]
+) -> None:
+    execution = run(kee, [pinned(kee, queue_step("a")), REPORT])
+
+    change(kee, texter)
+    execute_queue(kee.tenant_id, "execute")
+    advance(execution)
+
+    assert failure(report(kee, execution))["code"] == "tool_changed"
+    assert not texter.calls
+
+
+@pytest.mark.django_db(transaction=True)
+def test_lost_trust_bars_a_waiting_task(kee: Caller, server: WorkerServer) -> None:
+    make_writing_worker(kee, server)
+    task = call(kee, mode=CallMode.ASYNC)
+
+    revoke(kee)
+    execute_queue(kee.tenant_id, "execute")
+
+    done = seen(kee, task)
+    assert (done.status, done.run_id, (done.error or {})["code"]) == ("failed", 1, "worker_barred")
+    assert not server.calls
+
+
+@pytest.mark.django_db(transaction=True)
+def test_task_over_the_rate_waits_without_an_attempt(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server, constraints={"rate_limit_per_hour": 100})
+    assert call(kee, "texter").payload["length"] == 1
+    task = call(kee, "texter", CallMode.ASYNC)
+
+    for runs in range(1, 6):
+        execute_queue(kee.tenant_id, "execute")
+        with kee.acting():
+            (hot,) = LiveTask.objects.all()
+            assert (hot.fence, hot.failures, hot.ready_at) == (runs, 0, None)
+            assert hot.due_at is not None
+            assert hot.due_at > database_now() + timedelta(minutes=50)
+            assert Run.objects.order_by("-pk")[0].outcome == "released"
+            LiveTask.objects.update(due_at=None, ready_at=database_now())
+    with kee.acting():
+        Allowance.objects.update(taken_until=database_now())
+    execute_queue(kee.tenant_id, "execute")
+
+    assert seen(kee, task).status == "succeeded"
+    assert server.calls == {"echo": 2}
+
+
+def put(tenant: Tenant, name: str, *, principal: str | None = None) -> Caller:
+    """A DeleGate under the root, and its principal."""
+    actor = make_caller(tenant, principal or name, Kind.DELEGATE)
+    with make_caller(tenant, "boss").acting():
+        planning.set_delegate(
+            tenant_id=tenant.pk, delegate_id=name, principal=actor.name, parent="delegate", scope="", now=T0
+        )
+    return actor
+
+
+@pytest.fixture
+def code(tenant: Tenant) -> Caller:
+    return put(tenant, "code")
+
+
+@pytest.fixture
+def data(tenant: Tenant, server: WorkerServer) -> Caller:
+    """A sibling, with a worker of its own."""
+    actor = put(tenant, "data")
+    make_worker(actor, server)
+    return actor
+
+
+@pytest.mark.parametrize("mode", [*CallMode])
+def test_delegate_may_not_call_a_siblings_worker(
+    code: Caller, data: Caller, server: WorkerServer, mode: CallMode
+) -> None:
+    with refused("outside_pool"):
+        call(code, "texter", mode)
+
+    assert server.calls == {}
+    with acting_as_system("test"):
+        assert not Task.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_task_of_a_delegate_may_not_call_a_siblings_worker(code: Caller, data: Caller, server: WorkerServer) -> None:
+    tasks = [queue_call(actor, "echo", {"text": "hello"}) for actor in (code, data)]
+
+    execute_queue(code.tenant_id, "execute")
+
+    refused, called = (seen(actor, task) for actor, task in zip((code, data), tasks, strict=True))
+    assert (refused.status, refused.run_id, (refused.error or {})["code"]) == ("failed", 1, "outside_pool")
+    assert called.status == "succeeded"
+    assert server.calls == {"echo": 1}
+
+
+def test_delegate_calls_its_own_pool(tenant: Tenant, code: Caller, data: Caller, server: WorkerServer) -> None:
+    without = make_caller(tenant, "general-manager", Kind.DELEGATE)
+
+    for caller in (data, make_caller(tenant), without):
+        assert call(caller, "texter").payload["length"] == 1
+
+
+def test_plan_with_a_worker_outside_the_pool_is_not_begun(tenant: Tenant, kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server, "elsewhere")
+    coder = make_caller(tenant, "code", Kind.DELEGATE)
+    make_worker(coder, server)
+    with kee.acting():
+        plan_id = make_plan(kee, [call_step("a"), REPORT])
+    put(tenant, "code")
+
+    with pytest.raises(OutsidePool, match="texter"):
+        begin(kee, [], plan_id=plan_id)
+    put(tenant, "code", principal="spare")
+    assert begin(kee, [], plan_id=plan_id).plan_id == plan_id

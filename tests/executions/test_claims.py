@@ -18,11 +18,7 @@ from apps.executions.services.steps import CLAIM, MAX_CLAIMS
 from apps.executions.states import Mode
 from apps.principals.tenancy import Caller
 from apps.tasks.models import LiveTask
-from apps.workers.services import health
-from apps.workers.services import registry as workers
-from apps.workers.trust import Tier
 from tests.executions.making import (
-    ANY,
     REPORT,
     advance,
     begin,
@@ -35,10 +31,10 @@ from tests.executions.making import (
     money,
     queue_step,
     report,
+    report_health,
     statuses,
 )
 from tests.executions.workers import WorkerServer
-from tests.workers.factories import enroll, make_key, signed
 
 LATER = timedelta(minutes=1)
 
@@ -67,25 +63,8 @@ def everything(caller: Caller) -> list[Any]:
         return [list(model.objects.order_by("pk").values()) for model in (Execution, ExecutionStep, LiveTask)]
 
 
-def make_hurried_writer(caller: Caller, server: WorkerServer) -> None:
-    """A worker whose tools change things and must answer within a second."""
-    key = make_key()
-    with caller.acting():
-        enroll(caller, key, ceiling=Tier.TRUSTED)
-        manifest = {
-            "worker_id": "writer",
-            "endpoint": server.endpoint,
-            "tools": [{"name": "hold", "description": "hold", "input_schema": ANY}],
-            "constraints": {"timeout_seconds": 1},
-            "hints": {"expected_runtime": "fast"},
-            "side_effects": {"filesystem": "write", "network": "none", "execution": "none"},
-            "trust": {"tier": "trusted"},
-        }
-        workers.register(caller=caller, original=signed(manifest, key))
-
-
 def test_writing_tool_without_an_answer_is_called_once(kee: Caller, server: WorkerServer) -> None:
-    make_hurried_writer(kee, server)
+    make_writing_worker(kee, server, constraints={"timeout_seconds": 1})
     execution = begin(kee, [{**call_step("a", "hold"), "worker_id": "writer"}, REPORT])
 
     for _ in range(3):
@@ -95,8 +74,19 @@ def test_writing_tool_without_an_answer_is_called_once(kee: Caller, server: Work
     assert server.calls == {"hold": 1}
     done = report(kee, execution)
     assert done.status == "failed"
-    error = done.results[0].error or {}
-    assert (error["code"], error["retryable"]) == ("outcome_unknown", False)
+    assert (failure(done)["code"], failure(done)["retryable"]) == ("outcome_unknown", False)
+
+
+def test_lost_call_of_a_writing_tool_is_not_repeated(kee: Caller, server: WorkerServer) -> None:
+    make_writing_worker(kee, server)
+    execution = begin(kee, [{**call_step("a"), "worker_id": "writer"}, REPORT])
+    claim_and_die(kee, execution)
+    later(LATER)
+
+    advance(execution)
+
+    assert failure(report(kee, execution))["code"] == "outcome_unknown"
+    assert not server.calls
 
 
 @pytest.mark.parametrize(
@@ -105,9 +95,8 @@ def test_writing_tool_without_an_answer_is_called_once(kee: Caller, server: Work
     ids=["answered", "refused", "queued"],
 )
 def test_result_of_an_older_claim_is_dropped(
-    kee: Caller, server: WorkerServer, make_step: Callable[[], dict[str, Any]]
+    kee: Caller, texter: WorkerServer, make_step: Callable[[], dict[str, Any]]
 ) -> None:
-    make_worker(kee, server)
     execution = begin(kee, [make_step(), REPORT])
     first = claim_and_die(kee, execution)
     later(LATER)
@@ -115,15 +104,16 @@ def test_result_of_an_older_claim_is_dropped(
     assert (first.fence, second.fence, statuses(kee, execution)["a"]) == (1, 2, "calling")
     before = everything(kee)
 
+    advancing._renew(first)
     advancing._carry_out([first])
 
+    assert (first.lost.is_set(), second.lost.is_set()) == (True, False)
     assert everything(kee) == before
     advancing._carry_out([second])
     assert statuses(kee, execution)["a"] != "calling"
 
 
-def test_renewed_claim_lasts_another_period(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+def test_renewed_claim_lasts_another_period(kee: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, [call_step("a"), REPORT])
     claim = claim_and_die(kee, execution)
     for _ in range(3):
@@ -134,14 +124,13 @@ def test_renewed_claim_lasts_another_period(kee: Caller, server: WorkerServer) -
         advance(execution)
 
         assert (step(kee).status, step(kee).attempts, claim.lost.is_set()) == ("calling", 1, False)
-    assert not server.calls
+    assert not texter.calls
     later(CLAIM)
     advance(execution)
     assert (step(kee).status, step(kee).attempts) == ("complete", 2)
 
 
-def test_step_is_given_up_after_too_many_lost_claims(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+def test_step_is_given_up_after_too_many_lost_claims(kee: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, [call_step("a"), REPORT])
     for _ in range(MAX_CLAIMS):
         claim_and_die(kee, execution)
@@ -151,7 +140,7 @@ def test_step_is_given_up_after_too_many_lost_claims(kee: Caller, server: Worker
 
     (result,) = report(kee, execution).results
     assert (result.status, (result.error or {})["code"]) == ("failed", "claims_exhausted")
-    assert (step(kee).attempts, server.calls["echo"]) == (MAX_CLAIMS, 0)
+    assert (step(kee).attempts, texter.calls["echo"]) == (MAX_CLAIMS, 0)
 
 
 def test_calls_are_counted_in_the_order_of_their_workers(kee: Caller, server: WorkerServer) -> None:
@@ -168,21 +157,6 @@ def test_calls_are_counted_in_the_order_of_their_workers(kee: Caller, server: Wo
     # First whether each may be called, in the order of the plan; then what may be sent to it.
     assert (found[:-3], found[-3:]) == (list(names), sorted(names))
     assert len(claimed) == 3
-
-
-def test_lost_claim_is_not_renewed(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), REPORT])
-    first = claim_and_die(kee, execution)
-    later(LATER)
-    second = claim_and_die(kee, execution)
-    later(timedelta(seconds=1))
-    before = everything(kee)
-
-    advancing._renew(first)
-
-    assert (first.lost.is_set(), second.lost.is_set()) == (True, False)
-    assert everything(kee) == before
 
 
 @pytest.mark.parametrize(
@@ -224,14 +198,13 @@ ONE = Budget(max_total_cost=Decimal(1))
 )
 def test_lost_call_is_not_repeated_after_a_halt(
     kee: Caller,
-    server: WorkerServer,
+    texter: WorkerServer,
     first: dict[str, Any],
     came_of_it: tuple[str, Decimal],
     *,
     may_call: bool,
 ) -> None:
-    make_worker(kee, server)
-    make_writing_worker(kee, server)
+    make_writing_worker(kee, texter)
     execution = begin(kee, [first, call_step("b", estimated_cost=9), REPORT], budget=ONE)
     claim_and_die(kee, execution)
     later(LATER)
@@ -240,12 +213,11 @@ def test_lost_call_is_not_repeated_after_a_halt(
         assert not advancing.look(execution.pk, may_call=may_call)
 
     done = report(kee, execution)
-    assert (done.status, server.calls) == ("budget_exceeded", {})
+    assert (done.status, texter.calls) == ("budget_exceeded", {})
     assert (statuses(kee, execution)["a"], money(done.total_cost)) == came_of_it
 
 
-def test_lost_calls_over_the_budget_are_not_repeated(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+def test_lost_calls_over_the_budget_are_not_repeated(kee: Caller, texter: WorkerServer) -> None:
     steps = [call_step("a", estimated_cost=0.2), call_step("b", "shout", estimated_cost=0.01), REPORT]
     execution = begin(kee, steps, budget=BUDGET)
     with kee.acting():
@@ -256,7 +228,7 @@ def test_lost_calls_over_the_budget_are_not_repeated(kee: Caller, server: Worker
 
     assert report(kee, execution).status == "budget_exceeded"
     assert statuses(kee, execution) == {"a": "failed", "b": "canceled", "report": "skipped"}
-    assert not server.calls
+    assert not texter.calls
 
 
 def test_higher_present_price_is_charged(kee: Caller, server: WorkerServer) -> None:
@@ -278,9 +250,8 @@ def test_higher_present_price_is_charged(kee: Caller, server: WorkerServer) -> N
     ids=["none is given", "a wider one is given", "a tighter one is given", "two calls fit"],
 )
 def test_bounds_of_the_plan_hold_for_its_execution(
-    kee: Caller, server: WorkerServer, bound: str, *, of_plan: float, given: str | None, fit: int
+    kee: Caller, texter: WorkerServer, bound: str, *, of_plan: float, given: str | None, fit: int
 ) -> None:
-    make_worker(kee, server)
     bounds: dict[str, Any] = {} if given is None else {bound: Decimal(given)}
     budget = Budget(**bounds)
     with kee.acting():
@@ -294,128 +265,65 @@ def test_bounds_of_the_plan_hold_for_its_execution(
     advance(execution)
 
     done = report(kee, execution)
-    assert (done.status, money(done.total_cost), server.calls) == ("budget_exceeded", Decimal("0.1") * fit, {})
-
-
-def test_repeated_call_is_charged_again(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a", estimated_cost=0.1), REPORT], budget=BUDGET)
-    claim_and_die(kee, execution)
-    later(LATER)
-
-    advance(execution)
-
-    done = report(kee, execution)
-    assert (done.status, money(done.total_cost)) == ("complete", Decimal("0.2"))
-    assert (step(kee).attempts, step(kee).cost) == (2, Decimal("0.2"))
+    assert (done.status, money(done.total_cost), texter.calls) == ("budget_exceeded", Decimal("0.1") * fit, {})
 
 
 @pytest.mark.parametrize(
-    "budget", [BUDGET, Budget(max_cost_per_step=Decimal("0.25"))], ids=["for the whole", "for each step"]
+    ("endpoint", "tool", "code", "charged", "attempts"),
+    [(None, "crash", "worker_broke", "0.2", 2), ("http://127.0.0.1:9/mcp", "echo", "worker_unreachable", "0", 3)],
+    ids=["broken", "not reached"],
 )
-def test_call_over_the_budget_is_not_repeated(kee: Caller, server: WorkerServer, budget: Budget) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a", estimated_cost=0.1), REPORT], budget=budget)
-    for _ in range(2):
-        claim_and_die(kee, execution)
-        later(LATER)
-
-    advance(execution)
-
-    done = report(kee, execution)
-    assert server.calls == {}
-    assert (done.status, money(done.total_cost), step(kee).attempts) == ("budget_exceeded", Decimal("0.2"), 2)
-    assert failure(done)["code"] == "budget_exceeded"
-
-
-def test_broken_call_is_charged_each_time(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a", "crash", estimated_cost=0.1), REPORT], budget=BUDGET)
+def test_repeated_call_is_charged_if_it_may_have_run(
+    kee: Caller, server: WorkerServer, *, endpoint: str | None, tool: str, code: str, charged: str, attempts: int
+) -> None:
+    make_worker(kee, server, endpoint=endpoint or server.endpoint)
+    execution = begin(kee, [call_step("a", tool, estimated_cost=0.1), REPORT], budget=BUDGET)
 
     for _ in range(3):
         advance(execution)
         later(LATER)
 
     done = report(kee, execution)
-    assert (done.status, money(done.total_cost)) == ("budget_exceeded", Decimal("0.2"))
-    assert (step(kee).attempts, step(kee).cost) == (2, Decimal("0.2"))
-
-
-def test_unreached_call_costs_nothing(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server, endpoint="http://127.0.0.1:9/mcp")
-    execution = begin(kee, [call_step("a", estimated_cost=0.1), REPORT], budget=BUDGET)
-
-    for _ in range(3):
-        advance(execution)
-        later(LATER)
-
-    done = report(kee, execution)
-    assert failure(done)["code"] == "worker_unreachable"
-    assert (money(done.total_cost), step(kee).attempts, step(kee).cost) == (Decimal(0), 3, Decimal(0))
-
-
-def say(caller: Caller, status: str) -> None:
-    with caller.acting():
-        health.heartbeat(caller=caller, worker_id="texter", status=status, current_load=0, available=True)
+    assert (failure(done)["code"] == code) == (endpoint is not None)
+    assert (money(done.total_cost), step(kee).cost, step(kee).attempts) == (
+        Decimal(charged),
+        Decimal(charged),
+        attempts,
+    )
 
 
 @pytest.mark.parametrize("status", ["degraded", "maintenance", "offline"])
-def test_step_waits_for_an_unavailable_worker(kee: Caller, server: WorkerServer, status: str) -> None:
-    make_worker(kee, server)
+def test_step_waits_for_an_unavailable_worker(kee: Caller, texter: WorkerServer, status: str) -> None:
     execution = begin(kee, [call_step("a", estimated_cost=0.1), queue_step("b"), REPORT])
-    say(kee, status)
+    report_health(kee, status)
     advance(execution)
     before = statuses(kee, execution)
 
     later(timedelta(seconds=100))
-    say(kee, "healthy")
+    report_health(kee, "healthy")
     advance(execution)
 
     assert (before["a"], before["b"]) == ("pending", "pending")
     assert statuses(kee, execution) == {"a": "complete", "b": "queued", "report": "pending"}
     assert money(report(kee, execution).total_cost) == Decimal("0.1")
-    assert server.calls == {"echo": 1}
 
 
-def test_wait_counts_from_the_first_look_at_the_absence(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+@pytest.mark.parametrize("downtime", ["before the first look", "between two looks", "none"])
+def test_absence_of_a_worker_counts_without_our_downtime(kee: Caller, texter: WorkerServer, downtime: str) -> None:
     execution = begin(kee, [call_step("a"), REPORT])
-    claim_and_die(kee, execution)
-    later(timedelta(minutes=10))
-    say(kee, "offline")
+    if downtime == "before the first look":
+        claim_and_die(kee, execution)
+        later(timedelta(minutes=10))
+    report_health(kee, "offline")
     advance(execution)
-    keep_looking(execution, timedelta(seconds=115))
+    if downtime == "between two looks":
+        later(LOOK_AGAIN + timedelta(hours=1))
+        advance(execution)
+        keep_looking(execution, WORKER_AWAY - 2 * LOOK_AGAIN)
+    else:
+        keep_looking(execution, WORKER_AWAY - LOOK_AGAIN)
     before = statuses(kee, execution)["a"]
-    say(kee, "healthy")
-
     keep_looking(execution, LOOK_AGAIN)
-
-    assert (before, statuses(kee, execution)["a"]) == ("pending", "complete")
-    assert step(kee).away_since is None
-
-
-def test_downtime_of_this_side_does_not_count_as_absence(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), REPORT])
-    say(kee, "offline")
-    advance(execution)
-    keep_looking(execution, timedelta(seconds=100))
-    later(timedelta(hours=1))
-    advance(execution)
-    keep_looking(execution, timedelta(seconds=10))
-    before = statuses(kee, execution)["a"]
-
-    keep_looking(execution, LOOK_AGAIN)
-
-    assert (before, statuses(kee, execution)["a"]) == ("pending", "failed")
-
-
-def test_step_fails_if_its_worker_stays_away(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), REPORT])
-    say(kee, "offline")
-    advance(execution)
-    keep_looking(execution, WORKER_AWAY)
 
     (result,) = report(kee, execution).results
-    assert (result.status, (result.error or {})["code"]) == ("failed", "worker_unavailable")
+    assert (before, result.status, (result.error or {})["code"]) == ("pending", "failed", "worker_unavailable")

@@ -1,33 +1,58 @@
-"""Executions over HTTP: the answers that clients rely on, and each named refusal."""
+"""Executions, submitted plans and single calls over HTTP, plans of forgotten subjects, and what operators see."""
 
 import json
+import re
 from datetime import timedelta
+from html import unescape
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.urls import reverse
 
+from apps.core import erasure
 from apps.core.ids import parse_ref
-from apps.executions import tools
-from apps.executions.models import Execution
+from apps.core.sql import database_now
+from apps.executions import reports, tools
+from apps.executions.models import Execution, ExecutionStep
+from apps.memory import services as memory
+from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.models import Outcome
+from apps.plans.documents import PlanStatus, plan_hash
+from apps.plans.errors import PlanAbandoned
+from apps.plans.models import Delegate, Outcome, Plan, PlanStep
 from apps.plans.services import PlanRequest
-from apps.principals.models import Tenant
+from apps.principals.models import Operator, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
+from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import Task
-from apps.workers.models import Call
-from tests.executions.making import REPORT, call_step, do_task, example_steps, make_plan, make_worker, queue_step
+from tests.executions.making import (
+    REPORT,
+    advance,
+    begin,
+    call_step,
+    do_task,
+    example_steps,
+    handmade,
+    make_plan,
+    make_worker,
+    queue_step,
+    report,
+    run,
+    statuses,
+)
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
-from tests.memory.subjects import observations
+from tests.memory.subjects import add, observations
 
 BASE = "/api/v1/executions"
 
 
 @pytest.fixture
-def token(kee: Caller, tenant: Tenant) -> str:
+def token(kee: Caller, tenant: Tenant, server: WorkerServer) -> str:
+    """Kee's token; the worker `texter` is registered."""
+    make_worker(kee, server)
     return make_token(tenant, "Kee")
 
 
@@ -48,64 +73,28 @@ def send(method: str, path: str, token: str, body: Any = None) -> tuple[int, dic
     return answer.status_code, answer.json()
 
 
-def kee_tenant(kee: Caller) -> Tenant:
-    with acting_as_system("test"):
-        return Tenant.objects.get(pk=kee.tenant_id)
-
-
 def plan_of(caller: Caller, steps: list[dict[str, Any]]) -> str:
     with caller.acting():
         return make_plan(caller, steps)
 
 
-def counted() -> tuple[int, int, int]:
-    with acting_as_system("test"):
-        return Execution.objects.count(), Task.objects.count(), Call.objects.count()
-
-
 @pytest.mark.usefixtures("patient")
 def test_fast_steps_are_in_the_answer(kee: Caller, token: str, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    plan_id = plan_of(kee, [call_step("step-1"), REPORT])
+    flood = {**call_step("c", "flood"), "params": {"size": 70_000}}
+    steps = [call_step("a"), call_step("b", "say", '{"step_id": "other", "x": 1}'), flood]
 
-    status, answer = send("POST", BASE, token, {"plan_id": plan_id})
+    status, answer = send("POST", BASE, token, {"plan_id": plan_of(kee, [*steps, REPORT])})
 
     assert (status, answer["status"], answer["async_tasks"]) == (201, "complete", [])
-    (found,) = answer["direct_results"]
-    assert found.pop("result_pointer").startswith("artifact:sha256-")
-    assert found == {"step_id": "step-1", "text": "hello", "length": 5, "items": [1, 2, 3]}
-
-
-@pytest.mark.usefixtures("patient")
-def test_direct_result_has_step_id_and_pointer(kee: Caller, token: str, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    steps = [
-        call_step("a", "say", '{"step_id": "other", "x": 1}'),
-        {**call_step("b", "flood"), "params": {"size": 70_000}},
+    assert all(one.pop("result_pointer").startswith("artifact:sha256-") for one in answer["direct_results"])
+    assert answer["direct_results"] == [
+        {"step_id": "a", "text": "hello", "length": 5, "items": [1, 2, 3]},
+        {"step_id": "b", "x": 1},
+        {"step_id": "c"},
     ]
-
-    answer = send("POST", BASE, token, {"plan_id": plan_of(kee, [*steps, REPORT])})[1]
-
-    said, flooded = answer["direct_results"]
-    assert (said["step_id"], flooded["step_id"]) == ("a", "b")
-    assert flooded.keys() == {"step_id", "result_pointer"}
-    assert flooded["result_pointer"].startswith("artifact:sha256-")
-
-
-@pytest.mark.usefixtures("patient")
-def test_answer_is_partial_while_tasks_run(kee: Caller, token: str, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    plan_id = plan_of(kee, [call_step("step-1"), queue_step("step-2", depends_on=["step-1"]), REPORT])
-
-    status, answer = send("POST", BASE, token, {"plan_id": plan_id, "mode": "auto", "budget": {"max_total_cost": 1.0}})
-
-    assert (status, answer["status"]) == (201, "partial")
-    assert [task["step_id"] for task in answer["async_tasks"]] == ["step-2"]
-    assert send("POST", BASE, token, {"plan_id": plan_id, "budget": {"max_total_cost": 1.0}})[1] == answer
 
 
 def test_plan_is_executed_over_http(kee: Caller, token: str, tenant: Tenant, server: WorkerServer) -> None:
-    make_worker(kee, server)
     plan_id = plan_of(kee, example_steps())
     before = send("GET", f"/api/v1/plans/{plan_id}/execution", token)
     assert (before[0], before[1]["status"], before[1]["steps_total"]) == (200, "not_started", 5)
@@ -130,7 +119,6 @@ def test_plan_is_executed_over_http(kee: Caller, token: str, tenant: Tenant, ser
 
 
 def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServer) -> None:
-    make_worker(kee, server)
     with kee.acting():
         request = PlanRequest(intent="Delete all files from the production server")
         plan_id = planning.create_plan(caller=kee, request=request, now=T0).plan_id
@@ -145,7 +133,7 @@ def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServe
     assert "a worker that can do it" in action
     assert "execute_delegation_plan" not in action
     with kee.acting():
-        assert counted() == (0, 0, 0)
+        assert not Execution.objects.exists()
         assert not Outcome.objects.exists()
         assert not observations().exists()
 
@@ -153,13 +141,10 @@ def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServe
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        ("exec_1000000000000000", None, (404, "unknown_execution")),
         ("nonsense", None, (400, "malformed")),
-        ("exec_1000000000000000/steps/a/result", {"result": 1, "summary": "x"}, (404, "unknown_execution")),
-        ("{ref}/steps/nope/result", {"result": 1, "summary": "x"}, (404, "unknown_step")),
-        ("{ref}/steps/report/result", {"result": 1, "summary": "x"}, (409, "step_not_open")),
         ("{ref}/steps/report/result", {"summary": "x"}, (422, "invalid")),
         ("{ref}/steps/report/result", {"result": 1, "result_pointer": "s3://x/y", "summary": "x"}, (422, "invalid")),
+        ("{ref}/steps/nope/result", {"result": 1, "summary": "x"}, (404, "unknown_step")),
         ("{ref}/steps/report/decide", {"decision": "accept"}, (409, "step_not_open")),
         ("{ref}/cancel", {}, (409, "execution_ended")),
     ],
@@ -167,8 +152,7 @@ def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServe
 def test_refusal_has_its_code_and_changes_nothing(
     kee: Caller, token: str, path: str, body: dict[str, Any] | None, expected: tuple[int, str]
 ) -> None:
-    plan_id = plan_of(kee, [REPORT])
-    ref = send("POST", BASE, token, {"plan_id": plan_id})[1]["execution_id"]
+    ref = send("POST", BASE, token, {"plan_id": plan_of(kee, [REPORT])})[1]["execution_id"]
     before = send("GET", f"{BASE}/{ref}", token)
 
     answered, problem = send("GET" if body is None else "POST", f"{BASE}/{path.format(ref=ref)}", token, body)
@@ -178,15 +162,11 @@ def test_refusal_has_its_code_and_changes_nothing(
 
 
 def test_list_is_paged(kee: Caller, token: str, tenant: Tenant) -> None:
-    other = make_caller(tenant, "Dept")
     refs = [send("POST", BASE, token, {"plan_id": plan_of(kee, [REPORT])})[1]["execution_id"] for _ in range(5)]
+    dept = make_caller(tenant, "Dept")
     with acting_as_system("test"):
-        Execution.objects.filter(pk__in=[parse_ref("exec", ref) for ref in refs[1::2]]).update(
-            owner_id=other.principal_id
-        )
-    with other.acting():
-        plan_id = make_plan(other, [REPORT])
-    send("POST", BASE, make_token(tenant, "Dept"), {"plan_id": plan_id})
+        Execution.objects.filter(pk=parse_ref("exec", refs[1])).update(owner_id=dept.principal_id)
+    send("POST", BASE, make_token(tenant, "Dept"), {"plan_id": plan_of(dept, [REPORT])})
 
     pages, cursor = [], ""
     while cursor is not None:
@@ -194,13 +174,10 @@ def test_list_is_paged(kee: Caller, token: str, tenant: Tenant) -> None:
         pages.append([one["execution_id"] for one in page["executions"]])
         cursor = page["next"]
 
-    newest_first = refs[::-1]
-    assert pages == [newest_first[:2], newest_first[2:4], newest_first[4:]]
-    assert send("GET", f"{BASE}?cursor=nonsense", token)[1]["code"] == "bad_cursor"
+    assert pages == [refs[:2:-1], refs[2:0:-1], refs[:1]]
 
 
 def test_tool_is_called_without_a_plan(kee: Caller, token: str, server: WorkerServer) -> None:
-    make_worker(kee, server)
     path = "/api/v1/workers/texter/tools/echo/call"
 
     direct = send("POST", path, token, {"params": {"text": "hi"}})
@@ -213,12 +190,14 @@ def test_tool_is_called_without_a_plan(kee: Caller, token: str, server: WorkerSe
     assert server.calls == {"echo": 1}
 
 
+SUBMIT = "/api/v1/plans/submit"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
         ("nobody/tools/echo", {"params": {}}, (404, "unknown_worker")),
         ("texter/tools/nothing", {"params": {}}, (404, "unknown_tool")),
-        ("texter/tools/echo", {"params": {"text": 5}}, (422, "invalid_params")),
         ("texter/tools/echo", {"params": {"text": 5}, "mode": "async"}, (422, "invalid_params")),
         (
             "texter/tools/echo",
@@ -230,17 +209,14 @@ def test_tool_is_called_without_a_plan(kee: Caller, token: str, server: WorkerSe
             {"params": {"text": "x"}, "mode": "async", "execution_id": "exec_1000000000000000"},
             (404, "unknown_execution"),
         ),
-        ("texter/tools/echo", {"params": {"text": "x" * 200_000}}, (413, "payload_too_large")),
         ("gone/tools/echo", {"params": {"text": "x"}}, (503, "worker_unreachable")),
         ("texter/tools/break_down", {"params": {}}, (422, "worker_refused")),
         ("barred/tools/echo", {"params": {"text": "x"}}, (403, "worker_barred")),
     ],
 )
 def test_faulty_call_is_refused_with_a_code(
-    kee: Caller, server: WorkerServer, path: str, body: dict[str, Any], expected: tuple[int, str]
+    kee: Caller, token: str, server: WorkerServer, *, path: str, body: dict[str, Any], expected: tuple[int, str]
 ) -> None:
-    token = make_token(kee_tenant(kee), "Kee")
-    make_worker(kee, server)
     make_worker(kee, server, "gone", endpoint="http://127.0.0.1:9/mcp")
     make_worker(kee, server, "barred", side_effects={"filesystem": "write", "network": "none", "execution": "none"})
 
@@ -248,4 +224,174 @@ def test_faulty_call_is_refused_with_a_code(
 
     assert (answered, problem["code"]) == expected
     assert not server.calls["echo"]
-    assert counted()[:2] == (0, 0)
+    with acting_as_system("test"):
+        assert not Task.objects.exists()
+
+
+def test_submitted_plan_is_stored_as_given(kee: Caller, token: str) -> None:
+    made = send("POST", SUBMIT, token, {"plan": handmade()})[1]
+
+    plan, given = made["plan"], handmade()
+    told = {"steps", "plan_id", "created_at"}
+    assert {name: plan[name] for name in given if name not in told} == {
+        name: value for name, value in given.items() if name not in told
+    }
+    bare = [{name: value for name, value in step.items() if name != "tool_uid"} for step in plan["steps"]]
+    assert bare == given["steps"]
+    assert [len(step.get("tool_uid", "")) for step in plan["steps"]] == [32, 0, 32, 0, 0]
+    assert (plan["planner_version"], plan["plan_hash"]) == ("submitted", plan_hash(plan))
+    assert plan["plan_id"] == made["plan_id"] != "my-plan"
+    assert plan["estimated_total_runtime_seconds"] > 0
+    found = send("GET", f"/api/v1/plans/{made['plan_id']}", token)[1]
+    assert found == made
+    assert send("POST", "/api/v1/plans/validate", token, {"plan": plan})[1]["valid"]
+    with kee.acting():
+        receipt = Receipt.objects.get(receipt_id=made["receipt_id"])
+        stored = Plan.objects.get()
+        pinned = PlanStep.objects.exclude(tool_uid="").count()
+    assert (receipt.event_type, receipt.metadata["submitted"], receipt.surface) == ("plan_created", True, "ledger")
+    assert (stored.planner_version, stored.confidence, pinned) == ("submitted", 0.0, 2)
+
+
+REFUSAL: dict[str, Any] = {
+    "status": "needs_escalation",
+    "steps": [{**handmade()["steps"][4], "depends_on": []}],
+    "missing": [{"kind": "capability", "detail": "Nobody can."}],
+    "candidates": [],
+    "partial_plan": {"steps": []},
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "pointer", "changes"),
+    [
+        ("schema", "/plan/revision", {"revision": 2**53 - 1}),
+        ("plan_hash", "/plan/plan_hash", {"plan_hash": "0" * 64}),
+        ("unknown_delegate", "/plan/delegate_id", {"delegate_id": "nobody"}),
+        ("another_principal", "/plan/principal_ai", {"principal_ai": "Lee"}),
+        ("replaces", "/plan/revision", {"revision": 2}),
+        ("budget", "/plan/steps", {"constraints": {"max_total_cost": 0}}),
+        ("unknown_memory", "/plan/references/inputs/memory_ids/0", {"references": {"inputs": {"memory_ids": [77]}}}),
+        (
+            "unknown_receipt",
+            "/plan/references/inputs/receipt_ids/0",
+            {"references": {"inputs": {"receipt_ids": ["R.of.nobody"]}}},
+        ),
+        ("not_ready", "/plan/status", REFUSAL),
+    ],
+)
+def test_faulty_submitted_plan_is_refused(token: str, code: str, pointer: str, changes: dict[str, Any]) -> None:
+    plan = handmade()
+    plan["steps"][0]["estimated_cost"] = 0.01
+
+    status, problem = send("POST", SUBMIT, token, {"plan": {**plan, **changes}})
+
+    assert (status, problem["code"]) == (422, "plan_invalid")
+    assert pointer in [error["pointer"] for error in problem["errors"]]
+    assert code in [error["message"].split(":")[0] for error in problem["errors"]]
+    with acting_as_system("test"):
+        assert not Plan.objects.exists()
+
+
+def test_submitted_plan_may_not_replace_another(token: str) -> None:
+    earlier = send("POST", SUBMIT, token, {"plan": handmade()})[1]["plan_id"]
+
+    problem = send("POST", SUBMIT, token, {"plan": handmade(replaces=earlier)})[1]
+
+    assert [error["pointer"] for error in problem["errors"]] == ["/plan/replaces"]
+
+
+def test_delegation_loop_is_refused(kee: Caller, token: str) -> None:
+    assert send("POST", SUBMIT, token, {"plan": handmade()})[0] == 201
+    with kee.acting():
+        key = str(Delegate.objects.get().key)
+    status, problem = send("POST", SUBMIT, token, {"plan": handmade(delegation_path=[key])})
+    assert (status, problem["code"]) == (422, "delegation_loop")
+
+
+EVE = "USER:eve"
+
+
+def forget(caller: Caller, reference: str = EVE) -> None:
+    with acting_as_system("test"), erasure.redacting():
+        erasure.erase(caller.tenant_id, reference)
+
+
+def test_forgotten_plan_is_not_begun_and_its_obligation_is_closed(kee: Caller) -> None:
+    with kee.acting():
+        plan_id = make_plan(kee, [call_step("a"), REPORT], intent=EVE)
+        kept = make_plan(kee, [REPORT])
+
+    forget(kee)
+
+    with kee.acting():
+        assert plans.plan(plan_id).status == PlanStatus.NEEDS_ESCALATION
+    with pytest.raises(PlanAbandoned):
+        begin(kee, [], plan_id=plan_id)
+    with acting_as_system("test"):
+        assert (kee.tenant_id, plan_id) in plans.expired(limit=9)
+    with kee.acting():
+        assert planning.abandon_expired(plan_id=plan_id, now=database_now())
+        owed = Obligation.objects.filter(closed_at=None).values_list("receipt__receipt_id", flat=True)
+        assert list(owed) == [plans.plan(kept).receipt_id]
+
+
+def test_execution_of_a_forgotten_plan_is_still_answered(kee: Caller) -> None:
+    with kee.acting():
+        plan_id = make_plan(kee, [REPORT], intent=EVE)
+    begun = begin(kee, [], plan_id=plan_id)
+
+    forget(kee)
+
+    assert begin(kee, [], plan_id=plan_id).pk == begun.pk
+
+
+def test_decision_without_its_text_is_still_asked_for(kee: Caller) -> None:
+    asking = {**REPORT, "decision_required": True, "report_summary": EVE}
+    execution = begin(kee, [asking])
+
+    forget(kee)
+    advance(execution)
+
+    assert statuses(kee, execution) == {"report": "awaiting"}
+    assert report(kee, execution).status == "needs_escalation"
+
+
+@pytest.mark.parametrize("told", [{"scope": EVE}, {"constraints": {"exclude_workers": [EVE]}}, {"assumptions": [EVE]}])
+def test_no_member_of_a_plan_keeps_a_forgotten_id(kee: Caller, token: str, told: dict[str, Any]) -> None:
+    plan_id = send("POST", SUBMIT, token, {"plan": handmade(steps=[call_step("a"), REPORT], **told)})[1]["plan_id"]
+    with kee.acting():
+        add(kee, EVE)
+        assert memory.forget(author=kee, subject_id=EVE, now=T0).remaining == {}
+    status, answer = send("GET", f"/api/v1/plans/{plan_id}", token)
+    assert (status, EVE in json.dumps(answer)) == (200, False)
+    (listed,) = send("GET", "/api/v1/plans", token)[1]["plans"]
+    assert (listed["intent"], listed["can_be_begun"]) == ("", False)
+
+
+def test_console_shows_the_steps_and_why_one_failed(kee: Caller, texter: WorkerServer) -> None:
+    steps = [
+        queue_step("step-0", critical=False),
+        call_step("step-1", "break_down", critical=True),
+        call_step("step-2", depends_on=["step-1"]),
+    ]
+    execution = run(kee, [*steps, REPORT])
+    with acting_as_system("test"):
+        operator = Operator.objects.create_superuser("olga", password=None)
+        queued, failed = ExecutionStep.objects.filter(step_id__in=["step-0", "step-1"]).order_by("position")
+        why = reports.outcome(failed)
+    client = Client()
+    client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
+
+    page = client.get(reverse("admin:executions_execution_change", args=[execution.pk])).content.decode()
+    listing = client.get(reverse("admin:executions_execution_changelist")).content.decode()
+    of_step = client.get(reverse("admin:executions_executionstep_change", args=[failed.pk]))
+
+    assert reverse("admin:tasks_task_change", args=[queued.task_id]) in page
+    assert "/receipts/receipt/" in page
+    assert (execution.ref in listing, of_step.status_code) == (True, 200)
+    assert re.search(r"<svg[^>]*Steps of the plan.*?</svg>", page, re.DOTALL)
+    assert "out of paper" in why
+    text = " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
+    assert f"step-1 (call_worker) Change Failed {why}" in text
+    assert f"step-0 waits for {queued.task_ref}, a task for texter." in text

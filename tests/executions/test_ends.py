@@ -1,4 +1,4 @@
-"""Who is told that an execution ended otherwise than complete: each once, and nobody who knows."""
+"""The end of an execution: who is told, and what is promoted to memory."""
 
 from decimal import Decimal
 from typing import Any
@@ -6,36 +6,45 @@ from typing import Any
 import pytest
 
 from apps.digests import selectors as inboxes
-from apps.executions.services import answering
+from apps.executions.models import Execution
 from apps.executions.services.starting import Budget
 from apps.executions.states import Strategy
+from apps.memory import services as memory
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
+from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services as tasks
 from apps.tasks.models import LiveTask
-from apps.workers.services import registry as workers
 from tests.executions.making import (
     REPORT,
     advance,
     begin,
     call_step,
+    cancel,
+    decide,
     do_task,
-    example_steps,
     make_worker,
     queue_step,
+    release_task,
     report,
+    run,
 )
 from tests.executions.workers import WorkerServer
-from tests.factories import make_caller
+from tests.factories import T0, make_caller
+from tests.memory.subjects import observations
 
 FAILS = call_step("a", "break_down", critical=True)
+
+
 DEAR = call_step("a", estimated_cost=9)
+
+
 CHEAP = Budget(max_total_cost=Decimal(1))
 
 
-def told(caller: Caller) -> list[tuple[str, str]]:
+def receipts_of(caller: Caller) -> list[tuple[str, str]]:
     """What executions say in inboxes, and to whom."""
     with caller.acting():
         found = Receipt.objects.filter(surface="inbox", source_system="executions").order_by("id")
@@ -55,15 +64,14 @@ def below(tenant: Tenant, caller: Caller) -> Caller:
 )
 @pytest.mark.parametrize("strategy", [Strategy.SEQUENTIAL, Strategy.PROGRESSIVE])
 def test_bad_end_comes_once_to_the_inbox(
-    kee: Caller, server: WorkerServer, step: dict[str, Any], status: str, strategy: Strategy
+    kee: Caller, texter: WorkerServer, step: dict[str, Any], status: str, strategy: Strategy
 ) -> None:
-    make_worker(kee, server)
     execution = begin(kee, [step, REPORT], budget=CHEAP, strategy=strategy)
     for _ in range(3):
         advance(execution)
 
     done = report(kee, execution)
-    assert (done.status, told(kee)) == (status, [("plan_failed", "Kee")])
+    assert (done.status, receipts_of(kee)) == (status, [("plan_failed", "Kee")])
     with kee.acting():
         end = Receipt.objects.get(event_type="plan_failed")
         assert not Obligation.objects.filter(closed_at=None).exists()
@@ -75,39 +83,37 @@ def test_bad_end_comes_once_to_the_inbox(
 def test_partial_end_names_the_failure(kee: Caller, tenant: Tenant, server: WorkerServer) -> None:
     below(tenant, kee)
     make_worker(kee, server)
-    execution = begin(kee, [call_step("b"), {**FAILS, "critical": False}, REPORT])
-    advance(execution)
+    execution = run(kee, [call_step("b"), {**FAILS, "critical": False}, REPORT])
 
     assert report(kee, execution).status == "partial"
     # The report, and the end.
-    assert sorted(told(kee)) == [("escalation", "Boss"), ("escalation", "Boss"), ("plan_complete", "Kee")]
+    assert sorted(receipts_of(kee)) == [("escalation", "Boss"), ("escalation", "Boss"), ("plan_complete", "Kee")]
     with kee.acting():
         for summary in Receipt.objects.filter(event_type="escalation").values_list("summary", flat=True):
             assert "a failed: " in summary
 
 
-def test_complete_end_stays_in_the_ledger(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), REPORT])
-    advance(execution)
-
-    assert (report(kee, execution).status, told(kee)) == ("complete", [])
-
-
-def test_the_alarm_comes_before_the_end(kee: Caller, tenant: Tenant, server: WorkerServer) -> None:
+def test_alarm_comes_before_the_end_and_tasks_are_canceled(kee: Caller, tenant: Tenant, server: WorkerServer) -> None:
     below(tenant, kee)
     make_worker(kee, server)
-    advance(begin(kee, [FAILS, REPORT], strategy=Strategy.ESCALATE))
+    run(kee, [FAILS, queue_step("b"), REPORT], strategy=Strategy.ESCALATE)
 
-    assert told(kee)[0] == ("escalation", "Kee")
-    assert sorted(told(kee)[1:]) == [("escalation", "Boss"), ("plan_failed", "Kee")]
+    assert receipts_of(kee)[0] == ("escalation", "Kee")
+    assert sorted(receipts_of(kee)[1:]) == [("escalation", "Boss"), ("plan_failed", "Kee")]
+    with kee.acting():
+        assert "out of paper" in Receipt.objects.filter(event_type="escalation").earliest("id").summary
+        assert not LiveTask.objects.exists()
+    run(kee, [DEAR, REPORT], budget=CHEAP, strategy=Strategy.ESCALATE)
+    assert ("escalation", "Kee") not in receipts_of(kee)[3:]
 
 
-def test_spent_budget_raises_no_alarm(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    advance(begin(kee, [DEAR, REPORT], budget=CHEAP, strategy=Strategy.ESCALATE))
+def test_principal_that_rejects_gets_no_receipt(kee: Caller) -> None:
+    execution = run(kee, [{**REPORT, "decision_required": True}])
+    before = receipts_of(kee)
 
-    assert told(kee) == [("plan_failed", "Kee")]
+    decide(kee, execution, "reject")
+
+    assert (len(before), receipts_of(kee), report(kee, execution).status) == (1, before, "failed")
 
 
 @pytest.mark.parametrize("is_leased", [False, True])
@@ -117,75 +123,112 @@ def test_canceling_principal_gets_no_receipt(
     below(tenant, kee)
     make_worker(kee, server)
     hands = make_caller(tenant, "hands", Kind.WORKER)
-    execution = begin(kee, [queue_step("a"), REPORT])
-    advance(execution)
+    execution = run(kee, [queue_step("a"), REPORT])
     with hands.acting():
         grants = tasks.lease(worker=hands, queues=("execute",), capacity=1) if is_leased else []
-    with kee.acting():
-        answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+    cancel(kee, execution)
     for grant in grants:
-        with hands.acting():
-            tasks.release(worker=hands, task_id=grant.task_id, lease_token=grant.lease_token)
+        release_task(hands, grant)
         advance(execution)
 
-    assert (report(kee, execution).status, told(kee)) == ("canceled", [("escalation", "Boss")])
-
-
-def test_end_by_a_canceled_task_is_announced(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [queue_step("a"), REPORT])
-    advance(execution)
-    with kee.acting():
-        tasks.cancel_many(caller=kee, task_ids=[LiveTask.objects.get().task_id])
-
-    advance(execution)
-
-    assert told(kee) == [("plan_canceled", "Kee")]
-
-
-@pytest.mark.parametrize("by", ["reject", "cancel"])
-def test_principal_that_ends_it_gets_no_receipt(kee: Caller, tenant: Tenant, server: WorkerServer, by: str) -> None:
-    make_worker(kee, server)
-    hands = make_caller(tenant, "hands", Kind.WORKER)
-    asks = [*example_steps()[:-1], {**REPORT, "step_id": "step-5", "decision_required": True}]
-    steps = asks if by == "cancel" else [asks[0], asks[1], asks[4]]
-    execution = begin(kee, steps)
-    advance(execution)
-    do_task(hands, {"text": "found"})
-    advance(execution)
-    before = told(kee)
-    with kee.acting():
-        if by == "reject":
-            answering.decide_step(
-                caller=kee, execution_ref=execution.ref, step_id="step-5", decision="reject", note=None
-            )
-        else:
-            answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
-
-    assert len(before) == 1
-    assert report(kee, execution).status in {"failed", "canceled"}
-    assert told(kee) == before
+    assert (report(kee, execution).status, receipts_of(kee)) == ("canceled", [("escalation", "Boss")])
 
 
 @pytest.mark.parametrize("cancels", [False, True])
 def test_bad_end_between_delegates_is_announced_to_both(tenant: Tenant, server: WorkerServer, *, cancels: bool) -> None:
     manager = make_caller(tenant, "general-manager", Kind.DELEGATE)
     make_worker(manager, server)
-    execution = begin(manager, [queue_step("b") if cancels else FAILS, REPORT])
-    advance(execution)
+    execution = run(manager, [queue_step("b") if cancels else FAILS, REPORT])
     if cancels:
-        with manager.acting():
-            answering.cancel(caller=manager, execution_ref=execution.ref, reason=None)
+        cancel(manager, execution)
 
     of_owner, of_asker = ("escalation", "delegate"), ("plan_failed", "general-manager")
-    assert sorted(told(manager)) == ([of_owner] if cancels else [of_owner, of_asker])
+    assert sorted(receipts_of(manager)) == ([of_owner] if cancels else [of_owner, of_asker])
 
 
-def test_end_by_a_quarantined_worker_is_announced(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), REPORT])
-    with kee.acting():
-        workers.quarantine(tenant_id=kee.tenant_id, worker_id="texter", why="odd answers")
+LEARNED = "The nightly build of the parser fails on Mondays."
+
+
+ASKED = {"promote": True, "domain": "builds", "observation": LEARNED, "reasoning": "Seen thrice", "confidence": 0.9}
+
+
+@pytest.fixture
+def coder(tenant: Tenant) -> Caller:
+    """A DeleGate that asks another, the tenant's root, to carry something out."""
+    return make_caller(tenant, "coder", Kind.DELEGATE)
+
+
+def allow(author: Caller) -> None:
+    with author.acting():
+        memory.set_promotion_policy(
+            author=author,
+            delegate=DELEGATE,
+            domains=["builds"],
+            confidence_threshold=0.8,
+            requires_novel=True,
+            now=T0,
+        )
+
+
+def execute_with_recommendation(owner: Caller, tenant: Tenant, server: WorkerServer, asked: Any = ASKED) -> Execution:
+    """An execution of which a worker's result recommends something."""
+    make_worker(owner, server)
+    execution = begin(owner, [queue_step("sum"), {**REPORT, "depends_on": ["sum"]}])
     advance(execution)
+    do_task(make_caller(tenant, "hands", Kind.WORKER), {"summary": "Done.", "promotion_recommendation": asked})
+    advance(execution)
+    return execution
 
-    assert told(kee) == [("plan_failed", "Kee")]
+
+def verdict_of(owner: Caller, execution: Execution) -> dict[str, Any]:
+    (found,) = [one for one in report(owner, execution).results if one.step_id == "sum"]
+    return dict(found.promotion_recommendation or {})
+
+
+def learned(caller: Caller) -> list[tuple[str, str, list[str]]]:
+    with caller.acting():
+        rows = observations().exclude(domain="delegation_trace").order_by("pk")
+        return [(row.text, row.author.name, row.evidence) for row in rows.select_related("author")]
+
+
+def test_policy_promotes_a_recommendation_at_the_end(
+    kee: Caller, coder: Caller, tenant: Tenant, server: WorkerServer
+) -> None:
+    allow(kee)
+    execution = execute_with_recommendation(coder, tenant, server)
+
+    done = report(coder, execution)
+    assert done.status == "complete"
+    evidence = [f"plan:{execution.plan_id}", f"exec:{execution.ref}", "step:sum"]
+    assert learned(kee) == [(LEARNED, DELEGATE, evidence)]
+    outcome = verdict_of(coder, execution)
+    assert (outcome["promote"], outcome["verdict"]) == (False, "promoted")
+    with kee.acting():
+        assert outcome["promoted_as"] == observations().get(text=LEARNED).ref
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (None, "no_policy"),
+        ({"domain": "people"}, "other_domain"),
+        ({"confidence": 0.79}, "not_sure_enough"),
+        ({}, "known_already"),
+    ],
+)
+def test_recommendation_that_is_not_promoted_is_reported(
+    kee: Caller, coder: Caller, tenant: Tenant, server: WorkerServer, *, change: dict[str, Any] | None, verdict: str
+) -> None:
+    if change is not None:
+        allow(kee)
+    if verdict == "known_already":
+        with kee.acting():
+            memory.store_observation(author=kee, text=LEARNED, domain="builds", now=T0)
+
+    execution = execute_with_recommendation(coder, tenant, server, {**ASKED, **(change or {})})
+
+    outcome = verdict_of(coder, execution)
+    assert (outcome["verdict"], outcome["promote"]) == (verdict, verdict != "known_already")
+    assert len(learned(kee)) == (verdict == "known_already")
+    (action,) = report(coder, execution).next_actions[-1:]
+    assert ("what sum recommends" in action) == outcome["promote"]

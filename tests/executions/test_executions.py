@@ -6,17 +6,15 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import transaction
 
 from apps.core.sql import database_now
 from apps.executions import selectors
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import advancing, answering
-from apps.executions.services.answering import Submitted
+from apps.executions.services.answering import Decision
 from apps.executions.services.starting import Budget
 from apps.executions.services.steps import RECEIPTS_EVERY
 from apps.executions.states import Mode, Strategy
-from apps.plans.models import Outcome
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
@@ -24,7 +22,7 @@ from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services as tasks
 from apps.tasks.models import LiveTask
-from apps.workers.models import ToolVersion, WorkerRateLimited
+from apps.workers.models import WorkerRateLimited
 from apps.workers.services import registry as workers
 from tests.executions.making import (
     REPORT,
@@ -32,36 +30,29 @@ from tests.executions.making import (
     artifacts_away,
     begin,
     call_step,
+    cancel,
+    cancel_task,
+    decide,
     do_task,
     ended,
     example_steps,
     failure,
-    later,
+    lease_task,
     make_worker,
     make_writing_worker,
     money,
+    open_obligations,
     queue_step,
     refused,
+    release_task,
     report,
+    run,
     statuses,
+    submit,
 )
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.subjects import observations
-
-HANDED = Submitted(result={"text": "both"}, result_pointer="artifact:sha256-" + "0" * 64, summary="Both say hello.")
-
-
-def open_obligations(caller: Caller) -> int:
-    with caller.acting():
-        return Obligation.objects.filter(closed_at=None).count()
-
-
-def submit(caller: Caller, execution: Execution, step_id: str = "step-4", submitted: Submitted = HANDED) -> Execution:
-    with caller.acting():
-        return answering.submit_step_result(
-            caller=caller, execution_ref=execution.ref, step_id=step_id, submitted=submitted
-        )
 
 
 @pytest.fixture
@@ -69,11 +60,8 @@ def outside(tenant: Tenant) -> Caller:
     return make_caller(tenant, "hands", Kind.WORKER)
 
 
-def test_direct_steps_pass_their_results_on(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), call_step("b", "shout", "{{a.text}} {{a.length}}"), REPORT])
-
-    advance(execution)
+def test_direct_steps_pass_their_results_on(kee: Caller, texter: WorkerServer) -> None:
+    execution = run(kee, [call_step("a"), call_step("b", "shout", "{{a.text}} {{a.length}}"), REPORT])
 
     done = report(kee, execution)
     assert done.status == "complete"
@@ -82,21 +70,18 @@ def test_direct_steps_pass_their_results_on(kee: Caller, server: WorkerServer) -
         {"text": "HELLO 5"},
     ]
     assert done.report == {"report_summary": "All done", "recommendation": "Read it", "decision_required": False}
-    assert server.calls == {"echo": 1, "shout": 1}
+    assert texter.calls == {"echo": 1, "shout": 1}
 
 
-def test_plan_goes_from_task_to_call_to_aggregate_to_report(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, example_steps())
-
-    advance(execution)
+def test_plan_goes_from_task_to_call_to_aggregate_to_report(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
+    execution = run(kee, example_steps())
     assert statuses(kee, execution)["step-1"] == "queued"
 
     task_id = do_task(outside, {"text": "found", "summary": "One thing found"})
     advance(execution)
     handed_over = report(kee, execution)
     assert statuses(kee, execution)["step-4"] == "awaiting"
-    assert server.calls == {"shout": 1}
+    assert texter.calls == {"shout": 1}
     with kee.acting():
         asked = Receipt.objects.get(event_type="aggregate_requested")
     assert asked.receipt_id == next(step.receipt_id for step in handed_over.steps if step.step_id == "step-4")
@@ -110,81 +95,57 @@ def test_plan_goes_from_task_to_call_to_aggregate_to_report(kee: Caller, outside
     assert done.summary == "Both say hello."
     assert done.async_task_ids == [f"task_{task_id}"]
     assert open_obligations(kee) == 0
-
-
-def test_receipts_are_one_chain_that_closes_the_plan(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, example_steps())
-    advance(execution)
-    do_task(outside, {"text": "found"})
-    advance(execution)
-    submit(kee, execution)
-
     with kee.acting():
         chain = receipts.chain(execution.plan_receipt_id)
         plan = Obligation.objects.select_related("closed_by").get(receipt__receipt_id=execution.plan_receipt_id)
-        closing = plan.closed_by
     assert {link.event_type for link in chain} == {
-        "task_received",
-        "plan_created",
-        "task_queued",
-        "task_complete",
-        "aggregate_requested",
-        "aggregate_complete",
-        "plan_complete",
+        *("task_received", "plan_created", "task_queued", "task_complete"),
+        *("aggregate_requested", "aggregate_complete", "plan_complete"),
     }
-    assert closing is not None
-    assert (closing.event_type, closing.surface) == ("plan_complete", "ledger")
+    assert plan.closed_by is not None
+    assert (plan.closed_by.event_type, plan.closed_by.surface) == ("plan_complete", "ledger")
 
 
-def test_each_step_has_an_envelope(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), queue_step("b"), call_step("c", "break_down", critical=False), REPORT])
-    advance(execution)
+def test_each_step_has_an_envelope(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
+    execution = run(kee, [call_step("a"), queue_step("b"), call_step("c", "break_down", critical=False), REPORT])
 
     def envelopes() -> dict[str, dict[str, Any]]:
         return {step.step_id: step.envelope for step in report(kee, execution).steps if step.envelope}
 
-    of_task = envelopes()["b"]
+    queued = envelopes()["b"]
     task_id = do_task(outside, {"text": "found"})
     advance(execution)
-    told = envelopes()
+    found = envelopes()
 
-    members = {
-        *("plan_id", "step_id", "worker_id", "tool_name", "status", "payload", "async_task_id", "result_pointer"),
-        *("provenance", "error"),
-    }
-    assert all(set(envelope) >= members for envelope in (*told.values(), of_task))
-    assert (of_task["status"], of_task["async_task_id"], of_task["payload"]) == (
-        "async_queued",
-        f"task_{task_id}",
-        None,
-    )
-    assert (told["a"]["status"], told["a"]["payload"]["text"], told["a"]["async_task_id"]) == (
-        "complete",
-        "hello",
-        None,
-    )
-    assert (told["b"]["status"], told["b"]["payload"], told["b"]["provenance"]["run_id"]) == (
-        "complete",
-        {"text": "found"},
-        "run_1",
-    )
-    assert (told["c"]["status"], told["c"]["error"]["retryable"]) == ("failed", False)
-    assert "out of paper" in told["c"]["error"]["message"]
-    assert all(
-        (envelope["plan_id"], envelope["step_id"], envelope["worker_id"]) == (execution.plan_id, step_id, "texter")
-        for step_id, envelope in told.items()
-        if step_id != "report"
-    )
-    assert all(envelope["provenance"]["completed_at"] for envelope in told.values())
+    assert (queued["status"], queued["async_task_id"], queued["payload"]) == ("async_queued", f"task_{task_id}", None)
+    a, b, c = found["a"], found["b"], found["c"]
+    assert (a["status"], a["payload"]["text"], a["async_task_id"]) == ("complete", "hello", None)
+    assert (b["status"], b["payload"], b["provenance"]["run_id"]) == ("complete", {"text": "found"}, "run_1")
+    assert (c["status"], c["error"]["retryable"]) == ("failed", False)
+    assert "out of paper" in c["error"]["message"]
+    assert {(one["plan_id"], one["worker_id"]) for one in (a, b, c)} == {(execution.plan_id, "texter")}
+    assert all(one["provenance"]["completed_at"] for one in found.values())
+
+
+def test_texts_for_the_owner_have_their_references_replaced(kee: Caller, texter: WorkerServer) -> None:
+    both, ask = example_steps()[3], {**REPORT, "step_id": "ask", "decision_required": True}
+    steps = [
+        call_step("a"),
+        {**both, "aggregate_step_ids": ["a"], "synthesis_instructions": "Say {{a.text}} twice."},
+        {**ask, "report_summary": "It said {{a.text}}, of {{a.length}} letters.", "recommendation": "{{a.text}}"},
+    ]
+    submit(kee, run(kee, steps))
+
+    with kee.acting():
+        combine, ask_ = Receipt.objects.filter(requires_action=True, source_system="executions").order_by("id")
+    assert (combine.summary, combine.metadata["synthesis_instructions"]) == ("Say hello twice.", "Say hello twice.")
+    assert (ask_.summary, ask_.metadata["recommendation"]) == ("It said hello, of 5 letters.", "hello")
 
 
 def test_asked_delegate_owns_the_execution(tenant: Tenant, outside: Caller, server: WorkerServer) -> None:
     manager = make_caller(tenant, "general-manager", Kind.DELEGATE)
     make_worker(manager, server)
-    execution = begin(manager, example_steps())
-    advance(execution)
+    execution = run(manager, example_steps())
     do_task(outside, {"text": "found"})
     advance(execution)
 
@@ -213,100 +174,53 @@ def test_tool_with_a_cause_parameter_gets_the_plan_receipt(kee: Caller, server: 
         kee, server, tools=[{"name": name, "description": name, "input_schema": asking} for name in ("echo", "tell")]
     )
     named = {"text": "hello", "caused_by_receipt_id": "another"}
-    execution = begin(kee, [call_step("a", "tell"), call_step("b", "tell", params=named), REPORT])
-    advance(execution)
+    execution = run(kee, [call_step("a", "tell"), call_step("b", "tell", params=named), REPORT])
 
     told = [(step.envelope or {})["payload"] for step in report(kee, execution).steps[:2]]
     assert told == [{"text": "hello", "caused_by_receipt_id": execution.plan_receipt_id}, named]
 
 
-def test_execution_leaves_one_trace_in_memory(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), REPORT])
-    advance(execution)
+def test_execution_leaves_one_trace_in_memory(kee: Caller, texter: WorkerServer) -> None:
+    execution = run(kee, [call_step("a"), REPORT])
     advance(execution)
 
     with kee.acting():
         trace = observations().get(domain="delegation_trace")
     assert trace.confidence == 1.0
     assert trace.evidence == [f"plan:{execution.plan_id}", f"exec:{execution.ref}"]
-    assert set(trace.metadata) == {
-        "plan_id",
-        "intent",
-        "workers_used",
-        "steps_count",
-        "total_duration_seconds",
-        "success_rate",
-        "result_pointers",
-    }
+    assert (trace.metadata["workers_used"], trace.metadata["success_rate"]) == (["texter"], 1.0)
 
 
-def test_planner_learns_tools_and_links(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    with kee.acting():
-        uids = dict(ToolVersion.objects.values_list("name", "uid"))
-    echo, shout = uids["echo"], uids["shout"]
-    steps = [
-        call_step("a", tool_uid=echo),
-        call_step("b", "shout", "{{a.text}}", tool_uid=shout, depends_on=["a"]),
-        call_step("c", "break_down", tool_uid=uids["break_down"], critical=False),
-        call_step("d"),
-        REPORT,
-    ]
-    execution = begin(kee, steps, strategy=Strategy.PARTIAL)
-    for _ in range(4):
-        advance(execution)
+@pytest.mark.parametrize("first", [Budget(), Budget(max_total_cost=Decimal(1))])
+def test_plan_is_executed_once(kee: Caller, texter: WorkerServer, first: Budget) -> None:
+    execution = run(kee, [call_step("a"), REPORT], budget=first)
 
-    assert report(kee, execution).status == "partial"
-    with kee.acting():
-        (outcome,) = Outcome.objects.all()
-        assert outcome.plan is not None
-        assert (outcome.plan.plan_id, outcome.request) == (execution.plan_id, execution.intent)
-    # A step that names no version of its tool teaches nothing, nor does one that failed.
-    assert (sorted(outcome.tools), outcome.links) == (sorted([echo, shout]), [[echo, shout]])
-    assert 0 < outcome.weight < 1
-
-
-def test_planner_learns_nothing_without_a_completed_tool(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    with kee.acting():
-        uid = ToolVersion.objects.get(name="break_down").uid
-    execution = begin(kee, [call_step("a", "break_down", tool_uid=uid, critical=True), REPORT])
-    for _ in range(3):
-        advance(execution)
-
-    assert report(kee, execution).status == "failed"
-    with kee.acting():
-        assert not Outcome.objects.exists()
-
-
-def test_plan_is_executed_once(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    first = begin(kee, [call_step("a"), REPORT])
-    advance(first)
-
-    again = begin(kee, [], plan_id=first.plan_id)
-    advance(again)
-    assert again.pk == first.pk
-
+    again = run(kee, [], plan_id=execution.plan_id, budget=first)
+    assert again.pk == execution.pk
     with refused("already_executed") as refusal:
-        begin(kee, [], plan_id=first.plan_id, mode=Mode.ASYNC_ONLY)
-    assert refusal.value.extra == {"execution_id": first.ref}
-    assert server.calls == {"echo": 1}
+        begin(kee, [], plan_id=execution.plan_id, budget=first, mode=Mode.ASYNC_ONLY)
+    with refused("already_executed"):
+        begin(kee, [], plan_id=execution.plan_id, budget=Budget(max_total_cost=Decimal(2)))
+    assert refusal.value.extra == {"execution_id": execution.ref}
+    assert texter.calls == {"echo": 1}
 
 
 @pytest.mark.parametrize(
-    "other",
-    [Budget(), Budget(max_total_cost=Decimal(2)), Budget(max_total_cost=Decimal(1), max_cost_per_step=Decimal(1))],
+    ("runtime", "mode", "status"),
+    [
+        ("fast", Mode.ASYNC_ONLY, "queued"),
+        ("long", Mode.AUTO, "queued"),
+        ("long", Mode.DIRECT_ONLY, "complete"),
+    ],
 )
-def test_second_start_with_another_budget_is_refused(kee: Caller, other: Budget) -> None:
-    budget = Budget(max_total_cost=Decimal(1))
-    first = begin(kee, [REPORT], budget=budget)
+def test_mode_and_runtime_decide_between_call_and_task(
+    kee: Caller, server: WorkerServer, runtime: str, mode: Mode, status: str
+) -> None:
+    make_worker(kee, server, hints={"expected_runtime": runtime})
+    execution = run(kee, [call_step("a"), REPORT], mode=mode)
 
-    with refused("already_executed"):
-        begin(kee, [], plan_id=first.plan_id, budget=other)
-
-    assert begin(kee, [], plan_id=first.plan_id, budget=budget).pk == first.pk
+    assert statuses(kee, execution)["a"] == status
+    assert bool(server.calls) == (status == "complete")
 
 
 def test_execution_is_hidden_from_other_principals(kee: Caller, tenant: Tenant) -> None:
@@ -323,36 +237,13 @@ def test_execution_is_hidden_from_other_principals(kee: Caller, tenant: Tenant) 
     assert report(kee, execution).status == "queued"
 
 
-def test_async_only_queues_every_call(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), REPORT], mode=Mode.ASYNC_ONLY)
-
-    advance(execution)
-
-    assert statuses(kee, execution)["a"] == "queued"
-    assert not server.calls
-
-
-def test_auto_queues_long_tools(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server, hints={"expected_runtime": "long"})
-    patient = begin(kee, [call_step("a"), REPORT])
-    direct = begin(kee, [call_step("a"), REPORT], mode=Mode.DIRECT_ONLY)
-
-    advance(patient)
-    advance(direct)
-
-    assert statuses(kee, patient)["a"] == "queued"
-    assert statuses(kee, direct)["a"] == "complete"
-
-
-def test_calls_without_patience_are_left_to_a_worker_process(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+def test_calls_without_patience_are_left_to_a_worker_process(kee: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, [call_step("a"), REPORT])
 
     advance(execution, patience=timedelta(0))
 
     assert statuses(kee, execution)["a"] == "pending"
-    assert not server.calls
+    assert not texter.calls
     with kee.acting():
         assert Execution.objects.get().wake_at is not None
 
@@ -367,9 +258,7 @@ def test_claim_of_a_halted_look_is_neither_called_nor_charged(
         for _ in range(calls_in_the_hour_before):
             workers.take_call(worker_id="texter")
     steps = [call_step("a", estimated_cost=0.1), {**call_step("b", "shout"), **other}, REPORT]
-    execution = begin(kee, steps, strategy=Strategy.ESCALATE, budget=Budget(max_total_cost=Decimal(1)))
-
-    advance(execution)
+    execution = run(kee, steps, strategy=Strategy.ESCALATE, budget=Budget(max_total_cost=Decimal(1)))
 
     done = report(kee, execution)
     assert (statuses(kee, execution)["a"], money(done.total_cost), server.calls["echo"]) == ("canceled", Decimal(0), 0)
@@ -377,40 +266,34 @@ def test_claim_of_a_halted_look_is_neither_called_nor_charged(
 
 
 @pytest.mark.parametrize("budget", [Budget(max_total_cost=Decimal("0.25")), Budget(max_cost_per_step=Decimal("0.05"))])
-def test_step_over_the_budget_does_not_begin(kee: Caller, server: WorkerServer, budget: Budget) -> None:
-    make_worker(kee, server)
+def test_step_over_the_budget_does_not_begin(kee: Caller, texter: WorkerServer, budget: Budget) -> None:
     steps = [call_step(name, estimated_cost=0.1) for name in ("a", "b", "c")]
-    execution = begin(kee, [*steps, REPORT], budget=budget)
-
-    advance(execution)
+    execution = run(kee, [*steps, REPORT], budget=budget)
 
     done = report(kee, execution)
     assert done.status == "budget_exceeded"
     assert money(done.total_cost) <= (budget.max_total_cost or 0)
-    assert sum(server.calls.values()) == (2 if budget.max_total_cost else 0)
+    assert sum(texter.calls.values()) == (2 if budget.max_total_cost else 0)
     assert "over the budget" in done.summary or "limit per step" in done.summary
     assert open_obligations(kee) == 0
 
 
-def test_failed_critical_step_ends_the_plan(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a", "break_down"), call_step("b", "echo", "{{a.text}}"), REPORT])
-
-    advance(execution)
+def test_failed_critical_step_ends_the_plan(kee: Caller, texter: WorkerServer) -> None:
+    execution = run(kee, [call_step("a", "break_down"), call_step("b", "echo", "{{a.text}}"), REPORT])
 
     done = report(kee, execution)
     assert done.status == "failed"
     assert statuses(kee, execution) == {"a": "failed", "b": "skipped", "report": "skipped"}
     assert failure(done)["code"] == "worker_refused"
+    advice = "Plan again, without what failed or with another budget"
+    assert done.next_actions == [f"{advice}: replan_plan({execution.plan_id}, a)."]
     with kee.acting():
         assert Receipt.objects.filter(event_type="plan_failed").count() == 1
     assert open_obligations(kee) == 0
 
 
-def test_result_is_read_when_the_storage_is_back(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
-    advance(execution)
+def test_result_is_read_when_the_storage_is_back(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
+    execution = run(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
     do_task(outside, {"text": "x" * 65_600})
 
     with artifacts_away():
@@ -446,17 +329,10 @@ def test_tenants_share_the_due_executions_fairly(kee: Caller, server: WorkerServ
     assert [len(set(found)) for found in due] == [2, 4]
 
 
-@pytest.mark.parametrize("pointer", ["s3://bucket/key", "artifact"])
-def test_unreadable_result_stays_behind_its_pointer(
-    kee: Caller, outside: Caller, server: WorkerServer, pointer: str
-) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
-    advance(execution)
-    if pointer == "artifact":
-        pointer = tasks.store_artifact(
-            tenant_id=kee.tenant_id, content=rb'{"text": "\u0000"}', media_type="application/json"
-        )
+def test_unreadable_result_stays_behind_its_pointer(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
+    execution = run(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
+    content = rb'{"text": "\u0000"}'
+    pointer = tasks.store_artifact(tenant_id=kee.tenant_id, content=content, media_type="application/json")
     do_task(outside, pointer=pointer)
 
     advance(execution)
@@ -467,12 +343,10 @@ def test_unreadable_result_stays_behind_its_pointer(
     assert report(kee, execution).status == "complete"
 
 
-def test_step_waits_for_the_storage_of_its_input(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    make_writing_worker(kee, server)
+def test_step_waits_for_the_storage_of_its_input(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
+    make_writing_worker(kee, texter)
     summing = {**call_step("b", "sum_up", params={"size": "{{a.size}}"}, depends_on=["a"]), "worker_id": "writer"}
-    execution = begin(kee, [queue_step("a"), summing, REPORT])
-    advance(execution)
+    execution = run(kee, [queue_step("a"), summing, REPORT])
     do_task(outside, {"text": "x" * 65_600, "size": 3})
     advance(execution, patience=timedelta(0))
 
@@ -483,7 +357,7 @@ def test_step_waits_for_the_storage_of_its_input(kee: Caller, outside: Caller, s
     with kee.acting():
         ExecutionStep.objects.update(retry_at=None)
     advance(execution)
-    assert server.calls == {"sum_up": 1}
+    assert texter.calls == {"sum_up": 1}
     assert report(kee, execution).status == "complete"
 
 
@@ -501,12 +375,10 @@ def test_wait_step_is_looked_at_by_the_clock(kee: Caller) -> None:
     assert before + RECEIPTS_EVERY <= execution.wake_at <= after + RECEIPTS_EVERY
 
 
-def test_cancel_replaces_another_halt(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(
+def test_cancel_replaces_another_halt(kee: Caller, texter: WorkerServer) -> None:
+    execution = run(
         kee, [queue_step("a"), call_step("b", estimated_cost=9), REPORT], budget=Budget(max_total_cost=Decimal(1))
     )
-    advance(execution)
     with kee.acting():
         task_id = LiveTask.objects.get().task_id
         execution.refresh_from_db()
@@ -525,34 +397,28 @@ def test_cancel_replaces_another_halt(kee: Caller, server: WorkerServer) -> None
     ids=["failed", "budget_exceeded"],
 )
 def test_task_canceled_by_its_execution_keeps_the_verdict(
-    kee: Caller, outside: Caller, server: WorkerServer, others: list[dict[str, Any]], verdict: str
+    kee: Caller, outside: Caller, texter: WorkerServer, others: list[dict[str, Any]], verdict: str
 ) -> None:
-    make_worker(kee, server)
     steps = [queue_step("b", estimated_cost=0.1), *others, REPORT]
     execution = begin(kee, steps, strategy=Strategy.ESCALATE, budget=Budget(max_total_cost=Decimal(1)))
     with kee.acting():
         claims = advancing.look(execution.pk, may_call=True)
     advancing._carry_out([claim for claim in claims if claim.as_task])
-    with outside.acting():
-        (grant,) = tasks.lease(worker=outside, queues=("execute",), capacity=1)
+    grant = lease_task(outside)
     advancing._carry_out([claim for claim in claims if not claim.as_task])
     advance(execution)
     before = statuses(kee, execution)["b"]
 
-    with outside.acting():
-        tasks.release(worker=outside, task_id=grant.task_id, lease_token=grant.lease_token)
+    release_task(outside, grant)
     advance(execution)
 
     assert (before, statuses(kee, execution)["b"]) == ("queued", "canceled")
     assert report(kee, execution).status == verdict
 
 
-def test_canceled_task_cancels_its_execution(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": []}, call_step("c", depends_on=["a"])])
-    advance(execution)
-    with kee.acting():
-        tasks.cancel_many(caller=kee, task_ids=[LiveTask.objects.get().task_id])
+def test_canceled_task_cancels_its_execution(kee: Caller, texter: WorkerServer) -> None:
+    execution = run(kee, [queue_step("a"), {**REPORT, "depends_on": []}, call_step("c", depends_on=["a"])])
+    cancel_task(kee)
 
     advance(execution)
 
@@ -563,23 +429,8 @@ def test_canceled_task_cancels_its_execution(kee: Caller, server: WorkerServer) 
         "skipped",
     )
     assert "The task of a was canceled." in done.summary
-
-
-def test_escalate_strategy_alarms_the_owner(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(
-        kee,
-        [call_step("a", "break_down", critical=True), queue_step("b"), REPORT],
-        strategy=Strategy.ESCALATE,
-    )
-
-    advance(execution)
-
     with kee.acting():
-        alarm = Receipt.objects.get(event_type="escalation")
-        assert not LiveTask.objects.exists()
-    assert "out of paper" in alarm.summary
-    assert report(kee, execution).status == "failed"
+        assert Receipt.objects.get(event_type="plan_canceled").surface == "inbox"
 
 
 @pytest.mark.parametrize(
@@ -592,20 +443,16 @@ def test_escalate_strategy_alarms_the_owner(kee: Caller, server: WorkerServer) -
     ],
 )
 def test_uncallable_step_fails_with_a_code(
-    kee: Caller, server: WorkerServer, step: dict[str, object], code: str
+    kee: Caller, texter: WorkerServer, step: dict[str, object], code: str
 ) -> None:
-    make_worker(kee, server)
     first = {**REPORT, "step_id": "report"}
-    execution = begin(kee, [first, step])
-
-    advance(execution)
+    execution = run(kee, [first, step])
 
     assert failure(report(kee, execution))["code"] == code
-    assert not server.calls
+    assert not texter.calls
 
 
-def test_same_result_twice_changes_nothing(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+def test_same_result_twice_changes_nothing(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, example_steps())
     with refused("step_not_open"):
         submit(kee, execution)
@@ -619,104 +466,45 @@ def test_same_result_twice_changes_nothing(kee: Caller, outside: Caller, server:
     before = report(kee, execution)
     submit(kee, execution)
     with refused("other_result"):
-        submit(kee, execution, submitted=Submitted(result={}, result_pointer="s3://b/x", summary="Other"))
+        submit(kee, execution, pointer="s3://b/x")
 
     assert report(kee, execution) == before
 
 
-def test_decision_ends_the_wait(kee: Caller) -> None:
-    execution = begin(kee, [{**REPORT, "decision_required": True}])
-    advance(execution)
+@pytest.mark.parametrize(("decision", "status"), [("accept", "complete"), ("reject", "failed")])
+def test_decision_ends_the_wait(kee: Caller, decision: Decision, status: str) -> None:
+    execution = run(kee, [{**REPORT, "decision_required": True}])
     asked = report(kee, execution)
-    assert asked.status == "needs_escalation"
-    assert any("decide_step" in action for action in asked.next_actions)
+    assert (asked.status, "decide_step" in asked.next_actions[0]) == ("needs_escalation", True)
 
-    with kee.acting():
-        answering.decide_step(
-            caller=kee, execution_ref=execution.ref, step_id="report", decision="accept", note="Go on"
-        )
+    decide(kee, execution, decision)
 
-    assert report(kee, execution).status == "complete"
+    with refused("other_result"):
+        decide(kee, execution, "reject" if decision == "accept" else "accept")
+    assert report(kee, execution).status == status
     assert open_obligations(kee) == 0
 
 
-def test_refused_decision_names_the_right_call(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, example_steps())
-    advance(execution)
-    do_task(outside, {"text": "found"})
-    advance(execution)
-
-    with kee.acting(), refused("step_not_open") as refusal:
-        answering.decide_step(caller=kee, execution_ref=execution.ref, step_id="step-4", decision="accept", note=None)
-
-    assert str(refusal.value) == (f"step-4 of {execution.ref} is aggregate, awaiting: end it with submit_step_result.")
-
-
-def test_failed_plan_suggests_a_replan(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a", "complain"), {**REPORT, "depends_on": ["a"]}])
-    advance(execution)
-
-    told = report(kee, execution)
-
-    assert told.next_actions == [
-        f"Plan again, without what failed or with another budget: replan_plan({execution.plan_id}, a)."
-    ]
-
-
-def test_rejection_fails_the_plan(kee: Caller) -> None:
-    execution = begin(kee, [{**REPORT, "decision_required": True}])
-    advance(execution)
-
-    with kee.acting():
-        answering.decide_step(caller=kee, execution_ref=execution.ref, step_id="report", decision="reject", note="No")
-        with refused("other_result"):
-            answering.decide_step(
-                caller=kee, execution_ref=execution.ref, step_id="report", decision="accept", note=None
-            )
-
-    assert report(kee, execution).status == "failed"
-    assert open_obligations(kee) == 0
-
-
-@pytest.mark.parametrize("by_owner", [True, False], ids=["execution", "task"])
-def test_task_canceled_before_its_first_run_is_refunded(kee: Caller, server: WorkerServer, by_owner: bool) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [queue_step("a", estimated_cost=0.5), REPORT], budget=Budget(max_total_cost=Decimal(1)))
-    advance(execution)
-    with kee.acting():
-        before = Execution.objects.get().total_cost
-        if by_owner:
-            answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
-        else:
-            tasks.cancel_many(caller=kee, task_ids=[LiveTask.objects.get().task_id])
+@pytest.mark.parametrize("way", ["execution", "task", "after its lease"])
+def test_task_canceled_before_its_first_run_is_refunded(
+    kee: Caller, outside: Caller, texter: WorkerServer, way: str
+) -> None:
+    execution = run(kee, [queue_step("a", estimated_cost=0.5), REPORT], budget=Budget(max_total_cost=Decimal(1)))
+    grants = [lease_task(outside)] if way == "after its lease" else []
+    if way == "task":
+        cancel_task(kee)
+    else:
+        cancel(kee, execution)
+    for grant in grants:
+        release_task(outside, grant)
     advance(execution)
 
     done = report(kee, execution)
-    assert (before, str(done.status), money(done.total_cost)) == (Decimal("0.5"), "canceled", Decimal(0))
-    assert sum(server.calls.values()) == 0
+    assert (done.status, money(done.total_cost)) == ("canceled", Decimal("0.5") if grants else Decimal(0))
 
 
-def test_task_canceled_after_its_lease_keeps_its_charge(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [queue_step("a", estimated_cost=0.5), REPORT], budget=Budget(max_total_cost=Decimal(1)))
-    advance(execution)
-    with outside.acting():
-        (grant,) = tasks.lease(worker=outside, queues=("execute",), capacity=1)
-    with kee.acting():
-        answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
-    with outside.acting():
-        tasks.release(worker=outside, task_id=grant.task_id, lease_token=grant.lease_token)
-    advance(execution)
-
-    assert (report(kee, execution).status, money(report(kee, execution).total_cost)) == ("canceled", Decimal("0.5"))
-
-
-def test_cancel_cancels_tasks_and_closes_obligations(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
-    advance(execution)
+def test_cancel_cancels_tasks_and_closes_obligations(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
+    execution = run(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
     with kee.acting():
         task_id = LiveTask.objects.get().task_id
         answering.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
@@ -730,99 +518,10 @@ def test_cancel_cancels_tasks_and_closes_obligations(kee: Caller, outside: Calle
         assert Receipt.objects.filter(event_type="plan_canceled").count() == 1
 
 
-def test_cancel_closes_the_obligation_of_an_aggregate(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, example_steps())
-    advance(execution)
-    do_task(outside, {"text": "found"})
-    advance(execution)
-
-    with kee.acting():
-        answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
-
-    assert statuses(kee, execution)["step-4"] == "canceled"
-    assert open_obligations(kee) == 0
-
-
-def test_lost_call_of_a_writing_tool_is_not_repeated(kee: Caller, server: WorkerServer) -> None:
-    make_writing_worker(kee, server)
-    execution = begin(kee, [{**call_step("a"), "worker_id": "writer"}, REPORT])
-    claim_and_die(kee, execution)
-    later(timedelta(minutes=1))
-
-    advance(execution)
-
-    assert failure(report(kee, execution))["code"] == "outcome_unknown"
-    assert not server.calls
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"status": "calling"},
-        {"status": "complete"},
-        {"status": "queued"},
-        {"status": "dreaming"},
-        {"step_type": "dance"},
-        {"call_expires_at": T0},
-        {"ended_at": T0},
-    ],
-)
-def test_database_forbids_contradictory_steps(kee: Caller, fault: dict[str, object]) -> None:
-    execution = begin(kee, [REPORT])
-
-    with kee.acting(), pytest.raises(Exception, match="executions_step_"), transaction.atomic():
-        ExecutionStep.objects.filter(execution=execution).update(**fault)
-
-
-@pytest.mark.parametrize(
-    ("rule", "fault"),
-    [
-        ("workers_do_worker_steps", {"status": "calling", "call_expires_at": T0}),
-        ("workers_do_worker_steps", {"status": "queued", "task_id": 1}),
-        ("asked_by_receipt", {"status": "awaiting"}),
-        ("asked_by_receipt", {"status": "awaiting", "step_type": "aggregate"}),
-        ("money_not_negative", {"cost": -1}),
-        (
-            "money_not_negative",
-            {"status": "calling", "step_type": "call_worker", "call_expires_at": T0, "reserved_cost": -1},
-        ),
-    ],
-)
-def test_database_names_the_broken_step_constraint(kee: Caller, rule: str, fault: dict[str, object]) -> None:
-    execution = begin(kee, [REPORT])
-
-    with kee.acting(), pytest.raises(Exception, match=f"executions_step_{rule}"), transaction.atomic():
-        ExecutionStep.objects.filter(execution=execution).update(**fault)
-
-
-def test_database_forbids_two_steps_of_one_task(kee: Caller) -> None:
-    execution = begin(kee, [queue_step("a"), queue_step("b"), REPORT])
-
-    with kee.acting():
-        waiting = ExecutionStep.objects.filter(execution=execution, step_type="queue_execution")
-        with pytest.raises(Exception, match="executions_step_by_open_task"), transaction.atomic():
-            waiting.update(status="queued", task_id=1)
-        waiting.update(task_id=1)
-
-
-def test_database_forbids_costs_over_the_budget(kee: Caller) -> None:
-    execution = begin(kee, [REPORT], budget=Budget(max_total_cost=Decimal(1)))
-
-    with kee.acting():
-        found = Execution.objects.filter(pk=execution.pk)
-        found.update(total_cost=1)
-        with pytest.raises(Exception, match="executions_execution_within_its_budget"), transaction.atomic():
-            found.update(total_cost=Decimal("1.000001"))
-
-
-def test_refund_leaves_no_rounding_remainder(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+def test_refund_leaves_no_rounding_remainder(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
     dear = [queue_step(name, estimated_cost=0.0000015) for name in ("a", "b", "c")]
-    execution = begin(kee, [*dear, REPORT])
-    advance(execution)
-    with kee.acting():
-        answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+    execution = run(kee, [*dear, REPORT])
+    cancel(kee, execution)
 
     done = report(kee, execution)
     assert (str(done.status), money(done.total_cost), [step.cost for step in done.steps]) == (
@@ -830,19 +529,3 @@ def test_refund_leaves_no_rounding_remainder(kee: Caller, outside: Caller, serve
         Decimal(0),
         [0.0] * 4,
     )
-
-
-@pytest.mark.parametrize(
-    "fault", [{"status": "complete"}, {"ended_at": T0}, {"status": "odd"}, {"halted_as": "queued"}, {"total_cost": -1}]
-)
-def test_database_forbids_contradictory_executions(kee: Caller, fault: dict[str, object]) -> None:
-    execution = begin(kee, [REPORT])
-
-    with kee.acting(), pytest.raises(Exception, match="executions_execution_"), transaction.atomic():
-        Execution.objects.filter(pk=execution.pk).update(**fault)
-
-
-def claim_and_die(caller: Caller, execution: Execution) -> list[advancing.Claim]:
-    """What a process leaves behind that dies between claiming its steps and calling."""
-    with caller.acting():
-        return advancing.look(execution.pk, may_call=True)

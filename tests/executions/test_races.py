@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from celery import current_app
-from celery.signals import before_task_publish
 from django.db import connection
 
 from apps.core.sql import database_now
-from apps.executions import selectors, ticks, tools
+from apps.executions import ticks, tools
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import advancing, answering
+from apps.executions.services import advancing
 from apps.executions.services.starting import Budget
 from apps.executions.states import Strategy
 from apps.principals.models import Tenant
@@ -25,24 +24,25 @@ from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
 from apps.tasks import services as tasks
 from apps.tasks.jobs.executor import work as execute_queue
-from apps.tasks.models import LiveTask, Run
+from apps.tasks.models import LiveTask
 from apps.tasks.services import Grant
 from tests.executions.making import (
     REPORT,
     advance,
     begin,
     call_step,
+    cancel,
     example_steps,
-    failure,
     make_plan,
     make_worker,
     make_writing_worker,
     queue_step,
     report,
+    run,
     statuses,
 )
 from tests.executions.workers import WorkerServer
-from tests.factories import make_caller, make_tenant
+from tests.factories import make_caller
 from tests.waiters import until_somebody_waits_for_this_transaction
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,16 +50,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 JOB = {"type": "object", "properties": {"job_id": {"type": "string"}, "number": {"type": "integer"}}}
 TOOL = {"description": "Counts", "input_schema": JOB}
 COUNTING = ("start_count", "get_count_status", "get_count_result", "cancel_count")
-
-
-@pytest.fixture
-def tenant(transactional_db: None) -> Tenant:
-    return make_tenant("acme")
-
-
-@pytest.fixture
-def kee(tenant: Tenant) -> Caller:
-    return make_caller(tenant, "Kee", Kind.AI)
 
 
 def at_once(*functions: Callable[[], Any]) -> None:
@@ -84,21 +74,25 @@ def at_once(*functions: Callable[[], Any]) -> None:
     assert not broken, broken
 
 
-def test_one_of_several_processes_calls_the_worker(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+def advancing_on_a_thread(execution: Execution) -> threading.Thread:
+    thread = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
+    thread.start()
+    return thread
+
+
+def test_one_of_several_processes_calls_the_worker(kee: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, [call_step("a"), call_step("b", "shout"), REPORT])
 
     at_once(*[lambda: advance(execution)] * 4)
     advance(execution)
 
-    assert server.calls == {"echo": 1, "shout": 1}
+    assert texter.calls == {"echo": 1, "shout": 1}
     assert report(kee, execution).status == "complete"
     with kee.acting():
         assert Receipt.objects.filter(event_type="plan_complete").count() == 1
 
 
-def test_processes_queue_one_task(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+def test_processes_queue_one_task(kee: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, [queue_step("a"), REPORT])
 
     at_once(*[lambda: advance(execution)] * 4)
@@ -108,8 +102,7 @@ def test_processes_queue_one_task(kee: Caller, server: WorkerServer) -> None:
 
 
 @pytest.mark.parametrize("costs", [[30, 10, 20, 10, 20, 10], [10, 10, 10, 10, 10, 10], [60, 10, 5, 50, 5, 10]])
-def test_concurrent_processes_stay_within_the_budget(kee: Caller, server: WorkerServer, costs: list[int]) -> None:
-    make_worker(kee, server)
+def test_concurrent_processes_stay_within_the_budget(kee: Caller, texter: WorkerServer, costs: list[int]) -> None:
     steps = [
         (queue_step if number % 2 else call_step)(f"s{number}", estimated_cost=cost / 100)
         for number, cost in enumerate(costs)
@@ -127,11 +120,10 @@ def test_concurrent_processes_stay_within_the_budget(kee: Caller, server: Worker
     begun = [Decimal(str(step.cost)) for step in done.steps if step.started_at is not None]
     assert done.status == "budget_exceeded"
     assert Decimal(str(done.total_cost)) == sum(begun) <= Decimal("0.50")
-    assert sum(server.calls.values()) == len(begun)
+    assert sum(texter.calls.values()) == len(begun)
 
 
-def test_concurrent_starts_make_one_execution(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+def test_concurrent_starts_make_one_execution(kee: Caller, texter: WorkerServer) -> None:
     with kee.acting():
         plan_id = make_plan(kee, [call_step("a"), REPORT])
 
@@ -142,19 +134,17 @@ def test_concurrent_starts_make_one_execution(kee: Caller, server: WorkerServer)
         assert [step.step_id for step in Execution.objects.get().steps.order_by("position")] == ["a", "report"]
 
 
-def test_running_call_is_not_taken_over(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+def test_running_call_is_not_taken_over(kee: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, [call_step("a", "hold"), REPORT])
-    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
-    caller.start()
-    assert server.entered.wait(20)
+    caller = advancing_on_a_thread(execution)
+    assert texter.entered.wait(20)
 
     advance(execution)
 
     assert statuses(kee, execution)["a"] == "calling"
-    server.gate.set()
+    texter.gate.set()
     caller.join(30)
-    assert server.calls == {"hold": 1}
+    assert texter.calls == {"hold": 1}
     assert report(kee, execution).status == "complete"
 
 
@@ -162,8 +152,7 @@ def test_claim_is_renewed_during_the_call(kee: Caller, server: WorkerServer, mon
     monkeypatch.setattr(advancing, "_RENEW_SECONDS", 0.05)
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "hold"), REPORT])
-    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
-    caller.start()
+    caller = advancing_on_a_thread(execution)
     assert server.entered.wait(20)
 
     def expiry() -> datetime | None:
@@ -181,18 +170,16 @@ def test_claim_is_renewed_during_the_call(kee: Caller, server: WorkerServer, mon
     assert report(kee, execution).status == "complete"
 
 
-def test_independent_steps_are_called_at_once(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
+def test_independent_steps_are_called_at_once(kee: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, [call_step("a", "hold"), call_step("b", "hold"), REPORT])
-    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
-    caller.start()
+    caller = advancing_on_a_thread(execution)
 
     # Neither answers before both have been called.
-    server.wait_for_calls("hold", 2)
-    server.gate.set()
+    texter.wait_for_calls("hold", 2)
+    texter.gate.set()
     caller.join(30)
 
-    assert server.calls == {"hold": 2}
+    assert texter.calls == {"hold": 2}
     assert report(kee, execution).status == "complete"
 
 
@@ -202,8 +189,7 @@ def test_execute_waits_for_a_call_of_another_process(
     monkeypatch.setattr(tools, "_PATIENCE", timedelta(seconds=60))
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "hold"), REPORT])
-    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
-    caller.start()
+    caller = advancing_on_a_thread(execution)
     assert server.entered.wait(20)
     threading.Timer(0.3, server.gate.set).start()
 
@@ -214,38 +200,21 @@ def test_execute_waits_for_a_call_of_another_process(
     assert [result["text"] for result in answer.direct_results] == ["hello"]
 
 
-def canceled(kee: Caller, execution: Execution) -> None:
-    with kee.acting():
-        answering.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
-
-
-def test_waiting_call_of_a_canceled_execution_is_not_made(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    make_writing_worker(kee, server)
+def test_waiting_call_of_a_canceled_execution_is_not_made(kee: Caller, texter: WorkerServer) -> None:
+    make_writing_worker(kee, texter)
     held = [call_step(f"held-{number}", "hold") for number in range(8)]
     waiting = [call_step(f"waiting-{number}", worker_id="writer") for number in range(4)]
     execution = begin(kee, [*held, *waiting, REPORT])
-    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
-    caller.start()
-    server.wait_for_calls("hold", 8)
+    caller = advancing_on_a_thread(execution)
+    texter.wait_for_calls("hold", 8)
 
-    canceled(kee, execution)
-    server.gate.set()
+    cancel(kee, execution)
+    texter.gate.set()
     caller.join(30)
 
     assert not caller.is_alive()
-    assert server.calls == {"hold": 8}
+    assert texter.calls == {"hold": 8}
     assert report(kee, execution).status == "canceled"
-
-
-def test_more_calls_than_threads_are_all_made(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [*(call_step(f"step-{number}") for number in range(20)), REPORT])
-
-    advance(execution)
-
-    assert server.calls == {"echo": 20}
-    assert report(kee, execution).status == "complete"
 
 
 def taken_over(kee: Caller, execution: Execution) -> None:
@@ -256,12 +225,12 @@ def taken_over(kee: Caller, execution: Execution) -> None:
 
 @pytest.mark.parametrize(
     ("worker_id", "tool_name", "meanwhile", "made"),
-    [("writer", "echo", canceled, 0), ("texter", "echo", taken_over, 1), ("counter", "start_count", canceled, 0)],
+    [("writer", "echo", cancel, 0), ("texter", "echo", taken_over, 1), ("counter", "start_count", cancel, 0)],
     ids=["canceled", "taken over", "would begin a job"],
 )
 def test_stopped_process_does_not_call_after_losing_its_claim(
     kee: Caller,
-    server: WorkerServer,
+    texter: WorkerServer,
     monkeypatch: pytest.MonkeyPatch,
     *,
     worker_id: str,
@@ -269,9 +238,8 @@ def test_stopped_process_does_not_call_after_losing_its_claim(
     meanwhile: Callable[[Caller, Execution], None],
     made: int,
 ) -> None:
-    make_worker(kee, server)
-    make_writing_worker(kee, server)
-    make_worker(kee, server, "counter", tools=[{**TOOL, "name": name} for name in COUNTING])
+    make_writing_worker(kee, texter)
+    make_worker(kee, texter, "counter", tools=[{**TOOL, "name": name} for name in COUNTING])
     here, on = threading.Event(), threading.Event()
     resolved = advancing._resolved
 
@@ -285,8 +253,7 @@ def test_stopped_process_does_not_call_after_losing_its_claim(
     monkeypatch.setattr(advancing, "_resolved", stand_still_once)
     params = {"number": 3} if tool_name == "start_count" else {"text": "x"}
     execution = begin(kee, [{**call_step("a", tool_name, worker_id=worker_id), "params": params}, REPORT])
-    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
-    caller.start()
+    caller = advancing_on_a_thread(execution)
     try:
         assert here.wait(30)
         meanwhile(kee, execution)
@@ -296,7 +263,7 @@ def test_stopped_process_does_not_call_after_losing_its_claim(
         caller.join(30)
 
     assert ended.status == ("complete" if made else "canceled")
-    assert server.calls[tool_name] == made
+    assert texter.calls[tool_name] == made
     assert report(kee, execution) == ended
 
 
@@ -323,26 +290,16 @@ def test_locked_execution_does_not_hold_up_the_tick(kee: Caller) -> None:
     assert report(kee, held).status == "queued"
 
 
-def test_message_is_published_after_commit_by_a_thread(kee: Caller) -> None:
-    publishers: list[str] = []
+def test_message_is_published_after_commit(kee: Caller) -> None:
+    execution = begin(kee, [REPORT])
 
-    def note(sender: str | None = None, **_: Any) -> None:
-        publishers.append(threading.current_thread().name)
-
-    before_task_publish.connect(note)
-    try:
-        execution = begin(kee, [REPORT])
-        with current_app.connection_for_read() as broker, closing(broker.SimpleQueue("execute")) as queue:
-            while True:
-                message = queue.get(timeout=20)
-                message.ack()
-                if message.headers["task"] == "executions.advance" and message.payload[0][1] == execution.pk:
-                    break
-    finally:
-        before_task_publish.disconnect(note)
-
+    with current_app.connection_for_read() as broker, closing(broker.SimpleQueue("execute")) as queue:
+        while True:
+            message = queue.get(timeout=20)
+            message.ack()
+            if message.headers["task"] == "executions.advance" and message.payload[0][1] == execution.pk:
+                break
     assert message.payload[0] == [kee.tenant_id, execution.pk]
-    assert set(publishers) == {"publisher"}
 
 
 def looked_at(kee: Caller, execution: Execution) -> None:
@@ -350,15 +307,19 @@ def looked_at(kee: Caller, execution: Execution) -> None:
         advancing.look(execution.pk, may_call=True)
 
 
-@pytest.mark.parametrize("taking_back", [canceled, looked_at])
+def complete(worker: Caller, grant: Grant) -> None:
+    delivery = tasks.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result={"text": "done"})
+    with worker.acting():
+        tasks.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
+
+
+@pytest.mark.parametrize("taking_back", [cancel, looked_at])
 def test_canceling_tasks_does_not_deadlock_with_their_ends(
-    kee: Caller, tenant: Tenant, server: WorkerServer, taking_back: Callable[[Caller, Execution], None]
+    kee: Caller, tenant: Tenant, texter: WorkerServer, taking_back: Callable[[Caller, Execution], None]
 ) -> None:
-    make_worker(kee, server)
     hands = make_caller(tenant, "hands", Kind.WORKER)
     impossible = {**call_step("z"), "worker_id": "nobody", "critical": True, "depends_on": ["a"]}
-    execution = begin(kee, [queue_step("a"), queue_step("b"), queue_step("c"), impossible], strategy=Strategy.ESCALATE)
-    advance(execution)
+    execution = run(kee, [queue_step("a"), queue_step("b"), queue_step("c"), impossible], strategy=Strategy.ESCALATE)
     with hands.acting():
         first, second, last = tasks.lease(worker=hands, queues=("execute",), capacity=3)
         tasks.release(worker=hands, task_id=second.task_id, lease_token=second.lease_token)
@@ -384,16 +345,8 @@ def test_canceling_tasks_does_not_deadlock_with_their_ends(
     assert [step.status for step in done.steps][1:3] == ["canceled", "complete"]
 
 
-def complete(worker: Caller, grant: Grant) -> None:
-    delivery = tasks.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result={"text": "done"})
-    with worker.acting():
-        tasks.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
-
-
-def test_task_reports_progress_and_the_tick_continues(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, example_steps())
-    advance(execution)
+def test_task_reports_progress_and_the_tick_continues(kee: Caller, texter: WorkerServer) -> None:
+    execution = run(kee, example_steps())
 
     assert execute_queue(kee.tenant_id, "execute")
     ticks.advance_due()
@@ -413,45 +366,11 @@ def test_task_reports_progress_and_the_tick_continues(kee: Caller, server: Worke
     assert first["payload"] == {"text": "hello", "length": 5, "items": [1, 2, 3]}
     assert first["result_pointer"].startswith("artifact:sha256-")
     assert first["provenance"]["run_id"] == "run_1"
-    assert server.calls == {"echo": 1, "shout": 1}
+    assert texter.calls == {"echo": 1, "shout": 1}
 
 
-def test_failed_task_fails_its_step(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(
-        kee, [{**queue_step("a"), "tool_name": "break_down", "params": {}}, {**REPORT, "depends_on": ["a"]}]
-    )
-    advance(execution)
-
-    execute_queue(kee.tenant_id, "execute")
-    advance(execution)
-
-    done = report(kee, execution)
-    assert done.status == "failed"
-    assert failure(done)["code"] == "worker_refused"
-    with kee.acting():
-        assert Run.objects.count() == 1
-
-
-def test_tick_finds_ended_tasks_without_a_message(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    waiting = begin(kee, [queue_step("a"), REPORT])
-    advance(waiting)
-    fresh = begin(kee, [{**REPORT, "step_id": "only"}])
-
-    with kee.acting():
-        assert selectors.due(limit=10) == [(kee.tenant_id, fresh.pk)]
-    ticks.advance_due()
-
-    assert report(kee, fresh).status == "complete"
-    with kee.acting():
-        assert selectors.due(limit=10) == []
-
-
-def test_look_takes_few_statements(kee: Caller, server: WorkerServer, django_assert_max_num_queries: Any) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [queue_step(f"step-{number}") for number in range(12)] + [REPORT])
-    advance(execution)
+def test_look_takes_few_statements(kee: Caller, texter: WorkerServer, django_assert_max_num_queries: Any) -> None:
+    execution = run(kee, [queue_step(f"step-{number}") for number in range(12)] + [REPORT])
 
     with django_assert_max_num_queries(14):
         advancing.advance(tenant_id=execution.tenant_id, execution_id=execution.pk)

@@ -1,17 +1,14 @@
 """A plan of which a step failed is planned again: what is done stays done, what failed is not used again."""
 
-import threading
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.test import Client
 
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import answering, starting
+from apps.executions.services import answering
 from apps.executions.services.starting import Budget
-from apps.executions.states import Mode
 from apps.plans import errors
 from apps.plans import selectors as plans
 from apps.plans import services as planning
@@ -24,37 +21,29 @@ from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.workers.services import registry as workers
 from tests.executions.making import (
-    REPORT,
     TEXT,
-    advance,
     begin,
     call_step,
     make_worker,
     queue_step,
     refused,
     report,
+    run,
     statuses,
+    submit,
 )
+from tests.executions.test_races import at_once
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_token
-from tests.workers.factories import NOTHING
 
 INTENT = "Echo 'hello', then shout it"
 GIVES: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}}
 
 
 def register(caller: Caller, endpoint: str, worker_id: str, tool: str, **hints: Any) -> None:
-    with caller.acting():
-        workers.register(
-            caller=caller,
-            original={
-                "worker_id": worker_id,
-                "endpoint": endpoint,
-                "tools": [{"name": tool, "description": tool, "input_schema": TEXT, "output_schema": GIVES}],
-                "hints": {"expected_runtime": "fast", **hints},
-                "side_effects": NOTHING,
-            },
-        )
+    tools = [{"name": tool, "description": tool, "input_schema": TEXT, "output_schema": GIVES}]
+    hints = {"expected_runtime": "fast", **hints}
+    make_worker(caller, WorkerServer(endpoint=endpoint), worker_id, tools=tools, hints=hints)
 
 
 @pytest.fixture
@@ -72,10 +61,7 @@ def make(caller: Caller, intent: str = INTENT, **more: Any) -> MadePlan:
 
 
 def carry_out(caller: Caller, plan_id: str, budget: Budget | None = None) -> Execution:
-    with caller.acting():
-        execution = starting.start(caller=caller, plan_id=plan_id, mode=Mode.AUTO, budget=budget or Budget(), now=T0)
-    advance(execution)
-    return execution
+    return run(caller, [], plan_id=plan_id, budget=budget)
 
 
 def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: str = "", **more: Any) -> MadePlan:
@@ -85,11 +71,6 @@ def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: st
             replacement=Replacement(plan_id=plan_id, failed_step=failed_step, reason=reason, **more),
             now=T0,
         )
-
-
-def plan_facts(caller: Caller) -> tuple[int, int, int]:
-    with caller.acting():
-        return Plan.objects.count(), Receipt.objects.count(), Obligation.objects.filter(closed_at=None).count()
 
 
 def worker_steps(made: MadePlan) -> dict[str, tuple[str, bool]]:
@@ -144,7 +125,6 @@ def test_new_plan_runs_only_the_rest(team: Caller, server: WorkerServer) -> None
     [
         (Limits(), Budget(max_total_cost=Decimal("0.9"), max_cost_per_step=Decimal("0.6")), (0.4, 0.6)),
         (Limits(max_total_cost=5, max_cost_per_step=0.55), Budget(max_total_cost=Decimal("0.9")), (0.4, 0.55)),
-        (Limits(max_total_cost=0.9), Budget(max_total_cost=Decimal(5), max_cost_per_step=Decimal(1)), (0.4, 1.0)),
     ],
 )
 def test_execution_budget_binds_the_new_plan(
@@ -163,16 +143,10 @@ def test_execution_budget_binds_the_new_plan(
     assert [one["kind"] for one in again.document["missing"]] == ["budget"]
 
 
-def test_new_bound_replaces_the_remaining_budget(kee: Caller, server: WorkerServer) -> None:
-    register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
-    register(kee, server.redirecting, "hoarse", "shout", cost_estimate=0.3)
-    register(kee, server.endpoint, "loud", "shout", cost_estimate=0.45)
-    made = make(kee, limits=Limits(max_total_cost=1.0))
-    carry_out(kee, made.plan_id)
+def test_new_bound_replaces_the_remaining_budget(team: Caller) -> None:
+    made = make(team, limits=Limits(max_total_cost=0.1))
 
-    again = replan(kee, made.plan_id, max_total_cost=0.5)
-
-    assert worker_steps(again)["step-5"] == ("loud", False)
+    assert worker_steps(replan(team, made.plan_id, reason="cold", max_total_cost=0.5))["step-6"] == ("loud", False)
 
 
 def test_receipts_of_a_replan_are_one_chain(team: Caller) -> None:
@@ -230,17 +204,6 @@ def read(token: str, made: MadePlan, further: str = "") -> dict[str, Any]:
     return found
 
 
-def test_failed_tools_of_all_revisions_are_excluded(team: Caller, server: WorkerServer) -> None:
-    register(team, server.endpoint, "third", "shout", cost_estimate=2)
-    first = make(team)
-    second = replan(team, first.plan_id, reason="one")
-    third = replan(team, second.plan_id, failed_step="step-6", reason="two")
-
-    assert worker_steps(third) == {"step-9": ("echoer", False), "step-10": ("third", False)}
-    assert (third.document["revision"], third.document["replaces"]) == (3, second.plan_id)
-    assert [one["reason"] for one in third.document["excluded"]] == ["one", "two"]
-
-
 def test_results_are_kept_over_an_unexecuted_revision(team: Caller, server: WorkerServer) -> None:
     register(team, server.endpoint, "third", "shout", cost_estimate=2)
     first = make(team)
@@ -250,6 +213,8 @@ def test_results_are_kept_over_an_unexecuted_revision(team: Caller, server: Work
 
     carry_out(team, third.plan_id)
 
+    assert (third.document["revision"], third.document["replaces"]) == (3, second.plan_id)
+    assert [one["worker_id"] for one in third.document["excluded"]] == ["hoarse", "loud"]
     assert worker_steps(third) == {"step-1": ("echoer", True), "step-8": ("third", False)}
     assert server.calls == {"echo": 1, "shout": 1}
 
@@ -300,18 +265,10 @@ def test_replan_cancels_an_execution_that_waits_for_its_owner(team: Caller) -> N
 def test_worker_that_is_out_is_excluded_as_a_whole(
     kee: Caller, server: WorkerServer, is_out: bool, shouts: str
 ) -> None:
-    manifest = {
-        "worker_id": "both",
-        "endpoint": server.endpoint,
-        "tools": [
-            {"name": name, "description": name, "input_schema": TEXT, "output_schema": GIVES}
-            for name in ("echo", "shout")
-        ],
-        "hints": {"expected_runtime": "fast"},
-        "side_effects": NOTHING,
-    }
-    with kee.acting():
-        workers.register(caller=kee, original=manifest)
+    tools = [
+        {"name": name, "description": name, "input_schema": TEXT, "output_schema": GIVES} for name in ("echo", "shout")
+    ]
+    make_worker(kee, server, "both", tools=tools)
     register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
     register(kee, server.endpoint, "loud", "shout", cost_estimate=0.5)
     made = make(kee)
@@ -348,13 +305,8 @@ def test_planner_learns_from_all_steps_of_the_new_plan(team: Caller) -> None:
     carry_out(team, made.plan_id)
     again = replan(team, made.plan_id)
     execution = carry_out(team, again.plan_id)
+    submit(team, execution, "step-6")
     with team.acting():
-        answering.submit_step_result(
-            caller=team,
-            execution_ref=execution.ref,
-            step_id="step-6",
-            submitted=answering.Submitted(result={}, result_pointer="artifact:sha256-" + "0" * 64, summary="Both."),
-        )
         learned = Outcome.objects.get(plan__plan_id=again.plan_id)
 
     assert (len(learned.tools), learned.weight) == (2, 1.0)
@@ -367,123 +319,21 @@ def test_planner_learns_from_all_steps_of_the_new_plan(team: Caller) -> None:
 def test_replan_of_a_step_that_did_not_fail_is_refused(team: Caller, step_id: str, refusal: type[Exception]) -> None:
     made = make(team)
     carry_out(team, made.plan_id)
-    before = plan_facts(team)
 
     with pytest.raises(refusal):
         replan(team, made.plan_id, step_id)
 
-    assert plan_facts(team) == before
+    with team.acting():
+        assert Plan.objects.count() == 1
 
 
-def test_plan_is_replaced_once(team: Caller) -> None:
-    made = make(team)
-    again = replan(team, made.plan_id, reason="cold")
-    before = plan_facts(team)
-
-    with pytest.raises(errors.PlanReplaced) as refused:
-        replan(team, made.plan_id, reason="cold")
-
-    assert refused.value.extra == {"successor_plan_id": again.plan_id}
-    assert plan_facts(team) == before
-
-
-def test_replan_is_refused_while_a_worker_has_a_step(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [queue_step("step-1"), call_step("step-2", depends_on=["step-1"])])
-    advance(execution)
-    before = plan_facts(kee)
+def test_replan_is_refused_while_a_worker_has_a_step(kee: Caller, texter: WorkerServer) -> None:
+    execution = run(kee, [queue_step("step-1"), call_step("step-2", depends_on=["step-1"])])
 
     with refused("still_at_work"):
         replan(kee, execution.plan_id)
 
-    assert plan_facts(kee) == before
     assert report(kee, execution).status == "executing"
-
-
-@pytest.mark.django_db(transaction=True)
-def test_of_two_who_plan_again_at_once_one_is_refused(team: Caller) -> None:
-    made = make(team)
-    barrier = threading.Barrier(2)
-    outcomes: list[str] = []
-
-    def work() -> None:
-        try:
-            barrier.wait()
-            outcomes.append(replan(team, made.plan_id, reason="cold").document["replaces"])
-        except errors.PlanReplaced:
-            outcomes.append("refused")
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert sorted(outcomes) == sorted([made.plan_id, "refused"])
-    with team.acting():
-        assert Receipt.objects.filter(event_type="plan_abandoned").count() == 1
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_plan_is_begun_or_replaced_but_never_both(team: Caller) -> None:
-    made = make(team)
-    barrier = threading.Barrier(2)
-    outcomes: list[str] = []
-
-    def start() -> None:
-        try:
-            barrier.wait()
-            with team.acting():
-                starting.start(caller=team, plan_id=made.plan_id, mode=Mode.AUTO, budget=Budget(), now=T0)
-            outcomes.append("begun")
-        except errors.PlanAbandoned:
-            outcomes.append("too late")
-        finally:
-            connection.close()
-
-    def plan_again() -> None:
-        try:
-            barrier.wait()
-            replan(team, made.plan_id, reason="cold")
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=one) for one in (start, plan_again)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    with team.acting():
-        abandoned = Receipt.objects.filter(event_type="plan_abandoned").count()
-        canceled = Receipt.objects.filter(event_type="plan_canceled").count()
-        assert (abandoned, canceled, Execution.objects.count()) == (
-            (1, 0, 0) if outcomes == ["too late"] else (0, 1, 1)
-        )
-
-
-def test_the_door_plans_again_and_says_what_is_kept(tenant: Tenant, team: Caller) -> None:
-    made = make(team)
-    carry_out(team, made.plan_id)
-    headers = {"Authorization": f"Bearer {make_token(tenant)}"}
-
-    def post(plan_id: str, step_id: str) -> tuple[int, dict[str, Any]]:
-        answer = Client().post(
-            f"/api/v1/plans/{plan_id}/replan",
-            {"failed_step": step_id},
-            content_type="application/json",
-            headers=headers,
-        )
-        return answer.status_code, answer.json()
-
-    assert post(made.plan_id, "step-1")[0] == 409
-    assert post(made.plan_id, "step-9")[1]["code"] == "unknown_step"
-    assert post("plan-0", "step-1")[0] == 404
-    status, answer = post(made.plan_id, "step-2")
-    assert (status, answer["kept_steps"], answer["replaces"]) == (201, ["step-1"], made.plan_id)
-    assert post(made.plan_id, "step-2")[1]["successor_plan_id"] == answer["plan_id"]
 
 
 def test_done_step_without_a_result_is_refused(team: Caller) -> None:
@@ -497,25 +347,56 @@ def test_done_step_without_a_result_is_refused(team: Caller) -> None:
         carry_out(team, again.plan_id)
 
 
+@pytest.mark.django_db(transaction=True)
+def test_of_two_concurrent_replans_one_is_refused(team: Caller) -> None:
+    made = make(team)
+    outcomes: list[str] = []
+
+    def work() -> None:
+        try:
+            outcomes.append(replan(team, made.plan_id, reason="cold").plan_id)
+        except errors.PlanReplaced as refusal:
+            outcomes.append(refusal.extra["successor_plan_id"])
+
+    at_once(work, work)
+
+    assert len(outcomes) == 2
+    assert outcomes[0] == outcomes[1]
+    with team.acting():
+        assert Receipt.objects.filter(event_type="plan_abandoned").count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_plan_is_begun_or_replaced_but_never_both(team: Caller) -> None:
+    made = make(team)
+    outcomes: list[str] = []
+
+    def start() -> None:
+        try:
+            begin(team, [], plan_id=made.plan_id)
+            outcomes.append("begun")
+        except errors.PlanAbandoned:
+            outcomes.append("too late")
+
+    at_once(start, lambda: replan(team, made.plan_id, reason="cold"))
+
+    with team.acting():
+        abandoned = Receipt.objects.filter(event_type="plan_abandoned").count()
+        canceled = Receipt.objects.filter(event_type="plan_canceled").count()
+        assert (abandoned, canceled, Execution.objects.count()) == (
+            (1, 0, 0) if outcomes == ["too late"] else (0, 1, 1)
+        )
+
+
 @pytest.fixture
 def departments(kee: Caller, server: WorkerServer) -> Caller:
-    """Two who each take a wish of their subject."""
+    """Two delegates that each take requests on their subject."""
+    takes = {"type": "object", "properties": {"intent": {"type": "string"}}, "required": ["intent"]}
     for worker_id, tool, does in (
         ("research-dept", "review_literature", "Review the literature on a subject."),
         ("code-dept", "audit_code", "Audit the code of a service."),
     ):
-        takes = {"type": "object", "properties": {"intent": {"type": "string"}}, "required": ["intent"]}
-        with kee.acting():
-            workers.register(
-                caller=kee,
-                original={
-                    "worker_id": worker_id,
-                    "endpoint": server.endpoint,
-                    "tools": [{"name": tool, "description": does, "input_schema": takes}],
-                    "hints": {"expected_runtime": "fast"},
-                    "side_effects": NOTHING,
-                },
-            )
+        make_worker(kee, server, worker_id, tools=[{"name": tool, "description": does, "input_schema": takes}])
     return kee
 
 
@@ -528,23 +409,6 @@ def escalation(**more: Any) -> dict[str, Any]:
         "message": "The proofs are code",
         "escalation": {"intent": "Run them", **more},
     }
-
-
-def test_escalation_in_a_partial_plan_suggests_a_replan(departments: Caller, server: WorkerServer) -> None:
-    make_worker(departments, server)
-    server.escalations[REVIEW] = escalation(suggested_delegate="code-dept")
-    asked = {
-        **call_step("b", "review_literature"),
-        "worker_id": "research-dept",
-        "params": {"intent": REVIEW},
-    }
-    execution = begin(departments, [call_step("a"), asked, REPORT])
-    advance(execution)
-
-    told = report(departments, execution)
-
-    assert told.status == "partial"
-    assert f"Plan again, with code-dept in its place: replan_plan({execution.plan_id}, b)." in told.next_actions
 
 
 def test_escalated_step_is_planned_onto_the_named_sibling(departments: Caller, server: WorkerServer) -> None:
@@ -604,7 +468,6 @@ def test_unusable_suggestion_is_ignored(departments: Caller, server: WorkerServe
 @pytest.mark.parametrize(
     "answer",
     [
-        {"status": "needs_escalation"},
         {"status": "needs_escalation", "escalation": {"suggested_delegate": "code-dept"}},
         {"status": "complete", "escalation": {"intent": "Run them"}},
     ],

@@ -1,17 +1,30 @@
-"""Where an execution goes: decided from the steps alone."""
+"""Decisions and values of executions as pure functions: routing, references, envelopes, reports."""
 
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from apps.core import strict_json
+from apps.executions import reports
+from apps.executions.envelopes import MAX_PAYLOAD_BYTES, complete, failed, recommended
+from apps.executions.errors import UnresolvedReference
 from apps.executions.models import Execution, ExecutionStep
+from apps.executions.references import resolve, steps_named_in
 from apps.executions.routing import critical_steps, dependencies, next_moves
 from apps.executions.states import STEP_TRANSITIONS, TRANSITIONS, Status, StepStatus, Strategy
+from apps.plans.references import Reference, within
 from apps.plans.shapes import StepType
-from tests.executions.making import refused
+from apps.receipts.models import MAX_METADATA
+from tests.executions.making import (
+    refused,
+)
+from tests.factories import T0
 
-EXAMPLE: list[dict[str, Any]] = [
+STEPS: list[dict[str, Any]] = [
     {"step_id": "step-1", "step_type": "queue_execution", "params": {"repo_path": "/x"}, "depends_on": []},
     {"step_id": "step-2", "step_type": "wait_for", "wait_for_step_ids": ["step-1"]},
     {
@@ -31,7 +44,7 @@ EXAMPLE: list[dict[str, Any]] = [
 
 
 def standings(**statuses: StepStatus) -> list[ExecutionStep]:
-    needs, critical = dependencies(EXAMPLE), critical_steps(EXAMPLE)
+    needs, critical = dependencies(STEPS), critical_steps(STEPS)
     return [
         ExecutionStep(
             step_id=step["step_id"],
@@ -40,12 +53,12 @@ def standings(**statuses: StepStatus) -> list[ExecutionStep]:
             depends_on=needs[step["step_id"]],
             critical=step["step_id"] in critical,
         )
-        for step in EXAMPLE
+        for step in STEPS
     ]
 
 
-def test_a_step_waits_for_what_it_declares_gathers_and_refers_to() -> None:
-    assert dependencies(EXAMPLE) == {
+def test_step_depends_on_what_it_declares_aggregates_and_refers_to() -> None:
+    assert dependencies(STEPS) == {
         "step-1": (),
         "step-2": ("step-1",),
         "step-3": ("step-2", "step-1"),
@@ -54,17 +67,14 @@ def test_a_step_waits_for_what_it_declares_gathers_and_refers_to() -> None:
     }
 
 
-def test_what_a_later_step_depends_on_is_critical_unless_it_says_otherwise() -> None:
-    assert critical_steps(EXAMPLE) == {"step-1", "step-2"}
-    assert critical_steps([{**EXAMPLE[0], "critical": False}, *EXAMPLE[1:]]) == {"step-2"}
-
-
-def test_what_a_later_step_only_waits_for_is_critical() -> None:
-    assert critical_steps(EXAMPLE[:2]) == {"step-1"}
+def test_step_that_a_later_step_needs_is_critical() -> None:
+    assert critical_steps(STEPS) == {"step-1", "step-2"}
+    assert critical_steps([{**STEPS[0], "critical": False}, *STEPS[1:]]) == {"step-2"}
+    assert critical_steps(STEPS[:2]) == {"step-1"}
 
 
 @pytest.mark.parametrize("strategy", [*Strategy])
-def test_what_gathers_goes_on_over_a_failure_unless_that_ends_the_plan(strategy: Strategy) -> None:
+def test_aggregate_goes_on_over_an_uncritical_failure(strategy: Strategy) -> None:
     done, failed = StepStatus.COMPLETE, StepStatus.FAILED
 
     uncritical = next_moves(standings(step_1=done, step_2=done, step_3=failed), strategy=strategy, halted_as=None)
@@ -75,9 +85,11 @@ def test_what_gathers_goes_on_over_a_failure_unless_that_ends_the_plan(strategy:
     assert (uncritical.begin, uncritical.halt_as) == (("step-4",), None)
     goes_on = strategy == Strategy.PARTIAL
     assert (critical.begin, critical.halt_as) == ((("step-5",), None) if goes_on else ((), Status.FAILED))
+    assert critical.verdict == critical.halt_as
+    assert goes_on or critical.skip == ("step-5",)
 
 
-def test_steps_begin_when_what_they_wait_for_is_complete() -> None:
+def test_step_begins_when_its_dependencies_are_complete() -> None:
     done = StepStatus.COMPLETE
 
     assert next_moves(standings(), strategy=Strategy.SEQUENTIAL, halted_as=None).begin == ("step-1",)
@@ -88,26 +100,7 @@ def test_steps_begin_when_what_they_wait_for_is_complete() -> None:
     )
 
 
-def test_independent_steps_begin_at_once() -> None:
-    pair = [
-        ExecutionStep(
-            step_id=name, step_type=StepType.CALL_WORKER, status=StepStatus.PENDING, depends_on=[], critical=False
-        )
-        for name in ("a", "b")
-    ]
-
-    assert next_moves(pair, strategy=Strategy.SEQUENTIAL, halted_as=None).begin == ("a", "b")
-
-
-@pytest.mark.parametrize("strategy", [Strategy.SEQUENTIAL, Strategy.PROGRESSIVE, Strategy.ESCALATE])
-def test_a_critical_failure_ends_the_plan(strategy: Strategy) -> None:
-    moves = next_moves(standings(step_1=StepStatus.FAILED), strategy=strategy, halted_as=None)
-
-    assert moves.halt_as == moves.verdict == Status.FAILED
-    assert moves.skip == ("step-2", "step-3", "step-4", "step-5")
-
-
-def test_partial_success_goes_on_with_what_there_is() -> None:
+def test_partial_strategy_goes_on_with_the_results() -> None:
     done, failed, skipped = StepStatus.COMPLETE, StepStatus.FAILED, StepStatus.SKIPPED
 
     moves = next_moves(standings(step_1=done, step_2=done, step_3=failed), strategy=Strategy.PARTIAL, halted_as=None)
@@ -124,7 +117,7 @@ def test_partial_success_goes_on_with_what_there_is() -> None:
     assert moves.verdict == Status.PARTIAL
 
 
-def test_what_comes_after_a_wait_is_not_begun_where_what_was_waited_for_has_failed() -> None:
+def test_step_after_a_wait_for_a_failed_step_is_skipped() -> None:
     done, failed = StepStatus.COMPLETE, StepStatus.FAILED
 
     waited = [*standings(step_1=failed, step_2=done)[:2], one("again", StepType.WAIT_FOR, "step-2", status=done)]
@@ -139,7 +132,7 @@ def one(step_id: str, step_type: StepType, needs: str, *, status: StepStatus = S
     return ExecutionStep(step_id=step_id, step_type=step_type, status=status, depends_on=[needs], critical=False)
 
 
-def test_a_halted_execution_ends_when_nothing_is_in_the_air() -> None:
+def test_halted_execution_ends_when_no_step_is_active() -> None:
     moves = next_moves(
         standings(step_1=StepStatus.QUEUED), strategy=Strategy.SEQUENTIAL, halted_as=Status.BUDGET_EXCEEDED
     )
@@ -153,7 +146,7 @@ def test_a_halted_execution_ends_when_nothing_is_in_the_air() -> None:
 
 @pytest.mark.parametrize("statuses", [*product([StepStatus.COMPLETE, StepStatus.FAILED, StepStatus.PENDING], repeat=3)])
 @pytest.mark.parametrize("strategy", [*Strategy])
-def test_whatever_the_steps_are_routing_comes_to_an_end(statuses: tuple[StepStatus, ...], strategy: Strategy) -> None:
+def test_routing_ends_for_any_statuses(statuses: tuple[StepStatus, ...], strategy: Strategy) -> None:
     steps = standings(step_1=statuses[0], step_3=statuses[1], step_4=statuses[2])
     for _ in range(10):
         moves = next_moves(steps, strategy=strategy, halted_as=None)
@@ -174,25 +167,160 @@ def test_whatever_the_steps_are_routing_comes_to_an_end(statuses: tuple[StepStat
     pytest.fail("no verdict after ten looks")
 
 
-@pytest.mark.parametrize(("before", "after"), [*product(Status, Status)])
-def test_an_execution_goes_only_where_the_table_says(before: Status, after: Status) -> None:
-    execution = Execution(status=before)
-
-    if after in TRANSITIONS[before] or after == before:
-        execution.move_to(after)
-        assert execution.status == after
-    else:
-        with refused("illegal_transition"):
+def test_only_listed_transitions_are_allowed() -> None:
+    for before, after in product(Status, Status):
+        execution = Execution(status=before)
+        with nullcontext() if after in {*TRANSITIONS[before], before} else refused("illegal_transition"):
             execution.move_to(after)
+    for step_before, step_after in product(StepStatus, StepStatus):
+        step = ExecutionStep(status=step_before)
+        with nullcontext() if step_after in STEP_TRANSITIONS[step_before] else refused("illegal_transition"):
+            step.move_to(step_after)
 
 
-@pytest.mark.parametrize(("before", "after"), [*product(StepStatus, StepStatus)])
-def test_a_step_goes_only_where_the_table_says(before: StepStatus, after: StepStatus) -> None:
-    step = ExecutionStep(status=before)
+ENVELOPES: dict[str, dict[str, Any]] = {
+    "step-1": {
+        "payload": {"files": ["a.py", "b.py"], "score": 7.5, "nested": {"x": {"y": 1}}},
+        "result_pointer": "artifact:1",
+    },
+    "step-2": {"payload": None, "result_pointer": "artifact:2"},
+}
 
-    if after in STEP_TRANSITIONS[before]:
-        step.move_to(after)
-        assert step.status == after
-    else:
-        with refused("illegal_transition"):
-            step.move_to(after)
+
+BEHIND = {"step-2": {"text": "long"}}
+
+
+def resolved(value: Any) -> Any:
+    return resolve(value, envelopes=ENVELOPES, payload_of=BEHIND.get)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("{{step-1.result_pointer}}", "artifact:1"),
+        ("{{step-1.files}}", ["a.py", "b.py"]),
+        ("{{step-1.files.1}}", "b.py"),
+        ("{{step-1.score}}", 7.5),
+        ("{{step-1.nested.x.y}}", 1),
+        ("score {{step-1.score}} of {{step-1.files}}", 'score 7.5 of ["a.py", "b.py"]'),
+        ({"deep": ["{{step-2.text}}", 5, None, True]}, {"deep": ["long", 5, None, True]}),
+        ("no {{ reference", "no {{ reference"),
+    ],
+)
+def test_reference_becomes_the_named_value(given: Any, expected: Any) -> None:
+    assert resolved(given) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "{{step-3.result_pointer}}",
+        "{{step-1.absent}}",
+        "{{step-1.files.2}}",
+        "{{step-1.score.deeper}}",
+        f"{{{{step-1.files.{'9' * 5_000}}}}}",
+    ],
+)
+def test_reference_to_nothing_is_refused(given: str) -> None:
+    with pytest.raises(UnresolvedReference):
+        resolved({"param": given})
+
+
+@pytest.mark.parametrize(
+    "given", ["{{a.b.c}}", "{{step-1.files.0}} {{step_2.x-y.$z}}", "{{.x}}", "{{a b.c}}", "{{a.}}", "{{é.x}}"]
+)
+def test_planner_and_executions_see_the_same_references(given: str) -> None:
+    planned = {found.step_id for found in within(given) if isinstance(found, Reference)}
+
+    assert steps_named_in(given) == planned
+
+
+def test_value_of_a_reference_is_not_resolved_again() -> None:
+    envelopes: dict[str, Any] = {
+        "step-1": {"payload": {"text": "{{step-1.secret}}", "secret": "x"}, "result_pointer": None}
+    }
+
+    assert resolve("{{step-1.text}}", envelopes=envelopes, payload_of=BEHIND.get) == "{{step-1.secret}}"
+
+
+def test_references_are_found_at_any_depth() -> None:
+    assert steps_named_in({"a": ["{{step-1.x}}", {"b": "see {{step-2.y.0}}"}]}) == {"step-1", "step-2"}
+
+
+STEP = ExecutionStep(
+    step_id="a",
+    step_type=StepType.CALL_WORKER,
+    definition={"worker_id": "texter", "tool_name": "echo"},
+    execution=Execution(plan_id="plan-1"),
+)
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "漢"])
+def test_envelope_carries_a_result_up_to_its_limit(letter: str) -> None:
+    room, size = MAX_PAYLOAD_BYTES - len('{"text": ""}'), len(letter.encode())
+    fits = letter * (room // size) + "x" * (room % size)
+
+    for text, carried in ((fits, True), (fits + "x", False)):
+        result = {"text": text}
+        envelope = complete(STEP, result=result, result_pointer="artifact:1", ended_at=T0)
+        assert envelope["payload"] == (result if carried else None)
+
+
+def line(number: int, result: dict[str, Any] | str) -> ExecutionStep:
+    """A step that has found this, or has failed with these words."""
+    envelope = (
+        failed(STEP, code="worker_refused", message=result, retryable=False, ended_at=T0)
+        if isinstance(result, str)
+        else complete(STEP, result=result, result_pointer="artifact:1", ended_at=T0)
+    )
+    return ExecutionStep(
+        step_id=f"step-{number}",
+        step_type=StepType.CALL_WORKER,
+        status=envelope["status"],
+        definition=STEP.definition,
+        execution=STEP.execution,
+        envelope=envelope,
+    )
+
+
+LETTERS = st.sampled_from(["x", "é", "漢", "\n", "\U0001f600"])
+
+
+RESULTS = st.one_of(
+    st.builds(lambda names, letter: {f"k{one}": letter * 600 for one in range(names)}, st.integers(0, 20), LETTERS),
+    st.builds(lambda letter: letter * 3_000, LETTERS),
+)
+
+
+@given(st.lists(RESULTS, max_size=120))
+def test_results_in_a_receipt_leave_room(found: list[dict[str, Any] | str]) -> None:
+    steps = [line(number, one) for number, one in enumerate(found)]
+    whole = [one.model_dump() for one in reports.results(steps)]
+
+    told = reports.results_for_receipt(steps)
+
+    assert strict_json.size(told) <= MAX_METADATA * 2 // 3
+    assert [one["step_id"] for one in told] == [one["step_id"] for one in whole][: len(told)]
+    assert told == whole or strict_json.size(whole) > MAX_METADATA // 2
+    assert len(told) >= min(len(whole), 30)
+
+
+LEARNED = "The nightly build of the parser fails on Mondays."
+
+
+ASKED = {"promote": True, "domain": "builds", "observation": LEARNED, "reasoning": "Seen thrice", "confidence": 0.9}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        None,
+        {**ASKED, "promote": "yes"},
+        {**ASKED, "domain": " "},
+        {**ASKED, "observation": "", "reasoning": ""},
+        {**ASKED, "confidence": 1.1},
+    ],
+)
+def test_malformed_recommendation_is_none(asked: Any) -> None:
+    assert recommended({"promotion_recommendation": asked}) is None
+    assert recommended(asked) is None

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,26 +20,29 @@ from hypothesis import strategies as st
 from apps.core.sql import database_now
 from apps.executions import calls, handlers
 from apps.executions.models import Execution, ExecutionStep, WorkerJob
-from apps.executions.services import advancing, answering, worker_jobs
+from apps.executions.services import advancing, worker_jobs
 from apps.executions.states import Mode
-from apps.principals.models import Tenant
-from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors as task_selectors
 from apps.tasks import services as tasks
 from apps.tasks.jobs import executor
 from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import LiveTask
-from apps.tasks.services import QueuedTask, QueueRequest
-from apps.tasks.shapes import TaskStatus
+from apps.tasks.services import QueuedTask
 from apps.workers.models import Allowance, Call
-from apps.workers.services.health import heartbeat
-from apps.workers.services.registry import register
-from apps.workers.trust import CALLS_PER_HOUR, Tier, share_of_an_hour
-from tests.executions.making import REPORT, advance, begin, refused
+from apps.workers.trust import CALLS_PER_HOUR, share_of_an_hour
+from tests.executions.making import (
+    REPORT,
+    advance,
+    begin,
+    cancel,
+    cancel_task,
+    make_writing_worker,
+    report_health,
+)
+from tests.executions.test_handler import queue_call, seen
 from tests.executions.workers import WorkerServer
-from tests.factories import make_caller, make_tenant
-from tests.workers.factories import NOTHING, enroll, make_key, signed
+from tests.workers.factories import NOTHING
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,46 +53,19 @@ TOOLS = {"start_count": NUMBER, "get_count_status": JOB_ID, "get_count_result": 
 CANCELABLE = {**TOOLS, "cancel_count": JOB_ID, "start_held_count": NUMBER}
 
 
-@pytest.fixture
-def tenant(transactional_db: None) -> Tenant:
-    return make_tenant("acme")
-
-
-@pytest.fixture
-def kee(tenant: Tenant) -> Caller:
-    return make_caller(tenant, "Kee", Kind.AI)
-
-
 def make_counter(caller: Caller, server: WorkerServer, *, writes: bool = False, tools: Any = TOOLS) -> None:
     """Register the test server as a worker that counts in its own jobs."""
-    key = make_key()
-    manifest = {
-        "worker_id": "counter",
-        "endpoint": server.endpoint,
-        "tools": [{"name": name, "description": name, "input_schema": schema} for name, schema in tools.items()],
-        "constraints": {"timeout_seconds": 20},
-        "hints": {"expected_runtime": "long"},
-        "side_effects": {**NOTHING, "filesystem": "write"} if writes else NOTHING,
-        "trust": {"tier": "trusted"},
-    }
-    with caller.acting():
-        enroll(caller, key, ceiling=Tier.TRUSTED)
-        register(caller=caller, original=signed(manifest, key))
+    offered = [{"name": name, "description": name, "input_schema": schema} for name, schema in tools.items()]
+    effects = {} if writes else {"side_effects": NOTHING}
+    make_writing_worker(caller, server, "counter", tools=offered, hints={"expected_runtime": "long"}, **effects)
 
 
 def queue_count(caller: Caller, tool_name: str = "start_count") -> QueuedTask:
-    params = {"worker_id": "counter", "tool_name": tool_name, "params": {"number": 3}}
-    with caller.acting():
-        return tasks.queue(requester=caller, request=QueueRequest(task_type="mcp_worker_call", params=params))
+    return queue_call(caller, tool_name, {"number": 3}, worker_id="counter")
 
 
 def number_of(task: QueuedTask) -> int:
     return int(task.task_id.removeprefix("task_"))
-
-
-def seen(caller: Caller, task: QueuedTask) -> TaskStatus:
-    with caller.acting():
-        return task_selectors.status(task.task_id)
 
 
 def lease_of(caller: Caller) -> datetime:
@@ -99,11 +74,6 @@ def lease_of(caller: Caller) -> datetime:
         expires_at = LiveTask.objects.values_list("lease_expires_at", flat=True).get()
     assert expires_at is not None
     return expires_at
-
-
-def say(caller: Caller, status: str) -> None:
-    with caller.acting():
-        heartbeat(caller=caller, worker_id="counter", status=status, current_load=0, available=True)
 
 
 def until(happened: Callable[[], object], what: str) -> None:
@@ -150,11 +120,6 @@ def executing(caller: Caller, task: QueuedTask) -> Iterator[None]:
             over.set()
 
 
-def cancel(caller: Caller, task: QueuedTask) -> None:
-    with caller.acting():
-        tasks.cancel(caller=caller, task_id=number_of(task))
-
-
 def keep_job(caller: Caller, *, task_id: int | None = None, **changes: Any) -> None:
     """A job that a call has started."""
     now = database_now()
@@ -187,29 +152,16 @@ def test_job_is_followed_to_its_result_under_one_task(kee: Caller, server: Worke
     assert task_selectors.shown(opened.content, opened.media_type) == server.counted
 
 
-@pytest.mark.parametrize(
-    ("answer", "status"),
-    [
-        ({"status": "complete"}, ("succeeded", None)),
-        ({"status": "failed", "message": "no numbers left"}, ("failed", "job_failed")),
-    ],
-)
-def test_pointer_or_failure_of_job_ends_the_task(
-    kee: Caller, server: WorkerServer, answer: dict[str, Any], status: tuple[str, str | None]
-) -> None:
+def test_pointer_that_a_job_answers_is_the_tasks_result(kee: Caller, server: WorkerServer) -> None:
     make_counter(kee, server, tools=CANCELABLE)
     server.counted = {"result_pointer": "s3://bucket/counted.json", "summary": "Counted"}
     task = queue_count(kee)
     with executing(kee, task):
         until(lambda: server.jobs, "the job's start")
-        server.jobs["job-1"] = answer
+        server.jobs["job-1"] = {"status": "complete"}
 
-    done = seen(kee, task)
-    assert (done.status, (done.error or {}).get("code"), done.run_id) == (*status, 1)
-    assert done.result_pointer == ("s3://bucket/counted.json" if done.status == "succeeded" else None)
-    assert done.status == "succeeded" or "no numbers left" in (done.error or {})["message"]
+    assert (seen(kee, task).status, seen(kee, task).result_pointer) == ("succeeded", "s3://bucket/counted.json")
     with kee.acting():
-        assert Call.objects.get().ok == (done.status == "succeeded")
         assert not WorkerJob.objects.exists()
 
 
@@ -218,8 +170,8 @@ def test_pointer_or_failure_of_job_ends_the_task(
     [
         ({"counted": {"result_pointer": "s3://bucket/" + "y" * 2500}}, "unrecordable_result", ""),
         ({"counted": {"text": "a\x00b"}}, "worker_refused", "can't be stored"),
-        ({"counted": {"number": 2**70}}, "worker_refused", "can't be stored"),
         ({"counted_refused": True}, "job_failed", "result_withheld"),
+        ({}, "job_failed", "no numbers left"),
     ],
 )
 def test_job_with_unusable_result_is_not_started_again(
@@ -231,7 +183,7 @@ def test_job_with_unusable_result_is_not_started_again(
     task = queue_count(kee)
     with executing(kee, task):
         until(lambda: server.jobs, "the job's start")
-        server.jobs["job-1"] = {"status": "complete"}
+        server.jobs["job-1"] = {"status": "complete" if broken else "failed", "message": "no numbers left"}
 
     done = seen(kee, task)
     assert (done.status, done.run_id, server.calls["start_count"]) == ("failed", 1, 1)
@@ -240,7 +192,7 @@ def test_job_with_unusable_result_is_not_started_again(
 
 
 def test_next_run_follows_the_job_of_a_killed_process(kee: Caller, server: WorkerServer) -> None:
-    make_counter(kee, server, writes=True)
+    make_counter(kee, server, writes=True, tools=CANCELABLE)
     task = queue_count(kee)
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     code = (
@@ -255,25 +207,14 @@ def test_next_run_follows_the_job_of_a_killed_process(kee: Caller, server: Worke
         process.wait()
     with kee.acting():
         LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
+    worker_jobs.cancel_unwanted()
     server.jobs["job-1"] = {"status": "complete"}
 
     execute_queue(kee.tenant_id, "execute")
 
     done = seen(kee, task)
-    assert (done.status, done.run_id, server.calls["start_count"]) == ("succeeded", 2, 1)
-
-
-def test_next_run_follows_the_job_of_a_run_that_lost_its_lease(kee: Caller, server: WorkerServer) -> None:
-    make_counter(kee, server, tools=CANCELABLE)
-    task = queue_count(kee)
-    with executing(kee, task):
-        until(lambda: server.calls["get_count_status"], "the first look")
-        with kee.acting():
-            tasks.revoke_lease(task_id=number_of(task))
-        until(lambda: seen(kee, task).run_id == 2, "the next run")
-        server.jobs["job-1"]["status"] = "complete"
-
-    assert (seen(kee, task).status, server.calls["cancel_count"], server.calls["start_count"]) == ("succeeded", 0, 1)
+    assert (done.status, done.run_id) == ("succeeded", 2)
+    assert (server.calls["start_count"], server.calls["cancel_count"]) == (1, 0)
 
 
 @pytest.mark.parametrize(("writes", "status", "starts"), [(False, "succeeded", 2), (True, "failed", 1)])
@@ -304,7 +245,7 @@ def test_job_of_a_canceled_task_is_canceled_once(kee: Caller, server: WorkerServ
             server.jobs["job-1"]["ends_when_told"] = True
         worker_jobs.cancel_unwanted()
         before = server.calls["cancel_count"]
-        cancel(kee, task)
+        cancel_task(kee)
 
     worker_jobs.cancel_unwanted()
     worker_jobs.cancel_unwanted()
@@ -322,7 +263,7 @@ def test_job_that_starts_after_the_cancel_of_its_task_is_canceled(
     task = queue_count(kee, "start_held_count")
     with executing(kee, task):
         assert server.entered.wait(20)
-        cancel(kee, task)
+        cancel_task(kee)
         renewed = lease_of(kee) + timedelta(seconds=1)
         until(lambda: lease_of(kee) > renewed, "a run that knows of the cancel and still waits")
         server.gate.set()
@@ -333,7 +274,7 @@ def test_job_that_starts_after_the_cancel_of_its_task_is_canceled(
     assert (seen(kee, task).status, server.jobs["job-1"]["status"]) == ("canceled", "canceled")
 
 
-@pytest.mark.parametrize("way", ["queued", "worker away", "lease lost"])
+@pytest.mark.parametrize("way", ["worker away", "lease lost"])
 def test_job_is_canceled_if_its_task_is_canceled_between_runs(
     kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -342,17 +283,17 @@ def test_job_is_canceled_if_its_task_is_canceled_between_runs(
     make_counter(kee, server, tools=CANCELABLE)
     task = queue_count(kee)
     for status in ("healthy", "offline") if way == "worker away" else ("healthy",):
-        say(kee, status)
+        report_health(kee, status, "counter")
         execute_queue(kee.tenant_id, "execute")
     if way == "lease lost":
         with kee.acting():
             tasks.lease(worker=kee, queues=["execute"])
-    cancel(kee, task)
+    cancel_task(kee)
     if way == "lease lost":
         with kee.acting():
             LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
         tasks.end_what_must()
-    say(kee, "healthy")
+    report_health(kee, "healthy", "counter")
     server.jobs["job-1"]["ends_when_told"] = True
 
     worker_jobs.cancel_unwanted()
@@ -382,8 +323,7 @@ def test_job_is_canceled_if_its_execution_ends_during_the_direct_call(
     execution = begin_count(kee, "start_held_count")
     with beside(lambda: advance(execution)):
         assert server.entered.wait(20)
-        with kee.acting():
-            answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+        cancel(kee, execution)
         until(lambda: len(looks) > 9, "a call that goes on after the cancel")
         server.gate.set()
     server.jobs["job-1"]["ends_when_told"] = True
@@ -469,7 +409,7 @@ def test_job_that_another_task_follows_is_not_canceled(kee: Caller, server: Work
         keep_job(kee, task_id=number_of(task))
     worker_jobs.cancel_unwanted()
     before = server.jobs["job-1"]["status"]
-    cancel(kee, task)
+    cancel_task(kee)
 
     worker_jobs.cancel_unwanted()
 
@@ -481,66 +421,23 @@ def test_cancel_is_retried_while_the_worker_is_away_for_a_day(kee: Caller, serve
     server.jobs["job-1"] = {"status": "running", "ends_when_told": True}
     with kee.acting():
         keep_job(kee)
-    say(kee, "offline")
+    report_health(kee, "offline", "counter")
     worker_jobs.cancel_unwanted()
     with kee.acting():
         job = WorkerJob.objects.get()
         assert (job.tries, job.next_at > database_now()) == (1, True)
         WorkerJob.objects.update(next_at=database_now())
-    say(kee, "healthy")
+    report_health(kee, "healthy", "counter")
     worker_jobs.cancel_unwanted()
     assert server.jobs["job-1"]["status"] == "canceled"
 
     with kee.acting():
         keep_job(kee, tries=275)
-    say(kee, "offline")
+    report_health(kee, "offline", "counter")
     worker_jobs.cancel_unwanted()
 
     with kee.acting():
         assert not WorkerJob.objects.exists()
-
-
-def test_job_is_left_to_others_and_given_up_when_overdue(kee: Caller, server: WorkerServer) -> None:
-    make_counter(kee, server)
-    server.jobs["job-7"] = {"status": "running"}
-    answer = {"job_id": "job-7", "estimated_duration_seconds": 1}
-    with kee.acting():
-        target = calls.target_of(worker_id="counter", tool_name="start_count")
-        job, row = worker_jobs.begin(target, answer, tenant_id=kee.tenant_id, task_id=None)
-        assert (job is not None, row) == (True, None)
-        assert job is not None
-        watch = worker_jobs.watch(target, job, on_progress=lambda *_: None, canceled=lambda: False)
-        old = replace(job, began_at=job.began_at - 2 * job.allowed)
-        late = worker_jobs.watch(target, old, on_progress=lambda *_: None, canceled=lambda: False)
-
-    assert worker_jobs.kept_job(job.checkpoint()) == job
-    assert worker_jobs.kept_job(worker_jobs.LOST) is None
-    assert worker_jobs.follow(watch, patience=timedelta(0)) is None
-    with refused("job_overdue"):
-        worker_jobs.follow(late, patience=timedelta(0))
-
-
-def test_each_absence_of_the_worker_counts_from_its_own_start(
-    kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(status: str) -> TaskStatus:
-        say(kee, status)
-        execute_queue(kee.tenant_id, "execute")
-        with kee.acting():
-            LiveTask.objects.update(ready_at=database_now(), due_at=None)
-        return seen(kee, task)
-
-    monkeypatch.setattr(handlers, "_FOLLOWED_FOR", timedelta(0))
-    monkeypatch.setattr(executor, "_PATIENCE_SECONDS", 0.5)
-    make_counter(kee, server)
-    task = queue_count(kee)
-    for status in ("healthy", "offline", "healthy"):
-        assert run(status).status == "queued"
-    monkeypatch.setattr(calls, "WORKER_AWAY", timedelta(microseconds=1))
-
-    away = run("offline")
-
-    assert (away.status, away.failures, server.calls["start_count"]) == ("queued", 0, 1)
 
 
 @given(st.floats(0, 86_400), st.floats(0.25, 10), st.floats(0, 86_400))
@@ -562,7 +459,6 @@ def test_poll_pause_is_a_twentieth_of_estimate_or_age(estimate: float, pause: fl
         ),
         ("start", ["jobStatus", "jobResult"], ("jobStatus", "jobResult")),
         ("start", ["get_job_status", "get_index_result"], None),
-        ("start", ["get_job_status"], None),
         ("get_job_result", ["get_job_status", "get_job_result"], None),
     ],
 )
@@ -575,28 +471,18 @@ def test_status_and_result_tools_are_found_by_name(tool: str, names: list[str], 
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("tools", "answer"),
     [
-        {"job_id": "", "estimated_duration_seconds": 1},
-        {"job_id": 7, "estimated_duration_seconds": 1},
-        {"job_id": "j"},
-        {"job_id": "j", "estimated_duration_seconds": -1},
-        {"job_id": "j", "estimated_duration_seconds": True},
-        {"job_id": "j", "estimated_duration_seconds": "soon"},
+        ({"start_count": NUMBER}, {"job_id": "j", "estimated_duration_seconds": 1}),
+        (TOOLS, {"job_id": "", "estimated_duration_seconds": 1}),
+        (TOOLS, {"job_id": "j"}),
+        (TOOLS, {"job_id": "j", "estimated_duration_seconds": -1}),
+        (TOOLS, {"job_id": "j", "estimated_duration_seconds": True}),
     ],
 )
-def test_malformed_job_answer_is_a_result(kee: Caller, server: WorkerServer, answer: Any) -> None:
-    make_counter(kee, server)
+def test_answer_that_names_no_job_is_a_result(kee: Caller, server: WorkerServer, tools: Any, answer: Any) -> None:
+    make_counter(kee, server, tools=tools)
     with kee.acting():
         target = calls.target_of(worker_id="counter", tool_name="start_count")
 
         assert worker_jobs.begin(target, answer, tenant_id=kee.tenant_id, task_id=None) == (None, None)
-
-
-def test_job_answer_without_status_tools_is_a_result(kee: Caller, server: WorkerServer) -> None:
-    make_counter(kee, server, tools={"start_count": NUMBER})
-    task = queue_count(kee)
-
-    execute_queue(kee.tenant_id, "execute")
-
-    assert (seen(kee, task).status, server.calls["get_count_status"]) == ("succeeded", 0)

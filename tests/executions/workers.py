@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from mcp import MCPError
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import INTERNAL_ERROR
 from starlette.applications import Starlette
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
@@ -112,10 +110,6 @@ def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of sm
     @server.tool()
     def crash() -> dict[str, Any]:
         raise RuntimeError("told to nobody")
-
-    @server.tool()
-    def crash_and_tell() -> dict[str, Any]:
-        raise MCPError(INTERNAL_ERROR, "SystemError: the parser is confused")
 
     @server.tool()
     def flood(size: int) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import pytest
 
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
-from tests.executions.making import do_task, make_worker
-from tests.executions.test_submitted_plans import handmade, post_approval
+from tests.executions.making import do_task, handmade, make_worker, post_approval
 from tests.executions.workers import WorkerServer, serving
 from tests.factories import make_caller, make_token
 from tests.journeys.test_bundled_workers import ask

@@ -282,7 +282,7 @@ MUTANTS: Final = (
         file="apps/executions/references.py",
         text="        return _named(whole, envelopes, payload_of)\n",
         replacement="        return resolve(_named(whole, envelopes, payload_of), envelopes=envelopes, payload_of=payload_of)\n",
-        tests=("tests/executions/test_references.py",),
+        tests=("tests/executions/test_routing.py",),
     ),
     # Plans
     Mutant(

@@ -47,9 +47,16 @@ GENTLE = (
     tool("find_orders", "Query the orders of a shop by price.", shape(min_price=NUMBER, max_price=NUMBER), OK),
     tool("lint_rust_code", "Lint Rust code for style.", shape("path", path=STRING), shape(findings={"type": "array"})),
     tool("convert_csv", "Convert a CSV file to JSON.", shape("path", path=STRING), shape(json_pointer=STRING)),
-    tool("press_apples", "Press the apples of a batch to juice.", shape("batch", batch=STRING), shape(juice=STRING)),
-    tool("ferment_juice", "Ferment juice to cider.", shape("juice", juice=STRING), shape(cider=STRING)),
-    tool("taste_cider", "Taste cider.", shape("cider", cider=STRING), shape(notes=STRING)),
+    tool(
+        "press_apples",
+        "Press the apples of a batch into juice.",
+        shape("batch", batch=STRING),
+        shape(juice_pointer=STRING),
+    ),
+    tool(
+        "ferment_juice", "Ferment pressed juice.", shape("juice_pointer", juice_pointer=STRING), shape(cider_id=STRING)
+    ),
+    tool("taste_cider", "Taste the cider.", shape("cider_id", cider_id=STRING), shape(note=STRING)),
 )
 OFFICE = Catalogue(
     9,
