@@ -132,17 +132,12 @@ class Bench:
         """A row for each peer."""
         return compare(case, ours, peers, rounds=self.scale.rounds, **about)
 
-    def asking(self, method: str, path: str, body: Callable[[], Any] | None = None, token: str | None = None) -> Work:
+    def asking(self, method: str, path: str, body: Callable[[], Any] | None = None) -> Work:
         """The same request to the web process again and again, with a new body each time."""
 
         def work(_number: int) -> Operation:
-            client = Client(self.web(), token or self.tokens[0])
-
-            def ask() -> int:
-                client.ask(method, path, None if body is None else body())
-                return 1
-
-            return ask
+            client = Client(self.web(), self.tokens[0])
+            return lambda: client.ask(method, path, None if body is None else body()) and None
 
         self.web()
         return work

@@ -182,20 +182,11 @@ def _of_types(types: Sequence[str], *, required: bool) -> dict[str, Any]:
 
 
 # A small set of our own: tools named by a verb and a thing, asked for in words that only some of them say.
-_THINGS: Final = {
-    "invoice": "bill",
-    "contract": "agreement",
-    "photo": "snapshot",
-    "recording": "tape",
-    "sensor": "probe",
-    "ledger": "accounts",
-    "map": "chart",
-    "patent": "filing",
-    "recipe": "dish",
-    "roster": "staffing",
-    "voucher": "coupon",
-    "warranty": "guarantee",
-}
+_NAMES: Final = (
+    "invoice/bill contract/agreement photo/snapshot recording/tape sensor/probe ledger/accounts "
+    "map/chart patent/filing recipe/dish roster/staffing voucher/coupon warranty/guarantee"
+)
+_THINGS: Final = dict(pair.split("/") for pair in _NAMES.split())
 _VERBS: Final = {
     "create": ("create", "set up", "put together"),
     "update": ("update", "revise", "bring up to date"),

@@ -17,8 +17,8 @@ from django.test.utils import CaptureQueriesContext
 from rich.console import Console
 from rich.table import Table
 
-Operation = Callable[[], int]
-"""Does it once and returns how many units that were."""
+Operation = Callable[[], int | None]
+"""Does it once and returns how many units that were; None for one."""
 Work = Callable[[int], Operation]
 """Prepares a client, in its own process, by its number."""
 
@@ -85,7 +85,7 @@ def drive(work: Work, *, clients: int = 1, seconds: float | None = None, times: 
         units, latencies = 0, []
         began = before = time.perf_counter()
         while (times is None or len(latencies) < times) and (seconds is None or before - began < seconds):
-            units += operation()
+            units += operation() or 1
             now = time.perf_counter()
             latencies.append(now - before)
             before = now

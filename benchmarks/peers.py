@@ -5,8 +5,6 @@ Celery's workers load this module without Django: `celery -A benchmarks.peers`.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +13,7 @@ import redis
 from celery import Celery
 from django.conf import settings
 
-from benchmarks.measure import ClientFailed, Measure, Operation, Slice, Work, drive
+from benchmarks.measure import ClientFailed, Operation, Slice, Work, drive
 
 if TYPE_CHECKING:
     from benchmarks.bench import Bench
@@ -99,18 +97,13 @@ def _messages(queue: str) -> Work:
         with app.producer_or_acquire() as producer:
             producer.connection.ensure_connection()
 
-        def queue_one() -> int:
-            echo.apply_async(kwargs={"n": 1}, queue=queue)
-            return 1
-
-        return queue_one
+        return lambda: echo.apply_async(kwargs={"n": 1}, queue=queue) and None
 
     return work
 
 
 _OPTIONS: Final = "-c role=none -c search_path=procrastinate"
 _LEFT: Final = "select count(*) as jobs from procrastinate_jobs where queue_name = %(queue)s and status = 'todo'"
-_Cycle = Callable[[Any, Any, str], Awaitable[None]]
 
 
 class Procrastinate:
@@ -127,53 +120,44 @@ class Procrastinate:
         """Whether the library is there; it comes with the extra `rivals`."""
         return find_spec("procrastinate") is not None
 
-    def producing(self, *, batch: int, clients: int, seconds: float) -> Measure:
+    def producing(self, *, batch: int, clients: int, seconds: float) -> Slice:
         """Each client defers one batch after the other."""
+        return drive(_cycles("produced", batch, deferred=batch), clients=clients, seconds=seconds)
 
-        async def cycle(manager: Any, _worker: Any, queue: str) -> None:
-            await _defer(manager, queue, batch)
-
-        return partial(drive, _cycles("produced", cycle, batch), clients=clients, seconds=seconds)
-
-    def whole(self, *, batch: int, clients: int, seconds: float) -> Measure:
+    def whole(self, *, batch: int, clients: int, seconds: float) -> Slice:
         """Each client defers a batch of jobs, fetches them one by one, as its workers do, and finishes each."""
+        return drive(_cycles("bench", batch, deferred=batch, finished=batch), clients=clients, seconds=seconds)
 
-        async def cycle(manager: Any, worker: Any, queue: str) -> None:
-            await _defer(manager, queue, batch)
-            await _finish(manager, worker, queue, batch)
-
-        return partial(drive, _cycles("bench", cycle, batch), clients=clients, seconds=seconds)
-
-    def finishing(self, *, batch: int, clients: int, seconds: float, times: int) -> Measure:
+    def finishing(self, *, batch: int, clients: int, seconds: float, times: int) -> Slice:
         """Each client fetches and finishes jobs that were deferred before, so many batches at most."""
-
-        async def stock(manager: Any, _worker: Any, queue: str) -> None:
-            left = await manager.connector.execute_query_one_async(_LEFT, queue=queue)
-            await _defer(manager, queue, times * batch - left["jobs"])
-
-        async def cycle(manager: Any, worker: Any, queue: str) -> None:
-            await _finish(manager, worker, queue, batch)
-
-        def measure() -> Slice:
-            drive(_cycles(_STOCK, stock, 0), clients=clients, times=1)
-            return drive(_cycles(_STOCK, cycle, batch), clients=clients, seconds=seconds, times=times)
-
-        return measure
+        drive(_cycles(_STOCK, 0, filled=times * batch), clients=clients, times=1)
+        return drive(_cycles(_STOCK, batch, finished=batch), clients=clients, seconds=seconds, times=times)
 
 
-def _cycles(queues: str, cycle: _Cycle, batch: int) -> Work:
+def _cycles(queues: str, units: int, *, deferred: int = 0, filled: int = 0, finished: int = 0) -> Work:
+    """In each cycle a client defers jobs into its queue, or fills it, and finishes some."""
+
     def work(number: int) -> Operation:
+        from procrastinate.jobs import Status  # noqa: PLC0415  # an extra
         from procrastinate.manager import JobManager  # noqa: PLC0415  # an extra
 
-        loop = asyncio.new_event_loop()
-        connector = _connector()
+        loop, connector, queue = asyncio.new_event_loop(), _connector(), f"{queues}-{number}"
         loop.run_until_complete(connector.open_async())
         manager = JobManager(connector)
         worker = loop.run_until_complete(manager.register_worker())
 
+        async def cycle() -> None:
+            await _defer(manager, queue, deferred)
+            if filled:
+                left = await connector.execute_query_one_async(_LEFT, queue=queue)
+                await _defer(manager, queue, filled - left["jobs"])
+            for _ in range(finished):
+                job = await manager.fetch_job(queues=[queue], worker_id=worker)
+                await manager.finish_job(job, status=Status.SUCCEEDED, delete_job=False)
+
         def once() -> int:
-            loop.run_until_complete(cycle(manager, worker, f"{queues}-{number}"))
-            return batch
+            loop.run_until_complete(cycle())
+            return units
 
         return once
 
@@ -189,14 +173,6 @@ async def _defer(manager: Any, queue: str, number: int) -> None:
         await manager.defer_job_async(drafts[0])
     elif drafts:
         await manager.batch_defer_jobs_async(drafts)
-
-
-async def _finish(manager: Any, worker: Any, queue: str, number: int) -> None:
-    from procrastinate.jobs import Status  # noqa: PLC0415  # an extra
-
-    for _ in range(number):
-        job = await manager.fetch_job(queues=[queue], worker_id=worker)
-        await manager.finish_job(job, status=Status.SUCCEEDED, delete_job=False)
 
 
 def _connector() -> Any:

@@ -18,19 +18,9 @@ from apps.digests.selectors import read_inbox
 from apps.digests.services import PolicyChange, Posted
 from apps.principals.tenancy import Caller
 from apps.receipts.services import Group, Poster, ReceiptDraft
+from benchmarks import measure
 from benchmarks.bench import HELLO, SOURCE, Bench
-from benchmarks.measure import (
-    ClientFailed,
-    Countdown,
-    Operation,
-    Row,
-    Slice,
-    Work,
-    apart,
-    drive,
-    side_by_side,
-    statements,
-)
+from benchmarks.measure import Countdown, Operation, Row, Slice, Work
 
 _SUMMARY: Final = "What happened. " * 8
 _BATCHES: Final = (10, 50, 500)
@@ -42,7 +32,7 @@ _BARE: Final = "a bare INSERT"
 
 def run(bench: Bench) -> Iterator[Row]:
     """Every case of the suite."""
-    apart(_make_table)
+    measure.apart(_make_table)
     yield from _posts(bench)
     yield from _reads(bench)
     yield from _over_http(bench)
@@ -62,16 +52,16 @@ def _posts(bench: Bench) -> Iterator[Row]:
     ]
     for case, among, batch, things, clients in cases:
         work = _posting(poster, among, batch=batch, things=things)
-        about = {"clients": clients, "batch": batch, "statements": statements(work)}
+        about = {"clients": clients, "batch": batch, "statements": measure.statements(work)}
         yield bench.row(case, work, partial(_inserting, batch), _BARE, unit="posts/s", **about)
 
 
 def _reads(bench: Bench) -> Iterator[Row]:
     reader = bench.agents[-1]
-    drive(_posting(bench.poster, [reader], batch=500), times=2)
+    measure.drive(_posting(bench.poster, [reader], batch=500), times=2)
     for case, act in (("read 50 entries", _read), ("read and ack ten entries", _read_and_ack)):
-        work = partial(_repeating, partial(act, reader))
-        yield Row.of(case, [drive(work, times=20)], statements=statements(work))
+        work = partial(_repeated, partial(act, reader))
+        yield Row.of(case, [measure.drive(work, times=20)], statements=measure.statements(work))
 
 
 def _over_http(bench: Bench) -> Iterator[Row]:
@@ -98,18 +88,18 @@ def _visible(bench: Bench) -> Row:
         with reader.acting():
             services.set_policy(**names, change=PolicyChange(window=_WINDOW), now=timezone.now())
 
-    apart(set_window)
+    measure.apart(set_window)
     # The Celery workers have started once they have published something.
     first = Countdown(1)
-    side_by_side([partial(_seen, reader, first), partial(_writing, bench.poster, reader, 0.0, first)])
+    measure.side_by_side([partial(_seen, reader, first), partial(_writing, bench.poster, reader, 0.0, first)])
     until = time.monotonic() + 2 * _WINDOW.total_seconds() + scale.seconds * scale.rounds
     writing = Countdown(scale.clients)
-    seen, *written = side_by_side(
+    seen, *written = measure.side_by_side(
         [partial(_seen, reader, writing), *[partial(_writing, bench.poster, reader, until, writing)] * scale.clients]
     )
     committed = {receipt: at for one in written for receipt, at in one.items()}
     if lost := committed.keys() - seen.keys():
-        raise ClientFailed(f"{len(lost)} receipts were posted and never shown.")
+        raise measure.ClientFailed(f"{len(lost)} receipts were posted and never shown.")
     latencies = [seen[receipt] - at for receipt, at in committed.items()]
     row = Row.of("post to visible, gathered, one inbox", [Slice.of(latencies)], clients=scale.clients)
     limit = _WINDOW.total_seconds() * 1000 + 1000
@@ -151,12 +141,8 @@ def _ack_through(reader: Caller, entry: Any) -> None:
         services.ack_through(principal_id=reader.principal_id, through=through, now=timezone.now())
 
 
-def _repeating(act: Callable[[], object], _number: int) -> Operation:
-    def once() -> int:
-        act()
-        return 1
-
-    return once
+def _repeated(act: Operation, _number: int) -> Operation:
+    return act
 
 
 def _read(reader: Caller) -> None:

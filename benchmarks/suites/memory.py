@@ -78,22 +78,20 @@ def _recalling(reader: Caller, number: int) -> Operation:
     chance = random.Random(number)  # noqa: S311  # no secret
     texts = list(itertools.islice(_texts(0), 200))
 
-    def ask() -> int:
+    def ask() -> None:
         words = chance.sample(chance.choice(texts).split(), k=chance.randint(3, 5))
         words += chance.sample(_SPEAKERS, k=chance.randint(0, 1))
         with reader.acting():
             recall(" ".join(words), caller=reader)
-        return 1
 
     return ask
 
 
 def _selecting(reader: Caller, _number: int) -> Operation:
-    def select() -> int:
+    def select() -> None:
         with reader.acting(), hot_cursor() as cursor:
             cursor.execute("select name from principals_principal where id = %s", [reader.principal_id])
             cursor.fetchone()
-        return 1
 
     return select
 
@@ -118,10 +116,9 @@ def _envelopes(bench: Bench) -> Iterator[Row]:
 
 
 def _asking(agent: Caller, ask: Callable[[], object], _number: int) -> Operation:
-    def once() -> int:
+    def once() -> None:
         with agent.acting():
             ask()
-        return 1
 
     return once
 

@@ -150,10 +150,9 @@ def run_speed(bench: Bench) -> Iterator[Row]:
 def _planning(agent: Caller, count: int, _number: int) -> Operation:
     requests = _requests(count)
 
-    def plan() -> int:
+    def plan() -> None:
         with agent.acting():
             _plan(agent, next(requests))
-        return 1
 
     return plan
 
@@ -161,10 +160,9 @@ def _planning(agent: Caller, count: int, _number: int) -> Operation:
 def _searching(agent: Caller, count: int, _number: int) -> Operation:
     requests = _requests(count)
 
-    def search() -> int:
+    def search() -> None:
         with agent.acting():
             registry.search(next(requests), tenant_id=agent.tenant_id)
-        return 1
 
     return search
 

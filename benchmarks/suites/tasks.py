@@ -14,20 +14,9 @@ from apps.principals.tenancy import Caller
 from apps.tasks import services
 from apps.tasks.fences import task_of
 from apps.tasks.services import Completion, Delivery, QueueRequest, TypeDraft
+from benchmarks import measure
 from benchmarks.bench import AGENTS, Bench, Client
-from benchmarks.measure import (
-    ClientFailed,
-    Countdown,
-    Measure,
-    Operation,
-    Row,
-    Slice,
-    Work,
-    apart,
-    drive,
-    side_by_side,
-    statements,
-)
+from benchmarks.measure import Countdown, Measure, Operation, Row, Slice, Work
 from benchmarks.peers import CELERY, PROCRASTINATE, CeleryPeer, Procrastinate
 
 BATCH: Final = 50
@@ -50,7 +39,7 @@ _LEASE: Final = "/api/v1/tasks/lease"
 def run(bench: Bench) -> Iterator[Row]:
     """Every case of the suite."""
     owner = bench.agents[0]
-    apart(partial(_make_lines, owner, bench.scale.clients))
+    measure.apart(partial(_make_lines, owner, bench.scale.clients))
     celery = CeleryPeer(bench)
     procrastinate = Procrastinate() if Procrastinate.is_installed() else None
     yield from _producers(bench, owner, celery, procrastinate)
@@ -73,7 +62,7 @@ def _producers(bench: Bench, owner: Caller, celery: CeleryPeer, procrastinate: P
         at_once = {"clients": _sides(bench, batch)[-1], "seconds": bench.scale.seconds}
         peers: dict[str, Measure] = {CELERY: partial(celery.producing, **at_once)}
         if procrastinate is not None:
-            peers[PROCRASTINATE] = procrastinate.producing(batch=batch, **at_once)
+            peers[PROCRASTINATE] = partial(procrastinate.producing, batch=batch, **at_once)
         about = {"unit": "tasks/s", "clients": at_once["clients"], "batch": batch}
         for case, work in (
             ("queue", _queues(owner, batch)),
@@ -87,7 +76,7 @@ def _in_process(bench: Bench, owner: Caller, celery: CeleryPeer, procrastinate: 
     seconds, spell = bench.scale.seconds, min(bench.scale.seconds, _LONGEST)
     for batch in (1, BATCH):
         whole = _whole(owner, batch)
-        counted = statements(whole)
+        counted = measure.statements(whole)
         times = max(1, round(spell * _CYCLES_A_SECOND[batch]))
         goals = {CELERY: _OF_CELERY[batch], PROCRASTINATE: _OF_PROCRASTINATE[batch]}
         for clients in _sides(bench, batch):
@@ -95,8 +84,8 @@ def _in_process(bench: Bench, owner: Caller, celery: CeleryPeer, procrastinate: 
             parts: dict[str, Measure] = {CELERY: celery.consuming}
             if procrastinate is not None:
                 at_once = {"batch": batch, "clients": clients}
-                lives[PROCRASTINATE] = procrastinate.whole(**at_once, seconds=seconds)
-                parts[PROCRASTINATE] = procrastinate.finishing(**at_once, seconds=spell, times=times)
+                lives[PROCRASTINATE] = partial(procrastinate.whole, **at_once, seconds=seconds)
+                parts[PROCRASTINATE] = partial(procrastinate.finishing, **at_once, seconds=spell, times=times)
             about: dict[str, Any] = {"unit": "tasks/s", "clients": clients, "batch": batch}
             ours = bench.driving(whole, clients)
             yield from bench.compare("queue, lease, complete", ours, lives, statements=counted, **about)
@@ -126,7 +115,7 @@ def _out_of_the_box(bench: Bench, owner: Caller, celery: CeleryPeer) -> Iterator
 
 def _worked_off(bench: Bench, owner: Caller, *, tasks: int, capacity: int) -> Slice:
     url = bench.web()
-    apart(partial(_queue_up, owner, _OUT_OF_THE_BOX, tasks))
+    measure.apart(partial(_queue_up, owner, _OUT_OF_THE_BOX, tasks))
     environ = {"GATEHOUSE_URL": url, "GATEHOUSE_TOKEN": bench.tokens[1], "PYTHONPATH": "clients/python/src"}
     program = _WORKER.format(task_type=_OUT_OF_THE_BOX, capacity=capacity)
     child = bench.python(f"worker-{time.monotonic_ns()}", "-c", program, **environ)
@@ -157,7 +146,7 @@ def _await_open(client: Client, enough: Callable[[int], bool]) -> float:
         if enough(line["queued"] + line["leased"]):
             return time.monotonic()
         if time.monotonic() > deadline:
-            raise ClientFailed("The worker has not done its tasks in two minutes.")
+            raise measure.ClientFailed("The worker has not done its tasks in two minutes.")
         time.sleep(0.01)
 
 
@@ -203,12 +192,7 @@ def _queues(owner: Caller, batch: int) -> Work:
 def _whole(owner: Caller, batch: int) -> Work:
     def work(number: int) -> Operation:
         queue = _queues(owner, batch)(number)
-
-        def cycle() -> int:
-            queue()
-            return _lease_and_complete(owner, f"line_{number}", batch)
-
-        return cycle
+        return lambda: queue() and _lease_and_complete(owner, f"line_{number}", batch)
 
     return work
 
@@ -216,17 +200,15 @@ def _whole(owner: Caller, batch: int) -> Work:
 def _from_stock(owner: Caller, *, batch: int, clients: int, seconds: float, times: int) -> Slice:
     """Lease and complete tasks that were queued before the clock runs."""
     tasks = (times + _WARM_UPS) * batch
-    side_by_side([partial(_queue_up, owner, f"stock_{number}", tasks) for number in range(clients)])
+    measure.side_by_side([partial(_queue_up, owner, f"stock_{number}", tasks) for number in range(clients)])
 
     def work(number: int) -> Operation:
-        def cycle() -> int:
-            return _lease_and_complete(owner, f"stock_{number}", batch)
-
+        cycle = partial(_lease_and_complete, owner, f"stock_{number}", batch)
         for _ in range(_WARM_UPS):
             cycle()
         return cycle
 
-    return drive(work, clients=clients, seconds=seconds, times=times)
+    return measure.drive(work, clients=clients, seconds=seconds, times=times)
 
 
 def _lease_and_complete(worker: Caller, name: str, batch: int) -> int:
@@ -293,7 +275,7 @@ def _wake_ups(bench: Bench, owner: Caller) -> Row:
     """From the commit of a queue call to the answer of a long poll, at a moderate rate."""
     url, seconds, rate = bench.web(), bench.scale.seconds * bench.scale.rounds, 60
     queueing = Countdown(1)
-    committed, *polls = side_by_side(
+    committed, *polls = measure.side_by_side(
         [
             partial(_queue_steadily, owner, rate, max(seconds, 1), queueing),
             *[partial(_lease_until_over, url, bench.tokens[0], queueing)] * _WAITERS,
@@ -301,7 +283,7 @@ def _wake_ups(bench: Bench, owner: Caller) -> Row:
     )
     answered = {task: at for poll in polls for task, (at, _) in poll.items()}
     held = [(task_of(task), token) for poll in polls for task, (_, token) in poll.items()]
-    apart(partial(_complete, owner, held))
+    measure.apart(partial(_complete, owner, held))
     latencies = [answered[task] - at for task, at in committed.items()]
     row = Row.of(f"wake-up at {rate} tasks/s", [Slice.of(latencies)], clients=_WAITERS)
     return row.judged("p50 25 ms, p99 100 ms or less", met=(row.p50 or 0) <= 25 and (row.p99 or 0) <= 100)  # noqa: PLR2004
@@ -345,12 +327,12 @@ def _abandoned(bench: Bench, owner: Caller) -> Row:
     bench.celery()
     polls = [partial(_lease_again, url, bench.tokens[0], number) for number in range(_WAITERS)]
     # Once to see that the sweeps have begun.
-    apart(partial(_lease_and_die, owner))
-    side_by_side(polls)
-    deadlines = apart(partial(_lease_and_die, owner))
+    measure.apart(partial(_lease_and_die, owner))
+    measure.side_by_side(polls)
+    deadlines = measure.apart(partial(_lease_and_die, owner))
     latencies = [
         answered - max(asked, deadline)
-        for (asked, answered), deadline in zip(side_by_side(polls), deadlines, strict=True)
+        for (asked, answered), deadline in zip(measure.side_by_side(polls), deadlines, strict=True)
     ]
     row = Row.of("a dead worker's task, leased again", [Slice.of(latencies)], clients=_WAITERS)
     return row.judged("2 s at worst", met=max(latencies) <= 2)  # noqa: PLR2004
@@ -373,7 +355,7 @@ def _lease_again(url: str, token: str, number: int) -> tuple[float, float]:
     client, began = Client(url, token), time.monotonic()
     while not (leased := _lease(client, {"queues": [f"{_ABANDONED}_{number}"], "wait_seconds": 20})):
         if time.monotonic() - began > 60:  # noqa: PLR2004
-            raise ClientFailed("The task of a dead worker was never leased again.")
+            raise measure.ClientFailed("The task of a dead worker was never leased again.")
     came = time.monotonic()
     for task in leased:
         client.ask("POST", f"/api/v1/tasks/{task['task_id']}/complete", {"lease_token": task["lease_token"]})

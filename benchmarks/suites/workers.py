@@ -15,18 +15,8 @@ from benchmarks.measure import Operation, Row, Slice, Work, apart
 
 TOOLS: Final = 10
 VERBS: Final = ["analyze", "index", "convert", "extract", "summarize", "translate", "scan", "resize", "merge", "split"]
-NOUNS: Final = [
-    "invoices",
-    "contracts",
-    "photos",
-    "recordings",
-    "tables",
-    "sensors",
-    "ledgers",
-    "maps",
-    "tickets",
-    "poems",
-]
+_THINGS: Final = "invoices contracts photos recordings tables sensors ledgers maps tickets poems"
+NOUNS: Final = _THINGS.split()
 _OBJECT: Final = {"type": "object", "properties": {"path": {"type": "string"}, "limit": {"type": "integer"}}}
 _NOTHING: Final = {"filesystem": "none", "network": "none", "execution": "none"}
 
@@ -85,10 +75,9 @@ def _beats(url: str, token: str, count: int) -> Work:
     def work(number: int) -> Operation:
         client, turn = Client(url, token), itertools.count(number * 7)
 
-        def beat() -> int:
+        def beat() -> None:
             body = {"status": "healthy", "current_load": 0.3, "available": True}
             client.ask("POST", f"/workers/worker-{next(turn) % count}/heartbeat", body)
-            return 1
 
         return beat
 
@@ -120,9 +109,8 @@ def _queries() -> Iterator[str]:
 def _searching(agent: Caller, _number: int = 0) -> Operation:
     queries = _queries()
 
-    def search() -> int:
+    def search() -> None:
         _search(agent, next(queries))
-        return 1
 
     search()
     return search

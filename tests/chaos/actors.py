@@ -76,11 +76,10 @@ class Actor(threading.Thread):
 
 
 class Requester(Actor):
-    """Queues, asks again, asks for something else under an old key, cancels, and looks tasks up."""
+    """Queues, asks again, asks for something else under an old key, and cancels."""
 
-    def __init__(self, client: Client, *, pause: float = 0.6) -> None:
+    def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self._pause = pause
         self._number = 0
         self._looked = 0
         self._asked: list[tuple[Json, str]] = []
@@ -100,7 +99,7 @@ class Requester(Actor):
         if not self._asked:
             acts = acts[:2]
         self.chance.choices([act for _, act in acts], [often for often, _ in acts])[0]()
-        self.rest(self._pause)
+        self.rest(0.6)
 
     def _depth(self) -> int:
         _, body = self.client.aside("GET", "/api/v1/queues")

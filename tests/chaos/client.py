@@ -24,7 +24,6 @@ _VERBS: Final[dict[str, tuple[str, str, str, str]]] = {
     "fail": ("POST", "/api/v1/tasks/{task_id}/fail", "/api/v1/tasks/fail", "failures"),
     "release": ("POST", "/api/v1/tasks/{task_id}/release", "/api/v1/tasks/release", "releases"),
     "cancel": ("POST", "/api/v1/tasks/{task_id}/cancel", "", ""),
-    "look_up": ("GET", "/api/v1/tasks/{task_id}", "", ""),
     "post": ("POST", "/api/v1/receipts", "/api/v1/receipts/batch", "receipts"),
     "read": ("GET", "/api/v1/inbox?limit={limit}&after={after}", "", ""),
     "ack": ("POST", "/api/v1/inbox/ack-through", "", ""),
@@ -60,9 +59,9 @@ class Client:
             time.sleep(pause * (0.5 + self.chance.random()))
             pause = min(pause * 2, 0.5)
 
-    def ask(self, verb: str, *requests: Json, calm: bool = False) -> list[Call]:
+    def ask(self, verb: str, *requests: Json) -> list[Call]:
         """One call, for one or for several. Its answer may get lost, and it may arrive twice."""
-        dice = 100 if calm else self.chance.randrange(100)
+        dice = self.chance.randrange(100)
         if dice < 3:  # of a hundred
             return self._exchange(self._kept(), verb, requests, "swallowed")
         if dice < 6:
