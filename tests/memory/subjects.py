@@ -147,25 +147,11 @@ def plant(slug: str = "acme", subject_id: str = ALICE, canary: str = CANARY) -> 
         remember(kee, f"Lives in {canary}", subject_id, slot=canary, source=canary, evidence=[canary])
         remember(kee, f"Moved to {canary}", subject_id, slot=canary)
         remember(kee, f"Talks of {canary}", subject_id, type=ItemType.USER_PATTERN)
-        services.record_session(
-            principal=kee,
-            conversation_id="c",
-            subject_id=subject_id,
-            title=canary,
-            summary=canary,
-            topics=[canary],
-            tone=canary,
-            platform=canary,
-            now=T0,
-        )
-        services.store_observation(
-            author=kee, text=f"I like {canary}", conversation_id="c", speaker=canary, domain=canary, now=T0
-        )
-        older = services.store_observation(author=kee, text=f"Likes {canary}", metadata=about, now=T0)
-        services.store_observation(author=kee, text=f"Adores {canary}", metadata=about, supersedes=older.ref, now=T0)
-        services.update_pattern(
-            author=kee, category="c", pattern_name=subject_id, pattern_text=canary, confidence=1, now=T0
-        )
+        record(kee, subject_id, title=canary, summary=canary, topics=[canary], tone=canary, platform=canary)
+        talk(kee, f"I like {canary}", speaker=canary, domain=canary)
+        older = observe(kee, f"Likes {canary}", metadata=about)
+        observe(kee, f"Adores {canary}", metadata=about, supersedes=older.ref)
+        revise(kee, canary, pattern_name=subject_id)
         services.store_concept(author=kee, name=canary, metadata=about, aliases=[f"the {canary}"], now=T0)
         services.add_relationship(
             author=kee, from_concept=canary, to_concept="b", rel_type="knows", description=canary, now=T0

@@ -19,7 +19,6 @@ from apps.digests.selectors import read_inbox
 from apps.memory import search, selectors, services, sql, vectors
 from apps.memory.models import (
     EnvelopeLoaded,
-    Forgotten,
     Memory,
     Revision,
     SearchTerm,
@@ -30,7 +29,7 @@ from apps.memory.models import (
 )
 from apps.memory.shapes import ForgottenOutput
 from apps.memory.tools import ExportSubject, export_subject
-from apps.principals.models import Operator, Tenant
+from apps.principals.models import Operator
 from apps.principals.selectors import tenant_named
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
@@ -178,15 +177,6 @@ def test_ids_that_clients_chose_stay_and_are_counted(as_kee: Caller) -> None:
     post(as_kee, receipt_id=ALICE)
     done = services.forget(author=as_kee, subject_id=ALICE, now=T0)
     assert {"receipts_receipt", "receipts_receiptkey"} <= done.remaining.keys()
-
-
-def test_only_those_who_may_know_a_subject_can_forget_it(as_kee: Caller, tenant: Tenant) -> None:
-    add(as_kee, share_with=["Kee"])
-    for subject_id in (ALICE, "USER:nobody"):
-        with refused("unknown_subject"), transaction.atomic():
-            services.forget(author=make_caller(tenant, "Lee"), subject_id=subject_id, now=T0)
-    assert Subject.objects.exists()
-    assert not Forgotten.objects.exists()
 
 
 def test_other_subjects_lose_what_names_it_by_key(as_kee: Caller) -> None:

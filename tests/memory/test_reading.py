@@ -1,24 +1,21 @@
 """Reading a memory by its reference: provenance, earlier readings, and the rules of its subject."""
 
-import json
 from functools import partial
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from django.db import connection
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.ids import decode_position
 from apps.memory import services
 from apps.memory.envelopes import first_moment
-from apps.memory.selectors import memory_of
+from apps.memory.selectors import memory_of, recall
 from apps.memory.shapes import MemoryOutput
 from apps.memory.tools import ReadMemory, StoreMemory, memory_read, memory_store
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
-from tests.factories import T0, make_caller, make_token
+from tests.factories import T0, make_caller
 from tests.memory.subjects import ALICE, DAY, TICK, add, change, observe, record, refused, remember, revise, talk
 
 
@@ -26,41 +23,19 @@ def read(viewer: Caller, ref: str, **asked: Any) -> MemoryOutput:
     return memory_of(ref, viewer=viewer, **({"now": T0} | asked))
 
 
-def test_hit_is_followed_to_its_evidence_over_http(db: None, tenant: Tenant) -> None:
-    token = make_token(tenant)
-
-    def call(method: str, path: str, given: dict[str, Any]) -> Any:
-        query, body = ("", json.dumps(given)) if method == "POST" else (f"?{urlencode(given)}", "")
-        answer = Client().generic(
-            method,
-            f"/api/v1/memory/{path}{query}",
-            body,
-            content_type="application/json",
-            headers={"Authorization": f"Bearer {token}"},
-        )
-        assert answer.status_code in {200, 201}, answer.content
-        return answer.json()
-
-    def observe(**given: Any) -> str:
-        return str(call("POST", "observations", given)["ref"])
-
-    seen = observe(observation="Monday's build failed.", confidence=0.9, evidence=["task:task_7"], metadata={"run": 3})
-    first = observe(observation="Builds fail on Mondays.", evidence=[seen])
-    observe(observation="Builds fail on Mondays and Fridays.", evidence=[seen], supersedes=first)
-
-    (hit,) = call("GET", "recall", {"q": "Fridays"})["hits"]
-    belief = call("GET", "read", {"ref": hit["ref"]})
-    assert (belief["text"], belief["author"], belief["evidence"]) == (hit["text"], "Kee", [seen])
-    (before,) = belief["earlier"]
-    assert (before["ref"], before["text"], before["evidence"]) == (first, "Builds fail on Mondays.", [seen])
-    rests_on = call("GET", "read", {"ref": belief["evidence"][0]})
-    assert (rests_on["text"], rests_on["confidence"], rests_on["metadata"]) == (
-        "Monday's build failed.",
-        0.9,
-        {"run": 3},
-    )
-    older = call("GET", "read", {"ref": first})
-    assert (older["superseded_by"], older["superseded_at"] is None) == (hit["ref"], False)
+def test_hit_is_followed_to_its_evidence_and_what_it_supersedes(as_kee: Caller) -> None:
+    seen = observe(as_kee, "Monday's build failed.", confidence=0.9, evidence=["task:task_7"], metadata={"run": 3})
+    first = observe(as_kee, "Builds fail on Mondays.", evidence=[seen.ref])
+    observe(as_kee, "Builds fail on Mondays and Fridays.", evidence=[seen.ref], supersedes=first.ref, now=T0 + DAY)
+    (hit,) = recall("Fridays", caller=as_kee)
+    belief = read(as_kee, hit.ref)
+    assert (belief.text, belief.author, belief.evidence) == (hit.text, "Kee", [seen.ref])
+    (before,) = belief.earlier
+    assert (before.ref, before.text, before.evidence) == (first.ref, "Builds fail on Mondays.", [seen.ref])
+    rests_on = read(as_kee, belief.evidence[0])
+    assert (rests_on.confidence, rests_on.evidence, rests_on.metadata) == (0.9, ["task:task_7"], {"run": 3})
+    older = read(as_kee, first.ref)
+    assert (older.superseded_by, older.superseded_at) == (hit.ref, T0 + DAY)
 
 
 def test_pattern_shows_its_revisions_page_by_page(as_kee: Caller) -> None:
@@ -106,20 +81,13 @@ def test_concept_is_read_by_any_name_with_earlier_readings(as_kee: Caller) -> No
 
 def test_item_is_read_with_the_items_it_supersedes(as_kee: Caller) -> None:
     add(as_kee)
-    older = remember(as_kee, "Lives in Ghent", slot="home town", confidence=0.3).item
+    older = remember(as_kee, "Lives in Ghent", slot="home town").item
     newer = remember(as_kee, "Lives in Bruges", slot="home town", stated=True, source="session c-1", now=T0 + DAY).item
-
     found = read(as_kee, newer.ref, now=T0 + DAY)
-    assert (found.text, found.subject_id, found.slot, found.stated) == ("Lives in Bruges", ALICE, "home town", True)
-    assert (found.domain, found.source, found.valid_from, found.valid_to) == (
-        "USER_FACT",
-        "session c-1",
-        T0 + DAY,
-        None,
-    )
+    assert (found.text, found.subject_id, found.domain) == ("Lives in Bruges", ALICE, "USER_FACT")
+    assert (found.slot, found.stated, found.source, found.valid_from) == ("home town", True, "session c-1", T0 + DAY)
     assert (older.ref, "Lives in Ghent") in [(one.ref, one.text) for one in found.earlier]
-    before = read(as_kee, older.ref, now=T0 + DAY)
-    assert (before.superseded_by, before.superseded_at) == (newer.ref, T0 + DAY)
+    assert read(as_kee, older.ref, now=T0 + DAY).superseded_by == newer.ref
 
 
 @pytest.mark.parametrize(

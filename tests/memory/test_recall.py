@@ -179,12 +179,6 @@ def test_name_of_stop_words_finds_the_other_names(as_kee: Caller, query: str) ->
     assert all("health (who)" in hit.why for hit in hits)
 
 
-def test_stop_word_in_lower_case_is_no_name(as_kee: Caller) -> None:
-    concept(as_kee, "World Health Organization", aliases=["WHO"])
-    observe(as_kee, "Lee saw a zebra.")
-    assert texts(as_kee, "Who saw the zebra?") == ["Lee saw a zebra."]
-
-
 # Narrowing and budgets.
 
 
@@ -239,15 +233,6 @@ def test_memory_too_long_for_the_budget_leaves_room_for_others(as_kee: Caller) -
         observe(as_kee, text)
     assert texts(as_kee, "", max_tokens=4) == ["walrus", "walrus"]
     assert recall("", caller=as_kee, max_tokens=1) == []
-
-
-def test_memories_of_another_tenant_are_never_recalled(db: None) -> None:
-    kee, stranger = make_caller(make_tenant("acme")), make_caller(make_tenant("globex"))
-    with acting_as(stranger):
-        observe(stranger, "The secret port.")
-    with acting_as(kee):
-        observe(kee, "The public port.")
-        assert texts(kee, "port") == texts(kee) == ["The public port."]
 
 
 def test_recall_is_one_statement_and_writes_nothing(as_kee: Caller) -> None:

@@ -126,14 +126,6 @@ def test_turn_of_a_subject_is_superseded_within_it_only(as_kee: Caller) -> None:
     check_totals()
 
 
-def test_superseded_item_is_found_as_of_before(as_kee: Caller) -> None:
-    add(as_kee)
-    remember(as_kee, "Lives in Paris", slot="home", valid_from=T0 - 9 * DAY)
-    remember(as_kee, "Lives in Berlin", slot="home", valid_from=T0 - 5 * DAY, now=T0 + DAY)
-    assert texts(as_kee, "lives") == ["Lives in Berlin"]
-    assert texts(as_kee, "lives", as_of=T0) == ["Lives in Paris"]
-
-
 def test_item_is_found_while_it_is_valid(as_kee: Caller) -> None:
     add(as_kee)
     remember(as_kee, "Was a student", valid_from=T0 - 9 * DAY, valid_to=T0 - DAY)
@@ -300,12 +292,3 @@ def test_jobs_skip_while_something_is_forgotten(transactional_db: None) -> None:
         assert at_once(search.fold_totals, search.count_frequencies) == [None, 0]
     with acting_as(kee):
         assert not SearchTotals.objects.exclude(scope=0).exists()
-
-
-def test_every_item_has_its_search_terms(as_kee: Caller) -> None:
-    add(as_kee)
-    remember(as_kee, "Lives in Paris", slot="home", valid_from=T0 - 9 * DAY)
-    remember(as_kee, "Lived in Rome", slot="home", valid_from=T0 - 5 * DAY, valid_to=T0 - 4 * DAY)
-    remember(as_kee, "Lives in Paris", slot="home")
-    assert items().filter(terms__term="pari").distinct().count() == items().filter(text="Lives in Paris").count() > 1
-    check_totals()

@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from pydantic import ValidationError
 
+from apps.core.schemas import Input
 from apps.digests import selectors as digests
-from apps.memory import selectors, services
+from apps.memory import selectors, services, tools
 from apps.memory.models import ConceptName, Memory, Relationship, Revision, SearchTerm, Session
 from apps.memory.references import AliasTaken
 from apps.memory.selectors import concept_named, recall, recent_sessions
 from apps.memory.services import MOST_ALIASES
-from apps.memory.tools import OfSubject, RecallMemory, RememberFact
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import post, post_grouped
-from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.factories import T0, make_caller, make_tenant
 from tests.memory.subjects import (
     ALICE,
     DAY,
@@ -94,36 +93,31 @@ def test_pattern_keeps_its_revisions_in_order(as_kee: Caller) -> None:
     assert (hit.text, pattern.revised_at) == ("builds: twice", T0 + DAY)
 
 
-@pytest.mark.parametrize("kind", ["observation", "concept", "pattern"])
-def test_text_that_expands_when_folded_is_found_by_its_beginning(as_kee: Caller, kind: str) -> None:
+def test_text_that_expands_when_folded_is_found_by_its_beginning(as_kee: Caller) -> None:
     # Each of these characters becomes six letters.
     text = " ".join(f"{number:04d} " + "\u3316" * 110 for number in range(560))
-    store: dict[str, Callable[[], object]] = {
-        "observation": lambda: observe(as_kee, text),
-        "concept": lambda: concept(as_kee, description=text),
-        "pattern": lambda: revise(as_kee, text),
-    }
-    store[kind]()
-    assert [hit.text.endswith(text) for hit in recall("0007", caller=as_kee)] == [True]
+    observe(as_kee, text)
+    assert [hit.text for hit in recall("0007", caller=as_kee)] == [text]
 
 
-@pytest.mark.parametrize("filters", [{".".join("a" * 5_000): 1}, {str(number): 1 for number in range(51)}])
-def test_filters_of_any_size_are_refused(filters: dict[str, int]) -> None:
-    with pytest.raises(ValidationError):
-        RecallMemory(filters=filters)
-
-
-@pytest.mark.parametrize("fact", ["\u200b", "\u2060 \u00ad", "\u3164", "\u2800", " \t"], ids=ascii)
-def test_invisible_facts_are_refused(fact: str) -> None:
-    with pytest.raises(ValidationError):
-        RememberFact(subject_id=ALICE, fact=fact)
-    RememberFact(subject_id=ALICE, fact=f"{fact}🎉")
-
-
-@pytest.mark.parametrize("subject_id", ["user:a", "USER", "USER:", "USER:a.", "USER:a b", "USER:a,b"])
-def test_refusal_describes_the_form_of_a_subject_id(subject_id: str) -> None:
-    with pytest.raises(ValidationError, match="a kind in capitals, a colon and a name"):
-        OfSubject(subject_id=subject_id)
+@pytest.mark.parametrize(
+    ("declared", "given", "message"),
+    [
+        (tools.RecallMemory, {"filters": {".".join("a" * 5_000): 1}}, "200"),
+        (tools.RecallMemory, {"filters": {str(number): 1 for number in range(51)}}, "50"),
+        *(
+            (tools.RememberFact, {"subject_id": ALICE, "fact": fact}, "visible|pattern")
+            for fact in ("\u200b", "\u2060 \u00ad", "\u3164", "\u2800", " \t")
+        ),
+        *(
+            (tools.OfSubject, {"subject_id": subject_id}, "a kind in capitals, a colon and a name")
+            for subject_id in ("user:a", "USER", "USER:", "USER:a.", "USER:a b", "USER:a,b")
+        ),
+    ],
+)
+def test_malformed_input_is_refused(declared: type[Input], given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        declared.model_validate(given)
 
 
 # Concepts.
@@ -208,25 +202,19 @@ def test_relationships_are_found_by_names_and_types_in_few_statements(as_kee: Ca
         told(as_kee, from_concept="nowhere")
 
 
-def test_relationships_are_read_page_by_page(tenant: Tenant, kee: Caller) -> None:
-    with acting_as(kee):
-        for number in range(5):
-            relate(kee, "build", "uses", f"part {number}", f"It needs {number}.")
-    token = make_token(tenant, "Hexy")
-
-    def ask(**given: str) -> dict[str, Any]:
-        answer = Client().get("/api/v1/memory/relationships", given, headers={"Authorization": f"Bearer {token}"})
-        return dict(answer.json())
-
-    page = ask(limit="2")
-    pages = [[one["to_concept"] for one in page["relationships"]]]
-    while page["next"]:
-        page = ask(limit="2", cursor=page["next"])
-        pages.append([one["to_concept"] for one in page["relationships"]])
-    assert pages == [["part 4", "part 3"], ["part 2", "part 1"], ["part 0"]]
-    (first,) = ask(to_concept="part 0")["relationships"]
-    assert (first["from_concept"], first["description"], first["author"]) == ("build", "It needs 0.", "Kee")
-    assert ask(cursor="nonsense")["code"] == "bad_cursor"
+def test_relationships_are_read_page_by_page(as_kee: Caller) -> None:
+    for number in range(5):
+        relate(as_kee, "build", "uses", f"part {number}", f"It needs {number}.")
+    page = tools.list_memory_relationships(as_kee, tools.ListRelationships(limit=2))
+    pages = [page.relationships]
+    while page.next:
+        page = tools.list_memory_relationships(as_kee, tools.ListRelationships(limit=2, cursor=page.next))
+        pages.append(page.relationships)
+    assert [[one.to_concept[5:] for one in each] for each in pages] == [["4", "3"], ["2", "1"], ["0"]]
+    last = pages[-1][0]
+    assert (last.from_concept, last.description, last.author) == ("build", "It needs 0.", "Kee")
+    with refused("bad_cursor"):
+        tools.list_memory_relationships(as_kee, tools.ListRelationships(cursor="nonsense"))
 
 
 # Rivals.
@@ -300,47 +288,38 @@ def test_recent_sessions_follow_the_rules_of_their_subjects(as_kee: Caller) -> N
     assert shown(T0) == ["d"]
 
 
-def start(token: str, **given: str) -> tuple[int, dict[str, Any]]:
-    answer = Client().get("/api/v1/memory/bootstrap", given, headers={"Authorization": f"Bearer {token}"})
-    return answer.status_code, answer.json()
-
-
-def test_first_bootstrap_is_empty_and_names_the_receipt_form(tenant: Tenant) -> None:
-    token = make_token(tenant)
-    status, body = start(token, ai_name="Kee", ai_platform="Claude")
-    assert (status, body["status"], body["ai_name"]) == (200, "initialized", "Kee")
-    assert (body["inbox_unread_count"], body["inbox_items"], body["inbox_more_waiting"]) == (0, [], 0)
-    assert (body["sessions"], body["observations_count"], body["owed_by_me"], body["awaited"]) == ([], 0, [], [])
-    assert "task_complete" in body["receipt_config"]["event_types"]
-    assert body["connected_services"] == ["asyncgate"]
+def test_first_bootstrap_is_empty_and_names_the_receipt_form(tenant: Tenant, as_kee: Caller) -> None:
+    found = tools.memory_bootstrap(as_kee, tools.Bootstrap(ai_name="Kee", ai_platform="Claude"))
+    assert (found.status, found.ai_name, found.connected_services) == ("initialized", "Kee", ["asyncgate"])
+    assert (found.inbox_unread_count, found.inbox_items, found.inbox_more_waiting) == (0, [], 0)
+    assert (found.sessions, found.observations_count, found.owed_by_me, found.awaited) == ([], 0, [], [])
+    assert "task_complete" in found.receipt_config.event_types
     make_caller(tenant, "Hexy")
-    others = [start(token, ai_name=name) for name in ("Hexy", "Nobody")]
-    assert [(code, other["code"]) for code, other in others] == [(404, "unknown_principal")] * 2
+    for name in ("Hexy", "Nobody"):
+        with refused("unknown_principal"):
+            tools.memory_bootstrap(as_kee, tools.Bootstrap(ai_name=name))
 
 
-def test_bootstrap_shows_ten_newest_entries_and_counts_the_rest(tenant: Tenant, kee: Caller) -> None:
-    token, hexy = make_token(tenant), make_caller(tenant, "Hexy")
-    with acting_as(kee):
-        posted = [post(kee) for _ in range(11)]
-        owed = post(kee, poster=hexy, requires_action=True)
-        awaited = post(hexy, poster=kee, requires_action=True)
-        for _ in range(3):
-            post_grouped(kee)
-        observe(kee)
-        add(kee)
-        remember(kee)
-        record(kee, title="Yesterday")
-    _, body = start(token)
-    assert (body["inbox_unread_count"], body["inbox_pending_count"], body["inbox_more_waiting"]) == (15, 3, 5)
+def test_bootstrap_shows_ten_newest_entries_and_counts_the_rest(tenant: Tenant, as_kee: Caller) -> None:
+    hexy = make_caller(tenant, "Hexy")
+    posted = [post(as_kee) for _ in range(11)]
+    owed = post(as_kee, poster=hexy, requires_action=True)
+    awaited = post(hexy, poster=as_kee, requires_action=True)
+    for _ in range(3):
+        post_grouped(as_kee)
+    observe(as_kee)
+    add(as_kee)
+    remember(as_kee)
+    record(as_kee, title="Yesterday")
+    found = tools.memory_bootstrap(as_kee, tools.Bootstrap())
+    assert (found.inbox_unread_count, found.inbox_pending_count, found.inbox_more_waiting) == (15, 3, 5)
     newest = [owed.receipt_id, *(one.receipt_id for one in reversed(posted[2:]))]
-    assert [item["receipt_id"] for item in body["inbox_items"]] == newest
-    assert set(body["inbox_items"][0]) >= {"receipt_id", "source_system", "title", "summary", "created_at"}
-    assert all(item["token"].startswith(f"{item['ref']}@12~") for item in body["inbox_items"])
-    assert (body["observations_count"], body["sessions"][0]["title"]) == (1, "Yesterday")
-    owing = [[one["receipt_id"] for one in body[name]] for name in ("owed_by_me", "awaited")]
+    assert [item.receipt_id for item in found.inbox_items] == newest
+    assert all((item.token or "").startswith(f"{item.ref}@12~") for item in found.inbox_items)
+    assert (found.observations_count, found.sessions[0].title) == (1, "Yesterday")
+    owing = [[one.receipt_id for one in part] for part in (found.owed_by_me, found.awaited)]
     assert owing == [[owed.receipt_id], [awaited.receipt_id]]
-    with acting_as(kee):
-        shown = {view.receipt_id for view in digests.inbox_receipts(kee.principal_id, limit=50) if view.delivered_at}
+    shown = {view.receipt_id for view in digests.inbox_receipts(as_kee.principal_id, limit=50) if view.delivered_at}
     assert shown == set(newest)
 
 

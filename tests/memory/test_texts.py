@@ -2,23 +2,15 @@
 
 import re
 import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.memory.envelopes import (
-    Constraints,
     Envelope,
     FormattedEnvelope,
-    Identity,
-    LearnedPattern,
-    MemorableFact,
-    Metadata,
-    Preferences,
-    RecentContext,
-    Relational,
-    SharedNarrative,
     format_envelope_for_llm,
 )
 from apps.memory.texts import as_sought, one_line, read_question, same_text, tokens
@@ -46,30 +38,24 @@ def make(
     narratives: list[str] | None = None,
     preferences: dict[str, str] | None = None,
 ) -> Envelope:
-    return Envelope(
-        identity=Identity(subject_id="USER:1", tenant_id="TENANT:acme", subject_type="USER", display_name=name),
-        relational=Relational(
-            memorable_facts=[
-                MemorableFact(fact=text, confidence=0.5, added_at="2026-01", type="USER_FACT") for text in facts or []
-            ],
-            patterns=[
-                LearnedPattern(pattern=text, confidence=0.5, inferred_from="x", type="USER_PATTERN")
-                for text in patterns or []
-            ],
-            narratives=[
-                SharedNarrative(narrative=text, confidence=0.5, type="SHARED_NARRATIVE") for text in narratives or []
-            ],
-            confidence_score=0.5,
-            learning_level=None,
-            domains=[],
-            preferences=Preferences.model_validate(preferences or {}),
-        ),
-        recent_context=RecentContext(),
-        constraints=Constraints(
-            memory_enabled=True, learn_patterns=True, share_with=None, anonymize_dates=False, delete_after_days=None
-        ),
-        metadata=Metadata(created_at="2026-01", cache_ttl_seconds=900, source="x", schema_version="1.0"),
-    )
+    def each(of: str, given: list[str] | None, **rest: str) -> list[dict[str, Any]]:
+        return [{of: text, "confidence": 0.5, "type": "x", **rest} for text in given or []]
+
+    known = {
+        "memorable_facts": each("fact", facts, added_at="2026-01"),
+        "patterns": each("pattern", patterns, inferred_from="x"),
+        "narratives": each("narrative", narratives),
+        "preferences": preferences or {},
+        "confidence_score": 0.5, "learning_level": None, "domains": [],
+    }  # fmt: skip
+    return Envelope.model_validate({
+        "identity": {"subject_id": "USER:1", "tenant_id": "TENANT:a", "subject_type": "USER", "display_name": name},
+        "relational": known,
+        "recent_context": {},
+        "constraints": dict.fromkeys(("memory_enabled", "learn_patterns", "anonymize_dates"), True)
+        | {"share_with": None, "delete_after_days": None},
+        "metadata": {"created_at": "2026-01", "cache_ttl_seconds": 900, "source": "x", "schema_version": "1.0"},
+    })  # fmt: skip
 
 
 ENVELOPES = st.builds(
