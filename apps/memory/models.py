@@ -75,7 +75,7 @@ class Subject(TenantModel):
 
     class Meta:
         constraints = [
-            # Serves sql.READABLE and sql.ENVELOPE.
+            # Serves selectors.recall() and sql.ENVELOPE.
             models.UniqueConstraint(fields=["tenant", "key"], name="memory_subject_key_once"),
             models.CheckConstraint(condition=Q(rev__gte=1), name="memory_subject_rev_counts_from_1"),
             models.CheckConstraint(
@@ -99,7 +99,7 @@ class Subject(TenantModel):
 class MemoryPolicy(TenantModel):
     """A tenant's defaults for its subjects; a tenant without a row has the built-in ones.
 
-    An item of each type stays in envelopes for so many whole days after it was said. `share_with` is for subjects that
+    An item of each type stays in envelopes for this number of whole days after it was said. `share_with` is for subjects that
     have no list of their own; null is everybody in the tenant.
     """
 
@@ -357,7 +357,7 @@ class Memory(TenantModel):
             models.UniqueConstraint(
                 fields=["tenant", "domain", "name"], name="memory_memory_pattern_once", condition=Q(kind=Kind.PATTERN)
             ),
-            # A slot has one item that is true without an end, and so has a text.
+            # A slot has one item without an end, and so has a text.
             models.UniqueConstraint(
                 fields=["tenant", "subject", "slot_key"],
                 name="memory_memory_slot_holds_one",
@@ -480,7 +480,7 @@ class ConceptName(TenantModel):
 
 
 class Relationship(TenantModel):
-    """One concept stands in a named relation to another."""
+    """A named relation of one concept to another."""
 
     author = _author()
     source = models.ForeignKey(Memory, on_delete=models.CASCADE, related_name="outgoing", db_index=False)

@@ -243,20 +243,20 @@ def held(*, tenant_id: int) -> tuple[int, int, int]:
 
 # Recall.
 
-# A word only adds to the scores of what rarer words have found, once these have found so many memories.
+# Once rarer words have found this number of memories, a word chooses no others: it only adds to their scores.
 _ENOUGH: Final = 100
-# So many terms of a word, itself first, are scored in full; all others together in as many memories as one of these.
+# The number of terms of a word, itself first, that are scored in full; all others share the memories of one of these.
 _IN_FULL: Final = 4
-# In so many of the best, pairs of words that follow each other in the question are looked for.
+# The number of best memories in which pairs of words that follow each other in the question are searched.
 _LOOKED_THROUGH: Final = 24
 
 # The most hits of an answer.
 MOST: Final = 500
 # A narrowed question looks at the newest memories of each of its words, whether they fit, and at the newest that fit, whether
-# they have its words: so many of each.
+# they have its words: this number of each.
 REACHED: Final = COMMON
 
-# Of a word, so many of the newest memories are read to find those that stand.
+# The number of newest memories of a word that are read to find those that are not superseded.
 _READ: Final = 10_000
 
 # A memory as recall returns it. As of before its latest revision it reads as the earlier reading `w`; if that was forgotten,
@@ -643,9 +643,9 @@ _REACHED_ALL: Final = (
 NEWEST_FILTERED: Final = _newest(_REACHED_ALL, reached=_reached(of_domain=False, most=REACHED))
 NEWEST_FILTERED_OF_DOMAIN: Final = _newest(_REACHED_ALL, reached=_reached(of_domain=True, most=REACHED))
 
-# Of a word, so many of the newest memories that stand are scored (see also _ENOUGH), unless the question is narrowed.
+# The number of newest memories of a word that are scored, if not superseded (see also _ENOUGH); not if narrowed.
 _SCORED: Final = 600
-# Frequent words and what stands around them are added to the scores of so many of the best.
+# The number of best memories to whose scores frequent words and the context are added.
 _LEADING: Final = 250
 
 

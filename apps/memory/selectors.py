@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Value
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce, Greatest, Least
 
 from apps.core.errors import Malformed, NotFound
@@ -199,7 +200,7 @@ def memories_cited(viewer: Caller, refs: Iterable[tuple[str, str]]) -> dict[tupl
 
 
 def memory_of(ref: str, *, viewer: Caller, now: datetime, before: int = 2**63 - 1, limit: int = 50) -> MemoryOutput:
-    """The memory of this reference, which may be superseded, with so many of the earlier.
+    """The memory of this reference, superseded or not, with a page of the earlier ones.
 
     :param ref: `observation:12`, `pattern:4`, `item:7`, or a concept by name or alias, `concept:python`.
     :param before: only the earlier ones after this position.
@@ -242,6 +243,10 @@ def saying(text: str) -> str | None:
     return None if found is None else found.ref
 
 
+# What was said at this moment or before is due for deletion. Hours, because a calendar day may have 23.
+_SINCE: Final = RawSQL("gatehouse_now() - make_interval(hours => 24 * delete_after_days)", ())
+
+
 def recall(
     query: str = "",
     *,
@@ -270,23 +275,24 @@ def recall(
     """
     subject = None
     if subject_id is not None:
-        subject = sql.readable(tenant_id=caller.tenant_id, subject_id=subject_id, viewer=caller.name)
+        shared = Subject.objects.filter(tenant_id=caller.tenant_id, key=subject_id).shared_with(caller.name)
+        subject = shared.values("pk", "memory_enabled", "anonymize_dates", since=_SINCE).first()
         if subject is None:
             raise unknown(subject_id)
-        if not subject.memory_enabled:
+        if not subject["memory_enabled"]:
             return []
-    hidden = subject is not None and subject.anonymize_dates
+    hidden = subject is not None and subject["anonymize_dates"]
     as_of = last_moment(as_of) if hidden and as_of is not None else as_of
     document = _nested(filters or {})
     narrowed = domain is not None or bool(document) or as_of is not None
     rows = search.find(
         read_question(query),
         tenant_id=caller.tenant_id,
-        scope=0 if subject is None else subject.pk,
+        scope=0 if subject is None else subject["pk"],
         domain=domain,
         filters=document,
         as_of=as_of,
-        since=None if subject is None else subject.since,
+        since=None if subject is None else subject["since"],
         limit=min(limit, search.MOST),
         statement=None
         if meant is None
@@ -448,7 +454,7 @@ def relationships(
 ) -> tuple[list[RelationshipOutput], int | None]:
     """Relations of a tenant's concepts, the newest first, and the position after which there are more.
 
-    They are the tenant's knowledge, shared with all of it, whomever they name.
+    They are shared with the whole tenant.
 
     :param before: only what was recorded before the relationship of this number.
     :raises NotFound: `unknown_memory`, if no concept has one of these names or aliases.

@@ -96,7 +96,7 @@ def store_observation(
     :raises NotFound: `unknown_memory`, if the older observation or some evidence does not exist, or the author may not read
         its subject.
     :raises Conflict: `about_another`, if the older one is about another subject; `already_superseded`; `conversation_full`.
-    :raises Forbidden: `memory_disabled`, if the session's subject wants nothing remembered.
+    :raises Forbidden: `memory_disabled`, if memory is disabled for the session's subject.
     """
     refs = cited(author, evidence)
     session = None
@@ -378,13 +378,13 @@ def record_session(
     topics: Sequence[str] | None = None,
     tone: str | None = None,
 ) -> Conversation:
-    """Store a session, or what has become of it; what is not given stays as it was.
+    """Store a session, or revise it; what is not given stays as it was.
 
     With a subject it is the recent context of the subject's envelopes, and its messages are about the subject.
     If its subject is no longer shared with the principal, another session begins under its id.
 
     :raises NotFound: `unknown_subject`, if there is none, or it is not shared with the principal.
-    :raises Forbidden: `memory_disabled`, if the subject wants nothing remembered.
+    :raises Forbidden: `memory_disabled`, if memory is disabled for the subject.
     """
     if subject_id is not None:
         # An unknown subject is refused before anything is locked.
@@ -428,7 +428,7 @@ def _locked_session(
 
     A session is locked before its subject.
 
-    :raises Forbidden: `memory_disabled`, if its subject wants nothing remembered.
+    :raises Forbidden: `memory_disabled`, if memory is disabled for its subject.
     """
 
     def locked() -> Session:
@@ -475,21 +475,7 @@ def bootstrap(*, principal_id: int, tenant_id: int, ai_name: str, now: datetime,
         concepts_count=concepts,
         inbox_unread_count=inbox.unread,
         inbox_pending_count=inbox.pending,
-        inbox_items=[
-            InboxItem(
-                receipt_id=entry.receipt_ids[-1] if entry.receipt_ids else "",
-                source_system=entry.source_systems[0],
-                title=entry.title,
-                summary=entry.summary,
-                created_at=entry.last_at,
-                ref=entry.ref,
-                token=entry.token,
-                kind=entry.kind,
-                count=entry.count,
-                receipt_ids=entry.receipt_ids,
-            )
-            for entry in inbox.entries
-        ],
+        inbox_items=[InboxItem.model_validate(entry) for entry in inbox.entries],
         inbox_more_waiting=inbox.more_waiting,
         owed_by_me=[ObligationOutput.model_validate(owed) for owed in obligations(owed_by=principal_id)],
         awaited=[ObligationOutput.model_validate(owed) for owed in obligations(awaited_by=principal_id)],
@@ -566,15 +552,15 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     subject = holding(selectors.changeable_by(author).filter(key=subject_id)).first()
     if subject is None:
         raise selectors.unknown(subject_id)
-    settles = subject.added_by_id in {None, author.principal_id} or author.may(Scope.ADMIN)
+    may_lift = subject.added_by_id in {None, author.principal_id} or author.may(Scope.ADMIN)
     if change.given.get("share_with", subject.share_with) != subject.share_with:
-        if not settles:
+        if not may_lift:
             raise Forbidden(
                 f"Only who added {subject.key[:60]!r}, or an administrator, may change who may read it.",
                 code="shared_by_another",
             )
         _refuse_nobody(author, change.given["share_with"], before=subject.share_with)
-    if not settles and _lifts(subject, change):
+    if not may_lift and _lifts(subject, change):
         raise Forbidden(
             f"Only who added {subject.key[:60]!r}, or an administrator, may lift its rules.",
             code="settled_by_another",

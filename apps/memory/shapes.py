@@ -87,7 +87,7 @@ class EarlierMemory(Dated):
     metadata: dict[str, Any]
     author: str = Field(validation_alias=AliasPath("author", "name"))
     recorded_at: datetime
-    """Since when it was known so."""
+    """When this reading was stored."""
 
 
 class MemoryOutput(Dated):
@@ -115,7 +115,7 @@ class MemoryOutput(Dated):
     source: str
     stated: bool
     occurred_at: datetime | None
-    """When it was so, of an item when it was said."""
+    """When it happened; of an item, when it was said."""
     recorded_at: datetime
     valid_from: datetime | None
     valid_to: datetime | None
@@ -154,7 +154,7 @@ class RelationshipOutput(Output):
     rel_type: str = Field(validation_alias="type")
     description: str
     author: str = Field(validation_alias=AliasPath("author", "name"))
-    """Who said so first."""
+    """Who stored it first."""
     recorded_at: datetime
     revised_at: datetime
 
@@ -170,7 +170,7 @@ class Conversation(Dated):
 
 
 class SubjectOutput(Dated):
-    """A subject without its memories. One that wants nothing remembered shows its names and constraints only."""
+    """A subject without its memories. With memory disabled, only its names and constraints are shown."""
 
     subject_id: str = Field(validation_alias="key")
     display_name: str | None
@@ -223,7 +223,7 @@ class Export(Output):
     turns: list[dict[str, Any]]
     """The messages of its sessions."""
     next_items_after: int | None
-    """Ask for the next thousand with this; null: that was all. So with each of these."""
+    """For the next page of this list; null on the last. The same holds for the others."""
     next_sessions_after: int | None
     next_envelopes_loaded_after: int | None
     next_turns_after: int | None
@@ -232,11 +232,11 @@ class Export(Output):
 class InboxItem(Output):
     """An entry of the inbox; `receipt_id` is its newest receipt's."""
 
-    receipt_id: str
-    source_system: str
+    receipt_id: str = Field(default="", validation_alias=AliasPath("receipt_ids", -1))
+    source_system: str = Field(validation_alias=AliasPath("source_systems", 0))
     title: str | None
     summary: str
-    created_at: datetime
+    created_at: datetime = Field(validation_alias="last_at")
     ref: str
     token: str | None
     kind: str

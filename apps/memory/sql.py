@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -24,36 +23,6 @@ def _shared_with(viewer: str) -> str:
 
 
 _SHARED: Final = _shared_with("%(viewer)s")
-
-# By memory_subject_key_once and memory_memorypolicy_once. Hours, because a calendar day may have 23.
-READABLE: Final = f"""
-select s.id, s.memory_enabled, s.anonymize_dates,
-       gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)
-from memory_subject s left join memory_memorypolicy p on p.tenant_id = s.tenant_id
-where s.tenant_id = %(tenant)s and s.key = %(subject)s and {_SHARED}
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readable:
-    """A subject that is shared with a viewer, and what of it may be shown."""
-
-    pk: int
-    memory_enabled: bool
-    anonymize_dates: bool
-    since: datetime | None
-    """What was said at this moment or before is not shown; None: everything is."""
-
-
-def readable(*, tenant_id: int, subject_id: str, viewer: str) -> Readable | None:
-    """A subject by its id; None if there is none, or it is not shared with the viewer."""
-    with hot_cursor() as cursor:
-        cursor.execute(READABLE, {"tenant": tenant_id, "subject": subject_id, "viewer": viewer})
-        row: tuple[int, bool, bool, datetime | None] | None = cursor.fetchone()
-    if row is None:
-        return None
-    return Readable(pk=row[0], memory_enabled=row[1], anonymize_dates=row[2], since=row[3])
-
 
 _COUNTED: Final = "id, text, confidence, source, occurred_at, recorded_at, valid_from, valid_to"
 

@@ -60,7 +60,7 @@ class StoreMemory(Input):
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Anything to find it by later, with the `filters` of `memory_recall`."""
     occurred_at: Moment | None = None
-    """When it was so, if not now."""
+    """When it happened, if not now."""
     conversation_id: Label | None = None
     """Your conversation, of which this is the next turn. Recall also finds a turn by the turns around it."""
     speaker: Annotated[Text, StringConstraints(max_length=100)] = ""
@@ -428,7 +428,7 @@ class ConstraintsChange(Input):
     anonymize_dates: bool = False
     """Whether dates are shown by the month only."""
     delete_after_days: Days | None = None
-    """Memories are deleted so many days after they were said; null keeps them."""
+    """Memories are deleted this number of days after they were said; null keeps them."""
 
 
 class SubjectFields(Input):

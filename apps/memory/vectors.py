@@ -143,11 +143,11 @@ def _written(vector: Numbers) -> str:
 
 # Vectors in the database.
 
-# Among so many memories each vector is compared; among more the nearest are read from an index.
+# Up to this number of memories each vector is compared; above it, the nearest are read from an index.
 LOOKED_AT: Final = 10_000
 # The nearest that count.
 _NEAREST: Final = 100
-# An index is read so far for them, past those that are superseded.
+# The number of vectors that are read from an index to find them, past superseded ones.
 _READ_OFF: Final = 1_000
 # The newest vectors: a sample of how alike unrelated memories are.
 _SAMPLE: Final = 200
@@ -159,7 +159,7 @@ _STRIKING: Final = 3
 _FEW: Final = 30
 # The weight of likeness, as a share of the words of the question that a memory lacks.
 _WORTH: Final = 0.3
-# Likeness counts only if one of so many of the best by words is strikingly alike to the question.
+# Likeness counts only if one of this number of best by words is strikingly alike to the question.
 _LEADERS: Final = 5
 
 
@@ -364,7 +364,7 @@ class Status:
 
     @property
     def lacks_index(self) -> bool:
-        """Whether a tenant has so many vectors that recall should read an index, and there is none."""
+        """Whether an index is missing for a tenant with more vectors than are compared one by one."""
         return not self.indexed and self.largest > LOOKED_AT
 
 
@@ -397,7 +397,7 @@ _AT_ONCE: Final = 64
 _BATCHES: Final = 50
 # A text that no embedder refuses for its content.
 _PLAIN: Final = "memory"
-# After a failed call, this process does not ask the embedder about questions for so many seconds.
+# The number of seconds after a failed call in which this process does not ask the embedder about questions.
 _PAUSE: Final = 30.0
 # By URL, when a pause ends.
 _paused: Final[dict[str, float]] = {}
