@@ -16,13 +16,13 @@ from apps.workers.trust import RENEW_BEFORE, Tier
 
 
 class UnknownWorker(NotFound):
-    """No worker of this id is registered, or the caller may not speak for it."""
+    """No MCP worker of this id is registered, or another principal has registered it."""
 
     code = "unknown_worker"
 
 
 class WorkerRateLimited(RateLimited):
-    """The worker has received all calls that its limit and its tier allow for now."""
+    """The MCP worker has received all calls that its limit and its tier allow for now."""
 
     code = "worker_rate_limited"
 
@@ -435,14 +435,14 @@ class WorkerSource(TenantModel):
     kind = models.CharField(max_length=8, choices=SourceKind)
     address = models.CharField(max_length=2000)
     options = models.JSONField(
-        default=dict, help_text="What to look for there, and defaults for workers without a manifest."
+        default=dict, help_text="What to look for there, and defaults for servers without a manifest."
     )
     sealed_secret = models.TextField(
         default="", editable=False, help_text="Password or token for the source, encrypted."
     )
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     enabled = models.BooleanField(default=True)
-    every = models.DurationField(help_text="How often the workers that it lists are asked for their tools.")
+    every = models.DurationField(help_text="How often the MCP workers that it lists are asked for their tools.")
     cursor = models.CharField(max_length=100, default="")
     next_at = models.DateTimeField()
     fence = models.BigIntegerField(default=0)

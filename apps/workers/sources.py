@@ -153,7 +153,7 @@ def _static(source: Source) -> Listing:
     except (yaml.YAMLError, DomainError, ValueError, TypeError, LookupError, RecursionError) as exc:
         raise BadSource("The file is no YAML with a list `workers` of plain values.") from exc
     if not isinstance(found, list) or not all(isinstance(one, dict) and "endpoint" in one for one in found):
-        raise BadSource("The file's `workers` is a list of workers, each with its `endpoint`.")
+        raise BadSource("The file's `workers` is a list of MCP workers, each with its `endpoint`.")
     entries = [_entry(source, str(one.get("worker_id") or one.get("endpoint")), one) for one in _bounded(found)]
     return Listing(cursor=digest, entries=entries)
 
@@ -304,7 +304,7 @@ def _entry(source: Source, key: str, stated: Mapping[str, Any]) -> Entry:
 
 def _bounded(entries: list[Any]) -> list[Any]:
     if len(entries) > MOST_ENTRIES:
-        raise BadSource(f"The source names more than {MOST_ENTRIES} workers.")
+        raise BadSource(f"The source names more than {MOST_ENTRIES} MCP workers.")
     return entries
 
 

@@ -1,4 +1,4 @@
-"""code-analyzer: measures a Python tree: complexity and maintainability as radon does, dead code by vulture.
+"""code-analyzer: measures a Python tree: complexity by radon, dead code by vulture.
 
 It reads the files under the given path and nothing else. It does not import the analyzed code.
 
@@ -18,7 +18,6 @@ import anyio
 import anyio.to_thread
 from mcp.server.mcpserver import Context
 from pydantic import BaseModel, Field
-from radon.metrics import h_visit_ast, mi_compute
 from radon.visitors import ComplexityVisitor
 from vulture import Vulture
 from worker_kit import Worker, refused
@@ -29,7 +28,6 @@ MAX_SECONDS: Final = 240.0
 SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 DEAD_CODE_CONFIDENCE: Final = 80  # below it, vulture mostly guesses about frameworks that call by name
 COMPLEX, VERY_COMPLEX, LONG_FUNCTION = 10, 20, 60
-LOW_MAINTAINABILITY: Final = 20
 # CPython's parser counts its depth for all threads together.
 ONE_AT_A_TIME: Final = anyio.CapacityLimiter(1)
 
@@ -37,7 +35,7 @@ Severity = Literal["high", "medium", "low"]
 
 worker = Worker(
     worker_id="code-analyzer",
-    description="Analyzes Python codebases: complexity, maintainability and dead code.",
+    description="Analyzes Python codebases: complexity, long functions and dead code.",
     capabilities=["code_analysis", "python", "codebase", "repository", "static_analysis", "complexity"],
     constraints={"max_payload_bytes": 65_536, "timeout_seconds": 300, "rate_limit_per_hour": 3_600},
     hints={"latency_band": "medium", "cost_band": "low", "expected_runtime": "long"},
@@ -65,7 +63,6 @@ class Hotspot(BaseModel):
 class Module(BaseModel):
     path: str
     lines: int
-    maintainability_index: float = Field(description="0 (worst) to 100; under 20 is hard to maintain.")
 
 
 class CodeAnalysis(BaseModel):
@@ -78,11 +75,10 @@ class CodeAnalysis(BaseModel):
     lines: int
     functions: int
     complexity_score: float = Field(description="Mean cyclomatic complexity of all functions.")
-    maintainability_index: float = Field(description="Mean of the modules by their lines, 0 (worst) to 100.")
     issues: list[Issue] = Field(description="Findings, worst first; issues_total counts those cut off as well.")
     issues_total: int
     hotspots: list[Hotspot] = Field(description="The most complex functions.")
-    modules: list[Module] = Field(description="The modules hardest to maintain, worst first.")
+    modules: list[Module] = Field(description="The modules, longest first.")
     complete: bool = Field(description="False when a limit ended the analysis before the whole tree was read.")
 
 
@@ -90,7 +86,7 @@ class CodeAnalysis(BaseModel):
 async def analyze_repository(repo_path: str, ctx: Context[Any, Any], language: str = "python") -> CodeAnalysis:
     """Analyze a Python codebase or repository at a path on the worker's machine.
 
-    Measures cyclomatic complexity and maintainability, and finds code quality issues, hotspots and dead code.
+    Measures cyclomatic complexity, and finds code quality issues, hotspots that are hard to maintain, and dead code.
     The analysis is what optimization suggestions build on. `repo_path` is the absolute path of a folder;
     `language` is python.
     """
@@ -102,12 +98,12 @@ async def analyze_repository(repo_path: str, ctx: Context[Any, Any], language: s
         raise refused("nothing_to_do", f"{repo_path} holds no Python files")
     began = anyio.current_time()
     for done, path in enumerate(paths, start=1):
+        if anyio.current_time() - began > MAX_SECONDS:
+            tree.complete = False
+            break
         await anyio.to_thread.run_sync(tree.measure, path, limiter=ONE_AT_A_TIME)
         if done % 50 == 0 or done == len(paths):
             await ctx.report_progress(done, len(paths), f"{done} of {len(paths)} files analyzed")
-        if anyio.current_time() - began > MAX_SECONDS and done < len(paths):
-            tree.complete = False
-            break
     return await anyio.to_thread.run_sync(tree.result)
 
 
@@ -140,36 +136,28 @@ class Tree:
     def measure(self, path: Path) -> None:
         """Add one file's measures. A file that can't be read or parsed becomes an issue."""
         name = path.relative_to(self.root).as_posix().encode("utf-8", "replace").decode()
-        source = ""
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise ValueError(f"over the limit of {MAX_FILE_BYTES} bytes")  # noqa: TRY301 - an issue like the others
             source = path.read_text(encoding="utf-8")
-            tree = ast.parse(source)
-            visitor = ComplexityVisitor.from_ast(tree)
-            blocks = visitor.blocks
-            index = round(_maintainability(source, tree, visitor.total_complexity), 1)
+            blocks = ComplexityVisitor.from_ast(ast.parse(source)).blocks
             self.vulture.scan(source, filename=name)
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as refusal:
             self._report(name, getattr(refusal, "lineno", None) or 1, "unreadable", "high", f"Not analyzed: {refusal}")
-            blocks, index = [], 100.0
-        self.modules.append(Module(path=name, lines=source.count("\n") + 1, maintainability_index=index))
-        if index < LOW_MAINTAINABILITY:
-            self._report(name, 1, "low_maintainability", "medium", f"Maintainability index {index:.0f} of 100")
-        for block in blocks:
-            if block.letter == "C":
-                continue
-            lines = block.endline - block.lineno + 1
-            spot = Hotspot(
-                path=name, function=block.fullname, line=block.lineno, complexity=block.complexity, lines=lines
+            self.modules.append(Module(path=name, lines=1))
+            return
+        self.modules.append(Module(path=name, lines=source.count("\n") + 1))
+        for block in (block for block in blocks if block.letter != "C"):
+            line, complexity, lines = block.lineno, block.complexity, block.endline - block.lineno + 1
+            self.hotspots.append(
+                Hotspot(path=name, function=block.fullname, line=line, complexity=complexity, lines=lines)
             )
-            self.hotspots.append(spot)
-            if spot.complexity > COMPLEX:
-                severity: Severity = "high" if spot.complexity > VERY_COMPLEX else "medium"
-                message = f"{spot.function} has a cyclomatic complexity of {spot.complexity}"
-                self._report(name, spot.line, "complex_function", severity, message)
+            if complexity > COMPLEX:
+                message = f"{block.fullname} has a cyclomatic complexity of {complexity}"
+                severity: Severity = "high" if complexity > VERY_COMPLEX else "medium"
+                self._report(name, line, "complex_function", severity, message)
             if lines > LONG_FUNCTION:
-                self._report(name, spot.line, "long_function", "medium", f"{spot.function} has {lines} lines of code")
+                self._report(name, line, "long_function", "medium", f"{block.fullname} has {lines} lines of code")
 
     def result(self) -> CodeAnalysis:
         """Return what was measured, worst first."""
@@ -180,45 +168,26 @@ class Tree:
         self.issues.sort(key=lambda issue: (rank[issue.severity], issue.path, issue.line, issue.kind))
         self.hotspots.sort(key=lambda spot: (-spot.complexity, -spot.lines, spot.path, spot.line))
         lines = sum(module.lines for module in self.modules)
-        index = sum(module.maintainability_index * module.lines for module in self.modules) / lines
         complexity = sum(spot.complexity for spot in self.hotspots) / (len(self.hotspots) or 1)
         return CodeAnalysis(
             repo_path=str(self.root),
             summary=(
                 f"{len(self.modules)} Python files, {lines} lines, {len(self.hotspots)} functions:"
-                f" mean complexity {complexity:.1f}, maintainability {index:.0f} of 100, {len(self.issues)} issues"
-                + ("" if self.complete else " (stopped at a limit before the whole tree was read)")
+                f" mean complexity {complexity:.1f}, {len(self.issues)} issues"
             ),
             files=len(self.modules),
             lines=lines,
             functions=len(self.hotspots),
             complexity_score=round(complexity, 2),
-            maintainability_index=round(index, 1),
             issues=self.issues[:300],
             issues_total=len(self.issues),
             hotspots=self.hotspots[:20],
-            modules=sorted(self.modules, key=lambda one: (one.maintainability_index, -one.lines, one.path))[:50],
+            modules=sorted(self.modules, key=lambda one: (-one.lines, one.path))[:50],
             complete=self.complete,
         )
 
     def _report(self, path: str, line: int, kind: str, severity: Severity, message: str) -> None:
         self.issues.append(Issue(path=path, line=line, kind=kind, severity=severity, message=message[:500]))
-
-
-def _maintainability(source: str, tree: ast.Module, complexity: int) -> float:
-    """Radon's formula, with counts from the syntax tree: radon tokenizes a file once for each of its statements."""
-    nodes = list(ast.walk(tree))
-    statements = sum(isinstance(node, ast.stmt) for node in nodes)
-    docstrings = sum(
-        node.end_lineno - node.lineno + 1
-        for node in nodes
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.end_lineno
-    )
-    written = [line.lstrip() for line in source.splitlines() if line.strip()]
-    comments = docstrings + sum(line.startswith("#") for line in written)
-    share = 100 * comments / max(len(written) - comments, 1)
-    index: float = mi_compute(h_visit_ast(tree).total.volume, complexity, statements, share)
-    return index
 
 
 if __name__ == "__main__":

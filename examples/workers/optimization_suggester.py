@@ -21,7 +21,6 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 ADVICE: Final[dict[str, tuple[str, str, Level]]] = {
     "complex_function": ("Split the function along its branches", "Each branch is a case to test", "medium"),
     "long_function": ("Break the function into named steps", "Steps can be tested and reused alone", "medium"),
-    "low_maintainability": ("Refactor the module", "Its functions are large and dense", "high"),
     "dead_code": ("Delete dead code", "Code that nothing uses is still read, tested and upgraded", "low"),
     "unreadable": ("Mend or remove the file", "No tool can check or measure it as it is", "low"),
 }

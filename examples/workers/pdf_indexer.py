@@ -110,11 +110,10 @@ async def index_pdfs(files: Files) -> Started:
     seen = [(name, status.st_size, status.st_mtime_ns) for name in files for status in [worker.path(name).stat()]]
     job_id = f"job-{hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:24]}"
     if job_id not in JOBS or JOBS[job_id].status == "failed":
-        over = [one for one, job in JOBS.items() if job.status != "running"]
-        if len(JOBS) - len(over) >= MAX_JOBS:
+        if sum(job.status == "running" for job in JOBS.values()) >= MAX_JOBS:
             raise MCPError(INTERNAL_ERROR, "too many jobs wait already; try again later")
-        for one in over[: max(len(JOBS) - MAX_JOBS, 0)]:
-            del JOBS[one]
+        while len(JOBS) >= 2 * MAX_JOBS:
+            del JOBS[next(one for one, job in JOBS.items() if job.status != "running")]
         job = JOBS[job_id] = Job(files=list(files))
         job.task = asyncio.create_task(run(job))
     seconds = round(2 + sum(size for _, size, _ in seen) / BYTES_A_SECOND)
@@ -185,27 +184,25 @@ async def add(job: Job, name: str) -> None:
     """Add one file to the job, or the reason why it is left out."""
     room = MAX_TEXT - sum(len(document.text) for document in job.documents)
     path = worker.path(name)
-    if room <= 0 or path.stat().st_size > MAX_FILE_BYTES:
-        job.complete = job.complete and room > 0
-        job.skipped.append(Skipped(path=name, reason="too_large: over the limit of a file or of the index"))
-        return
+    read: tuple[str, list[str], bool] | str
     try:
-        content = await anyio.to_thread.run_sync(path.read_bytes)
-        with anyio.fail_after(MAX_SECONDS_A_FILE):
-            read = await anyio.to_process.run_sync(text_of, content, room, cancellable=True)
-    except TimeoutError:
-        read = f"not read within {MAX_SECONDS_A_FILE:.0f} seconds"
-    except (OSError, anyio.BrokenWorkerProcess) as broken:
-        read = f"reading it failed: {broken}"
+        if room <= 0 or path.stat().st_size > MAX_FILE_BYTES:
+            job.complete = job.complete and room > 0
+            read = "too_large: over the limit of a file or of the index"
+        else:
+            content = await anyio.to_thread.run_sync(path.read_bytes)
+            with anyio.fail_after(MAX_SECONDS_A_FILE):
+                read = await anyio.to_process.run_sync(text_of, content, room, cancellable=True)
+    except (TimeoutError, OSError, anyio.BrokenWorkerProcess) as broken:
+        read = f"not_a_pdf: {type(broken).__name__} {broken}"
     if isinstance(read, str):
-        job.skipped.append(Skipped(path=name, reason=f"not_a_pdf: {clean(read)}"))
+        job.skipped.append(Skipped(path=name, reason=clean(read)))
         return
     title, pages, cut = read
     job.complete = job.complete and not cut
     text = "\f".join(pages)
-    job.documents.append(
-        Indexed(path=name, title=title, pages=len(pages), words=len(re.findall(r"[^\W\d_]+", text)), text=text)
-    )
+    words = len(re.findall(r"[^\W\d_]+", text))
+    job.documents.append(Indexed(path=name, title=title, pages=len(pages), words=words, text=text))
 
 
 def text_of(content: bytes, room: int) -> tuple[str, list[str], bool] | str:
@@ -231,7 +228,7 @@ def text_of(content: bytes, room: int) -> tuple[str, list[str], bool] | str:
             pages.append(text[:room])
             room -= len(text)
     except Exception as broken:  # noqa: BLE001 - a foreign file breaks a parser in every way there is
-        return f"{type(broken).__name__}: {broken}"[:300]
+        return f"not_a_pdf: {type(broken).__name__}: {broken}"[:300]
     return title, pages, room < 0
 
 

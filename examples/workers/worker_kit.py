@@ -20,6 +20,7 @@ import asyncio
 import base64
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import os
@@ -34,7 +35,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import quote
 
-import anyio
 import httpx2
 import rfc8785
 import uvicorn
@@ -265,18 +265,14 @@ class Worker:
                 await self._beat(hub)
 
     async def _register(self, hub: httpx2.AsyncClient, key: OKPKey | None) -> None:
-        told = ""
-        for failures in range(sys.maxsize):
+        for failures in itertools.count():
             manifest = await self.manifest()
             status, answer = await _post(hub, "/workers/register", signed(manifest, key) if key else manifest)
             if status in {HTTPStatus.OK, HTTPStatus.CREATED}:
                 tier, reason = answer.get("effective_tier"), answer.get("reason")
                 log.info("registered as %s, effective tier %s (%s)", self.worker_id, tier, reason)
                 return
-            why = " ".join(str(answer.get(name, "")) for name in ("code", "detail", "errors"))
-            if why != told:
-                log.warning("registration not accepted (%s %s); trying again until it is", status, why)
-                told = why
+            log.warning("registration not accepted (%s %s); trying again until it is", status, answer)
             await asyncio.sleep(_pause(failures))
 
     async def _beat(self, hub: httpx2.AsyncClient) -> None:
@@ -321,10 +317,11 @@ def key_from_environment() -> OKPKey | None:
         return None
     try:
         key = OKPKey.import_key(json.loads(text))
-    except (ValueError, KeyError, TypeError, JoseError) as refusal:
-        raise ValueError("GATEHOUSE_WORKER_KEY holds no private Ed25519 key as JWK") from refusal
-    if not (key.is_private and key.kid):
-        raise ValueError("GATEHOUSE_WORKER_KEY holds no private Ed25519 key with a kid")
+        is_usable = key.is_private and bool(key.kid)
+    except (ValueError, KeyError, TypeError, JoseError):
+        is_usable = False
+    if not is_usable:
+        raise ValueError("GATEHOUSE_WORKER_KEY holds no private Ed25519 key as JWK with a kid")
     return key
 
 
@@ -366,21 +363,14 @@ async def resolve(pointer: str | dict[str, Any], model: type[Document], *, key: 
 async def _pointed_to(pointer: str) -> Any:
     scheme, _, rest = pointer.partition(":")
     artifact = ARTIFACT.fullmatch(pointer)
-    if artifact:
-        content = await _fetched(artifact[1])
-    elif scheme == "artifact":
-        raise refused("bad_pointer", "An artifact: pointer names the SHA-256 of its content in 64 hexadecimal digits")
-    elif scheme != "inline" or not rest:
-        raise refused("unknown_pointer", f"Pointers of the kind {scheme[:40]!r} are not followed")
-    elif rest.lstrip().startswith("{"):
-        content = rest.encode()
-    else:
-        try:
-            content = base64.b64decode(rest + "=" * (-len(rest) % 4), altchars=b"-_", validate=True)
-        except ValueError:
-            raise refused("bad_pointer", "The inline: pointer does not hold base64url") from None
+    if artifact is None and scheme != "inline":
+        raise refused("unknown_pointer", f"Pointers such as {pointer[:40]!r} are not followed")
     try:
-        return json.loads(content)
+        if artifact is not None:
+            return json.loads(await _fetched(artifact[1]))
+        if rest.lstrip().startswith("{"):
+            return json.loads(rest)
+        return json.loads(base64.b64decode(rest + "=" * (-len(rest) % 4), altchars=b"-_", validate=True))
     except (ValueError, RecursionError):
         raise refused("not_json", "The pointer does not lead to a JSON document") from None
 
@@ -393,17 +383,16 @@ async def _fetched(digest: str) -> bytes:
     content = bytearray()
     headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
     try:
-        with anyio.fail_after(FETCH_SECONDS):
-            async with (
-                httpx2.AsyncClient(follow_redirects=False, trust_env=False, timeout=FETCH_SECONDS) as http,
-                http.stream("GET", f"{hub.rstrip('/')}/api/v1/artifacts/{digest}", headers=headers) as answer,
-            ):
-                if answer.status_code != HTTPStatus.OK:
-                    raise refused("hub_refused", f"The hub answered {answer.status_code} for artifact {digest}")
-                async for chunk in answer.aiter_raw():
-                    content += chunk
-                    if len(content) > MOST_BYTES:
-                        raise refused("too_large", f"Artifact {digest} is over the limit of {MOST_BYTES} bytes")
-    except (TimeoutError, httpx2.HTTPError, OSError) as away:
+        async with (
+            httpx2.AsyncClient(follow_redirects=False, trust_env=False, timeout=FETCH_SECONDS) as http,
+            http.stream("GET", f"{hub.rstrip('/')}/api/v1/artifacts/{digest}", headers=headers) as answer,
+        ):
+            if answer.status_code != HTTPStatus.OK:
+                raise refused("hub_refused", f"The hub answered {answer.status_code} for artifact {digest}")
+            async for chunk in answer.aiter_raw():
+                content += chunk
+                if len(content) > MOST_BYTES:
+                    raise refused("too_large", f"Artifact {digest} is over the limit of {MOST_BYTES} bytes")
+    except (httpx2.HTTPError, OSError) as away:
         raise refused("hub_away", f"The hub did not deliver artifact {digest}: {type(away).__name__}") from None
     return bytes(content)

@@ -82,10 +82,20 @@ def test_product_starts_all_of_them() -> None:
     assert [path.name for path in bundled_worker_scripts()] == sorted(MANIFESTS)
 
 
-@pytest.mark.parametrize("arguments", [["--port", "70000"], ["--port", "0", "--root", "/no/such/folder"], []])
-def test_start_that_can_not_work_ends_with_its_reason(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        ("--port 70000", ""),
+        ("--port 0 --root /no/such/folder", ""),
+        ("--port 0", "nonsense"),
+        ("--port 0", '{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}'),
+        ("", ""),
+    ],
+)
+def test_start_that_can_not_work_ends_with_its_reason(arguments: str, key: str) -> None:
     ended = subprocess.run(
-        [sys.executable, str(WORKERS / "sentiment_analyzer.py"), *arguments],
+        [sys.executable, str(WORKERS / "sentiment_analyzer.py"), *arguments.split()],
+        env={**os.environ, "GATEHOUSE_WORKER_KEY": key},
         capture_output=True,
         text=True,
         timeout=30,
@@ -142,9 +152,9 @@ def test_code_is_analyzed_and_the_analysis_suggests(tmp_path: Path) -> None:
         ]
         for pointer, code in (
             ("file:///etc/passwd", "unknown_pointer"),
-            ("artifact:1", "bad_pointer"),
+            ("artifact:1", "unknown_pointer"),
             (f"artifact:sha256-{'ab' * 32}", "no_hub"),
-            ("inline:%%", "bad_pointer"),
+            ("inline:%%", "not_json"),
             (inline("text"), "not_an_analysis"),
             ({"issues": "none"}, "not_an_analysis"),
         ):

@@ -450,7 +450,7 @@ def test_consul_index_that_goes_back_is_dropped(as_kee: Caller, remote: Registry
         ([service("x", 9, Tags=["a\x00b"])], "What the source says of 'n1/x' can't be stored."),
         (
             [service(f"s{number}", 9) for number in range(sources.MOST_ENTRIES + 1)],
-            f"The source names more than {sources.MOST_ENTRIES} workers.",
+            f"The source names more than {sources.MOST_ENTRIES} MCP workers.",
         ),
     ],
 )

@@ -353,7 +353,7 @@ class Migration(migrations.Migration):
                         "options",
                         models.JSONField(
                             default=dict,
-                            help_text="What to look for there, and defaults for workers without a manifest.",
+                            help_text="What to look for there, and defaults for servers without a manifest.",
                         ),
                     ),
                     (
@@ -367,7 +367,7 @@ class Migration(migrations.Migration):
                     (
                         "every",
                         models.DurationField(
-                            help_text="How often the workers that it lists are asked for their tools."
+                            help_text="How often the MCP workers that it lists are asked for their tools."
                         ),
                     ),
                     ("cursor", models.CharField(default="", max_length=100)),

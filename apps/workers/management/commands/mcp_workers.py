@@ -1,24 +1,33 @@
 """Keys, sources and the registry of MCP workers.
 
-Keys that sign manifests: one of this machine, made where its file does not exist, or the public half (a JWK) of another one:
+Keys sign manifests. Enroll a key of this machine, which is made where its file does not exist, or the public half of another:
 
     manage.py mcp_workers enroll-key --name bundled --ceiling verified --private-file key.json
     manage.py mcp_workers enroll-key --name acme-ocr --ceiling sandbox --public-file acme.json
     manage.py mcp_workers revoke-key --key-id acme-ocr-4f1c2a9b03de --why "the laptop is gone"
 
-Sources that list MCP workers: one MCP endpoint, a YAML file, etcd, or Consul:
+Sources list MCP workers. A source is one MCP endpoint, a YAML file, etcd, or Consul:
 
     manage.py mcp_workers add-source files --kind pull --address https://files.example.com/mcp --principal agent \\
         --worker '{"worker_id": "files", "side_effects": {"filesystem": "read", "network": "none"}}'
+
+The file holds the password of etcd's user:
+
     manage.py mcp_workers add-source shared --kind etcd --address https://etcd.example.com:2379 --principal agent \\
         --prefix /workers/ --user gatehouse --secret-file password.txt
+
+The file holds Consul's token:
+
     manage.py mcp_workers add-source services --kind consul --address https://consul.example.com:8501 \\
         --principal agent --service mcp-worker --secret-file token.txt
+
+Change or remove a source:
+
     manage.py mcp_workers change-secret shared --secret-file password.txt
     manage.py mcp_workers list-sources
     manage.py mcp_workers remove-source files
 
-After a loss of the registry's tables, the workers that memory still holds:
+Register the MCP workers again that memory holds and the registry has lost. Each is judged as if it registered now:
 
     manage.py mcp_workers rebuild
 """
