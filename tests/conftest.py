@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import Client
 from hypothesis import HealthCheck, settings
 
-from apps.principals.models import Tenant
+from apps.principals.models import Operator, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import make_caller, make_tenant
@@ -38,6 +39,19 @@ def as_kee(kee: Caller) -> Iterator[Caller]:
     """The agent Kee, with its transaction open for the whole test."""
     with acting_as(kee):
         yield kee
+
+
+@pytest.fixture
+def superuser(db: None) -> Operator:
+    return Operator.objects.create_superuser(username="root", password="a long enough password")
+
+
+@pytest.fixture
+def console(superuser: Operator) -> Client:
+    """A browser in which a superuser is logged in."""
+    client = Client()
+    client.force_login(superuser, backend="django.contrib.auth.backends.ModelBackend")
+    return client
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, verb
+from apps.core.admin import ExactTextFilter, OperatorAdmin, verb
 from apps.core.errors import Conflict
 from apps.delivery import selectors
 from apps.delivery.models import Delivery, RemoteRoute, State, Target
@@ -23,7 +23,7 @@ class TargetAdmin(OperatorAdmin):
     list_display = [
         "__str__",
         "kind",
-        "principal_link",
+        "principal",
         "url",
         "state",
         "breaker",
@@ -38,14 +38,10 @@ class TargetAdmin(OperatorAdmin):
     list_select_related = ["principal", "tenant"]
     list_filter = ["tenant", "kind", ("stopped_at", admin.EmptyFieldListFilter)]
     search_fields = ["name", "principal__name__exact", "url"]
-    readonly_fields = ["principal_link", "state", "breaker", "pending", "dead_deliveries"]
+    readonly_fields = ["state", "breaker", "pending", "dead_deliveries"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Target]:
         return selectors.with_deliveries()
-
-    @admin.display(description="Principal")
-    def principal_link(self, target: Target) -> str:
-        return link_to(target.principal)
 
     @admin.display(description="Pending")
     def pending(self, target: Any) -> str:
@@ -101,7 +97,7 @@ def _deliveries_link(target: Target, state: State, count: int) -> str:
 class DeliveryAdmin(OperatorAdmin):
     list_display = [
         "__str__",
-        "target_link",
+        "target",
         "reference",
         "recipient",
         "state",
@@ -117,10 +113,6 @@ class DeliveryAdmin(OperatorAdmin):
     ordering = ["-id"]
     actions_detail = ["replay"]
 
-    @admin.display(description="Target")
-    def target_link(self, delivery: Delivery) -> str:
-        return link_to(delivery.target)
-
     @verb(
         "Replay",
         explanation="If it is dead, send it again. If the target has it already, it recognizes it.",
@@ -134,15 +126,7 @@ class DeliveryAdmin(OperatorAdmin):
 
 @admin.register(RemoteRoute)
 class RemoteRouteAdmin(OperatorAdmin):
-    list_display = ["principal_link", "remote_name", "target_link", "tenant"]
+    list_display = ["principal", "remote_name", "target", "tenant"]
     list_filter = ["target", "tenant"]
     list_select_related = ["principal", "target", "tenant"]
     search_fields = ["remote_name", "principal__name"]
-
-    @admin.display(description="Principal")
-    def principal_link(self, route: RemoteRoute) -> str:
-        return link_to(route.principal)
-
-    @admin.display(description="Target")
-    def target_link(self, route: RemoteRoute) -> str:
-        return link_to(route.target)

@@ -94,7 +94,7 @@ class Target(TenantModel):
     class Meta:
         permissions = [("operate_target", "Can stop and resume targets, and replay dead deliveries")]
         constraints = [
-            # Serves selectors.targets_of().
+            # Serves selectors.target_of() and the list of a principal's webhooks.
             models.UniqueConstraint(fields=["tenant", "principal", "url"], name="delivery_target_url_once"),
             models.UniqueConstraint(fields=["tenant", "name"], name="delivery_target_name_once"),
             models.CheckConstraint(
@@ -118,11 +118,19 @@ class Target(TenantModel):
                 name="delivery_target_former_secret_has_an_end",
             ),
         ]
-        # Serves sql.TAKE_TARGET: the targets that are called at this moment.
+        # Serves services.sending.TAKE_TARGET: the targets that are called at this moment.
         indexes = [models.Index(fields=["busy_until"], name="delivery_target_busy")]
 
     def __str__(self) -> str:
-        return self.name or format_ref("tgt", self.pk)
+        return self.name or self.ref
+
+    @property
+    def ref(self) -> str:
+        return format_ref("tgt", self.pk)
+
+    @property
+    def notify_lease_ms(self) -> int:
+        return self.notify_lease // timedelta(milliseconds=1)
 
     @property
     def state(self) -> str:
@@ -179,11 +187,11 @@ class Delivery(TenantModel):
             ),
         ]
         indexes = [
-            # Serves claims, sql.TAKE_TARGET and the counts of what waits.
+            # Serves claims, services.sending.TAKE_TARGET and the counts of what waits.
             models.Index(
                 fields=["target", "due_at", "id"], name="delivery_delivery_due", condition=Q(state=State.PENDING)
             ),
-            # Serves selectors.deliveries() and replays.
+            # Serves the list of a target's deliveries and replays.
             models.Index(fields=["target", "state", "id"], name="delivery_delivery_by_state"),
             # Serves the removal of a receipt, and who may close the obligation that it opened.
             models.Index(
@@ -192,6 +200,10 @@ class Delivery(TenantModel):
         ]
 
     def __str__(self) -> str:
+        return self.ref
+
+    @property
+    def ref(self) -> str:
         return format_ref("delivery", self.pk)
 
 

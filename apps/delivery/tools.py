@@ -2,31 +2,34 @@
 
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
+from django.db.models import Model, QuerySet
 from django.utils import timezone
-from pydantic import Field, StringConstraints
+from pydantic import AliasPath, Field, StringConstraints
 
-from apps.core.ids import decode_position, encode_cursor, format_ref, parse_ref
+from apps.core.ids import decode_position, encode_cursor, parse_ref
 from apps.core.operations import Route, operation
 from apps.core.outbound import UnresolvedHost, guard
 from apps.core.schemas import Cursor, Input, Name, Output, Text
 from apps.delivery import selectors
-from apps.delivery.models import LONGEST_LEASE, Endpoint, State, Target
+from apps.delivery.models import LONGEST_LEASE, Delivery, Endpoint, Kind, RemoteRoute
 from apps.delivery.services import sending, targets
-from apps.delivery.services.targets import DEFAULT_TARGET, TargetChange, TargetWithSecret
+from apps.delivery.services.targets import DEFAULT_TARGET, TargetWithSecret
 from apps.principals.scopes import Scope
 from apps.principals.selectors import principal_named
 from apps.principals.tenancy import Caller
 
 _ROUTE: Final = "/api/v1/targets/{target}"
 _REMOTE: Final = "/api/v1/remote-targets/{name}"
+_ROUTES: Final = "/api/v1/remote-routes"
 _DAY_MS: Final = 86_400_000
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
-TargetRef = Annotated[Text, StringConstraints(min_length=1, max_length=40)]
 Url = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^https?://[!-~]+$")]
-LeaseMs = Annotated[int, Field(ge=0, le=LONGEST_LEASE // timedelta(milliseconds=1))]
+LeaseMs = Annotated[int, Field(ge=0, le=LONGEST_LEASE // _MILLISECOND)]
 Least = Annotated[int, Field(ge=1, le=1_000_000)]
+Row = TypeVar("Row", bound=Model)
 
 
 class Page(Input):
@@ -34,9 +37,12 @@ class Page(Input):
     cursor: Cursor | None = None
     """`next` of the page before."""
 
-    @property
-    def after(self) -> int:
-        return decode_position(self.cursor) if self.cursor else 0
+    def of(self, rows: QuerySet[Row]) -> tuple[list[Row], str | None]:
+        """One page of these rows, oldest first, and the cursor of the next one."""
+        after = decode_position(self.cursor) if self.cursor else 0
+        found = list(rows.filter(pk__gt=after).order_by("pk")[: self.limit + 1])
+        page = found[: self.limit]
+        return page, encode_cursor(page[-1].pk) if len(found) > len(page) else None
 
 
 class CalledTarget(Output):
@@ -63,7 +69,7 @@ class CalledTarget(Output):
 class TargetOutput(CalledTarget):
     """A webhook that wakes you."""
 
-    target: str
+    target: str = Field(validation_alias="ref")
     kind: str
     notify_lease_ms: int
     min_unacked: int
@@ -76,7 +82,7 @@ class TargetOutput(CalledTarget):
 
 
 class CreatedTarget(TargetOutput):
-    secret: str
+    secret: str = Field(validation_alias="new_secret")
     """Verifies the signatures (Standard Webhooks). It is shown this once."""
 
 
@@ -87,7 +93,7 @@ class RemoteTargetOutput(CalledTarget):
     endpoint: str
     known_as: str | None
     timeout_seconds: int
-    dead: int
+    dead: int = Field(validation_alias="dead_now")
     oldest_pending_at: datetime | None
 
 
@@ -108,7 +114,7 @@ class TargetList(Output):
 
 
 class OneTarget(Input):
-    target: TargetRef
+    target: Annotated[Text, StringConstraints(min_length=1, max_length=40)]
     """As in `tgt_7`."""
 
     @property
@@ -141,18 +147,10 @@ class DeletedTarget(Output):
     status: Literal["deleted"]
 
 
-def _of_fields(shape: type[Output], row: Target, /, **further: Any) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in shape.model_fields if name not in further} | further
-
-
-def _members(target: Target, **further: Any) -> dict[str, Any]:
-    lease = target.notify_lease // timedelta(milliseconds=1)
-    return _of_fields(TargetOutput, target, target=format_ref("tgt", target.pk), notify_lease_ms=lease) | further
-
-
-def _with_secret(caller: Caller, made: TargetWithSecret) -> CreatedTarget:
-    target = selectors.target_of(caller.principal_id, made.target.pk)
-    return CreatedTarget.model_validate(_members(target, secret=made.secret))
+def _shown(caller: Caller, made: TargetWithSecret) -> CreatedTarget:
+    target: Any = selectors.target_of(caller.principal_id, made.target.pk)
+    target.new_secret = made.secret
+    return CreatedTarget.model_validate(target)
 
 
 @operation(
@@ -171,23 +169,19 @@ def create_target(caller: Caller, given: CreateTarget) -> CreatedTarget:
         made = targets.add(
             caller=caller,
             url=given.url,
-            notify_lease=timedelta(milliseconds=given.notify_lease_ms),
+            notify_lease=given.notify_lease_ms * _MILLISECOND,
             min_unacked=given.min_unacked,
             with_titles=given.with_titles,
             now=timezone.now(),
         )
-        return _with_secret(caller, made)
+        return _shown(caller, made)
 
 
 @operation(title="List targets", scope=Scope.INBOX, routes=[Route("GET", "/api/v1/targets")], read_only=True)
 def list_targets(caller: Caller, given: Page) -> TargetList:
     """List the webhooks that wake you, with the result of the last call to each."""
-    found = selectors.targets_of(caller.principal_id, after=given.after, limit=given.limit + 1)
-    page = found[: given.limit]
-    return TargetList(
-        targets=[TargetOutput.model_validate(_members(target)) for target in page],
-        next=encode_cursor(page[-1].pk) if len(found) > len(page) else None,
-    )
+    found, following = given.of(selectors.with_deliveries().filter(principal_id=caller.principal_id))
+    return TargetList(targets=[TargetOutput.model_validate(one) for one in found], next=following)
 
 
 @operation(
@@ -203,17 +197,18 @@ def change_target(caller: Caller, given: ChangeTarget) -> TargetOutput:
     """
     if given.url is not None:
         guard(given.url)
-    lease = given.notify_lease_ms
-    wanted = TargetChange(
-        url=given.url,
-        notify_lease=None if lease is None else timedelta(milliseconds=lease),
-        min_unacked=given.min_unacked,
-        with_titles=given.with_titles,
-        enabled=given.enabled,
-    )
+    changes = given.model_dump(include={"url", "min_unacked", "with_titles"}, exclude_none=True)
+    if given.notify_lease_ms is not None:
+        changes["notify_lease"] = given.notify_lease_ms * _MILLISECOND
     with caller.acting():
-        targets.change(principal_id=caller.principal_id, target_id=given.number, change=wanted, now=timezone.now())
-        return TargetOutput.model_validate(_members(selectors.target_of(caller.principal_id, given.number)))
+        targets.change(
+            principal_id=caller.principal_id,
+            target_id=given.number,
+            changes=changes,
+            enabled=given.enabled,
+            now=timezone.now(),
+        )
+        return TargetOutput.model_validate(selectors.target_of(caller.principal_id, given.number))
 
 
 @operation(
@@ -226,8 +221,8 @@ def test_target(caller: Caller, given: OneTarget) -> TargetTested:
     """Send a signed message of type `ping` to one of your targets now, and say how its address answered. This also
     tests a stopped target, and changes nothing.
     """
-    pinged = sending.ping(caller=caller, target_id=given.number)
-    return TargetTested(delivered=pinged.delivered, result=pinged.result)
+    delivered, result = sending.ping(caller=caller, target_id=given.number)
+    return TargetTested(delivered=delivered, result=result)
 
 
 @operation(
@@ -236,9 +231,9 @@ def test_target(caller: Caller, given: OneTarget) -> TargetTested:
 def rotate_target_secret(caller: Caller, given: RotateTargetSecret) -> CreatedTarget:
     """Get a new signing secret, shown this once. During the overlap, calls carry a signature with the former one too."""
     made = targets.rotate_secret(
-        principal_id=caller.principal_id, target_id=given.number, overlap=timedelta(milliseconds=given.overlap_ms)
+        principal_id=caller.principal_id, target_id=given.number, overlap=given.overlap_ms * _MILLISECOND
     )
-    return _with_secret(caller, made)
+    return _shown(caller, made)
 
 
 @operation(title="Delete a target", scope=Scope.INBOX, routes=[Route("DELETE", _ROUTE)], destructive=True)
@@ -248,9 +243,12 @@ def delete_target(caller: Caller, given: OneTarget) -> DeletedTarget:
     return DeletedTarget(target=given.target, status="deleted")
 
 
-class PutRemoteTarget(Input):
+class OneRemote(Input):
     name: Name
-    """What it is called here."""
+    """What the remote target is called here."""
+
+
+class PutRemoteTarget(OneRemote):
     url: Annotated[Text, StringConstraints(min_length=1, max_length=500)]
     """Where it is; the endpoint's path is added."""
     endpoint: Literal["inbox", "universal", "gatehouse"] = "gatehouse"
@@ -267,12 +265,6 @@ class RemoteTargetList(Output):
     next: str | None
 
 
-def _remote(target: Target) -> RemoteTargetOutput:
-    # Of the deliveries that are dead now; the counter of the row counts each death.
-    dead: int = getattr(target, "dead_now")  # noqa: B009  # an annotation, which the type does not know
-    return RemoteTargetOutput.model_validate(_of_fields(RemoteTargetOutput, target, dead=dead))
-
-
 @operation(
     title="Add or change a remote target",
     scope=Scope.ADMIN,
@@ -287,15 +279,10 @@ def put_remote_target(caller: Caller, given: PutRemoteTarget) -> RemoteTargetOut
     with caller.acting():
         targets.put_remote(
             tenant_id=caller.tenant_id,
-            name=given.name,
-            url=given.url,
-            endpoint=Endpoint(given.endpoint),
-            token=given.token,
-            known_as=given.known_as,
-            timeout_seconds=given.timeout_seconds,
             now=timezone.now(),
+            **{**given.model_dump(), "endpoint": Endpoint(given.endpoint)},
         )
-        return _remote(selectors.remote_named(given.name))
+        return RemoteTargetOutput.model_validate(selectors.remote_named(given.name))
 
 
 @operation(
@@ -306,24 +293,19 @@ def put_remote_target(caller: Caller, given: PutRemoteTarget) -> RemoteTargetOut
 )
 def list_remote_targets(caller: Caller, given: Page) -> RemoteTargetList:
     """The inbox services elsewhere that receipts are sent to: their breakers, and what is pending or dead."""
-    found = selectors.remotes(after=given.after, limit=given.limit)
-    return RemoteTargetList(
-        targets=[_remote(one) for one in found],
-        next=encode_cursor(found[-1].pk) if len(found) == given.limit else None,
-    )
+    found, following = given.of(selectors.with_deliveries().filter(kind=Kind.REMOTE))
+    return RemoteTargetList(targets=[RemoteTargetOutput.model_validate(one) for one in found], next=following)
 
 
-class Deliveries(Page):
-    name: Name
-    """Of the remote target."""
+class Deliveries(Page, OneRemote):
     state: Literal["pending", "delivered", "dead"] | None = None
 
 
 class DeliveryOutput(Output):
     """One receipt on its way to a remote target."""
 
-    delivery: str
-    receipt_id: str
+    delivery: str = Field(validation_alias="ref")
+    receipt_id: str = Field(validation_alias="reference")
     recipient: str
     """Its name over there."""
     state: str
@@ -352,27 +334,12 @@ class DeliveryList(Output):
 )
 def list_deliveries(caller: Caller, given: Deliveries) -> DeliveryList:
     """Receipts that are pending, delivered or dead; oldest first."""
-    found = selectors.deliveries(
-        target=selectors.remote_named(given.name),
-        state=None if given.state is None else State(given.state),
-        after=given.after,
-        limit=given.limit,
-    )
-    return DeliveryList(
-        deliveries=[
-            DeliveryOutput.model_validate(
-                {name: getattr(one, name, None) for name in DeliveryOutput.model_fields}
-                | {"delivery": str(one), "receipt_id": one.reference}
-            )
-            for one in found
-        ],
-        next=encode_cursor(found[-1].pk) if len(found) == given.limit else None,
-    )
+    rows = Delivery.objects.filter(target=selectors.remote_named(given.name))
+    found, following = given.of(rows if given.state is None else rows.filter(state=given.state))
+    return DeliveryList(deliveries=[DeliveryOutput.model_validate(one) for one in found], next=following)
 
 
-class ReplayDeliveries(Input):
-    name: Name
-    """Of the remote target."""
+class ReplayDeliveries(OneRemote):
     deliveries: Annotated[list[Annotated[Text, Field(max_length=40)]], Field(min_length=1, max_length=500)] | None = (
         None
     )
@@ -396,8 +363,11 @@ def replay_deliveries(caller: Caller, given: ReplayDeliveries) -> ReplayedOutput
     return ReplayedOutput(replayed=sending.replay(target=target, delivery_ids=chosen))
 
 
-class SetRemoteRoute(Input):
+class OnePrincipal(Input):
     principal_ai: Name
+
+
+class SetRemoteRoute(OnePrincipal):
     target: Name = DEFAULT_TARGET
     """The remote target that it has moved to."""
     remote_name: Name | None = None
@@ -407,8 +377,8 @@ class SetRemoteRoute(Input):
 class RemoteRouteOutput(Output):
     """What is posted to this principal goes to a remote target, and into no inbox here."""
 
-    principal_ai: str
-    moved_to: str
+    principal_ai: str = Field(validation_alias=AliasPath("principal", "name"))
+    moved_to: str = Field(validation_alias=AliasPath("target", "name"))
     remote_name: str
 
 
@@ -420,7 +390,7 @@ class RemoteRouteList(Output):
 @operation(
     title="Send a principal's receipts elsewhere",
     scope=Scope.ADMIN,
-    routes=[Route("PUT", "/api/v1/remote-routes/{principal_ai}")],
+    routes=[Route("PUT", f"{_ROUTES}/{{principal_ai}}")],
     idempotent=True,
 )
 def set_remote_route(caller: Caller, given: SetRemoteRoute) -> RemoteRouteOutput:
@@ -432,30 +402,20 @@ def set_remote_route(caller: Caller, given: SetRemoteRoute) -> RemoteRouteOutput
         target=given.target,
         remote_name=given.remote_name or principal.name,
     )
-    return RemoteRouteOutput(principal_ai=principal.name, moved_to=given.target, remote_name=route.remote_name)
+    return RemoteRouteOutput.model_validate(route)
 
 
 @operation(
     title="Principals whose receipts go elsewhere",
     scope=Scope.ADMIN,
-    routes=[Route("GET", "/api/v1/remote-routes")],
+    routes=[Route("GET", _ROUTES)],
     read_only=True,
     tool=False,
 )
 def list_remote_routes(caller: Caller, given: Page) -> RemoteRouteList:
     """The principals whose receipts go to a remote target."""
-    found = selectors.routes(after=given.after, limit=given.limit)
-    return RemoteRouteList(
-        routes=[
-            RemoteRouteOutput(principal_ai=one.principal.name, moved_to=str(one.target), remote_name=one.remote_name)
-            for one in found
-        ],
-        next=encode_cursor(found[-1].pk) if len(found) == given.limit else None,
-    )
-
-
-class RemoveRemoteRoute(Input):
-    principal_ai: Name
+    found, following = given.of(RemoteRoute.objects.select_related("principal", "target"))
+    return RemoteRouteList(routes=[RemoteRouteOutput.model_validate(one) for one in found], next=following)
 
 
 class RemovedRoute(Output):
@@ -466,9 +426,9 @@ class RemovedRoute(Output):
 @operation(
     title="Keep a principal's receipts here",
     scope=Scope.ADMIN,
-    routes=[Route("DELETE", "/api/v1/remote-routes/{principal_ai}")],
+    routes=[Route("DELETE", f"{_ROUTES}/{{principal_ai}}")],
 )
-def remove_remote_route(caller: Caller, given: RemoveRemoteRoute) -> RemovedRoute:
+def remove_remote_route(caller: Caller, given: OnePrincipal) -> RemovedRoute:
     """From now on, place what is posted to a principal in its inbox here; pending deliveries are still sent."""
     principal = principal_named(given.principal_ai)
     targets.remove_route(principal_id=principal.pk)

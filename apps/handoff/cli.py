@@ -233,7 +233,7 @@ def _status(given: Arguments, repository: Repository, streams: Streams) -> None:
         "saved": None if baseline is None else baseline - cost,
         "unreadable": [{"name": one.name, "reason": one.reason} for one in found.rejected],
         "rejected": [{"name": one.name, "reason": one.reason} for one in inbox.rejected()],
-        "processed": len(files.waiting(inbox.processed.folder)),
+        "processed": len(files.waiting(inbox.archive.folder)),
         "outbox": [path.name for path in outbox.waiting()],
     }
     streams.say(text=_status_text(facts), facts=facts, as_json=given.json)

@@ -60,6 +60,15 @@ def is_folder(folder: Path) -> bool:
     return folder.is_dir()
 
 
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write_new(folder: Path, name: Callable[[], str], data: bytes) -> Path:
     """Write a file, whole or not at all, under the first of the names that is free."""
     temporary = folder / f".{os.urandom(8).hex()}{_TEMPORARY}"
@@ -72,19 +81,12 @@ def write_new(folder: Path, name: Callable[[], str], data: bytes) -> Path:
             path = folder / name()
             with suppress(FileExistsError):
                 os.link(temporary, path)
-                _sync(folder)
+                with _opened(folder) as descriptor:
+                    os.fsync(descriptor)
                 return path
         raise Refused(f"{folder} has no free name.")
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(path: Path, *, most: int = MAX_BYTES + 1) -> bytes:
@@ -109,15 +111,6 @@ def read(path: Path, *, most: int = MAX_BYTES + 1) -> bytes:
         os.close(descriptor)
 
 
-def move(source: Path, target: Path) -> bool:
-    """Move a file to a name that nobody else can choose; False if it is gone."""
-    try:
-        source.rename(target)
-    except FileNotFoundError:
-        return False
-    return True
-
-
 def waiting(folder: Path) -> list[Path]:
     """The files of a folder, by name."""
     try:
@@ -128,14 +121,23 @@ def waiting(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def short(name: str) -> str:
+def _move(source: Path, target: Path) -> bool:
+    """Move a file to a name that nobody else can choose; False if it is gone."""
+    try:
+        source.rename(target)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _short(name: str) -> str:
     """A name that leaves room for a prefix."""
     return name if len(os.fsencode(name)) <= _LONGEST_NAME else f"{os.urandom(8).hex()}.md"
 
 
-def unique_name(path: Path, *, now: datetime) -> str:
+def _unique_name(path: Path, *, now: datetime) -> str:
     """The file's own name if no other file can have it, else one made of it."""
-    return path.name if _FRESH.match(path.name) else f"{stamp(now)}-{short(path.name)}"
+    return path.name if _FRESH.match(path.name) else f"{stamp(now)}-{_short(path.name)}"
 
 
 def _within(folder: Path) -> list[Path]:
@@ -143,6 +145,13 @@ def _within(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
     except FileNotFoundError:
         return []
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        for inner in _within(folder):
+            inner.rmdir()
+        folder.rmdir()
 
 
 def _remove_old(paths: Iterable[Path], *, older: timedelta, now: datetime, dry_run: bool) -> list[Path]:
@@ -166,20 +175,19 @@ class Archive:
 
     folder: Path
 
-    def keep(self, source: Path, *, now: datetime, **facts: str | None) -> bool:
-        """Move a file here; False if it is gone."""
+    def keep(self, source: Path, *, now: datetime, **facts: str | None) -> None:
+        """Move a file here, unless it is gone."""
         make(self.folder)
-        name = unique_name(source, now=now)
+        name = _unique_name(source, now=now)
         with suppress(FileNotFoundError):
             os.utime(source, (now.timestamp(), now.timestamp()), follow_symlinks=False)
-        if not move(source, self.folder / name):
-            return False
+        if not _move(source, self.folder / name):
+            return
         # The disk may be full: the file is archived all the same.
         with suppress(OSError), self._locked(), self._ledger.open("a+b") as ledger:
             line = json.dumps({"name": name, "processed_at": moment_text(now), **facts})
             # A line that a crash has cut off must not swallow this one.
             ledger.write(f"\n{line}\n".encode())
-        return True
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """The ledger by name. Lines that can't be read are left out."""
@@ -225,20 +233,26 @@ class Reader:
 
     folder: Path
     box: "Box"
+    claimed: dict[Path, dict[str, str | None]] = field(default_factory=dict)
+    """What is archived when the reader is done, and what the ledger says of each file."""
 
-    def claim(self, path: Path) -> Path | None:
+    def claim(self, path: Path, **facts: str | None) -> Path | None:
         """Take a file out of its box; None if another reader was faster."""
         folder = self.folder if path.parent == self.box.folder else self.folder / path.parent.name
         folder.mkdir(exist_ok=True)
         claimed = folder / path.name
-        return claimed if move(path, claimed) else None
+        if not _move(path, claimed):
+            return None
+        self.claimed[claimed] = facts
+        return claimed
 
     def give_back(self, claimed: Path, *, now: datetime) -> None:
         """Put a claimed file back into its box."""
+        self.claimed.pop(claimed, None)
         home = self.box.folder if claimed.parent == self.folder else self.box.shared / claimed.parent.name
         home.mkdir(parents=True, exist_ok=True)
         if _FRESH.match(claimed.name):
-            move(claimed, home / claimed.name)
+            _move(claimed, home / claimed.name)
             return
         # Another file may have its name by now.
         with suppress(FileNotFoundError):
@@ -246,7 +260,7 @@ class Reader:
                 os.link(claimed, home / claimed.name, follow_symlinks=False)
             except FileExistsError:
                 if not os.path.samestat(claimed.lstat(), (home / claimed.name).lstat()):
-                    move(claimed, home / unique_name(claimed, now=now))
+                    _move(claimed, home / _unique_name(claimed, now=now))
                     return
             claimed.unlink()
 
@@ -262,84 +276,80 @@ class Box:
         raise NotImplementedError
 
     @property
+    def archive(self) -> Archive:
+        """Keeps what was given to a reader."""
+        raise NotImplementedError
+
+    @property
     def shared(self) -> Path:
         """Holds the items of other repositories."""
         return self.repository.home / "shared-inbox"
 
-    @property
-    def _claimed(self) -> Path:
-        return self.folder / ".claimed"
-
     @contextmanager
     def reading(self, name: str, *, now: datetime) -> Iterator[Reader]:
-        """Take lost claims back, then lend a reader its own folder."""
+        """Take lost claims back, then lend a reader its own folder.
+
+        What it holds at the end of the block is archived; after an error it waits again.
+        """
         make(self.folder)
+        make(self.archive.folder)
         self.take_back(now=now)
-        folder = self._claimed / f"{stamp(now)}-{name}"
+        folder = self.folder / ".claimed" / f"{stamp(now)}-{name}"
         hidden = folder.with_name(f".{folder.name}")
         hidden.mkdir(parents=True)
-        descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with _opened(hidden) as descriptor:
             # Locked before others see it.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             hidden.rename(folder)
-            yield Reader(folder, self)
-        finally:
-            _remove_empty(folder)
-            os.close(descriptor)
+            reader = Reader(folder, self)
+            try:
+                yield reader
+                for path, facts in reader.claimed.items():
+                    self.archive.keep(path, now=now, **facts)
+            except BaseException:
+                for path in list(reader.claimed):
+                    reader.give_back(path, now=now)
+                raise
+            finally:
+                _remove_empty(folder)
 
     def take_back(self, *, now: datetime) -> None:
         """Put back what a reader holds that has died, or has held it for an hour.
 
         :raises Refused: if a link is in the folder's place.
         """
-        for folder in _within(self._claimed) if is_folder(self._claimed) else ():
+        claims = self.folder / ".claimed"
+        for folder in _within(claims) if is_folder(claims) else ():
+            began = folder.name.partition("-")[0]
+            is_stale = not began.isdigit() or now.timestamp() - int(began) / 1000 >= _ABANDONED.total_seconds()
             if folder.name.startswith("."):
                 continue
-            try:
-                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            try:
-                if _is_held(descriptor) and not _is_stale(folder, now):
-                    continue
+            with suppress(FileNotFoundError), _opened(folder) as descriptor:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if not is_stale:
+                        continue
                 reader = Reader(folder, self)
                 for path in [path for place in (folder, *_within(folder)) for path in waiting(place)]:
                     reader.give_back(path, now=now)
                 _remove_empty(folder)
-            finally:
-                os.close(descriptor)
 
-    def _clean(
-        self, archive: Archive, boxes: Iterable[Path], *, kept: timedelta, now: datetime, dry_run: bool
-    ) -> list[Path]:
-        """Remove what was archived longer ago than it is kept, and half-written files; returns it."""
+    def clean(self, *, kept: timedelta, now: datetime, dry_run: bool) -> list[Path]:
+        """Remove what was archived longer ago than it is kept, and half-written files; returns it.
+
+        :raises Refused: if a folder is a link.
+        """
         is_folder(self.folder)
-        halves = [path for box in boxes for path in box.glob(f".*{_TEMPORARY}")]
+        halves = [path for folder in self.folders() for path in folder.glob(f".*{_TEMPORARY}")]
         removed = _remove_old(halves, older=_ABANDONED, now=now, dry_run=dry_run)
         if not dry_run:
             self.take_back(now=now)
-        return [*archive.clean(kept=kept, now=now, dry_run=dry_run), *removed]
+        return [*self.archive.clean(kept=kept, now=now, dry_run=dry_run), *removed]
 
-
-def _is_held(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
-def _is_stale(folder: Path, now: datetime) -> bool:
-    began = folder.name.partition("-")[0]
-    return not began.isdigit() or now.timestamp() - int(began) / 1000 >= _ABANDONED.total_seconds()
-
-
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):
-        for inner in _within(folder):
-            inner.rmdir()
-        folder.rmdir()
+    def folders(self) -> list[Path]:
+        """The folders in which files wait; none that is a link."""
+        return [] if self.folder.is_symlink() else [self.folder]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,9 +382,9 @@ class Rejected:
 class Inheritance:
     """What a session is shown, and what goes on waiting."""
 
-    shown: list[Found] = field(default_factory=list)
-    waiting: list[Found] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
+    shown: list[Found]
+    waiting: list[Found]
+    rejected: list[Rejected]
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,8 +396,14 @@ class Inbox(Box):
         return self.repository.home / "inbox"
 
     @property
-    def processed(self) -> Archive:
+    def archive(self) -> Archive:
         return Archive(self.folder / "processed")
+
+    def folders(self) -> list[Path]:
+        """The inbox, and the folders of other repositories' items; none that is a link."""
+        shared = [] if self.shared.is_symlink() else _within(self.shared)
+        own = [] if self.folder.is_symlink() else [self.folder]
+        return [*own, *(folder for folder in shared if folder.name.startswith(_FROM))]
 
     def leave(self, item: Item, *, now: datetime, sender: Repository | None = None) -> Path:
         """Write an item for the next session.
@@ -416,32 +432,16 @@ class Inbox(Box):
         """Claim the items that a session is to be shown. They count as shown at the end of the block; after an error they
         wait again. Files that are no items are put aside first.
         """
-        with self.taking(session, now=now) as (reader, taken):
+        with self.reading(session, now=now) as reader:
 
             def claim(one: Found) -> Found | None:
-                path = reader.claim(one.path)
+                path = reader.claim(one.path, session=session, receipt_id=one.item.receipt_id)
                 return replace(one, path=path) if path else None
 
             found, bad = self._look()
-            taken.rejected = [one for path, reason in bad if (one := self._reject(path, reason, now))]
-            taken.shown, taken.waiting = choose(found, max_tokens=max_tokens, claim=claim)
-            yield taken
-
-    @contextmanager
-    def taking(self, session: str, *, now: datetime) -> Iterator[tuple[Reader, Inheritance]]:
-        """What is put into `shown` is archived at the end of the block, and goes back after an error."""
-        taken = Inheritance()
-        make(self.folder)
-        make(self.processed.folder)
-        with self.reading(session, now=now) as reader:
-            try:
-                yield reader, taken
-            except BaseException:
-                for one in taken.shown:
-                    reader.give_back(one.path, now=now)
-                raise
-            for one in taken.shown:
-                self.processed.keep(one.path, now=now, session=session, receipt_id=one.item.receipt_id)
+            rejected = [one for path, reason in bad if (one := self._reject(path, reason, now))]
+            shown, left = choose(found, max_tokens=max_tokens, claim=claim)
+            yield Inheritance(shown=shown, waiting=left, rejected=rejected)
 
     def waiting(self) -> list[Found]:
         """All items, in the order in which they would be shown."""
@@ -457,23 +457,10 @@ class Inbox(Box):
             found.append(Rejected(name=path.name, reason=reason))
         return found
 
-    def clean(self, *, kept: timedelta, now: datetime, dry_run: bool) -> list[Path]:
-        """Remove what was shown longer ago than it is kept, and half-written files; returns it.
-
-        :raises Refused: if a folder is a link.
-        """
-        return self._clean(self.processed, self._folders(), kept=kept, now=now, dry_run=dry_run)
-
-    def _folders(self) -> list[Path]:
-        """The inbox, and the folders of other repositories' items; none that is a link."""
-        own = [] if self.folder.is_symlink() else [self.folder]
-        shared = [] if self.shared.is_symlink() else _within(self.shared)
-        return [*own, *(folder for folder in shared if folder.name.startswith(_FROM))]
-
     def _look(self) -> tuple[list[Found], list[tuple[Path, str]]]:
         found: list[Found] = []
         bad: list[tuple[Path, str]] = []
-        for folder in self._folders():
+        for folder in self.folders():
             for path in waiting(folder):
                 try:
                     item = Item.from_bytes(read(path))
@@ -493,9 +480,9 @@ class Inbox(Box):
         folder = self.folder / "rejected"
         make(folder)
         shown = os.fsencode(path.name).decode("utf-8", "replace")
-        name = f"{stamp(now)}-{short(path.name)}"
+        name = f"{stamp(now)}-{_short(path.name)}"
         note = write_new(folder, lambda: f"{name}.reason.txt", f"{shown} {reason}.\n".encode())
-        if not move(path, folder / name):
+        if not _move(path, folder / name):
             note.unlink()
             return None
         return Rejected(name=shown, reason=reason)
@@ -510,7 +497,7 @@ class Outbox(Box):
         return self.repository.home / "outbox"
 
     @property
-    def taken(self) -> Archive:
+    def archive(self) -> Archive:
         return Archive(self.folder / "taken")
 
     def put(self, *, report_type: str, session: str, topic: str, body: str, now: datetime) -> Path:
@@ -548,41 +535,23 @@ class Outbox(Box):
         :raises Refused: if the named report is not there, or is no plain file.
         """
         with self.reading(consumer, now=now) as reader:
-            got = self._claim(reader, name, now)
-            if got is None:
-                yield None
-                return
-            claimed, report = got
-            try:
-                yield report
-            except BaseException:
-                reader.give_back(claimed, now=now)
-                raise
-            self.taken.keep(claimed, now=now, consumer=consumer)
-
-    def _claim(self, reader: Reader, name: str | None, now: datetime) -> tuple[Path, bytes] | None:
-        for path in self.waiting():
-            if name in {None, path.name} and (claimed := reader.claim(path)) is not None:
-                try:
-                    return claimed, read(claimed, most=-1)
-                except Unreadable as exc:
-                    reader.give_back(claimed, now=now)
-                    if name is not None:
-                        raise Refused(f"{name} {exc}.") from None
-        if name is not None:
-            raise Refused(f"The outbox has no {name}.")
-        return None
-
-    def clean(self, *, kept: timedelta, now: datetime, dry_run: bool) -> list[Path]:
-        """Remove what was taken longer ago than it is kept, and half-written files; returns it.
-
-        :raises Refused: if a folder is a link.
-        """
-        return self._clean(self.taken, [self.folder], kept=kept, now=now, dry_run=dry_run)
+            report = None
+            for path in self.waiting():
+                if name in {None, path.name} and (claimed := reader.claim(path, consumer=consumer)) is not None:
+                    try:
+                        report = read(claimed, most=-1)
+                        break
+                    except Unreadable as exc:
+                        reader.give_back(claimed, now=now)
+                        if name is not None:
+                            raise Refused(f"{name} {exc}.") from None
+            if report is None and name is not None:
+                raise Refused(f"The outbox has no {name}.")
+            yield report
 
 
 def clean(repository: Repository, *, kept: timedelta, now: datetime, dry_run: bool = False) -> list[str]:
     """Remove what was shown or taken longer ago than it is kept; returns the names within the repository's home."""
-    gone = [*Inbox(repository).clean(kept=kept, now=now, dry_run=dry_run)]
-    gone += Outbox(repository).clean(kept=kept, now=now, dry_run=dry_run)
+    boxes = (Inbox(repository), Outbox(repository))
+    gone = [path for box in boxes for path in box.clean(kept=kept, now=now, dry_run=dry_run)]
     return [str(path.relative_to(repository.home)) for path in gone]

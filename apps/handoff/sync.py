@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -93,24 +93,19 @@ def push(inbox: Inbox, ask: Ask, *, recipient: str | None, now: datetime, into: 
 
 def _push_one(inbox: Inbox, ask: Ask, found: Found, *, recipient: str | None, now: datetime, into: Synced) -> None:
     project = inbox.repository.id
-    with suppress(_Declined), inbox.taking(_SESSION, now=now) as (reader, taken):
-        claimed = reader.claim(found.path)
+    with inbox.reading(_SESSION, now=now) as reader:
+        claimed = reader.claim(found.path, session=_SESSION)
         if claimed is None:
             return
-        # Goes back if the server refuses it.
-        taken.shown = [replace(found, path=claimed)]
         status, answer = ask("/api/v1/handoffs", _payload(found.item, project, recipient))
         if status in _REFUSED:
             into.declined.append(Rejected(name=found.path.name, reason=_detail(status, answer)))
-            raise _Declined
+            reader.give_back(claimed, now=now)
+            return
         _refuse_errors(status, answer)
         receipt_id = str(_member(answer, "receipt_id"))
-        taken.shown = [replace(found, path=claimed, item=replace(found.item, receipt_id=receipt_id))]
+        reader.claimed[claimed]["receipt_id"] = receipt_id
         into.pushed.append(receipt_id)
-
-
-class _Declined(Exception):
-    """The server refuses this item."""
 
 
 def pull(inbox: Inbox, ask: Ask, *, take_back: bool, now: datetime, into: Synced) -> None:
@@ -126,7 +121,7 @@ def pull(inbox: Inbox, ask: Ask, *, take_back: bool, now: datetime, into: Synced
         fcntl.flock(lock, fcntl.LOCK_EX)
         for interrupted in sorted(markers.glob(f"{_SESSION}-*")):
             _fetch(inbox, ask, interrupted, only=[], now=now, into=into)
-        sent = {str(entry.get("receipt_id")) for entry in inbox.processed.entries().values()}
+        sent = {str(entry.get("receipt_id")) for entry in inbox.archive.entries().values()}
         while wanted := _wanted(inbox, ask, set() if take_back else sent):
             marker = files.write_new(markers, lambda: f"{_SESSION}-{inbox.repository.id}-{stamp(now)}", b"")
             if not _fetch(inbox, ask, marker, only=wanted[:_AT_ONCE], now=now, into=into):
@@ -179,19 +174,19 @@ def _keep(inbox: Inbox, answer: Mapping[str, Any]) -> str | None:
 
 def _is_known(inbox: Inbox, name: str) -> bool:
     """Whether an item was written here before, wherever it is by now."""
-    here = (inbox.folder / name, inbox.processed.folder / name)
+    here = (inbox.folder / name, inbox.archive.folder / name)
     claimed = (inbox.folder / ".claimed").glob(f"*/{name}")
     rejected = (inbox.folder / "rejected").glob(f"*-{name}")
-    return any(path.exists() for path in here) or any(claimed) or any(rejected) or name in inbox.processed.entries()
+    return any(path.exists() for path in here) or any(claimed) or any(rejected) or name in inbox.archive.entries()
 
 
 def _was_shown(inbox: Inbox, item: Item) -> bool:
     """Whether a session was shown this item here before the answer of its push arrived."""
-    for name, entry in inbox.processed.entries().items():
+    for name, entry in inbox.archive.entries().items():
         if entry.get("receipt_id") is not None:
             continue
         with suppress(FileNotFoundError, Unreadable):
-            shown = Item.from_bytes(files.read(inbox.processed.folder / name))
+            shown = Item.from_bytes(files.read(inbox.archive.folder / name))
             # The server compares the same members.
             if (shown.kind, shown.from_session, shown.body) == (item.kind, item.from_session, item.body):
                 return True

@@ -1,4 +1,4 @@
-"""Health: what stands, what does not, and how to mend it."""
+"""Health and metrics: what stands, what does not, how to mend it, and that every figure moves."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,26 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db import transaction
 from django.test import Client
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import REGISTRY
+from prometheus_client.metrics import MetricWrapperBase
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from apps.console import health
 from apps.core import notifications, ticks
 from apps.digests import services as inboxes
-from apps.principals.tenancy import acting_as
+from apps.plans import services as plans
+from apps.plans.services import PlanRequest
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services as tasks
+from tests import remote as remotes
 from tests.console.world import fill
-from tests.digests.makers import post_grouped
-from tests.factories import T0, make_caller, make_tenant
+from tests.delivery.conftest import STORED, deliver, make_remote, move_away
+from tests.digests.makers import post, post_grouped, read
+from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.remote import says
 
 
 @pytest.fixture(autouse=True)
@@ -150,20 +158,6 @@ def test_the_inbox_counts_what_happens_in_it_once_it_has_happened() -> None:
     assert grown == {"posted": 2, "opened": 1, "snapshots": 2, "merges": 1, "size": 3, "shown": 1}
 
 
-def test_counters_of_all_processes_are_summed(tmp_path: Path) -> None:
-    counting = "from apps.digests.metrics import MERGES; MERGES.inc(); import sys; sys.stdout.write('counted')"
-    folder = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    for _ in range(2):
-        run = [sys.executable, "-c", f"import django; django.setup(); {counting}"]
-        given = {**os.environ, **folder, "DJANGO_SETTINGS_MODULE": "config.settings"}
-        assert (
-            subprocess.run(run, env=given, cwd=settings.BASE_DIR, capture_output=True, check=True).stdout == b"counted"
-        )
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(tmp_path))  # type: ignore[no-untyped-call]  # the library leaves it so
-    assert registry.get_sample_value("gatehouse_snapshot_merges_total") == 2
-
-
 def test_metrics_ask_for_the_token_that_is_set(db: None, settings: Any) -> None:
     settings.METRICS_TOKEN = "scrape"
     assert Client().get("/metrics").status_code == 401
@@ -182,19 +176,11 @@ def test_production_refuses_a_login_role_that_no_wall_binds(
     assert health.refuse_unfit_servers(databases=None) == []
 
 
-@pytest.mark.parametrize(
-    ("settled", "says"),
-    [
-        ("encoding 'UTF8' locale_provider libc locale 'C'", "encoding UTF8, the small letters of IÀŐŽΔЖԱ are iÀŐŽΔЖԱ"),
-        ("encoding 'LATIN1' locale_provider libc locale 'C'", "encoding LATIN1"),
-    ],
-    ids=["locale", "encoding"],
-)  # fmt: skip
-def test_production_refuses_a_database_that_knows_no_small_letters(settled: str, says: str) -> None:
+def test_production_refuses_a_database_that_knows_no_small_letters() -> None:
     url, name = os.environ["DATABASE_URL"], f"small_{secrets.token_hex(4)}"
     with psycopg.connect(url, autocommit=True) as server:
         server.execute("set role none")
-        server.execute(f"create database {name} template template0 {settled}")
+        server.execute(f"create database {name} template template0 encoding 'UTF8' locale_provider libc locale 'C'")
         try:
             checked = _manage(
                 "check", "--database", "default", GATEHOUSE_ENV="production",
@@ -203,7 +189,7 @@ def test_production_refuses_a_database_that_knows_no_small_letters(settled: str,
         finally:
             server.execute(f"drop database {name}")
     assert checked.returncode != 0
-    assert f"locale: {says}" in checked.stderr
+    assert "locale: encoding UTF8, the small letters of IÀŐŽΔЖԱ are iÀŐŽΔЖԱ" in checked.stderr
     assert "builtin_locale 'C.UTF-8'" in checked.stderr
 
 
@@ -223,3 +209,75 @@ def test_the_deployment_checks_are_clean_in_production() -> None:
     checked = _manage("check", "--deploy", "--fail-level", "WARNING", GATEHOUSE_ENV="production")
     assert checked.returncode == 0, checked.stderr
     assert "no issues (0 silenced)" in checked.stdout
+
+
+def declared() -> dict[str, MetricWrapperBase]:
+    """All that stands in the `metrics` module of any app."""
+    modules = [
+        import_module(f"apps.{path.parent.name}.metrics")
+        for path in (Path(settings.BASE_DIR) / "apps").glob("*/metrics.py")
+    ]
+    return {
+        f"{module.__name__}.{name}": found
+        for module in modules
+        for name, found in vars(module).items()
+        if isinstance(found, MetricWrapperBase)
+    }
+
+
+def counted() -> dict[str, float]:
+    """How often each has counted, under whatever labels."""
+    return {
+        name: sum(
+            sample.value
+            for family in metric.collect()
+            for sample in family.samples
+            if sample.name.endswith(("_total", "_count"))
+        )
+        for name, metric in declared().items()
+    }
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_day_moves_every_figure() -> None:
+    tenant = make_tenant("acme")
+    kee = make_caller(tenant, "Kee")
+    before = counted()
+
+    gather_and_look(tenant, kee)
+    repeat(tenant)
+    with acting_as(kee):
+        plans.create_plan(caller=kee, request=PlanRequest(intent="Analyze the codebase at /repo"), now=T0)
+    send_elsewhere(tenant, kee)
+
+    assert len(before) >= 10
+    assert [name for name, times in counted().items() if times == before[name]] == []
+
+
+def gather_and_look(tenant: Tenant, kee: Caller) -> None:
+    with acting_as(kee):
+        for _ in range(2):
+            post_grouped(kee, flush_class="immediate")
+        (entry,) = read(kee).entries
+    headers = {"Authorization": f"Bearer {make_token(tenant)}"}
+    assert Client().get(f"/api/v1/inbox/entries/{entry.ref}/expand", headers=headers).status_code == 200
+
+
+def repeat(tenant: Tenant) -> None:
+    token = make_token(tenant, "ci", Kind.SERVICE, source_systems=["ci"])
+    receipt = {"recipient_ai": "Kee", "source_system": "ci", "dedupe_key": "ci:build:1:v1", "summary": "Built."}
+    for status in (201, 409):
+        answer = Client().post(
+            "/api/v1/receipts", receipt, content_type="application/json", headers={"X-Service-Token": token}
+        )
+        assert answer.status_code == status
+
+
+def send_elsewhere(tenant: Tenant, kee: Caller) -> None:
+    lee, manager = make_caller(tenant, "Lee"), make_caller(tenant, "Manager", Kind.DELEGATE)
+    with remotes.serving(says(200, STORED)) as remote:
+        make_remote(kee, remote.url)
+        move_away(kee, lee)
+        with acting_as(manager):
+            post(lee, poster=manager, surface="ledger", event_type="plan_created")
+        deliver()

@@ -6,6 +6,10 @@ from django.db import connection
 
 from apps.digests import services as digests
 from apps.digests.services import PolicyChange
+from apps.handoff import services as handoffs
+from apps.handoff.items import Kind as ItemKind
+from apps.handoff.items import Priority
+from apps.handoff.services import Note
 from apps.memory import services as memory
 from apps.memory.states import ItemType
 from apps.plans import services as plans
@@ -14,7 +18,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import services
 from apps.tasks.services import ScheduleDraft
-from tests.delivery.making import make_remote, make_webhook, move_away
+from tests.delivery.conftest import make_remote, make_webhook, move_away
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.memory import subjects
@@ -41,6 +45,10 @@ def fill(slug: str = "acme") -> Caller:
             source_system="github",
             now=T0,
         )
+        note = Note(
+            from_session="s-1", kind=ItemKind.LEARNING, priority=Priority.LOW, body="<b>bold</b>", project="web"
+        )
+        handoffs.leave(author=kee, recipient_id=kee.principal_id, note=note, now=T0)
         post(kee, title="Nightly <script>alert(1)</script> run", requires_action=True)
         for number in range(5):
             post_grouped(kee, summary=f"Check {number} is green")

@@ -1,14 +1,80 @@
+"""Targets, routes and deliveries, made by the product's own services."""
+
 from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
 import pytest
+from django.db import connection
 
-from apps.delivery.models import Target
-from apps.principals.models import Tenant
-from apps.principals.tenancy import Caller
+from apps.delivery.models import Delivery, Endpoint, Target
+from apps.delivery.services import sending, targets
+from apps.delivery.services.targets import TargetWithSecret
+from apps.digests import services as digests
+from apps.principals.models import Principal, Tenant
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests import remote as remotes
-from tests.delivery.making import STORED, make_remote, move_away
-from tests.factories import make_caller
+from tests.factories import T0, make_caller
 from tests.remote import Remote, says
+
+TOKEN = "ght_12345678_of-the-other-side"
+STORED = {"status": "stored", "uuid": "0190a0a0-0000-7000-8000-000000000001", "receipt_id": "rcpt_there"}
+
+
+def make_webhook(owner: Caller, url: str, **changes: Any) -> TargetWithSecret:
+    given: dict[str, Any] = {"notify_lease": timedelta(minutes=10), "min_unacked": 1, "with_titles": False}
+    with acting_as(owner):
+        return targets.add(caller=owner, url=url, now=T0, **(given | changes))
+
+
+def make_remote(
+    caller: Caller, url: str, name: str = "north", *, endpoint: Endpoint = Endpoint.GATEHOUSE, **given: Any
+) -> Target:
+    with acting_as(caller):
+        return targets.put_remote(
+            tenant_id=caller.tenant_id,
+            name=name,
+            url=url,
+            endpoint=endpoint,
+            now=T0,
+            **({"token": TOKEN} | given),
+        )
+
+
+def move_away(caller: Caller, principal: Principal | Caller, target: str = "north", remote_name: str = "Lee") -> None:
+    """From now on the principal's receipts go to the target."""
+    principal_id = principal.principal_id if isinstance(principal, Caller) else principal.pk
+    with acting_as(caller):
+        targets.set_route(tenant_id=caller.tenant_id, principal_id=principal_id, target=target, remote_name=remote_name)
+
+
+def deliver() -> None:
+    """Send what is due, to all targets, as worker processes do."""
+    while sending.deliver_next():
+        pass
+
+
+def wake(target: Target) -> bool:
+    """Queue and send the wakes of a target; says whether it was called."""
+    digests.queue_wakes(principals=[target.principal_id or 0])
+    return bool(sending.deliver_to(tenant_id=target.tenant_id, target_id=target.pk))
+
+
+def reloaded(target: Target) -> Target:
+    with acting_as_system("test"):
+        return Target.objects.get(pk=target.pk)
+
+
+def delivery(**filters: Any) -> Delivery:
+    return Delivery.objects.select_related("target").get(**filters)
+
+
+def pass_time(seconds: float) -> None:
+    """Move the database's clock within this transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)", [seconds]
+        )
 
 
 @pytest.fixture

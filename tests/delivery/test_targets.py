@@ -1,4 +1,4 @@
-"""Webhooks and remote targets over HTTP and in the console: who may do what with them, and what is refused."""
+"""Webhooks and remote targets: whom they wake and how often, who may change them, what operators see."""
 
 import json
 from datetime import timedelta
@@ -19,11 +19,18 @@ from apps.core.ids import format_ref
 from apps.core.sealing import unseal
 from apps.delivery.models import Delivery, RemoteRoute, State, Target
 from apps.delivery.selectors import remote_named
-from apps.principals.models import Operator, Tenant
+from apps.delivery.senders import Delivered, Refused
+from apps.delivery.services import sending, targets
+from apps.digests import jobs
+from apps.digests import selectors as inboxes
+from apps.digests import services as digests
+from apps.principals import services as principals
+from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.receipts.services import Poster
 from tests import remote as remotes
-from tests.delivery.making import (
+from tests.delivery.conftest import (
     STORED,
     TOKEN,
     deliver,
@@ -34,9 +41,313 @@ from tests.delivery.making import (
     reloaded,
     wake,
 )
-from tests.digests.makers import post
-from tests.factories import make_caller, make_tenant, make_token
+from tests.digests.makers import ack_through, make_draft, post, post_grouped, read
+from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.remote import Remote, says
+
+
+def ack_all(reader: Caller) -> None:
+    ack_through(reader, read(reader, limit=500).entries[-1].token)
+
+
+def change(owner: Caller, target: Target, **changes: Any) -> None:
+    enabled = changes.pop("enabled", None)
+    targets.change(principal_id=owner.principal_id, target_id=target.pk, changes=changes, enabled=enabled, now=T0)
+
+
+def test_wake_is_signed_and_says_how_much_is_there_and_not_what(as_kee: Caller, agent: Remote) -> None:
+    made = make_webhook(as_kee, f"{agent.url}/hook")
+    entry = post(as_kee, title="Payroll of May", summary="Ada earns more than Bob").entry_ref
+    post_grouped(as_kee)
+    assert wake(made.target)
+    (call,) = agent.received
+    message = Webhook(made.secret).verify(call.body, dict(call.headers))
+    assert (call.path, message["type"]) == ("/hook", "inbox.changed")
+    assert message["data"] == {
+        "target": str(made.target),
+        "principal": "Kee",
+        "as_of": 1,
+        "unread": 2,
+        "visible": 1,
+        "pending": 1,
+        "newest": [{"ref": entry, "kind": "item", "sequence": 1, "count": 1}],
+    }
+    done = reloaded(made.target)
+    assert (done.covered_seq, done.sent, done.failed, done.result) == (1, 1, 0, "HTTP 200")
+    assert read(as_kee).entries[0].ref == entry
+    assert inboxes.inbox_receipts(as_kee.principal_id)[-1].delivered_at is None, "to be told is not to be shown"
+
+
+def test_titles_of_at_most_five_entries_are_named_on_request(as_kee: Caller, agent: Remote) -> None:
+    made = make_webhook(as_kee, agent.url, with_titles=True)
+    for number in range(7):
+        post(as_kee, title=f"Event {number}", summary="The summary stays inside.")
+    wake(made.target)
+    newest = agent.received[0].json["data"]["newest"]
+    assert [entry["title"] for entry in newest] == [f"Event {number}" for number in (6, 5, 4, 3, 2)]
+    assert newest[0]["source_systems"] == ["github"]
+    assert b"stays inside" not in agent.received[0].body
+
+
+def test_burst_of_a_thousand_receipts_is_one_wake(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    for _ in range(20):
+        drafts = [make_draft(as_kee) for _ in range(50)]
+        digests.post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
+        wake(target)
+    assert [call.json["data"]["visible"] for call in agent.received] == [50]
+    pass_time(600)
+    assert wake(target)
+    assert agent.received[1].json["data"]["visible"] == 1000
+    pass_time(3600)
+    assert not wake(target), "it has been told of all of them"
+
+
+def test_new_receipt_wakes_at_once_when_everything_told_is_acked(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post(as_kee)
+    post(as_kee)
+    assert wake(target)
+    seen = read(as_kee)
+    post(as_kee)
+    assert not wake(target)
+    ack_through(as_kee, seen.entries[0].token)
+    assert not wake(target), "one of the two is left"
+    ack_through(as_kee, seen.entries[1].token)
+    assert wake(target)
+    ack_all(as_kee)
+    assert not wake(target)
+    post(as_kee)
+    assert wake(target)
+
+
+def test_growing_digest_is_not_acked_yet(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post_grouped(as_kee, flush_class="immediate")
+    assert wake(target)
+    told = read(as_kee)
+    for _ in range(3):
+        post_grouped(as_kee, flush_class="immediate")
+        assert not wake(target), "its head is newer than the wake, what the wake was for is in it"
+    ack_through(as_kee, told.entries[0].token)
+    assert wake(target), "the rest has only ever been in entries that nobody was told of"
+    assert not wake(target)
+
+
+def test_remainder_of_an_ack_wakes_nobody(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url, notify_lease=timedelta(0)).target
+    first = post_grouped(as_kee)
+    post_grouped(as_kee, flush_class="immediate")
+    assert wake(target)
+    digests.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[first.id], now=T0)
+    assert [entry.flush_reason for entry in read(as_kee).entries] == ["narrow"]
+    assert not wake(target)
+
+
+def test_buffered_receipt_wakes_nobody_before_its_flush(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post_grouped(as_kee)
+    assert not wake(target)
+    pass_time(31)
+    digests.flush_due()
+    assert wake(target)
+
+
+def test_fewer_than_min_unacked_wake_nobody(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url, min_unacked=3).target
+    for _ in range(2):
+        post(as_kee)
+        assert not wake(target)
+    post(as_kee)
+    assert wake(target)
+
+
+def test_what_is_acked_after_a_wake_was_queued_is_not_told(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post(as_kee)
+    assert (digests.queue_wakes(), digests.queue_wakes()) == (1, 0), "a target has one wake at a time"
+    ack_all(as_kee)
+    assert not wake(target)
+    assert (agent.received, Delivery.objects.count()) == ([], 0)
+
+
+def test_webhook_is_called_for_its_owners_inbox_only(as_kee: Caller, agent: Remote) -> None:
+    hexy = make_caller(Principal.objects.get(pk=as_kee.principal_id).tenant, "Hexy")
+    target = make_webhook(hexy, agent.url).target
+    post(as_kee)
+    assert not wake(target)
+    post(hexy)
+    assert wake(target)
+    assert agent.received[0].json["data"]["principal"] == "Hexy"
+
+
+def test_disabled_principal_and_stopped_target_are_not_called(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post(as_kee)
+    targets.stop(target_id=target.pk, reason="enough", now=T0)
+    assert not wake(target)
+    targets.resume(target_id=target.pk)
+    digests.queue_wakes()
+    principals.disable_principal(principal_id=as_kee.principal_id, now=T0)
+    assert not sending.deliver_next()
+    assert digests.queue_wakes() == 0
+    Principal.objects.filter(pk=as_kee.principal_id).update(disabled_at=None)
+    assert sending.deliver_next()
+    assert reloaded(target).sent == 1
+
+
+def test_failed_wake_is_repeated_under_one_id_for_as_long_as_it_takes(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post(as_kee)
+    agent.always = says(503)
+    for number in range(1, 13):
+        assert wake(target)
+        assert not wake(target)
+        assert (reloaded(target).failures_in_a_row, reloaded(target).result) == (number, "HTTP 503")
+        pass_time(300)
+    agent.always = says(204, b"")
+    assert wake(target)
+    done = reloaded(target)
+    assert (done.failures_in_a_row, done.sent, done.failed, done.wasted, done.covered_seq) == (0, 1, 12, 0, 1)
+    assert len({call.headers["webhook-id"] for call in agent.received}) == 1
+
+
+def test_wake_is_not_repeated_for_what_was_acked_meanwhile(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post(as_kee)
+    agent.always = says(500)
+    assert wake(target)
+    ack_all(as_kee)
+    pass_time(10)
+    assert not wake(target)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_final_refusal_stops_the_target_until_it_is_resumed(as_kee: Caller, agent: Remote, status: int) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post(as_kee)
+    agent.always = says(status)
+    assert wake(target)
+    change(as_kee, target, enabled=False)
+    assert reloaded(target).stopped_reason == f"HTTP {status}", "the first reason stays"
+    pass_time(3600)
+    assert not wake(target)
+    targets.resume(target_id=target.pk)
+    agent.always = says(200)
+    assert wake(target)
+    assert reloaded(target).stopped_reason is None
+
+
+@pytest.mark.parametrize("how", [{"enabled": True}, {"url": "/new"}], ids=["resumed", "moved"])
+def test_resumed_or_moved_target_is_called_at_once(as_kee: Caller, agent: Remote, how: dict[str, Any]) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post(as_kee)
+    agent.always = says(503)
+    for _ in range(6):
+        assert wake(target)
+        pass_time(300)
+    assert wake(target)
+    assert not wake(target)
+    change(as_kee, target, **({"url": f"{agent.url}/new"} if "url" in how else how))
+    assert wake(target)
+    assert reloaded(target).failures_in_a_row == 1
+
+
+@pytest.mark.parametrize("status", [304, 400, 403, 429, 500])
+def test_other_refusals_are_failures(as_kee: Caller, agent: Remote, status: int) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post(as_kee)
+    agent.always = says(status, b"")
+    assert wake(target)
+    done = reloaded(target)
+    assert (done.state, done.failed, done.sent, done.covered_seq) == ("enabled", 1, 0, 0)
+
+
+@pytest.mark.parametrize("behaviour", [remotes.floods, remotes.drips])
+def test_body_of_a_good_answer_is_not_read(as_kee: Caller, agent: Remote, behaviour: Any) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post(as_kee)
+    agent.always = behaviour
+    assert wake(target)
+    assert (reloaded(target).result, reloaded(target).sent) == ("HTTP 200", 1)
+
+
+def test_private_address_is_not_called_even_if_it_is_stored(as_kee: Caller) -> None:
+    target = make_webhook(as_kee, "https://10.0.0.1/hook").target
+    post(as_kee)
+    assert wake(target)
+    assert (reloaded(target).result or "").startswith("forbidden_endpoint: ")
+
+
+def _send_while_acking(target: Target, *acked: Any, later: timedelta) -> None:
+    """Ack receipts between the claim and the note of a call, so much later than the claim."""
+    digests.queue_wakes()
+    claim = sending.claim(target_id=target.pk)
+    assert claim is not None
+    for one in acked:
+        digests.ack_receipts(
+            principal_id=target.principal_id or 0, receipt_pks=[one.id], now=claim.payload.context.claimed_at + later
+        )
+    verdict, result = sending.send(claim)
+    sending.settle(claim=claim, verdict=verdict, result=result)
+
+
+def test_wake_is_wasted_if_everything_was_acked_before_the_call(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    _send_while_acking(target, post(as_kee), later=timedelta(0))
+    assert (reloaded(target).sent, reloaded(target).wasted) == (1, 1)
+    assert not wake(target)
+
+
+def test_wake_is_not_wasted_on_an_agent_that_acks_during_the_call(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    _send_while_acking(target, post(as_kee), later=timedelta(milliseconds=1))
+    assert (reloaded(target).sent, reloaded(target).wasted) == (1, 0)
+
+
+def test_wake_is_not_wasted_if_something_unnamed_is_left(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    oldest, *named = [post(as_kee) for _ in range(6)]
+    _send_while_acking(target, *named, later=timedelta(0))
+    assert (reloaded(target).sent, reloaded(target).wasted) == (1, 0)
+    assert [entry.receipt_ids for entry in read(as_kee).entries] == [[oldest.receipt_id]]
+
+
+def test_post_does_not_pay_for_webhooks(as_kee: Caller) -> None:
+    def statements() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            post(as_kee)
+            post_grouped(as_kee)
+        return len(captured)
+
+    statements()
+    without = statements()
+    for number in range(5):
+        make_webhook(as_kee, f"https://agent.example/{number}")
+    assert statements() == without
+
+
+def test_answer_of_the_old_address_says_nothing_of_the_new_one(as_kee: Caller, agent: Remote) -> None:
+    target = make_webhook(as_kee, agent.url).target
+    post(as_kee)
+    digests.queue_wakes()
+    claim = sending.claim(target_id=target.pk)
+    assert claim is not None
+    change(as_kee, target, url=f"{agent.url}/new")
+    for verdict in (Delivered(), Refused(code="http_410", said="gone")):
+        sending.settle(claim=claim, verdict=verdict, result="old")
+    after = reloaded(target)
+    assert (after.sent, after.failed, after.covered_seq, after.state) == (0, 0, 0, "enabled")
+    assert wake(target)
+    assert (agent.received[-1].path, reloaded(target).sent) == ("/new", 1)
+
+
+def test_tick_alone_queues_wakes(as_kee: Caller, agent: Remote) -> None:
+    make_webhook(as_kee, agent.url)
+    post(as_kee)
+    jobs.queue_all_wakes()
+    assert sending.deliver_next()
+    assert len(agent.received) == 1
 
 
 class Owner:
@@ -60,6 +371,11 @@ class Owner:
 @pytest.fixture
 def owner(tenant: Tenant) -> Owner:
     return Owner(tenant, "Kee")
+
+
+@pytest.fixture
+def hexy(tenant: Tenant) -> Owner:
+    return Owner(tenant, "Hexy")
 
 
 @pytest.fixture
@@ -128,27 +444,15 @@ def test_webhook_is_changed_stopped_resumed_and_deleted(owner: Owner, agent: Rem
     assert stored() == []
 
 
-def test_webhooks_are_listed_in_pages(owner: Owner, agent: Remote) -> None:
-    refs = [owner.make(f"{agent.url}/{number}")["target"] for number in range(3)]
-    first = owner.ask("GET", "/targets?limit=2")
-    rest = owner.ask("GET", f"/targets?limit=2&cursor={first['next']}")
-    assert [one["target"] for one in first["targets"] + rest["targets"]] == refs
-    assert rest["next"] is None
-
-
 @pytest.mark.parametrize(
     ("method", "path"), [("PATCH", ""), ("DELETE", ""), ("POST", "/test"), ("POST", "/rotate-secret")]
 )
 def test_webhook_of_another_principal_is_unknown(
-    tenant: Tenant, owner: Owner, agent: Remote, method: str, path: str
+    owner: Owner, hexy: Owner, agent: Remote, method: str, path: str
 ) -> None:
     ref = owner.make(agent.url)["target"]
     before = stored()
-    hexy = Owner(tenant, "Hexy")
-    number = int(ref.removeprefix("tgt_"))
-    unknown = hexy.ask(method, f"/targets/tgt_{number + 1}{path}", status=404)
-    theirs = hexy.ask(method, f"/targets/{ref}{path}", status=404)
-    assert theirs["code"] == unknown["code"] == "unknown_target"
+    assert hexy.ask(method, f"/targets/{ref}{path}", status=404)["code"] == "unknown_target"
     assert hexy.ask("GET")["targets"] == []
     assert (stored(), agent.received) == (before, [])
 
@@ -158,16 +462,10 @@ def test_webhook_of_another_principal_is_unknown(
     [
         ({}, "invalid"),
         ({"url": "https://10.1.2.3/hook"}, "forbidden_endpoint"),
-        ({"url": "https://[::1%25eth0]:443/"}, "forbidden_endpoint"),
-        ({"url": "http://1.1.1.1/"}, "forbidden_endpoint"),
-        ({"url": "http://0177.0.0.1:18799/x"}, "forbidden_endpoint"),
         ({"url": "https://user:word@1.1.1.1/"}, "forbidden_endpoint"),
         ({"url": "ftp://1.1.1.1/"}, "invalid"),
-        ({"url": "https://1.1.1.1/ space"}, "invalid"),
-        ({"url": "https://1.1.1.1/" + "x" * 500}, "invalid"),
         ({"url": "https://1.1.1.1/", "min_unacked": 0}, "invalid"),
         ({"url": "https://1.1.1.1/", "notify_lease_ms": -1}, "invalid"),
-        ({"url": "https://1.1.1.1/", "notify_lease_ms": 2**53}, "invalid"),
     ],
 )
 def test_impossible_webhook_is_refused(owner: Owner, given: dict[str, Any], code: str) -> None:
@@ -193,21 +491,13 @@ def test_impossible_change_is_refused_and_changes_nothing(
     assert owner.ask("POST", status=409, url=f"{agent.url}/4")["code"] == "too_many_targets"
 
 
-def test_rows_of_a_tenant_are_invisible_without_it(as_kee: Caller) -> None:
-    make_webhook(as_kee, "https://agent.example/")
-    with connection.cursor() as cursor:
-        cursor.execute("select set_config('gatehouse.tenant', '', true)")
-        for table in ("delivery_target", "delivery_delivery", "delivery_remoteroute"):
-            cursor.execute(f"select count(*) from {table}")
-            assert cursor.fetchone() == (0,)
-
-
 # Remote targets.
 
 
 def test_admin_adds_a_remote_moves_a_principal_and_sees_its_deliveries(kee: Caller, ada: Owner, remote: Remote) -> None:
     target = ada.ask("PUT", "/remote-targets/memorygate", url=remote.url, token=TOKEN, timeout_seconds=2)
     assert (target["breaker"], target["pending"]) == ("closed", 0)
+    ada.ask("PUT", "/remote-targets/memorygate", url="https://without-an-address-today.invalid")
     ada.ask("PUT", "/remote-targets/memorygate", url=remote.url)  # keeps its token
     moved = {"principal_ai": "Kee", "moved_to": "memorygate", "remote_name": "Kee"}
     assert ada.ask("PUT", "/remote-routes/Kee") == moved
@@ -219,9 +509,13 @@ def test_admin_adds_a_remote_moves_a_principal_and_sees_its_deliveries(kee: Call
     (sent,) = page["deliveries"]
     assert (sent["receipt_id"], sent["remote_id"]) == (posted.receipt_id, STORED["uuid"])
     assert remote.received[0].headers["X-Service-Token"] == TOKEN
-    listed = ada.ask("GET", "/remote-targets?limit=1")
+    listed = ada.ask("GET", "/remote-targets")
     assert listed["targets"][0]["sent"] == 1
-    assert ada.ask("GET", f"/remote-targets?cursor={listed['next']}")["targets"] == []
+    ada.ask("PUT", "/remote-targets/other", url=remote.url, token=TOKEN)
+    first = ada.ask("GET", "/remote-targets?limit=1")
+    rest = ada.ask("GET", f"/remote-targets?limit=1&cursor={first['next']}")
+    assert [one["name"] for one in first["targets"] + rest["targets"]] == ["memorygate", "other"]
+    assert rest["next"] is None
     assert ada.ask("DELETE", "/remote-routes/Kee") == {"principal_ai": "Kee", "moved_to": None}
     assert ada.ask("DELETE", "/remote-routes/Kee", status=404)["code"] == "lives_here"
     assert TOKEN not in json.dumps([target, page, listed])
@@ -238,21 +532,13 @@ def test_admin_adds_a_remote_moves_a_principal_and_sees_its_deliveries(kee: Call
         ({"url": "http://127.0.0.1", "token": "with space"}, "invalid"),
         ({"url": "http://127.0.0.1", "token": "t", "endpoint": "window"}, "invalid"),
         ({"url": "http://127.0.0.1", "token": "t", "timeout_seconds": 0}, "invalid"),
+        ({"url": "north", "token": "t"}, "forbidden_endpoint"),
+        ({"url": "https://north:0", "token": "t"}, "unusable_target"),
     ],
 )
 def test_impossible_remote_is_refused(ada: Owner, given: dict[str, Any], code: str) -> None:
     assert ada.ask("PUT", "/remote-targets/north", status=422, **given)["code"] == code
     assert stored() == []
-
-
-@pytest.mark.parametrize("url", ["north", "ftp://north", "https://", "https://north:0", "https://north:x"])
-def test_malformed_address_of_a_remote_is_refused(ada: Owner, url: str) -> None:
-    ada.ask("PUT", "/remote-targets/north", status=422, url=url, token="t")
-    assert stored() == []
-
-
-def test_remote_without_an_address_today_can_be_added(ada: Owner) -> None:
-    ada.ask("PUT", "/remote-targets/north", url="https://not-yet.invalid", token="t")
 
 
 @pytest.fixture
@@ -286,14 +572,6 @@ def test_dead_deliveries_are_replayed_by_an_admin_of_their_tenant_only(dead: Del
 # The console, figures and set-up.
 
 
-@pytest.fixture
-def console(db: None) -> Client:
-    client = Client()
-    root = Operator.objects.create_superuser(username="root", password="a long enough password")
-    client.force_login(root, backend="django.contrib.auth.backends.ModelBackend")
-    return client
-
-
 @pytest.mark.parametrize("model", ["delivery", "target"])
 def test_operator_replays_with_a_reason_and_only_what_is_dead(dead: Delivery, console: Client, model: str) -> None:
     key = dead.pk if model == "delivery" else dead.target_id
@@ -309,6 +587,13 @@ def test_operator_replays_with_a_reason_and_only_what_is_dead(dead: Delivery, co
     assert LogEntry.objects.count() == 1
     said = console.get(answer["HX-Redirect"]).content.decode()
     assert "is dead." in said or "is not dead." in said
+
+
+def test_operator_stops_and_resumes_a_target_with_a_reason(dead: Delivery, console: Client) -> None:
+    for action, reason in (("stop", "Stopped by an operator: ticket 7"), ("resume", None)):
+        address = reverse(f"admin:delivery_target_{action}", args=[dead.target_id])
+        console.post(address, {"_form_submitted": "on", "reason": "ticket 7"})
+        assert reloaded(dead.target).stopped_reason == reason
 
 
 def test_operator_pages_show_no_secret_and_count_at_once(dead: Delivery, kee: Caller, console: Client) -> None:

@@ -22,7 +22,7 @@ from apps.receipts import selectors as facts
 from apps.receipts.errors import DuplicateReceipt, ReceiptIdConflict, UnknownReceipt
 from apps.receipts.models import Obligation, Receipt, ReceiptKey
 from apps.receipts.services import Group, ObligationDraft, Poster
-from tests.delivery.making import make_remote, move_away
+from tests.delivery.conftest import make_remote, move_away
 from tests.digests.makers import ack_receipts, ack_through, make_draft, post, post_grouped, read, set_clock, unsound
 from tests.digests.test_database import break_rows
 from tests.digests.test_races import acting, check, race

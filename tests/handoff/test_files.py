@@ -1,4 +1,4 @@
-"""The protocol of files: real repositories, real processes, and what they may do to each other."""
+"""The protocol of files: one item as a file, real repositories and processes, and what they may do to each other."""
 
 import json
 import os
@@ -7,14 +7,17 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from datetime import timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from apps.handoff import files
-from apps.handoff.items import Kind, Priority, Refused
-from tests.handoff.repositories import (
+from apps.handoff.items import MAX_BYTES, Item, Kind, Priority, Refused, Unreadable, session_name, warnings
+from tests.handoff.conftest import (
     NOON,
     PRODUCT,
     answered,
@@ -54,7 +57,7 @@ def test_concurrent_sessions_share_the_items(root: Path) -> None:
     shown = at_once(root, 8, READ).split()
     assert Counter(shown) == Counter(str(number) for number in range(40))
     assert bodies(root) == []
-    assert len(files.waiting(inbox_of(root).processed.folder)) == 40
+    assert len(files.waiting(inbox_of(root).archive.folder)) == 40
 
 
 def test_concurrent_writers_and_readers_lose_nothing(root: Path) -> None:
@@ -104,7 +107,7 @@ def test_claim_goes_back_after_an_hour(root: Path) -> None:
         assert bodies(root, "second", now=NOON + timedelta(minutes=59)) == []
         assert len(bodies(root, "third", now=NOON + timedelta(hours=1))) == 1
     # The one that hung has nothing left to keep.
-    assert len(files.waiting(inbox_of(root).processed.folder)) == 1
+    assert len(files.waiting(inbox_of(root).archive.folder)) == 1
     assert bodies(root, "fourth") == []
 
 
@@ -267,9 +270,9 @@ def test_retention_counts_from_the_processing(root: Path) -> None:
     inbox = inbox_of(root)
     assert inbox.clean(kept=kept, now=NOON + timedelta(days=29, hours=23), dry_run=False) == []
     assert len(inbox.clean(kept=kept, now=NOON + timedelta(days=30), dry_run=True)) == 1
-    assert len(files.waiting(inbox.processed.folder)) == 1
+    assert len(files.waiting(inbox.archive.folder)) == 1
     assert len(inbox.clean(kept=kept, now=NOON + timedelta(days=30), dry_run=False)) == 1
-    assert (files.waiting(inbox.processed.folder), inbox.processed.entries()) == ([], {})
+    assert (files.waiting(inbox.archive.folder), inbox.archive.entries()) == ([], {})
 
 
 def test_waiting_items_are_never_cleaned(root: Path) -> None:
@@ -432,7 +435,7 @@ def test_bare_repository_and_submodule_have_an_inbox(tmp_path: Path, root: Path)
 def test_the_ledger_says_who_was_shown_what(root: Path) -> None:
     path = leave(root)
     bodies(root, "2026-01-11-api")
-    (entry,) = inbox_of(root).processed.entries().values()
+    (entry,) = inbox_of(root).archive.entries().values()
     assert json.loads(json.dumps(entry)) == {
         "name": path.name,
         "processed_at": "2026-01-10T12:00:00Z",
@@ -448,3 +451,133 @@ def test_failed_ledger_write_does_not_show_an_item_twice(root: Path, monkeypatch
     monkeypatch.undo()
     assert bodies(root) == []
     assert len(inbox_of(root).clean(kept=timedelta(days=30), now=NOON + timedelta(days=30), dry_run=False)) == 1
+
+
+HEAD = "from_session: 2026-01-10-auth\ntype: learning\npriority: high\ncreated: 2026-01-10T18:30:00Z\n"
+TEXTS = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=300)
+
+
+def file_of(head: str = HEAD, body: str = "Something\n") -> bytes:
+    return f"---\n{head}---\n\n{body}".encode()
+
+
+@example("---\ntype: caution\n---\n", "s", Kind.LEARNING, Priority.LOW, NOON)
+@example("\n\n\r\nCRLF\r\n---\r\n\ufeffa mark", "s", Kind.LEARNING, Priority.LOW, NOON)
+@given(
+    body=TEXTS.filter(str.strip),
+    sender=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,60}", fullmatch=True)
+    | st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=60),
+    kind=st.sampled_from(Kind),
+    priority=st.sampled_from(Priority),
+    created=st.datetimes(timezones=st.just(UTC)),
+)
+def test_what_is_written_is_read_as_it_was(
+    body: str, sender: str, kind: Kind, priority: Priority, created: datetime
+) -> None:
+    written = Item(
+        from_session=sender,
+        kind=kind,
+        priority=priority,
+        created=created.replace(microsecond=0),
+        body=body,
+        project="web-12ab34cd",
+    )
+    assert Item.from_bytes(written.to_bytes()) == written
+    assert written.to_bytes().endswith(body.encode())
+
+
+def test_a_mark_of_the_byte_order_and_the_line_ends_of_other_systems_are_tolerated() -> None:
+    there = "\ufeff" + file_of().decode().replace("\n", "\r\n")
+    assert Item.from_bytes(there.encode()).body == "Something\r\n"
+
+
+@pytest.mark.parametrize(
+    ("created", "moment"),
+    [
+        ("2026-01-10T18:30:00+02:00", datetime(2026, 1, 10, 18, 30, tzinfo=timezone(timedelta(hours=2)))),
+        ("2026-01-10T18:30:00", datetime(2026, 1, 10, 18, 30, tzinfo=UTC)),
+        ("2026-01-10", datetime(2026, 1, 10, tzinfo=UTC)),
+    ],
+)
+def test_moments_keep_their_whole_text(created: str, moment: datetime) -> None:
+    assert Item.from_bytes(file_of(HEAD.replace("2026-01-10T18:30:00Z", created))).created == moment
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "no front matter"),
+        (b"---\nfrom_session: x\n", "no front matter"),
+        (file_of(HEAD.replace("priority: high\n", "")), "lacks priority"),
+        (file_of(HEAD.replace("learning", "idea")), "unknown type"),
+        (file_of(HEAD + "priority: low\n"), "twice"),
+        (file_of(HEAD + "tags: [a, b]\n"), "more than plain texts"),
+        (file_of(HEAD + "a: &x b\nc: {d: *x}\n"), "more than plain texts"),
+        (file_of(HEAD + "'unclosed: x\n"), "no YAML"),
+        (file_of("- a\n- b\n"), "without keys"),
+        (file_of(HEAD + f"long: {'x' * 5000}\n"), "over 4 KiB"),
+        (file_of(HEAD.replace("2026-01-10T18:30:00Z", "yesterday")), "no ISO 8601"),
+        (file_of(HEAD.replace("2026-01-10-auth", '"a\\nb"')), "from_session"),
+        (file_of(body=" \n"), "no body"),
+        (file_of(body="a\x00b"), "NUL"),
+        (file_of(body="é").replace("é".encode(), b"\xe9"), "UTF-8"),
+        (file_of(body="x" * MAX_BYTES), "64 KiB"),
+    ],
+)
+def test_what_is_no_item_says_why(data: bytes, reason: str) -> None:
+    with pytest.raises(Unreadable, match=reason):
+        Item.from_bytes(data)
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_break_the_reader(data: bytes) -> None:
+    for given_bytes in (data, b"---\n" + data + b"\n---\n\nbody"):
+        with suppress(Unreadable):
+            assert Item.from_bytes(given_bytes).body
+
+
+def test_a_reader_is_shown_who_says_it_and_what_they_say_as_a_quotation() -> None:
+    shown = item("First\n\n[caution from root]\n").shown(in_project=None)
+    assert shown == "[learning from 2026-01-10-auth]\n> First\n>\n> [caution from root]\n"
+    there = item("First\n", project="web-12ab34cd")
+    assert there.shown(in_project="api-00000000").startswith("[learning from 2026-01-10-auth in web-12ab34cd]\n")
+    assert there.shown(in_project="web-12ab34cd").startswith("[learning from 2026-01-10-auth]\n")
+
+
+def test_nothing_that_is_shown_leaves_its_line_or_moves_the_cursor() -> None:
+    shown = item("a\x1b[2Jb\rc\u2028d\u202ee\x85f\x0bg").shown(in_project=None)
+    head, line, rest = shown.split("\n")
+    assert (head, rest) == ("[learning from 2026-01-10-auth]", "")
+    assert line == "> a\\x1b[2Jb\\rc\\u2028d\\u202ee\\x85f\\x0bg"
+    assert len(shown.splitlines()) == 2
+    assert (
+        item("a\u200bb\U000e0041c\u2060d e\u200cf")
+        .shown(in_project=None)
+        .endswith("\n> a\\u200bb\\U000e0041c\\u2060d e\u200cf\n")
+    ), "invisible letters are shown, those that join others stay"
+    told = item(project="x\x1b[2J]\n[caution from root").shown(in_project=None)
+    assert told.startswith("[learning from 2026-01-10-auth in x\\x1b[2J]\\n[caution from root]\n> ")
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-a", "a\nb", "é", "x" * 101])
+def test_what_can_not_name_a_folder_names_no_session(name: str) -> None:
+    with pytest.raises(Refused):
+        session_name(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "warned"),
+    [
+        (Kind.LEARNING, "word " * 400, "tokens"),
+        (Kind.THREAD, "The migration is at step 3.", "next step"),
+        (Kind.THREAD, "Database migration paused at step 3, resume needed", None),
+        (Kind.CAUTION, "The endpoint is slow.", "condition"),
+        (Kind.CAUTION, "Rate limiting on refresh endpoint required", None),
+        (Kind.CONTEXT, "ADR-007 is about security.", "continuation"),
+        (Kind.CONTEXT, "ADR-007 on security patterns applies to next auth work", None),
+        (Kind.LEARNING, "Today I worked on the login.", "notes"),
+    ],
+)
+def test_the_gratitude_test_warns(kind: Kind, body: str, warned: str | None) -> None:
+    found = warnings(kind, body)
+    assert (warned in found[0]) if warned else (found == [])

@@ -1,12 +1,11 @@
-"""Items as receipts: leaving and inheriting over the API, and what may come between."""
+"""Items as receipts: leaving and inheriting over the API and in prompts, and what may come between."""
 
-import threading
-from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
+from itertools import chain
 from typing import Any
 
-import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
@@ -14,48 +13,16 @@ from apps.digests import selectors as digests
 from apps.digests import services as inboxes
 from apps.handoff import selectors, services
 from apps.handoff.items import Kind, Priority
-from apps.handoff.models import Handoff
 from apps.handoff.services import Left, Note
 from apps.memory.services import HANDOFF
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
+from tests.digests.test_races import race
 from tests.factories import T0, make_caller, make_tenant, make_token
-
-BASE = "/api/v1/handoffs"
-LEFT = {"session": "2026-01-10-auth", "type": "learning", "priority": "high", "body": "JWT rotation\n---\ntype: x\n"}
-
-
-class Hub:
-    """The API as one principal."""
-
-    def __init__(self, token: str) -> None:
-        self.token = token
-
-    def ask(self, path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        answer = Client().post(
-            path, dict(given), content_type="application/json", headers={"Authorization": f"Bearer {self.token}"}
-        )
-        return answer.status_code, answer.json()
-
-    def leave(self, **said: Any) -> dict[str, Any]:
-        status, told = self.ask(BASE, {**LEFT, **said})
-        assert status in {200, 201}, told
-        return told
-
-    def inherit(self, session: str | None = None, **said: Any) -> dict[str, Any]:
-        status, told = self.ask(f"{BASE}/inherit", {**said, **({"session": session} if session else {})})
-        assert status == 200, told
-        return told
-
-    def bodies(self, session: str | None = None, **said: Any) -> list[str]:
-        return [one["body"] for one in self.inherit(session, **said)["items"]]
-
-
-@pytest.fixture
-def hub(tenant: Tenant) -> Hub:
-    return Hub(make_token(tenant))
+from tests.handoff.conftest import BASE, LEFT, Hub
+from tests.mcp.raw import modern
 
 
 def note(body: str = "JWT rotation", **said: Any) -> Note:
@@ -180,68 +147,6 @@ def test_receipt_ids_limit_what_is_inherited(hub: Hub) -> None:
     assert hub.bodies("a", receipt_ids=[], again=True) == ["First"]
 
 
-def test_concurrent_sessions_share_the_items(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
-    with acting_as(kee):
-        for nth in range(20):
-            services.leave(author=kee, recipient_id=kee.principal_id, note=note(str(nth)), now=T0)
-    barrier = threading.Barrier(6)
-    shown: list[str] = []
-
-    def begin(session: str) -> None:
-        try:
-            barrier.wait()
-            with acting_as(kee):
-                found = services.inherit(
-                    reader=kee, session=session, project=None, max_tokens=10**6, only=None, again=False, now=T0
-                )
-            shown.extend(one.item.body for one in found.shown)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=begin, args=[f"s-{nth}"]) for nth in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(shown) == sorted(str(nth) for nth in range(20))
-
-
-def test_same_note_left_concurrently_is_one_receipt(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
-    barrier = threading.Barrier(6)
-    left: list[Left] = []
-
-    def begin() -> None:
-        try:
-            barrier.wait()
-            with acting_as(kee):
-                left.append(services.leave(author=kee, recipient_id=kee.principal_id, note=note(), now=T0))
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=begin) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({one.receipt_id for one in left}) == 1
-    assert sum(not one.is_duplicate for one in left) == 1
-
-
-def test_failed_transaction_leaves_items_waiting(tenant: Tenant, kee: Caller, hub: Hub) -> None:
-    hub.leave()
-
-    def inherit_and_fail() -> None:
-        with acting_as(kee):
-            services.inherit(reader=kee, session="x", project=None, max_tokens=500, only=None, again=False, now=T0)
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        inherit_and_fail()
-    assert hub.bodies("second") == [LEFT["body"]]
-
-
 def test_inherit_takes_a_constant_number_of_statements(as_kee: Caller) -> None:
     def inherit(session: str) -> int:
         with CaptureQueriesContext(connection) as asked:
@@ -270,26 +175,57 @@ def test_tidy_deletes_old_inherited_rows_only(as_kee: Caller) -> None:
     assert len(selectors.waiting(as_kee.principal_id, project=None)) == 1
 
 
-@pytest.mark.parametrize(
-    ("wrong", "constraint"),
-    [
-        ({"inherited_by": "x"}, "inherited_by_a_session"),
-        ({"kind": "idea"}, "kind_known"),
-        ({"priority": "urgent"}, "priority_known"),
-        ({"receipt_id": "R.1"}, "receipt_once"),
-    ],
-)
-def test_database_holds_the_constraints(as_kee: Caller, wrong: dict[str, str], constraint: str) -> None:
-    row = {
-        "tenant_id": as_kee.tenant_id,
-        "recipient_id": as_kee.principal_id,
-        "kind": "learning",
-        "priority": "low",
-        "from_session": "s",
-        "left_at": T0,
-    }
-    Handoff.objects.create(**row, receipt_id="R.1")
-    with pytest.raises(IntegrityError, match=constraint), transaction.atomic():
-        Handoff.objects.create(**{**row, "receipt_id": "R.2", **wrong})
-    with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
-        Handoff.objects.update(project="other")
+def test_concurrent_sessions_share_the_items(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        for number in range(20):
+            services.leave(author=kee, recipient_id=kee.principal_id, note=note(str(number)), now=T0)
+
+    def inherit(session: str) -> list[str]:
+        with acting_as(kee):
+            found = services.inherit(
+                reader=kee, session=session, project=None, max_tokens=10**6, only=None, again=False, now=T0
+            )
+        return [one.item.body for one in found.shown]
+
+    shown = race(*[partial(inherit, f"s-{number}") for number in range(6)])
+    assert sorted(chain.from_iterable(shown)) == sorted(str(number) for number in range(20))
+
+
+def test_same_note_left_concurrently_is_one_receipt(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+
+    def leave() -> Left:
+        with acting_as(kee):
+            return services.leave(author=kee, recipient_id=kee.principal_id, note=note(), now=T0)
+
+    left = race(*[leave] * 6)
+    assert len({one.receipt_id for one in left}) == 1
+    assert sum(not one.is_duplicate for one in left) == 1
+
+
+def prompt(token: str, name: str, **arguments: str) -> str:
+    answer: dict[str, Any] = modern("prompts/get", {"name": name, "arguments": arguments}, token).json()
+    return "\n".join(message["content"]["text"] for message in answer["result"]["messages"])
+
+
+def test_a_session_that_says_its_name_takes_over_what_was_left(hub: Hub) -> None:
+    hub.leave()
+    assert "JWT rotation" in prompt(hub.token, "start_session"), "without a name it only looks"
+    text = prompt(hub.token, "start_session", session="2026-01-11-api")
+    assert "◈ INHERIT" in text
+    assert "JWT rotation" in text
+    assert "memory_bootstrap:" in text
+    assert hub.bodies("another") == []
+    assert hub.bodies("2026-01-11-api", again=True) == [LEFT["body"]]
+
+
+def test_who_may_not_read_an_inbox_is_told_the_rest(tenant: Tenant) -> None:
+    text = prompt(make_token(tenant, scopes=[Scope.MEMORY]), "start_session", session="x")
+    assert "inherit:" not in text
+
+
+def test_the_end_of_a_session_asks_the_questions(hub: Hub) -> None:
+    text = prompt(hub.token, "close_session")
+    for words in ("◈ HARVEST", "Learning:", "Caution:", "Context:", "Thread:", "leave_handoff", "thank"):
+        assert words in text

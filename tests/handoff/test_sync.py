@@ -14,17 +14,10 @@ from apps.handoff import files, sync, ticks
 from apps.handoff.items import Kind, Priority, Refused, stamp
 from apps.handoff.models import Handoff
 from apps.handoff.sync import Ask, Synced
-from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_as_system
 from tests.factories import make_tenant, make_token
-from tests.handoff.repositories import NOON, bodies, git, handoff, inbox_of, item, leave, make_repository
-from tests.handoff.test_operations import Hub
+from tests.handoff.conftest import NOON, Hub, bodies, git, handoff, inbox_of, item, leave, make_repository
 from tests.mcp.raw import modern
-
-
-@pytest.fixture
-def hub(tenant: Tenant) -> Hub:
-    return Hub(make_token(tenant))
 
 
 def synchronise(root: Path, ask: Ask, *, take_back: bool = False) -> tuple[int, int, int]:
@@ -234,4 +227,4 @@ def test_tick_cleans_each_repository(tmp_path: Path, settings: Settings) -> None
 
     ticks.clean_repositories()
 
-    assert [files.waiting(inbox_of(root).processed.folder) for root in roots] == [[], []]
+    assert [files.waiting(inbox_of(root).archive.folder) for root in roots] == [[], []]

@@ -27,7 +27,7 @@ from apps.receipts.models import Receipt
 from apps.tasks import services as tasks
 from apps.tasks.services import Failure, Grant, ScheduleDraft
 from apps.workers.services import registry as workers
-from tests.delivery.making import TOKEN, make_remote, make_webhook, move_away
+from tests.delivery.conftest import TOKEN, make_remote, make_webhook, move_away
 from tests.digests.makers import post
 from tests.executions import making as executions
 from tests.factories import T0, make_caller, make_principal

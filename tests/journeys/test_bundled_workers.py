@@ -1,4 +1,4 @@
-"""Three wishes, planned onto the bundled workers and carried out by them, all of it over MCP."""
+"""Plans for the bundled workers, and one of an agent's own, carried out to the end, all of it over MCP."""
 
 import json
 import time
@@ -19,6 +19,8 @@ from apps.tasks.jobs.executor import work as execute_queue
 from apps.workers.models import State, Worker
 from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
 from tests.bundled_workers.processes import running
+from tests.executions.making import do_task, handmade, make_worker, post_approval
+from tests.executions.workers import WorkerServer, serving
 from tests.factories import make_caller, make_token
 from tests.server import Server
 from tests.workers.factories import enroll, make_key
@@ -220,3 +222,31 @@ def test_a_codebase_is_analyzed_and_optimizations_are_suggested(server: Server, 
         "escalate",
     ]
     put_together(server, token, report, "The examples are in good order.")
+
+
+@pytest.fixture
+def texter() -> Iterator[WorkerServer]:
+    with serving() as worker:
+        yield worker
+
+
+def test_a_plan_of_ones_own_is_judged_kept_carried_out_and_decided(
+    acme: Tenant, server: Server, texter: WorkerServer
+) -> None:
+    kee = make_caller(acme, "Kee")
+    make_worker(kee, texter)
+    token = make_token(acme, "Kee")
+
+    assert ask(server, token, "validate_plan", plan=handmade())["valid"]
+    plan_id = ask(server, token, "submit_plan", plan=handmade())["plan_id"]
+    execution_id = ask(server, token, "execute_delegation_plan", plan_id=plan_id)["execution_id"]
+    do_task(make_caller(acme, "hands", Kind.WORKER), {"text": "hello", "length": 5, "items": []})
+    waiting = ask(server, token, "execute_delegation_plan", plan_id=plan_id)
+    post_approval(acme, kee)
+    asked = ask(server, token, "execute_delegation_plan", plan_id=plan_id)
+    decided = ask(server, token, "decide_step", execution_id=execution_id, step_id="ask", decision="accept")
+
+    assert [one["status"] for one in (waiting, asked, decided)] == ["queued", "needs_escalation", "complete"]
+    report = ask(server, token, "get_plan_status", plan_id=plan_id)
+    assert (report["status"], report["steps_complete"]) == ("complete", 5)
+    assert texter.calls == {"shout": 1}

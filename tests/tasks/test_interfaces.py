@@ -14,7 +14,7 @@ from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import latencies, selectors, services
 from apps.tasks.models import LiveTask, Queue, Run, Task
-from tests.console.test_actions import SENT
+from tests.console.test_site import SENT
 from tests.factories import make_caller, make_tenant, make_token
 from tests.tasks.making import (
     LONG_AGO,

@@ -24,7 +24,7 @@ from apps.core.ids import random_id
 from apps.core.outbound import Answer, CallFailed
 from apps.core.sealing import SealBroken, unseal
 from apps.core.sql import database_now
-from apps.delivery import selectors, sql
+from apps.delivery import selectors
 from apps.delivery.models import Delivery, Kind, State, Target
 from apps.delivery.notifications import notify_on_commit
 from apps.delivery.senders import Delivered, Later, Payload, Refused, Resting, Verdict, sender_of, webhook_body
@@ -47,6 +47,42 @@ _NOTING: Final = timedelta(seconds=25)
 """Beside the timeout of the call: after this, a claim counts as lost."""
 _WHY: Final = "send deliveries"
 _SECRET_PREFIX: Final = "whsec_"  # noqa: S105  # a prefix, no secret
+
+# Index: delivery_delivery_due, once per target.
+_CALLABLE: Final = """
+from delivery_target t left join principals_principal p on p.id = t.principal_id
+where t.stopped_at is null and p.disabled_at is null
+      and (t.retry_at is null or t.retry_at <= gatehouse_now())
+      and (t.busy_until is null or t.busy_until <= gatehouse_now())
+      and exists (
+          select from delivery_delivery d
+          where d.target_id = t.id and d.state = 'pending' and d.due_at <= gatehouse_now()
+      )
+"""
+# How many targets could be called now.
+COUNT_CALLABLE: Final = f"select count(*) from (select t.id {_CALLABLE} limit %(limit)s) callable"  # noqa: S608
+# Targets are taken one after the other, so that no share is exceeded.
+LOCK_SHARES: Final = "select pg_advisory_xact_lock(hashtextextended('deliveries', 7))"
+# The next target to be called: first of the tenant, then of the principal with the fewest calls under way, then the one
+# that was called the longest ago. Index: delivery_target_busy.
+TAKE_TARGET: Final = f"""
+with busy as materialized (
+    select tenant_id, principal_id from delivery_target where busy_until > gatehouse_now()
+), candidate as (
+    select t.id, t.busy_until,
+           (select count(*) from busy b where b.tenant_id = t.tenant_id) as of_tenant,
+           (select count(*) from busy b where b.principal_id = t.principal_id) as of_principal
+    {_CALLABLE}
+)
+update delivery_target
+set busy_until = gatehouse_now() + %(patience)s::interval + make_interval(secs => timeout_seconds)
+where id = (
+    select t.id from candidate c join delivery_target t on t.id = c.id
+    where c.of_tenant < %(of_tenant)s and c.of_principal < %(of_principal)s
+    order by c.of_tenant, c.of_principal, c.busy_until nulls first, t.id limit 1 for no key update of t skip locked
+)
+returning tenant_id, id, busy_until
+"""  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +107,8 @@ def deliver_next() -> bool:
         "patience": PATIENCE + _NOTING,
     }
     with acting_as_system(_WHY), connection.cursor() as cursor:
-        cursor.execute(sql.LOCK_SHARES)
-        cursor.execute(sql.TAKE_TARGET, shares)
+        cursor.execute(LOCK_SHARES)
+        cursor.execute(TAKE_TARGET, shares)
         taken = cursor.fetchone()
     if taken is None:
         return False
@@ -145,7 +181,7 @@ def send(claim: Claim) -> tuple[Verdict, str]:
         verdict = Later(code="defect", said="This deployment could not make the call, or not read the answer.")
         return verdict, f"{verdict.code}: {verdict.said}"
     logger.info("delivery_sent", extra={"delivery": claim.delivery.pk, "verdict": type(verdict).__name__.lower()})
-    return verdict, result_of(outcome)
+    return verdict, _result_of(outcome)
 
 
 class SecretUnreadable(CallFailed):
@@ -164,11 +200,14 @@ def call(target: Target, payload: Payload, *, now: datetime) -> Answer | CallFai
         opened = [unseal(one) for one in sealed]
     except SealBroken:
         return SecretUnreadable("The target's secret can't be opened with this deployment's keys; give a new one.")
+    headers: Mapping[str, str] = {"X-Service-Token": opened[0], "Content-Type": "application/json"}
+    if target.kind == Kind.WEBHOOK:
+        headers = _signed(payload, opened)
     try:
         return outbound.post(
             payload.url,
             body=payload.body,
-            headers=_signed(payload, opened) if target.kind == Kind.WEBHOOK else _with_token(opened[0]),
+            headers=headers,
             deadline=timedelta(seconds=target.timeout_seconds),
             max_answer_bytes=payload.max_answer_bytes,
         )
@@ -176,18 +215,10 @@ def call(target: Target, payload: Payload, *, now: datetime) -> Answer | CallFai
         return failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pinged:
-    """How a target answered a test."""
+def ping(*, caller: Caller, target_id: int) -> tuple[bool, str]:
+    """Send a message of type `ping` to one of the caller's webhooks now: whether it arrived, and the result in words.
 
-    delivered: bool
-    result: str
-
-
-def ping(*, caller: Caller, target_id: int) -> Pinged:
-    """Send a message of type `ping` to one of the caller's webhooks now. It changes nothing.
-
-    Opens its own transaction, which has ended before the call.
+    Opens its own transaction, which ends before the call. Nothing is changed.
 
     :raises NotFound: `unknown_target`, if the caller has no such target.
     """
@@ -196,19 +227,13 @@ def ping(*, caller: Caller, target_id: int) -> Pinged:
         now = database_now()
     body = webhook_body("ping", now, target=str(target), principal=caller.name)
     outcome = call(target, Payload(url=target.url, message_id=random_id("ping"), body=body), now=now)
-    return Pinged(
-        delivered=isinstance(outcome, Answer) and 200 <= outcome.status < 300,  # noqa: PLR2004  # success, by HTTP
-        result=result_of(outcome),
-    )
+    delivered = isinstance(outcome, Answer) and 200 <= outcome.status < 300  # noqa: PLR2004  # success, by HTTP
+    return delivered, _result_of(outcome)
 
 
-def result_of(outcome: Answer | CallFailed) -> str:
+def _result_of(outcome: Answer | CallFailed) -> str:
     """The result of a call in words, as a target stores it."""
     return f"HTTP {outcome.status}" if isinstance(outcome, Answer) else f"{outcome.code}: {outcome}"[:200]
-
-
-def _with_token(token: str) -> Mapping[str, str]:
-    return {"X-Service-Token": token, "Content-Type": "application/json"}
 
 
 def new_webhook_secret() -> str:
@@ -325,6 +350,6 @@ def replay(*, target: Target, delivery_ids: Collection[int] | None = None) -> in
 def count_callable(*, limit: int) -> int:
     """How many targets could be called now, at most the limit. Opens its own transaction."""
     with acting_as_system(_WHY), connection.cursor() as cursor:
-        cursor.execute(sql.COUNT_CALLABLE, {"limit": limit})
+        cursor.execute(COUNT_CALLABLE, {"limit": limit})
         count: int = cursor.fetchone()[0]
     return count

@@ -1,5 +1,6 @@
 """Adding, changing and stopping targets, and routing a principal's receipts to one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -62,34 +63,26 @@ def add(
     return TargetWithSecret(target=target, secret=secret)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetChange:
-    """What to change; None leaves it as it is."""
-
-    url: str | None = None
-    notify_lease: timedelta | None = None
-    min_unacked: int | None = None
-    with_titles: bool | None = None
-    enabled: bool | None = None
-
-
 @transaction.atomic
-def change(*, principal_id: int, target_id: int, change: TargetChange, now: datetime) -> Target:
+def change(
+    *, principal_id: int, target_id: int, changes: Mapping[str, object], enabled: bool | None, now: datetime
+) -> Target:
     """Change a webhook. A new address, and enabling it again, end the pause after failures.
 
+    :param changes: new values of `url`, `notify_lease`, `min_unacked` and `with_titles`.
+    :param enabled: False stops the target, True resumes it.
     :raises NotFound: `unknown_target`, if the principal has no such target.
     :raises Conflict: `target_exists`, if it has another one with the new address.
     """
     target = _hold(target_id, principal_id=principal_id)
-    moved = change.url is not None and change.url != target.url
-    for name in ("url", "notify_lease", "min_unacked", "with_titles"):
-        if (value := getattr(change, name)) is not None:
-            setattr(target, name, value)
-    if change.enabled is False and target.stopped_at is None:
+    moved = changes.get("url", target.url) != target.url
+    for name, value in changes.items():
+        setattr(target, name, value)
+    if enabled is False and target.stopped_at is None:
         target.stopped_at, target.stopped_reason = now, "Stopped by its owner."
-    if change.enabled:
+    if enabled:
         target.stopped_at = target.stopped_reason = None
-    if moved or change.enabled:
+    if moved or enabled:
         _try_again(target)
     _save(target)
     return target
