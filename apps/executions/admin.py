@@ -10,7 +10,7 @@ from unfold.admin import TabularInline
 
 from apps.core.admin import OperatorAdmin, as_json, link_to, start_of
 from apps.executions import reports, selectors
-from apps.executions.models import Execution, ExecutionStep, WorkerJob
+from apps.executions.models import Execution, ExecutionStep
 from apps.executions.states import StepStatus
 from apps.plans import selectors as plans
 from apps.plans.models import Plan
@@ -169,15 +169,3 @@ class ExecutionStepAdmin(OperatorAdmin):
     @admin.display(description="receipt")
     def receipt(self, step: ExecutionStep) -> str:
         return _receipt_link(step.tenant_id, step.receipt_id)
-
-
-@admin.register(WorkerJob)
-class WorkerJobAdmin(OperatorAdmin):
-    list_display = ["job_id", "worker_id", "task_id", "began_at", "tries", "next_at"]
-    search_fields = ["job_id", "worker_id"]
-    ordering = ["-id"]
-    readonly_fields = ["task"]
-
-    @admin.display(description="task")
-    def task(self, job: WorkerJob) -> str:
-        return "-" if job.task_id is None else link_to(Task.objects.filter(pk=job.task_id).first())

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
 from time import monotonic
@@ -30,6 +30,7 @@ from apps.executions.errors import (
     WorkerUnavailable,
 )
 from apps.executions.models import Execution
+from apps.executions.shapes import CallOutcome
 from apps.plans import selectors as plans
 from apps.plans.errors import OutsidePool
 from apps.principals.scopes import Kind
@@ -37,7 +38,7 @@ from apps.principals.tenancy import Caller, acting_in
 from apps.receipts.services import Group
 from apps.tasks import selectors as stored_results
 from apps.tasks import services as tasks
-from apps.tasks.services import QueuedTask, QueueRequest
+from apps.tasks.services import QueueRequest
 from apps.workers import selectors as workers
 from apps.workers.models import ROUTABLE, State
 from apps.workers.services import registry
@@ -48,9 +49,9 @@ DIRECT: Final = timedelta(seconds=30)
 EVENT_FAMILY: Final = "asyncgate.task"
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 MAX_PARAMS_BYTES: Final = 1024 * 1024
-WORKER_AWAY: Final = timedelta(minutes=2)
-"""How long a step waits for a worker that takes no calls. After an outage of this side all heartbeats are late."""
 LOOK_AGAIN: Final = timedelta(seconds=5)
+AWAY_LOOKS: Final = 24
+"""How often a step looks again for a worker that takes no calls: for two minutes, in which this side must be up."""
 _SECONDS: Final = 60
 _HINT: Final = 300
 _SUMMARY_BYTES: Final = 16 * 1024
@@ -95,14 +96,6 @@ class CallMode(StrEnum):
     ASYNC = "async"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """The answer of a direct call, and the pointer to its stored copy."""
-
-    payload: dict[str, Any]
-    result_pointer: str
-
-
 def call_worker(
     *,
     caller: Caller,
@@ -113,7 +106,7 @@ def call_worker(
     idempotency_key: str | None = None,
     caused_by: str | None = None,
     execution_ref: str | None = None,
-) -> Answered | QueuedTask:
+) -> CallOutcome:
     """Call a tool without a plan and wait for it, or queue the call. Opens its own transactions.
 
     :param execution_ref: the execution that the call belongs to: its receipts are grouped and chained with it.
@@ -137,16 +130,15 @@ def call_worker(
         check_params(target, params)
         may_be_direct = target.runtime == "fast" and idempotency_key is None
         if mode == CallMode.ASYNC or (mode == CallMode.AUTO and not may_be_direct):
-            return tasks.queue(
-                requester=caller,
-                request=QueueRequest(
-                    task_type=TASK_TYPE,
-                    params={"worker_id": worker_id, "tool_name": tool_name, "params": dict(params)},
-                    idempotency_key=idempotency_key,
-                    caused_by=cause,
-                    group=None if execution is None else group_of(execution),
-                ),
+            request = QueueRequest(
+                task_type=TASK_TYPE,
+                params={"worker_id": worker_id, "tool_name": tool_name, "params": dict(params)},
+                idempotency_key=idempotency_key,
+                caused_by=cause,
+                group=None if execution is None else group_of(execution),
             )
+            queued = tasks.queue(requester=caller, request=request)
+            return CallOutcome(**{**queued.model_dump(), "status": "queued"})
         registry.take_call(worker_id=worker_id)
     try:
         called = call(target=target, params=params, deadline=min(target.deadline, DIRECT))
@@ -157,7 +149,7 @@ def call_worker(
     pointer = keep(caller=caller, value=called.payload)
     with caller.acting():
         record(target, called)
-    return Answered(payload=called.payload, result_pointer=pointer)
+    return CallOutcome(status="complete", result=called.payload, result_pointer=pointer)
 
 
 def target_of(*, worker_id: str, tool_name: str, tool_uid: str | None = None) -> Target:
@@ -205,21 +197,10 @@ def refuse_outside_pool(caller: Caller, worker_id: str) -> None:
         raise OutsidePool(f"{worker_id} is not in the pool of {delegate}.")
 
 
-def away_since(before: datetime | None, *, due_at: datetime | None, now: datetime) -> datetime:
-    """The moment from which a worker's absence counts.
-
-    :param before: that moment at the last look; None: this is the first look.
-    :param due_at: when this look was due. A late look means that this side was down, which does not count.
-    """
-    if before is None or due_at is None:
-        return now
-    return before + max(now - due_at, timedelta(0))
-
-
 def group_of(execution: Execution) -> Group:
     """Groups the receipts of one execution's tasks into one thread of an inbox."""
     return Group(
-        resource_ref=execution.resource_ref,
+        resource_ref=f"execution:{execution.ref}",
         event_family=EVENT_FAMILY,
         summary_hint=f"Tasks of {execution.ref}: {execution.intent}"[:_HINT],
     )

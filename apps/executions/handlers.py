@@ -1,14 +1,14 @@
 """The task that calls a worker's tool: MCP workers do long work without knowledge of tasks."""
 
-from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from datetime import timedelta
 from time import monotonic
 from typing import Any, Final
 
 from apps.core.errors import DomainError
 from apps.core.ids import parse_ref
 from apps.core.sql import database_now
-from apps.executions import calls, selectors, sql
+from apps.executions import calls, sql
 from apps.executions.errors import (
     BUDGET_EXCEEDED,
     OUTCOME_UNKNOWN,
@@ -17,10 +17,11 @@ from apps.executions.errors import (
     WorkerCallFailed,
     WorkerUnavailable,
 )
+from apps.executions.models import WorkerJob
 from apps.executions.services import worker_jobs
 from apps.tasks import services as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
-from apps.workers.models import WorkerRateLimited
+from apps.workers.models import Offer, WorkerRateLimited
 from apps.workers.services import registry
 
 _ALIAS: Final = "mcp_worker_"
@@ -36,8 +37,8 @@ _SCHEMA: Final = {
 }
 _CALLED: Final = {"called": True}
 _NOT_CALLED: Final = {"called": False}
-# In the checkpoint: since when the worker is away, and when the next look is due.
-_ABSENCE: Final = ("worker_away_since", "worker_due_at")
+# In the checkpoint: how often the task has looked for its worker in vain.
+_AWAY: Final = "worker_away_looks"
 # A canceled call that may start a job goes on for so long: the job can be canceled only by its id.
 _HEARD_WITHIN: Final = timedelta(seconds=60)
 # Then the task goes back to its queue with its job, so that long jobs don't occupy all executors.
@@ -54,8 +55,8 @@ def for_worker(task_type: str, params: Mapping[str, Any]) -> dict[str, Any] | No
     worker_id = task_type.removeprefix(_ALIAS)
     if set(params) <= {"worker_id", "tool_name", "params"} and "tool_name" in params:
         return {"worker_id": worker_id, "params": {}, **params}
-    only = selectors.only_tool_of(worker_id)
-    return None if only is None else {"worker_id": worker_id, "tool_name": only, "params": dict(params)}
+    names = Offer.objects.current().filter(worker__worker_id=worker_id).values_list("name", flat=True)[:2]
+    return {"worker_id": worker_id, "tool_name": names[0], "params": dict(params)} if len(names) == 1 else None
 
 
 @handler(
@@ -92,9 +93,9 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
         starts_jobs = job is None and worker_jobs.starts_cancelable_jobs(target)
     calls.note_run(context.task_id)
     checkpoint = context.checkpoint or {}
-    if not checkpoint.keys().isdisjoint(_ABSENCE):
+    if _AWAY in checkpoint:
         # The worker is back: a later absence counts from its own beginning.
-        context.heartbeat(checkpoint={name: value for name, value in checkpoint.items() if name not in _ABSENCE})
+        context.heartbeat(checkpoint={name: value for name, value in checkpoint.items() if name != _AWAY})
     if job is None:
         called = _called(context, target, params["params"], _HEARD_WITHIN if starts_jobs else timedelta(0))
         job = _begun(context, target, called)
@@ -105,20 +106,14 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
 
 
 def _wait_for_worker(context: Context, away: WorkerUnavailable) -> None:
-    """Give the task back for a moment, at most for :data:`calls.WORKER_AWAY` in all.
+    """Give the task back for a moment, at most :data:`calls.AWAY_LOOKS` times.
 
     :raises Postponed: if the worker may come back in time.
     """
-    if not away.may_come_back:
-        return
-    with context.caller.acting():
-        now = database_now()
     kept = context.checkpoint or {}
-    before, due_at = (datetime.fromisoformat(kept[name]) if name in kept else None for name in _ABSENCE)
-    since = calls.away_since(before, due_at=due_at, now=now)
-    if now - since < calls.WORKER_AWAY:
-        absence = dict(zip(_ABSENCE, (since.isoformat(), (now + calls.LOOK_AGAIN).isoformat()), strict=True))
-        context.heartbeat(checkpoint={**kept, **absence})
+    looks = kept.get(_AWAY, 0) + 1
+    if away.may_come_back and looks <= calls.AWAY_LOOKS:
+        context.heartbeat(checkpoint={**kept, _AWAY: looks})
         raise Postponed(calls.LOOK_AGAIN) from away
 
 
@@ -136,13 +131,21 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any], p
         context.heartbeat(checkpoint=_CALLED)
     if context.cancelled:
         raise Canceled
+    since: list[float] = []
+
+    def canceled() -> bool:
+        """Whether the task has been canceled for as long as the patience lasts."""
+        if context.cancelled:
+            since.append(monotonic())
+        return bool(since) and monotonic() - since[0] >= patience.total_seconds()
+
     try:
         return calls.call(
             target=target,
             params=params,
             deadline=target.deadline,
             on_progress=lambda percent, message: context.progress(percent or 0.0, message or ""),
-            canceled=_canceled_for(context, patience),
+            canceled=canceled,
         )
     except CallCanceled as exc:
         raise Canceled from exc
@@ -151,19 +154,6 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any], p
         if marked and isinstance(exc, WorkerCallFailed) and not exc.reached:
             context.heartbeat(checkpoint=_NOT_CALLED)
         raise _failed(exc, target) from exc
-
-
-def _canceled_for(context: Context, patience: timedelta) -> Callable[[], bool]:
-    """Whether the task has been canceled for so long."""
-    since: list[float] = []
-
-    def canceled() -> bool:
-        if not context.cancelled:
-            return False
-        since.append(monotonic())
-        return monotonic() - since[0] >= patience.total_seconds()
-
-    return canceled
 
 
 def _begun(context: Context, target: calls.Target, called: calls.Called) -> worker_jobs.Job | None:
@@ -179,7 +169,8 @@ def _begun(context: Context, target: calls.Target, called: calls.Called) -> work
         # Another run has the task, and does not know of this job.
         if row is not None:
             with context.caller.acting():
-                worker_jobs.detach(row)
+                # The tick cancels a job that no task follows.
+                WorkerJob.objects.filter(pk=row.pk).update(task_id=None)
         raise
     return job
 
@@ -191,9 +182,20 @@ def _followed(context: Context, target: calls.Target, job: worker_jobs.Job) -> R
     :raises Failed: if the job failed, or the worker can't be asked.
     """
     with context.caller.acting():
-        watch = worker_jobs.watch(target, job, on_progress=context.progress, canceled=lambda: context.cancelled)
+        status, result = (
+            calls.target_of(worker_id=target.worker_id, tool_name=name) for name in (job.status_tool, job.result_tool)
+        )
+        age = database_now() - job.began_at
     try:
-        called = worker_jobs.follow(watch, patience=_FOLLOWED_FOR)
+        called = worker_jobs.follow(
+            job,
+            status=status,
+            result=result,
+            age=age,
+            patience=_FOLLOWED_FOR,
+            on_progress=context.progress,
+            canceled=lambda: context.cancelled,
+        )
     except CallCanceled as exc:
         raise Canceled from exc
     except WorkerCallFailed as exc:

@@ -103,24 +103,15 @@ class Execution(TenantModel):
         return format_ref("exec", self.pk)
 
     @property
-    def resource_ref(self) -> str:
-        """Groups the receipts of one execution in an inbox."""
-        return f"execution:{self.ref}"
-
-    @property
     def is_final(self) -> bool:
         return self.status in FINAL
 
     # Mutators change memory only. Services lock, save and commit.
 
     def move_to(self, status: Status) -> None:
-        if status != self.status and status not in TRANSITIONS[Status(self.status)]:
+        if status != self.status and status not in TRANSITIONS.get(Status(self.status), ()):
             raise Conflict(f"{self} can't go from {self.status} to {status}.", code="illegal_transition")
         self.status = status
-
-    def refuse_if_ended(self) -> None:
-        if self.is_final:
-            raise Conflict(f"{self} is over: {self.status}.", code="execution_ended", execution_status=self.status)
 
     def over_budget(self, cost: Decimal, *, spent: Decimal) -> str | None:
         """Why the budget does not allow a call of this cost for a step; None if it does.
@@ -140,7 +131,7 @@ class ExecutionStep(TenantModel):
     `attempts` counts the claims and is the fencing token of a direct call: whoever finishes a call must still hold the
     claim of its start. After `call_expires_at` another process may take the call over; `repeatable` says whether it may
     then call the tool again. `reserved_cost` is the charge of a claim that is to become a task, before any call.
-    `away_since`: the step waits for its worker. `end_number` numbers the steps in the order of their ends, for streams;
+    `away_looks`: how often the step has looked for its worker in vain. `end_number` numbers the steps in the order of their ends, for streams;
     a step that ended under the replaced plan has none.
     """
 
@@ -156,7 +147,7 @@ class ExecutionStep(TenantModel):
     call_expires_at = models.DateTimeField(null=True)
     repeatable = models.BooleanField(default=False)
     reserved_cost = models.DecimalField(max_digits=14, decimal_places=6, null=True)
-    away_since = models.DateTimeField(null=True)
+    away_looks = models.PositiveSmallIntegerField(default=0)
     retry_at = models.DateTimeField(null=True)
     task_id = models.BigIntegerField(null=True)
     receipt_id = models.CharField(max_length=100, null=True)
@@ -293,7 +284,7 @@ class ExecutionStep(TenantModel):
         return self.outcome.get("escalation")
 
     def move_to(self, status: StepStatus) -> None:
-        if status not in STEP_TRANSITIONS[StepStatus(self.status)]:
+        if status not in STEP_TRANSITIONS.get(StepStatus(self.status), ()):
             raise Conflict(f"{self} can't go from {self.status} to {status}.", code="illegal_transition")
         self.status = status
         if status != StepStatus.CALLING:

@@ -1,6 +1,6 @@
 """Questions about executions."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 
 from django.db.models import Exists, OuterRef, QuerySet, Window
@@ -20,7 +20,6 @@ from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.errors import UnknownReceipt
 from apps.tasks.models import FinishedTask
-from apps.workers.models import Offer
 
 
 def execution_of(caller: Caller, ref: str) -> Execution:
@@ -170,12 +169,6 @@ def _fairly(found: QuerySet[Execution], *, by: str, limit: int) -> list[tuple[in
     return list(found.annotate(rank=rank).order_by("rank", by, "pk").values_list("rank", "tenant_id", "pk")[:limit])
 
 
-def execution_of_task(task_id: int) -> int | None:
-    """The execution whose step waits for this task."""
-    waiting = ExecutionStep.objects.filter(task_id=task_id, status=StepStatus.QUEUED)
-    return waiting.values_list("execution_id", flat=True).first()
-
-
 def missing_receipts(references: Sequence[str], *, recipient_id: int) -> list[str]:
     """The receipts among these that the principal has not received."""
     missing = []
@@ -185,14 +178,6 @@ def missing_receipts(references: Sequence[str], *, recipient_id: int) -> list[st
         except UnknownReceipt:
             missing.append(reference)
     return missing
-
-
-def tasks_never_run(task_ids: Collection[int]) -> frozenset[int]:
-    """The tasks among these that ended before anybody began them."""
-    if not task_ids:
-        return frozenset()
-    ended = FinishedTask.objects.filter(task_id__in=task_ids, fence=0)
-    return frozenset(ended.values_list("task_id", flat=True))
 
 
 def ended_tasks(execution_id: int) -> list[tuple[int, str | None]]:
@@ -214,9 +199,3 @@ def refuse_unless_asked(caller: Caller, ref: str, step_id: str) -> None:
         raise NotFound(f"{ref} has no step {step_id[:100]!r}.", code="unknown_step")
     if step.receipt_id is None:
         raise Conflict(step.state_text, code="step_not_open", step_status=step.status)
-
-
-def only_tool_of(worker_id: str) -> str | None:
-    """The worker's tool if it has exactly one, else None."""
-    names = Offer.objects.current().filter(worker__worker_id=worker_id).values_list("name", flat=True)[:2]
-    return names[0] if len(names) == 1 else None

@@ -1,7 +1,7 @@
 """What readers of an execution receive: the same shape from selectors, REST, MCP and the console."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -100,3 +100,16 @@ class ExecutionSummary(Output):
     intent: str
     created_at: datetime
     ended_at: datetime | None
+
+
+class CallOutcome(Output):
+    """The outcome of a call without a plan."""
+
+    status: Literal["complete", "queued"]
+    result: dict[str, Any] | None = None
+    """The tool's answer; null if the call was queued."""
+    result_pointer: str | None = None
+    task_id: str | None = None
+    poll_suggestion_seconds: int | None = None
+    is_duplicate: bool = False
+    receipt_id: str | None = None

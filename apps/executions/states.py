@@ -57,15 +57,11 @@ ACTIVE: Final = frozenset({StepStatus.CALLING, StepStatus.QUEUED, StepStatus.AWA
 MONEY: Final = Decimal("0.000001")
 """The smallest amount that a row holds. Charges are multiples of it, so that a refund leaves no remainder."""
 
+# Nothing comes after a final status.
 TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
     Status.QUEUED: frozenset({Status.EXECUTING, Status.CANCELED}),
     Status.EXECUTING: frozenset({Status.NEEDS_ESCALATION, *FINAL}),
     Status.NEEDS_ESCALATION: frozenset({Status.EXECUTING, *FINAL}),
-    Status.COMPLETE: frozenset(),
-    Status.PARTIAL: frozenset(),
-    Status.FAILED: frozenset(),
-    Status.BUDGET_EXCEEDED: frozenset(),
-    Status.CANCELED: frozenset(),
 }
 STEP_TRANSITIONS: Final[Mapping[StepStatus, frozenset[StepStatus]]] = {
     StepStatus.PENDING: frozenset({*ACTIVE, *SETTLED}),
@@ -75,8 +71,4 @@ STEP_TRANSITIONS: Final[Mapping[StepStatus, frozenset[StepStatus]]] = {
     ),
     StepStatus.QUEUED: frozenset({StepStatus.COMPLETE, StepStatus.FAILED, StepStatus.CANCELED}),
     StepStatus.AWAITING: frozenset({StepStatus.COMPLETE, StepStatus.FAILED, StepStatus.CANCELED}),
-    StepStatus.COMPLETE: frozenset(),
-    StepStatus.FAILED: frozenset(),
-    StepStatus.SKIPPED: frozenset(),
-    StepStatus.CANCELED: frozenset(),
 }

@@ -13,11 +13,11 @@ from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Progress, Reply, Route, Streams, Waits, operation
 from apps.core.schemas import Cursor, Input, Output, Text
 from apps.executions import calls, selectors
-from apps.executions.calls import Answered, CallMode
+from apps.executions.calls import CallMode
 from apps.executions.services import advancing, answering, starting
-from apps.executions.services.answering import Decision, Submitted
+from apps.executions.services.answering import Decision
 from apps.executions.services.starting import Budget
-from apps.executions.shapes import ExecutionProgress, ExecutionReport, ExecutionSummary
+from apps.executions.shapes import CallOutcome, ExecutionProgress, ExecutionReport, ExecutionSummary
 from apps.executions.states import FINAL, MONEY, SETTLED, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import execution_topic
 from apps.plans.services import Replacement
@@ -133,17 +133,6 @@ class CallWorkerTool(Input):
     caused_by_receipt_id: Annotated[Text, Field(max_length=100)] | None = None
     idempotency_key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
     """The same key with the same call returns the first task again. Not for direct calls, which are made each time."""
-
-
-class CallOutcome(Output):
-    status: Literal["complete", "queued"]
-    result: dict[str, Any] | None = None
-    """The tool's answer; null if the call was queued."""
-    result_pointer: str | None = None
-    task_id: str | None = None
-    poll_suggestion_seconds: int | None = None
-    is_duplicate: bool = False
-    receipt_id: str | None = None
 
 
 class Replan(PlanRef):
@@ -387,10 +376,14 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
     with caller.acting():
         selectors.refuse_unless_asked(caller, given.execution_id, given.step_id)
     pointer = given.result_pointer or calls.keep(caller=caller, value=given.result)
-    submitted = Submitted(result=given.result, result_pointer=pointer, summary=given.summary)
     with caller.acting():
         execution = answering.submit_step_result(
-            caller=caller, execution_ref=given.execution_id, step_id=given.step_id, submitted=submitted
+            caller=caller,
+            execution_ref=given.execution_id,
+            step_id=given.step_id,
+            result=given.result,
+            result_pointer=pointer,
+            summary=given.summary,
         )
         return _moved(selectors.report_on(execution), given.step_id)
 
@@ -443,7 +436,7 @@ def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
     A direct call answers with the result. A queued one answers a task_id: its end comes to your inbox, and
     fetch_task_result brings the result.
     """
-    answer = calls.call_worker(
+    return calls.call_worker(
         caller=caller,
         worker_id=given.worker_id,
         tool_name=given.tool_name,
@@ -452,15 +445,6 @@ def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
         idempotency_key=given.idempotency_key,
         caused_by=given.caused_by_receipt_id,
         execution_ref=given.execution_id,
-    )
-    if isinstance(answer, Answered):
-        return CallOutcome(status="complete", result=answer.payload, result_pointer=answer.result_pointer)
-    return CallOutcome(
-        status="queued",
-        task_id=answer.task_id,
-        poll_suggestion_seconds=answer.poll_suggestion_seconds,
-        is_duplicate=answer.is_duplicate,
-        receipt_id=answer.receipt_id,
     )
 
 

@@ -6,7 +6,6 @@ from typing import Final
 from celery import current_app
 from django.db import transaction
 
-from apps.core import notifications
 from apps.core.notifications import Publisher
 from apps.executions.models import Execution
 
@@ -35,9 +34,3 @@ def wake_after_commit(execution: Execution) -> None:
 def execution_topic(tenant_id: int, plan_id: str) -> str:
     """The topic on which the followers of a plan's execution are notified."""
     return f"execution:{tenant_id}:{plan_id}"
-
-
-def notify_after_commit(execution: Execution) -> None:
-    """Notify the execution's followers when the transaction has committed."""
-    topic = execution_topic(execution.tenant_id, execution.plan_id)
-    transaction.on_commit(partial(notifications.notify, topic), robust=True)

@@ -17,7 +17,7 @@ from apps.digests import services as digests
 from apps.executions import selectors
 from apps.executions.models import Execution
 from apps.executions.services import advancing, answering, starting
-from apps.executions.services.answering import Decision, Submitted
+from apps.executions.services.answering import Decision
 from apps.executions.services.starting import Budget
 from apps.executions.shapes import ExecutionReport
 from apps.executions.states import Mode, Strategy
@@ -280,9 +280,15 @@ def decide(caller: Caller, execution: Execution, decision: Decision, step_id: st
 
 def submit(caller: Caller, execution: Execution, step_id: str = "step-4", pointer: str = HANDED) -> None:
     """Submit the result of an aggregate step."""
-    submitted = Submitted(result={"text": "both"}, result_pointer=pointer, summary="Both say hello.")
     with caller.acting():
-        answering.submit_step_result(caller=caller, execution_ref=execution.ref, step_id=step_id, submitted=submitted)
+        answering.submit_step_result(
+            caller=caller,
+            execution_ref=execution.ref,
+            step_id=step_id,
+            result={"text": "both"},
+            result_pointer=pointer,
+            summary="Both say hello.",
+        )
 
 
 def cancel_task(caller: Caller) -> int:

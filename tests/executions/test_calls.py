@@ -249,7 +249,7 @@ def test_large_parameters_are_refused_before_the_call(kee: Caller, server: Worke
     whole = len('{"text":"xx"}')
     make_worker(kee, server, constraints={"max_payload_bytes": whole})
 
-    assert call(kee, "texter", text="xx").payload["length"] == 2
+    assert call(kee, "texter", text="xx").result["length"] == 2
     for mode in CallMode:
         for text in ("xxx", "é" + "x"):
             with refused("payload_too_large"):
@@ -366,7 +366,7 @@ def test_lost_trust_bars_a_waiting_task(kee: Caller, server: WorkerServer) -> No
 @pytest.mark.django_db(transaction=True)
 def test_task_over_the_rate_waits_without_an_attempt(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server, constraints={"rate_limit_per_hour": 100})
-    assert call(kee, "texter").payload["length"] == 1
+    assert call(kee, "texter").result["length"] == 1
     task = call(kee, "texter", CallMode.ASYNC)
 
     for runs in range(1, 6):
@@ -437,7 +437,7 @@ def test_delegate_calls_its_own_pool(tenant: Tenant, code: Caller, data: Caller,
     without = make_caller(tenant, "general-manager", Kind.DELEGATE)
 
     for caller in (data, make_caller(tenant), without):
-        assert call(caller, "texter").payload["length"] == 1
+        assert call(caller, "texter").result["length"] == 1
 
 
 def test_plan_with_a_worker_outside_the_pool_is_not_begun(tenant: Tenant, kee: Caller, server: WorkerServer) -> None:

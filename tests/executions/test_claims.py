@@ -10,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.sql import database_now
-from apps.executions.calls import LOOK_AGAIN, WORKER_AWAY
+from apps.executions.calls import AWAY_LOOKS, LOOK_AGAIN
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import advancing
 from apps.executions.services.starting import Budget
@@ -319,9 +319,9 @@ def test_absence_of_a_worker_counts_without_our_downtime(kee: Caller, texter: Wo
     if downtime == "between two looks":
         later(LOOK_AGAIN + timedelta(hours=1))
         advance(execution)
-        keep_looking(execution, WORKER_AWAY - 2 * LOOK_AGAIN)
+        keep_looking(execution, (AWAY_LOOKS - 2) * LOOK_AGAIN)
     else:
-        keep_looking(execution, WORKER_AWAY - LOOK_AGAIN)
+        keep_looking(execution, (AWAY_LOOKS - 1) * LOOK_AGAIN)
     before = statuses(kee, execution)["a"]
     keep_looking(execution, LOOK_AGAIN)
 

@@ -242,7 +242,7 @@ def test_task_waits_for_an_unavailable_worker(
     kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch, *, comes_back: bool
 ) -> None:
     if not comes_back:
-        monkeypatch.setattr(calls, "WORKER_AWAY", timedelta(0))
+        monkeypatch.setattr(calls, "AWAY_LOOKS", 0)
     make_worker(kee, server)
     task = queue_call(kee, "echo", {"text": "hello"})
     report_health(kee, "offline")

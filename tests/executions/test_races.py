@@ -13,7 +13,7 @@ from celery import current_app
 from django.db import connection
 
 from apps.core.sql import database_now
-from apps.executions import ticks, tools
+from apps.executions import jobs, tools
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import advancing
 from apps.executions.services.starting import Budget
@@ -281,7 +281,7 @@ def test_locked_execution_does_not_hold_up_the_tick(kee: Caller) -> None:
         assert locked.wait(10)
         with connection.cursor() as cursor:
             cursor.execute("set lock_timeout = 0")
-        ticks.advance_due()
+        jobs.advance_due()
         looked.set()
 
     at_once(hold, look)
@@ -349,7 +349,7 @@ def test_task_reports_progress_and_the_tick_continues(kee: Caller, texter: Worke
     execution = run(kee, example_steps())
 
     assert execute_queue(kee.tenant_id, "execute")
-    ticks.advance_due()
+    jobs.advance_due()
     assert statuses(kee, execution)["step-2"] == "complete"
     advance(execution)
 

@@ -128,6 +128,85 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "plan_id"), name="executions_execution_once_per_plan"),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            (
+                                "status__in",
+                                [
+                                    "queued",
+                                    "executing",
+                                    "needs_escalation",
+                                    "complete",
+                                    "partial",
+                                    "failed",
+                                    "budget_exceeded",
+                                    "canceled",
+                                ],
+                            )
+                        ),
+                        name="executions_execution_status_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("mode__in", ["auto", "direct_only", "async_only"])),
+                        name="executions_execution_mode_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("strategy__in", ["sequential", "progressive", "partial", "escalate"])),
+                        name="executions_execution_strategy_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(
+                                ("ended_at__isnull", False),
+                                ("status__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
+                                ("wake_at", None),
+                            ),
+                            models.Q(
+                                models.Q(
+                                    ("status__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
+                                    _negated=True,
+                                ),
+                                ("ended_at", None),
+                                ("terminal_receipt_id", None),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="executions_execution_ended_iff_final",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("halted_as", None),
+                            ("halted_as__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
+                            _connector="OR",
+                        ),
+                        name="executions_execution_halts_as_final",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("total_cost__gte", 0),
+                            models.Q(("max_total_cost", None), ("max_total_cost__gte", 0), _connector="OR"),
+                            models.Q(("max_cost_per_step", None), ("max_cost_per_step__gte", 0), _connector="OR"),
+                        ),
+                        name="executions_execution_money_not_negative",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("max_total_cost", None), ("total_cost__lte", models.F("max_total_cost")), _connector="OR"
+                        ),
+                        name="executions_execution_within_its_budget",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("ended_at", None)), fields=["wake_at"], name="executions_execution_due"
+                    ),
+                    models.Index(fields=["owner", "-id"], name="executions_execution_by_owner"),
+                    models.Index(fields=["requested_by", "-id"], name="executions_execution_by_asker"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="ExecutionStep",
@@ -177,7 +256,7 @@ class Migration(migrations.Migration):
                 ("call_expires_at", models.DateTimeField(null=True)),
                 ("repeatable", models.BooleanField(default=False)),
                 ("reserved_cost", models.DecimalField(decimal_places=6, max_digits=14, null=True)),
-                ("away_since", models.DateTimeField(null=True)),
+                ("away_looks", models.PositiveSmallIntegerField(default=0)),
                 ("retry_at", models.DateTimeField(null=True)),
                 ("task_id", models.BigIntegerField(null=True)),
                 ("receipt_id", models.CharField(max_length=100, null=True)),
@@ -206,6 +285,115 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "execution", "step_id"), name="executions_step_id_once"),
+                    models.UniqueConstraint(
+                        fields=("tenant", "execution", "position"), name="executions_step_position_once"
+                    ),
+                    models.UniqueConstraint(
+                        fields=("tenant", "execution", "end_number"), name="executions_step_end_number_once"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("end_number", None), ("ended_at__isnull", False), _connector="OR"),
+                        name="executions_step_numbered_when_ended",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            (
+                                "status__in",
+                                [
+                                    "pending",
+                                    "calling",
+                                    "queued",
+                                    "awaiting",
+                                    "complete",
+                                    "failed",
+                                    "skipped",
+                                    "canceled",
+                                ],
+                            )
+                        ),
+                        name="executions_step_status_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("step_type__in", ["call_worker", "queue_execution", "wait_for", "aggregate", "escalate"])
+                        ),
+                        name="executions_step_type_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("call_expires_at__isnull", False), ("status", "calling")),
+                            models.Q(models.Q(("status", "calling"), _negated=True), ("call_expires_at", None)),
+                            _connector="OR",
+                        ),
+                        name="executions_step_claimed_iff_calling",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("reserved_cost", None), ("status", "calling"), _connector="OR"),
+                        name="executions_step_cost_reserved_by_claim",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("status__in", ["calling", "queued"]), _negated=True),
+                            ("step_type__in", ["call_worker", "queue_execution"]),
+                            _connector="OR",
+                        ),
+                        name="executions_step_workers_do_worker_steps",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(
+                                ("status", "awaiting"), ("step_type__in", ["aggregate", "escalate"]), _negated=True
+                            ),
+                            ("receipt_id__isnull", False),
+                            _connector="OR",
+                        ),
+                        name="executions_step_asked_by_receipt",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("cost__gte", 0),
+                            models.Q(("reserved_cost", None), ("reserved_cost__gte", 0), _connector="OR"),
+                        ),
+                        name="executions_step_money_not_negative",
+                    ),
+                    models.UniqueConstraint(
+                        condition=models.Q(("status", "queued")),
+                        fields=("tenant", "task_id"),
+                        name="executions_step_by_open_task",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("status", "queued"), _negated=True), ("task_id__isnull", False), _connector="OR"
+                        ),
+                        name="executions_step_queued_has_task",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(
+                                ("ended_at__isnull", False),
+                                ("status__in", ["canceled", "complete", "failed", "skipped"]),
+                            ),
+                            models.Q(
+                                models.Q(("status__in", ["canceled", "complete", "failed", "skipped"]), _negated=True),
+                                ("ended_at", None),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="executions_step_ended_iff_settled",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("status__in", ["complete", "failed"]), _negated=True),
+                            ("envelope__isnull", False),
+                            _connector="OR",
+                        ),
+                        name="executions_step_outcome_has_envelope",
+                    ),
+                ]
+            },
         ),
         migrations.CreateModel(
             name="WorkerJob",
@@ -229,255 +417,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
-        ),
-        migrations.AddIndex(
-            model_name="execution",
-            index=models.Index(
-                condition=models.Q(("ended_at", None)), fields=["wake_at"], name="executions_execution_due"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="execution",
-            index=models.Index(fields=["owner", "-id"], name="executions_execution_by_owner"),
-        ),
-        migrations.AddIndex(
-            model_name="execution",
-            index=models.Index(fields=["requested_by", "-id"], name="executions_execution_by_asker"),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.UniqueConstraint(fields=("tenant", "plan_id"), name="executions_execution_once_per_plan"),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    (
-                        "status__in",
-                        [
-                            "queued",
-                            "executing",
-                            "needs_escalation",
-                            "complete",
-                            "partial",
-                            "failed",
-                            "budget_exceeded",
-                            "canceled",
-                        ],
-                    )
-                ),
-                name="executions_execution_status_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("mode__in", ["auto", "direct_only", "async_only"])),
-                name="executions_execution_mode_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("strategy__in", ["sequential", "progressive", "partial", "escalate"])),
-                name="executions_execution_strategy_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(
-                        ("ended_at__isnull", False),
-                        ("status__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
-                        ("wake_at", None),
-                    ),
-                    models.Q(
-                        models.Q(
-                            ("status__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
-                            _negated=True,
-                        ),
-                        ("ended_at", None),
-                        ("terminal_receipt_id", None),
-                    ),
-                    _connector="OR",
-                ),
-                name="executions_execution_ended_iff_final",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("halted_as", None),
-                    ("halted_as__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
-                    _connector="OR",
-                ),
-                name="executions_execution_halts_as_final",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("total_cost__gte", 0),
-                    models.Q(("max_total_cost", None), ("max_total_cost__gte", 0), _connector="OR"),
-                    models.Q(("max_cost_per_step", None), ("max_cost_per_step__gte", 0), _connector="OR"),
-                ),
-                name="executions_execution_money_not_negative",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("max_total_cost", None), ("total_cost__lte", models.F("max_total_cost")), _connector="OR"
-                ),
-                name="executions_execution_within_its_budget",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "execution", "step_id"), name="executions_step_id_once"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "execution", "position"), name="executions_step_position_once"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "execution", "end_number"), name="executions_step_end_number_once"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("end_number", None), ("ended_at__isnull", False), _connector="OR"),
-                name="executions_step_numbered_when_ended",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    (
-                        "status__in",
-                        ["pending", "calling", "queued", "awaiting", "complete", "failed", "skipped", "canceled"],
-                    )
-                ),
-                name="executions_step_status_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("step_type__in", ["call_worker", "queue_execution", "wait_for", "aggregate", "escalate"])
-                ),
-                name="executions_step_type_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("call_expires_at__isnull", False), ("status", "calling")),
-                    models.Q(models.Q(("status", "calling"), _negated=True), ("call_expires_at", None)),
-                    _connector="OR",
-                ),
-                name="executions_step_claimed_iff_calling",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("reserved_cost", None), ("status", "calling"), _connector="OR"),
-                name="executions_step_cost_reserved_by_claim",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("status__in", ["calling", "queued"]), _negated=True),
-                    ("step_type__in", ["call_worker", "queue_execution"]),
-                    _connector="OR",
-                ),
-                name="executions_step_workers_do_worker_steps",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("status", "awaiting"), ("step_type__in", ["aggregate", "escalate"]), _negated=True),
-                    ("receipt_id__isnull", False),
-                    _connector="OR",
-                ),
-                name="executions_step_asked_by_receipt",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("cost__gte", 0), models.Q(("reserved_cost", None), ("reserved_cost__gte", 0), _connector="OR")
-                ),
-                name="executions_step_money_not_negative",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.UniqueConstraint(
-                condition=models.Q(("status", "queued")),
-                fields=("tenant", "task_id"),
-                name="executions_step_by_open_task",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("status", "queued"), _negated=True), ("task_id__isnull", False), _connector="OR"
-                ),
-                name="executions_step_queued_has_task",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(
-                        ("ended_at__isnull", False), ("status__in", ["canceled", "complete", "failed", "skipped"])
-                    ),
-                    models.Q(
-                        models.Q(("status__in", ["canceled", "complete", "failed", "skipped"]), _negated=True),
-                        ("ended_at", None),
-                    ),
-                    _connector="OR",
-                ),
-                name="executions_step_ended_iff_settled",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("status__in", ["complete", "failed"]), _negated=True),
-                    ("envelope__isnull", False),
-                    _connector="OR",
-                ),
-                name="executions_step_outcome_has_envelope",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="workerjob",
-            index=django.contrib.postgres.indexes.HashIndex(fields=["job_id"], name="executions_workerjob_by_job"),
+            options={
+                "indexes": [
+                    django.contrib.postgres.indexes.HashIndex(fields=["job_id"], name="executions_workerjob_by_job"),
+                ]
+            },
         ),
         *(protect(f"executions_{name}") for name in ("execution", "executionstep", "workerjob")),
     ]

@@ -21,12 +21,11 @@ import structlog
 from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import parse_ref
 from apps.core.retries import retried
-from apps.executions import calls, references, selectors, sql, wakeups
-from apps.executions.envelopes import queued
+from apps.executions import calls, references, reports, selectors, sql
 from apps.executions.errors import BUDGET_EXCEEDED, OUTCOME_UNKNOWN, WorkerCallFailed
 from apps.executions.models import ExecutionStep
 from apps.executions.routing import Moves, next_moves
-from apps.executions.services import ending, worker_jobs
+from apps.executions.services import worker_jobs
 from apps.executions.services.steps import (
     CLAIM,
     MAX_CLAIMS,
@@ -34,6 +33,8 @@ from apps.executions.services.steps import (
     as_task,
     begin,
     fail,
+    finish,
+    let_go,
     reclaim,
     succeed,
     take_calls,
@@ -41,6 +42,7 @@ from apps.executions.services.steps import (
 )
 from apps.executions.services.work import UnitOfWork
 from apps.executions.states import SETTLED, Status, StepStatus, Strategy
+from apps.executions.wakeups import wake_after_commit
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.tenancy import Caller, acting_in
 from apps.tasks import services as tasks
@@ -84,21 +86,28 @@ def _acting(tenant_id: int) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A worker step that this process, and no other, carries out now."""
+    """A worker step, as it was claimed, that this process and no other carries out now."""
 
-    tenant_id: int
-    execution_id: int
-    step_pk: int
-    fence: int
+    step: ExecutionStep
     owner: Caller
-    cause: str
     target: calls.Target
     cost: Decimal
     """The charge for this call."""
-    params: Mapping[str, Any]
     envelopes: Mapping[str, Mapping[str, Any]]
     as_task: bool
     lost: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def tenant_id(self) -> int:
+        return self.step.tenant_id
+
+    @property
+    def fence(self) -> int:
+        return self.step.attempts
+
+    @property
+    def cause(self) -> str:
+        return self.step.execution.plan_receipt_id
 
 
 def _results_of_ended_tasks(tenant_id: int, execution_id: int) -> dict[int, Any]:
@@ -138,15 +147,10 @@ def look(
     go_forward(work, may_call=may_call, results=results)
     return [
         Claim(
-            tenant_id=work.execution.tenant_id,
-            execution_id=execution_id,
-            step_pk=step.pk,
-            fence=step.attempts,
+            step=step,
             owner=work.owner,
-            cause=work.execution.plan_receipt_id,
             target=target,
             cost=work.charges.get(step.pk, Decimal(0)),
-            params=step.definition.get("params") or {},
             envelopes=work.envelopes,
             as_task=as_task(work, step, target),
         )
@@ -197,8 +201,15 @@ def _take_in(work: UnitOfWork, step: ExecutionStep, record: FinishedTask, result
 
 
 def _go_on(work: UnitOfWork, *, may_call: bool) -> bool:
-    """Begin and skip until nothing moves; returns whether worker steps were left to another process."""
-    held_back = _take_over(work, may_call=may_call)
+    """Take over lost claims, begin and skip until nothing moves; returns whether steps were left to another process.
+
+    After a halt, lost claims are settled by :func:`let_go`.
+    """
+    expired = [] if work.execution.halted_as is not None else work.expired_claims
+    for step in expired if may_call else ():
+        if work.execution.halted_as is None:
+            reclaim(work, step)
+    held_back = bool(expired) and not may_call
     while True:
         moves = _moves(work)
         for step_id in moves.skip:
@@ -215,22 +226,10 @@ def _go_on(work: UnitOfWork, *, may_call: bool) -> bool:
             if work.execution.halted_as is None:
                 begin(work, step)
         if moves.verdict is not None:
-            ending.finish(work, moves.verdict)
+            finish(work, moves.verdict)
             return False
         if not (mine or moves.skip):
             return held_back
-
-
-def _take_over(work: UnitOfWork, *, may_call: bool) -> bool:
-    """Take over lost claims, or leave them to another process; returns whether any is left.
-
-    After a halt none is: they are settled by letting go.
-    """
-    expired = work.expired_claims
-    for step in expired if may_call else ():
-        if work.execution.halted_as is None:
-            reclaim(work, step)
-    return bool(expired) and not may_call and work.execution.halted_as is None
 
 
 def _moves(work: UnitOfWork) -> Moves:
@@ -240,7 +239,7 @@ def _moves(work: UnitOfWork) -> Moves:
     if moves.halt_as is None:
         return moves
     work.halt(moves.halt_as)
-    ending.let_go(work)
+    let_go(work)
     return next_moves(work.steps, strategy=strategy, halted_as=moves.halt_as)
 
 
@@ -258,7 +257,7 @@ def _plan_next_look(work: UnitOfWork, *, held_back: bool) -> None:
         moments.append(work.now + RECEIPTS_EVERY)
     if held_back:
         moments.append(work.now + _WAKE_AGAIN)
-        wakeups.wake_after_commit(execution)
+        wake_after_commit(execution)
     execution.wake_at = min((moment for moment in moments if moment is not None), default=None)
 
 
@@ -290,7 +289,8 @@ def _resolved(claim: Claim) -> Mapping[str, Any]:
         pointer = claim.envelopes[step_id].get("result_pointer")
         return None if pointer is None else calls.kept(tenant_id=claim.tenant_id, pointer=pointer)
 
-    found: dict[str, Any] = references.resolve(claim.params, envelopes=claim.envelopes, payload_of=payload_of)
+    params = claim.step.definition.get("params") or {}
+    found: dict[str, Any] = references.resolve(params, envelopes=claim.envelopes, payload_of=payload_of)
     return calls.with_cause(claim.target, found, claim.cause)
 
 
@@ -327,7 +327,7 @@ def _renew(claim: Claim) -> bool:
     which is canceled by its id.
     """
     with _acting(claim.tenant_id):
-        if sql.renew_claim(step_id=claim.step_pk, fence=claim.fence, period=CLAIM):
+        if sql.renew_claim(step_id=claim.step.pk, fence=claim.fence, period=CLAIM):
             return True
         if not worker_jobs.starts_cancelable_jobs(claim.target):
             claim.lost.set()
@@ -352,7 +352,7 @@ def _queue(claim: Claim, params: Mapping[str, Any]) -> None:
             task = tasks.queue(requester=work.owner, request=request)
             step.task_id = parse_ref("task", task.task_id)
             step.move_to(StepStatus.QUEUED)
-            step.envelope = queued(step, at=work.now)
+            step.envelope = reports.queued(step, at=work.now)
     except DomainError as refusal:
         retried(partial(_write_failure, claim, refusal, reached=False))
 
@@ -384,7 +384,7 @@ def _write_result(claim: Claim, outcome: calls.Called, pointer: str) -> None:
 
 def _is_followed(claim: Claim, payload: Mapping[str, Any]) -> bool:
     """Whether another process that took the claim over works on the step, or has ended it with this very job."""
-    step = ExecutionStep.objects.select_related("execution").filter(pk=claim.step_pk).first()
+    step = ExecutionStep.objects.select_related("execution").filter(pk=claim.step.pk).first()
     if step is None or step.execution.halted_as is not None:
         return False
     if step.status != StepStatus.COMPLETE:
@@ -425,8 +425,8 @@ def _write_failure(claim: Claim, refusal: DomainError, *, reached: bool = True) 
 def _holding(claim: Claim) -> Iterator[tuple[UnitOfWork, ExecutionStep] | None]:
     """The locked execution and step of a claim that still stands; None if it was taken over or canceled."""
     with _acting(claim.tenant_id):
-        work = UnitOfWork.of(claim.execution_id)
-        step = None if work is None else next(found for found in work.steps if found.pk == claim.step_pk)
+        work = UnitOfWork.of(claim.step.execution_id)
+        step = None if work is None else next(found for found in work.steps if found.pk == claim.step.pk)
         if work is None or step is None or step.status != StepStatus.CALLING or step.attempts != claim.fence:
             yield None
             return

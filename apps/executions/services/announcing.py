@@ -28,7 +28,7 @@ def request_result(work: UnitOfWork, step: ExecutionStep) -> str:
     instructions = work.readable(step, "synthesis_instructions")
     return _add(
         work,
-        event_type="aggregate_requested",
+        "aggregate_requested",
         step=step,
         title=f"Combine the results: {execution.intent}",
         summary=instructions or "Combine the results of the plan's steps.",
@@ -36,7 +36,7 @@ def request_result(work: UnitOfWork, step: ExecutionStep) -> str:
             "synthesis_instructions": instructions,
             "results": reports.results_for_receipt(work.steps, wanted),
         },
-        next_step=f'submit_step_result(execution_id="{execution.ref}", step_id="{step.step_id}", result={{…}})',
+        suggested_next_step=f'submit_step_result(execution_id="{execution.ref}", step_id="{step.step_id}", result={{…}})',
         owed=True,
     )
 
@@ -46,7 +46,7 @@ def request_decision(work: UnitOfWork, step: ExecutionStep) -> str:
     execution = work.execution
     return _add(
         work,
-        event_type="escalation",
+        "escalation",
         step=step,
         title=f"Decide: {execution.intent}",
         summary=work.readable(step, "report_summary") or "The plan needs a decision.",
@@ -55,7 +55,7 @@ def request_decision(work: UnitOfWork, step: ExecutionStep) -> str:
             "recommendation": work.readable(step, "recommendation"),
             "results": reports.results_for_receipt(work.steps),
         },
-        next_step=f'decide_step(execution_id="{execution.ref}", step_id="{step.step_id}", decision="accept" | "reject")',
+        suggested_next_step=f'decide_step(execution_id="{execution.ref}", step_id="{step.step_id}", decision="accept" | "reject")',
         owed=True,
     )
 
@@ -72,7 +72,7 @@ def report_upward(work: UnitOfWork, step: ExecutionStep) -> str | None:
     status = Status.PARTIAL if lost else Status.COMPLETE
     return _add(
         work,
-        event_type="escalation",
+        "escalation",
         step=step,
         title=f"Report: {execution.intent}",
         summary=summary or reports.summary(execution.intent, status, work.steps),
@@ -91,7 +91,7 @@ def raise_alarm(work: UnitOfWork, step: ExecutionStep) -> str:
     error = step.error or {}
     return _add(
         work,
-        event_type="escalation",
+        "escalation",
         step=step,
         key="failed",
         title=f"Failed: {work.execution.intent}",
@@ -106,7 +106,7 @@ def close_obligation(work: UnitOfWork, step: ExecutionStep, *, event_type: str, 
         return
     _add(
         work,
-        event_type=event_type,
+        event_type,
         step=step,
         title=None,
         summary=summary,
@@ -140,7 +140,7 @@ def announce_end(work: UnitOfWork, status: Status) -> str:
     if status != Status.COMPLETE and other_id is not None and other_id not in causes:
         _add(
             work,
-            event_type="escalation",
+            "escalation",
             key="end",
             title=title,
             summary=summary,
@@ -151,13 +151,14 @@ def announce_end(work: UnitOfWork, status: Status) -> str:
     is_news = status != Status.COMPLETE and execution.requested_by_id not in causes
     return _add(
         work,
-        event_type=_EVENTS[status],
+        _EVENTS[status],
         key="end",
         title=title,
         summary=summary,
         metadata=metadata,
         pairs_with=execution.plan_receipt_id,
         artifact_pointer=execution.ref,
+        artifact_location=SOURCE,
         recipient_id=execution.requested_by_id,
         surface=Surface.INBOX if is_news else Surface.LEDGER,
     )
@@ -165,45 +166,39 @@ def announce_end(work: UnitOfWork, status: Status) -> str:
 
 def _add(
     work: UnitOfWork,
-    *,
     event_type: str,
+    *,
     step: ExecutionStep | None = None,
     key: str = "",
     title: str | None,
-    summary: str,
     metadata: dict[str, Any],
-    next_step: str | None = None,
     owed: bool = False,
-    recipient_id: int | None = None,
-    dedupe_key: str | None = None,
-    caused_by: str | None = None,
-    pairs_with: str | None = None,
-    artifact_pointer: str | None = None,
-    surface: str = Surface.INBOX,
+    **draft: Any,
 ) -> str:
+    """Add a receipt to the unit of work; returns its future id.
+
+    :param draft: further members of the receipt. Without them the owner gets it in its inbox, caused by the plan's receipt.
+    """
     execution = work.execution
     names = {"execution_id": execution.ref, "plan_id": execution.plan_id}
     if step is not None:
         names["step_id"] = step.step_id
         key = f"{step.step_id}:{key}" if key else step.step_id
+    obligation = ObligationDraft(debtor_id=execution.owner_id, creditor_id=execution.requested_by_id) if owed else None
+    members: dict[str, Any] = {
+        "recipient_id": execution.owner_id,
+        "dedupe_key": f"{SOURCE}:{event_type}:{execution.ref}.{key}:v1",
+        "caused_by": execution.plan_receipt_id,
+        **draft,
+    }
     return work.add_receipt(
         ReceiptDraft(
-            recipient_id=recipient_id or execution.owner_id,
             source_system=SOURCE,
             event_type=event_type,
-            dedupe_key=dedupe_key or f"{SOURCE}:{event_type}:{execution.ref}.{key}:v1",
             title=None if title is None else title[:_TITLE],
-            summary=summary,
             metadata={**names, **metadata},
-            artifact_pointer=artifact_pointer,
-            artifact_location=None if artifact_pointer is None else SOURCE,
             requires_action=owed,
-            suggested_next_step=next_step,
-            caused_by=caused_by or execution.plan_receipt_id,
-            pairs_with=pairs_with,
-            surface=surface,
-            obligation=ObligationDraft(debtor_id=execution.owner_id, creditor_id=execution.requested_by_id)
-            if owed
-            else None,
+            obligation=obligation,
+            **members,
         )
     )

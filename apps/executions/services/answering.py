@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -25,32 +25,25 @@ from apps.principals.tenancy import Caller
 Decision = Literal["accept", "reject"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """A submitted result: the value if it was given, its pointer, and its summary."""
-
-    result: Any
-    result_pointer: str
-    summary: str
-
-
 @transaction.atomic
-def submit_step_result(*, caller: Caller, execution_ref: str, step_id: str, submitted: Submitted) -> Execution:
+def submit_step_result(
+    *, caller: Caller, execution_ref: str, step_id: str, result: Any, result_pointer: str, summary: str
+) -> Execution:
     """Submit the result of an aggregate step. This closes the obligation, and the execution continues.
 
+    :param result: the value if it was given; it is stored behind the pointer.
     :raises NotFound: if the caller has no such execution, or the plan no such step.
     :raises Conflict: if the step is no aggregate or does not wait (`step_not_open`), or another result was submitted
         before (`other_result`). The same result again changes nothing.
     """
 
     def same(step: ExecutionStep) -> bool:
-        return step.result_pointer == submitted.result_pointer
+        return step.result_pointer == result_pointer
 
     with _open_step(caller, execution_ref, step_id, StepType.AGGREGATE, same) as found:
         if found is not None:
             work, step = found
-            summary = submitted.summary
-            succeed(work, step, result=submitted.result, result_pointer=submitted.result_pointer, summary=summary)
+            succeed(work, step, result=result, result_pointer=result_pointer, summary=summary)
             announcing.close_obligation(work, step, event_type="aggregate_complete", summary=summary)
     return selectors.execution_of(caller, execution_ref)
 
@@ -125,7 +118,9 @@ def cancel(*, caller: Caller, execution_ref: str, reason: str | None) -> Executi
     execution = selectors.execution_of(caller, execution_ref)
     work = UnitOfWork.of(execution.pk, caller=caller)
     if work is not None and work.execution.status != Status.CANCELED:
-        work.execution.refuse_if_ended()
+        if work.execution.is_final:
+            status = work.execution.status
+            raise Conflict(f"{execution} is over: {status}.", code="execution_ended", execution_status=status)
         work.halt(Status.CANCELED, reason or "Canceled by its owner.")
         go_forward(work, may_call=False)
     return selectors.execution_of(caller, execution_ref)

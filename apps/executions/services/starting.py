@@ -10,9 +10,10 @@ from django.db import IntegrityError, transaction
 
 from apps.core.errors import Conflict, Invalid
 from apps.core.sql import violated_constraint
-from apps.executions import routing, wakeups
+from apps.executions import routing
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.states import MONEY, Mode, StepStatus, Strategy
+from apps.executions.wakeups import wake_after_commit
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.errors import OutsidePool, PlanAbandoned
@@ -99,7 +100,7 @@ def start(
             raise
         return _existing(plan.plan_id, mode, strategy, budget)
     _add_steps(execution, plan.document)
-    wakeups.wake_after_commit(execution)
+    wake_after_commit(execution)
     return execution
 
 

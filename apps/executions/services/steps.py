@@ -1,4 +1,7 @@
-"""How a step begins, succeeds and fails. Worker steps are only claimed here; they are called after the commit."""
+"""How a step begins, succeeds and fails, and how an execution ends.
+
+Worker steps are only claimed here; they are called after the commit.
+"""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -6,14 +9,19 @@ from decimal import Decimal
 from typing import Any, Final
 
 from apps.core.errors import DomainError, Unavailable
-from apps.executions import calls, envelopes, reports, selectors
+from apps.executions import calls, reports, selectors
 from apps.executions.errors import BUDGET_EXCEEDED, NEEDS_ESCALATION, OUTCOME_UNKNOWN, WorkerUnavailable
 from apps.executions.models import ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.work import UnitOfWork
 from apps.executions.states import MONEY, Mode, Status, StepStatus, Strategy
+from apps.memory import services as memory
+from apps.plans import services as planning
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.scopes import Kind
+from apps.tasks import services as tasks
+from apps.tasks.models import FinishedTask
+from apps.tasks.states import Status as TaskStatus
 from apps.workers.models import WorkerRateLimited
 from apps.workers.services import registry
 
@@ -45,9 +53,8 @@ def claim(work: UnitOfWork, step: ExecutionStep) -> None:
         target = calls.target_of(worker_id=step.worker_id or "", tool_name=step.tool_name or "", tool_uid=step.tool_uid)
     except DomainError as exc:
         if isinstance(exc, WorkerUnavailable) and exc.may_come_back:
-            # Not from the step's start: its process may have been down for longer, and its worker with it.
-            step.away_since = calls.away_since(step.away_since, due_at=step.retry_at, now=work.now)
-            if work.now - step.away_since < calls.WORKER_AWAY:
+            step.away_looks += 1
+            if step.away_looks <= calls.AWAY_LOOKS:
                 if step.status != StepStatus.PENDING:
                     step.move_to(StepStatus.PENDING)
                 step.retry_at = work.now + calls.LOOK_AGAIN
@@ -59,7 +66,7 @@ def claim(work: UnitOfWork, step: ExecutionStep) -> None:
     step.repeatable = target.repeatable
     step.reserved_cost = work.charges[step.pk] if as_task(work, step, target) else None
     step.attempts += 1
-    step.retry_at = step.away_since = None
+    step.retry_at, step.away_looks = None, 0
     step.move_to(StepStatus.CALLING)
     step.call_expires_at = work.now + CLAIM
     work.claims.append((step, target))
@@ -180,12 +187,12 @@ def succeed(
     run_id: str | None = None,
 ) -> None:
     """Complete the step with its result, or fail it if the result asks that somebody else does the work."""
-    asked = envelopes.escalated(result) if step.step_type in WORKER_STEPS else None
+    asked = reports.escalated(result) if step.step_type in WORKER_STEPS else None
     if asked is not None:
         message = asked["message"]
         fail(work, step, code=NEEDS_ESCALATION, message=message, retryable=False, run_id=run_id, escalation=asked)
         return
-    step.envelope = envelopes.complete(
+    step.envelope = reports.complete(
         step, result=result, result_pointer=result_pointer, ended_at=work.now, run_id=run_id, summary=summary
     )
     work.settle(step, StepStatus.COMPLETE)
@@ -202,7 +209,7 @@ def fail(
     escalation: Mapping[str, Any] | None = None,
 ) -> None:
     """Fail the step. `routing` decides what that means for the others."""
-    step.envelope = envelopes.failed(
+    step.envelope = reports.failed(
         step,
         code=code,
         message=message,
@@ -214,3 +221,91 @@ def fail(
     work.settle(step, StepStatus.FAILED)
     if step.critical and work.execution.strategy == Strategy.ESCALATE:
         announcing.raise_alarm(work, step)
+
+
+def let_go(work: UnitOfWork) -> None:
+    """After a halt: withdraw requests, give up lost claims, and after a cancel also take back calls and tasks."""
+    for step in work.in_state(StepStatus.AWAITING):
+        work.settle(step, StepStatus.CANCELED)
+        if step.step_type in {StepType.AGGREGATE, StepType.ESCALATE}:
+            summary = f"{step.step_id} is no longer wanted."
+            announcing.close_obligation(work, step, event_type=f"{step.step_type}_canceled", summary=summary)
+    if work.newly_halted:
+        work.newly_halted = False
+        if work.execution.halted_as == Status.CANCELED or work.execution.strategy == Strategy.ESCALATE:
+            for step in work.in_state(StepStatus.CALLING):
+                # The process that calls has lost its claim by this, and its result is dropped.
+                work.unclaim(step)
+                work.settle(step, StepStatus.CANCELED)
+            _cancel_tasks(work)
+    for step in work.expired_claims:
+        give_up(work, step)
+
+
+def _cancel_tasks(work: UnitOfWork) -> None:
+    """Cancel the execution's tasks. A leased task ends when its worker stops; its step waits for that."""
+    steps = {step.task_id: step for step in work.in_state(StepStatus.QUEUED) if step.task_id is not None}
+    ended = tasks.cancel_many(caller=work.owner, task_ids=steps)
+    canceled = [steps[task_id] for task_id, status in ended.items() if status == TaskStatus.CANCELED]
+    never_run = FinishedTask.objects.filter(task_id__in=[step.task_id for step in canceled if step.cost], fence=0)
+    refunded = frozenset(never_run.values_list("task_id", flat=True))
+    for step in canceled:
+        if step.task_id in refunded:
+            work.refund(step, step.cost)
+        work.settle(step, StepStatus.CANCELED)
+
+
+def finish(work: UnitOfWork, status: Status) -> None:
+    """Write the end: the status, the closing receipt, the outcome for the planner, the trace in memory."""
+    execution = work.execution
+    execution.move_to(status)
+    execution.ended_at = work.now
+    execution.wake_at = None
+    execution.terminal_receipt_id = announcing.announce_end(work, status)
+    work.post()
+    planning.record_outcome(
+        plan_id=execution.plan_id,
+        completed={step.step_id for step in work.in_state(StepStatus.COMPLETE)},
+        succeeded=status == Status.COMPLETE,
+        now=work.now,
+    )
+    text, metadata = reports.trace(
+        plan_id=execution.plan_id,
+        intent=execution.intent,
+        steps=work.steps,
+        status=status,
+        started_at=execution.created_at,
+        ended_at=work.now,
+    )
+    trace = memory.store_observation(
+        author=work.owner,
+        text=text,
+        domain=memory.TRACE,
+        confidence=1.0,
+        evidence=[f"plan:{execution.plan_id}", f"exec:{execution.ref}"],
+        metadata=metadata,
+        now=work.now,
+    )
+    execution.trace_ref = trace.ref
+    for step in work.in_state(StepStatus.COMPLETE):
+        if asked := step.promotion_recommendation:
+            step.envelope = {**step.outcome, "promotion_recommendation": {**asked, **_promoted(work, step, asked)}}
+            work.touch(step)
+
+
+def _promoted(work: UnitOfWork, step: ExecutionStep, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Promote what a step recommends, if the owner's policy allows it; returns the verdict."""
+    promotion = memory.promote(
+        delegate=work.owner,
+        text=asked["observation"],
+        domain=asked["domain"],
+        confidence=asked["confidence"],
+        evidence=[f"plan:{work.execution.plan_id}", f"exec:{work.execution.ref}", f"step:{step.step_id}"],
+        now=work.now,
+    )
+    return {
+        "promote": promotion.ref is None and promotion.verdict != memory.Verdict.KNOWN_ALREADY,
+        "verdict": promotion.verdict,
+        "reason": promotion.reason,
+        "promoted_as": promotion.ref,
+    }

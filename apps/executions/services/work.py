@@ -3,21 +3,26 @@
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Self
+from functools import partial
+from typing import Final, Self
 
+from django.db import transaction
+
+from apps.core import notifications
 from apps.core.errors import DomainError, NotFound
 from apps.core.ids import random_id
 from apps.core.sql import database_now
 from apps.digests import services as digests
-from apps.executions import references, wakeups
+from apps.executions import references
 from apps.executions.calls import Target
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.states import SETTLED, Status, StepStatus, Strategy
+from apps.executions.wakeups import execution_topic
 from apps.principals.tenancy import Caller, on_behalf_of
 from apps.receipts.services import Poster, ReceiptDraft
 
-_STEP_FIELDS = [
-    "status", "attempts", "call_expires_at", "repeatable", "reserved_cost", "away_since", "retry_at", "task_id",
+_STEP_FIELDS: Final = [
+    "status", "attempts", "call_expires_at", "repeatable", "reserved_cost", "away_looks", "retry_at", "task_id",
     "receipt_id", "envelope", "cost", "started_at", "ended_at", "end_number",
 ]  # fmt: skip
 
@@ -151,4 +156,5 @@ class UnitOfWork:
         if self.execution.is_final or any(
             step.is_asked or (progressive and step.status in SETTLED) for step in self._changed.values()
         ):
-            wakeups.notify_after_commit(self.execution)
+            topic = execution_topic(self.execution.tenant_id, self.execution.plan_id)
+            transaction.on_commit(partial(notifications.notify, topic), robust=True)

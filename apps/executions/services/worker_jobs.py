@@ -169,65 +169,46 @@ def _without(name: str, word: str) -> tuple[str, ...]:
     return tuple(other for other in words(name) if other != word)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """A job, the tools to ask, the listener, and the job's start in this process's monotonic time."""
-
-    job: Job
-    began: float
-    status: Target
-    result: Target
-    on_progress: Callable[[float, str], None]
-    canceled: Callable[[], bool]
-
-
-def watch(
-    target: Target, job: Job, *, on_progress: Callable[[float, str], None], canceled: Callable[[], bool]
-) -> Watch:
-    """Prepare to follow a job. Needs an acting transaction.
-
-    :raises DomainError: as :func:`calls.target_of`, for the status and result tools.
-    """
-    age = database_now() - job.began_at
-    return Watch(
-        job=job,
-        began=time.monotonic() - age.total_seconds(),
-        status=calls.target_of(worker_id=target.worker_id, tool_name=job.status_tool),
-        result=calls.target_of(worker_id=target.worker_id, tool_name=job.result_tool),
-        on_progress=on_progress,
-        canceled=canceled,
-    )
-
-
-def follow(watch: Watch, *, patience: timedelta) -> Called | None:
+def follow(
+    job: Job,
+    *,
+    status: Target,
+    result: Target,
+    age: timedelta,
+    patience: timedelta,
+    on_progress: Callable[[float, str], None],
+    canceled: Callable[[], bool],
+) -> Called | None:
     """Poll until the job is over; None if it still runs when patience ends. Touches no database.
 
+    :param status: the tool that gives the job's status; `result` gives its result.
+    :param age: how long the job has run.
     :raises CallCanceled: if the asker no longer wants it.
     :raises WorkerRefused: if the job failed, or its result is refused (`job_failed`), or an answer is unusable.
     :raises WorkerAway: if the worker does not know the job (`job_lost`), the job takes far too long (`job_overdue`), or
         the worker does not answer for longer than a restart takes.
     """
+    began = time.monotonic() - age.total_seconds()
     until = time.monotonic() + patience.total_seconds()
     pause = _FIRST_PAUSE
-    while not _is_complete(watch):
-        if time.monotonic() - watch.began > watch.job.allowed.total_seconds():
-            raise WorkerAway(
-                f"{watch.job.job_id[:200]} still runs after {watch.job.allowed}.", code="job_overdue", retryable=False
-            )
+    while not _is_complete(job, _asked(job, status, _POLL, canceled).payload, on_progress):
+        if time.monotonic() - began > job.allowed.total_seconds():
+            detail = f"{job.job_id[:200]} still runs after {job.allowed}."
+            raise WorkerAway(detail, code="job_overdue", retryable=False)
         if time.monotonic() >= until:
             return None
-        _wait(pause, watch.canceled)
-        pause = pause_after(pause, estimate=watch.job.estimate, age=time.monotonic() - watch.began)
+        _wait(pause, canceled)
+        pause = pause_after(pause, estimate=job.estimate, age=time.monotonic() - began)
     try:
-        called = _asked(watch, watch.result, watch.result.deadline)
+        called = _asked(job, result, result.deadline, canceled)
     except WorkerAway as refusal:
         if refusal.code != "job_lost":
             raise
         # The worker refuses the result of a job that it knows, or does not know it.
-        _asked(watch, watch.status, _POLL)
-        detail = f"The worker does not give the result of {watch.job.job_id[:200]}: {refusal.detail}"
+        _asked(job, status, _POLL, canceled)
+        detail = f"The worker does not give the result of {job.job_id[:200]}: {refusal.detail}"
         raise WorkerRefused(detail, code="job_failed") from refusal
-    return replace(called, seconds=time.monotonic() - watch.began)
+    return replace(called, seconds=time.monotonic() - began)
 
 
 def pause_after(pause: float, *, estimate: float, age: float) -> float:
@@ -235,39 +216,35 @@ def pause_after(pause: float, *, estimate: float, age: float) -> float:
     return min(2 * pause, max(_FIRST_PAUSE, max(estimate, age) / _POLLS_AN_ESTIMATE), _LONGEST_PAUSE)
 
 
-def _is_complete(watch: Watch) -> bool:
-    answer = _asked(watch, watch.status, _POLL).payload
+def _is_complete(job: Job, answer: Mapping[str, Any], on_progress: Callable[[float, str], None]) -> bool:
     status = str(answer.get("status", "")).casefold()
     message = next((text for key in ("message", "error") if isinstance(text := answer.get(key), str)), "")
     if status in _FAILED:
-        detail = f"{watch.job.job_id[:200]} has {status}: {message[:1000] or 'the worker does not say why.'}"
+        detail = f"{job.job_id[:200]} has {status}: {message[:1000] or 'the worker does not say why.'}"
         raise WorkerRefused(detail, code="job_failed")
     percent = answer.get("progress")
     if isinstance(percent, int | float) and math.isfinite(percent):
-        watch.on_progress(max(0.0, min(float(percent), 100.0)), message)
+        on_progress(max(0.0, min(float(percent), 100.0)), message)
     return status in _COMPLETE
 
 
-def _asked(watch: Watch, target: Target, deadline: timedelta) -> Called:
+def _asked(job: Job, target: Target, deadline: timedelta, canceled: Callable[[], bool]) -> Called:
     """Ask about the job, also across a restart of the worker."""
     away_until = time.monotonic() + _AWAY.total_seconds()
     while True:
         try:
-            return calls.call(
-                target=target, params={"job_id": watch.job.job_id}, deadline=deadline, canceled=watch.canceled
-            )
+            return calls.call(target=target, params={"job_id": job.job_id}, deadline=deadline, canceled=canceled)
         except UnusableAnswer:
             raise
         except WorkerRefused as refusal:
             if refusal.code != "worker_refused":
                 raise
-            raise WorkerAway(
-                f"The worker does not know the job that it began: {refusal.detail}", code="job_lost"
-            ) from refusal
+            detail = f"The worker does not know the job that it began: {refusal.detail}"
+            raise WorkerAway(detail, code="job_lost") from refusal
         except WorkerCallFailed as failure:
             if not failure.retryable or time.monotonic() > away_until:
                 raise
-        _wait(1.0, watch.canceled)
+        _wait(1.0, canceled)
 
 
 def _wait(seconds: float, canceled: Callable[[], bool]) -> None:
@@ -287,7 +264,13 @@ def cancel_unwanted() -> None:
         due = WorkerJob.objects.unwanted().filter(next_at__lte=GATEHOUSE_NOW).order_by("next_at")
         jobs = list(due[:_CANCELED_AT_ONCE])
     for job in jobs:
-        refusal = _cancel(job)
+        refusal: DomainError | None = None
+        try:
+            with acting_in(job.tenant_id, _WHY):
+                target = calls.target_of(worker_id=job.worker_id, tool_name=job.cancel_tool)
+            calls.call(target=target, params={"job_id": job.job_id}, deadline=_POLL)
+        except DomainError as found:
+            refusal = found
         with acting_in(job.tenant_id, _WHY):
             if isinstance(refusal, Unavailable) and job.tries < _MOST_TRIES:
                 pause = _AGAIN * 2 ** min(job.tries, _MOST_DOUBLED)
@@ -297,27 +280,5 @@ def cancel_unwanted() -> None:
                 end(worker_id=job.worker_id, job_id=job.job_id)
             WorkerJob.objects.filter(pk=job.pk).delete()
         if refusal is not None:
-            logger.warning(
-                "job.not_canceled",
-                task_id=job.task_id,
-                worker_id=job.worker_id,
-                job_id=job.job_id,
-                code=refusal.code,
-                detail=refusal.detail,
-            )
-
-
-def _cancel(job: WorkerJob) -> DomainError | None:
-    """Call the job's cancel tool; returns the refusal, if there is one."""
-    try:
-        with acting_in(job.tenant_id, _WHY):
-            target = calls.target_of(worker_id=job.worker_id, tool_name=job.cancel_tool)
-        calls.call(target=target, params={"job_id": job.job_id}, deadline=_POLL)
-    except DomainError as refusal:
-        return refusal
-    return None
-
-
-def detach(row: WorkerJob) -> None:
-    """Let the job go from its task, which another run has; the tick then cancels it."""
-    WorkerJob.objects.filter(pk=row.pk).update(task_id=None)
+            named = {"task_id": job.task_id, "worker_id": job.worker_id, "job_id": job.job_id}
+            logger.warning("job.not_canceled", **named, code=refusal.code, detail=refusal.detail)
