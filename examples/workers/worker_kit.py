@@ -317,10 +317,9 @@ def key_from_environment() -> OKPKey | None:
         return None
     try:
         key = OKPKey.import_key(json.loads(text))
-        is_usable = key.is_private and bool(key.kid)
     except (ValueError, KeyError, TypeError, JoseError):
-        is_usable = False
-    if not is_usable:
+        key = None
+    if key is None or not key.is_private or not key.kid:
         raise ValueError("GATEHOUSE_WORKER_KEY holds no private Ed25519 key as JWK with a kid")
     return key
 
