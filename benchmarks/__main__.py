@@ -12,12 +12,9 @@ from pathlib import Path
 
 import django
 from django.core.management import call_command
-from rich.console import Console
 
 from benchmarks import suites
 from config.stack.servers import start_servers
-
-_FILE_WIDTH = 200
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,24 +39,24 @@ def _measure(asked: argparse.Namespace, environ: dict[str, str]) -> int:
     django.setup()
     # These need the settings.
     from benchmarks.bench import SCALES, Bench  # noqa: PLC0415
-    from benchmarks.measure import show  # noqa: PLC0415
+    from benchmarks.measure import HEADER  # noqa: PLC0415
 
-    aside = Console(stderr=True)
     call_command("migrate", interactive=False, verbosity=0)
     call_command("sync_schedules", stdout=io.StringIO())
     bench = Bench.begin(SCALES[asked.scale], data=Path(environ["GATEHOUSE_DATA"]), file=asked.data)
     rows = []
+    # With --json the lines tell how far it is.
+    told = sys.stderr if asked.json else sys.stdout
+    print(*(f"{name}: {value}" for name, value in bench.machine.items()), HEADER, sep="\n", file=told)
     try:
         for name in asked.suite:
             for row in suites.load(name)(bench):
                 rows.append(replace(row, suite=name))
-                aside.print(f"[dim]{name}: {row.case}[/]", highlight=False)
+                print(rows[-1], file=told, flush=True)
     finally:
         bench.end()
     if asked.json:
         print(json.dumps([{**asdict(row), "machine": bench.machine} for row in rows], indent=2))
-    else:
-        show(rows, bench.machine, Console(width=None if sys.stdout.isatty() else _FILE_WIDTH))
     return 0
 
 

@@ -48,18 +48,13 @@ _AT_REST: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much a run does. A suite takes its own volumes from these."""
+    """How much a run does: turns and their seconds, and how many memories, MCP workers and tools there are at most."""
 
     rounds: int
-    """How often ours and its peers take turns."""
     seconds: float
-    """How long one turn lasts."""
     memories: int
-    """How many memories there are at most where recall is measured."""
     workers: int
-    """How many MCP workers are registered, with ten tools each."""
     tools: int
-    """How many tools a planner knows at most."""
     clients: int = 8
 
 
@@ -234,8 +229,7 @@ class HelloView(APIView):
     def get(self, request: Request) -> Response:
         return Response({"hello": "world"})
 
-    def post(self, request: Request) -> Response:
-        return Response({"hello": "world"}, status=201)
+    post = get
 
 
 urlpatterns = [path(HELLO.lstrip("/"), HelloView.as_view()), *urls.urlpatterns]

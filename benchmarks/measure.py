@@ -7,15 +7,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
 from multiprocessing.connection import Connection
 from statistics import median, quantiles
 from typing import Any, Final, Self
 
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
-from rich.console import Console
-from rich.table import Table
 
 Operation = Callable[[], int | None]
 """Does it once and returns how many units that were; None for one."""
@@ -25,7 +22,6 @@ Work = Callable[[int], Operation]
 _WARM_UPS: Final = 3
 _PATIENCE: Final = 120.0
 _FORK: Final = multiprocessing.get_context("fork")
-_COLUMNS: Final = ("case", "unit", "ours", "peer", "ratio", "p50 ms", "p99 ms", "SQL", "clients", "batch", "goal")
 
 
 class ClientFailed(Exception):
@@ -219,14 +215,12 @@ class Row:
         """The same row, held to so many times its peer or less."""
         return self.judged(f"{times:g} or less", met=self.ratio is not None and self.ratio <= times)
 
-    def cells(self) -> list[str]:
-        """The row as the table shows it."""
-        peer = "" if self.peer is None else f"{_number(self.peer)}\n[dim]{self.peer_is}[/]"
-        numbers = ["" if value is None else _number(value) for value in (self.ratio, self.p50, self.p99)]
-        verdict = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[self.met]
+    def __str__(self) -> str:
+        numbers = [_number(value) for value in (self.ours, self.peer, self.ratio, self.p50, self.p99)]
         counts = ["" if value is None else str(value) for value in (self.statements, self.clients, self.batch)]
-        goal = f"{self.goal}\n{verdict}" if self.goal else ""
-        return [self.case, self.unit, _number(self.ours), peer, *numbers, *counts, goal]
+        cells = [f"{self.suite} {self.case}", self.unit, *numbers, *counts, self.peer_is]
+        verdict = {True: "met", False: "missed", None: ""}[self.met]
+        return f"{_line(cells)} {self.goal} {verdict} {self.note}".rstrip()
 
 
 def compare(case: str, ours: Measure, peers: Mapping[str, Measure], *, rounds: int, **about: Any) -> list[Row]:
@@ -248,21 +242,17 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     return {"p50": cuts[49] * 1e3, "p99": cuts[98] * 1e3}
 
 
-def show(rows: Sequence[Row], machine: Mapping[str, Any], console: Console) -> None:
-    """Print one table for each suite, with the machine above and the notes below."""
-    console.print("  ".join(f"[dim]{name}[/] {value}" for name, value in machine.items()), highlight=False)
-    for suite, found in groupby(rows, key=lambda row: row.suite):
-        table = Table(*_COLUMNS, title=suite, title_justify="left", header_style="bold")
-        shown = list(found)
-        for row in shown:
-            table.add_row(*row.cells())
-        console.print(table)
-        for row in shown:
-            if row.note:
-                console.print(f"[dim]{row.case}:[/] {row.note}", highlight=False)
+def _line(cells: Sequence[str]) -> str:
+    return f"{cells[0]:47} {cells[1]:10}" + "".join(f" {cell:>7}" for cell in cells[2:-1]) + f"  {cells[-1]:22}"
 
 
-def _number(value: float) -> str:
+_COLUMNS: Final = "suite and case,unit,ours,peer,ratio,p50 ms,p99 ms,SQL,clients,batch,the peer"
+HEADER: Final = f"{_line(_COLUMNS.split(','))} goal"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
     if value >= 1000:  # noqa: PLR2004
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"  # noqa: PLR2004

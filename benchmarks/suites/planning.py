@@ -3,7 +3,6 @@
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -29,35 +28,29 @@ _CALIBRATED: Final = 0.05
 _FASTEST: Final = {10_000: 3.0, 20_000: 6.0}
 
 
-@dataclass(slots=True)
 class F1:
     """How much of what was said is right, and how much of what is right was said."""
 
-    right: int = 0
-    said: int = 0
-    meant: int = 0
+    right = total = 0
 
     def add(self, said: frozenset[Any], meant: frozenset[Any]) -> None:
         self.right += len(said & meant)
-        self.said += len(said)
-        self.meant += len(meant)
+        self.total += len(said) + len(meant)
 
     @property
     def percent(self) -> float:
-        return 100 * 2 * self.right / max(self.said + self.meant, 1)
+        return 100 * 2 * self.right / max(self.total, 1)
 
 
-@dataclass(slots=True)
 class Score:
     """Micro averages over all answers, and the confidences beside what was right."""
 
-    nodes: F1 = field(default_factory=F1)
-    links: F1 = field(default_factory=F1)
-    exact: int = 0
-    ready: int = 0
-    answers: int = 0
-    by_plan: list[tuple[float, bool]] = field(default_factory=list)
-    by_step: list[tuple[float, bool]] = field(default_factory=list)
+    exact = ready = answers = 0
+
+    def __init__(self) -> None:
+        self.nodes, self.links = F1(), F1()
+        self.by_plan: list[tuple[float, bool]] = []
+        self.by_step: list[tuple[float, bool]] = []
 
     def add(self, document: Mapping[str, Any], meant: Example) -> None:
         """Count one plan, or the best partial plan of a refusal."""

@@ -109,56 +109,26 @@ class Ground:
                 raise Broken(f"The web does not serve:\n{self.logs()['web']}")
             time.sleep(0.05)
 
-    def stop_database(self, number: signal.Signals) -> None:
-        """SIGQUIT is the immediate stop; with SIGKILL the server and its sessions are gone at once."""
-        if number == signal.SIGKILL:
-            self.kill("postgres")
-        else:
-            child = self.supervisor.kept["postgres"].child
-            child.send_signal(number)
-            child.wait(timeout=_PATIENCE)
-
-    def start_database(self) -> None:
-        """Start the database until it stands: what was killed may still be in its way."""
+    def start_server(self, name: str) -> None:
+        """Start a server until it stands: what was killed may still be in its way."""
         for _ in range(_STARTS):
-            self.start("postgres")
+            self.start(name)
             try:
-                self.supervisor.await_server("postgres")
+                self.supervisor.await_server(name)
             except StackError:
-                self.supervisor.kept["postgres"].child.wait(timeout=_PATIENCE)
+                self.supervisor.kept[name].child.wait(timeout=_PATIENCE)
                 time.sleep(0.1)
             else:
                 return
-        raise Broken(f"PostgreSQL does not start again:\n{self.logs()['postgres']}")
+        raise Broken(f"{name} does not start again:\n{self.logs()[name]}")
 
-    def ask_database(self, query: str) -> list[tuple[Any, ...]]:
-        """The rows of a query that sees all tenants."""
+    def ask_database(self, query: str, role: str = "gatehouse_system") -> list[tuple[Any, ...]]:
+        """The rows of a query, by default with sight of all tenants."""
         with psycopg.connect(
             self.supervisor.servers["postgres"].url, autocommit=True, connect_timeout=10
         ) as connection:
-            connection.execute("set role gatehouse_system")
+            connection.execute(f"set role {role}")
             return connection.execute(query).fetchall()
-
-    def end_sessions(self, chance: random.Random, count: int) -> None:
-        """Terminate some of the product's database sessions, whatever they do."""
-        with psycopg.connect(
-            self.supervisor.servers["postgres"].url, autocommit=True, connect_timeout=10
-        ) as connection:
-            connection.execute("set role none")
-            query = "select pid from pg_stat_activity where application_name like 'gatehouse-%'"
-            pids = sorted(pid for (pid,) in connection.execute(query))
-            for pid in chance.sample(pids, min(count, len(pids))):
-                connection.execute("select pg_terminate_backend(%s::int)", [pid])
-
-    def flush_broker(self) -> None:
-        """Empty the broker."""
-        with redis.Redis.from_url(self.supervisor.servers["valkey"].url, socket_timeout=10) as client:
-            client.flushall()
-
-    def start_broker(self) -> None:
-        """Start the broker."""
-        self.start("valkey")
-        self.supervisor.await_server("valkey")
 
 
 @contextmanager
@@ -241,29 +211,39 @@ def _pause(name: str, longest: float, ground: Ground, chance: random.Random) -> 
 
 
 def _end_sessions(ground: Ground, chance: random.Random) -> None:
+    """Terminate some of the product's database sessions, whatever they do."""
     for _ in range(chance.randint(1, 5)):
-        ground.end_sessions(chance, chance.randint(1, 6))
+        query = "select pid from pg_stat_activity where application_name like 'gatehouse-%' order by pid"
+        pids = [pid for (pid,) in ground.ask_database(query, "none")]
+        ended = chance.sample(pids, min(chance.randint(1, 6), len(pids)))
+        ground.ask_database(f"select pg_terminate_backend(pid) from unnest(array{ended}::int[]) pid", "none")
         time.sleep(chance.uniform(0, 0.2))
     time.sleep(_NOTICED)
 
 
-def _stop_database(number: signal.Signals, ground: Ground, chance: random.Random) -> None:
-    ground.stop_database(number)
+def _stop_database(ground: Ground, chance: random.Random, *, immediate: bool = False) -> None:
+    """PostgreSQL's immediate stop; or its server and sessions are gone at once."""
+    child = ground.supervisor.kept["postgres"].child
+    if immediate:
+        child.send_signal(signal.SIGQUIT)
+        child.wait(timeout=_PATIENCE)
+    ground.kill("postgres")
     time.sleep(chance.choice([0, 0, 1]))
-    ground.start_database()
+    ground.start_server("postgres")
     time.sleep(_NOTICED)
 
 
 def _flush(ground: Ground, chance: random.Random) -> None:
     for _ in range(chance.randint(1, 10)):
-        ground.flush_broker()
+        with redis.Redis.from_url(ground.supervisor.servers["valkey"].url, socket_timeout=10) as client:
+            client.flushall()
         time.sleep(chance.uniform(0, 0.5))
 
 
 def _kill_broker(ground: Ground, chance: random.Random) -> None:
     ground.kill("valkey")
     time.sleep(chance.choice([0, 1, 5]))
-    ground.start_broker()
+    ground.start_server("valkey")
 
 
 _CELERY: Final = ("worker-core", "worker-deliver", "worker-execute", "beat")
@@ -273,8 +253,8 @@ BREAKAGES: Final = [
     Breakage(name="kill all of Celery", apply=_kill(*_CELERY)),
     Breakage(name="pause worker-execute", apply=partial(_pause, "worker-execute", LEASE_SECONDS + 2)),
     Breakage(name="end database sessions", apply=_end_sessions, harms=("database",), often=2),
-    Breakage(name="stop database", apply=partial(_stop_database, signal.SIGQUIT), harms=("database",)),
-    Breakage(name="kill database", apply=partial(_stop_database, signal.SIGKILL), harms=("database",), often=2),
+    Breakage(name="stop database", apply=partial(_stop_database, immediate=True), harms=("database",)),
+    Breakage(name="kill database", apply=_stop_database, harms=("database",), often=2),
     Breakage(name="flush broker", apply=_flush, often=2),
     Breakage(name="pause broker", apply=partial(_pause, "valkey", 8)),
     Breakage(name="kill broker", apply=_kill_broker),

@@ -86,20 +86,6 @@ class Fault:
     end: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """A receipt as the database holds it in the end."""
-
-    receipt_id: str
-    tenant: str
-    recipient: str
-    source: str
-    dedupe_key: str
-    event_type: str
-    task: str | None
-    in_inbox: bool
-
-
 @dataclass
 class History:
     """A whole run of chaos."""
@@ -108,7 +94,8 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     tasks: dict[str, Json] = field(default_factory=dict)
     """How each accepted task ended, as its requester is told."""
-    receipts: list[Receipt] = field(default_factory=list)
+    receipts: list[Json] = field(default_factory=list)
+    """The receipts as the database holds them in the end."""
     visible: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     """The receipts in the visible entries of each recipient, by tenant and name."""
     executions: list[Json] = field(default_factory=list)
@@ -135,14 +122,9 @@ class History:
         found: dict[str, dict[int, Run]] = defaultdict(dict)
         for call in sorted(self.of("lease"), key=lambda call: call.end):
             for given in call.body.get("tasks", ()):
-                run = Run(
-                    call=call,
-                    task=given["task_id"],
-                    number=given["run_id"],
-                    lease=given["lease_ms"] / 1000,
-                    params=given["params"],
-                )
-                found[run.task].setdefault(run.number, run)
+                number, lease = given["run_id"], given["lease_ms"] / 1000
+                run = Run(call=call, task=given["task_id"], number=number, lease=lease, params=given["params"])
+                found[run.task].setdefault(number, run)
         return {task: [runs[number] for number in sorted(runs)] for task, runs in found.items()}
 
     @cached_property

@@ -31,8 +31,8 @@ def ends_once(history: History) -> Iterator[str]:
     yield from history.unrest
     receipts = defaultdict(list)
     for receipt in history.receipts:
-        if receipt.event_type in {"task_complete", "task_failed", "task_canceled"} and receipt.task:
-            receipts[receipt.task].append(receipt.receipt_id)
+        if receipt["event_type"] in {"task_complete", "task_failed", "task_canceled"} and receipt["task"]:
+            receipts[receipt["task"]].append(receipt["receipt_id"])
     for task in history.accepted:
         ended = history.tasks.get(task, {})
         if not ended.get("complete"):
@@ -91,22 +91,22 @@ def _repeats(history: History, call: Call, moment: float) -> bool:
 
 def no_lost_receipt(history: History) -> Iterator[str]:
     """A receipt that was acknowledged is in its recipient's inbox until it is acked, once."""
-    stored = {(receipt.tenant, receipt.receipt_id): receipt for receipt in history.receipts}
+    stored = {(receipt["tenant"], receipt["receipt_id"]): receipt for receipt in history.receipts}
     for call in history.of("post"):
         receipt = stored.get((call.tenant, call.body.get("receipt_id", "")))
-        if call.ok and (receipt is None or receipt.recipient != call.request["recipient_ai"]):
+        if call.ok and (receipt is None or receipt["recipient"] != call.request["recipient_ai"]):
             yield f"{call.request['dedupe_key']} was acknowledged as {call.body['receipt_id']} and is {receipt}"
     possible, _ = _acked(history)
     for receipt in history.receipts:
-        if receipt.in_inbox:
-            times = history.visible.get((receipt.tenant, receipt.recipient), []).count(receipt.receipt_id)
-            if times > 1 or (not times and receipt.receipt_id not in possible):
-                yield f"{receipt.receipt_id} of {receipt.recipient} is shown {times} times, and nobody has acked it"
+        if receipt["in_inbox"]:
+            times = history.visible.get((receipt["tenant"], receipt["recipient"]), []).count(receipt["receipt_id"])
+            if times > 1 or (not times and receipt["receipt_id"] not in possible):
+                yield f"{receipt['receipt_id']} of {receipt['recipient']} is shown {times} times, and nobody has acked it"
 
 
 def receipt_once(history: History) -> Iterator[str]:
     """A dedupe key makes one receipt, whatever is repeated, and keeps its content."""
-    names = Counter((receipt.tenant, receipt.source, receipt.dedupe_key) for receipt in history.receipts)
+    names = Counter((receipt["tenant"], receipt["source"], receipt["dedupe_key"]) for receipt in history.receipts)
     yield from (f"{key[2]} has made {count} receipts" for key, count in names.items() if count > 1)
     told: dict[str, set[str]] = defaultdict(set)
     for call in history.of("post"):
@@ -184,11 +184,15 @@ _OFFSET: Final = time.time() - time.monotonic()
 def acks_as_of(history: History) -> Iterator[str]:
     """An ack takes what its token's page showed up to there, and nothing that came later."""
     possible, certain = _acked(history)
-    everything = {(receipt.tenant, receipt.receipt_id) for receipt in history.receipts if receipt.in_inbox}
+    everything = {(receipt["tenant"], receipt["receipt_id"]) for receipt in history.receipts if receipt["in_inbox"]}
     for (tenant, name), visible in history.visible.items():
         if again := sorted(certain & set(visible)):
             yield f"{name} acked {again[:5]} and is shown them"
-        own = {r.receipt_id for r in history.receipts if (r.tenant, r.recipient, r.in_inbox) == (tenant, name, True)}
+        own = {
+            r["receipt_id"]
+            for r in history.receipts
+            if (r["tenant"], r["recipient"], r["in_inbox"]) == (tenant, name, True)
+        }
         if unseen := sorted(own - set(visible) - possible):
             yield f"{name} is not shown {unseen[:5]}, and was never shown them before an ack"
         if foreign := [one for one in visible if (tenant, one) not in everything or one not in own]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.history import Call, Fault, History, Json, Receipt
+from tests.chaos.history import Call, Fault, History, Json
 from tests.chaos.promises import PROMISES
 
 TASK, TOKEN, LATER = "task_1", "lt_1.1.x", "lt_1.2.x"
@@ -46,30 +46,16 @@ def ack(begin: float, *shown: str, **more: Any) -> Call:
     return called("ack", {"through": "ent_1@1", "shown": list(shown)}, begin, actor="reader", **more)
 
 
-def receipt(receipt_id: str, key: str, event_type: str = "message", recipient: str = "reader", **more: Any) -> Receipt:
-    about: dict[str, Any] = {"tenant": "default", "source": "chaos", "in_inbox": True, "task": None, **more}
-    return Receipt(receipt_id=receipt_id, recipient=recipient, dedupe_key=key, event_type=event_type, **about)
+def receipt(receipt_id: str, key: str, event_type: str = "message", recipient: str = "reader", **more: Any) -> Json:
+    about = {"tenant": "default", "source": "chaos", "in_inbox": True, "task": None, **more}
+    return {"receipt_id": receipt_id, "recipient": recipient, "dedupe_key": key, "event_type": event_type, **about}
 
 
 def execution(**changes: Any) -> Json:
     texts = {"pick": "b>pick", "press": "b>pick>press", "taste": "b>pick>press>pick"}
-    steps = [
-        {
-            "step_id": step_id,
-            "attempts": 1,
-            "ended_at": "2026-01-01T00:00:10+00:00",
-            "envelope": {"payload": {"text": text}},
-        }
-        for step_id, text in texts.items()
-    ]
-    return {
-        "execution_id": "exec_1",
-        "batch": "b",
-        "status": "complete",
-        "summary": "",
-        "steps": steps,
-        **changes,
-    }
+    about = {"attempts": 1, "ended_at": "2026-01-01T00:00:10+00:00"}
+    steps = [{"step_id": name, "envelope": {"payload": {"text": text}}, **about} for name, text in texts.items()]
+    return {"execution_id": "exec_1", "batch": "b", "status": "complete", "summary": "", "steps": steps, **changes}
 
 
 # 2026-01-01T00:00:10 as seconds.
