@@ -83,8 +83,9 @@ class Supervisor:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """What its processes inherit. It may name servers to use instead of embedded ones."""
     mark: str = ""
-    tokens: dict[str, list[str]] = field(default_factory=dict)
+    wanted: dict[str, list[str]] = field(default_factory=dict)
     """Tokens to issue besides those of every stack, by name, each as the arguments of ``issue_token``."""
+    tokens: dict[str, str] = field(default_factory=dict)
     forks: bool = sys.platform == "linux"
     """Whether the product is loaded here once, and its processes are forked."""
     tell: Callable[[str], None] = say
@@ -104,8 +105,8 @@ class Supervisor:
         self._secrets = self.data.secrets()
         self.mark = self.mark or self.data.mark
 
-    def start(self) -> dict[str, str]:
-        """Bring everything up, and return the tokens by name when it is ready. `stop` ends what was started.
+    def start(self) -> None:
+        """Bring everything up, and return when it is ready. `stop` ends what was started.
 
         :raises StackError: if something does not start.
         """
@@ -126,11 +127,10 @@ class Supervisor:
         }
         self._start_servers()
         self._write_stack_file(ready=False)
-        tokens = self._provision()
-        self._start_processes(self._listener.fileno(), tokens)
+        self.tokens = self._provision()
+        self._start_processes(self._listener.fileno())
         self._wait_ready()
         self._write_stack_file(ready=True)
-        return tokens
 
     def password(self) -> str | None:
         """The operator's password, once."""
@@ -169,6 +169,10 @@ class Supervisor:
         """Start a program and keep it running."""
         program = describe()
         self.kept[program.name] = Kept(describe, program, self.launch(program), time.monotonic())
+
+    def add(self, program: Program) -> None:
+        """Start a program, the same at each start, and keep it running."""
+        self.keep(lambda: program)
 
     def restart(self, name: str) -> None:
         """Start a program again that has ended."""
@@ -217,7 +221,7 @@ class Supervisor:
         database = self.environ.get("DATABASE_URL", "embedded")
         tokens = self._secrets.tokens.setdefault(hashlib.sha256(database.encode()).hexdigest()[:12], {})
         scripts = programs.bundled_worker_scripts() if self.with_workers else []
-        wanted = programs.wanted_tokens(scripts) | self.tokens
+        wanted = programs.wanted_tokens(scripts) | self.wanted
         log = self.data.log("provision")
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as answer, log.open("wb") as errors:
             given.write(json.dumps({name: how for name, how in wanted.items() if name not in tokens}).encode())
@@ -236,17 +240,17 @@ class Supervisor:
         self._ok(f"{outcome['migrations']} migrations")
         return tokens
 
-    def _start_processes(self, listener: int, tokens: dict[str, str]) -> None:
+    def _start_processes(self, listener: int) -> None:
         started = [
             programs.web(self.data, self.environment, fd=listener),
             *programs.celery_workers(self.data, self.environment),
             programs.beat(self.data, self.environment),
         ]
         for script in programs.bundled_worker_scripts() if self.with_workers else ():
-            token = tokens[programs.worker_name(script)]
+            token = self.tokens[programs.worker_name(script)]
             started.append(programs.bundled_worker(script, self.data, self.environment, token=token))
         for program in started:
-            self.keep(lambda program=program: program)  # type: ignore[misc]  # mypy infers no default of a lambda
+            self.add(program)
         self._write_stack_file(ready=False)
 
     def _wait_ready(self) -> None:

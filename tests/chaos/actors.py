@@ -403,19 +403,12 @@ def press_house(history: History) -> Iterator[Json]:
     running = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(running.serve(sockets=[listener])), daemon=True)
     thread.start()
+    described = {"name", "description", "input_schema", "output_schema"}
     try:
         yield {
             "worker_id": "press-house",
             "endpoint": f"http://127.0.0.1:{listener.getsockname()[1]}/mcp",
-            "tools": [
-                {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "input_schema": tool.input_schema,
-                    "output_schema": tool.output_schema,
-                }
-                for tool in asyncio.run(server.list_tools())
-            ],
+            "tools": [tool.model_dump(include=described) for tool in asyncio.run(server.list_tools())],
             "hints": {"expected_runtime": "fast"},
             "side_effects": {"filesystem": "none", "network": "none", "execution": "none"},
         }

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -21,7 +21,6 @@ import redis
 
 from config.stack.folders import DataFolder, RuntimeFolder, sweep_abandoned
 from config.stack.processes import (
-    Program,
     StackError,
     end_all,
     last_lines,
@@ -40,32 +39,8 @@ class Broken(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Ground:
-    """What runs, by name."""
-
-    supervisor: Supervisor
-    tokens: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def data(self) -> DataFolder:
-        return self.supervisor.data
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return self.supervisor.environment
-
-    @property
-    def url(self) -> str:
-        """Where the web answers."""
-        return self.supervisor.url
-
-    def add(self, program: Program) -> None:
-        """Start one more program."""
-        self.supervisor.keep(lambda: program)
-
-    def start(self, name: str) -> None:
-        """Start a program again."""
-        self.supervisor.restart(name)
+class Ground(Supervisor):
+    """What runs, by name. Only `run` would restart what ends, and nothing calls it."""
 
     def kill(self, name: str) -> None:
         """End a process and its children as the loss of a machine would."""
@@ -90,16 +65,16 @@ class Ground:
                     one.resume()
 
     def _family(self, name: str) -> list[psutil.Process]:
-        child = self.supervisor.kept[name].child
+        child = self.kept[name].child
         return [child, *child.children(recursive=True)]
 
     def ended(self) -> list[str]:
         """What has ended without having been asked."""
-        return [name for name, one in self.supervisor.kept.items() if not one.running()]
+        return [name for name, one in self.kept.items() if not one.running()]
 
     def logs(self) -> dict[str, str]:
         """The end of each program's log."""
-        return {name: last_lines(one.program.log) for name, one in self.supervisor.kept.items()}
+        return {name: last_lines(one.program.log) for name, one in self.kept.items()}
 
     def await_serving(self) -> None:
         """Wait until the web is ready."""
@@ -112,11 +87,11 @@ class Ground:
     def start_server(self, name: str) -> None:
         """Start a server until it stands: what was killed may still be in its way."""
         for _ in range(_STARTS):
-            self.start(name)
+            self.restart(name)
             try:
-                self.supervisor.await_server(name)
+                self.await_server(name)
             except StackError:
-                self.supervisor.kept[name].child.wait(timeout=_PATIENCE)
+                self.kept[name].child.wait(timeout=_PATIENCE)
                 time.sleep(0.1)
             else:
                 return
@@ -124,9 +99,7 @@ class Ground:
 
     def ask_database(self, query: str, role: str = "gatehouse_system") -> list[tuple[Any, ...]]:
         """The rows of a query, by default with sight of all tenants."""
-        with psycopg.connect(
-            self.supervisor.servers["postgres"].url, autocommit=True, connect_timeout=10
-        ) as connection:
+        with psycopg.connect(self.servers["postgres"].url, autocommit=True, connect_timeout=10) as connection:
             connection.execute(f"set role {role}")
             return connection.execute(query).fetchall()
 
@@ -158,19 +131,19 @@ def prepared(
         # The servers' account walks through it.
         data.path.mkdir(mode=0o711)
         data.create()
-        supervisor = Supervisor(
+        ground = Ground(
             data=data,
             with_workers=False,
             environ=environ,
             mark=folder.path.name,
-            tokens=dict(tokens),
+            wanted=dict(tokens),
             # This process may have loaded the product with other settings.
             forks=False,
             tell=tell,
         )
-        stack.callback(supervisor.stop)
-        issued = supervisor.start()
-        yield Ground(supervisor=supervisor, tokens={name: issued[name] for name in tokens})
+        stack.callback(ground.stop)
+        ground.start()
+        yield ground
 
 
 LEASE_SECONDS: Final = 2
@@ -195,14 +168,14 @@ def _kill(*names: str) -> Callable[[Ground, random.Random], None]:
             ground.kill(name)
         time.sleep(chance.choice([0, 0, 0.5, 2]))
         for name in names:
-            ground.start(name)
+            ground.restart(name)
 
     return apply
 
 
 def _kill_web(ground: Ground, _chance: random.Random) -> None:
     ground.kill("web")
-    ground.start("web")
+    ground.restart("web")
     ground.await_serving()
 
 
@@ -223,7 +196,7 @@ def _end_sessions(ground: Ground, chance: random.Random) -> None:
 
 def _stop_database(ground: Ground, chance: random.Random, *, immediate: bool = False) -> None:
     """PostgreSQL's immediate stop; or its server and sessions are gone at once."""
-    child = ground.supervisor.kept["postgres"].child
+    child = ground.kept["postgres"].child
     if immediate:
         child.send_signal(signal.SIGQUIT)
         child.wait(timeout=_PATIENCE)
@@ -235,7 +208,7 @@ def _stop_database(ground: Ground, chance: random.Random, *, immediate: bool = F
 
 def _flush(ground: Ground, chance: random.Random) -> None:
     for _ in range(chance.randint(1, 10)):
-        with redis.Redis.from_url(ground.supervisor.servers["valkey"].url, socket_timeout=10) as client:
+        with redis.Redis.from_url(ground.servers["valkey"].url, socket_timeout=10) as client:
             client.flushall()
         time.sleep(chance.uniform(0, 0.5))
 

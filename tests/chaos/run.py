@@ -129,7 +129,7 @@ class _Run:
         )
 
     def _start_actors(self, manifest: Json) -> None:
-        names = list(self.ground.tokens)
+        names = list(self.ground.wanted)
         for name in names:
             role, tenant, _ = name.split("-")
             client = self._client(name)
@@ -174,7 +174,7 @@ class _Run:
                 self._tell(
                     f"{name} ended by itself and is started again; the end of its log:\n{self.ground.logs()[name]}"
                 )
-                self.ground.start(name)
+                self.ground.restart(name)
             for actor in self.actors:
                 if actor.failure is not None:
                     raise Broken(f"{actor.name} failed: {actor.failure!r}") from actor.failure
@@ -226,7 +226,7 @@ class _Run:
         """What the product holds in the end."""
         for planner in self._of(Planner):
             self.history.executions += planner.reports
-        for name in self.ground.tokens:
+        for name in self.ground.wanted:
             role, tenant, _ = name.split("-")
             if role in {"asker", "reader", "planner"}:
                 self.history.visible[tenant, name] = self._visible(name)
