@@ -147,7 +147,7 @@ def test_a_request_that_looks_can_not_write(console: Client, monkeypatch: pytest
         assert Tenant.objects.get().name == "acme"
 
 
-@pytest.mark.parametrize("path", ["", "memory/observation/", "principals/token/", "login/"])
+@pytest.mark.parametrize("path", ["", "memory/memory/", "principals/token/", "login/"])
 def test_a_stranger_is_sent_to_the_login(db: None, path: str) -> None:
     answer = Client().get(f"/admin/{path}")
     assert answer.status_code == (200 if path == "login/" else 302)

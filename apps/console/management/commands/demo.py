@@ -493,7 +493,7 @@ def _where_to_look(kee: Agent, execution: Json) -> None:
         ("tasks", "tasks/task/"),
         ("receipts", "receipts/receipt/"),
         ("inboxes", "digests/inbox/"),
-        ("memory", "memory/observation/"),
+        ("memory", "memory/memory/"),
     ):
         kee.tell(f"{what:<14} {admin}/{where}")
     kee.screen.print(f"\n[bold green]Done in {time.monotonic() - kee.began:.1f} s.[/]")
