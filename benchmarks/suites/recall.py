@@ -1,7 +1,6 @@
 """Recall: how much of what answers a question it finds, in conversations that the user brings."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -33,8 +32,8 @@ _PATIENCE: Final = timedelta(seconds=20)
 class Figures:
     """Of each question the share of its evidence that was found, by how far down one looks; and how long asking took."""
 
-    turns: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    sessions: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    turns: dict[int, list[float]] = field(default_factory=lambda: {k: [] for k in AT})
+    sessions: dict[int, list[float]] = field(default_factory=lambda: {k: [] for k in AT})
     """Among the first sessions, in the order in which the hits name them."""
     seconds: list[float] = field(default_factory=list)
     missing: int = 0
@@ -104,17 +103,10 @@ def run(bench: Bench) -> Iterator[Row]:
         data = read_conversations(bench.file or Path())
     except BadData as exc:
         raise SystemExit(str(exc)) from exc
-    figures: Figures = apart(partial(_measured, data))
+    figures: Figures = apart(partial(measure, data))
     note = f"{len(figures.seconds):,} questions; {figures.missing:,} more name no turn that is there."
     for (level, k), goal in _GOALS.items():
         share = Figures.share(getattr(figures, level)[k])
         times: Any = percentiles(figures.seconds) if (level, k) == ("turns", max(AT)) else {}
         row = Row(case=f"evidence recall at {k}, {level}", unit="%", ours=share, note=note, **times)
         yield row.judged(f"{goal:.0f} %", met=share >= goal)
-
-
-def _measured(data: Conversations) -> Figures:
-    figures = measure(data)
-    # Pickled: a factory that is a lambda is not.
-    figures.turns, figures.sessions = dict(figures.turns), dict(figures.sessions)
-    return figures
