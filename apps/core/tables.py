@@ -1,7 +1,9 @@
-"""A migration operation that makes the tables of an app, all in one."""
+"""What migrations of several apps share: an operation that makes all tables of an app, and the fields that recur."""
 
+from collections.abc import Callable
 from typing import Any
 
+from django.db import models
 from django.db.migrations.operations.base import Operation, OperationCategory
 from django.db.migrations.operations.models import CreateModel
 from django.db.migrations.state import ProjectState
@@ -34,3 +36,31 @@ class CreateModels(Operation):
 
     def describe(self) -> str:
         return f"Create models {', '.join(model.name for model in self.models)}"
+
+
+Named = tuple[str, "models.Field[Any, Any]"]
+"""A field with its name, as `CreateModel` takes it."""
+
+
+def id_field() -> Named:
+    return "id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
+
+
+def tenant_field() -> Named:
+    return reference("tenant", "principals.tenant", "+", editable=False)
+
+
+def reference(
+    name: str,
+    to: str,
+    related_name: str,
+    *,
+    on_delete: Callable[..., Any] = models.PROTECT,
+    null: bool = False,
+    editable: bool = True,
+) -> Named:
+    """A foreign key without an index of its own."""
+    field = models.ForeignKey(
+        to, db_index=False, on_delete=on_delete, related_name=related_name, null=null, editable=editable
+    )
+    return name, field

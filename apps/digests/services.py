@@ -60,7 +60,7 @@ from apps.principals.scopes import Kind as PrincipalKind
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.receipts import services as receipts
 from apps.receipts.models import Surface
-from apps.receipts.services import Placing, Poster, ReceiptDraft, Recorded
+from apps.receipts.services import Extension, Poster, ReceiptDraft, Recorded
 
 logger = logging.getLogger(__name__)
 
@@ -526,7 +526,7 @@ def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) 
     """
     keys = [selectors.group_of(poster.tenant_id, draft) for draft in drafts]
     # Facts first: rivals of one key meet there, before anybody holds an inbox.
-    verdicts = receipts.record_many(poster=poster, drafts=drafts, now=now, placing=_placing(keys))
+    verdicts = receipts.record_many(poster=poster, drafts=drafts, now=now, extension=_entry_statements(keys))
     new = [
         _New(draft, verdict, key)
         for draft, verdict, key in zip(drafts, verdicts, keys, strict=True)
@@ -535,8 +535,8 @@ def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) 
     for source, count in Counter(one.draft.source_system for one in new).items():
         once_committed(metrics.POSTED.labels(source).inc, count)
     shown = [one for one in new if one.recorded.surface == Surface.INBOX]
-    entries = _follow(poster.tenant_id, [one for one in shown if any(one.recorded.place)], now)
-    if rest := [one for one in shown if not any(one.recorded.place)]:
+    entries = _follow(poster.tenant_id, [one for one in shown if any(one.recorded.extra)], now)
+    if rest := [one for one in shown if not any(one.recorded.extra)]:
         entries |= _place(poster.tenant_id, rest, now)
     return [
         Posted(
@@ -577,7 +577,7 @@ def recipient_named(*, tenant_id: int, name: str, now: datetime) -> int:
             raise refusal from None
 
 
-_ONE: Final = Placing(
+_ONE: Final = Extension(
     statements=sql.PLACE_ONE,
     answer="entry.id, inbox.is_due",
     join="left join entry on entry.receipt = stored.id left join inbox on inbox.id = entry.inbox_id",
@@ -585,7 +585,7 @@ _ONE: Final = Placing(
 _SEVERAL: Final = replace(_ONE, statements=sql.PLACE_SEVERAL)
 
 
-def _placing(keys: Sequence[Key | None]) -> Placing | None:
+def _entry_statements(keys: Sequence[Key | None]) -> Extension | None:
     """The statements that make entries of the new facts while they are written; None if one of them has a group."""
     if any(keys):
         return None
@@ -603,12 +603,12 @@ class _New:
 
 def _follow(tenant_id: int, placed: Sequence[_New], now: datetime) -> dict[int, int]:
     """What remains to do for facts that were written with their entries; returns these entries, by receipt."""
-    due = {one.draft.recipient_id for one in placed if one.recorded.place[1]}
+    due = {one.draft.recipient_id for one in placed if one.recorded.extra[1]}
     for principal_id in {one.draft.recipient_id for one in placed}:
         _notify(tenant_id=tenant_id, principal_id=principal_id)
     if due:
         _flush_due(lock_several(tenant_id=tenant_id, principal_ids=due).values(), now)
-    return {one.recorded.id: one.recorded.place[0] for one in placed}
+    return {one.recorded.id: one.recorded.extra[0] for one in placed}
 
 
 def _place(tenant_id: int, new: Sequence[_New], now: datetime) -> dict[int, int]:
@@ -1054,8 +1054,8 @@ def _delete_receipts(tenant_id: int, inbox_id: int | None, receipt_pks: Collecti
     found: Counter[str] = Counter()
     if inbox_id is not None:
         held, found = _delete_states(tenant_id, inbox_id, held)
-    pruned = receipts.prune(receipt_pks=held)
-    return found + Counter(receipts=pruned.deleted, stripped=pruned.stripped)
+    deleted, stripped = receipts.prune(receipt_pks=held)
+    return found + Counter(receipts=deleted, stripped=stripped)
 
 
 def _delete_states(tenant_id: int, inbox_id: int, receipt_pks: Collection[int]) -> tuple[list[int], Counter[str]]:

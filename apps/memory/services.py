@@ -49,7 +49,6 @@ from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Surface
 from apps.receipts.services import Poster, ReceiptDraft
-from apps.receipts.shapes import ObligationOutput
 
 _DAY: Final = timedelta(days=1)
 
@@ -477,8 +476,8 @@ def bootstrap(*, principal_id: int, tenant_id: int, ai_name: str, now: datetime,
         inbox_pending_count=inbox.pending,
         inbox_items=[InboxItem.model_validate(entry) for entry in inbox.entries],
         inbox_more_waiting=inbox.more_waiting,
-        owed_by_me=[ObligationOutput.model_validate(owed) for owed in obligations(owed_by=principal_id)],
-        awaited=[ObligationOutput.model_validate(owed) for owed in obligations(awaited_by=principal_id)],
+        owed_by_me=obligations(owed_by=principal_id).obligations,
+        awaited=obligations(awaited_by=principal_id).obligations,
         handoffs_waiting=digests.unread_of_source(principal_id, HANDOFF),
         connected_services=principals.service_names(tenant_id=tenant_id),
     )

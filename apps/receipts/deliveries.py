@@ -1,4 +1,4 @@
-"""How a receipt is told to an inbox service elsewhere, and what its answers mean."""
+"""How a receipt is sent to an inbox service elsewhere, and what the answers mean."""
 
 import hashlib
 import json
@@ -9,12 +9,12 @@ from http import HTTPStatus
 from typing import Any, Final
 from uuid import UUID
 
+from apps.core.metrics import Counter, Histogram
 from apps.core.outbound import Answer, CallFailed
 from apps.core.strict_json import storable
 from apps.delivery.models import Delivery, Endpoint, Target
 from apps.delivery.senders import Delivered, Later, Payload, Refused, Sender, Verdict, postponed
 from apps.principals.scopes import Kind
-from apps.receipts import metrics
 from apps.receipts.models import FlushClass, Receipt, Surface
 
 _PATHS: Final = {
@@ -22,6 +22,13 @@ _PATHS: Final = {
     Endpoint.UNIVERSAL: "/internal/receipt",
     Endpoint.GATEHOUSE: "/internal/receipt",
 }
+# What DeleGates' receipts have been counted under from the first.
+_EMISSIONS: Final = Counter(
+    "delegate_receipt_emissions_total",
+    "Receipts of a DeleGate sent to an inbox service elsewhere.",
+    ["delegate_id", "success"],
+)
+_EMISSION: Final = Histogram("delegate_receipt_emission_duration_seconds", "How long sending one took.")
 _MAX_KEY: Final = 200
 _MAX_SAID: Final = 500
 _MAX_ID: Final = 100
@@ -77,8 +84,8 @@ class ReceiptSender(Sender):
         """Success must be proven: an answer that does not name the stored receipt has delivered nothing."""
         verdict = self._judge(payload, outcome, seconds=seconds, now=now)
         if payload.context.delegate is not None:
-            metrics.EMISSIONS.labels(payload.context.delegate, str(isinstance(verdict, Delivered)).lower()).inc()
-            metrics.EMISSION.observe(seconds)
+            _EMISSIONS.labels(payload.context.delegate, str(isinstance(verdict, Delivered)).lower()).inc()
+            _EMISSION.observe(seconds)
         return verdict
 
     def _judge(self, payload: Payload, outcome: Answer | CallFailed, *, seconds: float, now: datetime) -> Verdict:

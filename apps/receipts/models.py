@@ -5,6 +5,7 @@ from typing import Final
 from django.db import models
 from django.db.models import F, Q
 
+from apps.core.erasure import Rows, register
 from apps.principals.models import Principal, TenantModel
 
 MAX_METADATA: Final = 64 * 1024
@@ -45,10 +46,10 @@ class FlushClass(models.TextChoices):
 class Receipt(TenantModel):
     """One fact for one recipient: something happened.
 
-    Never updated: a trigger refuses it, except for resolving the two links once their other end arrives, for
-    redaction, and for retention, which leaves of a linked receipt a tombstone: who, what kind and when (`pruned_at`),
-    nothing of what it said. `caused_by_ref` and `pairs_with_ref` say what the poster wrote (a receipt id or a uuid); the links
-    stand for them as soon as that receipt is known. The chain has no cycles.
+    A trigger refuses updates, with three exceptions: the two links are set when their other end arrives, redaction
+    empties the text, and retention leaves a tombstone of a linked receipt (`pruned_at`): who, what kind, and when.
+    `caused_by_ref` and `pairs_with_ref` hold what the poster wrote, a receipt id or a uuid. The links are set as soon
+    as that receipt is known. The chain has no cycles.
     """
 
     uuid = models.UUIDField(editable=False)
@@ -157,7 +158,7 @@ class ReceiptKey(TenantModel):
 class Obligation(TenantModel):
     """What a receipt opened: the debtor owes the creditor something until a receipt pairs with it.
 
-    A projection, maintained in the transaction of the receipts that open and close it; but see :class:`Arrival`.
+    A projection, kept in the transaction of the receipts that open and close it.
     """
 
     receipt = models.OneToOneField(Receipt, on_delete=models.CASCADE, primary_key=True, related_name="obligation")
@@ -194,3 +195,6 @@ class Obligation(TenantModel):
 
     def __str__(self) -> str:
         return f"{self.debtor} owes {self.creditor}"
+
+
+register(Rows(table="receipts_receipt", redacted=REDACTED))

@@ -2,18 +2,18 @@
 
 import uuid as uuids
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from hashlib import sha256
 from typing import Final
 from uuid import UUID
 
 from django.db import connection
 
+from apps.core.ids import encode_cursor
 from apps.core.sql import hot_cursor
 from apps.receipts import sql
 from apps.receipts.errors import UnknownReceipt
 from apps.receipts.models import Receipt, ReceiptKey
+from apps.receipts.shapes import LinkOutput, ObligationOutput, ObligationsOutput
 
 CHAIN_LIMIT: Final = 1000
 
@@ -61,29 +61,7 @@ def _uuid(reference: str) -> UUID | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One receipt of a chain and what it hangs from, by receipt id where that is known."""
-
-    id: int
-    receipt_id: str
-    uuid: UUID
-    event_type: str
-    source_system: str
-    recipient: str
-    title: str | None
-    surface: str
-    requires_action: bool
-    created_at: datetime
-    caused_by: str | None
-    pairs_with: str | None
-    obligation_open: bool | None
-    """None where the receipt opened none."""
-    pruned: bool
-    """Retention has removed what it said; who, what kind and when is left."""
-
-
-def chain(receipt_ref: str) -> list[Link]:
+def chain(receipt_ref: str) -> list[LinkOutput]:
     """The whole tree around a receipt, both ways: causes, consequences and pairs, oldest first.
 
     Of a receipt that retention has removed, its tombstone. At most 1,000 receipts, those nearest by links first.
@@ -93,7 +71,7 @@ def chain(receipt_ref: str) -> list[Link]:
     return _walk(sql.CHAIN, receipt=_find(receipt_ref).pk)
 
 
-def chain_for(receipt_ref: str, *, principal_id: int) -> list[Link]:
+def chain_for(receipt_ref: str, *, principal_id: int) -> list[LinkOutput]:
     """As :func:`chain`, as far as it can be walked through receipts that concern a principal.
 
     A receipt concerns whoever posted or received it, and whoever owes or is owed something because of it.
@@ -106,31 +84,15 @@ def chain_for(receipt_ref: str, *, principal_id: int) -> list[Link]:
     return links
 
 
-def _walk(statement: str, **given: int) -> list[Link]:
+def _walk(statement: str, **given: int) -> list[LinkOutput]:
     with hot_cursor() as cursor:
         cursor.execute(statement, given | {"limit": CHAIN_LIMIT})
-        return [Link(*row) for row in cursor.fetchall()]
-
-
-@dataclass(frozen=True, slots=True)
-class Owed:
-    """An open obligation."""
-
-    id: int
-    receipt_id: str
-    event_type: str
-    source_system: str
-    title: str | None
-    summary: str
-    debtor: str
-    creditor: str
-    suggested_next_step: str | None
-    opened_at: datetime
+        return [LinkOutput(**dict(zip(LinkOutput.model_fields, row, strict=True))) for row in cursor.fetchall()]
 
 
 def obligations(
     *, owed_by: int | None = None, awaited_by: int | None = None, after: int = 0, limit: int = 50
-) -> list[Owed]:
+) -> ObligationsOutput:
     """Open obligations of a debtor, or those that a creditor awaits, oldest first, after the one with this key."""
     sides = [sql.OWED_BY] if owed_by is not None else []
     sides += [sql.AWAITED_BY] if awaited_by is not None else []
@@ -140,7 +102,13 @@ def obligations(
             sql.OPEN_OBLIGATIONS.format(sides=" ".join(sides), order=order),
             {"owed_by": owed_by, "awaited_by": awaited_by, "after": after, "limit": limit},
         )
-        return [Owed(*row) for row in cursor.fetchall()]
+        rows = cursor.fetchall()
+    return ObligationsOutput(
+        obligations=[
+            ObligationOutput(**dict(zip(ObligationOutput.model_fields, row[1:], strict=True))) for row in rows
+        ],
+        next=encode_cursor(rows[-1][0]) if len(rows) == limit else None,
+    )
 
 
 def used_keys(tenant_id: int, source_system: str, dedupe_keys: Sequence[str]) -> set[str]:

@@ -6,7 +6,7 @@ import uuid as uuids
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Final, Self
@@ -100,12 +100,12 @@ _CONTENT: Final = sorted(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placing:
-    """What a layer above has to do with each new fact, done by the statement that writes them.
+class Extension:
+    """What a layer above adds to the statement that writes the facts.
 
-    `statements` are further parts of its WITH: they read `stored` (id, nth, recipient, shown, and what the draft says)
-    and have its parameters `tenant` and `now`. The columns of `answer`, joined by `join`, are what
-    :attr:`Recorded.place` says.
+    `statements` are further parts of its WITH. They read `stored` (id, nth, recipient, shown, and the draft's columns)
+    and have the parameters `tenant` and `now`. The columns of `answer`, joined by `join`, become
+    :attr:`Recorded.extra`.
     """
 
     statements: str
@@ -117,7 +117,7 @@ class Placing:
         """By whether a draft may close what another has opened."""
         return {
             closing: sql.recording(
-                closing=closing, placing=f", {self.statements}", placed=f", {self.answer}", placed_by=self.join
+                closing=closing, statements=f", {self.statements}", columns=f", {self.answer}", join=self.join
             )
             for closing in (True, False)
         }
@@ -135,14 +135,14 @@ class Recorded:
     surface: str
     """Where it shows, which is not in an inbox here if its recipient lives elsewhere."""
     goes_elsewhere: bool
-    """A letter takes it to another deployment."""
-    place: tuple[Any, ...]
-    """What the caller's :class:`Placing` answered; empty where it was not asked."""
+    """It is delivered to another deployment."""
+    extra: tuple[Any, ...]
+    """The columns of the caller's :class:`Extension`; empty where it was not used."""
 
 
 @transaction.atomic(savepoint=False)
 def record_many(
-    *, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime, placing: Placing | None = None
+    *, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime, extension: Extension | None = None
 ) -> list[Recorded | DomainError]:
     """Write receipts, link them into the chain, open and close obligations; a verdict in the place of each draft.
 
@@ -161,12 +161,12 @@ def record_many(
     counts as the debtor.
 
     Each kind of lock is taken once for the whole batch, in the same order everywhere: meeting points, waiting receipts,
-    keys, obligations. So batches don't deadlock. `placing` takes its locks after all of these; it is used only if
-    nothing is locked after the receipts are written: no draft refers to an unknown receipt, or has an id that another
-    receipt may refer to.
+    keys, obligations. So batches don't deadlock. `extension` takes its locks after all of these. It is used only if
+    nothing is locked after the receipts are written: all references are known, and no other receipt can refer to the
+    id of a draft.
     """
     met = _meet(poster, drafts)
-    batch = _Batch(poster, drafts, met, placing if met.settled else None)
+    batch = _Batch(poster, drafts, met, extension if met.settled else None)
     batch.write(now)
     verdicts = [batch.verdict(nth) for nth in range(len(drafts))]
     written = [(draft, it) for draft, it in zip(drafts, verdicts, strict=True) if isinstance(it, Recorded)]
@@ -239,7 +239,7 @@ def _meet(poster: Poster, drafts: Sequence[ReceiptDraft]) -> _Met:
 
 
 def _link_waiting(met: _Met, arrived: Mapping[str, int]) -> list[tuple[int, int]]:
-    """Link the receipts that have waited for these, by id; answers the new pairs of root and closer."""
+    """Link the receipts that have waited for these, by id; returns the new pairs of root and closer."""
     found = sorted(met.awaited & arrived.keys())
     if not found:
         return []
@@ -302,11 +302,11 @@ class _Taken:
 class _Batch:
     """Drafts on their way to become facts, and what becomes of each."""
 
-    def __init__(self, poster: Poster, drafts: Sequence[ReceiptDraft], met: _Met, placing: Placing | None) -> None:
+    def __init__(self, poster: Poster, drafts: Sequence[ReceiptDraft], met: _Met, extension: Extension | None) -> None:
         self._poster = poster
         self._drafts = drafts
         self._met = met
-        self._placing = placing
+        self._extension = extension
         self._keys: list[_Key] = [
             (draft.source_system, hashlib.sha256(draft.dedupe_key.encode()).hexdigest()) for draft in drafts
         ]
@@ -322,8 +322,8 @@ class _Batch:
     def write(self, now: datetime) -> None:
         """Write what is not refused.
 
-        Where the fate of one draft hangs on that of another, all keys are looked up first; should a rival take one
-        of them between that look and the writing, what was written is taken back and judged again.
+        If one draft depends on another, all keys are looked up first. If a rival takes one of the keys before the
+        drafts are written, the write is rolled back and the drafts are judged again.
         """
         turners = self._turners()
         entangled = bool(turners or self._standing or len(set(self._ids)) < len(self._ids))
@@ -431,7 +431,7 @@ class _Batch:
             stored = cursor.fetchall()
         if any(row[4] is not None for row in stored):
             notify_on_commit()
-        for nth, pk, uuid, surface, target_id, *place in stored:
+        for nth, pk, uuid, surface, target_id, *extra in stored:
             self._recorded[nth] = Recorded(
                 id=pk,
                 receipt_id=self._ids[nth],
@@ -440,49 +440,34 @@ class _Batch:
                 created_at=now,
                 surface=surface,
                 goes_elsewhere=target_id is not None,
-                place=tuple(place),
+                extra=tuple(extra),
             )
 
     def _statement(self, *, linked: bool) -> str:
         if linked:
             return sql.RECORD_LINKED
         closing = any(draft.pairs_with in self._met.links for draft in self._drafts)
-        return sql.RECORD[closing] if self._placing is None else self._placing.statements_by_closing[closing]
+        return sql.RECORD[closing] if self._extension is None else self._extension.statements_by_closing[closing]
 
     def _row(self, nth: int) -> dict[str, Any]:
-        """A draft as the statement takes it; what is left out is null."""
-        draft = self._drafts[nth]
-        group = draft.group or _NO_GROUP
-        source_system, key_digest = self._keys[nth]
-        owed = _owed(self._poster, draft)
+        """A draft as the statement takes it."""
+        draft, links = self._drafts[nth], self._met.links
+        owed = draft.obligation
+        if owed is None and draft.requires_action:
+            owed = ObligationDraft(debtor_id=draft.recipient_id, creditor_id=self._poster.principal_id)
         return {
+            **{name: getattr(draft, name) for name in _SAME_COLUMNS},
+            **asdict(draft.group or _NO_GROUP),
             "nth": nth,
-            "key_digest": key_digest,
+            "key_digest": self._keys[nth][1],
             "content_digest": self._digests[nth].hex(),
             "receipt_id": self._ids[nth],
             "recipient": draft.recipient_id,
-            "source_system": source_system,
-            "event_type": draft.event_type,
-            "dedupe_key": draft.dedupe_key,
-            "title": draft.title,
-            "summary": draft.summary,
             "metadata": dict(draft.metadata),
-            "artifact_pointer": draft.artifact_pointer,
-            "artifact_location": draft.artifact_location,
-            "requires_action": draft.requires_action,
-            "suggested_next_step": draft.suggested_next_step,
             "caused_by_ref": draft.caused_by,
             "pairs_with_ref": draft.pairs_with,
-            "caused_by": self._met.links.get(draft.caused_by) if draft.caused_by else None,
-            "pairs_with": self._met.links.get(draft.pairs_with) if draft.pairs_with else None,
-            "surface": draft.surface,
-            "groupable": group.groupable,
-            "resource_ref": group.resource_ref,
-            "event_family": group.event_family,
-            "flush_class": group.flush_class,
-            "summary_hint": group.summary_hint,
-            "break_thread": group.break_thread,
-            "delivery_handle": draft.delivery_handle,
+            "caused_by": links.get(draft.caused_by) if draft.caused_by else None,
+            "pairs_with": links.get(draft.pairs_with) if draft.pairs_with else None,
             "debtor": owed and owed.debtor_id,
             "creditor": owed and owed.creditor_id,
         }
@@ -505,6 +490,11 @@ class _Batch:
 
 
 _NO_GROUP: Final = Group()
+# The columns of a draft that the statement takes as they are.
+_SAME_COLUMNS: Final = (
+    *("source_system", "event_type", "dedupe_key", "title", "summary", "artifact_pointer", "artifact_location"),
+    *("requires_action", "suggested_next_step", "surface", "delivery_handle"),
+)
 
 
 def _repetition(taken: _Taken, content_digest: bytes) -> DuplicateReceipt | DedupeConflict:
@@ -552,50 +542,36 @@ def _reaches(chain: Mapping[_Node, set[_Node]], start: set[_Node], goal: _Node) 
     return False
 
 
-def _owed(poster: Poster, draft: ReceiptDraft) -> ObligationDraft | None:
-    if draft.obligation is None and draft.requires_action:
-        return ObligationDraft(debtor_id=draft.recipient_id, creditor_id=poster.principal_id)
-    return draft.obligation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
-    """What retention has made of facts."""
-
-    deleted: int
-    stripped: int
-    """Those with links, of which a tombstone stays in the chain."""
-
-
 @transaction.atomic
 def hold_for_pruning(*, receipt_pks: Collection[int]) -> list[int]:
-    """Lock those of these receipts that no other transaction is linking to; answers them."""
+    """Lock those of these receipts that no other transaction is linking to; returns them."""
     held = Receipt.objects.filter(pk__in=receipt_pks).order_by("pk").select_for_update(skip_locked=True)
     return list(held.values_list("pk", flat=True))
 
 
 @transaction.atomic
-def prune(*, receipt_pks: Collection[int]) -> Pruned:
-    """Remove facts that have had their time, which the caller holds and has judged; their keys stay.
+def prune(*, receipt_pks: Collection[int]) -> tuple[int, int]:
+    """Remove facts whose time is over, which the caller holds and has judged; their keys stay.
 
-    Runs as the system, in a transaction that has allowed pruning.
+    Returns how many were deleted, and of how many a tombstone stays because they have links. Runs as the system, in a
+    transaction that allows pruning.
     """
     if not receipt_pks:
-        return Pruned(deleted=0, stripped=0)
+        return 0, 0
     with connection.cursor() as cursor:
         cursor.execute(sql.STRIP, {"receipts": list(receipt_pks)})
         stripped = {pk for (pk,) in cursor.fetchall()}
         _drop(cursor, [pk for pk in receipt_pks if pk not in stripped])
-    return Pruned(deleted=len(receipt_pks) - len(stripped), stripped=len(stripped))
+    return len(receipt_pks) - len(stripped), len(stripped)
 
 
 @transaction.atomic
 def prune_tombstones(*, receipt_pks: Collection[int], traces: timedelta, kept: timedelta) -> int:
-    """Remove those of these tombstones that have stood their time; answers how many.
+    """Remove those of these tombstones that have stood their time; returns how many.
 
-    They go from the old end of a chain: those that hang, over whatever many links, from what stays do stay. What hangs
-    from one that goes keeps the words of its poster and loses the link; of a tombstone from which very much hangs, a
-    part at each call, and it goes with the last part.
+    Tombstones go from the old end of a chain: one that hangs from a receipt that stays does stay. A receipt that hangs
+    from a deleted one keeps its poster's reference and loses the link. If very many hang from one, each call unlinks a
+    part of them, and the last call deletes it.
     """
     given: dict[str, Any] = {"receipts": list(receipt_pks), "traces": traces, "kept": kept}
     with connection.cursor() as cursor:
@@ -644,7 +620,7 @@ def _drop(cursor: Any, receipt_pks: Sequence[int]) -> None:
 
 @transaction.atomic
 def prune_keys(*, after: int, limit: int, traces: timedelta, kept: timedelta) -> tuple[int | None, int]:
-    """Remove spent keys among the next ones; answers where these end, None at the end of the old ones, and how many."""
+    """Remove spent keys among the next ones; returns where these end, None at the end of the old ones, and how many."""
     given: dict[str, Any] = {"after": after, "limit": limit, "traces": traces, "kept": kept}
     with connection.cursor() as cursor:
         cursor.execute(sql.NEXT_KEYS, given)

@@ -55,9 +55,9 @@ with draft as materialized (
     select %(tenant)s::bigint, target_id, id, receipt_id, remote_name, 'pending', gatehouse_now(), 0, gatehouse_now()
     from stored where target_id is not null and (shown = 'remote' or endpoint <> 'inbox')
     returning object_id, target_id
-){placing}
-select nth, stored.id, uuid, shown, delivery.target_id{placed}
-from stored left join delivery on delivery.object_id = stored.id {placed_by}
+){statements}
+select nth, stored.id, uuid, shown, delivery.target_id{columns}
+from stored left join delivery on delivery.object_id = stored.id {join}
 """
 
 
@@ -106,7 +106,7 @@ _CLOSING: Final = f"""
 """
 
 
-def recording(*, closing: bool, placing: str = "", placed: str = "", placed_by: str = "") -> str:
+def recording(*, closing: bool, statements: str = "", columns: str = "", join: str = "") -> str:
     """The statement for drafts that do not refer to each other, with what a layer above adds to it."""
     return _RECORD.format(
         caused_by="d.caused_by",
@@ -114,9 +114,9 @@ def recording(*, closing: bool, placing: str = "", placed: str = "", placed_by: 
         links="",
         stored="taken" if closing else "stored",
         closing=_CLOSING if closing else "",
-        placing=placing,
-        placed=placed,
-        placed_by=placed_by,
+        statements=statements,
+        columns=columns,
+        join=join,
     )
 
 
@@ -131,9 +131,9 @@ RECORD_LINKED: Final = _RECORD.format(
 """,
     stored="taken",
     closing=_CLOSING,
-    placing="",
-    placed="",
-    placed_by="",
+    statements="",
+    columns="",
+    join="",
 )
 
 # Whose a dedupe key is. Index: receipts_receiptkey_used_once.
@@ -307,16 +307,17 @@ with recursive link(id, tenant_id, receipt_id, caused_by_id, pairs_with_id, caus
 ), shown as materialized (
     select * from link limit %(limit)s::bigint
 )
-select r.id, r.receipt_id, r.uuid, r.event_type, r.source_system, to_.name, r.title, r.surface, r.requires_action,
+select r.receipt_id, r.uuid::text, r.event_type, r.source_system, to_.name, r.title, r.surface, r.requires_action,
        r.created_at, coalesce(cause.receipt_id, r.caused_by_ref), coalesce(pair.receipt_id, r.pairs_with_ref),
-       o.is_open, r.pruned_at is not null
+       o.obligation, r.pruned_at is not null
 from shown
 cross join lateral (select * from receipts_receipt r where r.id = shown.id limit 1) r
 cross join lateral (select name from principals_principal where id = r.recipient_id limit 1) to_
 left join shown cause on cause.id = shown.caused_by_id
 left join shown pair on pair.id = shown.pairs_with_id
 left join lateral (
-    select b.closed_at is null as is_open from receipts_obligation b where b.receipt_id = r.id limit 1
+    select case when b.closed_at is null then 'open' else 'closed' end as obligation
+    from receipts_obligation b where b.receipt_id = r.id limit 1
 ) o on true
 order by r.id
 """

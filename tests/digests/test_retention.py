@@ -233,7 +233,7 @@ def test_chain_keeps_a_tombstone(as_kee_then: Caller) -> None:
         (living.receipt_id, "ci_update", False, links[-1].title),
     ]
     assert [one.created_at for one in links] == [T0] * 3
-    assert links[-1].caused_by == middle.receipt_id
+    assert links[-1].caused_by_receipt_id == middle.receipt_id
     assert facts.chain(root.receipt_id) == links
     with pytest.raises(UnknownReceipt):
         facts.find(middle.receipt_id)
@@ -261,7 +261,7 @@ def test_tombstones_are_deleted_from_the_old_end(as_kee_then: Caller) -> None:
         (living.id, young.id, young.receipt_id),
     }
     links = facts.chain_for(living.receipt_id, principal_id=kee.principal_id)
-    assert [(one.receipt_id, one.caused_by, one.pruned) for one in links] == [
+    assert [(one.receipt_id, one.caused_by_receipt_id, one.pruned) for one in links] == [
         (young.receipt_id, chain[2].receipt_id, True),
         (living.receipt_id, young.receipt_id, False),
     ]

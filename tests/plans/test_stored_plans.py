@@ -114,11 +114,11 @@ def test_plan_is_owed_by_its_principal_and_a_refusal_by_nobody(as_kee: Caller) -
     register_example_workers(as_kee)
 
     create(as_kee, "Delete all files from the production server")
-    assert receipts.obligations(owed_by=as_kee.principal_id) == []
+    assert receipts.obligations(owed_by=as_kee.principal_id).obligations == []
     assert WaitingPlan.objects.count() == 0
 
     create(as_kee)
-    assert len(receipts.obligations(owed_by=as_kee.principal_id)) == 1
+    assert len(receipts.obligations(owed_by=as_kee.principal_id).obligations) == 1
 
 
 def test_readiness_follows_the_workers(as_kee: Caller) -> None:
@@ -183,7 +183,7 @@ def test_plan_that_nobody_begins_is_abandoned(tenant: Tenant, as_kee: Caller) ->
 
     assert services.abandon_expired(plan_id=made.plan_id, now=T0 + EXPIRY)
 
-    assert receipts.obligations(owed_by=as_kee.principal_id) == []
+    assert receipts.obligations(owed_by=as_kee.principal_id).obligations == []
     abandoned = Receipt.objects.get(event_type="plan_abandoned")
     assert (abandoned.surface, abandoned.metadata["reason"]) == ("ledger", "expired")
     assert not services.abandon_expired(plan_id=made.plan_id, now=T0 + EXPIRY)
@@ -197,7 +197,7 @@ def test_plan_that_was_begun_never_expires(as_kee: Caller) -> None:
 
     assert not services.abandon_expired(plan_id=made.plan_id, now=T0 + EXPIRY)
 
-    assert len(receipts.obligations(owed_by=as_kee.principal_id)) == 1
+    assert len(receipts.obligations(owed_by=as_kee.principal_id).obligations) == 1
     assert not services.take_up(plan_id=made.plan_id)
 
 

@@ -38,7 +38,7 @@ def test_a_chain_is_walked_both_ways_from_any_of_its_receipts(as_kee: Caller) ->
     for one in whole:
         assert chain_of(one) == whole
     link = selectors.chain(str(done.uuid))[-1]
-    assert (link.pairs_with, link.caused_by) == (queued[0].receipt_id, queued[0].receipt_id)
+    assert (link.pairs_with, link.caused_by_receipt_id) == (queued[0].receipt_id, queued[0].receipt_id)
 
 
 def test_a_cause_that_arrives_later_is_linked_then(as_kee: Caller) -> None:
@@ -54,14 +54,16 @@ def test_an_obligation_closes_with_the_receipt_that_pairs_with_it(tenant: Tenant
     owed = ObligationDraft(debtor_id=hexy.principal_id, creditor_id=as_kee.principal_id)
     root = post(as_kee, surface="ledger", obligation=owed)
     asked = post(hexy, poster=as_kee, requires_action=True)
-    listed = selectors.obligations(owed_by=hexy.principal_id)
+    listed = selectors.obligations(owed_by=hexy.principal_id).obligations
     assert [one.receipt_id for one in listed] == [root.receipt_id, asked.receipt_id]
-    assert selectors.obligations(awaited_by=as_kee.principal_id) == listed
+    assert selectors.obligations(awaited_by=as_kee.principal_id).obligations == listed
 
     closer = post(as_kee, pairs_with=root.receipt_id)
     post(as_kee, pairs_with=root.receipt_id)
 
-    assert [one.receipt_id for one in selectors.obligations(owed_by=hexy.principal_id)] == [asked.receipt_id]
+    assert [one.receipt_id for one in selectors.obligations(owed_by=hexy.principal_id).obligations] == [
+        asked.receipt_id
+    ]
     assert Obligation.objects.get(pk=root.id).closed_by_id == closer.id
 
 

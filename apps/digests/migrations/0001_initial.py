@@ -7,18 +7,13 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 from apps.core.rls import immutable, kept, protect
-from apps.core.tables import CreateModels
+from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 # Room in each page for the new versions of rows that are updated again and again without touching an index.
 STORAGE = """
 alter table digests_thread set (fillfactor = 75);
 alter table digests_receiptstate set (fillfactor = 75);
 alter table digests_inbox set (fillfactor = 75);
-"""
-STORAGE_BACK = """
-alter table digests_thread reset (fillfactor);
-alter table digests_receiptstate reset (fillfactor);
-alter table digests_inbox reset (fillfactor);
 """
 
 # What nobody has acked stays: neither its state nor the receipt itself can be deleted, and a tombstone holds nothing
@@ -64,10 +59,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Inbox",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("last_seq", models.BigIntegerField(db_default=0, default=0)),
                     ("visible_unread", models.IntegerField(db_default=0, default=0)),
                     ("pending_unread", models.IntegerField(db_default=0, default=0)),
@@ -75,25 +67,8 @@ class Migration(migrations.Migration):
                     ("window", models.DurationField(default=datetime.timedelta(seconds=30))),
                     ("max_items", models.IntegerField(default=20)),
                     ("max_thread_age", models.DurationField(default=datetime.timedelta(days=1))),
-                    (
-                        "principal",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="inboxes",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    reference("principal", "principals.principal", "inboxes"),
+                    tenant_field(),
                     ("has_source_policies", models.BooleanField(db_default=False, default=False)),
                 ],
                 options={
@@ -120,10 +95,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Thread",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("source_system", models.CharField(max_length=50)),
                     ("resource_ref", models.CharField(max_length=200)),
                     ("event_family", models.CharField(max_length=100)),
@@ -133,25 +105,8 @@ class Migration(migrations.Migration):
                     ("revision", models.IntegerField(default=0)),
                     ("opened_at", models.DateTimeField()),
                     ("closed_at", models.DateTimeField(null=True)),
-                    (
-                        "inbox",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="threads",
-                            to="digests.inbox",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    reference("inbox", "digests.inbox", "threads"),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
@@ -191,10 +146,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Entry",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     (
                         "kind",
                         models.CharField(
@@ -233,45 +185,10 @@ class Migration(migrations.Migration):
                     ("superseded_by_seq", models.BigIntegerField(null=True)),
                     ("superseded_at", models.DateTimeField(null=True)),
                     ("acked_at", models.DateTimeField(null=True)),
-                    (
-                        "supersedes",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.SET_NULL,
-                            related_name="superseded_by",
-                            to="digests.entry",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "inbox",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="entries",
-                            to="digests.inbox",
-                        ),
-                    ),
-                    (
-                        "thread",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="snapshots",
-                            to="digests.thread",
-                        ),
-                    ),
+                    reference("supersedes", "digests.entry", "superseded_by", on_delete=models.SET_NULL, null=True),
+                    tenant_field(),
+                    reference("inbox", "digests.inbox", "entries"),
+                    reference("thread", "digests.thread", "snapshots", null=True),
                     ("pruned", models.IntegerField(db_default=0, default=0)),
                 ],
                 options={
@@ -385,45 +302,10 @@ class Migration(migrations.Migration):
                     ("read_at", models.DateTimeField(null=True)),
                     ("archived_at", models.DateTimeField(null=True)),
                     ("acked_at", models.DateTimeField(null=True)),
-                    (
-                        "entry",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="items",
-                            to="digests.entry",
-                        ),
-                    ),
-                    (
-                        "inbox",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="receipts",
-                            to="digests.inbox",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "thread",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="receipts",
-                            to="digests.thread",
-                        ),
-                    ),
+                    reference("entry", "digests.entry", "items", null=True),
+                    reference("inbox", "digests.inbox", "receipts"),
+                    tenant_field(),
+                    reference("thread", "digests.thread", "receipts", null=True),
                 ],
                 options={
                     "constraints": [
@@ -479,10 +361,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Source",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("name", models.CharField(max_length=50)),
                     (
                         "rate_per_hour",
@@ -501,16 +380,7 @@ class Migration(migrations.Migration):
                             help_text="Group its receipts by the event type and entity in their dedupe keys.",
                         ),
                     ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
@@ -525,34 +395,14 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="SourcePolicy",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("source_system", models.CharField(max_length=50)),
                     ("enabled", models.BooleanField(null=True)),
                     ("window", models.DurationField(null=True)),
                     ("max_items", models.IntegerField(null=True)),
                     ("max_thread_age", models.DurationField(null=True)),
-                    (
-                        "inbox",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.CASCADE,
-                            related_name="source_policies",
-                            to="digests.inbox",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    reference("inbox", "digests.inbox", "source_policies", on_delete=models.CASCADE),
+                    tenant_field(),
                 ],
                 options={
                     "verbose_name_plural": "source policies",
@@ -578,10 +428,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Sweep",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("name", models.CharField(max_length=50, unique=True)),
                     ("position", models.BigIntegerField(default=0)),
                     ("begun_at", models.DateTimeField()),
@@ -612,6 +459,6 @@ class Migration(migrations.Migration):
             prunable=("pruned",),
         ),
         *(kept(f"digests_{name}") for name in ("entry", "thread", "receiptstate")),
-        migrations.RunSQL(STORAGE, STORAGE_BACK),
+        migrations.RunSQL(STORAGE, migrations.RunSQL.noop),
         migrations.RunSQL(KEPT, KEPT_BACK),
     ]

@@ -2,7 +2,7 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 from apps.core.rls import immutable, kept, protect
-from apps.core.tables import CreateModels
+from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 _SAID = (
     "title",
@@ -28,10 +28,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Receipt",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("uuid", models.UUIDField(editable=False)),
                     ("receipt_id", models.CharField(max_length=100)),
                     ("source_system", models.CharField(max_length=50)),
@@ -66,54 +63,11 @@ class Migration(migrations.Migration):
                     ("delivery_handle", models.CharField(max_length=500, null=True)),
                     ("created_at", models.DateTimeField()),
                     ("redacted_at", models.DateTimeField(null=True)),
-                    (
-                        "caused_by",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.SET_NULL,
-                            related_name="consequences",
-                            to="receipts.receipt",
-                        ),
-                    ),
-                    (
-                        "pairs_with",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.SET_NULL,
-                            related_name="pairs",
-                            to="receipts.receipt",
-                        ),
-                    ),
-                    (
-                        "poster",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="posted",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "recipient",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="received",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    reference("caused_by", "receipts.receipt", "consequences", on_delete=models.SET_NULL, null=True),
+                    reference("pairs_with", "receipts.receipt", "pairs", on_delete=models.SET_NULL, null=True),
+                    reference("poster", "principals.principal", "posted"),
+                    reference("recipient", "principals.principal", "received"),
+                    tenant_field(),
                     ("pruned_at", models.DateTimeField(null=True)),
                 ],
                 options={
@@ -175,10 +129,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="ReceiptKey",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("source_system", models.CharField(max_length=50)),
                     ("key_digest", models.BinaryField(max_length=32)),
                     ("content_digest", models.BinaryField(max_length=32)),
@@ -186,16 +137,7 @@ class Migration(migrations.Migration):
                     ("receipt_id", models.CharField(max_length=100)),
                     ("uuid", models.UUIDField()),
                     ("created_at", models.DateTimeField()),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
@@ -220,44 +162,12 @@ class Migration(migrations.Migration):
                     ),
                     ("opened_at", models.DateTimeField()),
                     ("closed_at", models.DateTimeField(null=True)),
-                    (
-                        "closed_by",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.SET_NULL,
-                            related_name="closed_obligations",
-                            to="receipts.receipt",
-                        ),
+                    reference(
+                        "closed_by", "receipts.receipt", "closed_obligations", on_delete=models.SET_NULL, null=True
                     ),
-                    (
-                        "creditor",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="awaits",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "debtor",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="owes",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    reference("creditor", "principals.principal", "awaits"),
+                    reference("debtor", "principals.principal", "owes"),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
