@@ -1,35 +1,22 @@
-from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from collections.abc import Iterable
 from typing import Any
 
 from django import forms
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
-from django.utils import timezone
 from django.utils.html import format_html_join
 from unfold.admin import ModelAdmin
-from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked
 from apps.digests import selectors, services
-from apps.digests.models import THREAD_LIMIT, Entry, Inbox, ReceiptState, Source, SourcePolicy, Sweep, Thread
-from apps.digests.shapes import ReplayOutput
+from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourcePolicy, Sweep, Thread
 from apps.principals import selectors as principals
 from apps.principals.models import Operator, Tenant
 from apps.principals.tenancy import acting_in
 from apps.receipts.models import Receipt
 
 _SHOWN = 50
-
-
-def _link(name: str, title: str | None = None) -> Callable[[Any], str]:
-    """A column that links to a related thing."""
-
-    @admin.display(description=title or name.capitalize())
-    def show(row: Any) -> str:
-        return link_to(getattr(row, name))
-
-    return show
 
 
 def _links(things: Iterable[Any]) -> str:
@@ -97,45 +84,17 @@ class SourceAdmin(OperatorAdmin):
         obj.pk, obj.tenant_id = stored.pk, tenant_id
 
     def construct_change_message(self, request: HttpRequest, form: Any, formsets: Any, add: bool = False) -> str:  # noqa: FBT001, FBT002  # Django's signature
-        kept = {name: form.cleaned_data[name] for name in ("rate_per_hour", "groups_by_dedupe_key")}
-        said = ", ".join(f"{name} = {value}" for name, value in kept.items())
-        return f"{said}. Reason: {form.cleaned_data['reason']}"
+        kept = ", ".join(f"{name} = {form.cleaned_data[name]}" for name in ("rate_per_hour", "groups_by_dedupe_key"))
+        return f"{kept}. Reason: {form.cleaned_data['reason']}"
 
 
 def _operated_by(request: HttpRequest) -> set[int]:
     return principals.operated_tenants(request.user) if isinstance(request.user, Operator) else set()
 
 
-class ReplayForm(forms.Form):
-    """Another window and size, over the last hours."""
-
-    hours = forms.IntegerField(
-        label="Over the last hours", min_value=1, max_value=8760, initial=24, widget=UnfoldAdminIntegerFieldWidget
-    )
-    window = forms.IntegerField(
-        label="Window in seconds", min_value=0, max_value=86_400, initial=60, widget=UnfoldAdminIntegerFieldWidget
-    )
-    max_items = forms.IntegerField(
-        label="Receipts that end the wait",
-        min_value=1,
-        max_value=THREAD_LIMIT,
-        initial=20,
-        widget=UnfoldAdminIntegerFieldWidget,
-    )
-
-
-def _replay(inbox: Inbox, given: Mapping[str, int]) -> ReplayOutput:
-    return selectors.replay(
-        inbox.principal_id,
-        since=timezone.now() - timedelta(hours=given["hours"]),
-        window=timedelta(seconds=given["window"]),
-        max_items=given["max_items"],
-    )
-
-
 @admin.register(Inbox)
 class InboxAdmin(OperatorAdmin):
-    list_display = ["__str__", _link("principal"), "last_seq", "visible_unread", "pending_unread", "enabled", "window"]
+    list_display = ["__str__", linked("principal"), "last_seq", "visible_unread", "pending_unread", "enabled", "window"]
     list_filter = ["enabled", "tenant"]
     list_select_related = ["principal"]
     search_fields = ["principal__name"]
@@ -145,16 +104,9 @@ class InboxAdmin(OperatorAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """The fields, the inbox by the selector that its principal reads through, and a replay of its past."""
+        """The fields, and the inbox by the selector that its principal reads through."""
         inbox = self.get_object(request, object_id)
-        shown: dict[str, Any] = {}
-        if inbox is not None:
-            form = ReplayForm(request.GET if "hours" in request.GET else None)
-            shown = {
-                "page": selectors.read_inbox(inbox.principal_id, limit=_SHOWN),
-                "replay_form": form,
-                "replay": _replay(inbox, form.cleaned_data) if form.is_bound and form.is_valid() else None,
-            }
+        shown = {"page": selectors.read_inbox(inbox.principal_id, limit=_SHOWN)} if inbox is not None else {}
         answer: HttpResponse = super().change_view(request, object_id, form_url, {**shown, **(extra_context or {})})
         return answer
 
@@ -169,7 +121,7 @@ class InboxAdmin(OperatorAdmin):
 
 @admin.register(SourcePolicy)
 class SourcePolicyAdmin(OperatorAdmin):
-    list_display = ["source_system", _link("inbox"), "enabled", "window", "max_items", "max_thread_age"]
+    list_display = ["source_system", linked("inbox"), "enabled", "window", "max_items", "max_thread_age"]
     list_filter = [("source_system", ExactTextFilter), "tenant"]
     list_select_related = ["inbox__principal"]
 
@@ -178,7 +130,7 @@ class SourcePolicyAdmin(OperatorAdmin):
 class ThreadAdmin(OperatorAdmin):
     list_display = [
         "__str__",
-        _link("inbox"),
+        linked("inbox"),
         "revision",
         "receipt_count",
         "pending_count",
@@ -210,23 +162,17 @@ def _fate(entry: Entry) -> str:
 @admin.register(Entry)
 class EntryAdmin(OperatorAdmin):
     list_display = [
-        "__str__",
-        _link("inbox"),
-        "sequence",
-        "kind",
-        _link("thread"),
-        "count",
-        "flush_reason",
-        "published_at",
-        "superseded_by_seq",
-        "acked_at",
+        *("__str__", linked("inbox"), "sequence", "kind", linked("thread"), "count", "flush_reason", "visible_at"),
+        *("superseded_by_seq", "acked_at"),
     ]
     list_filter = [
-        "kind",
-        "flush_reason",
-        ("source_system", ExactTextFilter),
-        ("acked_at", admin.EmptyFieldListFilter),
-        "tenant",
+        *(
+            "kind",
+            "flush_reason",
+            ("source_system", ExactTextFilter),
+            ("acked_at", admin.EmptyFieldListFilter),
+            "tenant",
+        ),
     ]
     list_select_related = ["inbox__principal", "thread"]
     ordering = ["-id"]
@@ -240,7 +186,7 @@ class EntryAdmin(OperatorAdmin):
 @admin.register(ReceiptState)
 class ReceiptStateAdmin(OperatorAdmin):
     list_display = [
-        *(_link("receipt"), _link("inbox"), _link("entry"), _link("thread")),
+        *(linked("receipt"), linked("inbox"), linked("entry"), linked("thread")),
         *("pending", "delivered_at", "acked_at", "archived_at"),
     ]
     list_filter = ["pending", ("acked_at", admin.EmptyFieldListFilter), "tenant"]

@@ -1,6 +1,6 @@
 """The group of a receipt, the policy of an inbox, and how many entries both make of receipts that came at known times.
 
-The group is what the poster says, else what the hook of the source says, else what the dedupe key says, else none.
+The group comes from the poster, else from the hook of the source, else from the dedupe key, else there is none.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ class Key:
 def key_of(group: Group | None, fact: Fact, *, opted_in: Callable[[str], bool]) -> Key | None:
     """The group of a receipt; None where it is an entry of its own.
 
-    The poster's group stands: half a group, or an opt-out, is no group, whatever the source's hook would say.
+    The poster's group is final: half a group, or an opt-out, is no group, whatever the source's hook would give.
 
     :param opted_in: whether a source's receipts are grouped by their dedupe keys.
     """
@@ -87,6 +87,9 @@ class Policy:
     def overridden(self, **own: Any) -> Self:
         """This policy with the values that a source has of its own; None leaves a value as it is."""
         return replace(self, **{name: value for name, value in own.items() if value is not None})
+
+
+POLICY_PARTS: Final = tuple(Policy.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

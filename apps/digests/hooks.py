@@ -1,4 +1,4 @@
-"""What a source knows about its own receipts: which belong together, what a thread of them says, what to do next.
+"""What a source knows about its own receipts: which belong together, how to summarize a thread of them, what to do next.
 
 An app registers a hook for a source system in a module named `hooks`, which is imported at start-up::
 

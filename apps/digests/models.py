@@ -200,7 +200,7 @@ class Entry(TenantModel):
     """What an agent reads and acks: one receipt (`item`) or an immutable snapshot of a thread.
 
     Visible as of N: `sequence <= N`, not superseded at or before N, not acked. An item's title and summary are its
-    receipt's; a snapshot's are made once, when it is published. `receipt_ids` are primary keys of receipts; `pruned`
+    receipt's; a snapshot's are made once, when its thread is flushed. `receipt_ids` are primary keys of receipts; `pruned`
     says how many of them retention has removed since.
     """
 
@@ -219,7 +219,7 @@ class Entry(TenantModel):
     last_at = models.DateTimeField()
     flush_reason = models.CharField(max_length=9, choices=FlushReason, null=True)
     delivery_handle = models.CharField(max_length=500, null=True)
-    published_at = models.DateTimeField()
+    visible_at = models.DateTimeField()
     supersedes = models.ForeignKey(
         "self", on_delete=models.SET_NULL, null=True, related_name="superseded_by", db_index=False
     )
@@ -306,7 +306,7 @@ class Entry(TenantModel):
 class ReceiptState(TenantModel):
     """Where one receipt stands in its inbox, and how far it has come: delivered, read, archived, acked.
 
-    A receipt is in one place: an item entry of its own, or a thread, there pending or published. One row per
+    A receipt is in one place: an item entry of its own, or a thread, there pending or visible. One row per
     receipt of the inbox surface; ledger receipts have none.
     """
 

@@ -14,7 +14,7 @@ from apps.core.ids import encode_cursor
 from apps.core.sql import hot_cursor
 from apps.digests import formats, grouping, hooks, sql
 from apps.digests.formats import Bound, Through, UnknownEntry
-from apps.digests.grouping import Key, Policy, Received, count_entries
+from apps.digests.grouping import POLICY_PARTS, Key, Policy, Received, count_entries
 from apps.digests.hooks import VALUE_LENGTH, Fact
 from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourcePolicy, Sweep
 from apps.digests.shapes import (
@@ -257,23 +257,18 @@ def inbox_receipts(
 ) -> list[ReceiptOutput]:
     """Single receipts of an inbox, buffered ones too, newest first, before the one with this key."""
     # The page is cut off inside one index before the facts are fetched.
-    given: dict[str, Any] = {"before": _PAST_ALL if before is None else before, "limit": limit}
-    if source_system is not None:
-        given |= {"recipient": principal_id, "source": source_system, "walked": _WALKED}
-        statement = sql.UNREAD_OF_SOURCE if unread_only else sql.LISTED_OF_SOURCE
+    given: dict[str, Any] = {"before": _PAST_ALL if before is None else before, "limit": limit, "source": source_system}
+    if source_system is not None and not unread_only:
+        statement, given["recipient"] = sql.LISTED_OF_SOURCE, principal_id
     else:
+        statement = sql.LISTED if not unread_only else sql.UNREAD if source_system is None else sql.UNREAD_OF_SOURCE
         given["inbox"] = _inbox_of(principal_id)
-        statement = sql.UNREAD if unread_only else sql.LISTED
     return with_lifecycle(receipts.in_order(_keys(statement, given)))
-
-
-_WALKED: Final = 2_000
-"""So many of a source's newest receipts are looked at one by one for unread ones."""
 
 
 def unread_of_source(principal_id: int, source_system: str) -> int:
     """How many receipts of a source are unread, buffered ones too; a thousand at most."""
-    given = {"recipient": principal_id, "source": source_system, "before": _PAST_ALL, "limit": 1000, "walked": _WALKED}
+    given = {"inbox": _inbox_of(principal_id), "source": source_system, "before": _PAST_ALL, "limit": 1000}
     return len(_keys(sql.UNREAD_OF_SOURCE, given))
 
 
@@ -367,8 +362,8 @@ class Policies:
     default: Policy
     of_sources: Mapping[str, Policy]
 
-    def of(self, source_system: str) -> Policy:
-        return self.of_sources.get(source_system, self.default)
+    def of(self, source_system: str | None) -> Policy:
+        return self.of_sources.get(source_system or "", self.default)
 
 
 def policies(principal_id: int) -> Policies:
@@ -376,11 +371,10 @@ def policies(principal_id: int) -> Policies:
     inbox = Inbox.objects.filter(principal_id=principal_id).first() or _DEFAULTS
     default = Policy(inbox.enabled, inbox.window, inbox.max_items, inbox.max_thread_age)
     own = SourcePolicy.objects.filter(inbox_id=inbox.pk or _NO_INBOX).order_by("source_system")
-    parts = ("enabled", "window", "max_items", "max_thread_age")
     return Policies(
         default=default,
         of_sources={
-            row.source_system: default.overridden(**{part: getattr(row, part) for part in parts}) for row in own
+            row.source_system: default.overridden(**{part: getattr(row, part) for part in POLICY_PARTS}) for row in own
         },
     )
 
@@ -388,21 +382,17 @@ def policies(principal_id: int) -> Policies:
 def policy(principal_id: int, source_system: str | None) -> PolicyOutput:
     """The policy of an inbox, or of one source in it."""
     held = policies(principal_id)
-    return PolicyOutput(
-        source_system=source_system,
-        **_policy_members(held.default if source_system is None else held.of(source_system)),
-        sources=[
-            SourcePolicyOutput(source_system=source, **_policy_members(own)) for source, own in held.of_sources.items()
-        ],
-    )
+    sources = [SourcePolicyOutput(source_system=name, **_members_of(own)) for name, own in held.of_sources.items()]
+    return PolicyOutput(source_system=source_system, sources=sources, **_members_of(held.of(source_system)))
 
 
-def _policy_members(policy: Policy) -> dict[str, Any]:
+def _members_of(policy: Policy) -> dict[str, Any]:
+    millisecond = timedelta(milliseconds=1)
     return {
         "enabled": policy.enabled,
-        "window_ms": policy.window // timedelta(milliseconds=1),
+        "window_ms": policy.window // millisecond,
         "max_items": policy.max_items,
-        "max_thread_age_ms": policy.max_thread_age // timedelta(milliseconds=1),
+        "max_thread_age_ms": policy.max_thread_age // millisecond,
     }
 
 
@@ -446,7 +436,7 @@ def replay(
     Hooks group the receipts as they do today. Nothing changes.
     """
     held = policies(principal_id)
-    asked = held.of(source_system or "").overridden(enabled=True, window=window, max_items=max_items)
+    asked = held.of(source_system).overridden(enabled=True, window=window, max_items=max_items)
     received, since, truncated = _received(principal_id, since, limit)
     concerned = [one for one in received if source_system in {None, one.source_system}]
     entries_then, entries_now = count_entries(concerned, held.of), count_entries(concerned, lambda _: asked)
@@ -495,29 +485,17 @@ def _bare_fact(row: Receipt) -> Fact:
     return Fact(source_system=row.source_system, event_type="", dedupe_key=row.dedupe_key, title=None, summary="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceRule:
-    """What operators have set for a source; the defaults are those of a source without a row."""
-
-    rate_per_hour: int | None = None
-    groups_by_dedupe_key: bool = False
-
-
-_NO_RULE: Final = SourceRule()
+_NO_RULE: Final = Source()
 # Every post asks. A rule may take effect this much later in other processes; nothing depends on the moment.
 _RULES_HOLD_SECONDS: Final = 30.0
-_rules: Final[dict[int, tuple[float, dict[str, SourceRule]]]] = {}
+_rules: Final[dict[int, tuple[float, dict[str, Source]]]] = {}
 
 
-def source_rule(tenant_id: int, name: str) -> SourceRule:
-    """The rule of a source, as of half a minute ago at most."""
+def source_rule(tenant_id: int, name: str) -> Source:
+    """The rule of a source, as of half a minute ago at most; a source without a row has the defaults."""
     until, rules = _rules.get(tenant_id, (0.0, {}))
     if monotonic() >= until:
-        rows = Source.objects.filter(tenant_id=tenant_id)
-        rules = {
-            row.name: SourceRule(rate_per_hour=row.rate_per_hour, groups_by_dedupe_key=row.groups_by_dedupe_key)
-            for row in rows
-        }
+        rules = {row.name: row for row in Source.objects.filter(tenant_id=tenant_id)}
         _rules[tenant_id] = (monotonic() + _RULES_HOLD_SECONDS, rules)
     return rules.get(name, _NO_RULE)
 

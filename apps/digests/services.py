@@ -36,7 +36,7 @@ from apps.delivery.notifications import notify as notify_delivery
 from apps.delivery.senders import Delivered, Payload, Refused, Sender, Verdict, webhook_body
 from apps.digests import formats, hooks, metrics, selectors, sql
 from apps.digests.formats import BadToken, Through, UnknownEntry, entry_ref
-from apps.digests.grouping import Key, Policy
+from apps.digests.grouping import POLICY_PARTS, Key, Policy
 from apps.digests.hooks import Context, Fact
 from apps.digests.models import (
     NIL,
@@ -164,7 +164,6 @@ def _first(statement: str, parameters: list[Any]) -> LockedInbox | None:
 # Policies
 
 MOST_SOURCE_POLICIES: Final = 100
-_PARTS: Final = ("enabled", "window", "max_items", "max_thread_age")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +176,7 @@ class PolicyChange:
     max_thread_age: timedelta | None = None
 
     def changes(self) -> dict[str, Any]:
-        return {part: value for part in _PARTS if (value := getattr(self, part)) is not None}
+        return {part: value for part in POLICY_PARTS if (value := getattr(self, part)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +196,7 @@ def policies_of(inboxes: Iterable[LockedInbox], source_systems: Collection[str])
     if not asked or not source_systems:
         return LockedPolicies({})
     held = SourcePolicy.objects.filter(tenant_id=asked[0].tenant_id, inbox_id__in=[inbox.id for inbox in asked])
-    rows = held.filter(source_system__in=source_systems).values("inbox_id", "source_system", *_PARTS)
+    rows = held.filter(source_system__in=source_systems).values("inbox_id", "source_system", *POLICY_PARTS)
     return LockedPolicies({(row.pop("inbox_id"), row.pop("source_system")): row for row in rows})
 
 
@@ -435,7 +434,7 @@ def _write(
             last_at=one.last_at,
             flush_reason=reasons[one.thread_id],
             delivery_handle=one.delivery_handle,
-            published_at=now,
+            visible_at=now,
             supersedes_id=superseded.get(one.thread_id),
         )
         for one, sequence in zip(snapshots, sequences, strict=True)
@@ -508,7 +507,7 @@ def post(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Posted:
     :raises ChainCycle: if the receipt would be its own cause.
     :raises ChainTooLong: if that takes too long to find out.
     """
-    (answer,) = post_many(poster=poster, drafts=[draft], now=now)
+    answer = post_many(poster=poster, drafts=[draft], now=now)[0]
     if isinstance(answer, DomainError):
         raise answer
     return answer
@@ -519,10 +518,10 @@ def post(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Posted:
 def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) -> list[Posted | DomainError]:
     """Post receipts in one transaction; returns for each draft, in order, what became of it.
 
-    Verdicts and facts are those of drafts posted one after another; a refused draft changes nothing and does not
-    hinder the others. What a batch brings to a thread comes at once: receipts without a group stand first, in
-    their order; then a thread that becomes due, by its size or by one immediate receipt, shows all of the batch in
-    one snapshot. A thread that is full, or broken, rolls over at that receipt, as it does between posts.
+    Verdicts and facts are those of drafts posted one after another. A refused draft changes nothing and does not
+    affect the others. Receipts without a group become entries first, in their order. Then each thread that is due, by
+    its size or by an immediate receipt, shows all of the batch in one snapshot. A thread that is full, or broken,
+    rolls over at that receipt, as it does between posts.
     """
     keys = [selectors.group_of(poster.tenant_id, draft) for draft in drafts]
     # Facts first: rivals of one key meet there, before anybody holds an inbox.
@@ -884,7 +883,7 @@ class _Acked:
 
     thread_id: int | None
     pending: int
-    published: int
+    visible: int
     item_entries: list[int]
 
 
@@ -902,14 +901,14 @@ def _mark_entries(acked: Collection[_Acked], entry_ids: set[int], now: datetime)
 
 def _settle(inbox: LockedInbox, acked: Collection[_Acked], entries: int, now: datetime) -> AckedOutput:
     """Bring threads and counters in line with the receipts that were just acked, in so many entries."""
-    pending, published = sum(one.pending for one in acked), sum(one.published for one in acked)
-    if not pending and not published:
+    pending, visible = sum(one.pending for one in acked), sum(one.visible for one in acked)
+    if not pending and not visible:
         return AckedOutput(acked_entries=entries)
     touched = {one.thread_id: one for one in acked if one.thread_id is not None}
     remainders = members(touched, with_pending=False) if touched else []
     # A thread of which only pending receipts were acked keeps its live snapshot.
-    narrowed = [one for one in remainders if touched[one.thread_id].published]
-    move = Move(sequences=len(narrowed), visible=-published, pending=-pending)
+    narrowed = [one for one in remainders if touched[one.thread_id].visible]
+    move = Move(sequences=len(narrowed), visible=-visible, pending=-pending)
     last = advance({inbox.id: move})[inbox.id]
     if touched:
         empty = touched.keys() - {one.thread_id for one in remainders}
@@ -922,7 +921,7 @@ def _settle(inbox: LockedInbox, acked: Collection[_Acked], entries: int, now: da
         Thread.objects.filter(pk__in=empty, closed_at=None, pending_count=0).update(closed_at=now)
         narrow(inbox, narrowed, last=last, now=now)
     inbox.notify()
-    return AckedOutput(acked_entries=entries, acked_receipts=pending + published)
+    return AckedOutput(acked_entries=entries, acked_receipts=pending + visible)
 
 
 # Retention: delete what was acked long enough ago. What is unacked is never deleted.
@@ -1139,8 +1138,8 @@ _STOPPING: Final = frozenset({404, 409, 410, 422})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What a wake tells."""
+class _Wake:
+    """What a wake reports."""
 
     mark: selectors.Mark
     receipt_pks: list[int]
@@ -1148,7 +1147,7 @@ class _Told:
 
 
 class WakeSender(Sender):
-    """Wakes never die: they are sent again until the agent answers, there is nothing to tell, or the target is stopped.
+    """Wakes never die: they are sent again until the agent answers, there is nothing new, or the target is stopped.
 
     The inbox is looked up again right before each call, so that nobody is woken for nothing.
     """
@@ -1171,12 +1170,12 @@ class WakeSender(Sender):
             pending=page.pending,
             newest=[_named(entry, with_titles=target.with_titles) for entry in page.entries],
         )
-        # The id stays the same until there is something new to tell, so that a receiver can drop the repetition.
+        # The id stays the same until there is something new, so that a receiver can drop the repetition.
         return Payload(
             url=target.url,
             message_id=f"wake_{target.pk}_{page.as_of}",
             body=body,
-            context=_Told(
+            context=_Wake(
                 mark=selectors.Mark(tenant_id=mark.tenant_id, principal_id=mark.principal_id, sequence=page.as_of),
                 receipt_pks=[pk for entry in page.entries for pk in entry.receipt_pks],
                 claimed_at=now,
@@ -1192,11 +1191,11 @@ class WakeSender(Sender):
         if isinstance(verdict, Refused):
             target.stopped_at, target.stopped_reason = now, target.result
         elif isinstance(verdict, Delivered):
-            told: _Told = payload.context
-            target.covered_seq, target.woken_at = max(target.covered_seq, told.mark.sequence), now
+            wake: _Wake = payload.context
+            target.covered_seq, target.woken_at = max(target.covered_seq, wake.mark.sequence), now
             # An agent that acks while it is being called was not woken in vain.
-            acked_before = selectors.all_acked_by(told.receipt_pks, told.claimed_at)
-            target.wasted += acked_before and not selectors.anything_left(told.mark)
+            acked_before = selectors.all_acked_by(wake.receipt_pks, wake.claimed_at)
+            target.wasted += acked_before and not selectors.anything_left(wake.mark)
 
 
 def _owner(target: Target) -> str:
@@ -1204,7 +1203,7 @@ def _owner(target: Target) -> str:
 
 
 def _mark_of(target: Target) -> selectors.Mark:
-    """What a target has been told of."""
+    """What a target has been notified of."""
     return selectors.Mark(
         tenant_id=target.tenant_id, principal_id=target.principal_id or 0, sequence=target.covered_seq
     )

@@ -214,25 +214,24 @@ class AckedOutput(Output):
     acked_receipts: int = 0
 
 
-class SourcePolicyOutput(Output):
-    """How the receipts of one source are grouped."""
-
-    source_system: str
+class _PolicyOutput(Output):
     enabled: bool
     window_ms: int
     max_items: int
     max_thread_age_ms: int
 
 
-class PolicyOutput(Output):
+class SourcePolicyOutput(_PolicyOutput):
+    """How the receipts of one source are grouped."""
+
+    source_system: str
+
+
+class PolicyOutput(_PolicyOutput):
     """How receipts with a group are buffered and flushed."""
 
     source_system: str | None
     """The source that was asked about; null: what holds where a source has nothing of its own."""
-    enabled: bool
-    window_ms: int
-    max_items: int
-    max_thread_age_ms: int
     sources: list[SourcePolicyOutput]
     """The sources that have a policy of their own."""
 

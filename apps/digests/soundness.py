@@ -40,18 +40,18 @@ select t.id from digests_thread t
 where t.id > %(after)s and t.id <= %(upto)s and t.flush_due_at <= gatehouse_now() - interval '1 minute'
 order by t.id
 """
-# Threads whose live snapshot does not hold exactly the published unacked receipts, or whose buffer is miscounted.
+# Threads whose live snapshot does not hold exactly the visible unacked receipts, or whose buffer is miscounted.
 # Indexes: digests_receiptstate_by_thread, digests_entry_one_live_per_thread.
 _HEADS: Final = """
 select t.id from digests_thread t
 cross join lateral (
-    select array_agg(s.receipt_id order by s.receipt_id) filter (where not s.pending) as published,
+    select array_agg(s.receipt_id order by s.receipt_id) filter (where not s.pending) as visible,
            count(*) filter (where s.pending) as pending
     from digests_receiptstate s where s.thread_id = t.id and s.acked_at is null
 ) unacked
 left join digests_entry h
     on h.tenant_id = t.tenant_id and h.thread_id = t.id and h.acked_at is null and h.superseded_by_seq is null
-where t.id > %(after)s and t.id <= %(upto)s and (h.receipt_ids is distinct from unacked.published or unacked.pending <> t.pending_count)
+where t.id > %(after)s and t.id <= %(upto)s and (h.receipt_ids is distinct from unacked.visible or unacked.pending <> t.pending_count)
 order by t.id
 """
 # Visible items whose receipt is acked, and entries whose count differs from their receipts.

@@ -34,7 +34,7 @@ _PLACE: Final = """
 {inbox}, entry as (
     insert into digests_entry
         (tenant_id, inbox_id, kind, sequence, source_system, receipt_ids, count, first_at, last_at,
-         delivery_handle, published_at)
+         delivery_handle, visible_at)
     select %(tenant)s::bigint, inbox.id, 'item', {sequence}, source_system, array[stored.id], 1, %(now)s::timestamptz,
            %(now)s::timestamptz, delivery_handle, %(now)s::timestamptz
     from stored join inbox on inbox.principal_id = stored.recipient where shown = 'inbox' order by stored.id
@@ -209,30 +209,13 @@ where recipient_id = any(array[%(recipient)s::bigint]) and source_system = %(sou
       and pruned_at is null and id < %(before)s::bigint
 order by recipient_id desc, id desc limit %(limit)s
 """
-# The unread ones among them. First the newest few are looked at one by one, in the order of the index. If these are not
-# enough, all that the inbox shows or buffers of the source is read, which is as much as is unread. Indexes: as above, digests_receiptstate_pkey; digests_entry_live_by_source, digests_thread_pending,
-# digests_receiptstate_by_thread.
-UNREAD_OF_SOURCE: Final = f"""
-with newest as materialized (
-    select id from ({LISTED_OF_SOURCE.replace("%(limit)s", "%(walked)s")}) walked
-    where (select acked_at is null from digests_receiptstate where receipt_id = walked.id) limit %(limit)s
-), inbox as materialized (
-    select id from digests_inbox
-    where principal_id = %(recipient)s and (select count(*) from newest) < %(limit)s
-)
-select id from newest where (select count(*) from newest) = %(limit)s
-union all
-select id from (
-    select unread.id from inbox cross join lateral (
-        select unnest(receipt_ids) as id from digests_entry
-        where inbox_id = inbox.id and source_system = %(source)s and acked_at is null and superseded_by_seq is null
-        union all
-        select s.receipt_id from digests_thread t
-        join digests_receiptstate s on s.thread_id = t.id and s.acked_at is null and s.pending
-        where t.inbox_id = inbox.id and t.flush_due_at is not null and t.source_system = %(source)s
-    ) unread where unread.id < %(before)s::bigint
-    order by unread.id desc limit %(limit)s
-) older
+# The unread ones of one source. Indexes: digests_receiptstate_unread, then the primary key.
+UNREAD_OF_SOURCE: Final = """
+select s.receipt_id from digests_receiptstate s
+cross join lateral (select source_system from receipts_receipt where id = s.receipt_id limit 1) r
+where s.inbox_id = any(array[%(inbox)s::bigint]) and s.acked_at is null and s.receipt_id < %(before)s::bigint
+      and r.source_system = %(source)s
+order by s.inbox_id desc, s.receipt_id desc limit %(limit)s
 """
 
 # Moves the counters of inboxes, and answers for each the last sequence of those taken.

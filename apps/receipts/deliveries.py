@@ -65,10 +65,10 @@ class ReceiptSender(Sender):
         if delivery.sent_as is None:
             delivery.sent_as = target.known_as or ""
         members = _members(receipt, recipient=delivery.recipient or "", endpoint=endpoint, known_as=delivery.sent_as)
-        told = {name: value for name, value in members.items() if value is not None}
+        stated = {name: value for name, value in members.items() if value is not None}
         return Payload(
             url=target.url.rstrip("/") + _PATHS[endpoint],
-            body=json.dumps(told, ensure_ascii=False).encode(),
+            body=json.dumps(stated, ensure_ascii=False).encode(),
             message_id=receipt.receipt_id,
             max_answer_bytes=_MAX_ANSWER_BYTES,
             context=_Context(
@@ -91,14 +91,14 @@ class ReceiptSender(Sender):
     def _judge(self, payload: Payload, outcome: Answer | CallFailed, *, seconds: float, now: datetime) -> Verdict:
         if isinstance(outcome, CallFailed):
             return super().judge(payload, outcome, seconds=seconds, now=now)
-        status, told = outcome.status, _object(outcome.body)
+        status, answer = outcome.status, _object(outcome.body)
         if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-            return _stored(told, payload.context) or Later(
+            return _stored(answer, payload.context) or Later(
                 code="not_a_receipt", said=f"Answered {status} without naming a stored receipt."
             )
         if status == HTTPStatus.CONFLICT:
-            return _conflict(told, payload.context)
-        said = f"Answered {status}: {_said(told)}" if _said(told) else f"Answered {status}."
+            return _conflict(answer, payload.context)
+        said = f"Answered {status}: {_reason(answer)}" if _reason(answer) else f"Answered {status}."
         if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in _MENDABLE:
             return Refused(code=f"http_{status}", said=said)
         return postponed(outcome, said, now, unwell=status not in _MENDABLE)
@@ -110,7 +110,7 @@ class ReceiptSender(Sender):
 
 
 def _members(receipt: Receipt, *, recipient: str, endpoint: Endpoint, known_as: str) -> dict[str, Any]:
-    """References are told as receipt ids, which both sides know; a uuid is known here only.
+    """References are sent as receipt ids, which both sides know; a uuid is known here only.
 
     :param known_as: the source system under which the target knows this deployment, or blank; the key then carries
         the source that it is unique for.
@@ -161,14 +161,14 @@ def _key(receipt: Receipt, known_as: str) -> str:
 
 def _object(content: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(content)
+        answer = json.loads(content)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return answer if isinstance(answer, dict) else {}
 
 
-def _stored(told: Mapping[str, Any], sent: _Context, prefix: str = "") -> Delivered | Refused | None:
-    receipt_id, uuid = _id(told.get(f"{prefix}receipt_id")), _uuid(told.get(f"{prefix}uuid"))
+def _stored(answer: Mapping[str, Any], sent: _Context, prefix: str = "") -> Delivered | Refused | None:
+    receipt_id, uuid = _id(answer.get(f"{prefix}receipt_id")), _uuid(answer.get(f"{prefix}uuid"))
     is_inbox = sent.endpoint == Endpoint.INBOX
     # A mere inbox makes ids of its own; elsewhere the receipt keeps its id, and has another uuid.
     if uuid == sent.uuid or (is_inbox and receipt_id == sent.receipt_id):
@@ -179,17 +179,17 @@ def _stored(told: Mapping[str, Any], sent: _Context, prefix: str = "") -> Delive
     return None if proof is None else Delivered(remote_id=str(proof))
 
 
-def _conflict(told: Mapping[str, Any], sent: _Context) -> Verdict:
+def _conflict(answer: Mapping[str, Any], sent: _Context) -> Verdict:
     """A duplicate counts as delivered, if the answer names the receipt that it repeats."""
-    error = told.get("error")
+    error = answer.get("error")
     if error in _CONFLICTS:
-        return Refused(code=str(error), said=_said(told) or "Answered 409.")
-    stored = _stored(told, sent, "existing_") if error in {None, "duplicate_receipt"} else None
+        return Refused(code=str(error), said=_reason(answer) or "Answered 409.")
+    stored = _stored(answer, sent, "existing_") if error in {None, "duplicate_receipt"} else None
     return stored or Later(code="http_409", said="Answered 409 without saying what is in the way.")
 
 
-def _said(told: Mapping[str, Any]) -> str:
-    words = [told.get(name) for name in ("error", "code", "message", "detail")]
+def _reason(answer: Mapping[str, Any]) -> str:
+    words = [answer.get(name) for name in ("error", "code", "message", "detail")]
     return storable(": ".join(word for word in words if isinstance(word, str) and word)[:_MAX_SAID])
 
 

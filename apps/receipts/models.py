@@ -46,8 +46,8 @@ class FlushClass(models.TextChoices):
 class Receipt(TenantModel):
     """One fact for one recipient: something happened.
 
-    A trigger refuses updates, with three exceptions: the two links are set when their other end arrives, redaction
-    empties the text, and retention leaves a tombstone of a linked receipt (`pruned_at`): who, what kind, and when.
+    A trigger refuses updates, with three exceptions. The two links are set when their other end arrives. Redaction
+    empties the text. Retention leaves a tombstone of a linked receipt (`pruned_at`): who, what kind, and when.
     `caused_by_ref` and `pairs_with_ref` hold what the poster wrote, a receipt id or a uuid. The links are set as soon
     as that receipt is known. The chain has no cycles.
     """
@@ -73,7 +73,7 @@ class Receipt(TenantModel):
     )
     pairs_with = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, related_name="pairs", db_index=False)
     surface = models.CharField(max_length=6, choices=Surface)
-    # What the poster said about grouping, as it said it; grouping itself is decided where inboxes are.
+    # What the poster gave about grouping, as it is; grouping itself is decided where inboxes are.
     groupable = models.BooleanField(null=True)
     resource_ref = models.CharField(max_length=200, null=True)
     event_family = models.CharField(max_length=100, null=True)

@@ -41,7 +41,7 @@ class Poster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """What the poster says about grouping. Without a resource and a family there is none."""
+    """What the poster gives for grouping. Without a resource and a family there is none."""
 
     resource_ref: str | None = None
     event_family: str | None = None

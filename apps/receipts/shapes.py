@@ -23,7 +23,7 @@ class GroupInput(Input):
     break_thread: bool = False
     """Begin a new thread with this receipt."""
     groupable: bool | None = None
-    """False: an entry of its own, whatever else is said here."""
+    """False: an entry of its own, whatever else is given here."""
 
     def as_said(self) -> Group:
         return Group(**self.model_dump())

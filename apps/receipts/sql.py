@@ -3,7 +3,7 @@
 from typing import Final
 
 # Takes the keys and writes the receipts in one statement, with the obligations that they open, and the deliveries for
-# recipients that have moved; an endpoint of the kind `inbox` is not told what belongs to the ledger only. Answers the
+# recipients that have moved; an endpoint of the kind `inbox` gets nothing that belongs to the ledger only. Answers the
 # drafts whose keys were free. Ids are drawn in the order of the drafts. Keys are taken in sorted order, so that concurrent
 # batches wait there and don't deadlock.
 _RECORD: Final = """
@@ -293,7 +293,7 @@ with recursive hanging(reference, id) as (
 select reference, id from hanging limit %(limit)s
 """
 
-# The whole tree both ways; a link to what is not shown is told in the poster's own words, which tell it nothing new. `union`
+# The whole tree both ways; a link to a receipt that is not shown stays as the poster wrote it. `union`
 # visits a receipt once; the limit ends the walk early. For a principal, the walk never enters what does not concern it:
 # anybody may name any receipt, which must open no way to it.
 _CHAIN: Final = f"""

@@ -20,7 +20,7 @@ def sound(as_kee: Caller) -> Iterator[None]:
     assert unsound() == {}
 
 
-def published(owner: Caller) -> list[EntryOutput]:
+def flushed(owner: Caller) -> list[EntryOutput]:
     pass_time(31)
     services.flush_due()
     return read(owner).entries
@@ -47,7 +47,7 @@ def test_posted_group_precedes_the_hook(as_kee: Caller, hook: Callable[..., None
     set_source(as_kee, "crm", by_key=True)
     post_grouped(as_kee, "ours", source="crm")
     post(as_kee, source="crm")
-    assert [entry.group_key for entry in published(as_kee)] == ["crm:ours:ci", "crm:theirs:deals"]
+    assert [entry.group_key for entry in flushed(as_kee)] == ["crm:ours:ci", "crm:theirs:deals"]
 
 
 def test_an_empty_group_is_ignored(as_kee: Caller, hook: Callable[..., None]) -> None:
@@ -65,7 +65,7 @@ def test_hook_group_precedes_the_dedupe_key(as_kee: Caller, hook: Callable[..., 
     set_source(as_kee, "crm", by_key=True)
     post(as_kee, source="crm", dedupe_key="crm:call:9:v1", metadata={"deal": {"id": 7}})
     post(as_kee, source="crm", dedupe_key="crm:call:9:v2", metadata={"deal": "none"})
-    assert [entry.group_key for entry in published(as_kee)] == ["crm:deal:7:deals", "crm:9:call"]
+    assert [entry.group_key for entry in flushed(as_kee)] == ["crm:deal:7:deals", "crm:9:call"]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_batch_is_grouped_like_single_posts(as_kee: Caller, hook: Callable[...
         make_draft(as_kee, source="mail"),
     ]
     services.post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
-    assert [(entry.kind, entry.group_key, entry.count) for entry in published(as_kee)] == [
+    assert [(entry.kind, entry.group_key, entry.count) for entry in flushed(as_kee)] == [
         ("item", None, 1),
         ("digest_snapshot", "crm:theirs:deals", 2),
         ("digest_snapshot", "github:pr-1:ci", 1),
@@ -151,7 +151,7 @@ def test_hook_may_flush_at_once_and_break_the_thread(as_kee: Caller, hook: Calla
     hook(group_of)
     for event in ("called", "lost", "reopened"):
         post(as_kee, source="crm", event_type=event)
-    first, second = published(as_kee)
+    first, second = flushed(as_kee)
     assert [(one.count, one.flush_reason) for one in (first, second)] == [(2, "immediate"), (1, "window")]
     assert first.thread != second.thread
 
@@ -171,7 +171,7 @@ def test_opting_out_flushes_the_buffers_of_the_source(as_kee: Caller) -> None:
 
 
 def words(owner: Caller) -> tuple[str | None, str]:
-    (entry,) = published(owner)
+    (entry,) = flushed(owner)
     return entry.title, entry.summary
 
 
@@ -219,7 +219,7 @@ def test_without_a_usable_summary_the_hint_or_the_default_stands(
     assert words(as_kee) == ("1 deals on deal:7", "Hint of hot")
     group = Group(resource_ref="deal:8", event_family="deals", summary_hint="Posted hint")
     post(as_kee, source="crm", group=group)
-    assert published(as_kee)[-1].summary == "Posted hint"
+    assert flushed(as_kee)[-1].summary == "Posted hint"
 
 
 def test_long_summaries_are_cut_and_hooks_see_the_newest_receipts(as_kee: Caller, hook: Callable[..., None]) -> None:
@@ -299,7 +299,7 @@ def test_github_reviews_and_checks_are_two_digests(as_kee: Caller) -> None:
     for check, conclusion in (("build", None), ("lint", "success"), ("build", "failure"), ("docs", None)):
         payload = check_run(check, conclusion, 135)
         post(as_kee, source="github_repo_ci", event_type="check_run", metadata=payload)
-    assert {(entry.title, entry.summary) for entry in published(as_kee)} == {
+    assert {(entry.title, entry.summary) for entry in flushed(as_kee)} == {
         ("3 comments on pr:135@acme/site", "By hubot (2), mona. Latest verdict: approved. Latest: Done, thank you."),
         ("CI on pr:135@acme/site: 1 failed", "failed: build; 1 passed; 1 not finished; 4 updates in all"),
     }

@@ -106,7 +106,7 @@ class ModelInbox:
     def _post(self, said: ModelReceipt, now: datetime) -> None:
         self.receipts.add(said.pk)
         if said.key is None or not self.enabled:
-            self._publish(ModelEntry(frozenset([said.pk]), source=said.source))
+            self._show(ModelEntry(frozenset([said.pk]), source=said.source))
             return
         thread = self._thread_for(said, now)
         self._gather(thread, said, now)
@@ -183,9 +183,9 @@ class ModelInbox:
         if thread.live is not None:
             thread.live.successor = entry
         thread.live = entry
-        self._publish(entry)
+        self._show(entry)
 
-    def _publish(self, entry: ModelEntry) -> None:
+    def _show(self, entry: ModelEntry) -> None:
         self.entries.append(entry)
         self.fresh.append(entry)
 
@@ -234,12 +234,12 @@ class ModelInbox:
         return len(new)
 
     def _settle(self, thread: ModelThread, touched: set[int]) -> None:
-        published = touched - thread.pending
+        visible = touched - thread.pending
         thread.pending -= touched
         if not thread.pending:
             thread.due = None
         rest = thread.receipts - thread.pending - self.acked
-        if published and rest:
+        if visible and rest:
             self._snapshot(thread, "narrow")
         if not rest:
             thread.live = None
@@ -331,7 +331,7 @@ select i.principal_id, json_build_object(
             'live', e.acked_at is null and e.superseded_by_seq is null,
             'content', md5(concat_ws('|', e.kind, e.sequence, e.thread_id, e.revision, e.source_system, e.receipt_ids,
                                      e.count, e.title, e.summary, e.first_at, e.last_at, e.flush_reason,
-                                     e.delivery_handle, e.published_at))
+                                     e.delivery_handle, e.visible_at))
         ) order by e.sequence), '[]') from digests_entry e where e.inbox_id = i.id),
     'threads', (select coalesce(json_agg(json_build_object(
             'key', json_build_array(t.source_system, t.resource_ref, t.event_family), 'open', t.closed_at is null,
@@ -846,17 +846,17 @@ class Inboxes(RuleBasedStateMachine):
 
 
 def _adopt(inbox: ModelInbox, rows: list[dict[str, Any]]) -> str:
-    """Give the entries that a step has published the sequences that they got."""
+    """Give the entries that a step has visible the sequences that they got."""
     open_ones = list(inbox.fresh)
     for row in rows:
         looks = (frozenset(row["receipts"]), row["revision"], row["reason"])
         found = next((one for one in open_ones if one.looks == looks), None)
         if found is None:
-            return f"published {row}, expected {[one.looks for one in open_ones]}"
+            return f"visible {row}, expected {[one.looks for one in open_ones]}"
         open_ones.remove(found)
         found.id, found.sequence = row["id"], row["sequence"]
     if open_ones:
-        return f"not published: {[one.looks for one in open_ones]}"
+        return f"not visible: {[one.looks for one in open_ones]}"
     inbox.fresh.clear()
     return ""
 

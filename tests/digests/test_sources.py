@@ -20,7 +20,6 @@ from prometheus_client import REGISTRY
 from apps.core.notifications import broker
 from apps.digests import selectors, services
 from apps.digests.models import Source
-from apps.digests.selectors import SourceRule
 from apps.digests.tools.posting import _Admission
 from apps.principals import limits
 from apps.principals.limits import Quota
@@ -33,14 +32,16 @@ from tests.digests.makers import make_draft, set_source
 from tests.factories import T0, make_caller, make_tenant, make_token
 
 
+def rule(owner: Caller, name: str) -> tuple[int | None, bool]:
+    found = selectors.source_rule(owner.tenant_id, name)
+    return found.rate_per_hour, found.groups_by_dedupe_key
+
+
 def test_a_source_has_the_defaults_until_somebody_sets_it(as_kee: Caller) -> None:
-    assert selectors.source_rule(as_kee.tenant_id, "github") == SourceRule(
-        rate_per_hour=None, groups_by_dedupe_key=False
-    )
+    assert rule(as_kee, "github") == (None, False)
     set_source(as_kee, rate=7, by_key=True)
     set_source(as_kee, rate=8)
-    assert selectors.source_rule(as_kee.tenant_id, "github") == SourceRule(rate_per_hour=8, groups_by_dedupe_key=False)
-    assert selectors.source_rule(as_kee.tenant_id, "gitlab") == SourceRule()
+    assert (rule(as_kee, "github"), rule(as_kee, "gitlab")) == ((8, False), (None, False))
     assert Source.objects.count() == 1
 
 

@@ -163,8 +163,8 @@ MUTANTS: Final = (
         name="digest-narrow",
         breaks="An ack of a part leaves no snapshot of the rest.",
         file="apps/digests/services.py",
-        text="narrowed = [one for one in remainders if touched[one.thread_id].published]",
-        replacement="narrowed = [one for one in remainders if not touched[one.thread_id].published]",
+        text="narrowed = [one for one in remainders if touched[one.thread_id].visible]",
+        replacement="narrowed = [one for one in remainders if not touched[one.thread_id].visible]",
         tests=("tests/digests/test_rules.py",),
     ),
     # Principals

@@ -181,7 +181,7 @@ class Migration(migrations.Migration):
                         ),
                     ),
                     ("delivery_handle", models.CharField(max_length=500, null=True)),
-                    ("published_at", models.DateTimeField()),
+                    ("visible_at", models.DateTimeField()),
                     ("superseded_by_seq", models.BigIntegerField(null=True)),
                     ("superseded_at", models.DateTimeField(null=True)),
                     ("acked_at", models.DateTimeField(null=True)),

@@ -48,7 +48,7 @@ class InboxReceipt(Input):
     recipient_ai: Name
     """The one principal that it is for."""
     source_system: Source
-    """Who says so; one of the source systems of your token."""
+    """The source of the receipt; one of the source systems of your token."""
     dedupe_key: DedupeKey
     """Unique per source: posting it again changes nothing. Form: `{source}:{event}:{entity}:{version}`."""
     summary: Summary

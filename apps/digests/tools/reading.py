@@ -150,10 +150,10 @@ def _begin(caller: Caller, given: StreamInbox) -> None:
 def stream_inbox(caller: Caller, given: StreamInbox) -> InboxOutput:
     """Server-sent events: what waits for you after a sequence, then each new entry as it becomes visible.
 
-    An event named `inbox` carries entries in the shape of `read_inbox`; its id is the sequence of the last one, so that
-    a client that comes again with `Last-Event-ID` goes on without a gap or a repetition. The `token` of an entry acks
-    what this stream has shown from its start up to that entry, and nothing else. Between events there is a comment at
-    least every 20 seconds; after ten minutes the stream ends, and its client comes again.
+    An event named `inbox` carries entries in the shape of `read_inbox`. Its id is the sequence of the last entry: a
+    client that connects again with `Last-Event-ID` continues without a gap or a repetition. The `token` of an entry
+    acks what this stream has shown from its start up to that entry, and nothing else. A comment comes at least every
+    20 seconds. After ten minutes the stream ends, and its client connects again.
     """
     # Sequences are visible in their order. What is visible as of a later state between the stream's start and an entry
     # was so when the stream passed there, and was shown: binding the start alone binds exactly what was shown.

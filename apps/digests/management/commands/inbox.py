@@ -2,7 +2,7 @@
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
@@ -11,9 +11,7 @@ from apps.core import operations
 from apps.core.errors import DomainError
 from apps.core.schemas import parse
 from apps.principals import selectors as principals
-from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_behalf_of
-
-Answer = Mapping[str, Any]
+from apps.principals.tenancy import acting_as_system, acting_in, on_behalf_of
 
 _OPERATIONS: Final = {
     "read": "read_inbox",
@@ -42,70 +40,43 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         verb = options["verb"]
+        if verb in {"ack", "expand"} and not options["through"]:
+            raise CommandError(f"{verb} needs --through, an entry or the token that a read gave for it.")
+        given = {name: options[name] for name in ("source_system", "limit", "cursor")}
+        given["ref" if verb == "expand" else "through"] = options["through"]
         try:
-            caller = _principal(options["tenant"], options["principal"])
+            with acting_as_system("inbox command"):
+                tenant = principals.tenant_named(options["tenant"])
+            with acting_in(tenant.pk, "inbox command"):
+                caller = on_behalf_of(principals.principal_named(options["principal"]))
             declared = operations.find(_OPERATIONS[verb])
-            answer = operations.call(declared, caller, parse(declared.input, _given(verb, options))).output
+            stated = {name: value for name, value in given.items() if value is not None}
+            answer = operations.call(declared, caller, parse(declared.input, stated)).output
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
         shown = answer.model_dump(mode="json") if answer is not None else {}
-        self.stdout.write(json.dumps(shown, indent=2) if options["json"] else _TEXTS[verb](shown))
+        self.stdout.write(json.dumps(shown, indent=2) if options["json"] else "\n".join(_lines(verb, shown)))
 
 
-def _principal(slug: str, name: str) -> Caller:
-    with acting_as_system("inbox command"):
-        tenant = principals.tenant_named(slug)
-    with acting_in(tenant.pk, "inbox command"):
-        return on_behalf_of(principals.principal_named(name))
+def _lines(verb: str, shown: Mapping[str, Any]) -> list[str]:
+    if verb == "ack":
+        return [f"acked {shown['acked_entries']} entries, {shown['acked_receipts']} receipts"]
+    if verb == "expand":
+        return [
+            f"{one['receipt_id']}  {one['source_system']}  {one['title'] or one['summary']}"
+            for one in shown["receipts"]
+        ]
+    lines = [
+        f"{entry['token'] or entry['ref']}  {entry['title'] or entry['summary']}  ({entry['count']})"
+        + (f"  {entry['flush_reason'] or entry['kind']}, {_status(entry)}" if verb == "history" else "")
+        for entry in shown["entries"]
+    ]
+    if verb == "read":
+        lines.append(f"as of {shown['as_of']}: {shown['visible']} visible, {shown['pending']} in buffers")
+    return lines
 
 
-def _given(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    if verb in {"ack", "expand"} and not options["through"]:
-        raise CommandError(f"{verb} needs --through, an entry or the token that a read gave for it.")
-    named = {
-        "through": options["through"] if verb == "ack" else None,
-        "ref": options["through"] if verb == "expand" else None,
-        "source_system": options["source_system"],
-        "limit": options["limit"],
-        "cursor": options["cursor"],
-    }
-    return {name: value for name, value in named.items() if value is not None}
-
-
-def _entry(entry: Answer) -> str:
-    return f"{entry['token'] or entry['ref']}  {entry['title'] or entry['summary']}  ({entry['count']})"
-
-
-def _inbox(page: Answer) -> str:
-    lines = [_entry(entry) for entry in page["entries"]]
-    return "\n".join([*lines, f"as of {page['as_of']}: {page['visible']} visible, {page['pending']} in buffers"])
-
-
-def _past(page: Answer) -> str:
-    return "\n".join(
-        f"{_entry(entry)}  {entry['flush_reason'] or entry['kind']}, {_fate(entry)}" for entry in page["entries"]
-    )
-
-
-def _fate(entry: Answer) -> str:
+def _status(entry: Mapping[str, Any]) -> str:
     if entry["acked_at"] is not None:
         return "acked"
     return "visible" if entry["superseded_by_seq"] is None else f"superseded by {entry['superseded_by_seq']}"
-
-
-def _members(page: Answer) -> str:
-    return "\n".join(
-        f"{one['receipt_id']}  {one['source_system']}  {one['title'] or one['summary']}" for one in page["receipts"]
-    )
-
-
-def _acked(page: Answer) -> str:
-    return f"acked {page['acked_entries']} entries, {page['acked_receipts']} receipts"
-
-
-_TEXTS: Final[dict[str, Callable[[Answer], str]]] = {
-    "read": _inbox,
-    "history": _past,
-    "expand": _members,
-    "ack": _acked,
-}
