@@ -25,7 +25,7 @@ class GroupInput(Input):
     groupable: bool | None = None
     """False: an entry of its own, whatever else is given here."""
 
-    def as_said(self) -> Group:
+    def as_group(self) -> Group:
         return Group(**self.model_dump())
 
 

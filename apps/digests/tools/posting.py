@@ -280,7 +280,7 @@ def _draft(given: InboxReceipt, recipient_id: int) -> ReceiptDraft:
         is_proof = event_type in _PROOF_ONLY or event_type.startswith("plan_")
         surface = given.surface or (Surface.LEDGER if is_proof else Surface.INBOX)
         members["caused_by"] = given.caused_by_receipt_id
-    group = given.group.as_said() if given.group else None
+    group = given.group.as_group() if given.group else None
     return ReceiptDraft(**members, recipient_id=recipient_id, event_type=event_type, surface=surface, group=group)
 
 

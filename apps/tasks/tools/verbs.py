@@ -127,7 +127,7 @@ def request_of(given: QueueTask) -> QueueRequest:
         idempotency_key=given.idempotency_key,
         run_at=given.run_at,
         caused_by=given.caused_by_receipt_id,
-        group=None if given.group is None else given.group.as_said(),
+        group=None if given.group is None else given.group.as_group(),
         concurrency_key=given.concurrency_key,
         depends_on=tuple(task_of(ref) for ref in given.depends_on) or None,
         if_dependency_fails=given.on_dependency_failure if given.depends_on else None,
