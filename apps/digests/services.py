@@ -485,17 +485,10 @@ def _cut(text: str, limit: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Posted:
+class Posted(Recorded):
     """A receipt that is stored. `entry_ref` is there if its transaction made the receipt visible in an entry."""
 
-    id: int
-    receipt_id: str
-    uuid: UUID
-    dedupe_key: str
-    created_at: datetime
     entry_ref: str | None
-    goes_elsewhere: bool
-    """Its recipient has moved to another deployment, to which it is delivered."""
 
 
 def post(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Posted:
@@ -539,13 +532,8 @@ def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) 
         entries |= _place(poster.tenant_id, rest, now)
     return [
         Posted(
-            id=verdict.id,
-            receipt_id=verdict.receipt_id,
-            uuid=verdict.uuid,
-            dedupe_key=verdict.dedupe_key,
-            created_at=verdict.created_at,
+            **{name: getattr(verdict, name) for name in Recorded.__dataclass_fields__},
             entry_ref=formats.entry_ref(entries[verdict.id]) if verdict.id in entries else None,
-            goes_elsewhere=verdict.goes_elsewhere,
         )
         if isinstance(verdict, Recorded)
         else verdict

@@ -163,10 +163,6 @@ DAMAGE = {
         "update digests_entry set acked_at = now() where kind = 'item' and acked_at is null",
     ),
     "the state of a buffered receipt is gone": ("lost_receipts", "delete from digests_receiptstate where pending"),
-    "a live snapshot is acked and its receipts are not": (
-        "lost_receipts",
-        "update digests_entry set acked_at = now() where kind = 'digest_snapshot' and superseded_by_seq is null",
-    ),
     "a live snapshot holds what is acked": (
         "missing_heads",
         (
@@ -175,11 +171,6 @@ DAMAGE = {
             "  and superseded_by_seq is null)"
         ),
     ),
-    "a buffer is miscounted": (
-        "missing_heads",
-        "update digests_thread set pending_count = pending_count + 3 where pending_count > 0",
-    ),
-    "a buffer is forgotten": ("lost_receipts", "update digests_thread set pending_count = 0, flush_due_at = null"),
     "a buffer is overdue": (
         "overdue_threads",
         "update digests_thread set flush_due_at = gatehouse_now() - interval '2 minutes' where pending_count > 0",

@@ -1,6 +1,7 @@
 """Receipts over HTTP with the documented payloads: posting, reading, acking; and `manage.py inbox`."""
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -68,12 +69,6 @@ PLAN_CREATED = {
     "metadata": {"plan_id": "plan-7", "delegate_id": "root", "step_count": 5},
 }
 SOURCES = ["asyncgate", "email_monitor", "api_monitor", "domain_delegate_research", "delegate"]
-
-
-@pytest.fixture
-def kee_says(tenant: Tenant) -> dict[str, str]:
-    """The headers of Kee's requests."""
-    return {"Authorization": f"Bearer {make_token(tenant, 'Kee')}"}
 
 
 @pytest.fixture
@@ -241,84 +236,86 @@ def test_a_batch_gives_one_verdict_per_row(token: str) -> None:
     assert stored() == (3, 3)
 
 
-def test_an_agent_reads_acts_and_acks_over_http(kee_says: dict[str, str], token: str) -> None:
-    client = Client()
+Ask = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def ask(tenant: Tenant) -> Ask:
+    """Requests of Kee, or of another principal: status and answer."""
+
+    def ask(
+        method: str, path: str, body: dict[str, Any] | None = None, *, by: str = "Kee"
+    ) -> tuple[int, dict[str, Any]]:
+        headers = {"Authorization": f"Bearer {make_token(tenant, by)}"}
+        content = {"data": json.dumps(body or {}), "content_type": "application/json"} if method == "POST" else {}
+        answer = Client(raise_request_exception=False).generic(method, path, headers=headers, **content)
+        return answer.status_code, answer.json()
+
+    return ask
+
+
+def test_an_agent_reads_acts_and_acks_over_http(ask: Ask, token: str) -> None:
     _, posted = send(token, TASK_COMPLETE)
     send(token, {**EMAIL, "group": {"resource_ref": "inbox", "event_family": "mail", "flush_class": "immediate"}})
 
-    page = client.get("/api/v1/inbox", headers=kee_says).json()
+    _, page = ask("GET", "/api/v1/inbox")
     assert [(entry["kind"], entry["count"]) for entry in page["entries"]] == [("item", 1), ("digest_snapshot", 1)]
     assert (page["as_of"], page["visible"], page["pending"], page["more_waiting"]) == (2, 2, 0, 0)
 
-    read = client.post(f"{API}/{posted['receipt_id']}/read", content_type="application/json", headers=kee_says).json()
+    _, read = ask("POST", f"{API}/{posted['receipt_id']}/read")
     assert read["receipt"]["metadata"] == TASK_COMPLETE["metadata"]
     assert read["receipt"]["delivered_at"]
     assert (read["next_action"]["tool"], read["next_action"]["arguments"]) == (
         "fetch_task_result",
         {"task_id": "abc123"},
     )
-    ref = page["entries"][1]["ref"]
-    expanded = client.get(f"/api/v1/inbox/entries/{ref}/expand", headers=kee_says).json()
+    digest = page["entries"][1]
+    _, expanded = ask("GET", f"/api/v1/inbox/entries/{digest['ref']}/expand")
     assert [one["source_system"] for one in expanded["receipts"]] == ["email_monitor"]
-    acked = client.post(
-        "/api/v1/inbox/ack-through",
-        data={"through": page["entries"][1]["token"]},
-        content_type="application/json",
-        headers=kee_says,
-    )
-    assert acked.json() == {"acked_entries": 1, "acked_receipts": 1}
-    assert client.get("/api/v1/inbox", headers=kee_says).json()["entries"] == []
-    assert len(client.get("/api/v1/inbox/history", headers=kee_says).json()["entries"]) == 2
+    acked = ask("POST", "/api/v1/inbox/ack-through", {"through": digest["token"]})
+    assert acked == (200, {"acked_entries": 1, "acked_receipts": 1})
+    assert ask("GET", "/api/v1/inbox")[1]["entries"] == []
+    assert len(ask("GET", "/api/v1/inbox/history")[1]["entries"]) == 2
 
 
-def test_wrong_references_over_http(kee_says: dict[str, str], token: str) -> None:
+def test_wrong_references_over_http(ask: Ask, token: str) -> None:
     send(token, TASK_COMPLETE)
-    client = Client(raise_request_exception=False)
-
-    def ack(body: dict[str, Any]) -> int:
-        path = "ack" if "entries" in body else "ack-through"
-        return client.post(
-            f"/api/v1/inbox/{path}", data=body, content_type="application/json", headers=kee_says
-        ).status_code
-
-    assert ack({"entries": ["thr_1"]}) == ack({"through": "nonsense"}) == 400
-    assert ack({"entries": ["ent_999999999999999999"]}) == 404
-    assert ack({"entries": []}) == ack({"through": "ent_1@1", "as_of": 0}) == 422
+    refused: dict[int, list[tuple[str, dict[str, Any]]]] = {
+        400: [("ack", {"entries": ["thr_1"]}), ("ack-through", {"through": "nonsense"})],
+        404: [("ack", {"entries": ["ent_999999999999999999"]})],
+        422: [("ack", {"entries": []}), ("ack-through", {"through": "ent_1@1", "as_of": 0})],
+    }
+    for status, calls in refused.items():
+        assert [ask("POST", f"/api/v1/inbox/{path}", body)[0] for path, body in calls] == [status] * len(calls)
     for query in ("limit=501", "after=-1", "after=2"):
-        assert client.get(f"/api/v1/inbox?{query}", headers=kee_says).status_code == 422
-    assert client.get("/api/v1/inbox", headers=kee_says).json()["visible"] == 1
+        assert ask("GET", f"/api/v1/inbox?{query}")[0] == 422
+    assert ask("GET", "/api/v1/inbox")[1]["visible"] == 1
 
 
-def test_ledger_receipts_are_read_as_proof_and_ack_nothing(
-    tenant: Tenant, kee_says: dict[str, str], token: str
-) -> None:
-    hexy = {"Authorization": f"Bearer {make_token(tenant, 'Hexy')}"}
-    client = Client()
+def test_ledger_receipts_are_read_as_proof_and_ack_nothing(ask: Ask, token: str) -> None:
     _, posted = send(token, PLAN_CREATED, UNIVERSAL)
     for reference in (posted["receipt_id"], posted["uuid"]):
-        answer = client.post(f"{API}/{reference}/read", content_type="application/json", headers=kee_says)
-        assert (answer.status_code, answer.json()["receipt"]["read_at"]) == (200, None)
-        assert client.post(f"{API}/{reference}/read", content_type="application/json", headers=hexy).status_code == 404
-    assert (
-        client.post(f"{API}/{posted['uuid']}/archive", content_type="application/json", headers=kee_says).status_code
-        == 409
-    )
-    owed = client.get("/api/v1/obligations", headers=kee_says).json()["obligations"]
-    assert [one["receipt_id"] for one in owed] == [PLAN_CREATED["receipt_id"]]
+        status, read = ask("POST", f"{API}/{reference}/read")
+        assert (status, read["receipt"]["read_at"]) == (200, None)
+        assert ask("POST", f"{API}/{reference}/read", by="Hexy")[0] == 404
+    assert ask("POST", f"{API}/{posted['uuid']}/archive")[0] == 409
+    _, owed = ask("GET", "/api/v1/obligations")
+    assert [one["receipt_id"] for one in owed["obligations"]] == [PLAN_CREATED["receipt_id"]]
 
 
-def test_the_raw_path_shows_what_still_waits(kee_says: dict[str, str], token: str) -> None:
+def test_the_raw_path_shows_what_still_waits(ask: Ask, token: str) -> None:
     send(token, {**EMAIL, "group": {"resource_ref": "inbox", "event_family": "mail"}})
     _, posted = send(token, TASK_COMPLETE)
-    client = Client()
-    assert len(client.get(API, headers=kee_says).json()["receipts"]) == 2
-    assert len(client.get(f"{API}?source_system=asyncgate", headers=kee_says).json()["receipts"]) == 1
-    first = client.get(f"{API}?limit=1", headers=kee_says).json()
-    second = client.get(f"{API}?limit=1&cursor={first['next']}", headers=kee_says).json()
-    assert [one["source_system"] for one in first["receipts"] + second["receipts"]] == ["asyncgate", "email_monitor"]
-    client.post(f"{API}/{posted['receipt_id']}/archive", content_type="application/json", headers=kee_says)
-    assert len(client.get(f"{API}?unread=true", headers=kee_says).json()["receipts"]) == 1
-    assert len(client.get(f"{API}?unread=false", headers=kee_says).json()["receipts"]) == 2
+
+    def listed(query: str = "") -> list[str]:
+        return [one["source_system"] for one in ask("GET", API + query)[1]["receipts"]]
+
+    assert listed() == ["asyncgate", "email_monitor"]
+    assert listed("?source_system=asyncgate") == ["asyncgate"]
+    _, first = ask("GET", f"{API}?limit=1")
+    assert listed(f"?limit=1&cursor={first['next']}") == ["email_monitor"]
+    ask("POST", f"{API}/{posted['receipt_id']}/archive")
+    assert (listed("?unread=true"), len(listed("?unread=false"))) == (["email_monitor"], 2)
 
 
 def inbox(verb: str, *options: str, principal: str = "Kee", tenant: str = "acme") -> str:

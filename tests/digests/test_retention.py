@@ -268,21 +268,6 @@ def test_tombstones_are_deleted_from_the_old_end(as_kee_then: Caller) -> None:
     assert retain() == {}
 
 
-def test_tombstone_of_a_kept_cause_is_kept(as_kee_then: Caller) -> None:
-    kee = as_kee_then
-    owed = post(kee, surface="ledger", requires_action=True)
-    middle = post(kee, surface="ledger", caused_by=owed.receipt_id)
-    last = post(kee, surface="ledger", caused_by=middle.receipt_id)
-    to_day(500)
-    assert retain() == {"stripped": 2}
-    assert retain() == {}
-    assert [one.receipt_id for one in facts.chain(last.receipt_id)] == [
-        owed.receipt_id,
-        middle.receipt_id,
-        last.receipt_id,
-    ]
-
-
 def test_receipt_with_many_consequences_is_cut_in_parts(as_kee_then: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apps.receipts.services._CUT_AT_ONCE", 2)
     kee = as_kee_then

@@ -14,12 +14,11 @@ from apps.digests.shapes import AckedOutput, InboxOutput
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
-from apps.receipts.services import Group, Poster
+from apps.receipts.services import Group
 from tests.digests.makers import (
     ack_entries,
     ack_receipts,
     ack_through,
-    make_draft,
     pass_time,
     post,
     post_grouped,
@@ -89,32 +88,6 @@ def test_post_with_a_group_flushes_due_threads(as_kee: Caller) -> None:
     ]
     assert read(as_kee).pending == 1
     assert set(reasons(as_kee)) == {"window"}
-
-
-@pytest.mark.parametrize("way", ["one", "several", "first of its kind", "beside what is gathered elsewhere"])
-def test_post_without_a_group_flushes_due_threads(tenant: Tenant, as_kee: Caller, way: str) -> None:
-    hexy = make_caller(tenant, "Hexy")
-    due = {
-        owner.name: [post_grouped(owner, f"pr:{number}").receipt_id for number in range(2)] for owner in (as_kee, hexy)
-    }
-    pass_time(31)
-    drafts = {
-        "one": [make_draft(as_kee)],
-        "several": [make_draft(as_kee), make_draft(hexy), make_draft(as_kee)],
-        "first of its kind": [make_draft(as_kee, receipt_id="R.1"), make_draft(hexy, caused_by="R.0")],
-        "beside what is gathered elsewhere": [
-            make_draft(hexy, group=Group(resource_ref="pr:ci", event_family="ci")),
-            make_draft(as_kee),
-        ],
-    }[way]
-    answers = services.post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
-    for owner in (as_kee, hexy) if len(drafts) > 1 else (as_kee,):
-        page = read(owner)
-        assert [entry.receipt_ids for entry in page.entries if entry.flush_reason] == [[one] for one in due[owner.name]]
-        assert {entry.flush_reason for entry in page.entries} <= {None, "window"}
-    assert read(hexy).pending == {"one": 2, "beside what is gathered elsewhere": 1}.get(way, 0)
-    shown = {entry.ref for owner in (as_kee, hexy) for entry in read(owner).entries if not entry.flush_reason}
-    assert shown == {one.entry_ref for one in answers if isinstance(one, services.Posted)} - {None}
 
 
 def test_snapshot_takes_the_latest_hint_and_handle(as_kee: Caller) -> None:
@@ -239,17 +212,6 @@ def test_unknown_or_foreign_reference_acks_nothing(as_kee: Caller, tenant: Tenan
 def test_malformed_and_thread_references_are_refused(text: str) -> None:
     with pytest.raises(Malformed):
         parse_through(text)
-
-
-def test_reading_one_receipt_of_a_digest_acks_it_and_narrows(as_kee: Caller) -> None:
-    first, second = post_grouped(as_kee), post_grouped(as_kee)
-    flushed(as_kee)
-    ack_receipts(as_kee, first.id)
-    (entry,) = read(as_kee).entries
-    assert (entry.receipt_ids, entry.flush_reason) == ([second.receipt_id], "narrow")
-    ack_receipts(as_kee, second.id, archive=True)
-    assert read(as_kee).unread == 0
-    assert Thread.objects.get().closed_at is not None
 
 
 def test_acks_stamp_delivered_and_archiving_keeps_their_time(as_kee: Caller) -> None:
