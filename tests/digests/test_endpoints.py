@@ -247,7 +247,9 @@ def ask(tenant: Tenant) -> Ask:
         method: str, path: str, body: dict[str, Any] | None = None, *, by: str = "Kee"
     ) -> tuple[int, dict[str, Any]]:
         headers = {"Authorization": f"Bearer {make_token(tenant, by)}"}
-        content = {"data": json.dumps(body or {}), "content_type": "application/json"} if method == "POST" else {}
+        content: dict[str, Any] = (
+            {"data": json.dumps(body or {}), "content_type": "application/json"} if method == "POST" else {}
+        )
         answer = Client(raise_request_exception=False).generic(method, path, headers=headers, **content)
         return answer.status_code, answer.json()
 
