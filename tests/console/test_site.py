@@ -304,18 +304,6 @@ def test_the_inbox_page_shows_what_its_principal_sees(reader: Caller, console: C
         assert not ReceiptState.objects.exclude(delivered_at=None).exists()
 
 
-def test_the_inbox_page_replays_the_past(reader: Caller, console: Client) -> None:
-    with acting_as(reader):
-        pk = Inbox.objects.get().pk
-    assert "wakes saved" not in page_of(console, "inbox", pk)
-    page = page_of(console, "inbox", pk, hours=1, window=60, max_items=1)
-    assert "7 receipts since" in page
-    assert "4 entries with the policies of this inbox, <strong>7</strong> with these; -3 wakes saved." in page
-    refused = page_of(console, "inbox", pk, hours=0, window="x")
-    assert "wakes saved" not in refused
-    assert "greater than or equal to 1" in refused
-
-
 def test_the_thread_page_shows_its_snapshots_with_their_reasons(reader: Caller, console: Client) -> None:
     with acting_as(reader):
         ack_through(reader, read(reader).entries[-1].token)

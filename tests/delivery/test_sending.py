@@ -19,7 +19,7 @@ from apps.digests.models import Entry, Inbox
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.receipts import metrics, services
+from apps.receipts import deliveries, services
 from apps.receipts.deliveries import ReceiptSender
 from apps.receipts.errors import DedupeConflict, DuplicateReceipt
 from apps.receipts.models import Surface
@@ -674,7 +674,7 @@ def test_emissions_are_counted_by_delegate(lee: Caller, remote: Remote, tenant: 
     remote.script = [says(500)]
     with acting_as(manager):
         post(lee, poster=manager, surface="ledger", event_type="plan_created")
-    counted = metrics.EMISSIONS.labels("Manager", "true"), metrics.EMISSIONS.labels("Manager", "false")
+    counted = deliveries._EMISSIONS.labels("Manager", "true"), deliveries._EMISSIONS.labels("Manager", "false")
     before = [counter._value.get() for counter in counted]
     deliver()
     pass_time(30)
@@ -684,10 +684,10 @@ def test_emissions_are_counted_by_delegate(lee: Caller, remote: Remote, tenant: 
 
 def test_obligation_of_a_moved_principal_is_closed_by_its_answer(kee: Caller, lee: Caller) -> None:
     asked = post(lee, poster=kee, requires_action=True)
-    (owed,) = obligations(awaited_by=kee.principal_id)
+    (owed,) = obligations(awaited_by=kee.principal_id).obligations
     assert (owed.receipt_id, owed.debtor) == (asked.receipt_id, "Lee North")
     answer = post(kee, poster=lee, pairs_with=asked.receipt_id, caused_by=asked.receipt_id)
-    assert not obligations(awaited_by=kee.principal_id)
+    assert not obligations(awaited_by=kee.principal_id).obligations
     assert [link.surface for link in chain(answer.receipt_id)] == ["remote", "inbox"]
 
 
@@ -714,7 +714,7 @@ def test_source_named_like_the_target_closes_what_was_asked_there(
     post(kee, poster=branch, source=source, event_type=answer, pairs_with="R.root")
     if early:
         post(lee, poster=kee, **asking)
-    assert bool(obligations(awaited_by=kee.principal_id)) is not closes
+    assert bool(obligations(awaited_by=kee.principal_id).obligations) is not closes
 
 
 def test_source_named_like_a_target_closes_nothing_else(kee: Caller, lee: Caller, tenant: Tenant) -> None:
@@ -724,4 +724,4 @@ def test_source_named_like_a_target_closes_nothing_else(kee: Caller, lee: Caller
     asked = post(gate, poster=kee, requires_action=True)
     for root in (queued, asked):
         post(kee, poster=branch, source="north", event_type="task_complete", pairs_with=root.receipt_id)
-    assert len(obligations(owed_by=gate.principal_id)) == 2
+    assert len(obligations(owed_by=gate.principal_id).obligations) == 2
