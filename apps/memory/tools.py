@@ -695,21 +695,20 @@ def list_memory_items(caller: Caller, given: ListItems) -> Items:
 TenantId = Annotated[Text, StringConstraints(min_length=1, max_length=60)]
 
 
-class GetEnvelope(Input):
-    subject_id: SubjectId
+class OfTenant(Input):
     tenant_id: TenantId | None = None
     """Your tenant, `TENANT:<name>`; left out, the token says it."""
     skip_cache: bool = False
     """Has no effect: an envelope is assembled anew each time."""
 
 
-class GetEnvelopes(Input):
+class GetEnvelope(OfTenant):
+    subject_id: SubjectId
+
+
+class GetEnvelopes(OfTenant):
     subject_ids: Annotated[list[SubjectId], Field(min_length=1, max_length=20)]
     """Each is answered once, in this order."""
-    tenant_id: TenantId | None = None
-    """Your tenant, `TENANT:<name>`; left out, the token says it."""
-    skip_cache: bool = False
-    """Has no effect: an envelope is assembled anew each time."""
 
 
 class Envelopes(Output):

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from django.conf import settings
 from django.db import connection
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
 from apps.core import outbound
 from apps.core.outbound import CallFailed
@@ -53,6 +54,17 @@ class NotEmbedded(Exception):
         super().__init__(why)
         self.refused = refused
         self.unclear = unclear
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    index: int
+    embedding: list[float]
+
+
+class _Answer(BaseModel):
+    data: list[_Entry]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +109,9 @@ class Embedder:
 
     def _read(self, body: bytes, wanted: int) -> list[Numbers]:
         try:
-            entries = json.loads(body)["data"]
-            found = {_place(entry): self._vector(entry["embedding"]) for entry in entries}
-        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as exc:
+            entries = _Answer.model_validate_json(body).data
+            found = {entry.index: self._vector(entry.embedding) for entry in entries}
+        except ValueError as exc:
             why = f"Its answer is not of the OpenAI form, or not of {self.dimensions} numbers."
             raise NotEmbedded(why, unclear=True) from exc
         if len(entries) != wanted or found.keys() != set(range(wanted)):
@@ -107,21 +119,13 @@ class Embedder:
             raise NotEmbedded(why, unclear=True)
         return [found[place] for place in range(wanted)]
 
-    def _vector(self, numbers: Any) -> Numbers:
-        if not isinstance(numbers, list) or len(numbers) != self.dimensions:
+    def _vector(self, numbers: list[float]) -> Numbers:
+        if len(numbers) != self.dimensions:
             raise ValueError("not the model's number of numbers")
-        if not all(type(number) in {int, float} for number in numbers):
-            raise TypeError("not all of them numbers")
         length = math.hypot(*numbers)
         if not math.isfinite(length) or length < _SHORTEST:
             raise ValueError("a vector without a direction")
         return np.array([number / length for number in numbers], dtype=np.float32)
-
-
-def _place(entry: Mapping[str, Any]) -> int:
-    if type(entry["index"]) is not int:
-        raise TypeError("no place")
-    return int(entry["index"])
 
 
 def embedder() -> Embedder | None:
