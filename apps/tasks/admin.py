@@ -32,7 +32,7 @@ from apps.tasks.models import (
     TaskType,
     run_key,
 )
-from apps.tasks.pointers import ARTIFACT, artifact_digest
+from apps.tasks.results import ARTIFACT, artifact_digest
 
 _SHOWN_RUNS: Final = 50
 _WHY: Final = "console: operating tasks"

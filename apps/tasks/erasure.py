@@ -8,7 +8,7 @@ from django.core.files.storage import storages
 from apps.core.erasure import FORGOTTEN, Rows, belong, register
 from apps.tasks import selectors
 from apps.tasks.models import Artifact, FinishedTask
-from apps.tasks.pointers import artifact_pointer
+from apps.tasks.results import artifact_pointer
 from apps.tasks.states import FENCE_BITS
 
 _MARK: Final = f"'{FORGOTTEN}'::jsonb"

@@ -8,10 +8,16 @@ from typing import Final
 
 from django.conf import settings
 
+from apps.core.errors import Forbidden
 from apps.core.ids import parse_ref
-from apps.tasks.errors import BadLeaseToken
 
 _TOKEN: Final = re.compile(r"lt_([1-9][0-9]{0,17})\.([1-9][0-9]{0,8})\.([A-Za-z0-9_-]{43})", re.ASCII)
+
+
+class BadLeaseToken(Forbidden):
+    """The token was not issued to this caller for this task; says nothing about the task."""
+
+    code = "bad_lease_token"
 
 
 @dataclass(frozen=True, slots=True)

@@ -500,7 +500,7 @@ class Artifact(TenantModel):
 class QueueMinute(TenantModel):
     """How many tasks of a queue ended one way in one minute, with a latency of one class. Only added to.
 
-    `latency` is the class (see `latencies`) of the time from when a task might have begun to its end; `expiries` are
+    `latency` is the class (see `sql.CLASSES_PER_DOUBLING`) of the time from when a task might have begun to its end; `expiries` are
     the leases of those tasks that expired. All ends up to the latest `counted_to` are in some row.
     """
 

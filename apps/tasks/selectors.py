@@ -6,7 +6,7 @@ import json
 import mimetypes
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,20 +18,11 @@ from django.db import connection
 from django.db.models import Max, Q, Sum
 from django.db.models.functions import Coalesce
 
+from apps.core.errors import Conflict, NotFound, Unavailable
 from apps.core.ids import format_ref
 from apps.core.sql import database_now, hot_cursor
 from apps.tasks import sql
-from apps.tasks.errors import (
-    ArtifactsUnavailable,
-    InvalidPointer,
-    NotFinished,
-    UnknownArtifact,
-    UnknownFile,
-    UnknownTask,
-    UnreadableResult,
-)
 from apps.tasks.fences import task_of
-from apps.tasks.latencies import quantiles
 from apps.tasks.models import (
     Artifact,
     Budget,
@@ -49,7 +40,18 @@ from apps.tasks.models import (
     replay_key,
     run_key,
 )
-from apps.tasks.pointers import ARTIFACT, INLINE, artifact_digest, file_path, inline_bytes, scheme_of
+from apps.tasks.results import (
+    ARTIFACT,
+    INLINE,
+    InvalidPointer,
+    UnknownArtifact,
+    UnknownFile,
+    UnreadableResult,
+    artifact_digest,
+    file_path,
+    inline_bytes,
+    scheme_of,
+)
 from apps.tasks.shapes import (
     POLL_SECONDS,
     BudgetOutput,
@@ -127,7 +129,7 @@ class Opened:
 
 
 def status(task_ref: str) -> TaskStatus:
-    """:raises UnknownTask: if there is no such task.
+    """:raises NotFound: `unknown_task` if there is no such task.
 
     :raises Malformed: if the text is no reference to a task.
     """
@@ -165,13 +167,13 @@ def status(task_ref: str) -> TaskStatus:
 def result(task_ref: str) -> TaskResult:
     """A finished task's result, less the content of an artifact.
 
-    :raises UnknownTask: if there is no such task.
-    :raises NotFinished: if it is still open.
+    :raises NotFound: `unknown_task` if there is no such task.
+    :raises Conflict: `not_finished` if it is still open.
     """
     task_id = task_of(task_ref)
     record = FinishedTask.objects.filter(task_id=task_id).first()
     if record is None:
-        raise NotFinished(f"{_task(task_ref)} is not finished.")
+        raise Conflict(f"{_task(task_ref)} is not finished.", code="not_finished")
     shown = {name: getattr(record, name) for name in TaskResult.model_fields if name not in {"task_id", "complete"}}
     return TaskResult(task_id=task_ref, **shown)
 
@@ -179,7 +181,7 @@ def result(task_ref: str) -> TaskResult:
 def timeline(task_ref: str, *, after: int = 0, limit: int = 20) -> Story:
     """What happened to a task, in order: the `limit` runs after that one, each with all its events.
 
-    :raises UnknownTask: if there is no such task.
+    :raises NotFound: `unknown_task` if there is no such task.
     """
     task = _task(task_ref)
     runs = list(_runs(task.pk).filter(pk__gt=run_key(task.pk, min(after, 2**FENCE_BITS - 1)))[: limit + 1])
@@ -239,6 +241,21 @@ def _pace(ended: list[tuple[str, int, int, int]], minutes_spanned: float) -> dic
         "latency_p99_seconds": p99,
         "expiries": sum(expiries for *_, expiries in ended),
     }
+
+
+def quantiles(counts: Mapping[int, int], wanted: Sequence[float]) -> list[float | None]:
+    """The latencies, in seconds, within which these shares of all stay, by counts of latency classes."""
+    found: list[float | None] = []
+    for share in wanted:
+        passed = 0
+        for latency_class in sorted(counts):
+            passed += counts[latency_class]
+            if passed >= share * sum(counts.values()):
+                found.append(2.0 ** (latency_class / sql.CLASSES_PER_DOUBLING) / 1000)
+                break
+        else:
+            found.append(None)
+    return found
 
 
 def minutes(*, queue_id: int, since: datetime) -> list[tuple[datetime, int, int]]:
@@ -334,15 +351,17 @@ def place_of(tenant_id: int, digest: str) -> str:
 def read(stored: StoredArtifact) -> bytes:
     """An artifact's bytes, checked against their digest. Waits for the storage, not for the database.
 
-    :raises ArtifactsUnavailable: if the storage fails or holds something else.
+    :raises Unavailable: `artifacts_unavailable` if the storage fails or holds something else.
     """
     try:
         with storages["artifacts"].open(place_of(stored.tenant_id, stored.digest)) as file:
             content: bytes = file.read()
     except OSError as exc:
-        raise ArtifactsUnavailable("The storage of artifacts does not answer just now.") from exc
+        raise Unavailable("The storage of artifacts does not answer just now.", code="artifacts_unavailable") from exc
     if hashlib.sha256(content).hexdigest() != stored.digest:
-        raise ArtifactsUnavailable("The storage of artifacts holds something else under this name.")
+        raise Unavailable(
+            "The storage of artifacts holds something else under this name.", code="artifacts_unavailable"
+        )
     return content
 
 
@@ -385,7 +404,7 @@ def read_part(place: bytes | StoredArtifact | TenantFile, *, offset: int, limit:
     """A part of a result's bytes. Waits for a disk, not for the database.
 
     :raises UnknownFile: if there is no such file, or it is not one for this tenant.
-    :raises ArtifactsUnavailable: if the storage fails.
+    :raises Unavailable: `artifacts_unavailable` if the storage fails.
     """
     match place:
         case bytes():
@@ -402,7 +421,7 @@ def _part_of_artifact(stored: StoredArtifact, offset: int, limit: int) -> Part:
             file.seek(offset)
             return Part(content=file.read(limit), size=stored.size, media_type=stored.media_type)
     except OSError as exc:
-        raise ArtifactsUnavailable("The storage of artifacts does not answer just now.") from exc
+        raise Unavailable("The storage of artifacts does not answer just now.", code="artifacts_unavailable") from exc
 
 
 def _part_of_file(pointer: str, root: Path, offset: int, limit: int) -> Part:
@@ -418,14 +437,14 @@ def _part_of_file(pointer: str, root: Path, offset: int, limit: int) -> Part:
     except (FileNotFoundError, NotADirectoryError, PermissionError, RuntimeError, InvalidPointer) as exc:
         raise UnknownFile("There is no such file.") from exc
     except OSError as exc:
-        raise ArtifactsUnavailable("The file can't be read just now.") from exc
+        raise Unavailable("The file can't be read just now.", code="artifacts_unavailable") from exc
     return Part(content=content, size=size, media_type=mimetypes.guess_type(path.name)[0] or "application/octet-stream")
 
 
 def content_at(place: StoredArtifact | TenantFile, *, checksum: str | None) -> Any:
     """A result as an answer can carry it; None over 1 MiB, or of a file that is not, or not any more, what was delivered.
 
-    :raises ArtifactsUnavailable: if the storage fails.
+    :raises Unavailable: `artifacts_unavailable` if the storage fails.
     """
     if isinstance(place, StoredArtifact):
         return shown(read(place), place.media_type) if place.size <= MAX_SHOWN_BYTES else None
@@ -443,8 +462,8 @@ def open_pointer(pointer: str, *, tenant_id: int) -> Opened:
     """What an `inline:` or `artifact:` pointer of this tenant points to.
 
     :raises InvalidPointer: if it is of another kind, which this deployment does not read.
-    :raises UnknownTask: if it is inline and there is no such task.
-    :raises NotFinished: if it is inline and the task is open.
+    :raises NotFound: `unknown_task` if it is inline and there is no such task.
+    :raises Conflict: `not_finished` if it is inline and the task is open.
     :raises UnknownArtifact: if there is no such artifact.
     """
     match scheme_of(pointer):
@@ -481,7 +500,7 @@ def _task(task_ref: str) -> Task:
         Task.objects.select_related("task_type", "queue", "requester", "recipient").filter(pk=task_of(task_ref)).first()
     )
     if task is None:
-        raise UnknownTask(f"There is no task {task_ref}.")
+        raise NotFound(f"There is no task {task_ref}.", code="unknown_task")
     return task
 
 

@@ -4,16 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 from zoneinfo import ZoneInfo
 
-from celery.schedules import ParseException, crontab
+from celery.schedules import ParseException, crontab_parser
 
-from apps.tasks.errors import InvalidTimetable
+from apps.core.errors import Invalid
 
 # The 29th of February falls on a given weekday every 28 years, and once in 40 across a century.
 _SEARCHED: Final = timedelta(days=366 * 41)
-_FIELDS: Final = 5
 _HOURS: Final = 24
 
 
@@ -101,33 +100,54 @@ def _moments(cron: Cron, day: date) -> list[datetime]:
 def read(*, cron: str | None, every_seconds: int | None, timezone: str, anchor: datetime) -> Timetable:
     """The timetable that is meant.
 
-    :raises InvalidTimetable: if it can't be read, or not exactly one of the two is given.
+    :raises Invalid: `invalid_timetable` if it can't be read, or not exactly one of the two is given.
     """
-    if (cron is None) == (every_seconds is None):
-        raise InvalidTimetable("A schedule has a cron expression or every_seconds.")
-    if every_seconds is not None:
+    if every_seconds is not None and cron is None:
         return Every(timedelta(seconds=every_seconds), anchor)
-    fields = (cron or "").split()
-    if len(fields) != _FIELDS:
-        raise InvalidTimetable("A cron expression has five fields: minute, hour, day of month, month, day of week.")
-    if any(len(field) > longest for field, longest in zip(fields, _LONGEST, strict=True)):
-        raise InvalidTimetable("A field of this cron expression is too long.")
+    if cron is None or every_seconds is not None:
+        raise _invalid("Give a cron expression or every_seconds.")
+    fields = cron.split()
+    if len(fields) != len(_FIELDS):
+        ranges = ", ".join(f"{field.name} ({field.first}-{field.last})" for field in _FIELDS)
+        raise _invalid(f"A cron expression has five fields: {ranges}. {cron!r} has {len(fields)}.")
     try:
         zone = ZoneInfo(timezone)
-        # Beat reads the same expression with this.
-        sets: Any = crontab(**dict(zip(_NAMES, fields, strict=True)))
-    except (ParseException, ValueError, KeyError, OSError) as exc:
-        raise InvalidTimetable(f"This timetable can't be read: {exc}") from exc
-    return Cron(
-        minutes=frozenset(sets.minute),
-        hours=frozenset(sets.hour),
-        days_of_month=frozenset(sets.day_of_month),
-        months=frozenset(sets.month_of_year),
-        days_of_week=frozenset(sets.day_of_week),
-        zone=zone,
-    )
+    except (ValueError, KeyError, OSError) as exc:
+        raise _invalid(f"Unknown time zone {timezone!r}. An example is 'Europe/Vienna'.") from exc
+    sets = [frozenset(field.read(text)) for field, text in zip(_FIELDS, fields, strict=True)]
+    return Cron(*sets, zone=zone)
 
 
-# What beat's table holds of each.
-_LONGEST: Final = (240, 96, 124, 64, 64)
-_NAMES: Final = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+def _invalid(detail: str) -> Invalid:
+    return Invalid(detail, code="invalid_timetable")
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field of a cron expression: its range, and how long beat's table lets it be."""
+
+    name: str
+    first: int
+    last: int
+    longest: int
+
+    def read(self, text: str) -> set[int]:
+        """The numbers that are meant, as beat reads them."""
+        if len(text) > self.longest:
+            raise _invalid(f"The {self.name} of this cron expression is longer than {self.longest} characters.")
+        try:
+            found: set[int] = crontab_parser(self.last - self.first + 1, self.first).parse(text)
+        except (ParseException, ValueError) as exc:
+            raise _invalid(
+                f"The {self.name} {text!r} of this cron expression is invalid: it must be {self.first}-{self.last}."
+            ) from exc
+        return found
+
+
+_FIELDS: Final = (
+    _Field("minute", 0, 59, 240),
+    _Field("hour", 0, 23, 96),
+    _Field("day of month", 1, 31, 124),
+    _Field("month", 1, 12, 64),
+    _Field("day of week", 0, 6, 64),
+)

@@ -20,7 +20,7 @@ from apps.plans.errors import OutsidePool
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
-from apps.tasks.jobs.executor import work as execute_queue
+from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask, Run, Task
 from apps.workers import selectors as workers_seen
 from apps.workers.models import Allowance

@@ -14,7 +14,7 @@ from apps.executions.services.starting import Budget
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors as task_selectors
 from apps.tasks import services as tasks
-from apps.tasks.jobs.executor import work as execute_queue
+from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask
 from apps.tasks.services import Beat, QueuedTask, QueueRequest
 from apps.tasks.shapes import TaskStatus

@@ -23,7 +23,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
 from apps.tasks import services as tasks
-from apps.tasks.jobs.executor import work as execute_queue
+from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask
 from apps.tasks.services import Grant
 from tests.executions.making import (

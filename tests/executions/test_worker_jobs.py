@@ -23,10 +23,10 @@ from apps.executions.models import Execution, ExecutionStep, WorkerJob
 from apps.executions.services import advancing, worker_jobs
 from apps.executions.states import Mode
 from apps.principals.tenancy import Caller
+from apps.tasks import jobs as executor
 from apps.tasks import selectors as task_selectors
 from apps.tasks import services as tasks
-from apps.tasks.jobs import executor
-from apps.tasks.jobs.executor import work as execute_queue
+from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask
 from apps.tasks.services import QueuedTask
 from apps.workers.models import Allowance, Call
@@ -195,9 +195,7 @@ def test_next_run_follows_the_job_of_a_killed_process(kee: Caller, server: Worke
     make_counter(kee, server, writes=True, tools=CANCELABLE)
     task = queue_count(kee)
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
-    code = (
-        f"import django; django.setup()\nfrom apps.tasks.jobs.executor import work\nwork({kee.tenant_id}, 'execute')\n"
-    )
+    code = f"import django; django.setup()\nfrom apps.tasks.jobs import work\nwork({kee.tenant_id}, 'execute')\n"
     env = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "config.settings"}
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env)
     try:

@@ -15,7 +15,7 @@ from apps.executions.services import advancing
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller
-from apps.tasks.jobs.executor import work as execute_queue
+from apps.tasks.jobs import work as execute_queue
 from apps.workers.models import State, Worker
 from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
 from tests.bundled_workers.processes import running

@@ -14,8 +14,8 @@ from django.test.utils import CaptureQueriesContext
 from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
+from apps.tasks import jobs as executor
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
-from apps.tasks.jobs import executor
 from apps.tasks.models import FinishedTask, LiveTask, Run, Spend
 from apps.tasks.services import BudgetDraft, BudgetLeft
 from apps.tasks.shapes import used_up

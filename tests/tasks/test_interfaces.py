@@ -12,7 +12,7 @@ from django.urls import reverse
 from apps.principals.models import Membership, Operator, Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.tasks import latencies, selectors, services
+from apps.tasks import selectors, services, sql
 from apps.tasks.models import LiveTask, Queue, Run, Task
 from tests.console.test_site import SENT
 from tests.factories import make_caller, make_tenant, make_token
@@ -235,7 +235,7 @@ def test_ends_are_counted_once_by_queue_and_status(kee: Caller, worker: Caller) 
 
 
 def test_ends_at_one_moment_are_counted_together(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.tasks.services.minutes.MINUTES_BATCH", 2)
+    monkeypatch.setattr("apps.tasks.services.sweeping.MINUTES_BATCH", 2)
     make_type(kee)
     for _ in range(5):
         queue(kee)
@@ -282,13 +282,13 @@ def test_figures_belong_to_their_tenant(tenant: Tenant, kee: Caller, worker: Cal
 
 @pytest.mark.parametrize("seconds", [0.001, 0.01, 0.5, 3, 60, 86_400])
 def test_quantile_is_at_most_a_fifth_too_high(seconds: float) -> None:
-    measured = max(0, math.ceil(latencies.CLASSES_PER_DOUBLING * math.log2(seconds * 1000)))
-    (p50,) = latencies.quantiles({measured: 10}, [0.5])
+    measured = max(0, math.ceil(sql.CLASSES_PER_DOUBLING * math.log2(seconds * 1000)))
+    (p50,) = selectors.quantiles({measured: 10}, [0.5])
     assert p50 is not None
     assert seconds <= p50 * 1.000001 <= seconds * 1.2
 
 
 def test_quantiles_are_told_apart() -> None:
     counts = {0: 50, 40: 45, 80: 5}
-    assert latencies.quantiles(counts, [0.5, 0.95, 0.99]) == [latencies.bound_of(c) for c in (0, 40, 80)]
-    assert latencies.quantiles({}, [0.5]) == [None]
+    assert selectors.quantiles(counts, [0.5, 0.95, 0.99]) == [2 ** (c / 4) / 1000 for c in (0, 40, 80)]
+    assert selectors.quantiles({}, [0.5]) == [None]

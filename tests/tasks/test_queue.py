@@ -66,6 +66,14 @@ def test_refused_request_leaves_nothing(kee: Caller, refusal: str, asked: dict[s
     assert snapshot(kee) == before
 
 
+def test_unknown_task_type_is_refused_with_the_near_name(kee: Caller) -> None:
+    make_type(kee)
+    for name, hint in (("indx", "Did you mean 'index'?"), ("qqq", "Known types: ")):
+        with refused("unknown_task_type") as refusal:
+            queue(kee, name)
+        assert refusal.value.detail.startswith(f"Unknown task type '{name}'. {hint}")
+
+
 def test_invalid_params_are_named_by_their_place(kee: Caller) -> None:
     make_type(kee, schema=SCHEMA)
     with refused("invalid_params") as refusal:

@@ -92,7 +92,7 @@ def test_idempotency_key_outlives_its_task(kee: Caller, worker: Caller) -> None:
 
 
 def test_walk_continues_and_starts_again(kee: Caller, worker: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.tasks.services.retaining.FORGET_BATCH", 2)
+    monkeypatch.setattr("apps.tasks.services.sweeping.FORGET_BATCH", 2)
     make_type(kee)
     make_type(kee, "long", retention_seconds=500 * DAY)
     for name in ("long", "long", "long", "index", "long", "index"):

@@ -15,7 +15,7 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
-from apps.tasks import registry, selectors, services, sql
+from apps.tasks import handlers, selectors, services, sql
 from apps.tasks.models import FinishedTask, LiveTask, Run, TaskType, run_key
 from apps.tasks.services import LeaseNext, ending
 from apps.tasks.signals import task_queued, tasks_finished
@@ -117,7 +117,7 @@ def test_unannounced_work_is_found_once_a_queue(kee: Caller) -> None:
 
     (found,) = services.unannounced()
     assert (found.tenant_id, found.queue, found.task_type) == (kee.tenant_id, own.queue.name, own.name)
-    assert found.task_type in registry.names()
+    assert found.task_type in handlers.names()
     with acting_as(kee):
         services.pause_queue(caller=kee, name=own.queue.name, now=LONG_AGO)
     assert services.unannounced() == []

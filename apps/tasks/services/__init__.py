@@ -1,6 +1,6 @@
 """The verbs of AsyncGate. Each is one transaction, inside the one that acts for the caller."""
 
-from apps.tasks.services.artifacts import prepare, store_artifact
+from apps.tasks.services.artifacts import fetch_result, prepare, store_artifact
 from apps.tasks.services.beating import heartbeat, order
 from apps.tasks.services.dependencies import DEPENDANTS_BATCH, release_dependants, release_dependants_in
 from apps.tasks.services.ending import (
@@ -16,12 +16,8 @@ from apps.tasks.services.ending import (
     release_many,
 )
 from apps.tasks.services.leasing import lease
-from apps.tasks.services.minutes import MINUTES_BATCH, count_minutes, forget_minutes
-from apps.tasks.services.operating import cancel_for_requester, replay_queue, revoke_lease
+from apps.tasks.services.operating import cancel_for_requester, replay, replay_dead_letter, replay_queue, revoke_lease
 from apps.tasks.services.queueing import queue, queue_many
-from apps.tasks.services.replaying import replay, replay_dead_letter
-from apps.tasks.services.results import fetch_result
-from apps.tasks.services.retaining import FORGET_BATCH, Walk, drop_partitions, make_partitions
 from apps.tasks.services.scheduling import (
     SCHEDULE_BATCH,
     ScheduleDraft,
@@ -32,7 +28,21 @@ from apps.tasks.services.scheduling import (
     set_schedule,
     stop_schedule,
 )
-from apps.tasks.services.sweeping import SWEEP_BATCH, admit_waiting, bring_back, end_what_must, kept_back, unannounced
+from apps.tasks.services.sweeping import (
+    FORGET_BATCH,
+    MINUTES_BATCH,
+    SWEEP_BATCH,
+    Walk,
+    admit_waiting,
+    bring_back,
+    count_minutes,
+    drop_partitions,
+    end_what_must,
+    forget_minutes,
+    kept_back,
+    make_partitions,
+    unannounced,
+)
 from apps.tasks.services.types import (
     FAIR_SHARES_BATCH,
     QueueDraft,

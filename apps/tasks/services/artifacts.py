@@ -1,4 +1,4 @@
-"""Results on their way in: small ones travel in the record, larger ones become artifacts first."""
+"""Results on their way in and out: small ones are stored with the task, larger ones as artifacts."""
 
 import hashlib
 from typing import Any, Final
@@ -6,24 +6,28 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.files.base import ContentFile
 from django.core.files.storage import Storage, storages
+from django.db import transaction
 
-from apps.core.errors import FieldError, Invalid
+from apps.core.errors import Conflict, FieldError, Invalid, TooLarge, Unavailable
 from apps.core.ids import format_ref
 from apps.core.sql import database_now
-from apps.principals.tenancy import acting_in
+from apps.principals.tenancy import Caller, acting_in
 from apps.tasks import selectors
-from apps.tasks.errors import ArtifactsUnavailable, ArtifactTooLarge, InvalidPointer, UnknownArtifact
-from apps.tasks.models import Artifact
-from apps.tasks.pointers import (
+from apps.tasks.models import Artifact, FinishedTask
+from apps.tasks.results import (
     ARTIFACT,
     INLINE,
     MAX_INLINE_BYTES,
+    InvalidPointer,
+    UnknownArtifact,
     artifact_digest,
     artifact_pointer,
     inline_bytes,
     scheme_of,
 )
-from apps.tasks.shapes import Delivery
+from apps.tasks.services.ending import refuse_stranger
+from apps.tasks.shapes import Delivery, TaskResult
+from apps.tasks.states import TERMINAL
 
 _JSON: Final = "application/json"
 
@@ -50,8 +54,8 @@ def prepare(
 
     :raises Invalid: if both a result and a pointer are given.
     :raises InvalidPointer: if the pointer has no scheme, is `inline:`, or names an artifact that is not there.
-    :raises ArtifactTooLarge: if the result is over the deployment's limit.
-    :raises ArtifactsUnavailable: if the storage fails.
+    :raises TooLarge: `artifact_too_large` if the result is over the deployment's limit.
+    :raises Unavailable: `artifacts_unavailable` if the storage fails.
     """
     if pointer is not None:
         if result is not NOTHING:
@@ -79,16 +83,20 @@ def store_artifact(*, tenant_id: int, content: bytes, media_type: str) -> str:
 
     The file is there before the row that vouches for it. Call it outside a transaction: it waits for a disk.
 
-    :raises ArtifactTooLarge: if they are over the deployment's limit.
-    :raises ArtifactsUnavailable: if the storage fails.
+    :raises TooLarge: `artifact_too_large` if they are over the deployment's limit.
+    :raises Unavailable: `artifacts_unavailable` if the storage fails.
     """
     if len(content) > settings.ARTIFACT_MAX_BYTES:
-        raise ArtifactTooLarge(f"{len(content)} bytes; an artifact may have {settings.ARTIFACT_MAX_BYTES}.")
+        raise TooLarge(
+            f"{len(content)} bytes; an artifact may have {settings.ARTIFACT_MAX_BYTES}.", code="artifact_too_large"
+        )
     digest = hashlib.sha256(content).hexdigest()
     try:
         _write(storages["artifacts"], selectors.place_of(tenant_id, digest), content)
     except OSError as exc:
-        raise ArtifactsUnavailable("The storage of artifacts does not take this one just now.") from exc
+        raise Unavailable(
+            "The storage of artifacts does not take this one just now.", code="artifacts_unavailable"
+        ) from exc
     with acting_in(tenant_id, "storing an artifact"):
         Artifact.objects.bulk_create(
             [
@@ -139,3 +147,20 @@ def _write(storage: Storage, place: str, content: bytes) -> None:
     if written != place:
         # A rival has stored the same bytes at this moment.
         storage.delete(written)
+
+
+@transaction.atomic
+def fetch_result(*, caller: Caller, task_id: int) -> TaskResult:
+    """A task's result, less the content of an artifact; notes when it was first fetched.
+
+    :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
+    :raises Conflict: `not_finished` if it is still open.
+    """
+    refuse_stranger(caller=caller, task_id=task_id)
+    if not FinishedTask.objects.filter(task_id=task_id).exists():
+        status = selectors.status(format_ref("task", task_id)).status
+        # It may have ended since the look before.
+        if status not in TERMINAL:
+            raise Conflict(f"{format_ref('task', task_id)} is {status}.", task_status=status, code="not_finished")
+    FinishedTask.objects.filter(task_id=task_id, fetched_at=None).update(fetched_at=database_now())
+    return selectors.result(format_ref("task", task_id))

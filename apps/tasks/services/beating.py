@@ -7,12 +7,12 @@ from typing import Final
 
 from django.db import transaction
 
+from apps.core.errors import Conflict
 from apps.core.ids import format_ref
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller
 from apps.tasks import fences, sql
-from apps.tasks.errors import BadLeaseToken, NotLeased
-from apps.tasks.fences import Lease
+from apps.tasks.fences import BadLeaseToken, Lease
 from apps.tasks.models import run_key
 from apps.tasks.services import budgets, recording
 from apps.tasks.services.budgets import Balance, spent_end
@@ -84,13 +84,13 @@ def heartbeat(*, worker: Caller, beats: Sequence[Beat]) -> list[BeatAnswer]:
 def order(*, caller: Caller, task_id: int, what: Order) -> None:
     """Have the holder of a task told at its next heartbeat to save its state, or to save it and give the task back.
 
-    :raises UnknownTask: if the caller neither asked for it nor is to be told of it.
-    :raises NotLeased: if nobody holds it.
+    :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
+    :raises Conflict: `not_leased` if nobody holds it.
     """
     refuse_stranger(caller=caller, task_id=task_id)
     hold = recording.lock([task_id]).get(task_id)
     if hold is None or hold.holder_id is None:
-        raise NotLeased(f"Nobody holds {format_ref('task', task_id)}.")
+        raise Conflict(f"Nobody holds {format_ref('task', task_id)}.", code="not_leased")
     with hot_cursor() as cursor:
         cursor.execute(sql.ORDER, {"task": task_id, "flag": _FLAGS[what]})
 

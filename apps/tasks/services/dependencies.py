@@ -11,16 +11,15 @@ from typing import Any, Final
 
 from django.db import DatabaseError, connection
 
-from apps.core.errors import FieldError, Invalid
+from apps.core.errors import FieldError, Invalid, NotFound
 from apps.core.ids import format_ref
 from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller, acting_as_system, acting_in
 from apps.tasks import sql
-from apps.tasks.errors import UnknownTask
 from apps.tasks.models import Dependency, FinishedTask, Task
 from apps.tasks.services import recording
-from apps.tasks.services.admission import admit
+from apps.tasks.services.leasing import admit
 from apps.tasks.services.recording import End
 from apps.tasks.signals import task_queued
 from apps.tasks.states import IfDependencyFails, Outcome, Reason, Status
@@ -53,14 +52,14 @@ def to_wait_for(task_ids: Sequence[int], known: Mapping[int, bool]) -> tuple[int
     """Which of these a new task has to wait for. It can name only what was there before it, so that no circle can be.
 
     :raises Invalid: if they are too many.
-    :raises UnknownTask: if there is no such task, or its requester may not see it.
+    :raises NotFound: `unknown_task` if there is no such task, or its requester may not see it.
     """
     if len(set(task_ids)) > MOST_DEPENDENCIES:
         fault = f"names more than {MOST_DEPENDENCIES} tasks"
         raise Invalid(f"A task depends on {MOST_DEPENDENCIES} at most.", errors=[FieldError("/depends_on", fault)])
     for task_id in task_ids:
         if task_id not in known:
-            raise UnknownTask(f"There is no task {format_ref('task', task_id)}.")
+            raise NotFound(f"There is no task {format_ref('task', task_id)}.", code="unknown_task")
     return tuple(sorted({task_id for task_id in task_ids if known[task_id]}))
 
 

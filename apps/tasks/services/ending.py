@@ -11,13 +11,12 @@ from django.db import transaction
 from django.db.models import F
 
 from apps.core import strict_json
-from apps.core.errors import DomainError, only
+from apps.core.errors import Conflict, DomainError, NotFound, only
 from apps.core.ids import format_ref
 from apps.core.sql import database_now, hot_cursor
 from apps.principals.tenancy import Caller
 from apps.tasks import fences, sql
-from apps.tasks.errors import AlreadyFinished, BadLeaseToken, UnknownTask
-from apps.tasks.fences import Lease
+from apps.tasks.fences import BadLeaseToken, Lease
 from apps.tasks.models import FinishedTask, LiveTask, Task, run_key
 from apps.tasks.services import leasing, recording
 from apps.tasks.services.budgets import spent_end
@@ -58,8 +57,8 @@ def complete(
     The same call again answers the same.
 
     :raises BadLeaseToken: if the token is not this worker's for this task.
-    :raises LeaseLost: if the run is over otherwise.
-    :raises AlreadyDecided: if the run ended with another outcome or content.
+    :raises Conflict: `lease_lost` if the run is over otherwise.
+    :raises Conflict: `already_decided` if the run ended with another outcome or content.
     """
     completion = Completion(task_id=task_id, lease_token=lease_token, delivery=delivery, summary=summary)
     return only(complete_many(worker=worker, completions=[completion]).answers)
@@ -106,8 +105,8 @@ def fail(*, worker: Caller, task_id: int, lease_token: str, failure: Failure) ->
     The same call again answers the same.
 
     :raises BadLeaseToken: if the token is not this worker's for this task.
-    :raises LeaseLost: if the run is over otherwise.
-    :raises AlreadyDecided: if the run ended with another outcome or content.
+    :raises Conflict: `lease_lost` if the run is over otherwise.
+    :raises Conflict: `already_decided` if the run ended with another outcome or content.
     """
     return only(
         fail_many(worker=worker, failures=[FailedRun(task_id=task_id, lease_token=lease_token, failure=failure)])
@@ -128,8 +127,8 @@ def release(*, worker: Caller, task_id: int, lease_token: str) -> UnsuccessfulRu
     same.
 
     :raises BadLeaseToken: if the token is not this worker's for this task.
-    :raises LeaseLost: if the run is over otherwise.
-    :raises AlreadyDecided: if the run ended with another outcome.
+    :raises Conflict: `lease_lost` if the run is over otherwise.
+    :raises Conflict: `already_decided` if the run ended with another outcome.
     """
     return only(release_many(worker=worker, releases=[Released(task_id=task_id, lease_token=lease_token)]))
 
@@ -146,12 +145,14 @@ def cancel(*, caller: Caller, task_id: int) -> Status:
 
     `canceled` is a verdict; `canceling` a request, after which a completion may still win.
 
-    :raises UnknownTask: if the caller neither asked for it nor is to be told of it.
-    :raises AlreadyFinished: if it has succeeded or failed.
+    :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
+    :raises Conflict: `already_finished` if it has succeeded or failed.
     """
     status = cancel_many(caller=caller, task_ids=[task_id])[task_id]
     if status not in {Status.CANCELED, Status.CANCELING}:
-        raise AlreadyFinished(f"{format_ref('task', task_id)} has {status} already.", task_status=str(status))
+        raise Conflict(
+            f"{format_ref('task', task_id)} has {status} already.", task_status=str(status), code="already_finished"
+        )
     return status
 
 
@@ -162,7 +163,7 @@ def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Statu
     A task that has succeeded or failed keeps that end and hinders none of the others. All the tasks are locked
     before any inbox, by id, so that callers with the same tasks or recipients can't wait for each other in a circle.
 
-    :raises UnknownTask: if the caller neither asked for one of them nor is to be told of it; nothing is changed.
+    :raises NotFound: `unknown_task` if the caller neither asked for one of them nor is to be told of it; nothing is changed.
     """
     wanted = sorted(set(task_ids))
     _refuse_strangers(caller, wanted)
@@ -236,7 +237,7 @@ def end_overdue(*, task_ids: Collection[int]) -> int:
 
 
 def refuse_stranger(*, caller: Caller, task_id: int) -> None:
-    """:raises UnknownTask: if the caller is neither the task's requester nor its recipient."""
+    """:raises NotFound: `unknown_task` if the caller is neither the task's requester nor its recipient."""
     _refuse_strangers(caller, [task_id])
 
 
@@ -244,7 +245,7 @@ def _refuse_strangers(caller: Caller, task_ids: Collection[int]) -> None:
     parties = {pk: parties for pk, *parties in Task.objects.filter(pk__in=task_ids).values_list(*_PARTIES)}
     for task_id in task_ids:
         if caller.principal_id not in parties.get(task_id, ()):
-            raise UnknownTask(f"There is no task {format_ref('task', task_id)}.")
+            raise NotFound(f"There is no task {format_ref('task', task_id)}.", code="unknown_task")
 
 
 def prove(*, worker: Caller, task_id: int, lease_token: str) -> Lease:

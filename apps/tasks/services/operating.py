@@ -1,29 +1,133 @@
-"""What operators do to tasks and queues, whoever asked for them."""
+"""What operators do to tasks and queues, and the replay of dead letters."""
+
+from collections.abc import Collection
+from typing import Final
 
 from django.db import transaction
 
-from apps.core.errors import DomainError
+from apps.core.errors import Conflict, DomainError
 from apps.core.ids import format_ref
 from apps.core.sql import hot_cursor
 from apps.principals.models import Principal
-from apps.principals.tenancy import on_behalf_of
+from apps.principals.tenancy import Caller, on_behalf_of
+from apps.receipts.services import Group
 from apps.tasks import sql
-from apps.tasks.errors import NotLeased
-from apps.tasks.models import Task
+from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, Task, replay_key
 from apps.tasks.services import recording
 from apps.tasks.services.budgets import spent_end
-from apps.tasks.services.ending import cancel
+from apps.tasks.services.ending import cancel, refuse_stranger
+from apps.tasks.services.queueing import queue_many
 from apps.tasks.services.recording import Back, End
-from apps.tasks.services.replaying import REPLAY_BATCH, replay_many
-from apps.tasks.shapes import QueuedTask
-from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, MOST_RUNS, Outcome, Reason, Status
+from apps.tasks.shapes import BudgetDraft, QueuedTask, QueueRequest
+from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, MOST_RUNS, Outcome, Reason, Status, WhenSpent
+
+REPLAY_BATCH: Final = 500
+
+
+@transaction.atomic
+def replay(*, caller: Caller, task_id: int) -> QueuedTask:
+    """Queue a dead letter again, as a new task of whoever asked for it; it stays what it is.
+
+    A second replay answers the task of the first.
+
+    :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
+    :raises Conflict: `not_a_dead_letter` if it has not failed.
+    :raises DomainError: if its type takes no such task any more.
+    """
+    refuse_stranger(caller=caller, task_id=task_id)
+    return replay_dead_letter(task_id=task_id)
+
+
+@transaction.atomic
+def replay_dead_letter(*, task_id: int) -> QueuedTask:
+    """As :func:`replay`, for an operator.
+
+    :raises Conflict: `not_a_dead_letter` if it has not failed.
+    :raises DomainError: if its type takes no such task any more.
+    """
+    (answer,) = replay_many(task_ids=[task_id])
+    if isinstance(answer, DomainError):
+        raise answer
+    return answer
+
+
+@transaction.atomic
+def replay_many(*, task_ids: Collection[int]) -> list[QueuedTask | DomainError]:
+    """Replay dead letters of one tenant, each with an answer of its own, in the order of their ids."""
+    dead = {record.task_id: record for record in FinishedTask.objects.filter(task_id__in=task_ids)}
+    tasks = Task.objects.filter(pk__in=task_ids).select_related("task_type", "queue", "recipient").order_by("pk")
+    answers: dict[int, QueuedTask | DomainError] = {}
+    wanted: dict[int, list[Task]] = {}
+    for task in tasks:
+        record = dead.get(task.pk)
+        if record is None or record.status != Status.FAILED:
+            answers[task.pk] = Conflict(f"{task} has not failed.", code="not_a_dead_letter")
+        else:
+            wanted.setdefault(task.requester_id, []).append(task)
+    for requester_id, theirs in wanted.items():
+        answers |= _replayed(requester_id, theirs, dead)
+    return [answers[task.pk] for task in tasks]
+
+
+def _replayed(
+    requester_id: int, tasks: list[Task], dead: dict[int, FinishedTask]
+) -> dict[int, QueuedTask | DomainError]:
+    # A principal may have another name by now, or a queue: what was replayed before is known by its key alone.
+    used = IdempotencyKey.objects.filter(principal_id=requester_id, key__in=[replay_key(task.pk) for task in tasks])
+    known = {first.key: first for first in used}
+    answers: dict[int, QueuedTask | DomainError] = {
+        task.pk: _as_before(known[replay_key(task.pk)]) for task in tasks if replay_key(task.pk) in known
+    }
+    fresh = [task for task in tasks if task.pk not in answers]
+    if fresh:
+        requester = on_behalf_of(Principal.objects.select_related("tenant").get(pk=requester_id))
+        budgets = Budget.objects.in_bulk([task.pk for task in fresh])
+        requests = [_request(task, dead[task.pk], budgets.get(task.pk)) for task in fresh]
+        answers |= dict(
+            zip([task.pk for task in fresh], queue_many(requester=requester, requests=requests), strict=True)
+        )
+    return answers
+
+
+def _request(task: Task, record: FinishedTask, budget: Budget | None) -> QueueRequest:
+    return QueueRequest(
+        task_type=task.task_type.name,
+        params=task.params,
+        recipient=task.recipient.name,
+        queue=task.queue.name,
+        priority=task.priority,
+        concurrency_key=task.concurrency_key,
+        idempotency_key=replay_key(task.pk),
+        caused_by=record.receipt_id,
+        group=None if task.group is None else Group(**task.group),
+        replay_of=task.pk,
+        budget=None if budget is None else _anew(budget),
+    )
+
+
+def _anew(budget: Budget) -> BudgetDraft:
+    """The same budget, with nothing spent."""
+    return BudgetDraft(
+        tokens=budget.max_tokens,
+        cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd),
+        when_spent=WhenSpent(budget.when_spent),
+    )
+
+
+def _as_before(first: IdempotencyKey) -> QueuedTask:
+    return QueuedTask(
+        task_id=format_ref("task", first.task_id),
+        status=Status(first.answer["status"]),
+        is_duplicate=True,
+        receipt_id=first.answer["receipt_id"],
+    )
 
 
 @transaction.atomic
 def cancel_for_requester(*, task_id: int) -> Status:
     """Cancel a task as its requester would.
 
-    :raises AlreadyFinished: if it has succeeded or failed.
+    :raises Conflict: `already_finished` if it has succeeded or failed.
     """
     requester_id = Task.objects.values_list("requester_id", flat=True).get(pk=task_id)
     requester = Principal.objects.select_related("tenant").get(pk=requester_id)
@@ -37,11 +141,11 @@ def revoke_lease(*, task_id: int) -> Status:
 
     Whatever its holder still says of it is refused.
 
-    :raises NotLeased: if nobody holds it.
+    :raises Conflict: `not_leased` if nobody holds it.
     """
     hold = recording.lock([task_id]).get(task_id)
     if hold is None or hold.holder_id is None:
-        raise NotLeased(f"Nobody holds {format_ref('task', task_id)}.")
+        raise Conflict(f"Nobody holds {format_ref('task', task_id)}.", code="not_leased")
     end = None
     if hold.flags & CANCEL_REQUESTED:
         end = End(task_id=task_id, status=Status.CANCELED, outcome=Outcome.REVOKED, reason=Reason.CANCELED)

@@ -9,7 +9,7 @@ from typing import Any
 from django.db import transaction
 
 from apps.core import strict_json
-from apps.core.errors import DomainError, FieldError, Invalid, Unavailable, only
+from apps.core.errors import Conflict, DomainError, FieldError, Invalid, NotFound, Unavailable, only
 from apps.core.ids import format_ref, random_id
 from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
@@ -18,12 +18,10 @@ from apps.principals.selectors import principal_ids_named
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
-from apps.tasks import registry, sql
-from apps.tasks.errors import IdempotencyConflict, TaskTypeDisabled, UnknownQueue, UnknownRecipient
+from apps.tasks import handlers, sql
 from apps.tasks.models import REPLAY, IdempotencyKey, Queue, TaskType
-from apps.tasks.params import check_params
-from apps.tasks.services import admission, budgets, dependencies
-from apps.tasks.services.types import types_for
+from apps.tasks.services import budgets, dependencies, leasing
+from apps.tasks.services.types import check_params, types_for
 from apps.tasks.shapes import QueuedTask, QueueRequest
 from apps.tasks.signals import task_queued
 from apps.tasks.states import REVOKES_STUCK, STRICT, IfDependencyFails, Status
@@ -34,13 +32,13 @@ def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
 
     The same idempotency key with the same request answers the first task again and changes nothing.
 
-    :raises UnknownTaskType: if the tenant has no such type.
-    :raises TaskTypeDisabled: if the type takes no tasks.
-    :raises InvalidParams: if the params do not fit the type's schema.
-    :raises UnknownQueue: if a queue is named that the tenant does not have.
-    :raises UnknownRecipient: if the tenant has no such principal.
-    :raises UnknownTask: if it depends on a task that does not exist, or not for its requester.
-    :raises IdempotencyConflict: if the key stands for another request.
+    :raises NotFound: `unknown_task_type` if the tenant has no such type.
+    :raises Conflict: `task_type_disabled` if the type takes no tasks.
+    :raises Invalid: `invalid_params` if the params do not fit the type's schema.
+    :raises NotFound: `unknown_queue` if a queue is named that the tenant does not have.
+    :raises NotFound: `unknown_recipient` if the tenant has no such principal.
+    :raises NotFound: `unknown_task` if it depends on a task that does not exist, or not for its requester.
+    :raises Conflict: `idempotency_conflict` if the key stands for another request.
     :raises Invalid: if the key is reserved for replays, the priority is not 1 to 10, or the budget limits nothing.
     """
     return only(queue_many(requester=requester, requests=[request]))
@@ -83,7 +81,7 @@ class _Batch:
         # Only a key is ever compared by it.
         self._digests = [b"" if request.idempotency_key is None else _digest(request) for request in requests]
 
-    def answered(self) -> list[QueuedTask | IdempotencyConflict | None]:
+    def answered(self) -> list[QueuedTask | Conflict | None]:
         """What requests with keys that were used before are answered."""
         keys = {request.idempotency_key for request in self._requests} - {None}
         firsts: dict[str | None, IdempotencyKey] = {}
@@ -103,7 +101,7 @@ class _Batch:
         """
         if not places:
             return {}
-        asked = {nth: registry.unalias(one.task_type, one.params) for nth in places for one in [self._requests[nth]]}
+        asked = {nth: handlers.unalias(one.task_type, one.params) for nth in places for one in [self._requests[nth]]}
         types = types_for(tenant_id=self._requester.tenant_id, names={name for name, _ in asked.values()})
         lines = self._lines(places)
         principals = self._principals(places)
@@ -154,16 +152,18 @@ class _Batch:
                 errors=[FieldError("/idempotency_key", f"begins with {REPLAY}")],
             )
         if not task_type.enabled:
-            raise TaskTypeDisabled(f"The task type {task_type.name!r} takes no new tasks just now.")
+            raise Conflict(f"The task type {task_type.name!r} takes no new tasks just now.", code="task_type_disabled")
         check_params(params, task_type.params_schema)
         budgets.check(request.budget)
         line = task_type.queue if request.queue is None else lines.get(request.queue)
         if line is None:
-            raise UnknownQueue(f"There is no queue {(request.queue or '')[:50]!r}.")
+            raise NotFound(f"There is no queue {(request.queue or '')[:50]!r}.", code="unknown_queue")
         recipient_id = self._requester.principal_id
         if request.recipient is not None:
             if request.recipient not in principals:
-                raise UnknownRecipient(f"There is no principal {request.recipient[:50]!r} to report to.")
+                raise NotFound(
+                    f"There is no principal {request.recipient[:50]!r} to report to.", code="unknown_recipient"
+                )
             recipient_id = principals[request.recipient]
         return _Draft(
             task_type=task_type,
@@ -191,7 +191,7 @@ class _Batch:
             made = [(nth, task_id, at, Status(status)) for nth, task_id, at, status in cursor.fetchall()]
         left_out = drafts.keys() - {nth for nth, *_ in made}
         # What a rival's key has kept out had been given the concurrency key before others of the batch.
-        admission.admit([self._key(nth) for nth in sorted(left_out & waiting.keys())])
+        leasing.admit([self._key(nth) for nth in sorted(left_out & waiting.keys())])
         if not made:
             return {}
         dependencies.keep(
@@ -238,8 +238,8 @@ class _Batch:
         if not keyed:
             return {}
         keys = [self._key(nth) for nth in keyed]
-        admission.hold(keys)
-        now, busy = admission.busy(keys)
+        leasing.hold_keys(keys)
+        now, busy = leasing.busy_keys(keys)
         found: dict[int, dict[str, bool]] = {}
         for nth in sorted(keyed, key=lambda nth: (-drafts[nth].priority, nth)):
             run_at = self._requests[nth].run_at
@@ -249,7 +249,7 @@ class _Batch:
                 busy.add(keyed[nth])
         return found
 
-    def _key(self, nth: int) -> admission.Key:
+    def _key(self, nth: int) -> leasing.Key:
         """The concurrency key of a request that has one."""
         return self._requester.tenant_id, self._requests[nth].concurrency_key or ""
 
@@ -319,10 +319,12 @@ def _digest(request: QueueRequest) -> bytes:
     return strict_json.digest(document)
 
 
-def _as_before(first: IdempotencyKey, digest: bytes) -> QueuedTask | IdempotencyConflict:
+def _as_before(first: IdempotencyKey, digest: bytes) -> QueuedTask | Conflict:
     if bytes(first.request_digest) != digest:
-        return IdempotencyConflict(
-            "This idempotency key was used for another request.", existing_task_id=first.answer["task_id"]
+        return Conflict(
+            "This idempotency key was used for another request.",
+            existing_task_id=first.answer["task_id"],
+            code="idempotency_conflict",
         )
     return QueuedTask(
         task_id=first.answer["task_id"],

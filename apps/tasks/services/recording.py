@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from apps.core.errors import DomainError
+from apps.core.errors import Conflict, DomainError
 from apps.core.ids import format_ref, random_id
 from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
@@ -14,10 +14,8 @@ from apps.digests import services as digests
 from apps.principals.services import ASYNCGATE
 from apps.receipts.services import Group, Poster, ReceiptDraft
 from apps.tasks import sql
-from apps.tasks.errors import AlreadyDecided, LeaseLost
 from apps.tasks.fences import Lease
-from apps.tasks.services.admission import Key, admit
-from apps.tasks.services.leasing import look_at_all, reason_lost
+from apps.tasks.services.leasing import Key, admit, look_at_all, reason_lost
 from apps.tasks.shapes import Delivery
 from apps.tasks.signals import dependency_finished, task_queued, tasks_finished
 from apps.tasks.states import MOST_RUNS, Outcome, Reason, Status
@@ -326,8 +324,8 @@ def _told(lease: Lease, digest: bytes, found: Sequence[Any]) -> Answer | DomainE
     fence, holder, barred, ended, outcome, first_digest, answer = found
     if first_digest is not None:
         if bytes(first_digest) != digest:
-            return AlreadyDecided(f"This run has {outcome} by another call.", outcome=outcome)
+            return Conflict(f"This run has {outcome} by another call.", outcome=outcome, code="already_decided")
         first: Answer = json.loads(answer)
         return first
     reason = reason_lost(lease.fence, fence=fence, holder=holder, barred=bool(barred), ended=ended) or "superseded"
-    return LeaseLost(f"This lease is lost: {reason}.", reason=reason)
+    return Conflict(f"This lease is lost: {reason}.", reason=reason, code="lease_lost")

@@ -11,16 +11,14 @@ from typing import Any, Final
 from django.db import DatabaseError, transaction
 from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
 
-from apps.core.errors import DomainError
+from apps.core.errors import DomainError, Invalid, NotFound
 from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_behalf_of
 from apps.tasks import timetables
-from apps.tasks.errors import InvalidTimetable, UnknownRecipient, UnknownSchedule
 from apps.tasks.models import Schedule
-from apps.tasks.params import check_params
 from apps.tasks.services.queueing import queue
-from apps.tasks.services.types import queue_named, type_for
+from apps.tasks.services.types import check_params, queue_named, type_for
 from apps.tasks.shapes import QueueRequest
 from apps.tasks.states import Misfire
 from apps.tasks.timetables import Timetable
@@ -58,17 +56,17 @@ def set_schedule(*, caller: Caller, draft: ScheduleDraft) -> tuple[Schedule, boo
 
     It begins anew from this moment: what was due before is not made up for.
 
-    :raises UnknownTaskType: if the tenant has no such type.
-    :raises InvalidParams: if the params do not fit the type's schema.
-    :raises UnknownQueue: if a queue is named that the tenant does not have.
-    :raises UnknownRecipient: if the tenant has no such principal.
-    :raises InvalidTimetable: if the timetable can't be read, or has no moment.
+    :raises NotFound: `unknown_task_type` if the tenant has no such type.
+    :raises Invalid: `invalid_params` if the params do not fit the type's schema.
+    :raises NotFound: `unknown_queue` if a queue is named that the tenant does not have.
+    :raises NotFound: `unknown_recipient` if the tenant has no such principal.
+    :raises Invalid: `invalid_timetable` if the timetable can't be read, or has no moment.
     """
     now = database_now()
     timetable = timetables.read(cron=draft.cron, every_seconds=draft.every_seconds, timezone=draft.timezone, anchor=now)
     next_at = timetable.following(now)
     if next_at is None:
-        raise InvalidTimetable("This timetable has no moment at all.")
+        raise Invalid("This timetable has no moment at all.", code="invalid_timetable")
     task_type = type_for(tenant_id=caller.tenant_id, name=draft.task_type)
     check_params(draft.params, task_type.params_schema)
     values = {
@@ -100,7 +98,7 @@ def set_schedule(*, caller: Caller, draft: ScheduleDraft) -> tuple[Schedule, boo
 def remove_schedule(*, caller: Caller, name: str) -> None:
     """Queue no more of it. Tasks that it has queued go on.
 
-    :raises UnknownSchedule: if the caller has none of this name.
+    :raises NotFound: `unknown_schedule` if the caller has none of this name.
     """
     schedule = (
         Schedule.objects.select_for_update(of=("self",))
@@ -108,7 +106,7 @@ def remove_schedule(*, caller: Caller, name: str) -> None:
         .first()
     )
     if schedule is None:
-        raise UnknownSchedule(f"You have no schedule {name[:100]!r}.")
+        raise NotFound(f"You have no schedule {name[:100]!r}.", code="unknown_schedule")
     PeriodicTask.objects.filter(name=_beats_name(schedule)).delete()
     Schedule.objects.filter(pk=schedule.pk).delete()
 
@@ -117,7 +115,7 @@ def remove_schedule(*, caller: Caller, name: str) -> None:
 def stop_schedule(*, schedule_id: int) -> None:
     """Queue nothing of it until it is resumed.
 
-    :raises UnknownSchedule: if there is none.
+    :raises NotFound: `unknown_schedule` if there is none.
     """
     schedule = _locked(schedule_id)
     Schedule.objects.filter(pk=schedule.pk).update(next_at=None)
@@ -129,7 +127,7 @@ def stop_schedule(*, schedule_id: int) -> None:
 def resume_schedule(*, schedule_id: int) -> None:
     """Queue from the next moment on; what was missed meanwhile was meant to be.
 
-    :raises UnknownSchedule: if there is none.
+    :raises NotFound: `unknown_schedule` if there is none.
     """
     schedule = _locked(schedule_id)
     schedule.next_at = _timetable(schedule).following(database_now())
@@ -204,7 +202,7 @@ def _chosen(schedule: Schedule, now: datetime) -> Iterator[datetime]:
 
 def _queue(schedule: Schedule, moment: datetime) -> int:
     if schedule.owner.disabled_at is not None:
-        raise UnknownRecipient(f"{schedule.owner.name} is disabled.")
+        raise NotFound(f"{schedule.owner.name} is disabled.", code="unknown_recipient")
     queued = queue(
         requester=on_behalf_of(schedule.owner),
         request=QueueRequest(
@@ -231,7 +229,7 @@ def _timetable(schedule: Schedule) -> Timetable:
 def _locked(schedule_id: int) -> Schedule:
     schedule = Schedule.objects.select_for_update(of=("self",)).filter(pk=schedule_id).first()
     if schedule is None:
-        raise UnknownSchedule("There is no such schedule.")
+        raise NotFound("There is no such schedule.", code="unknown_schedule")
     return schedule
 
 
@@ -240,7 +238,7 @@ def _recipient(caller: Caller, name: str | None) -> int:
         return caller.principal_id
     found = Principal.objects.enabled().filter(tenant_id=caller.tenant_id).named(name).first()
     if found is None:
-        raise UnknownRecipient(f"There is no principal {name[:50]!r} to report to.")
+        raise NotFound(f"There is no principal {name[:50]!r} to report to.", code="unknown_recipient")
     return found.pk
 
 

@@ -1,21 +1,53 @@
-"""Task types and queues."""
+"""Task types, their schemas, and queues."""
 
-from collections.abc import Collection
+import difflib
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 from django.db import transaction
 
+from apps.core import foreign_schemas
+from apps.core.errors import Conflict, FieldError, Invalid, NotFound, TooLarge
 from apps.core.notifications import send_on_commit
 from apps.core.sql import database_now, hot_cursor
 from apps.principals.tenancy import Caller, acting_as_system
-from apps.tasks import registry, selectors, sql
-from apps.tasks.errors import TaskTypeInCode, UnknownQueue, UnknownTaskType
+from apps.tasks import handlers, selectors, sql
+from apps.tasks.handlers import Policy
 from apps.tasks.models import Queue, TaskType
-from apps.tasks.params import check_schema
-from apps.tasks.registry import Policy
 from apps.tasks.signals import task_queued
+
+MAX_PARAMS_BYTES: Final = 262_144
+# So many registered types are compared with an unknown name, and so many are listed.
+_MOST_NEAR: Final = 1_000
+_MOST_NAMED: Final = 10
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """:raises Invalid: `invalid_schema` if the document can't be used as a schema."""
+    if (fault := foreign_schemas.fault_of_schema(schema)) is not None:
+        raise Invalid(
+            f"This is no usable JSON Schema: {fault}",
+            errors=[FieldError("/params_schema", fault)],
+            code="invalid_schema",
+        )
+
+
+def check_params(params: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    """Refuse parameters that do not fit.
+
+    :raises Invalid: `invalid_params` with a pointer to each fault.
+    :raises TooLarge: `params_too_large` if they are over 256 KiB as JSON.
+    """
+    size = len(json.dumps(params, ensure_ascii=False).encode())
+    if size > MAX_PARAMS_BYTES:
+        raise TooLarge(f"The params are {size} bytes, {MAX_PARAMS_BYTES} are allowed.", code="params_too_large")
+    if errors := foreign_schemas.faults(params, schema, under="params"):
+        raise Invalid(
+            "; ".join(f"{error.pointer}: {error.message}" for error in errors[:5]), errors=errors, code="invalid_params"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +69,14 @@ def register_type(*, caller: Caller, draft: TypeDraft, now: datetime) -> tuple[T
 
     Open tasks keep the attempts and expiries that they were queued with.
 
-    :raises InvalidSchema: if the schema can't be used.
-    :raises TaskTypeInCode: if a handler of the product owns the name.
+    :raises Invalid: `invalid_schema` if the schema can't be used.
+    :raises Conflict: `task_type_in_code` if a handler of the product owns the name.
     """
     check_schema(draft.params_schema)
-    if registry.policy_of(draft.name) is not None:
-        raise TaskTypeInCode(f"The task type {draft.name!r} belongs to a handler of this deployment.")
+    if handlers.policy_of(draft.name) is not None:
+        raise Conflict(
+            f"The task type {draft.name!r} belongs to a handler of this deployment.", code="task_type_in_code"
+        )
     values = {
         "queue": _queue(caller.tenant_id, draft.queue, now),
         "params_schema": draft.params_schema,
@@ -56,30 +90,43 @@ def register_type(*, caller: Caller, draft: TypeDraft, now: datetime) -> tuple[T
     )
 
 
-def types_for(*, tenant_id: int, names: Collection[str]) -> dict[str, TaskType | UnknownTaskType]:
-    """The tenant's types of these names, or that there is none; a handler's type is made at its first use and follows
-    its declaration.
+def types_for(*, tenant_id: int, names: Collection[str]) -> dict[str, TaskType | NotFound]:
+    """The tenant's types of these names, or the refusal of an unknown one.
+
+    The type of a handler is made at its first use and follows its declaration.
     """
     known = selectors.types_named(tenant_id=tenant_id, names=names)
-    return {name: _followed(tenant_id, name, known.get(name)) for name in names}
+    found = {name: _followed(tenant_id, name, known.get(name)) for name in names}
+    return {name: task_type or _unknown(tenant_id, name) for name, task_type in found.items()}
 
 
 def type_for(*, tenant_id: int, name: str) -> TaskType:
     """As :func:`types_for`, one.
 
-    :raises UnknownTaskType: if there is none.
+    :raises NotFound: `unknown_task_type` if there is none.
     """
     found = types_for(tenant_id=tenant_id, names=[name])[name]
-    if isinstance(found, UnknownTaskType):
+    if isinstance(found, NotFound):
         raise found
     return found
 
 
-def _followed(tenant_id: int, name: str, found: TaskType | None) -> TaskType | UnknownTaskType:
-    policy = registry.policy_of(name)
-    if policy is None:
-        return found or UnknownTaskType(f"There is no task type {name[:100]!r}.")
-    if found is not None and _follows(found, policy):
+def _unknown(tenant_id: int, name: str) -> NotFound:
+    """The refusal of an unknown type, with the near name or some known ones."""
+    registered = TaskType.objects.filter(tenant_id=tenant_id).order_by("name").values_list("name", flat=True)
+    known = [*registered[:_MOST_NEAR], *handlers.names()]
+    if near := difflib.get_close_matches(name[:100], known, n=1):
+        hint = f"Did you mean {near[0]!r}?"
+    elif known:
+        hint = f"Known types: {', '.join(sorted(set(known))[:_MOST_NAMED])}."
+    else:
+        hint = "No type is registered yet."
+    return NotFound(f"Unknown task type {name[:100]!r}. {hint}", code="unknown_task_type")
+
+
+def _followed(tenant_id: int, name: str, found: TaskType | None) -> TaskType | None:
+    policy = handlers.policy_of(name)
+    if policy is None or (found is not None and _follows(found, policy)):
         return found
     now = database_now()
     values = _values(policy, _queue(tenant_id, policy.queue, now), now)
@@ -90,10 +137,10 @@ def _followed(tenant_id: int, name: str, found: TaskType | None) -> TaskType | U
 
 
 def queue_named(*, tenant_id: int, name: str) -> Queue:
-    """:raises UnknownQueue: if the tenant has no queue of this name."""
+    """:raises NotFound: `unknown_queue` if the tenant has no queue of this name."""
     found = Queue.objects.filter(tenant_id=tenant_id, name=name).first()
     if found is None:
-        raise UnknownQueue(f"There is no queue {name[:50]!r}.")
+        raise NotFound(f"There is no queue {name[:50]!r}.", code="unknown_queue")
     return found
 
 
@@ -115,7 +162,7 @@ class QueueDraft:
 def set_queue(*, caller: Caller, draft: QueueDraft) -> Queue:
     """Give a queue these limits, in place of those it has. Leases that are held go on.
 
-    :raises UnknownQueue: if there is none: a queue comes with its first type.
+    :raises NotFound: `unknown_queue` if there is none: a queue comes with its first type.
     """
     line = queue_named(tenant_id=caller.tenant_id, name=draft.name)
     for name in ("concurrency", "rate", "rate_seconds", "fair"):
@@ -146,7 +193,7 @@ def _settle_fair_shares() -> int:
 def pause_queue(*, caller: Caller, name: str, now: datetime, drain: bool = False) -> None:
     """Give out nothing from this queue until it is resumed; leased tasks go on, or are ordered back to drain it.
 
-    :raises UnknownQueue: if there is none.
+    :raises NotFound: `unknown_queue` if there is none.
     """
     line = queue_named(tenant_id=caller.tenant_id, name=name)
     Queue.objects.filter(pk=line.pk, paused_at=None).update(paused_at=now)
@@ -159,7 +206,7 @@ def pause_queue(*, caller: Caller, name: str, now: datetime, drain: bool = False
 def resume_queue(*, caller: Caller, name: str) -> None:
     """Give out work again.
 
-    :raises UnknownQueue: if there is none.
+    :raises NotFound: `unknown_queue` if there is none.
     """
     line = queue_named(tenant_id=caller.tenant_id, name=name)
     Queue.objects.filter(pk=line.pk).update(paused_at=None)
@@ -170,7 +217,7 @@ def resume_queue(*, caller: Caller, name: str) -> None:
 def pause_type(*, caller: Caller, name: str, now: datetime) -> TaskType:
     """Give out no task of this type until it is resumed; leased tasks go on.
 
-    :raises UnknownTaskType: if there is none.
+    :raises NotFound: `unknown_task_type` if there is none.
     """
     task_type = type_for(tenant_id=caller.tenant_id, name=name)
     TaskType.objects.filter(pk=task_type.pk, paused_at=None).update(paused_at=now)
@@ -181,7 +228,7 @@ def pause_type(*, caller: Caller, name: str, now: datetime) -> TaskType:
 def resume_type(*, caller: Caller, name: str) -> TaskType:
     """Give out its tasks again.
 
-    :raises UnknownTaskType: if there is none.
+    :raises NotFound: `unknown_task_type` if there is none.
     """
     task_type = type_for(tenant_id=caller.tenant_id, name=name)
     TaskType.objects.filter(pk=task_type.pk).update(paused_at=None)

@@ -1,8 +1,8 @@
-"""Executing tasks that have a handler here: lease, run, keep alive, report. All state is in the database.
+"""Celery's part: a message says that a queue has work, and the executor leases, runs and reports it.
 
-Quick tasks are leased and reported many at a time; what turns out to take long is leased alone. Whatever a process
-holds, one thread keeps alive, reports where the next handler keeps the others waiting, and gives back what has not
-begun when a handler takes its time.
+All state is in the database. Quick tasks are leased and reported many at a time; a long task is leased alone. One thread
+renews the leases of what the process holds. It reports runs that wait behind a long handler, and releases what has not
+begun.
 """
 
 import logging
@@ -14,20 +14,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from celery import shared_task
 from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, connection
 
-from apps.core.errors import Conflict, DomainError, RateLimited, Unavailable
+from apps.core.errors import Conflict, DomainError, Invalid, RateLimited, Unavailable
 from apps.core.ids import format_ref
+from apps.core.notifications import Publisher
 from apps.core.strict_json import UnstorableJSON
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
-from apps.tasks import handlers, recordable, registry, services
-from apps.tasks.errors import AlreadyDecided, LeaseLost, UnrecordableResult
+from apps.tasks import handlers, results, services
 from apps.tasks.handlers import Canceled, Failed, Postponed, Result
 from apps.tasks.services import Beat, BeatAnswer, BudgetLeft, Completion, Delivery, FailedRun, Failure, Grant, Released
 from apps.tasks.services.artifacts import NOTHING
 from apps.tasks.shapes import used_up
+from apps.tasks.signals import dependency_finished, task_queued
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ def work(tenant_id: int, queue: str) -> bool:
     size = 1
     while (begun := time.monotonic()) - started < _PATIENCE_SECONDS:
         with gate.acting():
-            grants = services.lease(worker=gate, queues=[queue], task_types=registry.names(), capacity=size)
+            grants = services.lease(worker=gate, queues=[queue], task_types=handlers.names(), capacity=size)
             asked = Principal.objects.select_related("tenant").filter(pk__in={one.requester_id for one in grants})
             requesters = {principal.pk: on_behalf_of(principal) for principal in asked} if grants else {}
         if not grants:
@@ -103,7 +105,7 @@ class _Run:
         self._say(percent, message)
 
     def heartbeat(self, *, progress: float | None = None, message: str | None = None, checkpoint: Any = None) -> None:
-        saved = None if checkpoint is None else recordable.as_json(checkpoint)
+        saved = None if checkpoint is None else results.as_json(checkpoint)
         self._say(progress, message)
         while (answer := self._hand.beat([self.sign_of_life(saved)])[0]).status != "ok":
             if answer.status == "lost" or time.monotonic() >= self.leased_until:
@@ -115,7 +117,7 @@ class _Run:
     def _say(self, percent: float | None, message: str | None) -> None:
         if percent is not None and not 0 <= percent <= _ALL:
             raise ValueError(f"{percent} is no percentage.")
-        told = None if message is None else recordable.legible(message, recordable.LONGEST_PROGRESS)
+        told = None if message is None else results.legible(message, results.LONGEST_PROGRESS)
         with self._saying:
             before = self._said
             self._said = (before[0] if percent is None else percent, before[1] if told is None else told)
@@ -372,17 +374,17 @@ def _outcome(run: _Run, gate: Caller) -> Ended:
             retryable=isinstance(refusal, Conflict | RateLimited | Unavailable),
             retry_after=refusal.retry_after if isinstance(refusal, RateLimited) else None,
         )
-    return recordable.mended(failure)
+    return results.mended(failure)
 
 
 def _delivery(gate: Caller, grant: Grant, result: Result) -> Delivery:
-    recordable.check_result(
+    results.check_result(
         pointer=result.pointer, channel=result.channel, checksum=result.checksum, summary=result.summary
     )
     try:
-        content = NOTHING if result.content is None else recordable.as_json(result.content)
+        content = NOTHING if result.content is None else results.as_json(result.content)
     except UnstorableJSON as exc:
-        raise UnrecordableResult(exc.detail, errors=exc.errors) from exc
+        raise Invalid(exc.detail, errors=exc.errors, code="unrecordable_result") from exc
     return services.prepare(
         tenant_id=gate.tenant_id,
         task_id=grant.task_id,
@@ -398,7 +400,7 @@ def _unrecordable(ended: Ended) -> Ended:
     if isinstance(ended, Canceled | Postponed):
         return Canceled()
     return Failure(
-        code=UnrecordableResult.code,
+        code=Invalid.code,
         message="What it ended with can't be recorded.",
         retryable=isinstance(ended, Failure) and ended.retryable,
     )
@@ -433,14 +435,14 @@ def _report(gate: Caller, ended: Sequence[_EndedRun]) -> None:
     for refusal in answers:
         if isinstance(refusal, DomainError):
             # Somebody else has the task, or it was canceled.
-            expected = isinstance(refusal, LeaseLost | AlreadyDecided)
+            expected = isinstance(refusal, Conflict | Conflict)
             logger.log(
                 logging.WARNING if expected else logging.ERROR, "the end of a run was not taken: %s", refusal.detail
             )
 
 
 def _pause(stopped: Canceled | Postponed) -> float:
-    return recordable.pause(stopped.retry_after.total_seconds()) if isinstance(stopped, Postponed) else 0.0
+    return results.pause(stopped.retry_after.total_seconds()) if isinstance(stopped, Postponed) else 0.0
 
 
 def _proof(one: _EndedRun) -> dict[str, Any]:
@@ -463,3 +465,54 @@ def _insist(report: Callable[[], T]) -> T:
 def _is_away(exc: Exception) -> bool:
     """Whether this is the database's state, so that the same may go through later; not what it was given."""
     return isinstance(exc, DatabaseError | InterfaceError) and not isinstance(exc, DataError | IntegrityError)
+
+
+# An older message is dropped unread: the tick has sent another.
+_FRESH_SECONDS: Final = 10
+
+
+# Acked early: a nudge that dies with its worker is replaced by the tick, and a second one would find nothing.
+@shared_task(name="tasks.execute", ignore_result=True, acks_late=False)
+def execute(tenant_id: int, queue: str) -> None:
+    """Work a queue until it is dry. Safe to lose, repeat or overlap."""
+    if not work(tenant_id, queue):
+        _publisher.publish(tenant_id, queue)
+
+
+@shared_task(name="tasks.fire", ignore_result=True)
+def fire(tenant_id: int, schedule_id: int) -> None:
+    """Queue what a schedule has due. Safe to lose, repeat or overlap."""
+    services.fire_schedule(tenant_id=tenant_id, schedule_id=schedule_id)
+
+
+@shared_task(name="tasks.release_dependants", ignore_result=True)
+def release_dependants(tenant_id: int) -> None:
+    """Release what waited for tasks that have ended. Safe to lose, repeat or overlap."""
+    services.release_dependants_in(tenant_id=tenant_id)
+
+
+def _publish(tenant_id: int, queue: str) -> None:
+    execute.apply_async(args=(tenant_id, queue), expires=_FRESH_SECONDS, retry=False)
+
+
+def _publish_release(tenant_id: int) -> None:
+    release_dependants.apply_async(args=(tenant_id,), queue="nudge", expires=_FRESH_SECONDS, retry=False)
+
+
+_publisher = Publisher(_publish, most_at_once=_MOST_AT_ONCE)
+_release_publisher = Publisher(_publish_release)
+
+
+def listen() -> None:
+    """FairShare announcements of work that has a handler here into messages from now on."""
+    task_queued.connect(_announced, dispatch_uid="tasks.execute")
+    dependency_finished.connect(_dependency_finished, dispatch_uid="tasks.release_dependants")
+
+
+def _announced(*, tenant_id: int, queue: str, task_type: str, **_: Any) -> None:
+    if handlers.policy_of(task_type) is not None:
+        _publisher.publish(tenant_id, queue)
+
+
+def _dependency_finished(*, tenant_id: int, **_: Any) -> None:
+    _release_publisher.publish(tenant_id)

@@ -1,0 +1,155 @@
+"""Results and failures as they are recorded: pointers, limits, and what is refused or cut."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from apps.core import strict_json
+from apps.core.errors import Conflict, FieldError, Invalid, NotFound
+from apps.core.strict_json import NotJSON, UnstorableJSON
+from apps.tasks.shapes import Failure
+
+INLINE: Final = "inline"
+ARTIFACT: Final = "artifact"
+FILE: Final = "file"
+MAX_INLINE_BYTES: Final = 65_536
+_POINTER: Final = re.compile(r"([a-z][a-z0-9+.-]{0,49}):(\S(?:.*\S)?)", re.ASCII)
+_DIGEST: Final = re.compile(r"sha256-([0-9a-f]{64})")
+
+
+class InvalidPointer(Invalid):
+    """The result pointer can't be taken as it is."""
+
+    code = "invalid_pointer"
+
+
+class UnknownFile(NotFound):
+    """There is no file at the pointer that this deployment reads for the tenant."""
+
+    code = "unknown_file"
+
+
+class UnknownArtifact(NotFound):
+    code = "unknown_artifact"
+
+
+class UnreadableResult(Conflict):
+    """This deployment does not read what the pointer points to."""
+
+    code = "unreadable_result"
+
+
+def scheme_of(pointer: str) -> str:
+    """:raises InvalidPointer: if the text has no scheme."""
+    match = _POINTER.fullmatch(pointer)
+    if match is None:
+        raise InvalidPointer("A result pointer is <scheme>:<place>, for example s3://bucket/key.")
+    return match[1]
+
+
+def file_path(pointer: str) -> PurePosixPath:
+    """The path in a pointer to a file, `file:///…` or `file:/…`, with what stands for other characters put back.
+
+    :raises InvalidPointer: if it names another host, or no absolute path.
+    """
+    try:
+        parts = urlsplit(pointer)
+        path = PurePosixPath(unquote(parts.path, errors="strict"))
+    except ValueError as exc:
+        raise InvalidPointer("A pointer to a file is file:///<path>.") from exc
+    if parts.netloc not in {"", "localhost"} or not path.is_absolute() or "\x00" in str(path):
+        raise InvalidPointer("A pointer to a file is file:///<path>.")
+    return path
+
+
+def artifact_pointer(digest: str) -> str:
+    """The pointer to the artifact with this SHA-256."""
+    return f"{ARTIFACT}:sha256-{digest}"
+
+
+def artifact_digest(pointer: str) -> str:
+    """The SHA-256 in an artifact's pointer.
+
+    :raises InvalidPointer: if it is no pointer to an artifact.
+    """
+    match = _DIGEST.fullmatch(pointer.removeprefix(f"{ARTIFACT}:"))
+    if match is None:
+        raise InvalidPointer("A pointer to an artifact is artifact:sha256-<64 hex digits>.")
+    return match[1]
+
+
+def inline_bytes(content: Any) -> bytes:
+    """A result as the bytes that its checksum is of: JSON in one order, so that the same said again is the same."""
+    return json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+
+
+LONGEST_POINTER: Final = 2000
+LONGEST_CHANNEL: Final = 50
+LONGEST_CHECKSUM: Final = 100
+LONGEST_SUMMARY: Final = 16_384
+LONGEST_CODE: Final = 100
+LONGEST_ERROR: Final = 4000
+LONGEST_PROGRESS: Final = 500
+LONGEST_PAUSE_SECONDS: Final = 604_800
+
+
+def as_json(document: Any) -> Any:
+    """A value of Python's as the JSON that is recorded of it.
+
+    :raises UnstorableJSON: if it is none, or none that can be stored.
+    """
+    try:
+        return strict_json.loads(json.dumps(document, allow_nan=False).encode())
+    except (TypeError, ValueError, RecursionError, NotJSON) as exc:
+        raise UnstorableJSON(f"It is no JSON: {exc}") from exc
+
+
+def check_result(*, pointer: str | None, channel: str | None, checksum: str | None, summary: str | None) -> None:
+    """:raises Invalid: `unrecordable_result` if one of these is too long, empty, or can't be stored."""
+    given = {
+        "result_pointer": (pointer, LONGEST_POINTER),
+        "result_channel": (channel, LONGEST_CHANNEL),
+        "checksum": (checksum, LONGEST_CHECKSUM),
+        "summary": (summary, LONGEST_SUMMARY),
+    }
+    for name, (text, longest) in given.items():
+        if text is None:
+            continue
+        if not 0 < len(text) <= longest:
+            fault = f"has {len(text)} characters, and may have 1 to {longest}"
+            raise Invalid(f"The {name} {fault}.", errors=[FieldError(f"/{name}", fault)], code="unrecordable_result")
+        try:
+            strict_json.check(text, pointer=f"/{name}")
+        except UnstorableJSON as exc:
+            raise Invalid(exc.detail, errors=exc.errors, code="unrecordable_result") from exc
+
+
+def mended(failure: Failure) -> Failure:
+    """A failure as it can be recorded: what is too long is cut, what can't be stored is replaced."""
+    details = failure.details
+    try:
+        details = None if details is None else as_json(details)
+    except UnstorableJSON as exc:
+        details = {"left_out": legible(exc.detail, LONGEST_ERROR)}
+    code = legible(failure.code, LONGEST_CODE) or "failed"
+    return replace(
+        failure,
+        code=code,
+        message=legible(failure.message, LONGEST_ERROR) or code,
+        details=details,
+        retry_after=None if failure.retry_after is None else pause(failure.retry_after),
+    )
+
+
+def pause(seconds: float) -> float:
+    """So long a task may be told to wait."""
+    return min(max(seconds, 0.0), LONGEST_PAUSE_SECONDS) if math.isfinite(seconds) else 0.0
+
+
+def legible(text: str, longest: int) -> str:
+    """A text as the database and a reader can take it."""
+    return strict_json.storable(text[:longest])
