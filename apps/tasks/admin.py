@@ -372,7 +372,7 @@ class LiveTaskAdmin(_OfTask):
         "due_at",
         linked("holder"),
         "lease_expires_at",
-        "fence",
+        "fencing_token",
         "failures",
         "expiries",
     ]
@@ -385,7 +385,16 @@ class LiveTaskAdmin(_OfTask):
 
 @admin.register(FinishedTask)
 class FinishedTaskAdmin(_OfTask):
-    list_display = ["task", "status", "reason", "fence", "summary", "result_pointer", "finished_at", "fetched_at"]
+    list_display = [
+        "task",
+        "status",
+        "reason",
+        "fencing_token",
+        "summary",
+        "result_pointer",
+        "finished_at",
+        "fetched_at",
+    ]
     list_filter = ["tenant", "status", "reason"]
     search_fields = ["=task_id", "receipt_id__exact"]
     ordering = ["-task_id"]

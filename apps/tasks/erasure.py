@@ -9,7 +9,7 @@ from apps.core.erasure import FORGOTTEN, Rows, belong, register
 from apps.tasks import selectors
 from apps.tasks.models import Artifact, FinishedTask
 from apps.tasks.results import artifact_pointer
-from apps.tasks.states import FENCE_BITS
+from apps.tasks.states import FENCING_TOKEN_BITS
 
 _MARK: Final = f"'{FORGOTTEN}'::jsonb"
 _FORGOTTEN_TASKS: Final = f"select id from tasks_task where tenant_id = %(tenant)s and params = {_MARK}"
@@ -33,7 +33,7 @@ register(
     Rows(
         table="tasks_run",
         redacted={"message": "''", "checkpoint": "null", "error": "null", "answer": "null"},
-        also=f"id >> {FENCE_BITS} in ({_FORGOTTEN_TASKS})",
+        also=f"id >> {FENCING_TOKEN_BITS} in ({_FORGOTTEN_TASKS})",
     ),
     Rows(
         table="task_history",

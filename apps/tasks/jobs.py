@@ -63,7 +63,7 @@ def work(tenant_id: int, queue: str) -> bool:
             requesters = {principal.pk: on_behalf_of(principal) for principal in asked} if grants else {}
         if not grants:
             return True
-        _Hand(gate, grants, requesters).work_off()
+        _Batch(gate, grants, requesters).run_all()
         quick = time.monotonic() - begun < _QUICK_SECONDS
         size = min(2 * size, _MOST_AT_ONCE) if quick else 1
     return False
@@ -72,9 +72,9 @@ def work(tenant_id: int, queue: str) -> bool:
 class _Run:
     """One run as its handler sees it."""
 
-    def __init__(self, hand: "_Hand", grant: Grant, requester: Caller) -> None:
+    def __init__(self, batch: "_Batch", grant: Grant, requester: Caller) -> None:
         self.task_id = format_ref("task", grant.task_id)
-        self.run_id = grant.fence
+        self.run_id = grant.fencing_token
         self.caller = requester
         self.checkpoint = grant.checkpoint
         self.grant = grant
@@ -83,7 +83,7 @@ class _Run:
         self.budget_left: BudgetLeft | None = None
         self.spent = self.spend_heard = (0, 0.0)
         self.may_spend = True
-        self._hand = hand
+        self._batch = batch
         # Both its handler and the heartbeats' thread speak for it: what was said is numbered in its order.
         self._saying = threading.Lock()
         self._said: tuple[float | None, str | None] = (None, None)
@@ -107,7 +107,7 @@ class _Run:
     def heartbeat(self, *, progress: float | None = None, message: str | None = None, checkpoint: Any = None) -> None:
         saved = None if checkpoint is None else results.as_json(checkpoint)
         self._say(progress, message)
-        while (answer := self._hand.beat([self.sign_of_life(saved)])[0]).status != "ok":
+        while (answer := self._batch.beat([self.sign_of_life(saved)])[0]).status != "ok":
             if answer.status == "lost" or time.monotonic() >= self.leased_until:
                 raise Canceled
             time.sleep(_AGAIN_SECONDS)
@@ -131,7 +131,7 @@ class _Run:
         return self.spent != self.spend_heard and self.may_spend
 
     def artifact(self, content: bytes, media_type: str) -> str:
-        return services.store_artifact(tenant_id=self._hand.gate.tenant_id, content=content, media_type=media_type)
+        return services.store_artifact(tenant_id=self._batch.gate.tenant_id, content=content, media_type=media_type)
 
     def sign_of_life(self, checkpoint: Any = None) -> Beat:
         """A heartbeat that says the newest that there is to say."""
@@ -151,7 +151,7 @@ class _Run:
             )
 
 
-class _Hand:
+class _Batch:
     """The runs that one process holds at a time; also the thread that keeps them alive meanwhile."""
 
     def __init__(self, gate: Caller, grants: Sequence[Grant], requesters: dict[int, Caller]) -> None:
@@ -162,15 +162,15 @@ class _Hand:
         self._interval = min(grant.lease_ms for grant in grants) / 1000 / _BEATS_PER_LEASE
         self._begun_at = self._ended_at = time.monotonic()
         # Held while runs change hands: waiting, working, ended, reported.
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._done = threading.Event()
 
-    def work_off(self) -> None:
+    def run_all(self) -> None:
         """Run every handler whose run is not given back, and report them all."""
         with self._kept_alive():
             while (run := self._next()) is not None:
                 ended = _EndedRun(run, Canceled() if run.cancelled else _ended(run, self.gate))
-                with self._turn:
+                with self._lock:
                     if not self._ended:
                         self._ended_at = time.monotonic()
                     self._ended.append(ended)
@@ -200,7 +200,7 @@ class _Hand:
         return answers
 
     def _next(self) -> _Run | None:
-        with self._turn:
+        with self._lock:
             self._begun_at = time.monotonic()
             return self._waiting.popleft() if self._waiting else None
 
@@ -229,7 +229,7 @@ class _Hand:
                         beaten_at = now
                         self._beat_all()
                 except Exception as exc:  # whatever one of them brings about, the others are kept alive
-                    # The next beat tries again; if a lease runs out first, the fence decides.
+                    # The next beat tries again; if a lease runs out first, the fencing_token decides.
                     level = logging.WARNING if _is_away(exc) else logging.ERROR
                     logger.log(level, "heartbeats did not get through", exc_info=True)
                     connection.close()
@@ -237,7 +237,7 @@ class _Hand:
             connection.close()
 
     def _beat_all(self) -> None:
-        with self._turn:
+        with self._lock:
             held = list(self._runs.values())
         if not held:
             return
@@ -260,12 +260,12 @@ class _Hand:
 
     def _give_back(self) -> None:
         """Others may do what waits behind a handler that takes its time."""
-        with self._turn:
+        with self._lock:
             waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
         self._settle([_EndedRun(run, Canceled()) for run in waiting])
 
     def _report(self) -> None:
-        with self._turn:
+        with self._lock:
             ended, self._ended = self._ended, []
         self._settle(ended)
 
@@ -322,11 +322,11 @@ class _Hand:
         _insist(lambda: _report(self.gate, ended))
 
     def _put_back(self, ended: "Sequence[_EndedRun]") -> None:
-        with self._turn:
+        with self._lock:
             self._ended = [*ended, *self._ended]
 
     def _let_go(self, ended: "Sequence[_EndedRun]") -> None:
-        with self._turn:
+        with self._lock:
             for one in ended:
                 del self._runs[one.run.grant.task_id]
 
@@ -400,7 +400,7 @@ def _unrecordable(ended: Ended) -> Ended:
     if isinstance(ended, Canceled | Postponed):
         return Canceled()
     return Failure(
-        code=Invalid.code,
+        code="unrecordable_result",
         message="What it ended with can't be recorded.",
         retryable=isinstance(ended, Failure) and ended.retryable,
     )
@@ -409,7 +409,7 @@ def _unrecordable(ended: Ended) -> Ended:
 def _report(gate: Caller, ended: Sequence[_EndedRun]) -> None:
     """Report these runs, those that ended alike in one transaction: each locks tasks first and inboxes last.
 
-    A refusal is logged: the fence has kept that result out.
+    A refusal is logged: the fencing_token has kept that result out.
     """
     completions = [
         Completion(**_proof(one), delivery=one.ended[0], summary=one.ended[1])

@@ -7,15 +7,24 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.principals.models import Principal, TenantModel
-from apps.tasks.states import FENCE_BITS, TERMINAL, IfDependencyFails, Misfire, Outcome, Reason, Status, WhenSpent
+from apps.tasks.states import (
+    FENCING_TOKEN_BITS,
+    TERMINAL,
+    IfDependencyFails,
+    Misfire,
+    Outcome,
+    Reason,
+    Status,
+    WhenSpent,
+)
 
 # What begins so is no requester's own key.
 REPLAY: Final = "replay:"
 
 
-def run_key(task_id: int, fence: int) -> int:
+def run_key(task_id: int, fencing_token: int) -> int:
     """The key of a task's run."""
-    return (task_id << FENCE_BITS) + fence
+    return (task_id << FENCING_TOKEN_BITS) + fencing_token
 
 
 def replay_key(task_id: int) -> str:
@@ -159,7 +168,7 @@ class LiveTask(TenantModel):
     """An open task: one narrow row that every verb locks. It goes when the task ends.
 
     Ready exactly if `ready_at` is set; waiting tasks have none, and a `due_at` if they wait for a moment.
-    `fence` counts the leases granted and is the number of the current run. Of the tasks with one `concurrency_key`
+    `fencing_token` counts the leases granted and is the number of the current run. Of the tasks with one `concurrency_key`
     one at a time is ready or leased. `requester` is set in fair queues only. `silent_beats` counts the heartbeats
     since the last progress.
     """
@@ -175,7 +184,7 @@ class LiveTask(TenantModel):
     ready_at = models.DateTimeField(null=True)
     due_at = models.DateTimeField(null=True)
     lease_expires_at = models.DateTimeField(null=True)
-    fence = models.IntegerField(default=0)
+    fencing_token = models.IntegerField(default=0)
     lease_seconds = models.IntegerField()
     priority_rank = models.SmallIntegerField()
     failures = models.SmallIntegerField(default=0)
@@ -203,7 +212,7 @@ class LiveTask(TenantModel):
                 name="task_live_leased_iff_holder_and_deadline",
             ),
             models.CheckConstraint(
-                condition=Q(holder=None) | Q(ready_at__isnull=False, fence__gte=1),
+                condition=Q(holder=None) | Q(ready_at__isnull=False, fencing_token__gte=1),
                 name="task_live_leased_was_ready_and_fenced",
             ),
             models.CheckConstraint(
@@ -221,7 +230,7 @@ class LiveTask(TenantModel):
             models.CheckConstraint(condition=Q(priority_rank__range=(0, 9)), name="task_live_rank_0_to_9"),
             models.CheckConstraint(
                 condition=Q(
-                    fence__range=(0, 2**FENCE_BITS - 1),
+                    fencing_token__range=(0, 2**FENCING_TOKEN_BITS - 1),
                     failures__gte=0,
                     failures__lt=F("max_attempts"),
                     expiries__gte=0,
@@ -332,15 +341,15 @@ class Run(TenantModel):
         ]
 
     def __str__(self) -> str:
-        return f"task_{self.task_id} run_{self.fence}"
+        return f"task_{self.task_id} run_{self.fencing_token}"
 
     @property
     def task_id(self) -> int:
-        return self.pk >> FENCE_BITS
+        return self.pk >> FENCING_TOKEN_BITS
 
     @property
-    def fence(self) -> int:
-        return self.pk & (2**FENCE_BITS - 1)
+    def fencing_token(self) -> int:
+        return self.pk & (2**FENCING_TOKEN_BITS - 1)
 
 
 class Budget(TenantModel):
@@ -399,7 +408,7 @@ class Spend(TenantModel):
     """
 
     task_id = models.BigIntegerField()
-    fence = models.IntegerField()
+    fencing_token = models.IntegerField()
     tokens = models.BigIntegerField(default=0)
     cost_usd = models.DecimalField(max_digits=14, decimal_places=6, default=0)
     spent_at = models.DateTimeField()
@@ -410,7 +419,7 @@ class Spend(TenantModel):
         ]
 
     def __str__(self) -> str:
-        return f"task_{self.task_id} run_{self.fence}"
+        return f"task_{self.task_id} run_{self.fencing_token}"
 
 
 class FinishedTask(TenantModel):
@@ -422,7 +431,7 @@ class FinishedTask(TenantModel):
     task_id = models.BigIntegerField(primary_key=True)
     status = models.CharField(max_length=10, choices=Status)
     reason = models.CharField(max_length=20, choices=Reason, null=True)
-    fence = models.IntegerField()
+    fencing_token = models.IntegerField()
     error = models.JSONField(null=True)
     result_channel = models.CharField(max_length=50, null=True)
     result_pointer = models.CharField(max_length=2000, null=True)

@@ -22,7 +22,7 @@ from apps.core.errors import Conflict, NotFound, Unavailable
 from apps.core.ids import format_ref
 from apps.core.sql import database_now, hot_cursor
 from apps.tasks import sql
-from apps.tasks.fences import task_of
+from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import (
     Artifact,
     Budget,
@@ -64,7 +64,7 @@ from apps.tasks.shapes import (
     TaskStatus,
     TimelineEvent,
 )
-from apps.tasks.states import FENCE_BITS, Outcome, Status, open_status
+from apps.tasks.states import FENCING_TOKEN_BITS, Outcome, Status, open_status
 
 # What is worth carrying in an answer; larger artifacts are fetched by their own route.
 MAX_SHOWN_BYTES: Final = 1_048_576
@@ -135,7 +135,7 @@ def status(task_ref: str) -> TaskStatus:
     """
     task = _task(task_ref)
     # In this order: what is not open any more has its record.
-    hot = LiveTask.objects.filter(task_id=task.pk).first()
+    live = LiveTask.objects.filter(task_id=task.pk).first()
     runs = list(_runs(task.pk))
     run = runs[-1] if runs else None
     spent = _spent(task.pk, runs).values()
@@ -149,7 +149,7 @@ def status(task_ref: str) -> TaskStatus:
         priority=task.priority,
         requested_by=task.requester.name,
         recipient_ai=task.recipient.name,
-        waits_for=[format_ref("task", pk) for pk in dependencies] if hot and hot.open_dependencies else [],
+        waits_for=[format_ref("task", pk) for pk in dependencies] if live and live.open_dependencies else [],
         progress=Progress(percent=run.percent, message=run.message)
         if run is not None and (run.percent is not None or run.message)
         else None,
@@ -159,8 +159,8 @@ def status(task_ref: str) -> TaskStatus:
             tokens=sum(one["tokens"] for one in spent), cost_usd=sum((one["cost_usd"] for one in spent), start=0.0)
         ),
         budget=_budget(task.pk),
-        poll_suggestion_seconds=POLL_SECONDS if hot else None,
-        **(_open(hot, run) if hot else _ended(FinishedTask.objects.get(task_id=task.pk), runs)),
+        poll_suggestion_seconds=POLL_SECONDS if live else None,
+        **(_open(live, run) if live else _ended(FinishedTask.objects.get(task_id=task.pk), runs)),
     )
 
 
@@ -184,15 +184,17 @@ def timeline(task_ref: str, *, after: int = 0, limit: int = 20) -> Story:
     :raises NotFound: `unknown_task` if there is no such task.
     """
     task = _task(task_ref)
-    runs = list(_runs(task.pk).filter(pk__gt=run_key(task.pk, min(after, 2**FENCE_BITS - 1)))[: limit + 1])
+    runs = list(_runs(task.pk).filter(pk__gt=run_key(task.pk, min(after, 2**FENCING_TOKEN_BITS - 1)))[: limit + 1])
     shown, more = runs[:limit], len(runs) > limit
-    hot = LiveTask.objects.filter(task_id=task.pk).first()
+    live = LiveTask.objects.filter(task_id=task.pk).first()
     events = [] if after else [_queued(task)]
     spent = _spent(task.pk, shown)
     for run in shown:
-        held = hot if hot is not None and hot.fence == run.fence else None
-        events += sorted(_of_run(run, held, spent.get(run.fence)), key=lambda event: event.at)
-    return Story(events=events if more else [*events, *_ending(task)], following=shown[-1].fence if more else None)
+        held = live if live is not None and live.fencing_token == run.fencing_token else None
+        events += sorted(_of_run(run, held, spent.get(run.fencing_token)), key=lambda event: event.at)
+    return Story(
+        events=events if more else [*events, *_ending(task)], following=shown[-1].fencing_token if more else None
+    )
 
 
 _HEALTH: Final = ("queue_id", *QueueHealth.model_fields)
@@ -316,7 +318,7 @@ def _dead_letter(task: Task, record: FinishedTask, replayed_as: int | None) -> D
         reason=record.reason or "",
         error=record.error,
         summary=record.summary,
-        runs=record.fence,
+        runs=record.fencing_token,
         created_at=task.created_at,
         failed_at=record.finished_at,
         receipt_id=record.receipt_id,
@@ -519,14 +521,16 @@ def _budget(task_id: int) -> BudgetOutput | None:
 
 def _runs(task_id: int) -> Any:
     first = run_key(task_id, 0)
-    return Run.objects.filter(pk__gte=first, pk__lt=first + 2**FENCE_BITS).select_related("holder").order_by("pk")
+    return (
+        Run.objects.filter(pk__gte=first, pk__lt=first + 2**FENCING_TOKEN_BITS).select_related("holder").order_by("pk")
+    )
 
 
 def _ended(record: FinishedTask, runs: list[Run]) -> dict[str, Any]:
     return {
         "status": Status(record.status),
         "complete": True,
-        "run_id": record.fence,
+        "run_id": record.fencing_token,
         "failures": sum(run.outcome == Outcome.FAILED for run in runs),
         "expiries": sum(run.outcome == Outcome.EXPIRED for run in runs),
         "next_run_at": None,
@@ -539,20 +543,20 @@ def _ended(record: FinishedTask, runs: list[Run]) -> dict[str, Any]:
     }
 
 
-def _open(hot: LiveTask, run: Run | None) -> dict[str, Any]:
+def _open(live: LiveTask, run: Run | None) -> dict[str, Any]:
     return {
         "status": open_status(
-            leased=hot.holder_id is not None,
-            ready=hot.ready_at is not None,
-            scheduled=hot.due_at is not None,
-            flags=hot.flags,
+            leased=live.holder_id is not None,
+            ready=live.ready_at is not None,
+            scheduled=live.due_at is not None,
+            flags=live.flags,
         ),
         "complete": False,
-        "run_id": hot.fence,
-        "failures": hot.failures,
-        "expiries": hot.expiries,
-        "next_run_at": hot.due_at,
-        "lease_expires_at": hot.lease_expires_at,
+        "run_id": live.fencing_token,
+        "failures": live.failures,
+        "expiries": live.expiries,
+        "next_run_at": live.due_at,
+        "lease_expires_at": live.lease_expires_at,
         "finished_at": None,
         "reason": None,
         "error": run.error if run else None,
@@ -579,35 +583,37 @@ def _spent(task_id: int, runs: list[Run]) -> dict[int, dict[str, Any]]:
     """What each of these runs says that it used up."""
     if not runs:
         return {}
-    sums = Spend.objects.filter(task_id=task_id, fence__range=(runs[0].fence, runs[-1].fence)).values("fence")
+    sums = Spend.objects.filter(
+        task_id=task_id, fencing_token__range=(runs[0].fencing_token, runs[-1].fencing_token)
+    ).values("fencing_token")
     return {
-        row["fence"]: {"at": row["last"], "tokens": row["all_tokens"], "cost_usd": float(row["all_cost"])}
+        row["fencing_token"]: {"at": row["last"], "tokens": row["all_tokens"], "cost_usd": float(row["all_cost"])}
         for row in sums.annotate(last=Max("spent_at"), all_tokens=Sum("tokens"), all_cost=Sum("cost_usd"))
     }
 
 
 def _of_run(run: Run, held: LiveTask | None, spent: dict[str, Any] | None) -> Iterator[TimelineEvent]:
     """What a run has left: heartbeats leave the time of the last one, while the lease lasts."""
-    yield TimelineEvent(at=run.started_at, event="leased", run_id=run.fence, holder=run.holder.name)
+    yield TimelineEvent(at=run.started_at, event="leased", run_id=run.fencing_token, holder=run.holder.name)
     if run.progressed_at is not None:
         yield TimelineEvent(
             at=run.progressed_at,
             event="progress",
-            run_id=run.fence,
+            run_id=run.fencing_token,
             detail={"percent": run.percent, "message": run.message, "checkpoint": run.checkpoint is not None},
         )
     if spent is not None:
         at = spent.pop("at")
-        yield TimelineEvent(at=at, event="spent", run_id=run.fence, detail=spent)
+        yield TimelineEvent(at=at, event="spent", run_id=run.fencing_token, detail=spent)
     if held is not None and held.lease_expires_at is not None:
         renewed_at = held.lease_expires_at - timedelta(seconds=held.lease_seconds)
         if renewed_at > run.started_at:
-            yield TimelineEvent(at=renewed_at, event="heartbeat", run_id=run.fence, holder=run.holder.name)
+            yield TimelineEvent(at=renewed_at, event="heartbeat", run_id=run.fencing_token, holder=run.holder.name)
     if run.ended_at is not None:
         yield TimelineEvent(
             at=run.ended_at,
             event=f"run_{run.outcome}",
-            run_id=run.fence,
+            run_id=run.fencing_token,
             detail=None if run.error is None else {"error": run.error},
         )
 
@@ -619,7 +625,7 @@ def _ending(task: Task) -> Iterator[TimelineEvent]:
     yield TimelineEvent(
         at=record.finished_at,
         event=record.status,
-        run_id=record.fence or None,
+        run_id=record.fencing_token or None,
         detail={"receipt_id": record.receipt_id, "result_pointer": record.result_pointer, "reason": record.reason},
     )
     if record.fetched_at is not None:

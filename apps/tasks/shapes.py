@@ -75,7 +75,7 @@ class Grant:
     """A lease: what to do, and the proof that one may."""
 
     task_id: int
-    fence: int
+    fencing_token: int
     lease_token: str
     task_type: str
     params: dict[str, Any]

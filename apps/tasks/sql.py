@@ -1,9 +1,8 @@
-"""The hot statements. Each locks, decides and writes by itself; what it answers is proof.
+"""The statements that run often. Each locks, decides and writes by itself; what it answers is proof.
 
 All of them run in an acting transaction, so row-level security adds the tenant. `gatehouse_now()` is the clock.
-A run's key is `(task_id << 16) + fence`, see models.run_key. Each statement computes it in a materialized step
-before it looks for the run: `<<` and `+` are not leakproof, so row-level security keeps an expression of them out
-of index conditions, and every run of every tenant would be read.
+A run's key is `(task_id << 16) + fencing_token`, see models.run_key. Each statement computes it in a materialized step
+before it looks for the run. `<<` and `+` are not leakproof: row-level security keeps them out of index conditions.
 """
 
 from typing import Final
@@ -34,7 +33,7 @@ with given as materialized (
                 when t.waits or t.open_dependencies > 0 then 'waiting' else 'queued' end as status
     from (
         select * from jsonb_to_recordset(%(tasks)s::jsonb) as t(
-            nth int, key text, digest text, queue bigint, task_type bigint, recipient bigint, turn_of bigint,
+            nth int, key text, digest text, queue bigint, task_type bigint, recipient bigint, fair_requester bigint,
             priority smallint, params jsonb, run_at timestamptz, is_later bool, waits bool, concurrency_key text,
             replay_of bigint, "group" jsonb, caused_by text, receipt text, open_dependencies smallint,
             lease_seconds int, max_attempts smallint, max_expiries smallint, flags smallint, stuck_after smallint,
@@ -48,26 +47,26 @@ with given as materialized (
     from given where key is not null order by key
     on conflict (tenant_id, principal_id, key) do nothing
     returning task_id
-), cold as (
+), asked_for as (
     insert into tasks_task (id, tenant_id, queue_id, task_type_id, requester_id, recipient_id, priority, params,
                             run_at, concurrency_key, replay_of, "group", caused_by, receipt_id, created_at)
     select id, %(tenant)s::bigint, queue, task_type, %(requester)s::bigint, recipient, priority, params,
            run_at, concurrency_key, replay_of, "group", caused_by, receipt, at
     from given where key is null or id in (select task_id from keyed)
     returning id
-), hot as (
-    insert into task_live (task_id, tenant_id, queue_id, task_type_id, ready_at, due_at, fence, lease_seconds,
+), live as (
+    insert into task_live (task_id, tenant_id, queue_id, task_type_id, ready_at, due_at, fencing_token, lease_seconds,
                                priority_rank, failures, max_attempts, expiries, max_expiries, flags,
                                open_dependencies, stuck_after, requester_id, has_budget, deadline_at, concurrency_key)
     select id, %(tenant)s::bigint, queue, task_type,
            case status when 'queued' then at end, case status when 'scheduled' then run_at end,
            0, lease_seconds, 10 - priority, 0, max_attempts, 0, max_expiries, flags,
-           open_dependencies, stuck_after, turn_of, has_budget,
+           open_dependencies, stuck_after, fair_requester, has_budget,
            case when deadline_seconds is not null
                 then least(greatest(at, run_at) + make_interval(secs => deadline_seconds), {_LATEST}) end, concurrency_key
-    from given where id in (select id from cold)
+    from given where id in (select id from asked_for)
 )
-select nth, id, at, status from given where id in (select id from cold)
+select nth, id, at, status from given where id in (select id from asked_for)
 """
 
 # Whoever changes which task of a concurrency key is ready holds the key until it commits, so that a task that comes to
@@ -141,9 +140,9 @@ with expired as materialized (
     select spot.task_id, spot.run_id
     from ({queues}) as line,
     lateral (
-        select h.task_id, (h.task_id << 16) + h.fence as run_id from task_live h
+        select h.task_id, (h.task_id << 16) + h.fencing_token as run_id from task_live h
         where h.queue_id = any(array[line.id]) and h.holder_id is not null and h.lease_expires_at <= gatehouse_now()
-          and h.expiries + 1 < h.max_expiries and h.fence < {most_runs} and h.flags & {doomed} = 0 and {in_time}
+          and h.expiries + 1 < h.max_expiries and h.fencing_token < {most_runs} and h.flags & {doomed} = 0 and {in_time}
         order by h.queue_id, h.task_id limit 100 for update of h skip locked
     ) as spot
     limit 100
@@ -193,21 +192,21 @@ RECLAIM_ALL: Final = _RECLAIM.format(
     queues="select id from tasks_queue", doomed=_DOOMED, most_runs=MOST_RUNS, in_time=_IN_TIME.format(row="h")
 )
 
-# Of what must end so many are looked at: recipients take turns among them, and so do the tasks of one, so that what can't
-# be ended just now stands in nobody's way. The limit keeps the planner from reading the cold table whole, too.
-_TURNS: Final = """
-select h.tenant_id, h.task_id, cold.recipient_id
+# Tasks that must end, a bounded number, alternating between recipients and in random order, so that a task that can't be
+# ended now does not block others. The limit keeps the planner from reading tasks_task whole, too.
+_BY_RECIPIENT: Final = """
+select h.tenant_id, h.task_id, asked_for.recipient_id
 from ({ending} limit 1000) as h
-cross join lateral (select recipient_id from tasks_task where id = h.task_id limit 1) cold
-order by row_number() over (partition by cold.recipient_id order by random()) limit 100
+cross join lateral (select recipient_id from tasks_task where id = h.task_id limit 1) asked_for
+order by row_number() over (partition by asked_for.recipient_id order by random()) limit 100
 """
 # Expired leases whose task must not run again: its expiries or its runs are used up, or it was to be stopped. Index:
 # task_live_leased.
-DOOMED: Final = _TURNS.format(
+DOOMED: Final = _BY_RECIPIENT.format(
     ending=f"""
     select o.tenant_id, o.task_id from task_live o
     where o.holder_id is not null and o.lease_expires_at <= gatehouse_now()
-      and (o.expiries + 1 >= o.max_expiries or o.fence >= {MOST_RUNS} or o.flags & {_DOOMED} <> 0)
+      and (o.expiries + 1 >= o.max_expiries or o.fencing_token >= {MOST_RUNS} or o.flags & {_DOOMED} <> 0)
       and {_IN_TIME.format(row="o")}"""
 )
 
@@ -234,7 +233,7 @@ _LENGTH: Final = """least(
 _GRANT: Final = """
 claimed as (
     update task_live h
-    set fence = h.fence + 1,
+    set fencing_token = h.fencing_token + 1,
         holder_id = %(holder)s::bigint,
         flags = h.flags & {kept},
         silent_beats = 0,
@@ -242,17 +241,17 @@ claimed as (
         lease_expires_at = least(gatehouse_now() + make_interval(secs => {length}), h.deadline_at)
     from tasks_tasktype t
     where t.id = h.task_type_id and h.ctid = any(array({spots}))
-    returning h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.requester_id, h.fence,
+    returning h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.requester_id, h.fencing_token,
               ceil(extract(epoch from h.lease_expires_at - gatehouse_now()) * 1000)::int as lease_ms, h.priority_rank,
-              h.ready_at, t.name, h.task_id << 16 as runs_after, (h.task_id << 16) + h.fence as run_id
+              h.ready_at, t.name, h.task_id << 16 as runs_after, (h.task_id << 16) + h.fencing_token as run_id
 ), runs as (
     insert into tasks_run (id, tenant_id, holder_id, started_at, message)
     select run_id, tenant_id, %(holder)s::bigint, gatehouse_now(), '' from claimed
 )"""
 _GRANTED: Final = """
-select c.task_id, c.fence, c.name, cold.params, c.lease_ms, cold.requester_id, q.name, before.checkpoint, c.ready_at
+select c.task_id, c.fencing_token, c.name, asked_for.params, c.lease_ms, asked_for.requester_id, q.name, before.checkpoint, c.ready_at
 from claimed c
-join lateral (select params, requester_id from tasks_task where id = c.task_id) cold on true
+join lateral (select params, requester_id from tasks_task where id = c.task_id) asked_for on true
 join lateral (select name from tasks_queue where id = c.queue_id) q on true
 left join lateral (
     select r.checkpoint from tasks_run r
@@ -308,7 +307,7 @@ from (
     order by 1
 ) as named
 """
-# Claims that meet at a limit take turns until they commit, so that what one counts stands until it has claimed.
+# Claims at the same limit wait for each other until they commit, so that what one counts stands until it has claimed.
 HOLD_LIMITS: Final = _LIMITS.format(lock="pg_advisory_xact_lock")
 # The same for who must wait for nobody; says whether all of them could be had.
 TRY_LIMITS: Final = (
@@ -316,7 +315,7 @@ TRY_LIMITS: Final = (
 )
 # After HOLD_LIMITS. Looks first, at no more rows of a kind than may be taken of it, and locks what it has chosen. A kind
 # is a limited type by itself, and all other types together; in a fair queue each requester has a look of its own, and
-# they take turns: whoever was served longest ago comes first. Index: task_live_claimable, or _claimable_fairly; what
+# they alternate: whoever was served longest ago comes first. Index: task_live_claimable, or _claimable_fairly; what
 # is chosen is fetched by its place, which `is true` keeps the partial indexes out of.
 CLAIM_WITHIN_LIMITS: Final = f"""
 with recursive {_ABLE}, kind as materialized (
@@ -401,9 +400,9 @@ with recursive {_ABLE}, kind as materialized (
     from typed_again where of_type <= type_room
 ), chosen as materialized (
     select spot, task_id,
-           row_number() over (order by place, nth, served nulls first, priority_rank, ready_at, task_id) as turn
+           row_number() over (order by place, nth, served nulls first, priority_rank, ready_at, task_id) as position
     from lined_again where of_queue <= room
-    order by turn limit %(capacity)s::int
+    order by position limit %(capacity)s::int
 ), {
     _GRANT.format(
         kept=_KEPT,
@@ -413,11 +412,11 @@ with recursive {_ABLE}, kind as materialized (
         where c.ctid = any(array(select spot from chosen)) and (c.holder_id is null and c.ready_at is not null) is true
         for update skip locked''',
     )
-}, turns as (
+}, shares as (
     insert into tasks_fairshare (tenant_id, queue_id, requester_id, served)
     select c.tenant_id, c.queue_id, c.requester_id, nextval('tasks_fairshare_id_seq')
     from (
-        select claimed.tenant_id, claimed.queue_id, claimed.requester_id, max(chosen.turn) as last
+        select claimed.tenant_id, claimed.queue_id, claimed.requester_id, max(chosen.position) as last
         from claimed join chosen on chosen.task_id = claimed.task_id
         join open on open.id = claimed.queue_id and open.fair
         where claimed.requester_id is not null
@@ -442,13 +441,13 @@ with recursive {_ABLE}, kind as materialized (
 )
 {_GRANTED}
 join chosen on chosen.task_id = c.task_id
-order by chosen.turn
+order by chosen.position
 """
-# In queues that have become fair: whose turn each task is on, of some at a time.
+# In queues that have become fair: the requesters of a bounded number of tasks.
 SETTLE_FAIR_SHARES: Final = """
-update task_live h set requester_id = cold.requester_id
-from tasks_task cold
-where cold.id = h.task_id and h.task_id = any(array(
+update task_live h set requester_id = asked_for.requester_id
+from tasks_task asked_for
+where asked_for.id = h.task_id and h.task_id = any(array(
     select c.task_id from tasks_queue q join task_live c on c.queue_id = q.id and c.requester_id is null
     where q.fair limit %(limit)s for update of c skip locked))
 """
@@ -458,12 +457,12 @@ where cold.id = h.task_id and h.task_id = any(array(
 # Without a checkpoint or spend in the batch the commit need not wait for the disk.
 HEARTBEAT: Final = f"""
 with beat as materialized (
-    select b.task_id, b.fence,
+    select b.task_id, b.fencing_token,
            case when %(relaxed)s::bool then set_config('synchronous_commit', 'off', true) end
-    from unnest(%(tasks)s::bigint[], %(fences)s::int[]) as b(task_id, fence)
+    from unnest(%(tasks)s::bigint[], %(fencing_tokens)s::int[]) as b(task_id, fencing_token)
 ), mine as materialized (
     select h.task_id, h.lease_seconds from task_live h join beat on beat.task_id = h.task_id
-    where h.fence = beat.fence and h.holder_id = %(holder)s::bigint
+    where h.fencing_token = beat.fencing_token and h.holder_id = %(holder)s::bigint
       and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())
     order by h.task_id for update of h skip locked
 )
@@ -475,7 +474,7 @@ set lease_expires_at = case when h.flags & {BUDGET_SPENT} = 0
         mine.lease_seconds, ceil(extract(epoch from h.deadline_at - gatehouse_now()))::int)),
     silent_beats = case when h.stuck_after is null then 0 else least(h.silent_beats + 1, 32767) end
 from mine where h.task_id = mine.task_id
-returning h.task_id, h.fence, h.flags,
+returning h.task_id, h.fencing_token, h.flags,
           greatest(0, ceil(extract(epoch from h.lease_expires_at - gatehouse_now()) * 1000))::int,
           h.silent_beats >= h.stuck_after, h.has_budget
 """
@@ -483,10 +482,10 @@ returning h.task_id, h.fence, h.flags,
 # Why a heartbeat or an ending call found nothing to change.
 WHEREABOUTS: Final = f"""
 with b as materialized (
-    select asked.task_id, asked.fence, (asked.task_id << 16) + asked.fence as run_id
-    from unnest(%(tasks)s::bigint[], %(fences)s::int[]) as asked(task_id, fence)
+    select asked.task_id, asked.fencing_token, (asked.task_id << 16) + asked.fencing_token as run_id
+    from unnest(%(tasks)s::bigint[], %(fencing_tokens)s::int[]) as asked(task_id, fencing_token)
 )
-select b.task_id, b.fence, h.fence, h.holder_id,
+select b.task_id, b.fencing_token, h.fencing_token, h.holder_id,
        h.flags & {STRICT} <> 0 and h.lease_expires_at <= gatehouse_now(),
        d.status, r.outcome, r.request_digest, r.answer
 from b
@@ -542,21 +541,21 @@ LASTING: Final = "select set_config('synchronous_commit', 'on', true)"
 # Index: the primary key of tasks_spend.
 SPEND: Final = """
 with grown as materialized (
-    select s.task_id, s.fence, s.knows, greatest(s.tokens - noted.tokens, 0) as tokens,
+    select s.task_id, s.fencing_token, s.knows, greatest(s.tokens - noted.tokens, 0) as tokens,
            greatest(s.cost_usd - noted.cost_usd, 0) as cost_usd
     from (
-        select u.task_id, u.fence, u.knows, u.tokens, round(u.cost_usd, 6) as cost_usd
-        from unnest(%(tasks)s::bigint[], %(fences)s::int[], %(knowing)s::bool[], %(tokens)s::bigint[],
-                    %(costs)s::numeric[]) as u(task_id, fence, knows, tokens, cost_usd)
+        select u.task_id, u.fencing_token, u.knows, u.tokens, round(u.cost_usd, 6) as cost_usd
+        from unnest(%(tasks)s::bigint[], %(fencing_tokens)s::int[], %(knowing)s::bool[], %(tokens)s::bigint[],
+                    %(costs)s::numeric[]) as u(task_id, fencing_token, knows, tokens, cost_usd)
     ) as s
     cross join lateral (
         select coalesce(sum(p.tokens), 0)::bigint as tokens, coalesce(sum(p.cost_usd), 0) as cost_usd
-        from tasks_spend p where p.task_id = s.task_id and p.fence = s.fence
+        from tasks_spend p where p.task_id = s.task_id and p.fencing_token = s.fencing_token
     ) as noted
     where s.tokens > noted.tokens or s.cost_usd > noted.cost_usd
 ), noted as (
-    insert into tasks_spend (tenant_id, task_id, fence, tokens, cost_usd, spent_at)
-    select %(tenant)s::bigint, task_id, fence, tokens, cost_usd, gatehouse_now() from grown where not knows
+    insert into tasks_spend (tenant_id, task_id, fencing_token, tokens, cost_usd, spent_at)
+    select %(tenant)s::bigint, task_id, fencing_token, tokens, cost_usd, gatehouse_now() from grown where not knows
 ), taken as (
     update tasks_budget b
     set spent_tokens = b.spent_tokens + o.tokens, spent_cost_usd = b.spent_cost_usd + o.cost_usd,
@@ -565,7 +564,7 @@ with grown as materialized (
             then gatehouse_now() else b.spent_at end
     from grown o where b.task_id = o.task_id and not o.knows
 )
-select task_id, fence from grown where knows
+select task_id, fencing_token from grown where knows
 """
 # What is left of these tasks' budgets, and what becomes of a task whose budget is spent: such tasks, whose holders hear it
 # now, are marked.
@@ -583,22 +582,22 @@ with found as materialized (
 select task_id, tokens, cost_usd, policy from found
 """
 
-# The ends of tasks, each guarded by a lease (fence and holder), or by nothing where the row is locked already. Locks by
+# The ends of tasks, each guarded by a lease (fencing_token and holder), or by nothing where the row is locked already. Locks by
 # id; what fails its guard answers no row, and nothing is written of it. The ids come twice: of a set of records the
 # planner expects a hundred, for which it would read all open tasks.
 END: Final = f"""
 with held as materialized (
-    select h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fence, (h.task_id << 16) + h.fence as run_id,
+    select h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fencing_token, (h.task_id << 16) + h.fencing_token as run_id,
            case when h.ready_at is not null then h.concurrency_key end as key, g.status, g.outcome, g.reason,
            g.error::jsonb as error, g.summary, g.channel, g.pointer, g.content::jsonb as content, g.checksum, g.size,
            g.media_type, decode(g.digest, 'hex') as digest, g.answer::jsonb as answer, g.receipt
     from jsonb_to_recordset(%(ends)s::jsonb) as g(
-        task_id bigint, fence int, status text, outcome text, reason text, error text, summary text, channel text,
+        task_id bigint, fencing_token int, status text, outcome text, reason text, error text, summary text, channel text,
         pointer text, content text, checksum text, size bigint, media_type text, digest text, answer text,
         receipt text)
     join task_live h on h.task_id = g.task_id
-    where h.task_id = any(%(tasks)s::bigint[]) and (g.fence is null or (
-        h.fence = g.fence and h.holder_id = %(holder)s::bigint
+    where h.task_id = any(%(tasks)s::bigint[]) and (g.fencing_token is null or (
+        h.fencing_token = g.fencing_token and h.holder_id = %(holder)s::bigint
         and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())))
     order by h.task_id for update of h
 ), gone as (
@@ -609,29 +608,29 @@ with held as materialized (
         answer = held.answer
     from held where r.id = held.run_id and r.ended_at is null
 ), record as (
-    insert into task_history (task_id, tenant_id, status, reason, fence, error, result_channel,
+    insert into task_history (task_id, tenant_id, status, reason, fencing_token, error, result_channel,
         result_pointer, content, checksum, size, media_type, summary, receipt_id, finished_at)
-    select held.task_id, held.tenant_id, held.status, held.reason, held.fence, held.error, held.channel,
+    select held.task_id, held.tenant_id, held.status, held.reason, held.fencing_token, held.error, held.channel,
            held.pointer, held.content, held.checksum, held.size, held.media_type,
            coalesce(held.summary, k.title || ': ' || held.status), held.receipt, gatehouse_now()
     from held join tasks_tasktype k on k.id = held.task_type_id
     returning task_id, finished_at, summary
 )
-select held.task_id, held.tenant_id, held.fence, q.name, k.name, k.title, k.requires, cold.recipient_id,
-       cold.receipt_id, cold."group", gate.id, record.finished_at, record.summary, held.key,
+select held.task_id, held.tenant_id, held.fencing_token, q.name, k.name, k.title, k.requires, asked_for.recipient_id,
+       asked_for.receipt_id, asked_for."group", gate.id, record.finished_at, record.summary, held.key,
        q.concurrency is not null or k.concurrency is not null,
        exists (select from tasks_dependency d where d.on_task_id = held.task_id)
 from held join record on record.task_id = held.task_id
 join lateral (select name, concurrency from tasks_queue where id = held.queue_id) q on true
 join lateral (select name, title, requires, concurrency from tasks_tasktype where id = held.task_type_id) k on true
-join lateral (select recipient_id, receipt_id, "group" from tasks_task where id = held.task_id) cold on true
+join lateral (select recipient_id, receipt_id, "group" from tasks_task where id = held.task_id) asked_for on true
 join lateral (select id from principals_principal where tenant_id = held.tenant_id and name = %(gate)s::text)
      gate on true
 order by held.task_id
 """
 
 _LOCK: Final = """
-select h.task_id, h.fence, h.holder_id, h.flags, h.failures, h.max_attempts, h.expiries, h.max_expiries,
+select h.task_id, h.fencing_token, h.holder_id, h.flags, h.failures, h.max_attempts, h.expiries, h.max_expiries,
        h.lease_expires_at <= gatehouse_now(), k.backoff_seconds, k.backoff_cap_seconds
 from unnest(%(tasks)s::bigint[]{more}) as asked(task_id{named})
 join task_live h on h.task_id = asked.task_id {guard}
@@ -644,9 +643,9 @@ LOCK: Final = _LOCK.format(more="", named="", guard="")
 LOCK_UNLESS_BUSY: Final = f"{LOCK.rstrip()} skip locked"
 # As END's guard: the caller's runs are the current ones.
 LOCK_LEASES: Final = _LOCK.format(
-    more=", %(fences)s::int[]",
-    named=", fence",
-    guard=f"""and h.fence = asked.fence and h.holder_id = %(holder)s::bigint
+    more=", %(fencing_tokens)s::int[]",
+    named=", fencing_token",
+    guard=f"""and h.fencing_token = asked.fencing_token and h.holder_id = %(holder)s::bigint
       and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())""",
 )
 
@@ -654,9 +653,9 @@ LOCK_LEASES: Final = _LOCK.format(
 # has to wait gives its concurrency key up.
 PUT_BACK: Final = """
 with given as materialized (
-    select g.*, (g.task_id << 16) + g.fence as run_id
+    select g.*, (g.task_id << 16) + g.fencing_token as run_id
     from jsonb_to_recordset(%(backs)s::jsonb) as g(
-        task_id bigint, fence int, failures smallint, expiries smallint, delay float8, outcome text, error text,
+        task_id bigint, fencing_token int, failures smallint, expiries smallint, delay float8, outcome text, error text,
         digest text, answer text)
 ), back as (
     update task_live h
@@ -690,20 +689,20 @@ update tasks_run set answer = answer || jsonb_build_object('next', %(next)s::jso
 # Leases once more, as far as they stand: their time runs from when they were granted.
 GRANTED: Final = """
 with given as materialized (
-    select g.nth, g.task_id, g.fence, g.task_id << 16 as runs_after, (g.task_id << 16) + g.fence as run_id
-    from unnest(%(tasks)s::bigint[], %(fences)s::int[]) with ordinality as g(task_id, fence, nth)
+    select g.nth, g.task_id, g.fencing_token, g.task_id << 16 as runs_after, (g.task_id << 16) + g.fencing_token as run_id
+    from unnest(%(tasks)s::bigint[], %(fencing_tokens)s::int[]) with ordinality as g(task_id, fencing_token, nth)
 )
-select c.task_id, c.fence, k.name, cold.params, hot.lease_ms, cold.requester_id, q.name, before.checkpoint
+select c.task_id, c.fencing_token, k.name, asked_for.params, live.lease_ms, asked_for.requester_id, q.name, before.checkpoint
 from given c
 join lateral (
     select ceil(extract(epoch from h.lease_expires_at - gatehouse_now()) * 1000)::int as lease_ms
     from task_live h
-    where h.task_id = c.task_id and h.fence = c.fence and h.holder_id is not null
+    where h.task_id = c.task_id and h.fencing_token = c.fencing_token and h.holder_id is not null
       and h.lease_expires_at > gatehouse_now()
-) hot on true
-join lateral (select params, requester_id, queue_id, task_type_id from tasks_task where id = c.task_id) cold on true
-join lateral (select name from tasks_queue where id = cold.queue_id) q on true
-join lateral (select name from tasks_tasktype where id = cold.task_type_id) k on true
+) live on true
+join lateral (select params, requester_id, queue_id, task_type_id from tasks_task where id = c.task_id) asked_for on true
+join lateral (select name from tasks_queue where id = asked_for.queue_id) q on true
+join lateral (select name from tasks_tasktype where id = asked_for.task_type_id) k on true
 left join lateral (
     select r.checkpoint from tasks_run r
     where r.id > c.runs_after and r.id < c.run_id and r.checkpoint is not null
@@ -805,7 +804,7 @@ with since as materialized (
          where m.minute_at = (select max(l.minute_at) from tasks_queueminute l)),
         gatehouse_now() - interval '1 hour') as moment
 ), ended as materialized (
-    select d.tenant_id, d.task_id, d.status, d.finished_at, d.task_id << 16 as runs_after, (d.task_id << 16) + d.fence as last_run
+    select d.tenant_id, d.task_id, d.status, d.finished_at, d.task_id << 16 as runs_after, (d.task_id << 16) + d.fencing_token as last_run
     from task_history d
     where d.finished_at > (select moment from since) and d.finished_at <= gatehouse_now() - %(settled)s::interval
     order by d.finished_at
@@ -914,9 +913,9 @@ select lost.task_id, lost.on_task_id, lost.status, lost.if_it_fails
 from lost join task_live h on h.task_id = lost.task_id
 order by h.task_id limit %(limit)s for update of h skip locked
 """
-# Open tasks past their deadline, whoever holds them; recipients take turns as in DOOMED. Index:
+# Open tasks past their deadline, whoever holds them, by recipient as in DOOMED. Index:
 # task_live_by_deadline.
-OVERDUE: Final = _TURNS.format(
+OVERDUE: Final = _BY_RECIPIENT.format(
     ending="""
     select o.tenant_id, o.task_id from task_live o where o.deadline_at <= gatehouse_now() order by o.deadline_at"""
 )
@@ -996,13 +995,13 @@ FORGET: Final = f"""
 with full_ones as materialized (
     select lower, upper from tasks_partition where upper <= (select last_value from tasks_task_id_seq)
 ), looked_at as materialized (
-    select d.task_id, d.finished_at, d.fence
+    select d.task_id, d.finished_at, d.fencing_token
     from task_history d
     where d.finished_at > %(after)s::timestamptz and d.finished_at < gatehouse_now() - %(least)s::interval
     order by d.finished_at
     fetch first %(limit)s rows with ties
 ), doomed as materialized (
-    select l.task_id, l.task_id << 16 as runs_after, (l.task_id << 16) + l.fence as last_run
+    select l.task_id, l.task_id << 16 as runs_after, (l.task_id << 16) + l.fencing_token as last_run
     from looked_at l
     join tasks_task t on t.id = l.task_id
     join tasks_tasktype k on k.id = t.task_type_id
@@ -1021,7 +1020,7 @@ with full_ones as materialized (
     delete from tasks_budget b using doomed where b.task_id = doomed.task_id
 ), records as (
     delete from task_history d using doomed where d.task_id = doomed.task_id
-), colds as (
+), asked_for as (
     delete from tasks_task t using doomed where t.id = doomed.task_id
 )
 select (select max(finished_at) from looked_at), (select count(*) from doomed)

@@ -77,9 +77,9 @@ class Misfire(TextChoices):
     SKIP = "skip"  # none
 
 
-FENCE_BITS: Final = 16
-"""A run's key is its task's id and its fence in one number, so that runs partition along with their tasks."""
-MOST_RUNS: Final = 2**FENCE_BITS - 2
+FENCING_TOKEN_BITS: Final = 16
+"""A run's key is its task's id and its fencing_token in one number, so that runs partition along with their tasks."""
+MOST_RUNS: Final = 2**FENCING_TOKEN_BITS - 2
 """A task that has had so many is given out no more."""
 
 # Flags of the live row.

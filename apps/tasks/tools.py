@@ -16,7 +16,7 @@ from apps.core.schemas import Cursor, Empty, FitForAPath, Input, Moment, Name, N
 from apps.principals.tenancy import Caller
 from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors, services
-from apps.tasks.fences import task_of
+from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import Queue, Schedule, TaskType
 from apps.tasks.results import (
     LONGEST_CHANNEL,
@@ -273,7 +273,7 @@ def leased(grant: Grant) -> LeasedTask:
     """A lease as its holder is told of it."""
     return LeasedTask(
         task_id=format_ref("task", grant.task_id),
-        run_id=grant.fence,
+        run_id=grant.fencing_token,
         lease_token=grant.lease_token,
         task_type=grant.task_type,
         params=grant.params,

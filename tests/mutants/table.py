@@ -21,20 +21,20 @@ class Mutant:
 MUTANTS: Final = (
     # Tasks
     Mutant(
-        name="task-fence",
+        name="task-fencing-token",
         breaks="The holder of an earlier run can end the next run of the same task.",
         file="apps/tasks/sql.py",
-        text="        h.fence = g.fence and h.holder_id = %(holder)s::bigint\n",
+        text="        h.fencing_token = g.fencing_token and h.holder_id = %(holder)s::bigint\n",
         replacement="        h.holder_id = %(holder)s::bigint\n",
-        tests=("tests/tasks/test_fences.py",),
+        tests=("tests/tasks/test_fencing_tokens.py",),
     ),
     Mutant(
         name="task-token",
         breaks="A lease token proves the lease of any task.",
-        file="apps/tasks/fences.py",
+        file="apps/tasks/lease_tokens.py",
         text="if not proved or named != task_id:",
         replacement="if not proved:",
-        tests=("tests/tasks/test_fences.py",),
+        tests=("tests/tasks/test_fencing_tokens.py",),
     ),
     Mutant(
         name="task-claim",

@@ -378,7 +378,7 @@ def test_heartbeats_touch_no_index() -> None:
     with connection.cursor() as cursor:
         cursor.execute("select pg_stat_force_next_flush()")
         cursor.execute(_UPDATES)
-        updated, hot = cursor.fetchone()
+        updated, live = cursor.fetchone()
         for _ in range(5):
             with acting_as(kee):
                 services.heartbeat(worker=kee, beats=beats)
@@ -386,7 +386,7 @@ def test_heartbeats_touch_no_index() -> None:
         cursor.execute(_UPDATES)
         updated_then, hot_then = cursor.fetchone()
 
-    assert (updated_then - updated, hot_then - hot) == (25, 25)
+    assert (updated_then - updated, hot_then - live) == (25, 25)
 
 
 def _waits_for_the_disk(act: Callable[[], Any]) -> bool:

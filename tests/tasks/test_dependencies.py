@@ -77,7 +77,7 @@ def test_failed_dependency_ends_its_dependants(kee: Caller, worker: Caller, poli
     assert services.release_dependants() == 1
     with acting_as(kee):
         record = FinishedTask.objects.get(task_id=last)
-        assert (record.status, record.reason, record.fence) == (end, "dependency_failed", 0)
+        assert (record.status, record.reason, record.fencing_token) == (end, "dependency_failed", 0)
         assert (record.error or {})["details"] == {"task_id": first.task_id}
         assert not LiveTask.objects.filter(task_id=last).exists()
         (receipt,) = Receipt.objects.filter(event_type=f"task_{end}", metadata__task_id=f"task_{last}")

@@ -147,7 +147,7 @@ def test_retryable_failures_are_retried_up_to_max_attempts(kee: Caller, worker: 
 
         assert (last.status, last.will_retry) == ("failed", False)
         record = FinishedTask.objects.get(task_id=number(task))
-        assert (record.reason, record.fence) == ("attempts_exhausted", 2)
+        assert (record.reason, record.fencing_token) == ("attempts_exhausted", 2)
         assert record.error == {"code": "broken", "message": "It broke."}
     (receipt,) = terminal_receipts(kee, number(task))
     assert (receipt.event_type, receipt.metadata["status"]) == ("task_failed", "failed")
@@ -171,8 +171,8 @@ def test_released_task_keeps_its_place_and_attempts(kee: Caller, worker: Caller)
         assert grant.task_id == number(first)
         release(worker, grant)
     with acting_as(kee):
-        hot = LiveTask.objects.get(task_id=number(first))
-        assert (hot.failures, hot.expiries, hot.fence) == (0, 0, 5)
+        live = LiveTask.objects.get(task_id=number(first))
+        assert (live.failures, live.expiries, live.fencing_token) == (0, 0, 5)
 
 
 def test_max_expiries_make_a_dead_letter(kee: Caller, worker: Caller) -> None:
@@ -267,7 +267,7 @@ def test_cancel_many_answers_the_status_of_each(tenant: Tenant, kee: Caller, wor
     for task in waiting:
         assert [receipt.event_type for receipt in terminal_receipts(kee, task)] == ["task_canceled"]
     with acting_as(kee):
-        assert [hot.task_id for hot in LiveTask.objects.all()] == [held]
+        assert [live.task_id for live in LiveTask.objects.all()] == [held]
         assert Obligation.objects.filter(closed_at=None).count() == 1
     before = snapshot(kee)
     assert cancel_many(kee, held, *waiting) == {held: "canceling", **dict.fromkeys(waiting, "canceled")}
@@ -367,7 +367,7 @@ def test_task_ends_after_its_last_possible_run(
     make_type(kee, max_attempts=9, max_expiries=9, stuck_after=2, revokes_stuck=True)
     first = number(queue(kee, priority=9))
     with acting_as(kee):
-        LiveTask.objects.update(fence=MOST_RUNS - 1)
+        LiveTask.objects.update(fencing_token=MOST_RUNS - 1)
         at(FUTURE)
         end(worker, lease_one(worker))
 

@@ -46,10 +46,10 @@ def test_heartbeat_renews_and_saves(kee: Caller, worker: Caller) -> None:
         at(FUTURE + timedelta(seconds=20))
         answer = beat(worker, grant, percent=40, message="reading", checkpoint={"at": 7}, tokens=100, cost_usd=0.25)
 
-        hot = LiveTask.objects.get(task_id=number(task))
+        live = LiveTask.objects.get(task_id=number(task))
         run = Run.objects.get(pk=run_key(number(task), 1))
         assert (answer.status, answer.order, answer.lease_ms) == ("ok", "continue", 30_000)
-        assert hot.lease_expires_at == FUTURE + timedelta(seconds=50)
+        assert live.lease_expires_at == FUTURE + timedelta(seconds=50)
         assert (run.percent, run.message, run.checkpoint) == (40, "reading", {"at": 7})
         assert [spend.tokens for spend in Spend.objects.all()] == [100]
 
@@ -306,7 +306,7 @@ def test_stuck_run_is_revoked_and_counts_as_an_expiry(kee: Caller, worker: Calle
 
     second = lease_one(worker)
     with acting_as(kee):
-        assert (LiveTask.objects.get().expiries, second.fence) == (1, 2)
+        assert (LiveTask.objects.get().expiries, second.fencing_token) == (1, 2)
     assert [beat(worker, second).status for _ in range(2)] == ["ok", "lost"]
     with acting_as(kee):
         record = FinishedTask.objects.get(task_id=number(task))
@@ -326,7 +326,7 @@ def test_silence_does_not_carry_over_to_the_next_run(kee: Caller, worker: Caller
         at(FUTURE + timedelta(seconds=10))
         services.bring_back()
         again = lease_one(worker)
-        assert (again.fence, beat(worker, again).status) == (2, "ok")
+        assert (again.fencing_token, beat(worker, again).status) == (2, "ok")
 
 
 def test_stuck_run_does_not_affect_its_batch(kee: Caller, worker: Caller) -> None:

@@ -141,12 +141,12 @@ def test_revoked_lease_costs_no_attempt(console: Client, kee: Caller, worker: Ca
     grant = lease_one(worker)
     act(console, "task", "revoke_lease", task)
     with acting_as(kee):
-        hot = LiveTask.objects.get()
-        assert (hot.holder_id, hot.failures, hot.expiries, Run.objects.get().outcome) == (None, 0, 0, "revoked")
+        live = LiveTask.objects.get()
+        assert (live.holder_id, live.failures, live.expiries, Run.objects.get().outcome) == (None, 0, 0, "revoked")
     with refused("lease_lost"):
         complete(worker, grant)
     again = lease_one(worker)
-    assert again.fence == 2
+    assert again.fencing_token == 2
     cancel(kee, task)
     act(console, "task", "revoke_lease", task)
     assert status(kee, task) == "canceled"
@@ -241,7 +241,7 @@ def test_ends_at_one_moment_are_counted_together(kee: Caller, monkeypatch: pytes
         queue(kee)
     with connection.cursor() as cursor, acting_as(kee):
         cursor.execute(
-            """insert into task_history (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
+            """insert into task_history (task_id, tenant_id, status, fencing_token, summary, receipt_id, finished_at)
                select task_id, tenant_id, 'succeeded', 0, '', 'r', now() - interval '1 minute' from task_live"""
         )
     assert [services.count_minutes(), services.count_minutes()] == [5, 0]

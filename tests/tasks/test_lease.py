@@ -123,7 +123,7 @@ def test_expired_lease_is_claimable_with_its_checkpoint(kee: Caller, worker: Cal
         at(FUTURE + timedelta(seconds=30))
         second = lease_one(rival)
 
-        assert (second.fence, second.checkpoint) == (2, [1, 2])
+        assert (second.fencing_token, second.checkpoint) == (2, [1, 2])
         assert Run.objects.get(pk=run_key(first.task_id, 1)).outcome == "expired"
         assert LiveTask.objects.get(task_id=first.task_id).expiries == 1
         assert (beat(worker, first).status, beat(worker, first).reason) == ("lost", "superseded")
@@ -252,7 +252,7 @@ def test_heartbeat_seconds_is_the_longest_silence(kee: Caller, worker: Caller) -
     assert lease(worker) == []
     at(FUTURE + timedelta(seconds=59))
     again = lease_one(worker)
-    assert (again.task_id, again.fence, again.lease_ms) == (task, 2, 30_000)
+    assert (again.task_id, again.fencing_token, again.lease_ms) == (task, 2, 30_000)
     assert beat(worker, grant).reason == "superseded"
     at(FUTURE + timedelta(seconds=89))
     assert services.bring_back().requeued == 1

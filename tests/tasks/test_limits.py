@@ -65,7 +65,7 @@ def test_expired_lease_counts_until_reclaimed(kee: Caller, worker: Caller) -> No
         first = lease_one(worker)
         at(FUTURE + timedelta(seconds=10))
         again = lease_one(worker)
-        assert (again.task_id, again.fence) == (first.task_id, 2)
+        assert (again.task_id, again.fencing_token) == (first.task_id, 2)
         assert lease(worker) == []
 
 
@@ -502,7 +502,7 @@ def test_refused_rival_frees_its_concurrency_key() -> None:
     batch.join()
 
     assert batch.failure is None
-    assert codes(answers) == ["idempotency_conflict", "queued"]
+    assert codes(answers) == ["idempotency_conflict", "waiting"]
     assert number(answers[1]) in {grant.task_id for grant in lease(worker, capacity=5)}
 
 

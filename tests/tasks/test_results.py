@@ -122,7 +122,7 @@ def test_timeline_has_every_event_in_order(kee: Caller, worker: Caller) -> None:
             "fetched",
         ]
         assert [event.at for event in events] == sorted(event.at for event in events)
-        assert Run.objects.get(pk=run_key(number(task), 2)).fence == 2
+        assert Run.objects.get(pk=run_key(number(task), 2)).fencing_token == 2
         assert Task.objects.get(pk=number(task)).pk == number(task)
 
 

@@ -46,7 +46,7 @@ from tests.tasks.making import (
 # A lease that was never granted.
 FORGED = Grant(
     task_id=1,
-    fence=1,
+    fencing_token=1,
     lease_token="lt_1.1." + "A" * 43,
     task_type="index",
     params={},
@@ -195,7 +195,9 @@ DRAWS = 400
 def test_backoff_doubles_with_full_jitter_up_to_the_cap(failures: int, base: float, cap: float, ceiling: float) -> None:
     random.seed(1)
     counts = {"failures": failures, "max_attempts": 1000, "expiries": 0, "max_expiries": 3, "flags": 0}
-    hold = recording.Hold(task_id=1, fence=1, holder_id=1, expired=False, backoff=base, backoff_cap=cap, **counts)
+    hold = recording.Hold(
+        task_id=1, fencing_token=1, holder_id=1, expired=False, backoff=base, backoff_cap=cap, **counts
+    )
     drawn = sorted(ending._backoff(hold) for _ in range(DRAWS))
 
     assert drawn[0] >= 0
@@ -209,18 +211,18 @@ def test_backoff_doubles_with_full_jitter_up_to_the_cap(failures: int, base: flo
 @pytest.mark.parametrize(
     ("constraint", "values"),
     [
-        ("task_live_leased_iff_holder_and_deadline", {"holder_id": 1, "fence": 1}),
-        ("task_live_leased_iff_holder_and_deadline", {"lease_expires_at": FUTURE, "fence": 1}),
+        ("task_live_leased_iff_holder_and_deadline", {"holder_id": 1, "fencing_token": 1}),
+        ("task_live_leased_iff_holder_and_deadline", {"lease_expires_at": FUTURE, "fencing_token": 1}),
         ("task_live_leased_was_ready_and_fenced", {"holder_id": 1, "lease_expires_at": FUTURE}),
         (
             "task_live_leased_was_ready_and_fenced",
-            {"holder_id": 1, "lease_expires_at": FUTURE, "fence": 1, "ready_at": None},
+            {"holder_id": 1, "lease_expires_at": FUTURE, "fencing_token": 1, "ready_at": None},
         ),
         ("task_live_ready_waits_for_nothing", {"due_at": FUTURE}),
         ("task_live_ready_waits_for_nothing", {"open_dependencies": 1}),
         ("task_live_has_tries_left", {"failures": 3}),
         ("task_live_has_tries_left", {"expiries": 3}),
-        ("task_live_has_tries_left", {"fence": 65_536}),
+        ("task_live_has_tries_left", {"fencing_token": 65_536}),
     ],
 )
 def test_live_task_is_in_no_impossible_state(kee: Caller, constraint: str, values: dict[str, Any]) -> None:
@@ -260,7 +262,7 @@ def test_runs_and_records_are_in_no_impossible_state(tenant: Tenant, kee: Caller
     make_type(kee)
     queue(kee)
     lease_one(kee)
-    record = {"tenant_id": tenant.pk, "fence": 1, "summary": "", "receipt_id": "r", "finished_at": FUTURE}
+    record = {"tenant_id": tenant.pk, "fencing_token": 1, "summary": "", "receipt_id": "r", "finished_at": FUTURE}
     with acting_as(kee):
         violates("tasks_run_ended_iff_outcome", lambda: Run.objects.update(outcome="failed"))
         for values in ({"status": "failed"}, {"status": "succeeded", "reason": "canceled"}):
@@ -274,7 +276,7 @@ def test_task_has_one_end(tenant: Tenant, kee: Caller) -> None:
     make_type(kee)
     task = number(queue(kee))
     complete(kee, lease_one(kee))
-    record = {"tenant_id": tenant.pk, "fence": 1, "summary": "", "receipt_id": "r", "finished_at": FUTURE}
+    record = {"tenant_id": tenant.pk, "fencing_token": 1, "summary": "", "receipt_id": "r", "finished_at": FUTURE}
     with acting_as(kee):
         end = partial(FinishedTask.objects.create, task_id=task, status="canceled", reason="canceled", **record)
         violates("task_history_pkey", end)

@@ -100,7 +100,7 @@ def test_sweep_reclaims_leases_of_every_tenant(tenant: Tenant, kee: Caller) -> N
         lease(caller, queues=(name,))
         expire(caller)
     # A claim brings back those of its own queues.
-    assert [grant.fence for grant in lease(kee, queues=("first",))] == [2]
+    assert [grant.fencing_token for grant in lease(kee, queues=("first",))] == [2]
     assert services.bring_back().requeued == 2
     assert services.bring_back().requeued == 0
 
@@ -176,7 +176,7 @@ def test_task_that_can_not_end_delays_no_other() -> None:
     with transaction.atomic(), as_owner() as cursor:
         # Its end can't be recorded: there is one already.
         cursor.execute(
-            "insert into task_history (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)"
+            "insert into task_history (task_id, tenant_id, status, fencing_token, summary, receipt_id, finished_at)"
             " values (%s, %s, 'succeeded', 1, '', 'r', now())",
             [broken, tenant.pk],
         )
@@ -229,7 +229,7 @@ def test_task_past_its_deadline_becomes_a_dead_letter(kee: Caller, worker: Calle
     assert [services.end_what_must(), services.end_what_must()] == [1, 0]
     with acting_as(kee):
         record = FinishedTask.objects.get(task_id=task)
-        assert (record.status, record.reason, record.fence) == ("failed", "deadline_passed", int(leased))
+        assert (record.status, record.reason, record.fencing_token) == ("failed", "deadline_passed", int(leased))
         assert not LiveTask.objects.exists()
         assert Receipt.objects.filter(event_type="task_failed").count() == 1
         events = [event.event for event in selectors.timeline(f"task_{task}").events]

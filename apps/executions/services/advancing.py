@@ -182,8 +182,8 @@ def go_forward(work: UnitOfWork, *, may_call: bool, results: Mapping[int, Any] =
 
 def _take_in(work: UnitOfWork, step: ExecutionStep, record: FinishedTask, result: Any) -> None:
     """Settle a step whose task has ended."""
-    run_id = f"run_{record.fence}"
-    if not record.fence:
+    run_id = f"run_{record.fencing_token}"
+    if not record.fencing_token:
         work.refund(step, step.cost)
     if record.status == TaskStatus.SUCCEEDED:
         pointer, summary = record.result_pointer, record.summary

@@ -11,8 +11,8 @@ from apps.core.errors import Conflict
 from apps.core.ids import format_ref
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller
-from apps.tasks import fences, sql
-from apps.tasks.fences import BadLeaseToken, Lease
+from apps.tasks import lease_tokens, sql
+from apps.tasks.lease_tokens import BadLeaseToken, Lease
 from apps.tasks.models import run_key
 from apps.tasks.services import budgets, recording
 from apps.tasks.services.budgets import Balance, spent_end
@@ -97,7 +97,7 @@ def order(*, caller: Caller, task_id: int, what: Order) -> None:
 
 def _proved(worker: Caller, beat: Beat) -> Lease | None:
     try:
-        return fences.prove(
+        return lease_tokens.prove(
             beat.lease_token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=beat.task_id
         )
     except BadLeaseToken:
@@ -114,14 +114,16 @@ def _renew(worker: Caller, beats: Sequence[Beat], proved: Sequence[Lease | None]
             sql.HEARTBEAT,
             {
                 "tasks": [lease.task_id for lease in leases],
-                "fences": [lease.fence for lease in leases],
+                "fencing_tokens": [lease.fencing_token for lease in leases],
                 "holder": worker.principal_id,
                 "relaxed": not any(beat.must_last for beat in beats),
             },
         )
         return {
-            Lease(task_id, fence): _Kept(flags=flags, lease_ms=lease_ms, stuck=bool(stuck), has_budget=has_budget)
-            for task_id, fence, flags, lease_ms, stuck, has_budget in cursor.fetchall()
+            Lease(task_id, fencing_token): _Kept(
+                flags=flags, lease_ms=lease_ms, stuck=bool(stuck), has_budget=has_budget
+            )
+            for task_id, fencing_token, flags, lease_ms, stuck, has_budget in cursor.fetchall()
         }
 
 
@@ -129,7 +131,7 @@ def _note_progress(telling: Sequence[tuple[Beat, Lease]]) -> dict[Lease, bool]:
     """The leases of whose runs something new was said, and whether a checkpoint was saved."""
     news: dict[Lease, bool] = {}
     for told in _in_turn(telling):
-        leases = {run_key(lease.task_id, lease.fence): lease for lease in told}
+        leases = {run_key(lease.task_id, lease.fencing_token): lease for lease in told}
         with hot_cursor() as cursor:
             cursor.execute(
                 sql.PROGRESS,
@@ -192,11 +194,13 @@ def _reasons(leases: Sequence[Lease]) -> dict[Lease, str | None]:
     with hot_cursor() as cursor:
         cursor.execute(
             sql.WHEREABOUTS,
-            {"tasks": [lease.task_id for lease in leases], "fences": [lease.fence for lease in leases]},
+            {"tasks": [lease.task_id for lease in leases], "fencing_tokens": [lease.fencing_token for lease in leases]},
         )
         return {
-            Lease(task_id, asked): reason_lost(asked, fence=fence, holder=holder, barred=bool(barred), ended=ended)
-            for task_id, asked, fence, holder, barred, ended, *_ in cursor.fetchall()
+            Lease(task_id, asked): reason_lost(
+                asked, fencing_token=fencing_token, holder=holder, barred=bool(barred), ended=ended
+            )
+            for task_id, asked, fencing_token, holder, barred, ended, *_ in cursor.fetchall()
         }
 
 
@@ -223,24 +227,28 @@ def _revocation(hold: Hold) -> End | Back:
     if hold.flags & CANCEL_REQUESTED:
         return End(
             task_id=hold.task_id,
-            fence=hold.fence,
+            fencing_token=hold.fencing_token,
             status=Status.CANCELED,
             outcome=Outcome.REVOKED,
             reason=Reason.CANCELED,
         )
     if hold.flags & BUDGET_SPENT:
-        return spent_end(task_id=hold.task_id, flags=hold.flags, outcome=Outcome.REVOKED, fence=hold.fence)
+        return spent_end(
+            task_id=hold.task_id, flags=hold.flags, outcome=Outcome.REVOKED, fencing_token=hold.fencing_token
+        )
     if hold.is_used_up:
         return End(
             task_id=hold.task_id,
-            fence=hold.fence,
+            fencing_token=hold.fencing_token,
             status=Status.FAILED,
             outcome=Outcome.REVOKED,
             reason=Reason.EXPIRIES_EXHAUSTED,
             error=error,
             summary=message,
         )
-    return Back(task_id=hold.task_id, fence=hold.fence, outcome=Outcome.REVOKED, error=error, expiries=1)
+    return Back(
+        task_id=hold.task_id, fencing_token=hold.fencing_token, outcome=Outcome.REVOKED, error=error, expiries=1
+    )
 
 
 def _answer(

@@ -13,7 +13,7 @@ from apps.core.errors import FieldError, Invalid
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller
 from apps.tasks import sql
-from apps.tasks.fences import Lease
+from apps.tasks.lease_tokens import Lease
 from apps.tasks.models import Budget
 from apps.tasks.services.recording import End
 from apps.tasks.shapes import Beat, BudgetDraft, BudgetLeft
@@ -59,13 +59,13 @@ def spend(*, worker: Caller, spending: Mapping[Lease, Beat], knowing: Collection
             {
                 "tenant": worker.tenant_id,
                 "tasks": [lease.task_id for lease in spending],
-                "fences": [lease.fence for lease in spending],
+                "fencing_tokens": [lease.fencing_token for lease in spending],
                 "knowing": [lease in knowing for lease in spending],
                 "tokens": [beat.tokens for beat in spending.values()],
                 "costs": [beat.cost_usd for beat in spending.values()],
             },
         )
-        return {Lease(task_id, fence) for task_id, fence in cursor.fetchall()}
+        return {Lease(task_id, fencing_token) for task_id, fencing_token in cursor.fetchall()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +95,13 @@ def balances(task_ids: Collection[int]) -> dict[int, Balance]:
 
 
 def spent_end(
-    *, task_id: int, flags: int, outcome: Outcome, fence: int | None = None, digest: bytes | None = None
+    *, task_id: int, flags: int, outcome: Outcome, fencing_token: int | None = None, digest: bytes | None = None
 ) -> End:
     """How a task ends whose holder was told that its budget is spent."""
     message = "The budget of this task is spent."
     return End(
         task_id=task_id,
-        fence=fence,
+        fencing_token=fencing_token,
         status=Status.CANCELED if flags & CANCELS_SPENT else Status.FAILED,
         outcome=outcome,
         reason=Reason.BUDGET_EXHAUSTED,

@@ -15,8 +15,8 @@ from apps.core.errors import Conflict, DomainError, NotFound, only
 from apps.core.ids import format_ref
 from apps.core.sql import database_now, hot_cursor
 from apps.principals.tenancy import Caller
-from apps.tasks import fences, sql
-from apps.tasks.fences import BadLeaseToken, Lease
+from apps.tasks import lease_tokens, sql
+from apps.tasks.lease_tokens import BadLeaseToken, Lease
 from apps.tasks.models import FinishedTask, LiveTask, Task, run_key
 from apps.tasks.services import leasing, recording
 from apps.tasks.services.budgets import spent_end
@@ -81,7 +81,7 @@ def complete_many(
     ends = [
         End(
             task_id=lease.task_id,
-            fence=lease.fence,
+            fencing_token=lease.fencing_token,
             status=Status.SUCCEEDED,
             outcome=Outcome.SUCCEEDED,
             summary=completions[nth].summary,
@@ -91,7 +91,7 @@ def complete_many(
         for lease, (nth, digest) in _firsts(calls).items()
     ]
     ended, _ = recording.settle(ends, holder_id=worker.principal_id)
-    answers = _answers(calls, {Lease(one.task_id, one.fence): one.answer for one in ended})
+    answers = _answers(calls, {Lease(one.task_id, one.fencing_token): one.answer for one in ended})
     before = [answer for answer in answers if isinstance(answer, dict)]
     return Completed(
         answers=[_read(_finished, answer) for answer in answers],
@@ -253,7 +253,7 @@ def prove(*, worker: Caller, task_id: int, lease_token: str) -> Lease:
 
     :raises BadLeaseToken: if it is not this worker's for this task.
     """
-    return fences.prove(lease_token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=task_id)
+    return lease_tokens.prove(lease_token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=task_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +308,7 @@ def _settled(
     """End these runs as is decided for each while its task is locked."""
     firsts = _firsts(calls)
     holds = recording.lock_leases(worker.principal_id, list(firsts))
-    leases = {Lease(hold.task_id, hold.fence): hold for hold in holds.values()}
+    leases = {Lease(hold.task_id, hold.fencing_token): hold for hold in holds.values()}
     decided = [decide(*firsts[lease], hold) for lease, hold in leases.items()]
     ended, back = recording.settle(
         [one for one in decided if isinstance(one, End)],
@@ -326,13 +326,13 @@ def _after_failure(failure: Failure, digest: bytes, hold: Hold) -> End | Back:
         retryable=failure.retryable,
         failures=hold.failures + 1,
         max_attempts=hold.max_attempts,
-        runs=hold.fence,
+        runs=hold.fencing_token,
     )
     if reason is None:
         delay = failure.retry_after if failure.retry_after is not None else _backoff(hold)
         return Back(
             task_id=hold.task_id,
-            fence=hold.fence,
+            fencing_token=hold.fencing_token,
             outcome=Outcome.FAILED,
             error=failure.error,
             digest=digest,
@@ -342,7 +342,7 @@ def _after_failure(failure: Failure, digest: bytes, hold: Hold) -> End | Back:
     canceled = reason == Reason.CANCELED or (reason == Reason.BUDGET_EXHAUSTED and hold.flags & CANCELS_SPENT)
     return End(
         task_id=hold.task_id,
-        fence=hold.fence,
+        fencing_token=hold.fencing_token,
         status=Status.CANCELED if canceled else Status.FAILED,
         outcome=Outcome.CANCELED if canceled else Outcome.FAILED,
         reason=reason,
@@ -354,15 +354,19 @@ def _after_failure(failure: Failure, digest: bytes, hold: Hold) -> End | Back:
 
 def _after_release(released: Released, digest: bytes, hold: Hold) -> End | Back:
     if hold.flags & CANCEL_REQUESTED:
-        return _cancellation(hold.task_id, fence=hold.fence, digest=digest)
+        return _cancellation(hold.task_id, fencing_token=hold.fencing_token, digest=digest)
     if hold.flags & BUDGET_SPENT:
         return spent_end(
-            task_id=hold.task_id, flags=hold.flags, outcome=Outcome.RELEASED, fence=hold.fence, digest=digest
+            task_id=hold.task_id,
+            flags=hold.flags,
+            outcome=Outcome.RELEASED,
+            fencing_token=hold.fencing_token,
+            digest=digest,
         )
-    if hold.fence >= MOST_RUNS:
+    if hold.fencing_token >= MOST_RUNS:
         return End(
             task_id=hold.task_id,
-            fence=hold.fence,
+            fencing_token=hold.fencing_token,
             status=Status.FAILED,
             outcome=Outcome.RELEASED,
             reason=Reason.ATTEMPTS_EXHAUSTED,
@@ -370,17 +374,17 @@ def _after_release(released: Released, digest: bytes, hold: Hold) -> End | Back:
         )
     return Back(
         task_id=hold.task_id,
-        fence=hold.fence,
+        fencing_token=hold.fencing_token,
         outcome=Outcome.RELEASED,
         digest=digest,
         delay=released.retry_after,
     )
 
 
-def _cancellation(task_id: int, *, fence: int | None = None, digest: bytes | None = None) -> End:
+def _cancellation(task_id: int, *, fencing_token: int | None = None, digest: bytes | None = None) -> End:
     return End(
         task_id=task_id,
-        fence=fence,
+        fencing_token=fencing_token,
         status=Status.CANCELED,
         outcome=Outcome.CANCELED,
         reason=Reason.CANCELED,
@@ -411,9 +415,11 @@ def _following(worker: Caller, wanted: LeaseNext, ended: Sequence[Ended], answer
         waits=False,
     )
     if grants:
-        kept = [[grant.task_id, grant.fence] for grant in grants]
+        kept = [[grant.task_id, grant.fencing_token] for grant in grants]
         with hot_cursor() as cursor:
-            cursor.execute(sql.KEEP_NEXT, {"run": run_key(ended[0].task_id, ended[0].fence), "next": json.dumps(kept)})
+            cursor.execute(
+                sql.KEEP_NEXT, {"run": run_key(ended[0].task_id, ended[0].fencing_token), "next": json.dumps(kept)}
+            )
     return before + grants
 
 

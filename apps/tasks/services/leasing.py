@@ -12,7 +12,7 @@ from apps.core.errors import FieldError, Invalid
 from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller
-from apps.tasks import fences, sql
+from apps.tasks import lease_tokens, sql
 from apps.tasks.models import TaskType
 from apps.tasks.shapes import Grant
 from apps.tasks.signals import task_queued
@@ -152,7 +152,7 @@ def look_at_all() -> None:
 
 
 def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[Grant]:
-    """Those of the leases that this worker was granted before, by task and fence, that still stand.
+    """Those of the leases that this worker was granted before, by task and fencing_token, that still stand.
 
     With all that went with them, and the time that is left.
     """
@@ -160,7 +160,7 @@ def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[Grant]:
         return []
     tasks, numbers = (list(column) for column in zip(*kept, strict=True))
     with hot_cursor() as cursor:
-        cursor.execute(sql.GRANTED, {"tasks": tasks, "fences": numbers})
+        cursor.execute(sql.GRANTED, {"tasks": tasks, "fencing_tokens": numbers})
         return [_grant(worker, (*row, None)) for row in cursor.fetchall()]
 
 
@@ -194,12 +194,12 @@ def _queues_of(tenant_id: int, task_types: Iterable[str]) -> list[str]:
 
 
 def _grant(worker: Caller, row: tuple[Any, ...]) -> Grant:
-    task_id, fence, task_type, params, lease_ms, requester_id, queue, checkpoint, _ = row
+    task_id, fencing_token, task_type, params, lease_ms, requester_id, queue, checkpoint, _ = row
     return Grant(
         task_id=task_id,
-        fence=fence,
-        lease_token=fences.sign(
-            tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=task_id, fence=fence
+        fencing_token=fencing_token,
+        lease_token=lease_tokens.sign(
+            tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=task_id, fencing_token=fencing_token
         ),
         task_type=task_type,
         params=json.loads(params),
@@ -210,11 +210,13 @@ def _grant(worker: Caller, row: tuple[Any, ...]) -> Grant:
     )
 
 
-def reason_lost(asked: int, *, fence: int | None, holder: int | None, barred: bool, ended: str | None) -> str | None:
+def reason_lost(
+    asked: int, *, fencing_token: int | None, holder: int | None, barred: bool, ended: str | None
+) -> str | None:
     """How the run `asked` for was lost, from what there is now; None if it is not lost."""
     if ended is not None:
         return "canceled" if ended == "canceled" else "completed"
-    if fence is None or fence > asked:
+    if fencing_token is None or fencing_token > asked:
         return "superseded"
     if holder is None:
         return "requeued"

@@ -151,12 +151,12 @@ def revoke_lease(*, task_id: int) -> Status:
         end = End(task_id=task_id, status=Status.CANCELED, outcome=Outcome.REVOKED, reason=Reason.CANCELED)
     elif hold.flags & BUDGET_SPENT:
         end = spent_end(task_id=task_id, flags=hold.flags, outcome=Outcome.REVOKED)
-    elif hold.fence >= MOST_RUNS:
+    elif hold.fencing_token >= MOST_RUNS:
         end = End(task_id=task_id, status=Status.FAILED, outcome=Outcome.REVOKED, reason=Reason.ATTEMPTS_EXHAUSTED)
     if end is not None:
         recording.settle([end])
         return end.status
-    recording.settle([], [Back(task_id=task_id, fence=hold.fence, outcome=Outcome.REVOKED)])
+    recording.settle([], [Back(task_id=task_id, fencing_token=hold.fencing_token, outcome=Outcome.REVOKED)])
     return Status.QUEUED
 
 

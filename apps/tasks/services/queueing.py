@@ -262,7 +262,7 @@ class _Batch:
             "queue": draft.line.pk,
             "task_type": task_type.pk,
             "recipient": draft.recipient_id,
-            "turn_of": self._requester.principal_id if draft.line.fair else None,
+            "fair_requester": self._requester.principal_id if draft.line.fair else None,
             "priority": draft.priority,
             "params": draft.params,
             "run_at": None if request.run_at is None else request.run_at.isoformat(),

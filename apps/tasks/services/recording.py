@@ -14,7 +14,7 @@ from apps.digests import services as digests
 from apps.principals.services import ASYNCGATE
 from apps.receipts.services import Group, Poster, ReceiptDraft
 from apps.tasks import sql
-from apps.tasks.fences import Lease
+from apps.tasks.lease_tokens import Lease
 from apps.tasks.services.leasing import Key, admit, look_at_all, reason_lost
 from apps.tasks.shapes import Delivery
 from apps.tasks.signals import dependency_finished, task_queued, tasks_finished
@@ -31,7 +31,7 @@ class Hold:
     """An open task's row, locked."""
 
     task_id: int
-    fence: int
+    fencing_token: int
     holder_id: int | None
     flags: int
     failures: int
@@ -45,15 +45,15 @@ class Hold:
     @property
     def is_used_up(self) -> bool:
         """Whether to lose this lease ends the task: so often may its leases be lost, or it be given out, and no more."""
-        return self.expiries + 1 >= self.max_expiries or self.fence >= MOST_RUNS
+        return self.expiries + 1 >= self.max_expiries or self.fencing_token >= MOST_RUNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How a task is to end, and which call (by its digest) ends it. With a fence, that run must be the current one."""
+    """How a task is to end, and which call (by its digest) ends it. With a fencing_token, that run must be the current one."""
 
     task_id: int
-    fence: int | None = None
+    fencing_token: int | None = None
     status: Status
     outcome: Outcome
     reason: Reason | None = None
@@ -68,7 +68,7 @@ class Back:
     """How a run is to end whose task, locked already, goes back into its line."""
 
     task_id: int
-    fence: int
+    fencing_token: int
     outcome: Outcome
     error: Mapping[str, Any] | None = None
     digest: bytes | None = None
@@ -82,7 +82,7 @@ class Ended:
     """An end that is recorded, and the receipt that has yet to be posted in the same transaction."""
 
     task_id: int
-    fence: int
+    fencing_token: int
     answer: Answer
     queue: str
     task_type: str
@@ -118,7 +118,7 @@ def lock_leases(holder_id: int, leases: Collection[Lease]) -> dict[int, Hold]:
     """The tasks of those of these leases that are the current ones."""
     if not leases:
         return {}
-    given = {"tasks": [lease.task_id for lease in leases], "fences": [lease.fence for lease in leases]}
+    given = {"tasks": [lease.task_id for lease in leases], "fencing_tokens": [lease.fencing_token for lease in leases]}
     with hot_cursor() as cursor:
         cursor.execute(sql.LOCK_LEASES, {**given, "holder": holder_id})
         return _holds(cursor.fetchall())
@@ -133,7 +133,7 @@ def record(ends: Sequence[End], *, holder_id: int | None = None) -> list[Ended]:
     """Write ends; what can't be proved to be the current run is left out, and nothing is written of it."""
     if not ends:
         return []
-    by_task = {(end.task_id, end.fence): (end, random_id("rcpt")) for end in ends}
+    by_task = {(end.task_id, end.fencing_token): (end, random_id("rcpt")) for end in ends}
     with hot_cursor() as cursor:
         cursor.execute(
             sql.END,
@@ -152,7 +152,7 @@ def _end_row(end: End, receipt_id: str) -> dict[str, Any]:
     delivery = end.delivery
     return {
         "task_id": end.task_id,
-        "fence": end.fence,
+        "fencing_token": end.fencing_token,
         "status": end.status,
         "outcome": end.outcome,
         "reason": end.reason,
@@ -181,12 +181,25 @@ def _answer(end: End, receipt_id: str) -> Answer:
 
 def _ended(known: tuple[End, str], row: tuple[Any, ...]) -> Ended:
     end, receipt_id = known
-    task_id, tenant_id, fence, queue, task_type, title, requires, recipient_id, queued, group, gate_id, *rest = row
+    (
+        task_id,
+        tenant_id,
+        fencing_token,
+        queue,
+        task_type,
+        title,
+        requires,
+        recipient_id,
+        queued,
+        group,
+        gate_id,
+        *rest,
+    ) = row
     at, summary, key, makes_room, is_waited_for = rest
     answer, event = _answer(end, receipt_id), _EVENTS[end.status]
     return Ended(
         task_id=task_id,
-        fence=fence,
+        fencing_token=fencing_token,
         answer=answer,
         queue=queue,
         task_type=task_type,
@@ -197,12 +210,12 @@ def _ended(known: tuple[End, str], row: tuple[Any, ...]) -> Ended:
             recipient_id=recipient_id,
             source_system=ASYNCGATE,
             event_type=f"task_{event}",
-            dedupe_key=f"asyncgate:task_{event}:{answer['task_id']}:run_{fence}",
+            dedupe_key=f"asyncgate:task_{event}:{answer['task_id']}:run_{fencing_token}",
             receipt_id=receipt_id,
             receipt_id_is_fresh=True,
             title=f"{title or task_type} {event}"[:200],
             summary=summary,
-            metadata=_metadata(end, answer["task_id"], task_type, fence, at),
+            metadata=_metadata(end, answer["task_id"], task_type, fencing_token, at),
             artifact_pointer=end.delivery.pointer,
             caused_by=queued,
             pairs_with=queued,
@@ -214,7 +227,7 @@ def _ended(known: tuple[End, str], row: tuple[Any, ...]) -> Ended:
     )
 
 
-def _metadata(end: End, task_id: str, task_type: str, fence: int, at: datetime) -> dict[str, Any]:
+def _metadata(end: End, task_id: str, task_type: str, fencing_token: int, at: datetime) -> dict[str, Any]:
     delivery = end.delivery
     return {
         "task_id": task_id,
@@ -223,7 +236,7 @@ def _metadata(end: End, task_id: str, task_type: str, fence: int, at: datetime) 
         "result_channel": delivery.channel,
         "result_pointer": delivery.pointer,
         "created_at": at.isoformat(),
-        "run_id": fence,
+        "run_id": fencing_token,
         "checksum": delivery.checksum,
         "size": delivery.size,
         **({} if end.reason is None else {"reason": str(end.reason)}),
@@ -292,7 +305,7 @@ def _back_row(back: Back) -> dict[str, Any]:
     }
     return {
         "task_id": back.task_id,
-        "fence": back.fence,
+        "fencing_token": back.fencing_token,
         "failures": back.failures,
         "expiries": back.expiries,
         "delay": back.delay,
@@ -314,18 +327,21 @@ def replayed(calls: Sequence[tuple[Lease, bytes]]) -> list[Answer | DomainError]
     with hot_cursor() as cursor:
         cursor.execute(
             sql.WHEREABOUTS,
-            {"tasks": [lease.task_id for lease in leases], "fences": [lease.fence for lease in leases]},
+            {"tasks": [lease.task_id for lease in leases], "fencing_tokens": [lease.fencing_token for lease in leases]},
         )
-        found = {Lease(task_id, fence): rest for task_id, fence, *rest in cursor.fetchall()}
+        found = {Lease(task_id, fencing_token): rest for task_id, fencing_token, *rest in cursor.fetchall()}
     return [_told(lease, digest, found[lease]) for lease, digest in calls]
 
 
 def _told(lease: Lease, digest: bytes, found: Sequence[Any]) -> Answer | DomainError:
-    fence, holder, barred, ended, outcome, first_digest, answer = found
+    fencing_token, holder, barred, ended, outcome, first_digest, answer = found
     if first_digest is not None:
         if bytes(first_digest) != digest:
             return Conflict(f"This run has {outcome} by another call.", outcome=outcome, code="already_decided")
         first: Answer = json.loads(answer)
         return first
-    reason = reason_lost(lease.fence, fence=fence, holder=holder, barred=bool(barred), ended=ended) or "superseded"
+    reason = (
+        reason_lost(lease.fencing_token, fencing_token=fencing_token, holder=holder, barred=bool(barred), ended=ended)
+        or "superseded"
+    )
     return Conflict(f"This lease is lost: {reason}.", reason=reason, code="lease_lost")

@@ -40,7 +40,7 @@ def leased_again(worker: Caller) -> tuple[Grant, Grant]:
     stale = lease_one(worker)
     at(FUTURE + LEASE)
     current = lease_one(worker)
-    assert (stale.task_id, stale.fence, current.fence) == (current.task_id, 1, 2)
+    assert (stale.task_id, stale.fencing_token, current.fencing_token) == (current.task_id, 1, 2)
     return stale, current
 
 

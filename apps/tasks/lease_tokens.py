@@ -22,16 +22,16 @@ class BadLeaseToken(Forbidden):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A run that its holder has proved to hold, or to have held: the fence says which."""
+    """A run that its holder has proved to hold, or to have held: the fencing_token says which."""
 
     task_id: int
-    fence: int
+    fencing_token: int
 
 
-def sign(*, tenant_id: int, holder_id: int, task_id: int, fence: int) -> str:
-    """The token of a run, `lt_<task>.<fence>.<mac>`. It is not stored anywhere."""
-    mac = _mac(settings.LEASE_KEYS[0], tenant_id, holder_id, task_id, fence)
-    return f"lt_{task_id}.{fence}.{mac}"
+def sign(*, tenant_id: int, holder_id: int, task_id: int, fencing_token: int) -> str:
+    """The token of a run, `lt_<task>.<fencing_token>.<mac>`. It is not stored anywhere."""
+    mac = _mac(settings.LEASE_KEYS[0], tenant_id, holder_id, task_id, fencing_token)
+    return f"lt_{task_id}.{fencing_token}.{mac}"
 
 
 def prove(token: str, *, tenant_id: int, holder_id: int, task_id: int) -> Lease:
@@ -39,14 +39,14 @@ def prove(token: str, *, tenant_id: int, holder_id: int, task_id: int) -> Lease:
 
     :raises BadLeaseToken: if no key of this deployment made it for this tenant, holder and task.
     """
-    named, fence, mac = _split(token)
+    named, fencing_token, mac = _split(token)
     proved = False
     for key in settings.LEASE_KEYS:
         # Every key is tried, whichever fits, so that time tells nothing.
-        proved |= hmac.compare_digest(_mac(key, tenant_id, holder_id, named, fence).encode(), mac.encode())
+        proved |= hmac.compare_digest(_mac(key, tenant_id, holder_id, named, fencing_token).encode(), mac.encode())
     if not proved or named != task_id:
         raise BadLeaseToken("This lease token was not issued to you for this task.")
-    return Lease(task_id=task_id, fence=fence)
+    return Lease(task_id=task_id, fencing_token=fencing_token)
 
 
 def task_of(ref: str) -> int:
@@ -64,6 +64,6 @@ def _split(token: str) -> tuple[int, int, str]:
     return int(match[1]), int(match[2]), match[3]
 
 
-def _mac(key: str, tenant_id: int, holder_id: int, task_id: int, fence: int) -> str:
-    message = f"lease:{tenant_id}:{holder_id}:{task_id}:{fence}".encode()
+def _mac(key: str, tenant_id: int, holder_id: int, task_id: int, fencing_token: int) -> str:
+    message = f"lease:{tenant_id}:{holder_id}:{task_id}:{fencing_token}".encode()
     return base64.urlsafe_b64encode(hmac.digest(key.encode(), message, "sha256")).rstrip(b"=").decode()
