@@ -15,7 +15,7 @@ from apps.delivery.models import Target
 from apps.digests.models import Inbox
 from apps.memory.models import Memory
 from apps.memory.states import Kind
-from apps.tasks.models import LiveTask
+from apps.tasks.models import Task
 from apps.workers.models import State, Worker
 
 Tone = Literal["good", "warning", "danger", "plain"]
@@ -49,7 +49,7 @@ def _work(now: datetime) -> Card:
     oldest = now - queues.oldest_ready_at if queues.oldest_ready_at else None
     return Card(
         title="Tasks",
-        link=_listing(LiveTask),
+        link=_listing(Task),
         figures=[
             Figure(label="Ready", value=str(queues.ready)),
             Figure(label="Oldest ready", value=_age(oldest), tone=_late(oldest, timedelta(minutes=5))),

@@ -33,6 +33,7 @@ from apps.tasks.models import (
     run_key,
 )
 from apps.tasks.results import ARTIFACT, artifact_digest
+from apps.tasks.states import Status
 
 _SHOWN_RUNS: Final = 50
 _WHY: Final = "console: operating tasks"
@@ -59,12 +60,17 @@ def _list_link(model: str, text: str, **filters: Any) -> str:
     return format_html('<a href="{}?{}" class="text-primary-600">{}</a>', address, query, text)
 
 
-class _OfTask(OperatorAdmin):
-    """Of a row that belongs to a task by its number."""
+class StatusFilter(admin.SimpleListFilter):
+    """Tasks by their status, live and finished ones alike."""
 
-    @admin.display(description="Task")
-    def task(self, row: Any) -> str:
-        return task_link(row.task_id)
+    title = "status"
+    parameter_name = "status"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("open", "Open"), *((str(value), str(label)) for value, label in Status.choices)]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        return queryset if self.value() is None else selectors.of_status(queryset, str(self.value()))
 
 
 @admin.register(Queue)
@@ -141,7 +147,7 @@ class QueueAdmin(OperatorAdmin):
 
     @admin.display(description="Open")
     def open_tasks(self, queue: Queue) -> str:
-        return _list_link("livetask", "open tasks", queue__id__exact=queue.pk)
+        return _list_link("task", "open tasks", queue__id__exact=queue.pk, status="open")
 
 
 @admin.register(TaskType)
@@ -218,9 +224,9 @@ class ScheduleAdmin(OperatorAdmin):
 
 @admin.register(Task)
 class TaskAdmin(OperatorAdmin):
-    list_display = ["__str__", *_PARTIES, "priority", "created_at"]
+    list_display = ["__str__", "status", *_PARTIES, "priority", "created_at"]
     list_select_related = ["task_type", "queue", "requester", "recipient"]
-    list_filter = ["tenant", ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
+    list_filter = ["tenant", StatusFilter, ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
     search_fields = ["=id", "receipt_id__exact"]
     ordering = ["-id"]
     actions_detail = ["cancel", "replay", "revoke_lease"]
@@ -236,6 +242,7 @@ class TaskAdmin(OperatorAdmin):
         "group",
         "queued_receipt",
         "terminal_receipt",
+        "artifact",
         "caused_by",
         "rows",
         "created_at",
@@ -248,6 +255,7 @@ class TaskAdmin(OperatorAdmin):
         "queued_receipt",
         "replays",
         "terminal_receipt",
+        "artifact",
         "rows",
     ]
 
@@ -293,12 +301,27 @@ class TaskAdmin(OperatorAdmin):
     @admin.display(description="Receipt of its end")
     def terminal_receipt(self, task: Task) -> str:
         record = FinishedTask.objects.filter(task_id=task.pk).first()
-        if record is None:
+        receipts = Receipt.objects.filter(tenant_id=task.tenant_id)
+        return link_to(None if record is None else receipts.filter(receipt_id=record.receipt_id).first())
+
+    @admin.display(description="Artifact")
+    def artifact(self, task: Task) -> str:
+        record = FinishedTask.objects.filter(task_id=task.pk).first()
+        if record is None or not (record.result_pointer or "").startswith(f"{ARTIFACT}:"):
             return link_to(None)
-        return link_to(Receipt.objects.filter(tenant_id=task.tenant_id, receipt_id=record.receipt_id).first())
+        digest = artifact_digest(record.result_pointer or "")
+        return link_to(Artifact.objects.filter(tenant_id=task.tenant_id, digest=digest).first())
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        return super().get_queryset(request).select_related("task_type", "queue", "requester", "recipient")
+        tasks = super().get_queryset(request).select_related("task_type", "queue", "requester", "recipient")
+        return selectors.with_status(tasks)
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> Any:
+        return super().get_search_results(request, queryset, search_term.strip().removeprefix("task_"))
+
+    @admin.display(description="Status")
+    def status(self, task: Any) -> str:
+        return str(task.status)
 
     @admin.display(description="Status")
     def state(self, task: Task) -> str:
@@ -339,19 +362,18 @@ class TaskAdmin(OperatorAdmin):
 
     @admin.display(description="Rows")
     def rows(self, task: Task) -> str:
-        """The rows of the task beside its own: links to those with a page, and the values of the others."""
+        """The values of the rows of this task beside its own."""
         of_task = Q(task_id=task.pk)
-        found: list[Model] = [*LiveTask.objects.filter(of_task), *FinishedTask.objects.filter(of_task)]
-        values: list[Model] = [
+        runs = Run.objects.filter(pk__gte=run_key(task.pk, 0), pk__lt=run_key(task.pk + 1, 0)).order_by("pk")
+        found: list[Model] = [
+            *LiveTask.objects.filter(of_task),
+            *FinishedTask.objects.filter(of_task),
             *IdempotencyKey.objects.filter(of_task)[:1],
             *Dependency.objects.filter(of_task | Q(on_task_id=task.pk)).order_by("pk")[:_SHOWN_RUNS],
-            *Run.objects.filter(pk__gte=run_key(task.pk, 0), pk__lt=run_key(task.pk + 1, 0)).order_by("pk")[
-                :_SHOWN_RUNS
-            ],
+            *runs[:_SHOWN_RUNS],
             *Spend.objects.filter(of_task).order_by("-pk")[:_SHOWN_RUNS],
         ]
-        links = format_html_join(" · ", "{}", ((link_to(row),) for row in found))
-        return format_html("{}{}", links, format_html_join("", "<div>{}</div>", ((_values(row),) for row in values)))
+        return format_html_join("", "<div>{}</div>", ((_values(row),) for row in found))
 
 
 def _values(row: Model) -> str:
@@ -361,65 +383,10 @@ def _values(row: Model) -> str:
     return f"{row._meta.verbose_name}: {told}"  # noqa: SLF001  # Django documents it as public
 
 
-@admin.register(LiveTask)
-class LiveTaskAdmin(_OfTask):
-    list_display = [
-        "task",
-        linked("task_type", "Type"),
-        linked("queue"),
-        "priority_rank",
-        "ready_at",
-        "due_at",
-        linked("holder"),
-        "lease_expires_at",
-        "fencing_token",
-        "failures",
-        "expiries",
-    ]
-    list_select_related = ["task_type", "queue", "holder"]
-    list_filter = ["tenant", ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
-    search_fields = ["=task_id"]
-    ordering = ["task_id"]
-    readonly_fields = ["task"]
-
-
-@admin.register(FinishedTask)
-class FinishedTaskAdmin(_OfTask):
-    list_display = [
-        "task",
-        "status",
-        "reason",
-        "fencing_token",
-        "summary",
-        "result_pointer",
-        "finished_at",
-        "fetched_at",
-    ]
-    list_filter = ["tenant", "status", "reason"]
-    search_fields = ["=task_id", "receipt_id__exact"]
-    ordering = ["-task_id"]
-    readonly_fields = ["task", "receipt", "artifact"]
-
-    @admin.display(description="Receipt")
-    def receipt(self, record: FinishedTask) -> str:
-        return link_to(Receipt.objects.filter(tenant_id=record.tenant_id, receipt_id=record.receipt_id).first())
-
-    @admin.display(description="Artifact")
-    def artifact(self, record: FinishedTask) -> str:
-        if record.result_pointer is None or not record.result_pointer.startswith(f"{ARTIFACT}:"):
-            return link_to(None)
-        digest = artifact_digest(record.result_pointer)
-        return link_to(Artifact.objects.filter(tenant_id=record.tenant_id, digest=digest).first())
-
-
 @admin.register(Artifact)
 class ArtifactAdmin(OperatorAdmin):
-    list_display = ["digest", "media_type", "size", "tenant", "created_at", "results"]
+    list_display = ["digest", "media_type", "size", "tenant", "created_at"]
     list_select_related = ["tenant"]
     list_filter = ["tenant"]
     search_fields = ["digest__exact"]
     ordering = ["-id"]
-
-    @admin.display(description="Results")
-    def results(self, artifact: Artifact) -> str:
-        return _list_link("finishedtask", "results", result_pointer=str(artifact))

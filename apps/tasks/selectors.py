@@ -15,7 +15,7 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.files.storage import storages
 from django.db import connection
-from django.db.models import Max, Q, Sum
+from django.db.models import Case, F, Max, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
 from django.db.models.functions import Coalesce
 
 from apps.core.errors import Conflict, NotFound, Unavailable
@@ -64,7 +64,7 @@ from apps.tasks.shapes import (
     TaskStatus,
     TimelineEvent,
 )
-from apps.tasks.states import FENCING_TOKEN_BITS, Outcome, Status, open_status
+from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, FENCING_TOKEN_BITS, TERMINAL, Outcome, Status, open_status
 
 # What is worth carrying in an answer; larger artifacts are fetched by their own route.
 MAX_SHOWN_BYTES: Final = 1_048_576
@@ -162,6 +162,34 @@ def status(task_ref: str) -> TaskStatus:
         poll_suggestion_seconds=POLL_SECONDS if live else None,
         **(_open(live, run) if live else _ended(FinishedTask.objects.get(task_id=task.pk), runs)),
     )
+
+
+def _live_with_status() -> QuerySet[Any]:
+    stopping = F("flags").bitand(CANCEL_REQUESTED | BUDGET_SPENT)
+    return LiveTask.objects.annotate(stopping=stopping).annotate(
+        status=Case(
+            When(holder__isnull=False, stopping=0, then=Value(Status.LEASED)),
+            When(holder__isnull=False, then=Value(Status.CANCELING)),
+            When(ready_at__isnull=False, then=Value(Status.QUEUED)),
+            When(due_at__isnull=False, then=Value(Status.SCHEDULED)),
+            default=Value(Status.WAITING),
+        )
+    )
+
+
+def with_status(tasks: QuerySet[Task]) -> QuerySet[Any]:
+    """These tasks, each with its `status`; as :func:`status` for many."""
+    ended = FinishedTask.objects.filter(task_id=OuterRef("pk")).values("status")[:1]
+    live = _live_with_status().filter(task_id=OuterRef("pk")).values("status")[:1]
+    return tasks.annotate(status=Coalesce(Subquery(ended), Subquery(live)))
+
+
+def of_status(tasks: QuerySet[Task], wanted: str) -> QuerySet[Task]:
+    """Those of these tasks that have this status; `open`: all that have not ended."""
+    if wanted in TERMINAL:
+        return tasks.filter(pk__in=FinishedTask.objects.filter(status=wanted).values("task_id"))
+    live = _live_with_status()
+    return tasks.filter(pk__in=(live if wanted == "open" else live.filter(status=wanted)).values("task_id"))
 
 
 def result(task_ref: str) -> TaskResult:

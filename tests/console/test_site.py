@@ -22,7 +22,18 @@ from apps.memory import services as memory
 from apps.memory.models import Forgotten, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
 from apps.principals.models import Membership, Operator, Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.tasks.models import Dependency, FairShare, IdempotencyKey, QueueMinute, RateWindow, Run, Spend
+from apps.tasks.models import (
+    Budget,
+    Dependency,
+    FairShare,
+    FinishedTask,
+    IdempotencyKey,
+    LiveTask,
+    QueueMinute,
+    RateWindow,
+    Run,
+    Spend,
+)
 from apps.workers.models import Allowance, Call, Offer, Registry, SourceEntry, WorkerEvent
 from tests.digests.makers import ack_through, post, post_grouped, read
 from tests.factories import T0, make_caller, make_principal, make_tenant
@@ -48,8 +59,8 @@ def observed(author: Caller, text: str) -> Memory:
 UNREADABLE = {Forgotten}
 # Counters, the search index, and rows that stand on the page of their worker, source, task or queue.
 WITHOUT_A_PAGE = {
-    Allowance, Call, Dependency, FairShare, IdempotencyKey, Offer, QueueMinute, RateWindow, Registry, Run, SearchTerm,
-    SearchTotals, SourceEntry, Spend, TermFrequency, Vector, WorkerEvent,
+    Allowance, Budget, Call, Dependency, FairShare, FinishedTask, IdempotencyKey, LiveTask, Offer, QueueMinute, RateWindow,
+    Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend, TermFrequency, Vector, WorkerEvent,
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from apps.tasks.models import LiveTask, Queue, Run, Task
 from tests.console.test_site import SENT
 from tests.factories import make_caller, make_tenant, make_token
 from tests.tasks.making import (
+    FUTURE,
     LONG_AGO,
     SCHEMA,
     cancel,
@@ -131,6 +132,31 @@ def test_operator_cancels_a_task_with_a_reason(console: Client, kee: Caller, wor
     act(console, "task", "cancel", held)
     assert "has succeeded already" in page(console, "task", held)
     assert [entry.change_message for entry in LogEntry.objects.order_by("pk")] == ["Cancel: ticket 7"] * 2
+
+
+def test_list_of_tasks_shows_and_filters_by_status(console: Client, kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    tasks = {}
+    for found in ("succeeded", "failed", "canceling", "leased", "queued"):
+        tasks[found] = number(queue(kee))
+        if found == "succeeded":
+            complete(worker, lease_one(worker))
+        elif found == "failed":
+            fail_next(worker)
+        elif found != "queued":
+            lease_one(worker)
+    tasks["scheduled"] = number(queue(kee, run_at=FUTURE))
+    tasks["waiting"] = number(queue(kee, depends_on=(tasks["queued"],)))
+    cancel(kee, tasks["canceling"])
+
+    def listed(**given: str) -> dict[str, int]:
+        answer = console.get(reverse("admin:tasks_task_changelist"), given)
+        return {row.status: row.pk for row in answer.context["cl"].result_list}
+
+    assert listed() == tasks
+    assert all(listed(status=found) == {found: task} for found, task in tasks.items())
+    assert set(listed(status="open")) == {"canceling", "leased", "queued", "scheduled", "waiting"}
+    assert listed(q=f"task_{tasks['failed']}") == {"failed": tasks["failed"]}
 
 
 def test_revoked_lease_costs_no_attempt(console: Client, kee: Caller, worker: Caller) -> None:
