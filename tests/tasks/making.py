@@ -73,6 +73,16 @@ def set_queue(caller: Caller, name: str = "default", **limits: Any) -> None:
         services.set_queue(caller=caller, draft=QueueDraft(name=name, **limits))
 
 
+def pause(caller: Caller, name: str = "default", *, drain: bool = False) -> None:
+    with acting_as(caller):
+        services.pause_queue(caller=caller, name=name, now=T0, drain=drain)
+
+
+def resume(caller: Caller, name: str = "default") -> None:
+    with acting_as(caller):
+        services.resume_queue(caller=caller, name=name)
+
+
 def queue(caller: Caller, task_type: str = "index", params: dict[str, Any] | None = None, **more: Any) -> QueuedTask:
     with acting_as(caller):
         return services.queue(requester=caller, request=QueueRequest(task_type=task_type, params=params or {}, **more))
@@ -101,23 +111,33 @@ def lease_one(worker: Caller, **more: Any) -> Grant:
     return grant
 
 
-def beat(worker: Caller, grant: Grant, **more: Any) -> BeatAnswer:
-    said = Beat(task_id=grant.task_id, lease_token=grant.lease_token, **more)
+def leased(kee: Caller, worker: Caller, **policy: Any) -> Grant:
+    """A task of the type `index`, with this policy, that the worker holds."""
+    make_type(kee, **policy)
+    queue(kee)
+    return lease_one(worker)
+
+
+def beats(*said: tuple[Grant, Mapping[str, Any]]) -> list[Beat]:
+    """Heartbeats of these leases, each with what it says."""
+    return [Beat(task_id=grant.task_id, lease_token=grant.lease_token, **more) for grant, more in said]
+
+
+def beat_many(worker: Caller, *said: tuple[Grant, Mapping[str, Any]]) -> list[BeatAnswer]:
     with acting_as(worker):
-        (answer,) = services.heartbeat(worker=worker, beats=[said])
+        return services.heartbeat(worker=worker, beats=beats(*said))
+
+
+def beat(worker: Caller, grant: Grant, **more: Any) -> BeatAnswer:
+    (answer,) = beat_many(worker, (grant, more))
     return answer
 
 
 def complete(worker: Caller, grant: Grant, content: Any = None, summary: str | None = None) -> Finished:
     delivery = services.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content)
     with acting_as(worker):
-        return services.complete(
-            worker=worker,
-            task_id=grant.task_id,
-            lease_token=grant.lease_token,
-            delivery=delivery,
-            summary=summary,
-        )
+        proof: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token}
+        return services.complete(worker=worker, **proof, delivery=delivery, summary=summary)
 
 
 def complete_many(

@@ -12,13 +12,11 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.core.errors import DomainError
 from apps.principals.models import Tenant
-from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services
 from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Task
 from apps.tasks.services import (
-    Beat,
     Completed,
     FailedRun,
     Failure,
@@ -26,14 +24,16 @@ from apps.tasks.services import (
     LeaseNext,
     Released,
 )
-from apps.tasks.shapes import BudgetDraft
-from tests.factories import make_caller, make_principal, make_tenant
+from apps.tasks.shapes import BeatAnswer, BudgetDraft
+from tests.factories import make_principal
 from tests.tasks.making import (
     FUTURE,
     NO_RESULT,
     SCHEMA,
     asked,
     at,
+    beat_many,
+    beats,
     cancel,
     codes,
     complete,
@@ -41,6 +41,7 @@ from tests.tasks.making import (
     fail,
     lease,
     lease_one,
+    leased,
     make_type,
     number,
     own,
@@ -133,8 +134,7 @@ def test_repeated_batch_answers_the_same(kee: Caller) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rival_batches_with_the_same_keys_make_each_task_once() -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_rival_batches_with_the_same_keys_make_each_task_once(kee: Caller) -> None:
     make_type(kee)
     keys = [f"k{nth}" for nth in range(20)]
 
@@ -156,8 +156,7 @@ def test_lost_lease_in_a_batch_does_not_affect_the_others(
 ) -> None:
     rival = kee
     make_type(kee)
-    for _ in range(4):
-        queue(kee)
+    queue_many(kee, *[asked()] * 4)
     done, one, other = lease(worker, capacity=3)
     foreign = lease_one(rival)
     complete(worker, done, "first")
@@ -175,9 +174,7 @@ def test_lost_lease_in_a_batch_does_not_affect_the_others(
 
 
 def test_lease_twice_in_a_batch_ends_once(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     first, again = complete_many(worker, [grant, grant]).answers
     assert first == again
     assert len(terminal_receipts(kee, grant.task_id)) == 1
@@ -200,8 +197,7 @@ def test_completion_leases_next_and_repeats_the_answer(kee: Caller, worker: Call
     make_type(kee)
     make_type(kee, "other")
     at(FUTURE)
-    for _ in range(4):
-        queue(kee)
+    queue_many(kee, *[asked()] * 4)
     queue(kee, "other", priority=10)
     (one,) = lease(worker, task_types=["index"])
 
@@ -223,8 +219,7 @@ def test_completion_leases_next_and_repeats_the_answer(kee: Caller, worker: Call
 def test_repeated_next_leases_are_those_that_still_stand(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     at(FUTURE)
-    for _ in range(3):
-        queue(kee)
+    queue_many(kee, *[asked()] * 3)
     one = lease_one(worker)
     again = partial(complete_many, worker, [one], lease_next=LeaseNext(capacity=2, lease_seconds=2))
     two, three = again().following
@@ -264,9 +259,7 @@ def test_completion_that_ends_nothing_leases_nothing(kee: Caller, worker: Caller
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rival_batches_end_each_task_once() -> None:
-    tenant = make_tenant("acme")
-    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+def test_rival_batches_end_each_task_once(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     for name in ("A", "B", "C"):
         make_principal(tenant, name)
     make_type(kee)
@@ -340,22 +333,18 @@ def test_task_costs_eight_statements(kee: Caller) -> None:
 
 def test_each_verb_makes_few_statements(kee: Caller) -> None:
     make_type(kee)
-    for _ in range(8):
-        queue(kee)
+    queue_many(kee, *[asked()] * 8)
     with acting_as(kee):
         keyed = asked(idempotency_key="k")
         one, other, third, fourth = services.lease(worker=kee, queues=["default"], capacity=4)
-        beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token) for grant in (one, other, third)]
-        spending = [Beat(task_id=one.task_id, lease_token=one.lease_token, tokens=1)]
+        said, spending = beats((one, {}), (other, {}), (third, {})), beats((one, {"tokens": 1}))
+        bounded = asked(budget=BudgetDraft(tokens=9))
         verbs: dict[str, tuple[Callable[[], Any], int]] = {
             "queue": (lambda: services.queue(requester=kee, request=asked()), 2),
             "queue with key": (lambda: services.queue(requester=kee, request=keyed), 3),
-            "queue with budget": (
-                lambda: services.queue(requester=kee, request=asked(budget=BudgetDraft(tokens=9))),
-                3,
-            ),
+            "queue with budget": (lambda: services.queue(requester=kee, request=bounded), 3),
             "lease": (lambda: services.lease(worker=kee, queues=["default"]), 1),
-            "heartbeat of three": (lambda: services.heartbeat(worker=kee, beats=beats), 1),
+            "heartbeat of three": (lambda: services.heartbeat(worker=kee, beats=said), 1),
             "heartbeat with spend": (lambda: services.heartbeat(worker=kee, beats=spending), 2),
             "complete": (lambda: complete(kee, one), 1),
             "release": (lambda: release(kee, other), 2),
@@ -368,25 +357,22 @@ def test_each_verb_makes_few_statements(kee: Caller) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_heartbeats_touch_no_index() -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_heartbeats_touch_no_index(kee: Caller) -> None:
     make_type(kee)
-    for _ in range(5):  # all their versions have room in one page, whatever is pruned when
-        queue(kee)
-    grants = lease(kee, capacity=5)
-    beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token) for grant in grants]
+    # All their versions have room in one page, whatever is pruned when.
+    queue_many(kee, *[asked()] * 5)
+    said = [(grant, {}) for grant in lease(kee, capacity=5)]
     with connection.cursor() as cursor:
         cursor.execute("select pg_stat_force_next_flush()")
         cursor.execute(_UPDATES)
-        updated, live = cursor.fetchone()
+        updated, hot = cursor.fetchone()
         for _ in range(5):
-            with acting_as(kee):
-                services.heartbeat(worker=kee, beats=beats)
+            beat_many(kee, *said)
         cursor.execute("select pg_stat_force_next_flush()")
         cursor.execute(_UPDATES)
         updated_then, hot_then = cursor.fetchone()
 
-    assert (updated_then - updated, hot_then - live) == (25, 25)
+    assert (updated_then - updated, hot_then - hot) == (25, 25)
 
 
 def _waits_for_the_disk(act: Callable[[], Any]) -> bool:
@@ -417,25 +403,18 @@ def test_checkpoint_and_spend_are_durable_when_acknowledged(
     kee: Caller, told: list[dict[str, Any]], *, waits: bool
 ) -> None:
     make_type(kee)
-    for _ in told:
-        queue(kee)
-    beats = [
-        Beat(task_id=grant.task_id, lease_token=grant.lease_token, **more)
-        for grant, more in zip(lease(kee, capacity=len(told)), told, strict=True)
-    ]
+    queue_many(kee, *[asked()] * len(told))
+    said = beats(*zip(lease(kee, capacity=len(told)), told, strict=True))
     with acting_as(kee):
-        assert _waits_for_the_disk(lambda: services.heartbeat(worker=kee, beats=beats)) is waits
+        assert _waits_for_the_disk(lambda: services.heartbeat(worker=kee, beats=said)) is waits
 
 
 @pytest.mark.parametrize("revokes", [False, True])
 def test_revocation_by_a_heartbeat_is_durable(kee: Caller, *, revokes: bool) -> None:
-    make_type(kee, stuck_after=1, revokes_stuck=revokes)
-    queue(kee)
-    grant = lease_one(kee)
-    beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token)]
-    answers: list[services.BeatAnswer] = []
+    said = beats((leased(kee, kee, stuck_after=1, revokes_stuck=revokes), {}))
+    answers: list[BeatAnswer] = []
     with acting_as(kee):
-        waits = _waits_for_the_disk(lambda: answers.extend(services.heartbeat(worker=kee, beats=beats)))
+        waits = _waits_for_the_disk(lambda: answers.extend(services.heartbeat(worker=kee, beats=said)))
 
     assert (answers[0].status, waits) == (("lost", True) if revokes else ("ok", False))
 

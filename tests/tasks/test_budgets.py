@@ -8,13 +8,14 @@ from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services
 from apps.tasks.models import Budget, FinishedTask, Spend
-from apps.tasks.services import Beat, BudgetDraft, Grant
+from apps.tasks.services import BudgetDraft, Grant
 from apps.tasks.shapes import BudgetLeft
 from apps.tasks.states import WhenSpent
 from tests.tasks.making import (
     FUTURE,
     at,
     beat,
+    beat_many,
     complete,
     fail,
     later,
@@ -76,11 +77,7 @@ def test_spend_is_a_sum_that_counts_once(kee: Caller, worker: Caller) -> None:
     with acting_as(kee):
         assert list(Spend.objects.order_by("pk").values_list("tokens", flat=True)) == [30, 20]
     # Twice in one batch, and more of one thing but less of another.
-    with acting_as(worker):
-        proof: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token}
-        services.heartbeat(
-            worker=worker, beats=[Beat(**proof, tokens=60), Beat(**proof, tokens=55), Beat(**proof, cost_usd=0.25)]
-        )
+    beat_many(worker, (grant, {"tokens": 60}), (grant, {"tokens": 55}), (grant, {"cost_usd": 0.25}))
     assert spent(kee, grant.task_id) == (60, 0.25, False)
     # What another run has used comes on top.
     release(worker, grant)
@@ -159,14 +156,7 @@ def test_overspending_run_does_not_affect_its_batch(kee: Caller, worker: Caller)
     make_type(kee)
     first, second = (begun(kee, worker, budget=HUNDRED) for _ in range(2))
     beat(worker, first, tokens=100)
-    with acting_as(worker):
-        answers = services.heartbeat(
-            worker=worker,
-            beats=[
-                Beat(task_id=one.task_id, lease_token=one.lease_token, tokens=tokens)
-                for one, tokens in ((first, 101), (second, 60))
-            ],
-        )
+    answers = beat_many(worker, (first, {"tokens": 101}), (second, {"tokens": 60}))
     assert [(one.status, one.order) for one in answers] == [("lost", "cancel"), ("ok", "continue")]
     assert (spent(kee, first.task_id), spent(kee, second.task_id)) == ((100, 0, True), (60, 0, False))
 

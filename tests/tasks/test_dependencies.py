@@ -9,7 +9,6 @@ from django.db import IntegrityError, transaction
 
 from apps.digests.models import Inbox
 from apps.principals.models import Tenant
-from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services
@@ -171,9 +170,7 @@ def test_cycle_of_dependencies_is_refused(kee: Caller) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_simultaneous_ends_release_a_dependant_once() -> None:
-    tenant = make_tenant("acme")
-    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+def test_simultaneous_ends_release_a_dependant_once(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     firsts = [queue(kee) for _ in range(6)]
     last = after(kee, *firsts)
@@ -190,9 +187,7 @@ def test_simultaneous_ends_release_a_dependant_once() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_locked_inbox_delays_only_its_own_ends() -> None:
-    tenant = make_tenant("acme")
-    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+def test_locked_inbox_delays_only_its_own_ends(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     hexy, _ = make_caller(tenant, "Hexy"), make_caller(tenant, "Ona")
     make_type(kee)
     queue(kee, recipient="Hexy")

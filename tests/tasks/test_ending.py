@@ -11,7 +11,6 @@ import pytest
 from apps.core.errors import DomainError
 from apps.digests.models import Entry
 from apps.principals.models import Tenant
-from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation
 from apps.receipts.services import Group
@@ -32,6 +31,7 @@ from tests.tasks.making import (
     get,
     lease,
     lease_one,
+    leased,
     make_type,
     number,
     queue,
@@ -56,26 +56,14 @@ def test_completion_writes_record_receipt_and_inbox_entry(tenant: Tenant, kee: C
         record = FinishedTask.objects.get(task_id=number(task))
         assert not LiveTask.objects.exists()
         assert (record.status, record.receipt_id, record.content) == ("succeeded", finished.receipt_id, {"files": 3})
-        assert (receipt.receipt_id, receipt.event_type, receipt.surface) == (
-            finished.receipt_id,
-            "task_complete",
-            "inbox",
-        )
+        assert (receipt.receipt_id, receipt.event_type) == (finished.receipt_id, "task_complete")
+        assert receipt.surface == "inbox"
         assert receipt.dedupe_key == f"asyncgate:task_complete:{task.task_id}:run_1"
         assert (receipt.title, receipt.summary) == ("Index of a tree complete", "Indexed 3 files")
         assert receipt.pairs_with_ref == receipt.caused_by_ref == task.receipt_id
-        assert {
-            name: receipt.metadata[name]
-            for name in ("task_id", "task_type", "status", "result_channel", "result_pointer", "run_id", "size")
-        } == {
-            "task_id": task.task_id,
-            "task_type": "index",
-            "status": "complete",
-            "result_channel": "inline",
-            "result_pointer": f"inline:{task.task_id}",
-            "run_id": 1,
-            "size": 11,
-        }
+        told = {"task_id": task.task_id, "task_type": "index", "status": "complete", "run_id": 1, "size": 11}
+        where = {"result_channel": "inline", "result_pointer": f"inline:{task.task_id}"}
+        assert receipt.metadata.items() >= {**told, **where}.items()
         assert receipt.metadata["checksum"].startswith("sha256:")
         assert Obligation.objects.get().closed_at is not None
         assert Entry.objects.get().receipt_ids == [receipt.pk]
@@ -83,9 +71,7 @@ def test_completion_writes_record_receipt_and_inbox_entry(tenant: Tenant, kee: C
 
 @pytest.mark.parametrize("call", [complete, fail, release])
 def test_repeated_ending_answers_the_same(kee: Caller, worker: Caller, call: Callable[[Caller, Grant], Any]) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     first = call(worker, grant)
     before = snapshot(kee)
 
@@ -97,9 +83,7 @@ def test_repeated_ending_answers_the_same(kee: Caller, worker: Caller, call: Cal
 def test_another_outcome_for_an_ended_run_is_refused(
     kee: Caller, worker: Caller, first: Callable[[Caller, Grant], Any], then: Callable[[Caller, Grant], Any]
 ) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     first(worker, grant)
     before = snapshot(kee)
 
@@ -109,9 +93,7 @@ def test_another_outcome_for_an_ended_run_is_refused(
 
 
 def test_another_result_for_a_completed_run_is_refused(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     first = complete(worker, grant, {"a": 1, "bb": {"d": 2, "c": [3]}})
     before = snapshot(kee)
 
@@ -133,7 +115,7 @@ def test_repeated_release_is_answered_after_the_task_went_on(kee: Caller, worker
 
 
 def test_retryable_failures_are_retried_up_to_max_attempts(kee: Caller, worker: Caller) -> None:
-    make_type(kee, max_attempts=2, backoff_seconds=10.0, backoff_cap_seconds=10.0)
+    make_type(kee, max_attempts=3, backoff_seconds=10.0, backoff_cap_seconds=10.0)
     task = queue(kee)
     with acting_as(kee):
         at(FUTURE)
@@ -143,24 +125,18 @@ def test_retryable_failures_are_retried_up_to_max_attempts(kee: Caller, worker: 
         assert FUTURE < verdict.retry_at <= FUTURE + timedelta(seconds=10)
         assert lease(worker) == []
         at(FUTURE + timedelta(seconds=10))
+        second = fail(worker, lease_one(worker), retry_after=123)
+        assert second.retry_at == FUTURE + timedelta(seconds=133)
+        at(FUTURE + timedelta(seconds=133))
         last = fail(worker, lease_one(worker))
 
         assert (last.status, last.will_retry) == ("failed", False)
         record = FinishedTask.objects.get(task_id=number(task))
-        assert (record.reason, record.fencing_token) == ("attempts_exhausted", 2)
+        assert (record.reason, record.fencing_token) == ("attempts_exhausted", 3)
         assert record.error == {"code": "broken", "message": "It broke."}
     (receipt,) = terminal_receipts(kee, number(task))
     assert (receipt.event_type, receipt.metadata["status"]) == ("task_failed", "failed")
-    assert receipt.dedupe_key == f"asyncgate:task_failed:{task.task_id}:run_2"
-
-
-def test_retry_after_sets_the_next_attempt(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    with acting_as(kee):
-        at(FUTURE)
-        verdict = fail(worker, lease_one(worker), retry_after=123)
-    assert verdict.retry_at == FUTURE + timedelta(seconds=123)
+    assert receipt.dedupe_key == f"asyncgate:task_failed:{task.task_id}:run_3"
 
 
 def test_released_task_keeps_its_place_and_attempts(kee: Caller, worker: Caller) -> None:
@@ -233,19 +209,6 @@ def test_obeyed_cancellation_ends_the_task(
     assert len(terminal_receipts(kee, number(task))) == 1
 
 
-def test_cancellation_is_forced_when_the_lease_ends(kee: Caller, worker: Caller) -> None:
-    make_type(kee, lease_seconds=10)
-    task = queue(kee)
-    with acting_as(kee):
-        at(FUTURE)
-        lease_one(worker)
-        cancel(kee, number(task))
-        at(FUTURE + timedelta(seconds=10))
-        assert lease(worker) == []
-        assert services.end_what_must() == 1
-        assert selectors.status(task.task_id).status == "canceled"
-
-
 def cancel_many(caller: Caller, *task_ids: int) -> dict[int, str]:
     with acting_as(caller):
         return {task: str(status) for task, status in services.cancel_many(caller=caller, task_ids=task_ids).items()}
@@ -287,9 +250,7 @@ def test_foreign_task_refuses_the_whole_cancellation(tenant: Tenant, kee: Caller
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rival_cancellations_in_any_order_do_not_deadlock() -> None:
-    tenant = make_tenant("acme")
-    kee = make_caller(tenant)
+def test_rival_cancellations_in_any_order_do_not_deadlock(tenant: Tenant, kee: Caller) -> None:
     others = [f"P{index}" for index in range(4)]
     for name in others:
         make_principal(tenant, name)
@@ -304,9 +265,7 @@ def test_rival_cancellations_in_any_order_do_not_deadlock() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_of_several_rival_endings_wins() -> None:
-    tenant = make_tenant("acme")
-    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+def test_one_of_several_rival_endings_wins(kee: Caller, worker: Caller) -> None:
     make_type(kee)
 
     def attempt(act: Callable[[], Any]) -> str:
@@ -467,9 +426,7 @@ def test_dead_letters_of_a_queue_are_replayed_together(kee: Caller, worker: Call
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rival_replays_make_one_task() -> None:
-    tenant = make_tenant("acme")
-    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+def test_rival_replays_make_one_task(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     queue(kee)
     dead = fail_next(worker)

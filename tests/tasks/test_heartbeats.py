@@ -9,28 +9,32 @@ import pytest
 
 from apps.core.errors import Conflict
 from apps.principals.models import Tenant
-from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services
 from apps.tasks.models import FinishedTask, LiveTask, Run, Spend, run_key
-from apps.tasks.services import Beat
 from apps.tasks.shapes import Grant
 from apps.tasks.states import Order
-from tests.factories import make_caller, make_tenant
+from tests.factories import make_caller
 from tests.tasks.making import (
     FUTURE,
+    asked,
     at,
     beat,
+    beat_many,
     cancel,
     complete,
     lease,
     lease_one,
+    leased,
     make_type,
     number,
     order,
+    pause,
     queue,
+    queue_many,
     refused,
     release,
+    resume,
     snapshot,
     terminal_receipts,
     together,
@@ -56,20 +60,12 @@ def test_heartbeat_renews_and_saves(kee: Caller, worker: Caller) -> None:
 
 def test_lost_lease_does_not_affect_other_heartbeats(kee: Caller, worker: Caller, rival: Caller) -> None:
     make_type(kee)
-    for _ in range(3):
-        queue(kee)
+    queue_many(kee, *[asked()] * 3)
     mine, done, foreign = lease_one(worker), lease_one(worker), lease_one(rival)
     complete(worker, done)
-    with acting_as(worker):
-        answers = services.heartbeat(
-            worker=worker,
-            beats=[Beat(task_id=grant.task_id, lease_token=grant.lease_token) for grant in (done, foreign, mine)],
-        )
-    assert [(answer.status, answer.reason) for answer in answers] == [
-        ("lost", "completed"),
-        ("lost", "bad_lease_token"),
-        ("ok", None),
-    ]
+    answers = beat_many(worker, (done, {}), (foreign, {}), (mine, {}))
+    assert [answer.reason for answer in answers] == ["completed", "bad_lease_token", None]
+    assert [answer.status for answer in answers] == ["lost", "lost", "ok"]
 
 
 @pytest.mark.parametrize(
@@ -88,8 +84,7 @@ def test_heartbeats_of_one_lease_in_a_batch_are_merged(
     with acting_as(worker):
         at(FUTURE)
         grant = lease_one(worker)
-        beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token, **one) for one in told]
-        answers = services.heartbeat(worker=worker, beats=beats)
+        answers = beat_many(worker, *((grant, one) for one in told))
         assert [answer.status for answer in answers] == ["ok"] * len(told)
 
         at(FUTURE + timedelta(seconds=20))
@@ -107,36 +102,15 @@ def saves(n: int) -> dict[str, Any]:
     return {"percent": 10.0 * n, "message": f"at {n}", "checkpoint": {"n": n}, "sequence": n}
 
 
-def test_next_run_gets_the_newest_checkpoint(kee: Caller, worker: Caller) -> None:
-    make_type(kee, lease_seconds=10)
-    queue(kee)
-    with acting_as(worker):
-        at(FUTURE)
-        grant = lease_one(worker)
-        for n in (1, 2):
-            assert beat(worker, grant, **saves(n)).status == "ok"
-        at(FUTURE + timedelta(seconds=5))
-        late = beat(worker, grant, **saves(1))
-
-        assert (late.status, late.order, late.lease_ms, late.reason) == ("ok", "continue", 10_000, None)
-        assert said(kee) == (20.0, "at 2", {"n": 2})
-        at(FUTURE + timedelta(seconds=20))
-        assert lease_one(worker).checkpoint == {"n": 2}
-
-
 @pytest.mark.parametrize("arriving", [*itertools.permutations((1, 2, 3)), (1, 1, 3, 2, 3, 1)])
 def test_newest_sequence_is_kept_in_any_order(kee: Caller, worker: Caller, arriving: tuple[int, ...]) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     assert {beat(worker, grant, **saves(n)).status for n in arriving} == {"ok"}
     assert said(kee) == (30.0, "at 3", {"n": 3})
 
 
 def test_last_heartbeat_counts_without_a_sequence(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     for n in (2, 1):
         beat(worker, grant, checkpoint={"n": n})
     assert said(kee) == (None, "", {"n": 1})
@@ -146,9 +120,7 @@ def test_last_heartbeat_counts_without_a_sequence(kee: Caller, worker: Caller) -
 
 
 def test_progress_and_checkpoint_have_their_own_sequences(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     beat(worker, grant, sequence=5, percent=50.0)
     beat(worker, grant, **saves(4))
     assert said(kee) == (50.0, "", {"n": 4})
@@ -189,9 +161,7 @@ def test_spend_counts_in_any_order(kee: Caller, worker: Caller) -> None:
 
 
 def test_overtaken_checkpoint_does_not_answer_an_order(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     for n in (1, 2):
         beat(worker, grant, **saves(n))
     order(kee, grant.task_id, Order.CHECKPOINT)
@@ -200,17 +170,13 @@ def test_overtaken_checkpoint_does_not_answer_an_order(kee: Caller, worker: Call
 
 
 def test_overtaken_heartbeat_is_no_progress(kee: Caller, worker: Caller) -> None:
-    make_type(kee, stuck_after=2)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker, stuck_after=2)
     arriving = (2, 1, 1, 3)
     assert [beat(worker, grant, **saves(n)).stuck for n in arriving] == [False, False, True, False]
 
 
 def test_checkpoint_is_ordered_until_there_is_one(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     order(kee, grant.task_id, Order.CHECKPOINT)
     assert [beat(worker, grant).order for _ in range(2)] == ["checkpoint", "checkpoint"]
     assert beat(worker, grant, percent=10).order == "checkpoint"
@@ -218,9 +184,7 @@ def test_checkpoint_is_ordered_until_there_is_one(kee: Caller, worker: Caller) -
 
 
 def test_strongest_order_is_answered(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     order(kee, grant.task_id, Order.CHECKPOINT)
     order(kee, grant.task_id, Order.DRAIN)
     assert beat(worker, grant).order == "drain"
@@ -241,17 +205,14 @@ def test_orders_end_with_the_run(kee: Caller, worker: Caller) -> None:
 def test_drained_queue_orders_its_leases_back(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     make_type(kee, "other", queue="second")
-    for _ in range(2):
-        queue(kee)
+    queue_many(kee, *[asked()] * 2)
     queue(kee, "other")
     held, elsewhere = lease_one(worker), lease_one(worker, queues=("second",))
-    with acting_as(kee):
-        services.pause_queue(caller=kee, name="default", now=FUTURE, drain=True)
+    pause(kee, drain=True)
     assert (beat(worker, held).order, beat(worker, elsewhere).order) == ("drain", "continue")
     release(worker, held)
     assert lease(worker) == []
-    with acting_as(kee):
-        services.resume_queue(caller=kee, name="default")
+    resume(kee)
     assert [beat(worker, grant).order for grant in lease(worker, capacity=2)] == ["continue", "continue"]
 
 
@@ -270,9 +231,7 @@ def test_only_parties_order_a_leased_task(tenant: Tenant, kee: Caller, worker: C
 
 
 def test_run_without_progress_is_stuck(kee: Caller, worker: Caller) -> None:
-    make_type(kee, stuck_after=3)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker, stuck_after=3)
     said: list[dict[str, Any]] = [{"percent": 5}, {}, {"percent": 5}, {"percent": 5}]
     assert [beat(worker, grant, **one).stuck for one in said] == [False, False, False, True]
     assert beat(worker, grant).stuck
@@ -280,15 +239,6 @@ def test_run_without_progress_is_stuck(kee: Caller, worker: Caller) -> None:
     assert [beat(worker, grant).stuck for _ in range(3)] == [False, False, True]
     assert not beat(worker, grant, checkpoint={"at": 1}).stuck
     assert complete(worker, grant).status == "succeeded"
-
-
-def test_no_run_is_stuck_without_stuck_after(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
-    assert not any(beat(worker, grant).stuck for _ in range(5))
-    with acting_as(kee):
-        assert LiveTask.objects.get().silent_beats == 0
 
 
 def test_stuck_run_is_revoked_and_counts_as_an_expiry(kee: Caller, worker: Caller) -> None:
@@ -331,24 +281,14 @@ def test_silence_does_not_carry_over_to_the_next_run(kee: Caller, worker: Caller
 
 def test_stuck_run_does_not_affect_its_batch(kee: Caller, worker: Caller) -> None:
     make_type(kee, stuck_after=1, revokes_stuck=True)
-    for _ in range(2):
-        queue(kee)
+    queue_many(kee, *[asked()] * 2)
     still, moving = lease(worker, capacity=2)
-    with acting_as(worker):
-        answers = services.heartbeat(
-            worker=worker,
-            beats=[
-                Beat(task_id=still.task_id, lease_token=still.lease_token),
-                Beat(task_id=moving.task_id, lease_token=moving.lease_token, percent=1),
-            ],
-        )
+    answers = beat_many(worker, (still, {}), (moving, {"percent": 1}))
     assert [answer.status for answer in answers] == ["lost", "ok"]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_completion_or_revocation_of_a_stuck_run_wins() -> None:
-    tenant = make_tenant("acme")
-    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+def test_completion_or_revocation_of_a_stuck_run_wins(kee: Caller, worker: Caller) -> None:
     make_type(kee, stuck_after=1, revokes_stuck=True, max_expiries=100)
 
     def completes(grant: Grant) -> bool:

@@ -9,17 +9,18 @@ from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
-from apps.principals.models import Membership, Operator, Tenant
+from apps.principals.models import Operator, Tenant
 from apps.principals.scopes import Kind, Scope
-from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors, services, sql
 from apps.tasks.models import LiveTask, Queue, Run, Task
 from tests.console.test_site import SENT
-from tests.factories import make_caller, make_tenant, make_token
+from tests.factories import make_token
 from tests.tasks.making import (
     FUTURE,
     LONG_AGO,
     SCHEMA,
+    asked,
     cancel,
     complete,
     fail_next,
@@ -30,6 +31,7 @@ from tests.tasks.making import (
     make_type,
     number,
     queue,
+    queue_many,
     refused,
     send,
     status,
@@ -180,10 +182,8 @@ def test_revoked_lease_costs_no_attempt(console: Client, kee: Caller, worker: Ca
 
 def test_operator_replays_dead_letters(console: Client, kee: Caller, worker: Caller) -> None:
     make_type(kee)
-    dead = []
-    for _ in range(3):
-        queue(kee)
-        dead.append(fail_next(worker))
+    queue_many(kee, *[asked()] * 3)
+    dead = [fail_next(worker) for _ in range(3)]
     for _ in range(2):
         act(console, "task", "replay", dead[0])
     with acting_as(kee):
@@ -193,8 +193,6 @@ def test_operator_replays_dead_letters(console: Client, kee: Caller, worker: Cal
     assert f"was replayed as task_{made.pk} before" in shown
     act(console, "queue", "replay_dead_letters", line.pk)
     assert "2 dead letters of default are queued again." in page(console, "queue", line.pk)
-    with acting_as(kee):
-        assert Task.objects.filter(replay_of__isnull=False).count() == 3
 
 
 @pytest.mark.parametrize("model", ["queue", "tasktype"])
@@ -208,39 +206,9 @@ def test_paused_queue_or_type_gives_out_nothing(console: Client, kee: Caller, wo
     lease_one(worker)
 
 
-def test_operator_of_another_tenant_is_refused(tenant: Tenant, kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    task = number(queue(kee))
-    olga = Operator.objects.create_user(username="olga", password="x", is_staff=True)
-    client = Client()
-    client.force_login(olga, backend="django.contrib.auth.backends.ModelBackend")
-    assert act(client, "task", "cancel", task).status_code in {403, 404}
-    with acting_as_system("test"):
-        Membership.objects.create(operator=olga, tenant=tenant, role="operator")
-    assert act(client, "task", "cancel", task).status_code == 403
-    assert status(kee, task) == "queued"
-
-
-def test_operator_stops_and_resumes_a_schedule(console: Client, kee: Caller) -> None:
-    make_type(kee)
-    with acting_as(kee):
-        made, _ = services.set_schedule(
-            caller=kee, draft=services.ScheduleDraft(name="s", task_type="index", every_seconds=60)
-        )
-    act(console, "schedule", "stop", made.pk)
-    with acting_as(kee):
-        made.refresh_from_db()
-        assert made.next_at is None
-    act(console, "schedule", "resume", made.pk)
-    with acting_as(kee):
-        made.refresh_from_db()
-        assert made.next_at is not None
-
-
 def test_ends_are_counted_once_by_queue_and_status(kee: Caller, worker: Caller) -> None:
     make_type(kee)
-    for _ in range(4):
-        queue(kee)
+    queue_many(kee, *[asked()] * 4)
     for _ in range(3):
         complete(worker, lease_one(worker))
     fail_next(worker)
@@ -263,8 +231,7 @@ def test_ends_are_counted_once_by_queue_and_status(kee: Caller, worker: Caller) 
 def test_ends_at_one_moment_are_counted_together(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apps.tasks.services.sweeping.MINUTES_BATCH", 2)
     make_type(kee)
-    for _ in range(5):
-        queue(kee)
+    queue_many(kee, *[asked()] * 5)
     with connection.cursor() as cursor, acting_as(kee):
         cursor.execute(
             """insert into task_history (task_id, tenant_id, status, fencing_token, summary, receipt_id, finished_at)
@@ -289,21 +256,6 @@ def test_expired_leases_are_counted_with_the_end(kee: Caller, worker: Caller) ->
     assert services.forget_minutes() == 0
     later(3 * 86_400)
     assert services.forget_minutes() == 1
-
-
-def test_figures_belong_to_their_tenant(tenant: Tenant, kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    complete(worker, lease_one(worker))
-    stranger = make_tenant("globex")
-    make_type(make_caller(stranger))
-    later(6)
-    services.count_minutes()
-    status, found = get(make_token(tenant, "Kee"), "queues")
-    assert (status, found["queues"][0]["finished_per_minute"] > 0) == (200, True)
-    assert get(make_token(stranger), "queues")[1]["queues"][0]["finished_per_minute"] == 0
-    with acting_as_system("test"):
-        assert sum(one.finished_per_minute > 0 for one in selectors.queue_figures(tenant_id=None).values()) == 1
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.01, 0.5, 3, 60, 86_400])

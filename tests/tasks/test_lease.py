@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services
@@ -21,6 +22,7 @@ from tests.tasks.making import (
     complete,
     lease,
     lease_one,
+    leased,
     make_type,
     number,
     queue,
@@ -96,9 +98,7 @@ def test_lease_does_not_cross_tenants(kee: Caller) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rival_workers_never_share_a_task() -> None:
-    tenant = make_tenant("acme")
-    kee = make_caller(tenant)
+def test_rival_workers_never_share_a_task(tenant: Tenant, kee: Caller) -> None:
     make_type(kee)
     queue_many(kee, *[asked()] * 40)
 
@@ -170,9 +170,7 @@ def test_strict_type_refuses_an_expired_lease(kee: Caller, worker: Caller) -> No
     ],
 )
 def test_forged_token_is_refused_before_any_query(kee: Caller, worker: Caller, spoil: Any) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     with acting_as(worker):
         from django.test.utils import CaptureQueriesContext  # noqa: PLC0415
 
@@ -182,9 +180,7 @@ def test_forged_token_is_refused_before_any_query(kee: Caller, worker: Caller, s
 
 
 def test_older_signing_key_still_verifies(kee: Caller, worker: Caller, settings: Any) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker)
     settings.LEASE_KEYS = ["new", *settings.LEASE_KEYS]
     assert beat(worker, grant).status == "ok"
     settings.LEASE_KEYS = ["new"]

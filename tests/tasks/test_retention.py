@@ -18,6 +18,7 @@ from tests import ground
 from tests.factories import make_caller, make_tenant, make_token
 from tests.tasks.making import (
     DAY,
+    asked,
     complete,
     do,
     get,
@@ -27,6 +28,7 @@ from tests.tasks.making import (
     make_type,
     number,
     queue,
+    queue_many,
     refused,
     together,
 )
@@ -325,8 +327,7 @@ def test_only_full_ended_and_old_ranges_are_dropped(kee: Caller, worker: Caller)
     make_type(kee)
     lower, upper = at_the_edge(2)
     assert dropped(lower) is False
-    for _ in range(2):
-        queue(kee)
+    queue_many(kee, *[asked()] * 2)
     assert dropped(lower) is False
     for _ in range(2):
         complete(worker, lease_one(worker))

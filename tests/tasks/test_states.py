@@ -25,7 +25,7 @@ from apps.tasks.models import (
     Task,
 )
 from apps.tasks.services import BudgetDraft, Grant, ending, recording
-from apps.tasks.states import CANCEL_REQUESTED, STRICT, TRANSITIONS, Reason, Status, after_failure, open_status
+from apps.tasks.states import CANCEL_REQUESTED, TRANSITIONS, Reason, Status, after_failure
 from tests.tasks.making import (
     FUTURE,
     at,
@@ -142,24 +142,6 @@ def test_verbs_make_exactly_the_declared_transitions(kee: Caller, before: Status
             found.add(world.status)
             transaction.set_rollback(True)
     assert found - {before} == TRANSITIONS[before]
-
-
-@pytest.mark.parametrize(
-    ("leased", "ready", "scheduled", "flags", "expected"),
-    [
-        (True, True, False, 0, Status.LEASED),
-        (True, True, False, STRICT, Status.LEASED),
-        (True, True, False, CANCEL_REQUESTED, Status.CANCELING),
-        (True, True, False, CANCEL_REQUESTED | STRICT, Status.CANCELING),
-        (False, True, False, 0, Status.QUEUED),
-        (False, False, True, 0, Status.SCHEDULED),
-        (False, False, False, 0, Status.WAITING),
-    ],
-)
-def test_status_is_derived_from_the_live_row(
-    leased: bool, ready: bool, scheduled: bool, flags: int, expected: Status
-) -> None:
-    assert open_status(leased=leased, ready=ready, scheduled=scheduled, flags=flags) == expected
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from django.dispatch import Signal
 from apps.core.sql import hot_cursor
 from apps.digests.models import Inbox
 from apps.principals.models import Tenant
-from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.tasks import handlers, selectors, services, sql
@@ -24,6 +23,7 @@ from tests.ground import as_owner
 from tests.tasks.making import (
     FUTURE,
     LONG_AGO,
+    asked,
     at,
     beat,
     cancel,
@@ -34,9 +34,12 @@ from tests.tasks.making import (
     later,
     lease,
     lease_one,
+    leased,
     make_type,
     number,
+    pause,
     queue,
+    queue_many,
     refused,
     release,
     set_queue,
@@ -56,9 +59,7 @@ def _ended(caller: Caller) -> set[int]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_locked_inbox_delays_only_its_own_ends() -> None:
-    tenant = make_tenant("acme")
-    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+def test_locked_inbox_delays_only_its_own_ends(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     hexy, _ = make_caller(tenant, "Hexy"), make_caller(tenant, "Ona")
     make_type(kee, max_expiries=1)
     queue(kee, recipient="Hexy")
@@ -78,9 +79,7 @@ def test_locked_inbox_delays_only_its_own_ends() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_locked_task_delays_no_other_end() -> None:
-    tenant = make_tenant("acme")
-    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+def test_locked_task_delays_no_other_end(kee: Caller, worker: Caller) -> None:
     make_type(kee, max_expiries=1)
     at_hand, other = number(queue(kee)), number(queue(kee))
     lease(worker, capacity=2)
@@ -118,8 +117,7 @@ def test_unannounced_work_is_found_once_a_queue(kee: Caller) -> None:
     (found,) = services.unannounced()
     assert (found.tenant_id, found.queue, found.task_type) == (kee.tenant_id, own.queue.name, own.name)
     assert found.task_type in handlers.names()
-    with acting_as(kee):
-        services.pause_queue(caller=kee, name=own.queue.name, now=LONG_AGO)
+    pause(kee, own.queue.name)
     assert services.unannounced() == []
 
 
@@ -136,8 +134,7 @@ def test_work_kept_back_by_a_limit_is_found(kee: Caller, limited: str) -> None:
     if limited == "queue":
         set_queue(kee, **rate)
     assert [found.queue for found in services.kept_back()] == ["default"]
-    with acting_as(kee):
-        services.pause_queue(caller=kee, name="default", now=LONG_AGO)
+    pause(kee)
     assert services.kept_back() == []
     with acting_as(kee):
         services.resume_queue(caller=kee, name="default")
@@ -148,8 +145,7 @@ def test_work_kept_back_by_a_limit_is_found(kee: Caller, limited: str) -> None:
 def test_queue_health_counts_by_status(kee: Caller) -> None:
     make_type(kee)
     make_type(kee, "idle", queue="idle")
-    for _ in range(3):
-        queue(kee)
+    queue_many(kee, *[asked()] * 3)
     queue(kee, run_at=FUTURE)
     lease(kee, capacity=2)
     with acting_as(kee):
@@ -166,9 +162,7 @@ def test_queue_health_counts_by_status(kee: Caller) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_task_that_can_not_end_delays_no_other() -> None:
-    tenant = make_tenant("acme")
-    kee = make_caller(tenant)
+def test_task_that_can_not_end_delays_no_other(tenant: Tenant, kee: Caller) -> None:
     make_type(kee, max_expiries=1)
     broken, *others = (number(queue(kee)) for _ in range(4))
     lease(kee, capacity=4)
@@ -283,9 +277,7 @@ def test_task_past_its_deadline_is_not_leased(kee: Caller, worker: Caller) -> No
 
 
 def test_repeated_next_lease_is_cut_by_the_deadline(kee: Caller, worker: Caller) -> None:
-    make_type(kee, deadline_seconds=100, lease_seconds=60)
-    queue(kee)
-    grant = lease_one(worker)
+    grant = leased(kee, worker, deadline_seconds=100, lease_seconds=60)
     task = number(queue(kee))
     deadline = deadline_of(kee, task)
     at(deadline - timedelta(milliseconds=400))

@@ -128,31 +128,6 @@ def test_flushed_broker_costs_latency_only(caller: Caller, tmp_path: Path) -> No
     _assert_ended_once(caller, after, run=1)
 
 
-def test_task_queued_without_a_worker_is_found_later(caller: Caller, tmp_path: Path) -> None:
-    task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
-    with _broker() as broker:
-        broker.flushdb()
-    (tmp_path / "go").touch()
-    with _worker(tmp_path / "log"):
-        _until(lambda: _ended(caller, task))
-
-    _assert_ended_once(caller, task, run=1)
-
-
-def test_running_task_is_canceled(caller: Caller, tmp_path: Path) -> None:
-    task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
-    with _worker(tmp_path / "log"):
-        _until((tmp_path / "running-1").exists)
-        with acting_as(caller):
-            assert services.cancel(caller=caller, task_id=number(task)) == "canceling"
-        _until(lambda: _ended(caller, task))
-
-    with acting_as(caller):
-        found = selectors.status(task.task_id)
-    assert found.progress is not None
-    assert (found.status, found.progress.percent, found.progress.message) == ("canceled", 50, "half way")
-
-
 def test_rival_clocks_queue_each_time_once(caller: Caller, tmp_path: Path) -> None:
     make_type(caller)
     with acting_as(caller):
