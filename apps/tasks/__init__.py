@@ -1,5 +1,6 @@
-"""AsyncGate: leased work that outlives whoever asked for it.
+"""AsyncGate: tasks that outlive whoever asked for them.
 
-PostgreSQL holds every task; whoever executes one (an outside worker, a Celery process) holds a lease with a
-fencing_token. A task ends exactly once, in one transaction with the receipt that says so. Not here: what a task does.
+PostgreSQL holds every task. A task worker (an outside program, or this product's Celery processes) holds a
+lease with a fencing token. A task ends exactly once, in one transaction with its receipt. What a task does is
+not here.
 """

@@ -4,7 +4,7 @@ from apps.core import notifications
 from apps.tasks.signals import queue_topic, task_queued, type_topic
 
 
-def _cue_workers(*, tenant_id: int, queue: str, task_type: str, **_: object) -> None:
+def _notify_workers(*, tenant_id: int, queue: str, task_type: str, **_: object) -> None:
     notifications.notify(queue_topic(tenant_id, queue), type_topic(tenant_id, task_type))
 
 
@@ -17,4 +17,4 @@ class TasksConfig(AppConfig):
 
         jobs.listen()
         # Whoever waits for a lease may be in any process.
-        task_queued.connect(_cue_workers, dispatch_uid="tasks.cue_workers")
+        task_queued.connect(_notify_workers, dispatch_uid="tasks.notify_workers")

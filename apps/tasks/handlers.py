@@ -1,4 +1,4 @@
-"""How other apps give the Celery workers something to execute::
+"""How other apps declare what Celery executes::
 
     @handler(task_type="thumbnail", params_schema={…}, lease=timedelta(seconds=15))
     def thumbnail(context: Context, params: dict[str, Any]) -> Result:
@@ -50,17 +50,17 @@ def register(policy: Policy) -> None:
 
 
 def policy_of(task_type: str) -> Policy | None:
-    """What a type's handler declares; None where no handler of the product does it."""
+    """What a type's handler declares; None if the type has no handler here."""
     return _policies.get(task_type)
 
 
 def names() -> list[str]:
-    """The types that have handlers."""
+    """The names of the task types that have handlers."""
     return sorted(_policies)
 
 
 def unalias(task_type: str, params: Params) -> tuple[str, Params]:
-    """The type and params that a request means: itself, unless a handler reads the name as its own."""
+    """The type and params that a request means: its own, unless a handler reads its type as an alias."""
     if task_type in _policies:
         return task_type, params
     for policy in _policies.values():
@@ -71,9 +71,9 @@ def unalias(task_type: str, params: Params) -> tuple[str, Params]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of a task: a pointer to where it is, or the content itself (over 64 KiB it becomes an artifact).
+    """The result of a run: a pointer, or the content itself. Content over 64 KiB becomes an artifact.
 
-    What can't be recorded, by the limits that bind every worker, fails the run as `unrecordable_result`.
+    A result that can't be recorded fails the run as `unrecordable_result`.
     """
 
     content: Any = None
@@ -84,7 +84,9 @@ class Result:
 
 
 class Failed(Exception):
-    """Raised by a handler: this run has failed, with a code and a sentence for whoever asked. What is too long is cut."""
+    """Raised by a handler: this run has failed, with a code and a message for the requester. Long texts are
+    cut.
+    """
 
     def __init__(
         self,
@@ -104,7 +106,9 @@ class Failed(Exception):
 
 
 class Postponed(Exception):
-    """Raised by a handler that can't begin yet, and has done nothing: the task goes back for so long, no attempt counted."""
+    """Raised by a handler that can't begin yet and has done nothing. The task waits `retry_after`; no attempt
+    is counted.
+    """
 
     def __init__(self, retry_after: timedelta) -> None:
         super().__init__(f"not for {retry_after}")
@@ -112,11 +116,13 @@ class Postponed(Exception):
 
 
 class Canceled(Exception):
-    """Raised by a handler that has seen `context.cancelled` and stopped, and by what it calls where its lease is lost."""
+    """Raised by a handler that stops because `context.cancelled` is set, and by `heartbeat` when the lease is
+    lost.
+    """
 
 
 class Context(Protocol):
-    """What a handler knows of its run, and how it speaks while it works. Heartbeats go out by themselves."""
+    """What a handler knows of its run, and how it reports. Heartbeats are sent by a thread."""
 
     task_id: str
     run_id: int
@@ -135,10 +141,10 @@ class Context(Protocol):
 
     @property
     def run_idempotency_key(self) -> str:
-        """This run's alone: for what each attempt may do once."""
+        """A key of this run alone, for side effects that each attempt may have once."""
 
     def progress(self, percent: float, message: str = "") -> None:
-        """Say how far it is; goes out with the next heartbeat.
+        """Report progress with the next heartbeat.
 
         :raises ValueError: if that is no percentage.
         """
@@ -153,12 +159,12 @@ class Context(Protocol):
         """
 
     def spend(self, *, tokens: int = 0, cost_usd: float = 0.0) -> None:
-        """Add to what this run has used; goes out with the next heartbeat, and before its end is told."""
+        """Add to what this run has used. It is reported with the next heartbeat, and before the run ends."""
 
     @property
     def budget_left(self) -> BudgetLeft | None:
-        """What the last heartbeat heard is left to spend; None where nothing bounds it, or before the first. A run that
-        has nothing left is `cancelled`.
+        """What was left of the budget at the last heartbeat; None without a budget, or before the first
+        heartbeat.
         """
 
     def artifact(self, content: bytes, media_type: str) -> str:
@@ -189,7 +195,7 @@ def handler(
 ) -> Callable[[R], R]:
     """Declare a function as the handler of a task type, with the type's schema and policy.
 
-    :param heartbeat: the longest silence of a worker, whatever the length of its lease.
+    :param heartbeat: the longest silence of the holder, whatever the length of its lease.
     :param deadline: how long a task has in all, from when it may begin.
     """
 

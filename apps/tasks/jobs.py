@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def work(tenant_id: int, queue: str) -> bool:
-    """Execute what a tenant's queue has; says whether it is dry."""
+    """Execute the tasks of a tenant's queue; says whether the queue is empty."""
     with acting_in(tenant_id, "executing tasks"):
         gate = on_behalf_of(Principal.objects.named(ASYNCGATE).select_related("tenant").get(tenant_id=tenant_id))
     started = time.monotonic()
@@ -134,7 +134,7 @@ class _Run:
         return services.store_artifact(tenant_id=self._batch.gate.tenant_id, content=content, media_type=media_type)
 
     def sign_of_life(self, checkpoint: Any = None) -> Beat:
-        """A heartbeat that says the newest that there is to say."""
+        """A heartbeat with the newest progress and spend."""
         tokens, cost_usd = self.spent if self.has_spend_to_tell else (0, 0.0)
         with self._saying:
             self._sequence += 1
@@ -152,7 +152,7 @@ class _Run:
 
 
 class _Batch:
-    """The runs that one process holds at a time; also the thread that keeps them alive meanwhile."""
+    """The runs that one process holds at a time, and the thread that renews their leases."""
 
     def __init__(self, gate: Caller, grants: Sequence[Grant], requesters: dict[int, Caller]) -> None:
         self.gate = gate
@@ -166,7 +166,7 @@ class _Batch:
         self._done = threading.Event()
 
     def run_all(self) -> None:
-        """Run every handler whose run is not given back, and report them all."""
+        """Run every handler whose run is not released, and report all runs."""
         with self._kept_alive():
             while (run := self._next()) is not None:
                 ended = _EndedRun(run, Canceled() if run.cancelled else _ended(run, self.gate))
@@ -179,7 +179,7 @@ class _Batch:
         self._report()
 
     def beat(self, beats: Sequence[Beat]) -> list[BeatAnswer]:
-        """Renew leases, and tell the runs that are lost or canceled."""
+        """Renew leases, and stop the runs that are lost or canceled."""
         begun = time.monotonic()
         with self.gate.acting():
             answers = services.heartbeat(worker=self.gate, beats=beats)
@@ -206,7 +206,7 @@ class _Batch:
 
     @contextmanager
     def _kept_alive(self) -> Iterator[None]:
-        """A thread with a connection of its own looks after the runs until the block ends."""
+        """Renew the leases in a thread with its own connection until the block ends."""
         thread = threading.Thread(target=self._keep, name="heartbeats", daemon=True)
         thread.start()
         try:
@@ -259,7 +259,7 @@ class _Batch:
                 logger.exception("a heartbeat of %s run %s was not taken", run.task_id, run.run_id)
 
     def _give_back(self) -> None:
-        """Others may do what waits behind a handler that takes its time."""
+        """Release the runs that wait behind a long handler, so that others can do them."""
         with self._lock:
             waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
         self._settle([_EndedRun(run, Canceled()) for run in waiting])
@@ -270,7 +270,7 @@ class _Batch:
         self._settle(ended)
 
     def _tell_spend(self, runs: Sequence[_Run]) -> None:
-        """What runs have used since their last heartbeat, before they end."""
+        """Report what runs have used since their last heartbeat, before they end."""
         for tried in range(_REPORT_TRIES):
             telling = [run for run in runs if run.has_spend_to_tell]
             if not telling:
@@ -306,7 +306,7 @@ class _Batch:
             self._let_go([one])
 
     def _tell_alone(self, one: "_EndedRun") -> None:
-        """Tell of this run, be it that its end can't be told."""
+        """Report the end of this run, or that its end can't be recorded."""
         for told in (one, _EndedRun(one.run, _unrecordable(one.ended))):
             try:
                 self._tell([told])
@@ -343,7 +343,7 @@ class _EndedRun:
 
 
 def _ended(run: _Run, gate: Caller) -> Ended:
-    """How the handler ended; nothing that it raises gets any further."""
+    """How the handler ended. None of its exceptions goes further."""
     try:
         return _outcome(run, gate)
     except Exception as exc:  # a handler's defect is its task's failure, told to whoever asked
@@ -396,7 +396,7 @@ def _delivery(gate: Caller, grant: Grant, result: Result) -> Delivery:
 
 
 def _unrecordable(ended: Ended) -> Ended:
-    """What is told of a run whose end could not be recorded as it was."""
+    """The end that is recorded for a run whose own end could not be recorded."""
     if isinstance(ended, Canceled | Postponed):
         return Canceled()
     return Failure(
@@ -407,9 +407,10 @@ def _unrecordable(ended: Ended) -> Ended:
 
 
 def _report(gate: Caller, ended: Sequence[_EndedRun]) -> None:
-    """Report these runs, those that ended alike in one transaction: each locks tasks first and inboxes last.
+    """Report the ends of these runs, one transaction for each kind of end.
 
-    A refusal is logged: the fencing_token has kept that result out.
+    Each transaction locks tasks first and inboxes last. A refusal is logged: the fencing token has kept that
+    result out.
     """
     completions = [
         Completion(**_proof(one), delivery=one.ended[0], summary=one.ended[1])
@@ -450,7 +451,7 @@ def _proof(one: _EndedRun) -> dict[str, Any]:
 
 
 def _insist(report: Callable[[], T]) -> T:
-    """Report through a database that is away for a moment. The same report twice is answered once."""
+    """Report again while the database is away for a moment. A repeated report is answered once."""
     for tried in range(_REPORT_TRIES):
         try:
             return report()
@@ -463,7 +464,7 @@ def _insist(report: Callable[[], T]) -> T:
 
 
 def _is_away(exc: Exception) -> bool:
-    """Whether this is the database's state, so that the same may go through later; not what it was given."""
+    """Whether the error comes from the state of the database, so that a repetition may succeed."""
     return isinstance(exc, DatabaseError | InterfaceError) and not isinstance(exc, DataError | IntegrityError)
 
 
@@ -471,10 +472,10 @@ def _is_away(exc: Exception) -> bool:
 _FRESH_SECONDS: Final = 10
 
 
-# Acked early: a nudge that dies with its worker is replaced by the tick, and a second one would find nothing.
+# Acked early: a message that dies with its process is replaced by the tick, and a second one would find nothing.
 @shared_task(name="tasks.execute", ignore_result=True, acks_late=False)
 def execute(tenant_id: int, queue: str) -> None:
-    """Work a queue until it is dry. Safe to lose, repeat or overlap."""
+    """Execute the tasks of a queue until it is empty. Safe to lose, repeat or overlap."""
     if not work(tenant_id, queue):
         _publisher.publish(tenant_id, queue)
 
@@ -487,7 +488,7 @@ def fire(tenant_id: int, schedule_id: int) -> None:
 
 @shared_task(name="tasks.release_dependants", ignore_result=True)
 def release_dependants(tenant_id: int) -> None:
-    """Release what waited for tasks that have ended. Safe to lose, repeat or overlap."""
+    """Release tasks whose dependencies have ended. Safe to lose, repeat or overlap."""
     services.release_dependants_in(tenant_id=tenant_id)
 
 
@@ -504,7 +505,7 @@ _release_publisher = Publisher(_publish_release)
 
 
 def listen() -> None:
-    """FairShare announcements of work that has a handler here into messages from now on."""
+    """Connect the signals: ready work with a handler here becomes a Celery message."""
     task_queued.connect(_announced, dispatch_uid="tasks.execute")
     dependency_finished.connect(_dependency_finished, dispatch_uid="tasks.release_dependants")
 

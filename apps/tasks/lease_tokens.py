@@ -1,4 +1,4 @@
-"""Lease tokens: proof that a run was granted to this holder, checked before anything is looked up."""
+"""Lease tokens: proof that a run was granted to this holder, checked without a query."""
 
 import base64
 import hmac
@@ -15,14 +15,14 @@ _TOKEN: Final = re.compile(r"lt_([1-9][0-9]{0,17})\.([1-9][0-9]{0,8})\.([A-Za-z0
 
 
 class BadLeaseToken(Forbidden):
-    """The token was not issued to this caller for this task; says nothing about the task."""
+    """The token was not issued to this caller for this task. It says nothing about the task."""
 
     code = "bad_lease_token"
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A run that its holder has proved to hold, or to have held: the fencing_token says which."""
+    """A run that its holder has proved to hold, or to have held; the fencing token says which run."""
 
     task_id: int
     fencing_token: int

@@ -1,4 +1,4 @@
-"""Queues and types, the cold and the hot half of a task, its runs, and what remains of it."""
+"""Queues, task types, tasks, their runs and their ends."""
 
 from typing import Final
 
@@ -28,12 +28,12 @@ def run_key(task_id: int, fencing_token: int) -> int:
 
 
 def replay_key(task_id: int) -> str:
-    """The idempotency key under which a dead letter's requester has it replayed: once."""
+    """The idempotency key of a dead letter's one replay."""
     return f"{REPLAY}task_{task_id}"
 
 
 def _limits_bite() -> Q:
-    """A limit is none or at least one; a rate has its period."""
+    """A limit is null or at least one, and a rate has a period."""
     return (
         (Q(concurrency=None) | Q(concurrency__gte=1))
         & (Q(rate=None) | Q(rate__gte=1))
@@ -42,10 +42,10 @@ def _limits_bite() -> Q:
 
 
 class Queue(TenantModel):
-    """A line in which tasks wait. A paused queue gives out nothing; what is leased goes on.
+    """A queue of tasks. A paused queue grants no leases; leases that are held go on.
 
-    At most `concurrency` of its tasks are leased at a time, and `rate` leases are granted in any `rate_seconds`.
-    A `fair` queue serves its requesters by turns, whatever the priorities of each.
+    At most `concurrency` of its tasks are leased at a time, and `rate` leases are granted in any
+    `rate_seconds`. A `fair` queue alternates between its requesters, whatever their priorities.
     """
 
     name = models.CharField(max_length=50)
@@ -68,13 +68,12 @@ class Queue(TenantModel):
 
 
 class TaskType(TenantModel):
-    """A kind of work: the schema of its parameters and the policy of its runs.
+    """A kind of work: the schema of its params and the policy of its runs.
 
-    `in_code` types belong to a handler of this product, are created in a tenant at their first use and are
-    executed by Celery workers. `requires` are capabilities that a worker must name to be given such a task.
-    `heartbeat_seconds` is the longest silence of a holder: however long a lease it asked for, so long after its last
-    sign of life (the grant, or a heartbeat) the lease has ended. A task lives at most `deadline_seconds`, and no lease
-    outlives it. After `stuck_after` heartbeats without progress a run is stuck. Limits are as a queue's, over all
+    An `in_code` type belongs to a handler of this product and is executed by Celery. It is made in a tenant at
+    its first use. `requires` are the capabilities that a task worker must name. `heartbeat_seconds` is the
+    longest silence of a holder, whatever the length of its lease. `deadline_seconds` limits a task's whole
+    life. A run is stuck after `stuck_after` heartbeats without progress. The limits are as a queue's, over all
     queues.
     """
 
@@ -165,12 +164,12 @@ class Task(TenantModel):
 
 
 class LiveTask(TenantModel):
-    """An open task: one narrow row that every verb locks. It goes when the task ends.
+    """A task that has not ended: one narrow row that every verb locks, deleted when the task ends.
 
-    Ready exactly if `ready_at` is set; waiting tasks have none, and a `due_at` if they wait for a moment.
-    `fencing_token` counts the leases granted and is the number of the current run. Of the tasks with one `concurrency_key`
-    one at a time is ready or leased. `requester` is set in fair queues only. `silent_beats` counts the heartbeats
-    since the last progress.
+    The task is ready exactly if `ready_at` is set. A waiting task has no `ready_at`, and a `due_at` if it waits
+    for a time. `fencing_token` counts the leases granted and is the number of the current run. Of the tasks
+    with one `concurrency_key`, one at a time is ready or leased. `requester` is set in fair queues only.
+    `silent_beats` counts the heartbeats since the last progress.
     """
 
     task_id = models.BigIntegerField(primary_key=True)
@@ -240,7 +239,7 @@ class LiveTask(TenantModel):
             ),
         ]
         indexes = [
-            # Serves sql.CLAIM in its exact order; the type stands in it so that work that a worker can't do is
+            # Serves sql.CLAIM in its exact order; the type stands in it so that work that a task worker can't do is
             # passed over without a look at the table.
             models.Index(
                 name="task_live_claimable",
@@ -273,9 +272,10 @@ class LiveTask(TenantModel):
 
 
 class Dependency(TenantModel):
-    """That an open task waits for another to succeed. Gone once it has, or once the one that waits is over.
+    """An open task waits for another one to succeed. The row is deleted once it has, or once the waiting task
+    ends.
 
-    A task depends only on what was there before it, so that no circle can be.
+    A task depends only on older tasks, so there are no cycles.
     """
 
     task_id = models.BigIntegerField()
@@ -302,10 +302,11 @@ class Dependency(TenantModel):
 
 
 class Run(TenantModel):
-    """One attempt: who held it, how far it came, how it ended.
+    """One attempt: its holder, its progress, its end.
 
-    `answer` and `request_digest` are of the call that ended it: the same call again gets the same answer. The sequences are
-    those of the heartbeats that its progress and its checkpoint are from: what is not above them was overtaken.
+    `answer` and `request_digest` belong to the call that ended it: the same call gets the same answer. The
+    sequences are those of the heartbeats that brought the progress and the checkpoint. A heartbeat with a lower
+    sequence changes neither.
     """
 
     id = models.BigIntegerField(primary_key=True)
@@ -353,7 +354,7 @@ class Run(TenantModel):
 
 
 class Budget(TenantModel):
-    """What a task may use up, and what it has used up so far: the sums of its `Spend`.
+    """What a task may use up, and the sums of its `Spend` so far.
 
     Whoever adds to the sums has locked the live task. `spent_at` is when nothing was left.
     """
@@ -401,10 +402,10 @@ class Budget(TenantModel):
 
 
 class Spend(TenantModel):
-    """What a run says it has used up beyond what it had said before. Appended, never summed in place.
+    """What a run has used since its last report. Rows are appended.
 
-    Partitioned along with tasks; its primary key in the database begins with the task, for sql.SPEND and
-    selectors.status, which sum what a task has used.
+    The primary key in the database begins with the task, for sql.SPEND and selectors.status, which sum what a
+    task has used.
     """
 
     task_id = models.BigIntegerField()
@@ -423,7 +424,7 @@ class Spend(TenantModel):
 
 
 class FinishedTask(TenantModel):
-    """How a task ended; it exists exactly if the :class:`LiveTask` is gone. A dead letter is one that failed.
+    """How a task ended. It exists exactly if the :class:`LiveTask` is deleted. A dead letter is a failed task.
 
     Written in the transaction that posts the terminal receipt. Only `fetched_at` changes, once.
     """
@@ -470,7 +471,7 @@ class FinishedTask(TenantModel):
 
 
 class IdempotencyKey(TenantModel):
-    """That a principal used a key, for which request, and what it was answered. Outlives the task."""
+    """A key that a principal used, the digest of the request, and the answer. It outlives the task."""
 
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     key = models.CharField(max_length=200)
@@ -487,7 +488,7 @@ class IdempotencyKey(TenantModel):
 
 
 class Artifact(TenantModel):
-    """That this tenant has stored these bytes. The bytes are in the artifact storage under their SHA-256."""
+    """Bytes that this tenant has stored. They lie in the artifact storage under their SHA-256."""
 
     digest = models.CharField(max_length=64)
     media_type = models.CharField(max_length=100)
@@ -507,10 +508,10 @@ class Artifact(TenantModel):
 
 
 class QueueMinute(TenantModel):
-    """How many tasks of a queue ended one way in one minute, with a latency of one class. Only added to.
+    """How many tasks of a queue ended in one minute with one status and one class of latency.
 
-    `latency` is the class (see `sql.CLASSES_PER_DOUBLING`) of the time from when a task might have begun to its end; `expiries` are
-    the leases of those tasks that expired. All ends up to the latest `counted_to` are in some row.
+    `latency` is the class of the time from a task's earliest start to its end (see `sql.CLASSES_PER_DOUBLING`).
+    `expiries` counts the expired leases of those tasks. All ends up to the latest `counted_to` are counted.
     """
 
     queue = models.ForeignKey(Queue, on_delete=models.DO_NOTHING, related_name="+", db_index=False, db_constraint=False)
@@ -541,11 +542,11 @@ class QueueMinute(TenantModel):
 
 
 class Schedule(TenantModel):
-    """A task to be queued at every moment of a timetable, as its owner would queue it.
+    """A task to be queued at every time of a timetable, as its owner would queue it.
 
-    `next_at` is the first moment that has not been dealt with; null: the schedule is off. Whoever finds it due and
-    holds the row queues the task and moves `next_at` on, in one transaction: two clocks make no second task. A row of
-    beat's names the schedule, as a hint. `misfire`, or else the type's, says what becomes of moments that were missed.
+    `next_at` is the next time, or null if the schedule is off. Whoever finds it due and locks the row queues
+    the task and moves `next_at` on in one transaction, so rival clocks queue one task. A row of beat's names
+    the schedule as well. `misfire`, or else the type's, decides about missed times.
     """
 
     owner = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
@@ -592,7 +593,7 @@ class Schedule(TenantModel):
 
 
 class FairShare(TenantModel):
-    """When a requester was last served in a fair queue: `served` counts on."""
+    """The order in which the requesters of a fair queue were last served."""
 
     queue = models.ForeignKey(Queue, on_delete=models.DO_NOTHING, related_name="+", db_index=False, db_constraint=False)
     requester = models.ForeignKey(
@@ -608,7 +609,7 @@ class FairShare(TenantModel):
 
 
 class RateWindow(TenantModel):
-    """How many leases a queue, or a type, with a rate granted at one moment. Kept for as long as the rate looks back."""
+    """How many leases a queue or type with a rate granted at one time. Kept as long as the rate looks back."""
 
     queue = models.ForeignKey(
         Queue, on_delete=models.DO_NOTHING, related_name="+", null=True, db_index=False, db_constraint=False

@@ -52,7 +52,7 @@ def scheme_of(pointer: str) -> str:
 
 
 def file_path(pointer: str) -> PurePosixPath:
-    """The path in a pointer to a file, `file:///…` or `file:/…`, with what stands for other characters put back.
+    """The path in a pointer to a file, `file:///…` or `file:/…`, with percent escapes decoded.
 
     :raises InvalidPointer: if it names another host, or no absolute path.
     """
@@ -83,7 +83,7 @@ def artifact_digest(pointer: str) -> str:
 
 
 def inline_bytes(content: Any) -> bytes:
-    """A result as the bytes that its checksum is of: JSON in one order, so that the same said again is the same."""
+    """The bytes of an inline result: JSON with sorted keys, so that an equal result has an equal checksum."""
     return json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -98,7 +98,7 @@ LONGEST_PAUSE_SECONDS: Final = 604_800
 
 
 def as_json(document: Any) -> Any:
-    """A value of Python's as the JSON that is recorded of it.
+    """A Python value as the JSON that is recorded.
 
     :raises UnstorableJSON: if it is none, or none that can be stored.
     """
@@ -129,7 +129,7 @@ def check_result(*, pointer: str | None, channel: str | None, checksum: str | No
 
 
 def mended(failure: Failure) -> Failure:
-    """A failure as it can be recorded: what is too long is cut, what can't be stored is replaced."""
+    """A failure that can be recorded: long texts are cut, unstorable characters replaced."""
     details = failure.details
     try:
         details = None if details is None else as_json(details)
@@ -146,10 +146,10 @@ def mended(failure: Failure) -> Failure:
 
 
 def pause(seconds: float) -> float:
-    """So long a task may be told to wait."""
+    """A delay within the allowed range."""
     return min(max(seconds, 0.0), LONGEST_PAUSE_SECONDS) if math.isfinite(seconds) else 0.0
 
 
 def legible(text: str, longest: int) -> str:
-    """A text as the database and a reader can take it."""
+    """A text without characters that can't be stored, cut to a length."""
     return strict_json.storable(text[:longest])

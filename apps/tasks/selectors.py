@@ -87,7 +87,7 @@ where k.tenant_id = %s and k.name = any(%s::text[])
 
 
 def types_named(*, tenant_id: int, names: Collection[str]) -> dict[str, TaskType]:
-    """Those of these types that the tenant has, each with its queue: what every task that is queued asks."""
+    """The tenant's types with these names, each with its queue."""
     found = {}
     with hot_cursor() as cursor:
         cursor.execute(_TYPES_NAMED, [tenant_id, list(names)])
@@ -102,7 +102,7 @@ def types_named(*, tenant_id: int, names: Collection[str]) -> dict[str, TaskType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """A part of a task's timeline: some of its runs, with its beginning and its end where they belong to them."""
+    """Some runs of a task's timeline, with the task's beginning and end on the first and last page."""
 
     events: list[TimelineEvent]
     following: int | None
@@ -111,7 +111,7 @@ class Story:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArtifact:
-    """What is known of an artifact without touching the storage."""
+    """What the database knows of an artifact."""
 
     tenant_id: int
     digest: str
@@ -178,14 +178,14 @@ def _live_with_status() -> QuerySet[Any]:
 
 
 def with_status(tasks: QuerySet[Task]) -> QuerySet[Any]:
-    """These tasks, each with its `status`; as :func:`status` for many."""
+    """These tasks, each annotated with its `status`."""
     ended = FinishedTask.objects.filter(task_id=OuterRef("pk")).values("status")[:1]
     live = _live_with_status().filter(task_id=OuterRef("pk")).values("status")[:1]
     return tasks.annotate(status=Coalesce(Subquery(ended), Subquery(live)))
 
 
 def of_status(tasks: QuerySet[Task], wanted: str) -> QuerySet[Task]:
-    """Those of these tasks that have this status; `open`: all that have not ended."""
+    """The tasks of this status; `open` is every status but the final ones."""
     if wanted in TERMINAL:
         return tasks.filter(pk__in=FinishedTask.objects.filter(status=wanted).values("task_id"))
     live = _live_with_status()
@@ -193,7 +193,7 @@ def of_status(tasks: QuerySet[Task], wanted: str) -> QuerySet[Task]:
 
 
 def result(task_ref: str) -> TaskResult:
-    """A finished task's result, less the content of an artifact.
+    """A finished task's result without the content of an artifact.
 
     :raises NotFound: `unknown_task` if there is no such task.
     :raises Conflict: `not_finished` if it is still open.
@@ -207,7 +207,7 @@ def result(task_ref: str) -> TaskResult:
 
 
 def timeline(task_ref: str, *, after: int = 0, limit: int = 20) -> Story:
-    """What happened to a task, in order: the `limit` runs after that one, each with all its events.
+    """What happened to a task, in order: `limit` runs after a given one, each with all its events.
 
     :raises NotFound: `unknown_task` if there is no such task.
     """
@@ -229,7 +229,7 @@ _HEALTH: Final = ("queue_id", *QueueHealth.model_fields)
 
 
 def queue_health(*, tenant_id: int | None) -> dict[int, QueueHealth]:
-    """Every queue of the tenant, by name; of all tenants that the transaction may see, if none is named. By their keys."""
+    """The queues of a tenant by their keys, sorted by name; without a tenant, all visible queues."""
     with connection.cursor() as cursor:
         cursor.execute(sql.QUEUE_HEALTH, {"tenant": tenant_id})
         rows = [dict(zip(_HEALTH, row, strict=True)) for row in cursor.fetchall()]
@@ -237,7 +237,7 @@ def queue_health(*, tenant_id: int | None) -> dict[int, QueueHealth]:
 
 
 def queue_figures(*, tenant_id: int | None) -> dict[int, QueueFigures]:
-    """Health, pace and dead letters of every queue of the tenant, as :func:`queue_health`."""
+    """Health, statistics and dead letters of every queue, as :func:`queue_health`."""
     healths = queue_health(tenant_id=tenant_id)
     given: dict[str, Any] = {"tenant": tenant_id, "window": PACE_WINDOW, "limit": DEAD_LETTERS_COUNTED}
     with connection.cursor() as cursor:
@@ -289,7 +289,7 @@ def quantiles(counts: Mapping[int, int], wanted: Sequence[float]) -> list[float 
 
 
 def minutes(*, queue_id: int, since: datetime) -> list[tuple[datetime, int, int]]:
-    """The minutes of a queue in which anything ended: how much did, and how much of it failed."""
+    """The minutes in which tasks of a queue ended, with the number that ended and that failed."""
     counted = QueueMinute.objects.filter(queue_id=queue_id, minute_at__gte=since).values("minute_at")
     failed = Coalesce(Sum("tasks", filter=Q(status=Status.FAILED)), 0)
     rows = counted.annotate(ended=Sum("tasks"), failed=failed).order_by("minute_at")
@@ -303,16 +303,17 @@ def task_types(*, tenant_id: int) -> list[TaskType]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterPage:
-    """Some dead letters, newest first; `following` is the one after which the next page begins."""
+    """Some dead letters, newest first; `following` is where the next page begins."""
 
     letters: list[DeadLetter]
     following: int | None
 
 
 def dead_letters(*, principal_id: int, before: int | None = None, limit: int = 50) -> DeadLetterPage:
-    """The dead letters that a principal has asked for or is told of.
+    """The dead letters of which a principal is the requester or recipient.
 
-    A page looks at so many of the tenant's and no more: it may be short, or empty, and yet have one following.
+    A page looks at a bounded number of the tenant's dead letters. It may be short or empty although another
+    follows.
     """
     with connection.cursor() as cursor:
         given = {"principal": principal_id, "before": before, "looked_at": DEAD_LETTERS_LOOKED_AT}
@@ -331,7 +332,7 @@ def dead_letters(*, principal_id: int, before: int | None = None, limit: int = 5
 
 
 def _replays(task_ids: list[int]) -> dict[int, int]:
-    """The tasks that replays have made, by dead letter."""
+    """The replays of these dead letters."""
     keys = {replay_key(pk): pk for pk in task_ids}
     requesters = Task.objects.filter(pk__in=task_ids).values("requester_id")
     used = IdempotencyKey.objects.filter(principal_id__in=requesters, key__in=keys)
@@ -360,7 +361,7 @@ def replay_of(task_id: int) -> int | None:
 
 
 def schedules(*, owner_id: int, after: int = 0, limit: int = 50) -> list[Schedule]:
-    """A principal's schedules with what they refer to, in the order of their making."""
+    """A principal's schedules, oldest first."""
     found = Schedule.objects.filter(owner_id=owner_id, pk__gt=after).order_by("pk")
     return list(found.select_related("task_type", "recipient", "queue")[:limit])
 
@@ -397,7 +398,7 @@ def read(stored: StoredArtifact) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of what a pointer points to, and how large the whole is."""
+    """A part of a result, and the size of the whole."""
 
     content: bytes
     size: int
@@ -406,14 +407,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantFile:
-    """A file that a pointer names, to be read in a tenant's folder only."""
+    """A file that a pointer names, to be read only in the tenant's folder."""
 
     pointer: str
     root: Path
 
 
 def located(found: TaskResult, *, tenant_id: int, tenant_slug: str) -> bytes | StoredArtifact | TenantFile:
-    """What :func:`read_part` needs to know of a result: itself, or where it is.
+    """Where :func:`read_part` reads a result: its bytes, its artifact, or its file.
 
     :raises UnreadableResult: if there is none, or it is where this deployment does not read.
     :raises UnknownArtifact: if the artifact is gone.
@@ -455,7 +456,7 @@ def _part_of_artifact(stored: StoredArtifact, offset: int, limit: int) -> Part:
 
 
 def _part_of_file(pointer: str, root: Path, offset: int, limit: int) -> Part:
-    """What is outside of the tenant's folder, by whatever links, is as what is not there."""
+    """Read a file in the tenant's folder; anything outside of it, also by links, is unknown."""
     try:
         path = Path(file_path(pointer)).resolve(strict=True)
         if not path.is_relative_to(root.resolve()) or not path.is_file():
@@ -472,7 +473,7 @@ def _part_of_file(pointer: str, root: Path, offset: int, limit: int) -> Part:
 
 
 def content_at(place: StoredArtifact | TenantFile, *, checksum: str | None) -> Any:
-    """A result as an answer can carry it; None over 1 MiB, or of a file that is not, or not any more, what was delivered.
+    """A result to be shown; None if it is over 1 MiB, or the file is missing or has changed.
 
     :raises Unavailable: `artifacts_unavailable` if the storage fails.
     """
@@ -512,7 +513,7 @@ def open_pointer(pointer: str, *, tenant_id: int) -> Opened:
 
 
 def shown(content: bytes, media_type: str) -> Any:
-    """Bytes as an answer can carry them: JSON as itself, text as text, else `{"base64": …}`; None if too many."""
+    """Bytes as JSON shows them: JSON as itself, text as text, else `{"base64": …}`; None over the limit."""
     if len(content) > MAX_SHOWN_BYTES:
         return None
     try:
@@ -608,7 +609,7 @@ def _queued(task: Task) -> TimelineEvent:
 
 
 def _spent(task_id: int, runs: list[Run]) -> dict[int, dict[str, Any]]:
-    """What each of these runs says that it used up."""
+    """What each of these runs has reported to have used."""
     if not runs:
         return {}
     sums = Spend.objects.filter(
@@ -621,7 +622,7 @@ def _spent(task_id: int, runs: list[Run]) -> dict[int, dict[str, Any]]:
 
 
 def _of_run(run: Run, held: LiveTask | None, spent: dict[str, Any] | None) -> Iterator[TimelineEvent]:
-    """What a run has left: heartbeats leave the time of the last one, while the lease lasts."""
+    """The events of a run. Of its heartbeats only the last one is known, while the lease lasts."""
     yield TimelineEvent(at=run.started_at, event="leased", run_id=run.fencing_token, holder=run.holder.name)
     if run.progressed_at is not None:
         yield TimelineEvent(
@@ -661,7 +662,9 @@ def _ending(task: Task) -> Iterator[TimelineEvent]:
 
 
 def ids_ahead() -> int:
-    """How many more tasks the partitions have room for; negative where tasks go into the default ones. Only the system may ask."""
+    """For how many more tasks there are partitions; negative if tasks go into the default ones. For the system
+    role.
+    """
     with hot_cursor() as cursor:
         cursor.execute(sql.IDS_AHEAD)
         (found,) = cursor.fetchone()

@@ -1,4 +1,4 @@
-"""Hints, sent on commit. Losing one costs latency and nothing else."""
+"""Signals that are sent on commit. A lost one costs latency only."""
 
 from django.dispatch import Signal
 

@@ -1,8 +1,9 @@
-"""The statements that run often. Each locks, decides and writes by itself; what it answers is proof.
+"""The statements that run often. Each locks, decides and writes; its rows are the proof.
 
-All of them run in an acting transaction, so row-level security adds the tenant. `gatehouse_now()` is the clock.
-A run's key is `(task_id << 16) + fencing_token`, see models.run_key. Each statement computes it in a materialized step
-before it looks for the run. `<<` and `+` are not leakproof: row-level security keeps them out of index conditions.
+They run in an acting transaction, so row-level security adds the tenant. `gatehouse_now()` is the clock. A
+run's key is `(task_id << 16) + fencing_token`, see models.run_key. Each statement computes it in a materialized
+step before it looks for the run. `<<` and `+` are not leakproof: row-level security keeps them out of index
+conditions.
 """
 
 from typing import Final
@@ -114,7 +115,7 @@ join lateral (select name from tasks_queue where id = a.queue_id) q on true
 join lateral (select name from tasks_tasktype where id = a.task_type_id) k on true
 """
 
-# Keys that nobody has and that somebody waits for: ADMIT passes over a task that another transaction has at hand. From
+# Keys that nobody has and that somebody waits for: ADMIT skips a locked task. From
 # key to key by task_live_waiting_for_key, one probe of task_live_key_admitted_once each.
 FREE_KEYS: Final = f"""
 with recursive waited_for as (
@@ -211,7 +212,7 @@ DOOMED: Final = _BY_RECIPIENT.format(
 )
 
 _LIMITED: Final = "({row}.concurrency is not null or {row}.rate is not null)"
-# What a claim may look at: types that the worker can do, and queues in the order named.
+# What a claim may look at: types that the task worker can do, and queues in the order named.
 _ABLE: Final = f"""
 able as materialized (
     select k.id, k.concurrency, k.rate, k.rate_seconds, {_LIMITED.format(row="k")} as limited
@@ -639,7 +640,7 @@ order by h.task_id for update of h
 """
 # Open tasks by id: the order in which everybody locks them.
 LOCK: Final = _LOCK.format(more="", named="", guard="")
-# Passes over rows that somebody else has at hand.
+# Skips locked rows.
 LOCK_UNLESS_BUSY: Final = f"{LOCK.rstrip()} skip locked"
 # As END's guard: the caller's runs are the current ones.
 LOCK_LEASES: Final = _LOCK.format(
@@ -867,7 +868,7 @@ cross join lateral (select from task_history where task_id = d.on_task_id limit 
 limit %(limit)s
 """
 # Takes what has succeeded off the tasks that wait for it; what waits for nothing else is ready, unless it waits for a
-# moment or for its concurrency key. A row that somebody else has at hand keeps its dependencies. What is over waits for
+# moment or for its concurrency key. A locked row keeps its dependencies. What is over waits for
 # nothing: its dependencies go.
 RELEASE: Final = """
 with over as materialized (

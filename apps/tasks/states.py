@@ -1,4 +1,4 @@
-"""What a task can be, and what may become of it. The database forbids the rest."""
+"""The states of a task and its transitions. The database forbids the others."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,7 +7,7 @@ from django.db.models import TextChoices
 
 
 class Status(TextChoices):
-    """`waiting`, `scheduled`, `queued`, `leased` and `canceling` are read off the live row; only ends are stored."""
+    """Only ends are stored; the other statuses are derived from the live row."""
 
     WAITING = "waiting"  # for other tasks, or for admission
     SCHEDULED = "scheduled"  # for a moment: its start, or the next attempt
@@ -44,7 +44,7 @@ class Outcome(TextChoices):
 
 
 class Reason(TextChoices):
-    """Why a task ended other than well."""
+    """Why a task was canceled or failed."""
 
     NOT_RETRYABLE = "not_retryable"
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
@@ -56,21 +56,21 @@ class Reason(TextChoices):
 
 
 class IfDependencyFails(TextChoices):
-    """What becomes of a task when one that it depends on fails or is canceled."""
+    """What happens to a task when one of its dependencies fails or is canceled."""
 
     CANCEL = "cancel"
     FAIL = "fail"  # it is a dead letter, which can be replayed
 
 
 class WhenSpent(TextChoices):
-    """What becomes of the tasks that draw from a budget once it is spent."""
+    """How a task ends when its budget is spent."""
 
     FAIL = "fail"  # they are dead letters, which can be replayed
     CANCEL = "cancel"
 
 
 class Misfire(TextChoices):
-    """What becomes of the moments of a schedule that passed while nothing could queue."""
+    """What happens to the times of a schedule that were missed."""
 
     ONCE = "once"  # one task for all of them
     ALL = "all"  # one task for each
@@ -117,7 +117,7 @@ def after_failure(*, flags: int, retryable: bool, failures: int, max_attempts: i
 
 
 class Order(TextChoices):
-    """What the answer to a heartbeat tells the holder to do; the first that holds."""
+    """What the answer to a heartbeat orders; the first that holds."""
 
     CANCEL = "cancel"  # stop: nobody wants it any more
     DRAIN = "drain"  # save what there is, give the task back, take no more
@@ -126,7 +126,7 @@ class Order(TextChoices):
 
 
 def order_of(flags: int) -> Order:
-    """The order that the flags of a leased row stand for."""
+    """The order for the flags of a leased row."""
     if flags & (CANCEL_REQUESTED | BUDGET_SPENT):
         return Order.CANCEL
     if flags & DRAINING:

@@ -7,7 +7,7 @@ from apps.tasks.signals import task_queued
 
 @tick(every=timedelta(seconds=1))
 def bring_back() -> None:
-    """Bring back what has expired and ready what is due, in batches until none is full."""
+    """Reclaim expired leases and ready due tasks, in batches until none is full."""
     for _ in range(10):
         if max(services.bring_back()) < services.SWEEP_BATCH:
             return
@@ -15,7 +15,7 @@ def bring_back() -> None:
 
 @tick(every=timedelta(seconds=1))
 def end_what_must() -> None:
-    """End what must not run again; it may take long, and what can run waits for it nowhere."""
+    """End tasks that must not run again."""
     for _ in range(10):
         if services.end_what_must() < services.SWEEP_BATCH:
             return
@@ -23,27 +23,27 @@ def end_what_must() -> None:
 
 @tick(every=timedelta(seconds=2))
 def admit_waiting() -> None:
-    """Give free concurrency keys to those who wait: one was passed over while another transaction had it at hand."""
+    """Give free concurrency keys to waiting tasks that were locked when the key became free."""
     services.admit_waiting()
 
 
 @tick(every=timedelta(seconds=1))
 def announce() -> None:
-    """Announce again what is ready and has a handler here: its message was lost, or all hands were busy."""
+    """Announce ready work with a handler here again, because its message may have been lost."""
     for found in services.unannounced():
         task_queued.send(sender=None, tenant_id=found.tenant_id, queue=found.queue, task_type=found.task_type)
 
 
 @tick(every=timedelta(seconds=1))
 def announce_room() -> None:
-    """Tell those who wait where a limit may let another through: rates do with time, and nobody says so."""
+    """Announce work that a limit may let through now, because rates free up with time."""
     for found in services.kept_back():
         task_queued.send(sender=None, tenant_id=found.tenant_id, queue=found.queue, task_type=found.task_type)
 
 
 @tick(every=timedelta(seconds=1))
 def fire_schedules() -> None:
-    """Queue what is due by schedule."""
+    """Queue what schedules have due."""
     for _ in range(10):
         if services.fire_schedules() < services.SCHEDULE_BATCH:
             return
@@ -51,7 +51,7 @@ def fire_schedules() -> None:
 
 @tick(every=timedelta(seconds=2))
 def release_dependants() -> None:
-    """Release what waited for tasks that have ended: the message that says so was lost, or a chain has further links."""
+    """Release dependants whose message was lost, and the further links of chains."""
     for _ in range(20):
         if not services.release_dependants():
             return
@@ -67,13 +67,13 @@ def count_minutes() -> None:
 
 @tick(every=timedelta(minutes=10))
 def forget_minutes() -> None:
-    """Remove the counts of long ago."""
+    """Delete old counts."""
     services.forget_minutes()
 
 
 @tick(every=timedelta(seconds=5))
 def settle_fair_shares() -> None:
-    """Put what was queued before its queue became fair on the turns of its requesters, in batches until none is full."""
+    """Note the requesters of tasks that were queued before their queue became fair."""
     for _ in range(50):
         if services.settle_fair_shares() < services.FAIR_SHARES_BATCH:
             return
@@ -84,7 +84,7 @@ _retention = services.Walk()
 
 @tick(every=timedelta(seconds=30))
 def forget() -> None:
-    """Remove what has been kept its time."""
+    """Delete ended tasks that have been kept their time."""
     for _ in range(20):
         _retention.forget()
         if _retention.is_at_the_beginning:
@@ -93,11 +93,11 @@ def forget() -> None:
 
 @tick(every=timedelta(seconds=30))
 def make_partitions() -> None:
-    """Make room for the tasks to come."""
+    """Make partitions for the tasks to come."""
     services.make_partitions()
 
 
 @tick(every=timedelta(minutes=5))
 def drop_partitions() -> None:
-    """Remove at once what has been kept its time whole."""
+    """Drop partitions whose tasks have all been kept their time."""
     services.drop_partitions()

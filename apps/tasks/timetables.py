@@ -1,4 +1,4 @@
-"""When a schedule's moments are: every so many seconds from an anchor, or where a cron expression matches the clock."""
+"""The times of schedules: intervals from an anchor, or times that match a cron expression."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ _HOURS: Final = 24
 
 class Timetable(Protocol):
     def following(self, after: datetime) -> datetime | None:
-        """The first moment after this one; None if there is none."""
+        """The first time after this one; None if there is none."""
 
     def latest(self, until: datetime) -> datetime | None:
-        """The last moment that is not after this one; None if there is none."""
+        """The last time that is not after this one; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Moments a fixed time apart, whatever happens meanwhile."""
+    """Times at a fixed interval."""
 
     span: timedelta
     anchor: datetime
@@ -41,10 +41,10 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """Moments at which all five fields match the clock of a time zone.
+    """Times at which all five fields match the clock of a time zone.
 
-    A time of day that the clock leaves out in spring comes as much later; one that it shows twice in autumn counts
-    the first time, unless the expression names every hour.
+    A time that the clock skips in spring comes an hour later. A time that it repeats in autumn counts once,
+    unless the expression names every hour.
     """
 
     minutes: frozenset[int]

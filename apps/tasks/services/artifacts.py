@@ -48,7 +48,7 @@ def prepare(
     channel: str | None = None,
     checksum: str | None = None,
 ) -> Delivery:
-    """Make a result fit to be recorded. Called before the transaction, because it may write a file.
+    """Make a result fit to be recorded. Call it before the transaction, because it may write a file.
 
     A result over 64 KiB as JSON becomes an artifact.
 
@@ -79,9 +79,9 @@ def prepare(
 
 
 def store_artifact(*, tenant_id: int, content: bytes, media_type: str) -> str:
-    """Store bytes under their SHA-256 and return the pointer; the same bytes are stored once per tenant.
+    """Store bytes under their SHA-256 and return the pointer; equal bytes are stored once for a tenant.
 
-    The file is there before the row that vouches for it. Call it outside a transaction: it waits for a disk.
+    The file is written before its row. Call it outside a transaction, because it waits for a disk.
 
     :raises TooLarge: `artifact_too_large` if they are over the deployment's limit.
     :raises Unavailable: `artifacts_unavailable` if the storage fails.
@@ -138,7 +138,7 @@ def _elsewhere(tenant_id: int, pointer: str, channel: str | None, checksum: str 
 
 
 def _write(storage: Storage, place: str, content: bytes) -> None:
-    """Put the bytes at their place; what a crash left there half-written is replaced."""
+    """Write the bytes to their place; a half-written file is replaced."""
     if storage.exists(place):
         if storage.size(place) == len(content):
             return
@@ -151,7 +151,7 @@ def _write(storage: Storage, place: str, content: bytes) -> None:
 
 @transaction.atomic
 def fetch_result(*, caller: Caller, task_id: int) -> TaskResult:
-    """A task's result, less the content of an artifact; notes when it was first fetched.
+    """A task's result without the content of an artifact; notes the time of the first call.
 
     :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
     :raises Conflict: `not_finished` if it is still open.

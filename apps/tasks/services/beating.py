@@ -1,4 +1,4 @@
-"""Signs of life, and what is ordered in return."""
+"""Heartbeats, and the orders in their answers."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -82,7 +82,7 @@ def heartbeat(*, worker: Caller, beats: Sequence[Beat]) -> list[BeatAnswer]:
 
 @transaction.atomic
 def order(*, caller: Caller, task_id: int, what: Order) -> None:
-    """Have the holder of a task told at its next heartbeat to save its state, or to save it and give the task back.
+    """Order the holder of a task to save a checkpoint, or to save it and release the task.
 
     :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
     :raises Conflict: `not_leased` if nobody holds it.
@@ -128,7 +128,7 @@ def _renew(worker: Caller, beats: Sequence[Beat], proved: Sequence[Lease | None]
 
 
 def _note_progress(telling: Sequence[tuple[Beat, Lease]]) -> dict[Lease, bool]:
-    """The leases of whose runs something new was said, and whether a checkpoint was saved."""
+    """Note progress; the leases with new progress, and whether a checkpoint was saved."""
     news: dict[Lease, bool] = {}
     for told in _in_turn(telling):
         leases = {run_key(lease.task_id, lease.fencing_token): lease for lease in told}
@@ -151,8 +151,8 @@ def _note_progress(telling: Sequence[tuple[Beat, Lease]]) -> dict[Lease, bool]:
 
 
 def _in_turn(telling: Sequence[tuple[Beat, Lease]]) -> list[dict[Lease, Beat]]:
-    """What to note at once, then what after it: several beats of one lease in their sequence, those that have none
-    before them and as one.
+    """Batches to note one after another: the beats of one lease by sequence, those without one first and
+    merged.
     """
     told: dict[Lease, dict[int, Beat]] = {}
     for beat, lease in telling:
@@ -175,7 +175,7 @@ def _in_turn(telling: Sequence[tuple[Beat, Lease]]) -> list[dict[Lease, Beat]]:
 
 
 def _note_spend(worker: Caller, kept: Sequence[tuple[Beat, Lease]], renewed: Mapping[Lease, _Kept]) -> set[Lease]:
-    """The leases whose runs go on spending though they were told."""
+    """Note spend; the leases whose runs spend more although they know that the budget is spent."""
     spending: dict[Lease, Beat] = {}
     for beat, lease in kept:
         if beat.spends:
@@ -188,7 +188,7 @@ def _note_spend(worker: Caller, kept: Sequence[tuple[Beat, Lease]], renewed: Map
 
 
 def _reasons(leases: Sequence[Lease]) -> dict[Lease, str | None]:
-    """Why each of these was not renewed; None where it is still held and only out of reach just now."""
+    """Why each of these leases was not renewed; None if its task is locked by another transaction."""
     if not leases:
         return {}
     with hot_cursor() as cursor:
@@ -205,8 +205,9 @@ def _reasons(leases: Sequence[Lease]) -> dict[Lease, str | None]:
 
 
 def _revoke(worker: Caller, leases: Collection[Lease]) -> None:
-    """Take these tasks from their holder, who has just renewed them; one that was to be canceled, has nothing left to
-    spend, or was lost too often, ends.
+    """Revoke the runs of these leases, which were just renewed.
+
+    A task that was to be canceled, has a spent budget, or has no expiries left, ends.
     """
     if not leases:
         return

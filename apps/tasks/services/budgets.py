@@ -1,7 +1,6 @@
 """What a task may use up, as its runs report it.
 
-A budget is exceeded by no more than what the last heartbeat before the order to stop reports. From then on nothing that
-the run reports is taken any more.
+A budget is exceeded by one heartbeat at most: what a run reports after the order to stop is not taken.
 """
 
 from collections.abc import Collection, Mapping
@@ -47,7 +46,7 @@ def keep(tenant_id: int, made: Mapping[int, tuple[BudgetDraft | None, datetime]]
 def spend(*, worker: Caller, spending: Mapping[Lease, Beat], knowing: Collection[Lease]) -> set[Lease]:
     """Note what these runs have used in all, and take it from the budgets of their tasks, which are locked.
 
-    Answers those that go on spending though they know that nothing is left. Nothing is noted of them.
+    Answers the runs that spend more although they know that the budget is spent. Nothing is noted of them.
 
     :param knowing: the leases whose holders know that their budget is spent.
     """

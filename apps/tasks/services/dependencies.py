@@ -1,7 +1,7 @@
 """Tasks that wait for others: ready when all have succeeded, ended when one has not.
 
-What a task waits for is written when it is queued; from then on its rows decide. A message on commit makes it quick,
-the tick makes it sure: neither is needed for the other.
+The dependencies are written when the task is queued. A message on commit releases dependants quickly, a tick
+finds those whose message was lost.
 """
 
 import logging
@@ -35,9 +35,9 @@ _PATIENCE: Final = "500ms"
 
 
 def open_among(*, requester: Caller, task_ids: Collection[int]) -> dict[int, bool]:
-    """Which of these tasks have yet to succeed; left out are those that the requester may not see.
+    """Which of these tasks have not succeeded yet; tasks that the requester may not see are left out.
 
-    What ends between this look and the commit of whoever asks is found by the tick.
+    A task that ends before the caller commits is found by the tick.
     """
     if not task_ids:
         return {}
@@ -49,7 +49,7 @@ def open_among(*, requester: Caller, task_ids: Collection[int]) -> dict[int, boo
 
 
 def to_wait_for(task_ids: Sequence[int], known: Mapping[int, bool]) -> tuple[int, ...]:
-    """Which of these a new task has to wait for. It can name only what was there before it, so that no circle can be.
+    """The tasks that a new task has to wait for. It can name only existing tasks, so there are no cycles.
 
     :raises Invalid: if they are too many.
     :raises NotFound: `unknown_task` if there is no such task, or its requester may not see it.
@@ -64,7 +64,7 @@ def to_wait_for(task_ids: Sequence[int], known: Mapping[int, bool]) -> tuple[int
 
 
 def keep(tenant_id: int, waiting: Mapping[int, tuple[Sequence[int], IfDependencyFails]]) -> None:
-    """Note what tasks that are being queued wait for, and what becomes of them if that fails."""
+    """Note the dependencies of tasks that are being queued, and what happens if one fails."""
     rows = [
         Dependency(tenant_id=tenant_id, task_id=task_id, on_task_id=on_task_id, if_it_fails=policy)
         for task_id, (on_task_ids, policy) in waiting.items()
@@ -75,9 +75,9 @@ def keep(tenant_id: int, waiting: Mapping[int, tuple[Sequence[int], IfDependency
 
 
 def release_dependants() -> int:
-    """Release or end what waited for tasks that have ended, in all tenants; says how many. Opens its own transactions.
+    """Release or end the dependants of tasks that have ended, in all tenants; says how many.
 
-    Safe to repeat and to overlap. A task that somebody else has at hand is left to the next round.
+    Opens its own transactions. Safe to repeat and to overlap. A locked task is left to the next tick.
     """
     with acting_as_system("looking for dependants"), hot_cursor() as cursor:
         cursor.execute(sql.WAITED_ENOUGH, {"limit": DEPENDANTS_BATCH})
@@ -98,7 +98,7 @@ def release_dependants_in(*, tenant_id: int) -> int:
 
 
 def _tried(settle: Callable[[], int], tenant_id: int) -> int | None:
-    """What it has settled, in a transaction of its own that waits for nobody for long; None if it could not."""
+    """Run this in its own transaction with a short lock timeout; None if it failed."""
     try:
         with acting_in(tenant_id, _WHY):
             with connection.cursor() as cursor:
@@ -110,7 +110,7 @@ def _tried(settle: Callable[[], int], tenant_id: int) -> int | None:
 
 
 def _release(tenant_id: int) -> int:
-    """Take what has succeeded off what waits for it."""
+    """Remove succeeded dependencies from the tasks that wait for them."""
     with hot_cursor() as cursor:
         cursor.execute(sql.RELEASE, {"limit": DEPENDANTS_BATCH})
         released = cursor.fetchall()
@@ -121,7 +121,7 @@ def _release(tenant_id: int) -> int:
 
 
 def _end(only_task_id: int | None) -> int:
-    """End what waits for something that has failed or was canceled, or one such task."""
+    """End the tasks whose dependency has failed or was canceled, or one of them."""
     with hot_cursor() as cursor:
         cursor.execute(sql.LOST, {"task": only_task_id, "limit": DEPENDANTS_BATCH})
         lost = {task_id: rest for task_id, *rest in cursor.fetchall()}

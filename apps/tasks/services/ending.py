@@ -52,11 +52,11 @@ A = TypeVar("A")
 def complete(
     *, worker: Caller, task_id: int, lease_token: str, delivery: Delivery, summary: str | None = None
 ) -> Finished:
-    """End a task well: record, receipt and inbox entry with it, or nothing of it.
+    """End a task well: record, receipt and inbox entry in one transaction.
 
-    The same call again answers the same.
+    The same call again gets the same answer.
 
-    :raises BadLeaseToken: if the token is not this worker's for this task.
+    :raises BadLeaseToken: if the token was not issued to this task worker for this task.
     :raises Conflict: `lease_lost` if the run is over otherwise.
     :raises Conflict: `already_decided` if the run ended with another outcome or content.
     """
@@ -69,10 +69,10 @@ def complete(
 def complete_many(
     *, worker: Caller, completions: Sequence[Completion], lease_next: LeaseNext | None = None
 ) -> Completed:
-    """Complete many tasks as :func:`complete` does one, each with an answer of its own, and lease others.
+    """Complete many tasks as :func:`complete` does, each with its own answer, and lease others.
 
-    The same call again answers the same, with those of the same leases that still stand, in the time that is left of
-    them. Nothing new is leased for calls that end nothing.
+    The same call again gets the same answer, with those of the leases that still stand. Calls that end nothing
+    lease nothing new.
     """
     calls = [
         _call(worker, one, {"verb": "complete", "summary": one.summary, **_members(one.delivery)})
@@ -100,11 +100,11 @@ def complete_many(
 
 
 def fail(*, worker: Caller, task_id: int, lease_token: str, failure: Failure) -> UnsuccessfulRun:
-    """End a run badly: the task gets another attempt after a pause, or ends as a dead letter.
+    """End a run badly: the task gets another attempt after a delay, or becomes a dead letter.
 
-    The same call again answers the same.
+    The same call again gets the same answer.
 
-    :raises BadLeaseToken: if the token is not this worker's for this task.
+    :raises BadLeaseToken: if the token was not issued to this task worker for this task.
     :raises Conflict: `lease_lost` if the run is over otherwise.
     :raises Conflict: `already_decided` if the run ended with another outcome or content.
     """
@@ -115,18 +115,18 @@ def fail(*, worker: Caller, task_id: int, lease_token: str, failure: Failure) ->
 
 @transaction.atomic(savepoint=False)
 def fail_many(*, worker: Caller, failures: Sequence[FailedRun]) -> list[UnsuccessfulRun | DomainError]:
-    """Fail many runs as :func:`fail` does one, each with an answer of its own."""
+    """Fail many runs as :func:`fail` does, each with its own answer."""
     calls = [_call(worker, one, {"verb": "fail", **_members(one.failure)}) for one in failures]
     return _settled(worker, calls, lambda nth, digest, hold: _after_failure(failures[nth].failure, digest, hold))
 
 
 def release(*, worker: Caller, task_id: int, lease_token: str) -> UnsuccessfulRun:
-    """Give a task back untouched: it stands where it stood, and no attempt is counted.
+    """Return a task to its place in the queue; no attempt is counted.
 
-    A task that was to be canceled is canceled now, and one whose budget is spent ends. The same call again answers the
-    same.
+    A task that was to be canceled is canceled, and a task with a spent budget ends. The same call again gets
+    the same answer.
 
-    :raises BadLeaseToken: if the token is not this worker's for this task.
+    :raises BadLeaseToken: if the token was not issued to this task worker for this task.
     :raises Conflict: `lease_lost` if the run is over otherwise.
     :raises Conflict: `already_decided` if the run ended with another outcome.
     """
@@ -135,15 +135,15 @@ def release(*, worker: Caller, task_id: int, lease_token: str) -> UnsuccessfulRu
 
 @transaction.atomic(savepoint=False)
 def release_many(*, worker: Caller, releases: Sequence[Released]) -> list[UnsuccessfulRun | DomainError]:
-    """Release many tasks as :func:`release` does one, each with an answer of its own, and for as long as it says."""
+    """Release many tasks as :func:`release` does, each with its own answer and delay."""
     calls = [_call(worker, one, {"verb": "release"}) for one in releases]
     return _settled(worker, calls, lambda nth, digest, hold: _after_release(releases[nth], digest, hold))
 
 
 def cancel(*, caller: Caller, task_id: int) -> Status:
-    """Cancel a task: at once if nobody holds it, else by an order to its holder, forced at the lease's end.
+    """Cancel a task: at once if nobody holds it, else by an order to its holder.
 
-    `canceled` is a verdict; `canceling` a request, after which a completion may still win.
+    `canceled` is final. `canceling` is a request: a completion may still win until the lease ends.
 
     :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
     :raises Conflict: `already_finished` if it has succeeded or failed.
@@ -158,10 +158,10 @@ def cancel(*, caller: Caller, task_id: int) -> Status:
 
 @transaction.atomic
 def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Status]:
-    """Cancel several tasks as :func:`cancel` does one; the answer is what each is now.
+    """Cancel several tasks as :func:`cancel` does; the answer is the status of each.
 
-    A task that has succeeded or failed keeps that end and hinders none of the others. All the tasks are locked
-    before any inbox, by id, so that callers with the same tasks or recipients can't wait for each other in a circle.
+    A task that has succeeded or failed keeps that end. All tasks are locked by id before any inbox, so that
+    callers with the same tasks can't deadlock.
 
     :raises NotFound: `unknown_task` if the caller neither asked for one of them nor is to be told of it; nothing is changed.
     """
@@ -182,9 +182,9 @@ def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Statu
 
 @transaction.atomic
 def bury(*, task_ids: Collection[int]) -> int:
-    """End those of these tasks whose lease has expired once too often, or after they were to be stopped; says how many.
+    """End those of these tasks that have no expiries left, or were to be stopped, and whose lease has expired.
 
-    Those that somebody else has at hand just now are passed over.
+    Says how many. Locked tasks are skipped.
     """
     holds = recording.lock(task_ids, sql.LOCK_UNLESS_BUSY)
     ends = [end for hold in holds.values() if (end := _burial(hold)) is not None]
@@ -216,7 +216,7 @@ def _burial(hold: Hold) -> End | None:
 def end_overdue(*, task_ids: Collection[int]) -> int:
     """End those of these tasks that have passed their deadline, whoever holds them; says how many.
 
-    Those that somebody else has at hand just now are passed over.
+    Locked tasks are skipped.
     """
     holds = recording.lock(task_ids, sql.LOCK_UNLESS_BUSY)
     late = LiveTask.objects.filter(task_id__in=list(holds), deadline_at__lte=database_now())
@@ -249,16 +249,16 @@ def _refuse_strangers(caller: Caller, task_ids: Collection[int]) -> None:
 
 
 def prove(*, worker: Caller, task_id: int, lease_token: str) -> Lease:
-    """What a lease token proves; asks nothing of the database.
+    """What a lease token proves, without a query.
 
-    :raises BadLeaseToken: if it is not this worker's for this task.
+    :raises BadLeaseToken: if it was not issued to this task worker for this task.
     """
     return lease_tokens.prove(lease_token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=task_id)
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that proves a lease, and the digest that tells it from others."""
+    """A call with a proved lease, and the digest of its content."""
 
     lease: Lease
     digest: bytes
@@ -277,7 +277,7 @@ def _members(content: Delivery | Failure) -> dict[str, Any]:
 
 
 def _firsts(calls: Sequence[_Call | BadLeaseToken]) -> dict[Lease, tuple[int, bytes]]:
-    """The first call of each lease, by its place: those after it in a batch are repetitions."""
+    """The first call of each lease, by its place; later ones in the batch are repetitions."""
     firsts: dict[Lease, tuple[int, bytes]] = {}
     for nth, call in enumerate(calls):
         if isinstance(call, _Call):
@@ -286,7 +286,7 @@ def _firsts(calls: Sequence[_Call | BadLeaseToken]) -> dict[Lease, tuple[int, by
 
 
 def _answers(calls: Sequence[_Call | BadLeaseToken], fresh: Mapping[Lease, Answer]) -> list[Answer | DomainError]:
-    """The answer to each call: what it has just done, or what the same call has done before."""
+    """The answer to each call: what it has just done, or the kept answer of an equal call."""
     firsts = {nth: lease for lease, (nth, _) in _firsts(calls).items() if lease in fresh}
     repeated = [(nth, call) for nth, call in enumerate(calls) if isinstance(call, _Call) and nth not in firsts]
     told = dict(
@@ -305,7 +305,7 @@ def _answers(calls: Sequence[_Call | BadLeaseToken], fresh: Mapping[Lease, Answe
 def _settled(
     worker: Caller, calls: Sequence[_Call | BadLeaseToken], decide: Callable[[int, bytes, Hold], End | Back]
 ) -> list[UnsuccessfulRun | DomainError]:
-    """End these runs as is decided for each while its task is locked."""
+    """End these runs as `decide` says for each while its task is locked."""
     firsts = _firsts(calls)
     holds = recording.lock_leases(worker.principal_id, list(firsts))
     leases = {Lease(hold.task_id, hold.fencing_token): hold for hold in holds.values()}
@@ -393,13 +393,13 @@ def _cancellation(task_id: int, *, fencing_token: int | None = None, digest: byt
 
 
 def _backoff(hold: Hold) -> float:
-    """Exponential with full jitter, in seconds."""
+    """Exponential backoff with full jitter, in seconds."""
     ceiling = min(hold.backoff_cap, hold.backoff * 2.0 ** min(hold.failures, 60))
     return random.uniform(0, ceiling)  # noqa: S311  # spreads load, hides nothing
 
 
 def _following(worker: Caller, wanted: LeaseNext, ended: Sequence[Ended], answers: Sequence[Answer]) -> list[Grant]:
-    """The leases that go with these answers: those of calls that were answered before, and new ones for the others."""
+    """The next leases: those of repeated calls that still stand, and new ones for the others."""
     before = leasing.granted(worker=worker, kept=[grant for answer in answers for grant in answer.get("next", ())])
     room = wanted.capacity - len(before)
     if not ended or room <= 0:

@@ -1,4 +1,4 @@
-"""Giving work out, and concurrency keys: of the tasks with one key, one at a time is ready or leased."""
+"""Leases, and concurrency keys: of the tasks with one key, one at a time is ready or leased."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,14 +22,14 @@ Key = tuple[int, str]
 
 
 def hold_keys(keys: Collection[Key]) -> None:
-    """Hold these keys until the transaction ends: which of their tasks is ready is decided here alone meanwhile."""
+    """Lock these keys until the transaction ends. Whoever changes which task of a key is ready holds the key."""
     if keys:
         with hot_cursor() as cursor:
             cursor.execute(sql.HOLD_KEYS, _columns(keys))
 
 
 def busy_keys(keys: Collection[Key]) -> tuple[datetime, set[str]]:
-    """After :func:`hold_keys`: those keys of the acting tenant that a ready or leased task has, at which moment."""
+    """After :func:`hold_keys`: the time, and those keys of the acting tenant that a ready or leased task has."""
     with hot_cursor() as cursor:
         cursor.execute(sql.BUSY_KEYS, {"keys": [key for _, key in keys]})
         now, found = cursor.fetchone()
@@ -37,10 +37,10 @@ def busy_keys(keys: Collection[Key]) -> tuple[datetime, set[str]]:
 
 
 def admit(keys: Collection[Key]) -> None:
-    """Make the most urgent waiting task of each of these keys ready, unless one of the key is.
+    """Make the most urgent waiting task of each key ready, unless a task of the key is ready.
 
-    To be called by whatever ends a task with a key, makes it wait, or lets it wait for nothing but its key: after
-    tasks are locked and before inboxes are.
+    Called by whatever frees a key or makes a task wait for its key alone, after tasks are locked and before
+    inboxes are.
     """
     if not keys:
         return
@@ -65,15 +65,15 @@ def lease(
     lease_seconds: int | None = None,
     waits: bool = True,
 ) -> list[Grant]:
-    """Give the worker up to `capacity` of the most urgent tasks that it can do. Queues are tried in their order.
+    """Lease up to `capacity` of the most urgent tasks that this task worker can do, queue by queue in the order
+    named.
 
-    A task is given to one worker at a time; rows that a rival has at hand are passed over, never waited for. Where too
-    few are ready, leases that have expired and tasks that have become due are brought back first. Limits of queues and
-    types are never exceeded, and what one keeps back holds up nothing else; claims that meet at a limit take turns.
+    Two task workers never get the same task. Locked tasks are skipped. If too few tasks are ready, expired
+    leases and due tasks are reclaimed first. Limits of queues and types are never exceeded, and do not block
+    other work. Claims at the same limit wait for each other.
 
-    A lease is good for `lease_seconds`, or its type's, but for no more than the type allows, than the type's
-    `heartbeat_seconds`, and than the task has until its deadline: the grant is a sign of life, each heartbeat is
-    another, and so long after the last one anybody may be given the task.
+    A lease lasts `lease_seconds`, or as long as its type says. The type's maximum, its `heartbeat_seconds` and
+    the task's deadline shorten it. Each heartbeat renews it.
 
     :param waits: whether it may wait for rivals at limits and for those who hold concurrency keys. Who holds keys itself
         must not, and is given what is to be had without.
@@ -115,10 +115,10 @@ _KINDS: Final = 1_000
 
 
 class _Floors:
-    """Where this process's claims of each kind begin to look: at the oldest that the one before was given.
+    """Where this process's claims of each kind begin to look: at the oldest task that the last claim found.
 
-    What goes back into its line stands below that. So a claim that finds too few looks at all of it, and so does the
-    first of a kind in each second, and after this process itself has put something back.
+    A task that returns to its queue may stand before that. So a claim that finds too few looks at the whole
+    queue. So do the first claim of each second, and the next one after this process has released something.
     """
 
     def __init__(self) -> None:
@@ -147,14 +147,14 @@ _floors: Final = _Floors()
 
 
 def look_at_all() -> None:
-    """Let the next claims of this process look at whole lines: something has gone back into one."""
+    """Let the next claims of this process look at whole queues, because a task has returned to one."""
     _floors.forget()
 
 
 def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[Grant]:
-    """Those of the leases that this worker was granted before, by task and fencing_token, that still stand.
+    """Those of the leases granted to this task worker before that still stand, by task and fencing token.
 
-    With all that went with them, and the time that is left.
+    Each has the time that is left.
     """
     if not kept:
         return []
@@ -165,7 +165,7 @@ def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[Grant]:
 
 
 def _claim(given: Mapping[str, Any], *, waits: bool) -> tuple[list[tuple[Any, ...]], bool]:
-    """What is granted, and whether limits had a say in it: then there is no floor."""
+    """The granted leases, and whether limits were checked; with limits there is no floor."""
     with hot_cursor() as cursor:
         cursor.execute(sql.CLAIM, given)
         rows: list[tuple[Any, ...]] = cursor.fetchall()
@@ -180,7 +180,7 @@ def _claim(given: Mapping[str, Any], *, waits: bool) -> tuple[list[tuple[Any, ..
 
 
 def _reclaim(queues: Sequence[str]) -> bool:
-    """Bring back what has expired in these queues and ready what is due; says whether there was anything."""
+    """Reclaim expired leases and ready due tasks in these queues; says whether there were any."""
     with hot_cursor() as cursor:
         cursor.execute(sql.RECLAIM, {"queues": list(queues)})
         freed, readied, tenants, keys, _ = cursor.fetchone()
@@ -213,7 +213,7 @@ def _grant(worker: Caller, row: tuple[Any, ...]) -> Grant:
 def reason_lost(
     asked: int, *, fencing_token: int | None, holder: int | None, barred: bool, ended: str | None
 ) -> str | None:
-    """How the run `asked` for was lost, from what there is now; None if it is not lost."""
+    """How the run `asked` for was lost, from the current rows; None if it is not lost."""
     if ended is not None:
         return "canceled" if ended == "canceled" else "completed"
     if fencing_token is None or fencing_token > asked:

@@ -26,9 +26,9 @@ REPLAY_BATCH: Final = 500
 
 @transaction.atomic
 def replay(*, caller: Caller, task_id: int) -> QueuedTask:
-    """Queue a dead letter again, as a new task of whoever asked for it; it stays what it is.
+    """Queue a dead letter again, as a new task of its requester.
 
-    A second replay answers the task of the first.
+    A second replay answers the task of the first one.
 
     :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
     :raises Conflict: `not_a_dead_letter` if it has not failed.
@@ -53,7 +53,7 @@ def replay_dead_letter(*, task_id: int) -> QueuedTask:
 
 @transaction.atomic
 def replay_many(*, task_ids: Collection[int]) -> list[QueuedTask | DomainError]:
-    """Replay dead letters of one tenant, each with an answer of its own, in the order of their ids."""
+    """Replay dead letters of one tenant, each with its own answer, in the order of their ids."""
     dead = {record.task_id: record for record in FinishedTask.objects.filter(task_id__in=task_ids)}
     tasks = Task.objects.filter(pk__in=task_ids).select_related("task_type", "queue", "recipient").order_by("pk")
     answers: dict[int, QueuedTask | DomainError] = {}
@@ -106,7 +106,7 @@ def _request(task: Task, record: FinishedTask, budget: Budget | None) -> QueueRe
 
 
 def _anew(budget: Budget) -> BudgetDraft:
-    """The same budget, with nothing spent."""
+    """The same budget with nothing spent."""
     return BudgetDraft(
         tokens=budget.max_tokens,
         cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd),
@@ -136,10 +136,10 @@ def cancel_for_requester(*, task_id: int) -> Status:
 
 @transaction.atomic
 def revoke_lease(*, task_id: int) -> Status:
-    """Take a task from its holder: it stands where it stood, and no attempt is counted; one to be canceled is, and
-    one whose budget is spent, or that has been given out as often as any may be, ends.
+    """Revoke the lease of a task: the task returns to its place, and no attempt is counted.
 
-    Whatever its holder still says of it is refused.
+    A task that was to be canceled, has a spent budget, or has had all its runs, ends. The holder's later calls
+    are refused.
 
     :raises Conflict: `not_leased` if nobody holds it.
     """
@@ -162,7 +162,7 @@ def revoke_lease(*, task_id: int) -> Status:
 
 @transaction.atomic
 def replay_queue(*, queue_id: int) -> tuple[int, list[DomainError]]:
-    """Replay the newest dead letters of a queue that have not been replayed: how many, and why others were not."""
+    """Replay the newest dead letters of a queue; says how many, and why others were refused."""
     with hot_cursor() as cursor:
         cursor.execute(sql.UNREPLAYED, {"queue": queue_id, "limit": REPLAY_BATCH})
         answers = replay_many(task_ids=[task_id for (task_id,) in cursor.fetchall()])

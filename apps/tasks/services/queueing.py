@@ -1,4 +1,4 @@
-"""Taking work in."""
+"""Queueing tasks."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ from apps.tasks.states import REVOKES_STUCK, STRICT, IfDependencyFails, Status
 
 
 def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
-    """Take a task in, with the ledger receipt that AsyncGate owes its recipient an end.
+    """Queue a task, with the ledger receipt that obliges AsyncGate to end it.
 
     The same idempotency key with the same request answers the first task again and changes nothing.
 
@@ -47,7 +47,7 @@ def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
 # No savepoint: a refusal is an answer, and changes nothing.
 @transaction.atomic(savepoint=False)
 def queue_many(*, requester: Caller, requests: Sequence[QueueRequest]) -> list[QueuedTask | DomainError]:
-    """Take many tasks in as :func:`queue` does one; a refused one changes nothing and does not hinder the others."""
+    """Queue many tasks as :func:`queue` does. A refused request changes nothing and does not affect the others."""
     batch = _Batch(requester, requests)
     known = batch.answered()
     taken = batch.take_in([nth for nth, answer in enumerate(known) if answer is None])
@@ -60,7 +60,7 @@ def queue_many(*, requester: Caller, requests: Sequence[QueueRequest]) -> list[Q
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draft:
-    """A task that nothing speaks against."""
+    """A checked request."""
 
     task_type: TaskType
     line: Queue
@@ -73,7 +73,7 @@ class _Draft:
 
 
 class _Batch:
-    """Requests on their way to become tasks, and what each of them refers to."""
+    """Requests of one call, and what they refer to."""
 
     def __init__(self, requester: Caller, requests: Sequence[QueueRequest]) -> None:
         self._requester = requester
@@ -82,7 +82,7 @@ class _Batch:
         self._digests = [b"" if request.idempotency_key is None else _digest(request) for request in requests]
 
     def answered(self) -> list[QueuedTask | Conflict | None]:
-        """What requests with keys that were used before are answered."""
+        """The kept answers of requests whose idempotency key was used before."""
         keys = {request.idempotency_key for request in self._requests} - {None}
         firsts: dict[str | None, IdempotencyKey] = {}
         if keys:
@@ -96,8 +96,10 @@ class _Batch:
         ]
 
     def take_in(self, places: Collection[int]) -> dict[int, QueuedTask | DomainError]:
-        """Make tasks of the requests at these places, in their order; those are left out whose key stands on one before
-        them that is taken in, or whose key a rival has taken meanwhile.
+        """Make tasks of the requests at these places, in their order.
+
+        A request is left out if its key stands on an earlier one of the batch, or was taken by a rival
+        meanwhile.
         """
         if not places:
             return {}
@@ -233,7 +235,7 @@ class _Batch:
         }
 
     def _waiting(self, drafts: Mapping[int, _Draft]) -> dict[int, dict[str, bool]]:
-        """Which of the drafts with concurrency keys have to wait; the keys are held from here on."""
+        """Which drafts have to wait for their concurrency key; the keys are locked from here on."""
         keyed = {nth: key for nth in drafts if (key := self._requests[nth].concurrency_key) is not None}
         if not keyed:
             return {}

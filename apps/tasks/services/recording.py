@@ -1,4 +1,4 @@
-"""Writing how runs and tasks end: any number of them with the same few statements, each task's end with its receipt."""
+"""Writing the ends of runs and tasks, each task's end with its receipt, in a few statements for any number."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -28,7 +28,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """An open task's row, locked."""
+    """The locked row of an open task."""
 
     task_id: int
     fencing_token: int
@@ -44,13 +44,15 @@ class Hold:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether to lose this lease ends the task: so often may its leases be lost, or it be given out, and no more."""
+        """Whether losing this lease ends the task: it has no expiries or no runs left."""
         return self.expiries + 1 >= self.max_expiries or self.fencing_token >= MOST_RUNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How a task is to end, and which call (by its digest) ends it. With a fencing_token, that run must be the current one."""
+    """How a task is to end, and the digest of the call that ends it. With a fencing token, that run must be the
+    current one.
+    """
 
     task_id: int
     fencing_token: int | None = None
@@ -65,7 +67,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Back:
-    """How a run is to end whose task, locked already, goes back into its line."""
+    """How a run is to end whose task, which is locked, returns to its queue."""
 
     task_id: int
     fencing_token: int
@@ -79,7 +81,7 @@ class Back:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """An end that is recorded, and the receipt that has yet to be posted in the same transaction."""
+    """A recorded end; its receipt has to be posted in the same transaction."""
 
     task_id: int
     fencing_token: int
@@ -100,7 +102,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutBack:
-    """A task that is in its line again."""
+    """A task that has returned to its queue."""
 
     task_id: int
     answer: Answer
@@ -108,14 +110,14 @@ class PutBack:
 
 
 def lock(task_ids: Collection[int], statement: str = sql.LOCK) -> dict[int, Hold]:
-    """The open ones of these tasks, locked in the order of their ids."""
+    """The open ones of these tasks, locked by id."""
     with hot_cursor() as cursor:
         cursor.execute(statement, {"tasks": list(task_ids)})
         return _holds(cursor.fetchall())
 
 
 def lock_leases(holder_id: int, leases: Collection[Lease]) -> dict[int, Hold]:
-    """The tasks of those of these leases that are the current ones."""
+    """The tasks of those of these leases that are current."""
     if not leases:
         return {}
     given = {"tasks": [lease.task_id for lease in leases], "fencing_tokens": [lease.fencing_token for lease in leases]}
@@ -130,7 +132,7 @@ def _holds(rows: list[tuple[Any, ...]]) -> dict[int, Hold]:
 
 
 def record(ends: Sequence[End], *, holder_id: int | None = None) -> list[Ended]:
-    """Write ends; what can't be proved to be the current run is left out, and nothing is written of it."""
+    """Write ends. An end whose run is not the current one is left out."""
     if not ends:
         return []
     by_task = {(end.task_id, end.fencing_token): (end, random_id("rcpt")) for end in ends}
@@ -245,7 +247,7 @@ def _metadata(end: End, task_id: str, task_type: str, fencing_token: int, at: da
 
 
 def announce(ends: Collection[Ended]) -> None:
-    """Post the receipts of several ends of one tenant; inboxes are locked in the order of their ids."""
+    """Post the receipts of the ends of one tenant. Inboxes are locked by id."""
     if not ends:
         return
     poster = next(iter(ends)).poster
@@ -264,8 +266,9 @@ def announce(ends: Collection[Ended]) -> None:
 def settle(
     ends: Sequence[End], backs: Sequence[Back] = (), *, holder_id: int | None = None
 ) -> tuple[list[Ended], list[PutBack]]:
-    """Write the ends and returns of one tenant's runs, with all that follows: whose turn it is by their concurrency keys,
-    and the receipts. Locks tasks, then keys, then inboxes, which is everybody's order.
+    """Write the ends and returns of one tenant's runs, admit waiting tasks to freed keys, and post the receipts.
+
+    Locks tasks, then keys, then inboxes, as everybody does.
     """
     ended, back = record(ends, holder_id=holder_id), put_back(backs)
     done: list[Ended | PutBack] = [*ended, *back]
@@ -275,7 +278,7 @@ def settle(
 
 
 def put_back(backs: Sequence[Back]) -> list[PutBack]:
-    """Return locked tasks to their lines."""
+    """Return locked tasks to their queues."""
     if not backs:
         return []
     with hot_cursor() as cursor:
@@ -317,9 +320,9 @@ def _back_row(back: Back) -> dict[str, Any]:
 
 
 def replayed(calls: Sequence[tuple[Lease, bytes]]) -> list[Answer | DomainError]:
-    """What these very calls, by lease and digest, were answered before.
+    """The kept answers of these calls, by lease and digest.
 
-    :class:`AlreadyDecided` where another call ended the run, :class:`LeaseLost` where no call of its holder did.
+    `already_decided` where another call ended the run, `lease_lost` where no call of its holder did.
     """
     if not calls:
         return []

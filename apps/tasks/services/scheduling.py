@@ -1,4 +1,4 @@
-"""Tasks that are queued again and again. The row decides; beat's messages and ticks are clocks that may both strike."""
+"""Schedules. The row decides; beat's messages and ticks are two clocks that may both fire."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ _FIRE: Final = "tasks.fire"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleDraft:
-    """A schedule as its owner wants it: a cron expression in a time zone, or a span in seconds."""
+    """A schedule as its owner wants it: a cron expression in a time zone, or an interval in seconds."""
 
     name: str
     task_type: str
@@ -54,7 +54,7 @@ class ScheduleDraft:
 def set_schedule(*, caller: Caller, draft: ScheduleDraft) -> tuple[Schedule, bool]:
     """Add a schedule of the caller's, or change the one of this name; says whether it is new.
 
-    It begins anew from this moment: what was due before is not made up for.
+    It starts from now: earlier times are not made up for.
 
     :raises NotFound: `unknown_task_type` if the tenant has no such type.
     :raises Invalid: `invalid_params` if the params do not fit the type's schema.
@@ -96,7 +96,7 @@ def set_schedule(*, caller: Caller, draft: ScheduleDraft) -> tuple[Schedule, boo
 
 @transaction.atomic
 def remove_schedule(*, caller: Caller, name: str) -> None:
-    """Queue no more of it. Tasks that it has queued go on.
+    """Remove a schedule. Tasks that it has queued go on.
 
     :raises NotFound: `unknown_schedule` if the caller has none of this name.
     """
@@ -113,7 +113,7 @@ def remove_schedule(*, caller: Caller, name: str) -> None:
 
 @transaction.atomic
 def stop_schedule(*, schedule_id: int) -> None:
-    """Queue nothing of it until it is resumed.
+    """Queue nothing by this schedule until it is resumed.
 
     :raises NotFound: `unknown_schedule` if there is none.
     """
@@ -125,7 +125,7 @@ def stop_schedule(*, schedule_id: int) -> None:
 
 @transaction.atomic
 def resume_schedule(*, schedule_id: int) -> None:
-    """Queue from the next moment on; what was missed meanwhile was meant to be.
+    """Queue from the next time on. Times missed meanwhile are not made up for.
 
     :raises NotFound: `unknown_schedule` if there is none.
     """
@@ -136,9 +136,10 @@ def resume_schedule(*, schedule_id: int) -> None:
 
 
 def fire_schedules() -> int:
-    """Queue what is due in all tenants, a bounded batch; says of how many schedules. Opens its own transactions.
+    """Queue what is due in all tenants, a bounded batch; says for how many schedules.
 
-    Safe to repeat and to overlap. A schedule whose tasks can't be queued keeps back no other.
+    Opens its own transactions. Safe to repeat and to overlap. A schedule that can't queue does not block
+    others.
     """
     with acting_as_system("looking for due schedules"):
         due = list(
@@ -160,7 +161,7 @@ def fire_schedule(*, tenant_id: int, schedule_id: int) -> bool:
 
 
 def _fire_locked(schedule_id: int) -> bool:
-    # A rival that has it at hand fires it.
+    # A rival that has locked it fires it.
     held = Schedule.objects.select_for_update(of=("self",), skip_locked=True)
     schedule = held.select_related("task_type", "queue", "owner__tenant", "recipient").filter(pk=schedule_id).first()
     now = database_now()
@@ -186,7 +187,7 @@ def _fire_locked(schedule_id: int) -> bool:
 
 
 def _chosen(schedule: Schedule, now: datetime) -> Iterator[datetime]:
-    """The moments up to now for which a task is queued: what makes up for those that were missed, and each since."""
+    """The times up to now for which a task is queued, by the misfire policy."""
     timetable = _timetable(schedule)
     misfire = Misfire(schedule.misfire or schedule.task_type.misfire)
     moment = schedule.next_at
@@ -247,12 +248,12 @@ def _beats_name(schedule: Schedule) -> str:
 
 
 def _one_of(model: Any, **values: Any) -> Any:
-    """One of beat's rows with these values; beat keeps nobody from making two."""
+    """One of beat's rows with these values; beat allows several."""
     return model.objects.filter(**values).order_by("pk").first() or model.objects.create(**values)
 
 
 def _tell_beat(schedule: Schedule) -> None:
-    """Beat's row for it: a clock beside the ticks."""
+    """Write beat's row for the schedule."""
     interval = crontab = None
     if schedule.every_seconds is not None:
         interval = _one_of(IntervalSchedule, every=schedule.every_seconds, period=IntervalSchedule.SECONDS)

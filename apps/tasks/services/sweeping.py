@@ -36,7 +36,7 @@ class BroughtBack(NamedTuple):
 
 
 def bring_back() -> BroughtBack:
-    """Bring expired leases back and ready what is due, a bounded batch of each. Opens its own transaction.
+    """Reclaim expired leases and ready due tasks, a bounded batch of each, in its own transaction.
 
     Safe to repeat and to overlap.
     """
@@ -50,9 +50,9 @@ def bring_back() -> BroughtBack:
 
 
 def admit_waiting() -> int:
-    """Give concurrency keys that nobody has to those who wait for them; says how many keys. Opens its own transaction.
+    """Give free concurrency keys to waiting tasks; says how many keys. Opens its own transaction.
 
-    Who gives a key up passes over a task that another transaction has at hand just then.
+    Whoever frees a key skips a task that another transaction has locked.
     """
     with acting_as_system("looking for free keys"), hot_cursor() as cursor:
         cursor.execute(sql.FREE_KEYS, {"limit": ADMIT_BATCH})
@@ -62,10 +62,10 @@ def admit_waiting() -> int:
 
 
 def end_what_must() -> int:
-    """End what must not run again, a bounded batch; says how many.
+    """End tasks that must not run again, a bounded batch; says how many.
 
-    Opens transactions of its own: the ends for one recipient are one, in their tenant. One that fails, or whose recipient's
-    inbox is busy, is left to the next sweep and keeps back no other. Safe to repeat and to overlap.
+    Opens one transaction for each recipient. An end that fails, or whose recipient's inbox is locked, is left
+    to the next sweep and does not block others. Safe to repeat and to overlap.
     """
     with acting_as_system("sweep of leases"), hot_cursor() as cursor:
         cursor.execute(sql.DOOMED)
@@ -76,13 +76,13 @@ def end_what_must() -> int:
 
 
 class _Ending(Protocol):
-    """Ends tasks, but for those of which there is nothing to end any more or which somebody has at hand; says how many."""
+    """Ends those of these tasks that still must end and are not locked; says how many."""
 
     def __call__(self, *, task_ids: Collection[int]) -> int: ...
 
 
 def _end_all(end: _Ending, doomed: list[tuple[int, int, int]]) -> int:
-    """In one transaction for each recipient: its inbox is waited for once."""
+    """End tasks in one transaction for each recipient, so that an inbox is waited for once."""
     theirs: dict[tuple[int, int], list[int]] = {}
     for tenant_id, task_id, recipient_id in doomed:
         theirs.setdefault((tenant_id, recipient_id), []).append(task_id)
@@ -90,7 +90,7 @@ def _end_all(end: _Ending, doomed: list[tuple[int, int, int]]) -> int:
 
 
 def _end_of_one(end: _Ending, tenant_id: int, task_ids: Sequence[int]) -> int:
-    """Together, or each by itself where one of them can't be ended."""
+    """End tasks together, or one by one if one of them can't end."""
     try:
         with acting_in(tenant_id, "sweep of leases"):
             with connection.cursor() as cursor:
@@ -106,7 +106,7 @@ def _end_of_one(end: _Ending, tenant_id: int, task_ids: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyQueue:
-    """A queue with work that somebody could be doing."""
+    """A queue with ready work."""
 
     tenant_id: int
     queue: str
@@ -114,14 +114,14 @@ class ReadyQueue:
 
 
 def unannounced() -> list[ReadyQueue]:
-    """Where work for handlers has been ready for a second and nobody has come. Opens its own transaction."""
+    """Queues whose work for handlers has been ready for a second. Opens its own transaction."""
     with acting_as_system("looking for work"), hot_cursor() as cursor:
         cursor.execute(sql.UNANNOUNCED, {"types": handlers.names()})
         return [ReadyQueue(tenant_id=row[0], queue=row[1], task_type=row[2]) for row in cursor.fetchall()]
 
 
 def kept_back() -> list[ReadyQueue]:
-    """Where a limit may have kept back what is ready. Opens its own transaction."""
+    """Queues where a limit may keep back ready work. Opens its own transaction."""
     with acting_as_system("looking for room"), hot_cursor() as cursor:
         cursor.execute(sql.KEPT_BACK)
         return [ReadyQueue(tenant_id=row[0], queue=row[1], task_type=row[2]) for row in cursor.fetchall()]
@@ -134,9 +134,9 @@ _KEPT: Final = timedelta(days=2)
 
 
 def count_minutes() -> int:
-    """Count the next few thousand ends into their minutes; says how many. Opens its own transaction.
+    """Count a few thousand ends into their minutes; says how many. Opens its own transaction.
 
-    Safe to repeat, and to overlap: whoever comes second counts nothing.
+    Safe to repeat and to overlap.
     """
     given: dict[str, Any] = {"settled": _SETTLED, "limit": MINUTES_BATCH}
     with acting_as_system("counting what ended"), hot_cursor() as cursor:
@@ -150,7 +150,7 @@ def count_minutes() -> int:
 
 
 def forget_minutes() -> int:
-    """Remove minutes that nobody asks for any more; says how many rows. Opens its own transaction."""
+    """Delete old minutes; says how many rows. Opens its own transaction."""
     given: dict[str, Any] = {"kept": _KEPT}
     with acting_as_system("forgetting old minutes"), hot_cursor() as cursor:
         cursor.execute(sql.FORGET_MINUTES, given)
@@ -167,10 +167,9 @@ _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def make_partitions() -> int | None:
-    """Make partitions where fewer ids lie ahead than one takes; says how many it made. Opens its own transaction.
+    """Make partitions if too few ids lie ahead; says how many. Opens its own transaction.
 
-    None: somebody else is at it, or in the way of it, and nobody was kept waiting. Until the next time, what has no
-    partition of its own is in the default one.
+    None if a lock was not free. Until the next call, tasks without a partition go into the default one.
     """
     with acting_as_system("making partitions of tasks"), hot_cursor() as cursor:
         cursor.execute(sql.MAKE_PARTITIONS)
@@ -179,10 +178,10 @@ def make_partitions() -> int | None:
 
 
 def drop_partitions() -> int:
-    """Drop the partitions that are full and have been kept their time, in all tenants; says how many.
+    """Drop full partitions whose tasks have all been kept their time; says how many.
 
-    Opens its own transactions. A task goes with its runs, its spend, its record and its budget. Where somebody is in
-    the way, the partition is left for the next time, and nobody was kept waiting.
+    Opens its own transactions. A task goes with its runs, spend, record and budget. A locked partition is left
+    to the next call.
     """
     with acting_as_system("looking for old partitions of tasks"), hot_cursor() as cursor:
         cursor.execute(sql.QUIET_PARTITIONS)
@@ -210,22 +209,22 @@ def _drop(lower: int, upper: int) -> bool:
 
 
 class Walk:
-    """How far one process has come."""
+    """How far one process has come in deleting ended tasks."""
 
     def __init__(self) -> None:
         self._ends = _BEGINNING
         self._keys = 0
 
     def forget(self) -> int:
-        """Remove a range of what has been kept its time, in all tenants; says how much. Opens its own transactions.
+        """Delete a range of ended tasks that have been kept their time, in all tenants; says how many.
 
-        A task goes with its runs, its spend and its record at once. Safe to repeat and to overlap.
+        Opens its own transactions. A task goes with its runs, spend and record. Safe to repeat and to overlap.
         """
         return self._forget_ends() + self._forget_keys()
 
     @property
     def is_at_the_beginning(self) -> bool:
-        """Whether a round is over, and the next has yet to begin."""
+        """Whether the next call starts again from the oldest."""
         return self._ends == _BEGINNING and not self._keys
 
     def _forget_ends(self) -> int:

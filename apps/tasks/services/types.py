@@ -52,7 +52,7 @@ def check_params(params: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeDraft:
-    """A type as its owner wants it. Left out: the model's defaults."""
+    """A type as its owner wants it; what is left out has the model's default."""
 
     name: str
     queue: str
@@ -65,7 +65,7 @@ class TypeDraft:
 
 @transaction.atomic
 def register_type(*, caller: Caller, draft: TypeDraft, now: datetime) -> tuple[TaskType, bool]:
-    """Add a type to the caller's tenant, or change it; says whether it is new. Its queue is made if need be.
+    """Add a type to the caller's tenant, or change it; says whether it is new. Its queue is made if needed.
 
     Open tasks keep the attempts and expiries that they were queued with.
 
@@ -160,7 +160,7 @@ class QueueDraft:
 
 @transaction.atomic
 def set_queue(*, caller: Caller, draft: QueueDraft) -> Queue:
-    """Give a queue these limits, in place of those it has. Leases that are held go on.
+    """Replace the limits of a queue. Leases that are held go on.
 
     :raises NotFound: `unknown_queue` if there is none: a queue comes with its first type.
     """
@@ -175,7 +175,7 @@ def set_queue(*, caller: Caller, draft: QueueDraft) -> Queue:
 
 
 def settle_fair_shares() -> int:
-    """Put tasks on the turn of their requesters in queues that have become fair; says of how many. Opens its own
+    """Note the requesters of tasks in queues that have become fair; says of how many. Opens its own
     transaction.
     """
     with acting_as_system("settling fair shares"):
@@ -191,7 +191,8 @@ def _settle_fair_shares() -> int:
 
 @transaction.atomic
 def pause_queue(*, caller: Caller, name: str, now: datetime, drain: bool = False) -> None:
-    """Give out nothing from this queue until it is resumed; leased tasks go on, or are ordered back to drain it.
+    """Grant no leases from this queue until it is resumed. Leases that are held go on, or are ordered back to
+    drain it.
 
     :raises NotFound: `unknown_queue` if there is none.
     """
@@ -204,7 +205,7 @@ def pause_queue(*, caller: Caller, name: str, now: datetime, drain: bool = False
 
 @transaction.atomic
 def resume_queue(*, caller: Caller, name: str) -> None:
-    """Give out work again.
+    """Grant leases from this queue again.
 
     :raises NotFound: `unknown_queue` if there is none.
     """
@@ -215,7 +216,7 @@ def resume_queue(*, caller: Caller, name: str) -> None:
 
 @transaction.atomic
 def pause_type(*, caller: Caller, name: str, now: datetime) -> TaskType:
-    """Give out no task of this type until it is resumed; leased tasks go on.
+    """Grant no leases of this type until it is resumed. Leases that are held go on.
 
     :raises NotFound: `unknown_task_type` if there is none.
     """
@@ -226,7 +227,7 @@ def pause_type(*, caller: Caller, name: str, now: datetime) -> TaskType:
 
 @transaction.atomic
 def resume_type(*, caller: Caller, name: str) -> TaskType:
-    """Give out its tasks again.
+    """Grant leases of this type again.
 
     :raises NotFound: `unknown_task_type` if there is none.
     """
@@ -237,7 +238,7 @@ def resume_type(*, caller: Caller, name: str) -> TaskType:
 
 
 def _announce(*, tenant_id: int, queue: int | None = None, task_type: int | None = None) -> None:
-    """Tell those who wait for work what a claim finds now that it may not have found before."""
+    """Notify waiting task workers of work that a claim finds now."""
     with hot_cursor() as cursor:
         cursor.execute(sql.AVAILABLE_AGAIN, {"queue": queue, "task_type": task_type})
         for queue_name, type_name in cursor.fetchall():
