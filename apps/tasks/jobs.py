@@ -229,7 +229,7 @@ class _Batch:
                         beaten_at = now
                         self._beat_all()
                 except Exception as exc:  # whatever one of them brings about, the others are kept alive
-                    # The next beat tries again; if a lease runs out first, the fencing_token decides.
+                    # The next beat tries again; if a lease runs out first, the fencing token decides.
                     level = logging.WARNING if _is_away(exc) else logging.ERROR
                     logger.log(level, "heartbeats did not get through", exc_info=True)
                     connection.close()
