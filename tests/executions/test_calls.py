@@ -373,7 +373,7 @@ def test_task_over_the_rate_waits_without_an_attempt(kee: Caller, server: Worker
         execute_queue(kee.tenant_id, "execute")
         with kee.acting():
             (hot,) = LiveTask.objects.all()
-            assert (hot.fence, hot.failures, hot.ready_at) == (runs, 0, None)
+            assert (hot.fencing_token, hot.failures, hot.ready_at) == (runs, 0, None)
             assert hot.due_at is not None
             assert hot.due_at > database_now() + timedelta(minutes=50)
             assert Run.objects.order_by("-pk")[0].outcome == "released"
