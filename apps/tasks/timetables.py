@@ -114,8 +114,10 @@ def read(*, cron: str | None, every_seconds: int | None, timezone: str, anchor: 
         zone = ZoneInfo(timezone)
     except (ValueError, KeyError, OSError) as exc:
         raise _invalid(f"Unknown time zone {timezone!r}. An example is 'Europe/Vienna'.") from exc
-    sets = [frozenset(field.read(text)) for field, text in zip(_FIELDS, fields, strict=True)]
-    return Cron(*sets, zone=zone)
+    minutes, hours, days, months, weekdays = (
+        frozenset(field.read(text)) for field, text in zip(_FIELDS, fields, strict=True)
+    )
+    return Cron(minutes=minutes, hours=hours, days_of_month=days, months=months, days_of_week=weekdays, zone=zone)
 
 
 def _invalid(detail: str) -> Invalid:

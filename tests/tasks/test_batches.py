@@ -361,7 +361,7 @@ def test_heartbeats_touch_no_index(kee: Caller) -> None:
     make_type(kee)
     # All their versions have room in one page, whatever is pruned when.
     queue_many(kee, *[asked()] * 5)
-    said = [(grant, {}) for grant in lease(kee, capacity=5)]
+    said: list[tuple[Grant, dict[str, Any]]] = [(grant, {}) for grant in lease(kee, capacity=5)]
     with connection.cursor() as cursor:
         cursor.execute("select pg_stat_force_next_flush()")
         cursor.execute(_UPDATES)
