@@ -247,7 +247,9 @@ def _cancel_tasks(work: UnitOfWork) -> None:
     steps = {step.task_id: step for step in work.in_state(StepStatus.QUEUED) if step.task_id is not None}
     ended = tasks.cancel_many(caller=work.owner, task_ids=steps)
     canceled = [steps[task_id] for task_id, status in ended.items() if status == TaskStatus.CANCELED]
-    never_run = FinishedTask.objects.filter(task_id__in=[step.task_id for step in canceled if step.cost], fencing_token=0)
+    never_run = FinishedTask.objects.filter(
+        task_id__in=[step.task_id for step in canceled if step.cost], fencing_token=0
+    )
     refunded = frozenset(never_run.values_list("task_id", flat=True))
     for step in canceled:
         if step.task_id in refunded:
