@@ -93,7 +93,7 @@ def _deliveries(now: datetime) -> Card:
 def _workers() -> Card:
     unwell: dict[str, Tone] = {State.DEGRADED: "warning", State.OFFLINE: "warning", State.QUARANTINED: "danger"}
     return Card(
-        title="Workers",
+        title="MCP workers",
         link=_listing(Worker),
         figures=[
             Figure(label=state.capitalize(), value=str(count), tone=unwell.get(state, "plain") if count else "plain")

@@ -270,7 +270,7 @@ def gauges(*, now: datetime) -> list[Gauge]:
         Gauge(name="gatehouse_obligations_open", says="What is owed.", value=inboxes.obligations),
         *_delivery_gauges(now=now),
         *(
-            Gauge(name="gatehouse_workers", says="Workers by health.", value=count, labels={"state": state})
+            Gauge(name="gatehouse_workers", says="MCP workers by health.", value=count, labels={"state": state})
             for state, count in workers_by_health().items()
         ),
         *(

@@ -220,7 +220,7 @@ def check_params(target: Target, params: Mapping[str, Any]) -> None:
     """
     size = strict_json.size(params)
     if size > target.max_params_bytes:
-        detail = f"The parameters are {size} bytes; the worker accepts {target.max_params_bytes}."
+        detail = f"The parameters are {size} bytes; the MCP worker accepts {target.max_params_bytes}."
         raise SizeExceeded(detail, code="payload_too_large", reached=False)
     faults = foreign_schemas.faults(params, target.input_schema, under="params")
     if faults:

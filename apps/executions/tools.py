@@ -425,7 +425,7 @@ def cancel_execution(caller: Caller, given: CancelExecution) -> Reply:
 
 
 @operation(
-    title="Call a worker's tool",
+    title="Call a tool of an MCP worker",
     scope="plans",
     routes=[Route("POST", "/api/v1/workers/{worker_id}/tools/{tool_name}/call")],
     own_transactions=True,

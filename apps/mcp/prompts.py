@@ -63,11 +63,11 @@ HABITS: Final = (
     Habit(
         "delegate",
         "Delegate an intent",
-        "Turn an intent into a plan that workers carry out.",
-        "Have this done by workers: {intent}\n\nCall create_delegation_plan with this intent, look at the plan's "
+        "Turn an intent into a plan that MCP workers carry out.",
+        "Have this done by MCP workers: {intent}\n\nCall create_delegation_plan with this intent, look at the plan's "
         "steps, then start it with execute_delegation_plan. Do not wait for it: receipts in your inbox tell you when a step "
         "needs you, when a task of it has ended, and if the whole ends otherwise than complete. What it came to, "
-        "get_plan_status tells at any time. The workers that are there stand below.",
+        "get_plan_status tells at any time. The MCP workers that are there stand below.",
         required=(("intent", "What is to be done, in one or two sentences."),),
         reads=("list_workers",),
     ),

@@ -124,8 +124,8 @@ ADDRESSES: Final = (
         "worker://{id}/manifest",
         "/api/v1/workers/{}/manifest",
         "worker_manifest",
-        "A worker's manifest",
-        "What a worker can do: its tools with their schemas.",
+        "Manifest of an MCP worker",
+        "What an MCP worker can do: its tools with their schemas.",
         Completions("/api/v1/workers", "workers", "worker_id"),
     ),
 )

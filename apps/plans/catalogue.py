@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from apps.workers.shapes import OfferView as Offer
+
 READ: Final = "read"
 NETWORK: Final = "network"
 GENTLE_EFFECTS: Final = frozenset({READ, NETWORK})
@@ -50,27 +52,6 @@ class Tool:
     def required(self) -> tuple[str, ...]:
         names = self.input_schema.get("required", ())
         return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """One worker's offer to run a tool. `barred` says why it may not be used now; None means it may."""
-
-    worker_id: str
-    tool_uid: str
-    capabilities: tuple[str, ...] = ()
-    effects: frozenset[str] = frozenset()
-    tier: str = "untrusted"
-    expected_runtime: str | None = None
-    latency_band: str | None = None
-    cost: float = 0.0
-    runs: int = 0
-    successes: int = 0
-    p50_seconds: float | None = None
-    p95_seconds: float | None = None
-    calls_per_hour: float | None = None
-    max_payload_bytes: int | None = None
-    barred: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

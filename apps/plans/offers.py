@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from apps.plans.catalogue import Offer
 from apps.plans.shapes import StepType
+from apps.workers.shapes import OfferView as Offer
 
 DIRECT_SECONDS: Final = 5.0
 """A call that takes longer is queued."""

@@ -17,7 +17,7 @@ from apps.core.lexical import words
 from apps.plans import branching, kinds, lexicon, references, shapes, sorts
 from apps.plans.accounting import CONCEPTS_OF_SPANS, Account, Finding, Gap
 from apps.plans.branching import Rows
-from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
 from apps.plans.clauses import Clause, read, restricts
 from apps.plans.documents import Plan, PlanStatus, Step, can_be_told
@@ -29,6 +29,7 @@ from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.plans.slots import Scene, Source, fill, source_path, takes_wish
 from apps.plans.suggestions import POSSIBLE, Suggested
 from apps.plans.validation import Limits, validate
+from apps.workers.shapes import OfferView as Offer
 
 NOTHING_SUGGESTED: Final = Suggested()
 PLANNER_VERSION: Final = "13"
@@ -51,14 +52,14 @@ _DOUBTFUL: Final = 0.5
 """How sure a plan is at most whose assumptions say that something else may have been meant."""
 _UNSERVED_KINDS: Final = frozenset({"capability", "permission"})
 _ADVICE: Final = {
-    "param": "Supply it, register a worker that can do it, or change the request.",
-    "capability": "Register a worker that can do it, or change the request.",
+    "param": "Supply it, register an MCP worker that can do it, or change the request.",
+    "capability": "Register an MCP worker that can do it, or change the request.",
     "permission": "Register another worker that can do it, or change the request.",
     "condition": "Change the request.",
     "confidence": "Say it in other words, or name what is to be used.",
     "limit": "Ask for less at once, or change the request.",
-    "budget": "Allow more, register a worker that asks for less, or ask for less.",
-    "time": "Allow more, register a worker that takes less, or ask for less.",
+    "budget": "Allow more, register an MCP worker that asks for less, or ask for less.",
+    "time": "Allow more, register an MCP worker that takes less, or ask for less.",
 }
 """What helps, by the kind of what is missing first."""
 

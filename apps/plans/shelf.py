@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from apps.plans.catalogue import Catalogue, Offer, Pool, Tool
+from apps.plans.catalogue import Catalogue, Pool, Tool
 from apps.plans.choosing import Memo
 from apps.plans.history import Arrays, History
 from apps.plans.lexindex import merged
@@ -22,6 +22,7 @@ from apps.principals.services import DELEGATE
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors as workers
 from apps.workers.models import ToolVersion
+from apps.workers.shapes import OfferView as Offer
 
 _MOST_HELD: Final = 200_000
 """How many offers a process holds of all tenants together; the largest registry that is measured has 100,000."""
@@ -257,7 +258,7 @@ def _take_in(kept: _Kept, news: _News) -> None:
         tools = {tool.uid: _tool(tool, ranker) for tool in news.view.tools}
         offered: dict[str, list[tuple[Tool, Offer]]] = {worker_id: [] for worker_id in news.changed}
         for one in news.view.offers:
-            offered[one.worker_id].append((tools[one.tool_uid], _offer(one)))
+            offered[one.worker_id].append((tools[one.tool_uid], one))
         touched: set[str] = set()
         for worker_id in sorted(offered):
             touched |= ranker.catalogue.put(worker_id, offered[worker_id])
@@ -273,26 +274,6 @@ def _tool(view: ToolVersion, ranker: Ranker) -> Tool:
         description=view.description,
         input_schema=view.input_schema,
         output_schema=view.output_schema,
-    )
-
-
-def _offer(view: workers.OfferView) -> Offer:
-    return Offer(
-        worker_id=view.worker_id,
-        tool_uid=view.tool_uid,
-        capabilities=view.capabilities,
-        effects=view.effects,
-        tier=view.tier,
-        expected_runtime=view.hints.get("expected_runtime"),
-        latency_band=view.hints.get("latency_band"),
-        cost=view.cost,
-        runs=view.runs,
-        successes=view.successes,
-        p50_seconds=view.p50_seconds,
-        p95_seconds=view.p95_seconds,
-        calls_per_hour=view.calls_per_hour,
-        max_payload_bytes=view.max_payload_bytes,
-        barred=view.barred,
     )
 
 

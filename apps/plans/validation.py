@@ -19,11 +19,12 @@ import jsonschema_rs
 
 from apps.core.errors import near, pointer_to
 from apps.plans import documents, references
-from apps.plans.catalogue import Catalogue, Offer, Tool, contract_key, types_meet
+from apps.plans.catalogue import Catalogue, Tool, contract_key, types_meet
 from apps.plans.documents import PlanStatus
 from apps.plans.offers import expected_seconds, payload_bytes
 from apps.plans.references import Malformed, Misplaced, Reference
 from apps.plans.shapes import WORKER_STEPS, StepType, tighter
+from apps.workers.shapes import OfferView as Offer
 
 MAX_PROBLEMS: Final = 100
 _ROUNDING: Final = 0.01

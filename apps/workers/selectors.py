@@ -29,33 +29,12 @@ from apps.workers.models import (
     WorkerSource,
 )
 from apps.workers.searching import Entry, SearchIndex
-from apps.workers.shapes import CapabilityMatch, WorkerList, WorkerManifest, WorkerSummary
+from apps.workers.shapes import CapabilityMatch, OfferView, WorkerList, WorkerManifest, WorkerSummary
 from apps.workers.trust import Tier, calls_per_hour, forbidden_effects, share_of_an_hour
 
 _HOUR: Final = timedelta(hours=1)
 _LOOKED_UP: Final = 200
 """The states of so many workers are looked up at a time, until a search has found enough that may be used."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferView:
-    """A worker's offer of a tool, with the figures of its calls. `barred` says why it may not be used now."""
-
-    worker_id: str
-    tool_uid: str
-    tool_name: str
-    capabilities: tuple[str, ...]
-    effects: frozenset[str]
-    tier: Tier
-    hints: Mapping[str, Any]
-    cost: float
-    calls_per_hour: float
-    max_payload_bytes: int | None
-    runs: int
-    successes: int
-    p50_seconds: float | None
-    p95_seconds: float | None
-    barred: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,11 +343,11 @@ def _offer_view(offer: Offer, tier: Tier) -> OfferView:
     return OfferView(
         worker_id=worker.worker_id,
         tool_uid=offer.tool.uid,
-        tool_name=offer.name,
         capabilities=tuple(worker.capabilities),
         effects=frozenset(offer.tool.effects),
         tier=tier,
-        hints=worker.hints,
+        expected_runtime=worker.hints.get("expected_runtime"),
+        latency_band=worker.hints.get("latency_band"),
         cost=_cost(offer),
         calls_per_hour=calls_per_hour(worker.constraints.get("rate_limit_per_hour"), tier),
         max_payload_bytes=worker.constraints.get("max_payload_bytes"),

@@ -1,5 +1,6 @@
 """An MCP worker's manifest, as a registration or a source gives it, and the read models of the registry."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -164,3 +165,24 @@ class CapabilityMatch(Output):
     matched: list[MatchedWord]
     missed: list[str]
     """Words of the query that the tool does not carry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferView:
+    """A worker's offer of a tool, with the figures of its calls. `barred` says why it may not be used now."""
+
+    worker_id: str
+    tool_uid: str
+    capabilities: tuple[str, ...] = ()
+    effects: frozenset[str] = frozenset()
+    tier: str = "untrusted"
+    expected_runtime: str | None = None
+    latency_band: str | None = None
+    cost: float = 0.0
+    runs: int = 0
+    successes: int = 0
+    p50_seconds: float | None = None
+    p95_seconds: float | None = None
+    calls_per_hour: float | None = None
+    max_payload_bytes: int | None = None
+    barred: str | None = None

@@ -1,4 +1,4 @@
-"""A worker that counts the lines of the text files in a folder, by suffix."""
+"""A task worker that counts the lines of the text files in a folder, by suffix."""
 
 import logging
 from pathlib import Path

@@ -11,7 +11,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Tool
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.workers.shapes import OfferView as Offer
 from apps.workers.trust import Tier, effects_of, forbidden_effects
 from config.stack import programs
 from tests.plans.shelf import STRING, offer, shape, tool

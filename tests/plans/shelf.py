@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from apps.plans.catalogue import Catalogue, Offer, Tool
+from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.documents import Plan
 from apps.plans.planner import Request, plan
 from apps.plans.ranking import Ranker
+from apps.workers.shapes import OfferView as Offer
 
 STRING = {"type": "string"}
 STRINGS = {"type": "array", "items": STRING}

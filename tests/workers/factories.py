@@ -16,10 +16,10 @@ from apps.core.errors import DomainError
 from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller
-from apps.workers import trust
+from apps.workers import selectors, trust
 from apps.workers.models import SourceEntry, SourceKind, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import discovery, health, registry
-from apps.workers.shapes import HeartbeatTaken
+from apps.workers.shapes import HeartbeatTaken, OfferView
 from apps.workers.trust import Tier
 
 ID = "code-analyzer-001"
@@ -143,6 +143,13 @@ def ids() -> list[str]:
 def fault() -> str:
     """Of the only entry of all sources."""
     return SourceEntry.objects.get().fault or ""
+
+
+def offers() -> dict[str, OfferView]:
+    """What is offered, by the names of tools."""
+    view = selectors.catalogue()
+    names = {tool.uid: tool.name for tool in view.tools}
+    return {names[offer.tool_uid]: offer for offer in view.offers}
 
 
 @contextmanager

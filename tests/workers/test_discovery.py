@@ -28,6 +28,7 @@ from tests.workers.factories import (
     ids,
     make_manifest,
     move_clock,
+    offers,
     refused,
     register,
     signed,
@@ -60,11 +61,10 @@ def test_any_mcp_server_is_found_and_untrusted(as_kee: Caller, shouter: McpServe
     assert [tool["name"] for tool in worker.manifest["tools"]] == ["shout", "whisper", "look"]
     assert (worker.state, worker.beats) == ("ready", False)
     assert selectors.search("whisper a text", tenant_id=as_kee.tenant_id)[0].tool_name == "whisper"
-    offers = {offer.tool_name: offer for offer in selectors.catalogue().offers}
-    assert {offer.tier for offer in offers.values()} == {"untrusted"}
-    assert offers["shout"].effects == {"read", "write", "network", "exec", "bidirectional"}
-    assert offers["look"].effects == {"read", "exec"}
-    assert all(offer.barred for offer in offers.values())
+    assert {offer.tier for offer in offers().values()} == {"untrusted"}
+    assert offers()["shout"].effects == {"read", "write", "network", "exec", "bidirectional"}
+    assert offers()["look"].effects == {"read", "exec"}
+    assert all(offer.barred for offer in offers().values())
 
 
 def test_source_states_defaults_for_its_workers(as_kee: Caller, shouter: McpServer) -> None:
@@ -162,7 +162,7 @@ def test_only_changed_tools_are_registered(as_kee: Caller, shouter: McpServer) -
 
     shouter.tools = [make_tool("shout"), make_tool("whisper")]
     discover(ask=True)
-    assert {offer.tool_name for offer in selectors.catalogue().offers} == {"shout", "whisper"}
+    assert set(offers()) == {"shout", "whisper"}
     assert WorkerEvent.objects.filter(kind="replaced").count() == 1
 
 

@@ -38,6 +38,7 @@ from tests.workers.factories import (
     events,
     make_manifest,
     move_clock,
+    offers,
     refused,
     register,
 )
@@ -343,7 +344,7 @@ def test_drifted_discovered_worker_is_asked_at_once(as_kee: Caller, shouter: Mcp
     assert state_after(health.PROBE_EVERY) == "degraded"
     assert discovery.discover() == 1
     assert selectors.worker_named("loud").state == "ready"
-    assert [offer.tool_name for offer in selectors.catalogue().offers] == ["whisper"]
+    assert list(offers()) == ["whisper"]
 
 
 def next_probe() -> timedelta:
