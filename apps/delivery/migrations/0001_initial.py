@@ -4,6 +4,7 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 from apps.core.rls import immutable, protect
+from apps.core.tables import reference, tenant_field
 
 
 class Migration(migrations.Migration):
@@ -79,26 +80,8 @@ class Migration(migrations.Migration):
                     models.FloatField(default=0, help_text="Sum of the times from creation to delivery."),
                 ),
                 ("created_at", models.DateTimeField()),
-                (
-                    "principal",
-                    models.ForeignKey(
-                        db_index=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="targets",
-                        to="principals.principal",
-                    ),
-                ),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
+                reference("principal", "principals.principal", "targets", null=True),
+                tenant_field(),
             ],
             options={
                 "permissions": [("operate_target", "Can stop and resume targets, and replay dead deliveries")],
@@ -118,16 +101,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("remote_name", models.CharField(max_length=50)),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
+                tenant_field(),
                 (
                     "target",
                     models.ForeignKey(
@@ -172,25 +146,8 @@ class Migration(migrations.Migration):
                 ("remote_id", models.CharField(help_text="What the target calls it.", max_length=100, null=True)),
                 ("created_at", models.DateTimeField()),
                 ("settled_at", models.DateTimeField(null=True)),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-                (
-                    "target",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="deliveries",
-                        to="delivery.target",
-                    ),
-                ),
+                tenant_field(),
+                reference("target", "delivery.target", "deliveries", on_delete=models.CASCADE),
             ],
             options={
                 "verbose_name_plural": "deliveries",

@@ -6,6 +6,7 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 from apps.core.rls import protect
+from apps.core.tables import reference, tenant_field
 
 
 class Migration(migrations.Migration):
@@ -89,44 +90,10 @@ class Migration(migrations.Migration):
                 ("wake_at", models.DateTimeField(null=True)),
                 ("terminal_receipt_id", models.CharField(max_length=100, null=True)),
                 ("trace_ref", models.CharField(max_length=100, null=True)),
-                (
-                    "halted_by",
-                    models.ForeignKey(
-                        db_index=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.principal",
-                    ),
-                ),
-                (
-                    "owner",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="executions",
-                        to="principals.principal",
-                    ),
-                ),
-                (
-                    "requested_by",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.principal",
-                    ),
-                ),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
+                reference("halted_by", "principals.principal", "+", null=True),
+                reference("owner", "principals.principal", "executions"),
+                reference("requested_by", "principals.principal", "+"),
+                tenant_field(),
             ],
             options={
                 "constraints": [
@@ -265,25 +232,8 @@ class Migration(migrations.Migration):
                 ("started_at", models.DateTimeField(null=True)),
                 ("ended_at", models.DateTimeField(null=True)),
                 ("end_number", models.PositiveSmallIntegerField(null=True)),
-                (
-                    "execution",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="steps",
-                        to="executions.execution",
-                    ),
-                ),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
+                reference("execution", "executions.execution", "steps", on_delete=models.CASCADE),
+                tenant_field(),
             ],
             options={
                 "constraints": [
@@ -406,16 +356,7 @@ class Migration(migrations.Migration):
                 ("began_at", models.DateTimeField()),
                 ("next_at", models.DateTimeField()),
                 ("tries", models.PositiveSmallIntegerField(db_default=0, default=0)),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
+                tenant_field(),
             ],
             options={
                 "indexes": [

@@ -1,7 +1,7 @@
-import django.db.models.deletion
 from django.db import migrations, models
 
 from apps.core.rls import immutable, protect
+from apps.core.tables import reference, tenant_field
 
 
 class Migration(migrations.Migration):
@@ -36,25 +36,8 @@ class Migration(migrations.Migration):
                 ("left_at", models.DateTimeField()),
                 ("inherited_by", models.CharField(max_length=100, null=True)),
                 ("inherited_at", models.DateTimeField(null=True)),
-                (
-                    "recipient",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.principal",
-                    ),
-                ),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
+                reference("recipient", "principals.principal", "+"),
+                tenant_field(),
             ],
             options={
                 "indexes": [

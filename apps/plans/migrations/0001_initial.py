@@ -4,7 +4,7 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 from apps.core.rls import immutable, protect
-from apps.core.tables import CreateModels
+from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 # Whoever changes the tree waits for whoever does so already, and then sees it as that one left it.
 TREE = """
@@ -59,42 +59,13 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Delegate",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("delegate_id", models.CharField(max_length=100)),
                     ("scope", models.CharField(blank=True, max_length=200)),
                     ("created_at", models.DateTimeField()),
-                    (
-                        "parent",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="children",
-                            to="plans.delegate",
-                        ),
-                    ),
-                    (
-                        "principal",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    reference("parent", "plans.delegate", "children", null=True),
+                    reference("principal", "principals.principal", "+"),
+                    tenant_field(),
                     (
                         "key",
                         models.UUIDField(
@@ -121,10 +92,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Plan",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("plan_id", models.CharField(max_length=100)),
                     ("intent", models.TextField()),
                     (
@@ -143,15 +111,7 @@ class Migration(migrations.Migration):
                     ("receipt_id", models.CharField(max_length=100)),
                     ("receipt_uuid", models.UUIDField()),
                     ("created_at", models.DateTimeField()),
-                    (
-                        "delegate",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="plans",
-                            to="plans.delegate",
-                        ),
-                    ),
+                    reference("delegate", "plans.delegate", "plans"),
                     (
                         "principal",
                         models.ForeignKey(
@@ -162,26 +122,8 @@ class Migration(migrations.Migration):
                             to="principals.principal",
                         ),
                     ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "replaces",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="successors",
-                            to="plans.plan",
-                        ),
-                    ),
+                    tenant_field(),
+                    reference("replaces", "plans.plan", "successors", null=True),
                 ],
                 options={
                     "constraints": [
@@ -202,10 +144,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="PlanStep",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("position", models.PositiveSmallIntegerField()),
                     ("step_id", models.CharField(max_length=64)),
                     (
@@ -234,25 +173,8 @@ class Migration(migrations.Migration):
                     ("provenance", models.JSONField(null=True)),
                     ("confidence", models.FloatField(null=True)),
                     ("estimated_runtime_seconds", models.FloatField(null=True)),
-                    (
-                        "plan",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="step_rows",
-                            to="plans.plan",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    reference("plan", "plans.plan", "step_rows"),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
@@ -277,30 +199,10 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="WaitingPlan",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("expires_at", models.DateTimeField()),
-                    (
-                        "plan",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="plans.plan",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    reference("plan", "plans.plan", "+"),
+                    tenant_field(),
                 ],
                 options={
                     "indexes": [models.Index(fields=["expires_at"], name="plans_waitingplan_expiry")],
@@ -310,10 +212,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Outcome",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("request", models.TextField()),
                     (
                         "tools",
@@ -324,26 +223,8 @@ class Migration(migrations.Migration):
                     ("links", models.JSONField(default=list, help_text="Pairs of tools: from, to.")),
                     ("weight", models.FloatField(default=1)),
                     ("recorded_at", models.DateTimeField()),
-                    (
-                        "plan",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="outcomes",
-                            to="plans.plan",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    reference("plan", "plans.plan", "outcomes", null=True),
+                    tenant_field(),
                 ],
                 options={
                     "indexes": [models.Index(fields=["tenant", "-id"], name="plans_outcome_latest")],
@@ -362,10 +243,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="LearnedModel",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("number", models.PositiveIntegerField()),
                     (
                         "state",
@@ -387,16 +265,7 @@ class Migration(migrations.Migration):
                     ),
                     ("body", models.BinaryField()),
                     ("learned_at", models.DateTimeField()),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    tenant_field(),
                     (
                         "calibration_error",
                         models.FloatField(

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import migrations, models
 
 from apps.core.rls import protect
-from apps.core.tables import CreateModels
+from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 # The application's role is bound by row-level security to one tenant, the operator's to those of its memberships,
 # the system role sees all tenants, and the login role owns the tables. They are made here unless the server's
@@ -98,10 +98,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Tenant",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("slug", models.SlugField(unique=True)),
                     ("name", models.CharField(max_length=200)),
                     (
@@ -134,10 +131,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Operator",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("password", models.CharField(max_length=128, verbose_name="password")),
                     ("last_login", models.DateTimeField(blank=True, null=True, verbose_name="last login")),
                     (
@@ -223,10 +217,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Principal",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("name", models.CharField(max_length=50)),
                     (
                         "kind",
@@ -242,26 +233,8 @@ class Migration(migrations.Migration):
                     ),
                     ("created_at", models.DateTimeField()),
                     ("disabled_at", models.DateTimeField(null=True)),
-                    (
-                        "parent",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="children",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    reference("parent", "principals.principal", "children", null=True),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
@@ -285,10 +258,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Membership",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     (
                         "role",
                         models.CharField(
@@ -327,10 +297,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Token",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    id_field(),
                     ("label", models.CharField(blank=True, max_length=100)),
                     ("prefix", models.CharField(max_length=8)),
                     ("digest", models.BinaryField(max_length=32)),
@@ -371,16 +338,7 @@ class Migration(migrations.Migration):
                             to="principals.principal",
                         ),
                     ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
