@@ -1,5 +1,5 @@
-"""The operator's front door: the admin site with its dashboard, health and metrics endpoints, and the doctor.
+"""The operator's pages: the admin site with its dashboard, health and metrics endpoints, and the doctor.
 
-It looks at every app below and changes nothing by itself; an operator's actions call the services of the app
-that owns the thing.
+It reads every app below and changes nothing by itself. An operator's actions call the services of the app that owns
+the row.
 """

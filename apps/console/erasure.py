@@ -1,4 +1,4 @@
-"""What the log of operators' actions loses when a subject is forgotten: what a row was called, and why it was changed."""
+"""Forgetting in the log of operators' actions: it loses the names of rows and the reasons of changes."""
 
 from typing import Final
 

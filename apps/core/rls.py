@@ -1,8 +1,8 @@
 """Row-level security as migration operations.
 
-Every tenant table has three policies: the application's role sees the rows of the tenant that the transaction
-has set and none when it has set none; the operator's role sees those of a set of tenants; the system role sees
-all. The owner, who runs migrations, is exempt.
+Every tenant table has three policies. The application's role sees the rows of the tenant that the transaction has
+set, and none if it has set none. The operator's role sees the rows of a set of tenants. The system role sees all rows.
+The owner, who runs migrations, is exempt.
 """
 
 from typing import Final
