@@ -23,12 +23,13 @@ def main(argv: Sequence[str]) -> int:
     environ = {name: text for name, text in os.environ.items() if name not in {"DATABASE_URL", "REDIS_URL"}}
     stop = start_servers(environ, durable=True)
     try:
-        return _measure(asked, environ)
+        _measure(asked, environ)
     finally:
         stop()
+    return 0
 
 
-def _measure(asked: argparse.Namespace, environ: dict[str, str]) -> int:
+def _measure(asked: argparse.Namespace, environ: dict[str, str]) -> None:
     os.environ |= environ | {
         "DJANGO_SETTINGS_MODULE": "benchmarks.settings",
         "GATEHOUSE_LOG_LEVEL": "WARNING",
@@ -57,7 +58,6 @@ def _measure(asked: argparse.Namespace, environ: dict[str, str]) -> int:
         bench.end()
     if asked.json:
         print(json.dumps([{**asdict(row), "machine": bench.machine} for row in rows], indent=2))
-    return 0
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

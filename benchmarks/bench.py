@@ -214,9 +214,7 @@ def _machine() -> dict[str, Any]:
         server = connection.info.parameter_status("server_version")
     return {
         "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_before": round(os.getloadavg()[0], 1),
-        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "postgresql": server,
         "commits_per_second": done,

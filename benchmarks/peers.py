@@ -5,7 +5,6 @@ Celery's workers load this module without Django: `celery -A benchmarks.peers`.
 
 import asyncio
 import time
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -107,18 +106,13 @@ _LEFT: Final = "select count(*) as jobs from procrastinate_jobs where queue_name
 
 
 class Procrastinate:
-    """Driven through its own job manager; its tables are in a schema of their own."""
+    """Driven through its own job manager; its tables are in a schema of their own. It comes with the extra `rivals`."""
 
     def __init__(self) -> None:
         with psycopg.connect(settings.DATABASE_URL, autocommit=True) as connection:
             connection.execute("set role none")
             connection.execute("create schema if not exists procrastinate")
         asyncio.run(_make_tables())
-
-    @staticmethod
-    def is_installed() -> bool:
-        """Whether the library is there; it comes with the extra `rivals`."""
-        return find_spec("procrastinate") is not None
 
     def producing(self, *, batch: int, clients: int, seconds: float) -> Slice:
         """Each client defers one batch after the other."""

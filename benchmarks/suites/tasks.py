@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import count, islice
 from typing import Any, Final
 
@@ -40,7 +41,7 @@ def run(bench: Bench) -> Iterator[Row]:
     owner = bench.agents[0]
     measure.apart(partial(_make_lines, owner, bench.scale.clients))
     celery = CeleryPeer(bench)
-    procrastinate = Procrastinate() if Procrastinate.is_installed() else None
+    procrastinate = Procrastinate() if find_spec("procrastinate") else None
     yield from _producers(bench, owner, celery, procrastinate)
     yield from _in_process(bench, owner, celery, procrastinate)
     yield from _over_http(bench, celery)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from apps.principals.tenancy import Caller
 from apps.workers import selectors
-from apps.workers.services import health, registry
+from apps.workers.services import registry
 from benchmarks.bench import HELLO, Bench, Client
 from benchmarks.measure import Operation, Row, Slice, Work, apart
 
@@ -26,7 +26,7 @@ def run(bench: Bench) -> Iterator[Row]:
     agent, count = bench.agents[0], bench.scale.workers
     apart(partial(register_all, agent, count))
     yield _heartbeats(bench, count)
-    yield from _searches(bench, count)
+    yield _searches(bench, count)
     yield _visible(bench)
 
 
@@ -84,17 +84,11 @@ def _beats(url: str, token: str, count: int) -> Work:
     return work
 
 
-def _searches(bench: Bench, count: int) -> Iterator[Row]:
-    """In a process that has its index: with the registry at rest, and right after a worker's state has changed."""
-    agent, scale = bench.agents[0], bench.scale
-    at_rest = [bench.driving(partial(_searching, agent))() for _ in range(scale.rounds)]
-    changing = apart(partial(_search_after_changes, agent, count, 40 * scale.rounds))
-    for case, found in (
-        (f"search by words, {count * TOOLS:,} tools", at_rest),
-        ("search by words after a change", [Slice.of(changing)]),
-    ):
-        row = Row.of(case, found)
-        yield row.judged("p50 under 5 ms", met=(row.p50 or 0) < 5)  # noqa: PLR2004
+def _searches(bench: Bench, count: int) -> Row:
+    """In a process that has its index."""
+    found = [bench.driving(partial(_searching, bench.agents[0]))() for _ in range(bench.scale.rounds)]
+    row = Row.of(f"search by words, {count * TOOLS:,} tools", found)
+    return row.judged("p50 under 5 ms", met=(row.p50 or 0) < 5)  # noqa: PLR2004
 
 
 def _queries() -> Iterator[str]:
@@ -120,20 +114,6 @@ def _search(agent: Caller, query: str) -> list[str]:
     with agent.acting():
         found = selectors.search(query, tenant_id=agent.tenant_id)
     return [one.tool_name for one in found]
-
-
-def _search_after_changes(agent: Caller, count: int, times: int) -> list[float]:
-    queries, latencies = _queries(), []
-    _search(agent, next(queries))
-    for number in range(times):
-        status = "degraded" if number // count % 2 == 0 else "healthy"
-        told: dict[str, Any] = {"status": status, "current_load": 0.3, "available": True}
-        with agent.acting():
-            health.heartbeat(caller=agent, worker_id=f"worker-{number % count}", **told)
-        began = time.perf_counter()
-        _search(agent, next(queries))
-        latencies.append(time.perf_counter() - began)
-    return latencies
 
 
 def _visible(bench: Bench) -> Row:

@@ -57,7 +57,8 @@ class Call:
 
     @property
     def run(self) -> int:
-        return run_of(self.request["lease_token"])
+        """The number of the run that its lease token stands for."""
+        return int(self.request["lease_token"].split(".")[1])
 
     def __str__(self) -> str:
         answer = f"{self.status} {self.body.get('code') or ''}".strip() if self.status else "no answer"
@@ -107,14 +108,7 @@ class History:
 
     def of(self, *verbs: str) -> list[Call]:
         """The calls of these verbs, in the order in which they began."""
-        if verbs not in self._of:
-            found = [call for call in self.calls if call.verb in verbs]
-            self._of[verbs] = sorted(found, key=lambda call: call.begin)
-        return self._of[verbs]
-
-    @cached_property
-    def _of(self) -> dict[tuple[str, ...], list[Call]]:
-        return {}
+        return sorted((call for call in self.calls if call.verb in verbs), key=lambda call: call.begin)
 
     @cached_property
     def runs(self) -> dict[str, list[Run]]:
@@ -153,11 +147,6 @@ def by_task(calls: Iterable[Call]) -> dict[str, list[Call]]:
     for call in calls:
         found[call.task].append(call)
     return found
-
-
-def run_of(lease_token: str) -> int:
-    """The number of the run that a lease token stands for."""
-    return int(lease_token.split(".")[1])
 
 
 def canonical(document: Json) -> str:

@@ -34,7 +34,7 @@ def _port(listener: socket.socket) -> int:
     return port
 
 
-def test_the_last_port_is_taken_again_and_another_one_only_when_that_is_taken() -> None:
+def test_last_port_is_used_again_unless_it_is_taken() -> None:
     with listen(None, None) as first:
         last = _port(first)
     with listen(None, last) as again:
@@ -57,7 +57,7 @@ def test_data_folder_keeps_its_port_until_it_is_erased(tmp_path: Path) -> None:
     assert not data.path.exists()
 
 
-def test_a_log_over_its_limit_leaves_one_predecessor_and_its_writer_goes_on(tmp_path: Path) -> None:
+def test_log_over_its_limit_leaves_one_predecessor(tmp_path: Path) -> None:
     log = tmp_path / "web.log"
     with log.open("ab", buffering=0) as writer:
         for text in (b"first ", b"second ", b"third"):
@@ -81,7 +81,7 @@ def test_help_shows_every_command_with_its_options() -> None:
         (["demo", "--port", "many"], ["many", "65535"]),
     ],
 )
-def test_a_mistyped_command_line_is_told_what_would_be_right(typed: list[str], told: list[str]) -> None:
+def test_refusal_of_a_command_line_says_what_is_right(typed: list[str], told: list[str]) -> None:
     refused = _run("-m", "config.stack", *typed)
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
@@ -89,7 +89,7 @@ def test_a_mistyped_command_line_is_told_what_would_be_right(typed: list[str], t
         assert word in refused.stderr
 
 
-def test_a_command_says_in_one_sentence_that_nothing_runs(tmp_path: Path) -> None:
+def test_command_says_in_a_sentence_that_nothing_runs(tmp_path: Path) -> None:
     refused = _run("manage.py", "issue_token", "--principal", "Kee", "--scope", "inbox", DATABASE_URL=NOWHERE)
     assert refused.returncode == 1
     assert refused.stderr.startswith("The database that DATABASE_URL names can't be reached: ")
@@ -104,7 +104,7 @@ def test_a_command_says_in_one_sentence_that_nothing_runs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("variable", ["DATABASE_URL", "REDIS_URL"])
-def test_a_server_that_does_not_answer_is_named_by_its_variable(variable: str, tmp_path: Path) -> None:
+def test_refusal_names_the_variable_of_a_server(variable: str, tmp_path: Path) -> None:
     nowhere = {"DATABASE_URL": NOWHERE, "REDIS_URL": "redis://127.0.0.1:9/0"}[variable]
     refused = _run("-m", "config.stack", "up", "--data", str(tmp_path / "data"), **{variable: nowhere})
     assert refused.returncode == 1
@@ -112,7 +112,7 @@ def test_a_server_that_does_not_answer_is_named_by_its_variable(variable: str, t
     assert refused.stderr.count("\n") == 1
 
 
-def test_a_python_without_django_is_told_which_one_to_take() -> None:
+def test_python_without_django_is_told_which_one_to_take() -> None:
     refused = _run("-S", "manage.py", "doctor", PYTHONPATH="")
     assert refused.returncode == 1
     assert ".venv/bin/python" in refused.stderr
@@ -126,7 +126,7 @@ def test_unknown_environment_is_refused() -> None:
     )
 
 
-def test_production_names_all_missing_secrets_and_reads_none_from_a_file(tmp_path: Path) -> None:
+def test_production_reads_no_secret_from_a_file(tmp_path: Path) -> None:
     names = ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS")
     (tmp_path / "stack.json").write_text(json.dumps({name.lower(): "from-a-file" for name in names}))
     unset = dict.fromkeys(names, "")

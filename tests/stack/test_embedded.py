@@ -52,7 +52,7 @@ def _running(server: Postgres | Valkey) -> Iterator[psutil.Popen]:
         end_all([child], program.farewell)
 
 
-def test_what_the_database_refused_stands_in_its_log_without_the_words(cluster: Postgres) -> None:
+def test_refused_rows_are_logged_without_their_words(cluster: Postgres) -> None:
     with _running(cluster), psycopg.connect(cluster.url, autocommit=True) as connection:
         connection.execute("CREATE TABLE kept (word text CHECK (word IS NULL))")
         for values, given in (("('zanzibar')", None), ("(%s)", ["zanzibar"])):
@@ -62,7 +62,7 @@ def test_what_the_database_refused_stands_in_its_log_without_the_words(cluster: 
     assert (log.count("violates check constraint"), "zanzibar" in log) == (2, False)
 
 
-def test_data_outlives_a_killed_database_in_a_deep_folder_with_spaces_and_umlauts(cluster: Postgres) -> None:
+def test_data_outlives_a_killed_database_in_a_deep_folder(cluster: Postgres) -> None:
     with _running(cluster) as child, psycopg.connect(cluster.url) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
         connection.commit()
@@ -73,7 +73,7 @@ def test_data_outlives_a_killed_database_in_a_deep_folder_with_spaces_and_umlaut
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
 
 
-def test_messages_outlive_a_broker_that_is_ended(runtime: RuntimeFolder) -> None:
+def test_messages_outlive_the_broker(runtime: RuntimeFolder) -> None:
     broker = Valkey(
         home=runtime.folder("servers"),
         sockets=runtime.folder("sockets"),
@@ -88,7 +88,7 @@ def test_messages_outlive_a_broker_that_is_ended(runtime: RuntimeFolder) -> None
         assert client.lrange("queue", 0, -1) == [b"message"]
 
 
-def test_a_stranger_that_a_stale_pid_file_names_is_left_alone(cluster: Postgres) -> None:
+def test_process_named_by_a_stale_pid_file_is_left_alone(cluster: Postgres) -> None:
     with _running(cluster) as child:
         pid_file = (cluster.cluster / "postmaster.pid").read_text()
         child.kill()
@@ -108,7 +108,7 @@ def test_a_stranger_that_a_stale_pid_file_names_is_left_alone(cluster: Postgres)
         stranger.wait()
 
 
-def test_a_database_that_somebody_else_started_is_neither_ended_nor_doubled(cluster: Postgres) -> None:
+def test_foreign_database_is_neither_ended_nor_doubled(cluster: Postgres) -> None:
     other = replace(cluster, mark="another")
     with _running(other) as child:
         with pytest.raises(StackError, match=rf"pid {child.pid}"):
@@ -117,7 +117,7 @@ def test_a_database_that_somebody_else_started_is_neither_ended_nor_doubled(clus
         assert exit_code(child) is None
 
 
-def test_a_cluster_of_another_version_is_refused(cluster: Postgres) -> None:
+def test_cluster_of_another_version_is_refused(cluster: Postgres) -> None:
     cluster.program()
     (cluster.cluster / "PG_VERSION").write_text("17\n")
 
@@ -125,7 +125,7 @@ def test_a_cluster_of_another_version_is_refused(cluster: Postgres) -> None:
         cluster.program()
 
 
-def test_a_process_is_ours_only_if_it_carries_our_mark() -> None:
+def test_mark_tells_our_processes() -> None:
     sleeper = [sys.executable, "-c", "print(flush=True); input()"]
     with (
         subprocess.Popen(sleeper, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={MARK: "ours"}) as ours,
@@ -146,7 +146,7 @@ def test_a_process_is_ours_only_if_it_carries_our_mark() -> None:
             theirs.kill()
 
 
-def test_what_a_killed_run_left_behind_is_swept_away_and_a_live_ones_is_not(runtime: RuntimeFolder) -> None:
+def test_leftovers_of_a_killed_run_are_removed(runtime: RuntimeFolder) -> None:
     abandoned = runtime.path.with_name("gatehouse-abandoned0")
     abandoned.mkdir()
     descriptor = lock(abandoned / "lock")
@@ -188,3 +188,13 @@ def test_servers_die_with_a_killed_owner(runtime: RuntimeFolder) -> None:
     _, alive = psutil.wait_procs(servers, timeout=30)
     assert len(servers) == 2
     assert alive == []
+
+
+def test_role_of_the_product_is_no_superuser() -> None:
+    with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
+        assert connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = session_user").fetchone() == (False,)
+
+
+def test_broker_evicts_nothing() -> None:
+    with redis.Redis.from_url(os.environ["REDIS_URL"]) as client:
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}

@@ -126,7 +126,7 @@ def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_second_one_in_the_same_folder_says_so_and_one_in_another_folder_runs(data: Path, tmp_path: Path) -> None:
+def test_second_stack_needs_a_folder_of_its_own(data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     with _up(data, "--no-workers"):
@@ -152,7 +152,7 @@ def _second_stacks(data: Path, other: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_killed_supervisor_is_followed_by_one_with_all_data(data: Path) -> None:
+def test_data_outlives_a_killed_supervisor(data: Path) -> None:
     with _up(data, "--no-workers") as child:
         orphans = marked(_mark(data))
         child.kill()
@@ -164,7 +164,7 @@ def test_a_killed_supervisor_is_followed_by_one_with_all_data(data: Path) -> Non
 
 
 @pytest.mark.ci
-def test_servers_that_the_environment_names_are_used_and_none_is_embedded(data: Path) -> None:
+def test_named_servers_are_used_in_place_of_embedded_ones(data: Path) -> None:
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
         connection.execute("SET ROLE NONE")
         connection.execute("DROP DATABASE IF EXISTS stack_elsewhere")
@@ -177,7 +177,7 @@ def test_servers_that_the_environment_names_are_used_and_none_is_embedded(data: 
         assert not (data / "valkey").exists()
 
 
-def test_the_demo_refuses_what_holds_no_python_before_it_starts_anything(tmp_path: Path) -> None:
+def test_demo_refuses_a_folder_without_python(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").write_text("no code")
     data = tmp_path / "data"
