@@ -18,6 +18,7 @@ from apps.console.site import ConsoleSite
 from apps.core.admin import ReasonForm
 from apps.core.sql import database_now
 from apps.digests.models import Inbox, ReceiptState, Source, Thread
+from apps.executions.models import WorkerJob
 from apps.memory import services as memory
 from apps.memory.models import Forgotten, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
 from apps.principals.models import Membership, Operator, Principal, Tenant
@@ -57,10 +58,10 @@ def observed(author: Caller, text: str) -> Memory:
 
 # Rows that are a keyed digest and a moment, from which nobody learns anything.
 UNREADABLE = {Forgotten}
-# Counters, the search index, and rows that stand on the page of their worker, source, task or queue.
+# Counters, the search index, and rows that stand on the page of their worker, source, task, queue or execution.
 WITHOUT_A_PAGE = {
     Allowance, Budget, Call, Dependency, FairShare, FinishedTask, IdempotencyKey, LiveTask, Offer, QueueMinute, RateWindow,
-    Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend, TermFrequency, Vector, WorkerEvent,
+    Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend, TermFrequency, Vector, WorkerEvent, WorkerJob,
 }  # fmt: skip
 
 
