@@ -111,13 +111,6 @@ def test_task_with_a_spent_budget_ends_as_when_spent_says(
         complete(worker, grant)
 
 
-def test_task_with_a_spent_budget_may_still_complete(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    grant = begun(kee, worker, budget=HUNDRED)
-    beat(worker, grant, tokens=100)
-    assert complete(worker, grant).status == "succeeded"
-
-
 def test_lease_of_a_spent_budget_is_not_renewed(kee: Caller, worker: Caller) -> None:
     make_type(kee, lease_seconds=30)
     grant = begun(kee, worker, budget=HUNDRED)

@@ -121,20 +121,6 @@ def test_due_dependant_waits_for_its_dependency(kee: Caller, worker: Caller) -> 
     assert lease_one(worker).task_id == last
 
 
-def test_dependant_with_a_concurrency_key_waits_for_it(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    first = queue(kee, priority=9)
-    holds = queue(kee, concurrency_key="k")
-    last = after(kee, first, concurrency_key="k")
-    complete(worker, lease_one(worker))
-    services.release_dependants()
-    grant = lease_one(worker)
-    assert grant.task_id == number(holds)
-    assert lease(worker) == []
-    complete(worker, grant)
-    assert lease_one(worker).task_id == last
-
-
 def test_canceled_dependant_waits_for_nothing(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     last = after(kee, queue(kee))

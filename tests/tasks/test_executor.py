@@ -359,23 +359,14 @@ def test_spend_of_a_handler_is_reported_before_its_end(kee: Caller) -> None:
     assert noted == {quiet: (7, 0.25), bound: (40, 0.25)}
 
 
-def test_handler_with_a_spent_budget_is_canceled(kee: Caller) -> None:
-    task = number(
-        queue(kee, "quick_for_tests", {"tokens": 40, "beat": True, "wait": True}, budget=BudgetDraft(tokens=40))
-    )
+@pytest.mark.parametrize(("more", "end"), [({"wait": True}, "failed"), ({"later": 5}, "succeeded")])
+def test_run_with_a_spent_budget_is_canceled_and_reports_no_more(kee: Caller, more: dict[str, Any], end: str) -> None:
+    params = {"tokens": 40, "beat": True, **more}
+    task = number(queue(kee, "quick_for_tests", params, budget=BudgetDraft(tokens=40)))
     work(kee)
-    assert ends(kee) == {task: "failed"}
+    assert ends(kee) == {task: end}
     with acting_as(kee):
-        assert FinishedTask.objects.get().reason == "budget_exhausted"
-
-
-def test_run_with_a_spent_budget_reports_no_more_and_completes(kee: Caller) -> None:
-    task = number(
-        queue(kee, "quick_for_tests", {"tokens": 40, "beat": True, "later": 5}, budget=BudgetDraft(tokens=40))
-    )
-    work(kee)
-    assert ends(kee) == {task: "succeeded"}
-    with acting_as(kee):
+        assert FinishedTask.objects.get().reason == ("budget_exhausted" if end == "failed" else None)
         assert Spend.objects.get().tokens == 40
 
 

@@ -13,7 +13,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors, services
 from apps.tasks.models import FairShare, LiveTask, Queue, RateWindow, Run
 from apps.tasks.services import LeaseNext
-from apps.tasks.shapes import Completed, QueueRequest
+from apps.tasks.shapes import Completed
 from apps.tasks.states import Status
 from tests.factories import make_caller, make_tenant
 from tests.tasks.making import (
@@ -87,13 +87,8 @@ def test_priority_orders_leases_within_limits(kee: Caller, worker: Caller) -> No
     make_type(kee, "narrow", concurrency=5)
     make_type(kee, "wide")
     set_queue(kee, concurrency=3)
-    answers = queue_many(
-        kee,
-        asked("wide", priority=3),
-        asked("narrow", priority=9),
-        asked("wide", priority=8),
-        asked("narrow", priority=1),
-    )
+    wanted = (("wide", 3), ("narrow", 9), ("wide", 8), ("narrow", 1))
+    answers = queue_many(kee, *(asked(name, priority=priority) for name, priority in wanted))
     order = [number(answers[place]) for place in (1, 2, 0)]
     assert [grant.task_id for grant in lease(worker, capacity=9)] == order
 
@@ -374,14 +369,6 @@ def test_canceled_task_frees_its_key(kee: Caller, worker: Caller, *, leased: boo
         assert lease_one(worker).task_id == number(second)
 
 
-def test_cancel_many_leaves_the_key_to_the_next(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    ids = [number(queue(kee, concurrency_key="k")) for _ in range(4)]
-    with acting_as(kee):
-        services.cancel_many(caller=kee, task_ids=ids[:3])
-    assert lease_one(worker).task_id == ids[3]
-
-
 def test_task_that_waits_for_more_is_passed_over(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     make_type(kee, "other", queue="second")
@@ -450,26 +437,13 @@ def test_locked_task_gets_its_key_later(kee: Caller, worker: Caller) -> None:
     assert lease_one(worker).task_id == waiting
 
 
-def test_taken_keys_are_not_admitted_again(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    for key in ("had", "held"):
-        queue(kee, concurrency_key=key)
-        queue(kee, concurrency_key=key)
-    queue(kee, concurrency_key="later", run_at=FUTURE)
-    first = queue(kee)
-    queue(kee, concurrency_key="depends", depends_on=(number(first),))
-    lease_one(worker)
-
-    assert services.admit_waiting() == 0
-
-
 @pytest.mark.django_db(transaction=True)
 def test_refused_rival_frees_its_concurrency_key(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     answers: list[Any] = []
 
     with acting_as(kee):
-        services.queue(requester=kee, request=QueueRequest(task_type="index", params={}, idempotency_key="i"))
+        services.queue(requester=kee, request=asked(idempotency_key="i"))
         batch = Other(
             lambda: answers.extend(
                 queue_many(kee, asked(idempotency_key="i", concurrency_key="k"), asked(concurrency_key="k"))

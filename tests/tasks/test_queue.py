@@ -155,8 +155,6 @@ def test_type_registered_again_is_changed(kee: Caller) -> None:
 
 
 GROUP = Group(resource_ref="repo:1", event_family="builds", summary_hint="Builds of 1")
-
-
 OTHER_GROUPS: dict[str, Any] = {
     "resource_ref": "repo:2",
     "event_family": "tests",
@@ -185,8 +183,6 @@ FIRST: dict[str, Any] = {
 
 
 EARLIER = "tasks that there are"
-
-
 OTHERS: list[tuple[str, Any]] = [
     ("task_type", "other"),
     ("params", {"a": 2}),

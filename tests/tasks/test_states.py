@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from django.db import connection, transaction
 from django.db.models import F
 
 from apps.core.errors import DomainError
-from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services
 from apps.tasks.models import (
@@ -21,7 +19,6 @@ from apps.tasks.models import (
     FinishedTask,
     IdempotencyKey,
     LiveTask,
-    Run,
     Task,
 )
 from apps.tasks.services import BudgetDraft, Grant, ending, recording
@@ -212,56 +209,6 @@ def test_live_task_is_in_no_impossible_state(kee: Caller, constraint: str, value
     queue(kee)
     with acting_as(kee):
         violates(constraint, lambda: LiveTask.objects.update(**values))
-
-
-@pytest.mark.parametrize(
-    ("constraint", "values"),
-    [
-        ("tasks_budget_limits_something", {"max_tokens": None, "max_cost_usd": None}),
-        ("tasks_budget_limits_something", {"max_tokens": 0, "spent_at": FUTURE}),
-        ("tasks_budget_limits_something", {"max_cost_usd": 0, "spent_at": FUTURE}),
-        ("tasks_budget_spent_at_iff_spent", {"spent_tokens": 100}),
-        ("tasks_budget_spent_at_iff_spent", {"spent_cost_usd": 1}),
-        ("tasks_budget_spent_at_iff_spent", {"spent_tokens": 99, "spent_at": FUTURE}),
-    ],
-)
-def test_budget_is_in_no_impossible_state(tenant: Tenant, kee: Caller, constraint: str, values: dict[str, Any]) -> None:
-    given = {"task_id": 7, "max_tokens": 100, "max_cost_usd": 1, "when_spent": "fail", "created_at": FUTURE}
-    with acting_as(kee):
-        violates(constraint, lambda: Budget.objects.create(tenant_id=tenant.pk, **{**given, **values}))
-
-
-def test_one_task_of_a_key_is_ready_at_a_time(kee: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    queue(kee)
-    with acting_as(kee):
-        violates("task_live_key_admitted_once", lambda: LiveTask.objects.update(concurrency_key="k"))
-        LiveTask.objects.update(concurrency_key="k", ready_at=None)
-
-
-def test_runs_and_records_are_in_no_impossible_state(tenant: Tenant, kee: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    lease_one(kee)
-    record = {"tenant_id": tenant.pk, "fencing_token": 1, "summary": "", "receipt_id": "r", "finished_at": FUTURE}
-    with acting_as(kee):
-        violates("tasks_run_ended_iff_outcome", lambda: Run.objects.update(outcome="failed"))
-        for values in ({"status": "failed"}, {"status": "succeeded", "reason": "canceled"}):
-            violates(
-                "task_history_reason_iff_not_succeeded",
-                lambda values=values: FinishedTask.objects.create(task_id=9, **values, **record),  # type: ignore[misc]  # bound at once
-            )
-
-
-def test_task_has_one_end(tenant: Tenant, kee: Caller) -> None:
-    make_type(kee)
-    task = number(queue(kee))
-    complete(kee, lease_one(kee))
-    record = {"tenant_id": tenant.pk, "fencing_token": 1, "summary": "", "receipt_id": "r", "finished_at": FUTURE}
-    with acting_as(kee):
-        end = partial(FinishedTask.objects.create, task_id=task, status="canceled", reason="canceled", **record)
-        violates("task_history_pkey", end)
 
 
 def test_immutable_rows_are_not_changed(kee: Caller) -> None:
