@@ -242,7 +242,7 @@ class Worker(Actor):
                 self.client.ask(verb, self.chance.choice(ends))
 
     def _come_late(self) -> None:
-        """Report what has slipped some time after its lease: the fence must refuse it if another has the task."""
+        """Report what has slipped some time after its lease: the fencing token must refuse it if another has the task."""
         due = [hand for hand in self._slipped if time.monotonic() >= hand.due]
         self._slipped = [hand for hand in self._slipped if hand not in due]
         late = [hand for hand in due if hand.act == "late" or self.chance.random() < 0.5]

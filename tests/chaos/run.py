@@ -135,7 +135,7 @@ class _Run:
             if role == "asker":
                 self.actors.append(Requester(client))
             elif role == "hand":
-                # Two workers of one principal: their fences alone tell them apart.
+                # Two workers of one principal: their fencing tokens alone tell them apart.
                 self.actors += [Worker(client), Worker(self._client(name))]
             elif role == "poster":
                 self.actors.append(Poster(client, [one for one in names if one.startswith(f"reader-{tenant}-")]))
