@@ -14,9 +14,8 @@ from apps.core.operations import Progress, Reply, Route, Streams, Waits, operati
 from apps.core.schemas import Cursor, Input, Output, Text
 from apps.executions import calls, selectors
 from apps.executions.calls import CallMode
-from apps.executions.services import advancing, answering, starting
-from apps.executions.services.answering import Decision
-from apps.executions.services.starting import Budget
+from apps.executions.services import advancing, commands
+from apps.executions.services.commands import Budget, Decision
 from apps.executions.shapes import CallOutcome, ExecutionProgress, ExecutionReport, ExecutionSummary
 from apps.executions.states import FINAL, MONEY, SETTLED, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import execution_topic
@@ -185,7 +184,7 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
     """
     budget = given.budget or ExecutionBudget()
     with caller.acting():
-        execution = starting.start(
+        execution = commands.start(
             caller=caller,
             plan_id=given.plan_id,
             mode=given.mode,
@@ -240,7 +239,7 @@ def replan_plan(caller: Caller, given: Replan) -> Replanned:
     What has run to its end keeps its result and is not run again; what failed is not used again. The old plan is over:
     it can't be carried out any more.
     """
-    made = answering.replan(
+    made = commands.replan(
         caller=caller,
         replacement=Replacement(
             plan_id=given.plan_id,
@@ -377,7 +376,7 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
         selectors.refuse_unless_asked(caller, given.execution_id, given.step_id)
     pointer = given.result_pointer or calls.keep(caller=caller, value=given.result)
     with caller.acting():
-        execution = answering.submit_step_result(
+        execution = commands.submit_step_result(
             caller=caller,
             execution_ref=given.execution_id,
             step_id=given.step_id,
@@ -396,7 +395,7 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
 )
 def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
     """Answer an escalation that asked you for a decision, and let the plan go on or end."""
-    execution = answering.decide_step(
+    execution = commands.decide_step(
         caller=caller,
         execution_ref=given.execution_id,
         step_id=given.step_id,
@@ -419,7 +418,7 @@ def cancel_execution(caller: Caller, given: CancelExecution) -> Reply:
 
     The status stays `executing` until its workers have stopped; then it becomes `canceled`.
     """
-    execution = answering.cancel(caller=caller, execution_ref=given.execution_id, reason=given.reason)
+    execution = commands.cancel(caller=caller, execution_ref=given.execution_id, reason=given.reason)
     moved = _moved(selectors.report_on(execution), None)
     return Reply(moved, 200 if execution.is_final else 202)
 

@@ -16,9 +16,8 @@ from apps.core.sql import database_now
 from apps.digests import services as digests
 from apps.executions import selectors
 from apps.executions.models import Execution
-from apps.executions.services import advancing, answering, starting
-from apps.executions.services.answering import Decision
-from apps.executions.services.starting import Budget
+from apps.executions.services import advancing, commands
+from apps.executions.services.commands import Budget, Decision
 from apps.executions.shapes import ExecutionReport
 from apps.executions.states import Mode, Strategy
 from apps.plans import documents
@@ -219,7 +218,7 @@ def begin(
     """Store a plan with these steps and begin to carry it out; nothing is advanced yet."""
     with caller.acting():
         plan_id = plan_id or make_plan(caller, steps)
-        return starting.start(
+        return commands.start(
             caller=caller, plan_id=plan_id, mode=mode, strategy=strategy, budget=budget or Budget(), now=T0
         )
 
@@ -270,18 +269,18 @@ def do_task(worker: Caller, content: Any = NOTHING, *, pointer: str | None = Non
 
 def cancel(caller: Caller, execution: Execution, reason: str | None = None) -> None:
     with caller.acting():
-        answering.cancel(caller=caller, execution_ref=execution.ref, reason=reason)
+        commands.cancel(caller=caller, execution_ref=execution.ref, reason=reason)
 
 
 def decide(caller: Caller, execution: Execution, decision: Decision, step_id: str = "report") -> None:
     with caller.acting():
-        answering.decide_step(caller=caller, execution_ref=execution.ref, step_id=step_id, decision=decision, note=None)
+        commands.decide_step(caller=caller, execution_ref=execution.ref, step_id=step_id, decision=decision, note=None)
 
 
 def submit(caller: Caller, execution: Execution, step_id: str = "step-4", pointer: str = HANDED) -> None:
     """Submit the result of an aggregate step."""
     with caller.acting():
-        answering.submit_step_result(
+        commands.submit_step_result(
             caller=caller,
             execution_ref=execution.ref,
             step_id=step_id,

@@ -13,7 +13,7 @@ from apps.core.sql import database_now
 from apps.executions.calls import AWAY_LOOKS, LOOK_AGAIN
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import advancing
-from apps.executions.services.starting import Budget
+from apps.executions.services.commands import Budget
 from apps.executions.services.steps import CLAIM, MAX_CLAIMS
 from apps.executions.states import Mode
 from apps.principals.tenancy import Caller

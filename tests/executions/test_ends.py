@@ -7,7 +7,7 @@ import pytest
 
 from apps.digests import selectors as inboxes
 from apps.executions.models import Execution
-from apps.executions.services.starting import Budget
+from apps.executions.services.commands import Budget
 from apps.executions.states import Strategy
 from apps.memory import services as memory
 from apps.principals.models import Principal, Tenant

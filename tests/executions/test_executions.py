@@ -10,9 +10,8 @@ import pytest
 from apps.core.sql import database_now
 from apps.executions import selectors
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import advancing, answering
-from apps.executions.services.answering import Decision
-from apps.executions.services.starting import Budget
+from apps.executions.services import advancing, commands
+from apps.executions.services.commands import Budget, Decision
 from apps.executions.services.steps import RECEIPTS_EVERY
 from apps.executions.states import Mode, Strategy
 from apps.principals.models import Tenant
@@ -232,7 +231,7 @@ def test_execution_is_hidden_from_other_principals(kee: Caller, tenant: Tenant) 
     with refused("unknown_execution"):
         submit(stranger, execution)
     with stranger.acting(), refused("unknown_execution"):
-        answering.cancel(caller=stranger, execution_ref=execution.ref, reason=None)
+        commands.cancel(caller=stranger, execution_ref=execution.ref, reason=None)
 
     assert report(kee, execution).status == "queued"
 
@@ -383,7 +382,7 @@ def test_cancel_replaces_another_halt(kee: Caller, texter: WorkerServer) -> None
         task_id = LiveTask.objects.get().task_id
         execution.refresh_from_db()
         assert (execution.status, execution.halted_as) == ("executing", "budget_exceeded")
-        answering.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+        commands.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
 
     assert (report(kee, execution).status, ended(kee, task_id)) == ("canceled", "canceled")
 
@@ -507,8 +506,8 @@ def test_cancel_cancels_tasks_and_closes_obligations(kee: Caller, outside: Calle
     execution = run(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
     with kee.acting():
         task_id = LiveTask.objects.get().task_id
-        answering.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
-        answering.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+        commands.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+        commands.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
 
     done = report(kee, execution)
     assert (done.status, done.summary) == ("canceled", "Not needed")

@@ -10,7 +10,7 @@ from django.db import connection
 
 from apps.core.sql import database_now
 from apps.executions import calls, handlers
-from apps.executions.services.starting import Budget
+from apps.executions.services.commands import Budget
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors as task_selectors
 from apps.tasks import services as tasks

@@ -16,7 +16,7 @@ from apps.core.sql import database_now
 from apps.executions import jobs, tools
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import advancing
-from apps.executions.services.starting import Budget
+from apps.executions.services.commands import Budget
 from apps.executions.states import Strategy
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind

@@ -7,8 +7,8 @@ import pytest
 from django.test import Client
 
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import answering
-from apps.executions.services.starting import Budget
+from apps.executions.services import commands
+from apps.executions.services.commands import Budget
 from apps.plans import errors
 from apps.plans import selectors as plans
 from apps.plans import services as planning
@@ -66,7 +66,7 @@ def carry_out(caller: Caller, plan_id: str, budget: Budget | None = None) -> Exe
 
 def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: str = "", **more: Any) -> MadePlan:
     with caller.acting():
-        return answering.replan(
+        return commands.replan(
             caller=caller,
             replacement=Replacement(plan_id=plan_id, failed_step=failed_step, reason=reason, **more),
             now=T0,

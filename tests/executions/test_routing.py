@@ -12,9 +12,8 @@ from apps.core import strict_json
 from apps.executions import reports
 from apps.executions.errors import UnresolvedReference
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.references import resolve, steps_named_in
 from apps.executions.reports import MAX_PAYLOAD_BYTES, complete, failed, recommended
-from apps.executions.routing import critical_steps, dependencies, next_moves
+from apps.executions.routing import critical_steps, dependencies, next_moves, resolve, steps_named_in
 from apps.executions.states import STEP_TRANSITIONS, TRANSITIONS, Status, StepStatus, Strategy
 from apps.plans.references import Reference, within
 from apps.plans.shapes import StepType

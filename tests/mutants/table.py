@@ -279,7 +279,7 @@ MUTANTS: Final = (
     Mutant(
         name="execution-reference",
         breaks="A text that a result brings is taken for a reference.",
-        file="apps/executions/references.py",
+        file="apps/executions/routing.py",
         text="        return _named(whole, envelopes, payload_of)\n",
         replacement="        return resolve(_named(whole, envelopes, payload_of), envelopes=envelopes, payload_of=payload_of)\n",
         tests=("tests/executions/test_routing.py",),

@@ -21,7 +21,7 @@ import structlog
 from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import parse_ref
 from apps.core.retries import retried
-from apps.executions import calls, references, reports, selectors, sql
+from apps.executions import calls, reports, routing, selectors, sql
 from apps.executions.errors import BUDGET_EXCEEDED, OUTCOME_UNKNOWN, WorkerCallFailed
 from apps.executions.models import ExecutionStep
 from apps.executions.routing import Moves, next_moves
@@ -290,7 +290,7 @@ def _resolved(claim: Claim) -> Mapping[str, Any]:
         return None if pointer is None else calls.kept(tenant_id=claim.tenant_id, pointer=pointer)
 
     params = claim.step.definition.get("params") or {}
-    found: dict[str, Any] = references.resolve(params, envelopes=claim.envelopes, payload_of=payload_of)
+    found: dict[str, Any] = routing.resolve(params, envelopes=claim.envelopes, payload_of=payload_of)
     return calls.with_cause(claim.target, found, claim.cause)
 
 

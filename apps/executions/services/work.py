@@ -13,7 +13,7 @@ from apps.core.errors import DomainError, NotFound
 from apps.core.ids import random_id
 from apps.core.sql import database_now
 from apps.digests import services as digests
-from apps.executions import references
+from apps.executions import routing
 from apps.executions.calls import Target
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.states import SETTLED, Status, StepStatus, Strategy
@@ -72,7 +72,7 @@ class UnitOfWork:
     def readable(self, step: ExecutionStep, name: str) -> str | None:
         """A text of the step's definition for readers, with its references replaced."""
         text = step.definition.get(name)
-        return None if text is None else references.readable(text, envelopes=self.envelopes)
+        return None if text is None else routing.readable(text, envelopes=self.envelopes)
 
     @property
     def envelopes(self) -> dict[str, dict[str, object]]:
