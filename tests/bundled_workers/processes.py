@@ -1,4 +1,4 @@
-"""Real worker processes and a real MCP client."""
+"""Real worker processes, a real MCP client, and real PDFs, written by another library than the one that reads them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fpdf import FPDF
 from mcp import Client
 from mcp.types import CallToolResult
 
 WORKERS = Path(__file__).resolve().parents[2] / "examples" / "workers"
 DEADLINE = 30.0
+SCRIPTS = [
+    "code_analyzer.py",
+    "concept_extractor.py",
+    "file_scanner.py",
+    "optimization_suggester.py",
+    "pdf_indexer.py",
+    "sentiment_analyzer.py",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +84,27 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"not in time: {what}"
         time.sleep(0.02)
+
+
+def write_pdf(path: Path, pages: Sequence[Sequence[str]], *, title: str = "") -> Path:
+    """Write a PDF with these lines on its pages."""
+    pdf = FPDF()
+    pdf.set_title(title)
+    pdf.set_font("Helvetica", size=10)
+    for lines in pages:
+        pdf.add_page()
+        for line in lines:
+            pdf.cell(text=line, new_x="LMARGIN", new_y="NEXT")
+    pdf.output(str(path))
+    return path
+
+
+GRADIENTS = [
+    [
+        "Gradient descent optimizes neural networks.",
+        "Neural networks learn representations by gradient descent.",
+        "The learning rate of gradient descent decides how far each step goes.",
+    ],
+    ["Stochastic gradient descent looks at small batches.", "Neural networks with many layers need many batches."],
+]
+RECEIPTS = [["A receipt says that something happened.", "Receipts are immutable, and an inbox holds receipts."]]

@@ -1,4 +1,4 @@
-"""The bundled MCP workers as processes; tests/journeys has them planned for and called by a hub."""
+"""The bundled MCP workers alone; tests/journeys has a hub register, plan with and call all of them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,22 @@ from types import ModuleType
 from typing import Any
 
 import httpx2
-import jsonschema_rs
 import pytest
 
 from config.stack.programs import bundled_worker_scripts
-from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
-from tests.bundled_workers.processes import WORKERS, eventually, refusal_of, result_of, running
+from tests.bundled_workers.processes import (
+    GRADIENTS,
+    RECEIPTS,
+    SCRIPTS,
+    WORKERS,
+    eventually,
+    refusal_of,
+    result_of,
+    running,
+    write_pdf,
+)
 
 pytestmark = pytest.mark.ci
-
-# Expected runtime, and what the worker touches.
-MANIFESTS = {
-    "code_analyzer.py": ("code-analyzer", "long", {"filesystem"}),
-    "concept_extractor.py": ("concept-extractor", "medium", {"network"}),
-    "file_scanner.py": ("file-scanner", "fast", {"filesystem"}),
-    "optimization_suggester.py": ("optimization-suggester", "fast", {"network"}),
-    "pdf_indexer.py": ("pdf-indexer", "long", {"filesystem"}),
-    "sentiment_analyzer.py": ("sentiment-analyzer", "fast", set[str]()),
-}
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +62,8 @@ def inline(document: object) -> str:
     return "inline:" + base64.urlsafe_b64encode(json.dumps(document).encode()).decode().rstrip("=")
 
 
-@pytest.mark.parametrize("script", MANIFESTS)
-def test_worker_describes_itself(script: str) -> None:
-    with running(script) as worker:
-        manifest = result_of(worker.endpoint, "worker_bootstrap", {})
-
-    worker_id, runtime, touched = MANIFESTS[script]
-    assert (manifest["worker_id"], manifest["hints"]["expected_runtime"]) == (worker_id, runtime)
-    assert {kind for kind, level in manifest["side_effects"].items() if level != "none"} == touched
-    for tool in manifest["tools"]:
-        assert tool["description"]
-        jsonschema_rs.meta.validate(tool["input_schema"])
-        jsonschema_rs.meta.validate(tool["output_schema"])
-
-
 def test_product_starts_all_of_them() -> None:
-    assert [path.name for path in bundled_worker_scripts()] == sorted(MANIFESTS)
+    assert [path.name for path in bundled_worker_scripts()] == SCRIPTS
 
 
 @pytest.mark.parametrize(
@@ -192,17 +176,6 @@ def test_pdfs_are_indexed_by_a_job_and_give_concepts(ground: Path) -> None:
     assert index["words"]["gradient"] == ["1:1", "1:2"]
     assert [one["reason"].partition(":")[0] for one in index["skipped"]] == ["not_a_pdf"]
     assert concepts["concepts"][0]["name"] == "Gradient descent"
-
-
-@pytest.mark.parametrize(
-    ("text", "sentiment", "keywords"),
-    [("AsyncGate is amazing!", "positive", ["amazing"]), ("The meeting is on Monday.", "neutral", [])],
-)
-def test_text_is_judged_by_its_words(text: str, sentiment: str, keywords: list[str]) -> None:
-    with running("sentiment_analyzer.py") as judge:
-        found = result_of(judge.endpoint, "analyze_sentiment", {"text": text})
-
-    assert (found["sentiment"], found["keywords"]) == (sentiment, keywords)
 
 
 @pytest.fixture(scope="module")

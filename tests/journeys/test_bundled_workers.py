@@ -17,8 +17,7 @@ from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller
 from apps.tasks.jobs import work as execute_queue
 from apps.workers.models import State, Worker
-from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
-from tests.bundled_workers.processes import running
+from tests.bundled_workers.processes import GRADIENTS, RECEIPTS, SCRIPTS, running, write_pdf
 from tests.executions.making import do_task, handmade, make_worker, post_approval
 from tests.executions.workers import WorkerServer, serving
 from tests.factories import make_caller, make_token
@@ -26,15 +25,6 @@ from tests.server import Server
 from tests.workers.factories import enroll, make_key
 
 pytestmark = pytest.mark.ci
-
-SCRIPTS = (
-    "code_analyzer.py",
-    "concept_extractor.py",
-    "file_scanner.py",
-    "optimization_suggester.py",
-    "pdf_indexer.py",
-    "sentiment_analyzer.py",
-)
 
 
 @pytest.fixture

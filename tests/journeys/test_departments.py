@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from config.stack import programs
-from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
+from tests.bundled_workers.processes import GRADIENTS, RECEIPTS, write_pdf
 from tests.chaos.ground import Ground, prepared
 from tests.server import Server
 
