@@ -22,7 +22,7 @@ from django.template.response import SimpleTemplateResponse
 from django.urls import resolve, set_script_prefix, set_urlconf
 
 from apps.core import operations
-from apps.core.api.views import PendingResponse
+from apps.core.views import PendingResponse
 from config.request_log import RequestLog
 
 # Those of settings.MIDDLEWARE that concern a client with a token, the outermost first.

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django_structlog.middlewares import RequestMiddleware
 
-from apps.core.api.views import PendingResponse
+from apps.core.views import PendingResponse
 
 
 class RequestLog(RequestMiddleware):

@@ -303,12 +303,12 @@ UNFOLD = {
 }
 
 REST_FRAMEWORK = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["apps.principals.api.authentication.TokenAuthentication"],
+    "DEFAULT_AUTHENTICATION_CLASSES": ["apps.principals.authentication.TokenAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_SCHEMA_CLASS": "apps.core.api.schema.OperationSchema",
-    "EXCEPTION_HANDLER": "apps.core.api.problems.handle",
+    "DEFAULT_SCHEMA_CLASS": "apps.core.openapi.OperationSchema",
+    "EXCEPTION_HANDLER": "apps.core.problems.handle",
     "UNAUTHENTICATED_USER": None,
     "UNICODE_JSON": True,
     "STRICT_JSON": True,

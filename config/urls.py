@@ -8,8 +8,8 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
-from apps.core.api.views import patterns
-from apps.mcp.api.views import EndpointView
+from apps.core.views import patterns
+from apps.mcp.views import EndpointView
 
 
 def _leads_to(name: str) -> Callable[..., HttpResponseBase]:
@@ -29,6 +29,6 @@ urlpatterns = [
     path("", include("apps.console.api.urls")),
     *patterns(),
 ]
-handler400 = "apps.core.api.problems.bad_request"
-handler404 = "apps.core.api.problems.not_found"
-handler500 = "apps.core.api.problems.defect"
+handler400 = "apps.core.problems.bad_request"
+handler404 = "apps.core.problems.not_found"
+handler500 = "apps.core.problems.defect"

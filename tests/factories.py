@@ -48,7 +48,7 @@ def make_token(
 
 def credential_of(text: str) -> Caller | None:
     """Who a token's text stands for now."""
-    from apps.principals.secrets import read_secret  # noqa: PLC0415
+    from apps.principals.models import read_secret  # noqa: PLC0415
 
     secret = read_secret(text)
     found = selectors.credential(secret, now=T0) if secret else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Generic, TypeVar
 
 from apps.core.errors import DomainError
-from apps.core.retries import Busy, DatabaseAway, has_undone, retried
+from apps.core.sql import Busy, DatabaseAway, has_undone, retried
 
 logger = logging.getLogger(__name__)
 

@@ -151,7 +151,7 @@ class _Topic:
     listeners: set[Listener] = field(default_factory=set)
     confirmed: asyncio.Event = field(default_factory=asyncio.Event)
     missed: bool = False
-    """The connection was lost while somebody listened."""
+    """Somebody listened without a subscription."""
 
 
 class _Hub:
@@ -171,10 +171,13 @@ class _Hub:
             topic.listeners.add(listener)
         self._changed.set()
         try:
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(0 if self._away else _CONFIRM_SECONDS):
                     for topic in joined.values():
                         await topic.confirmed.wait()
+            except TimeoutError:  # the listener looks again once it is subscribed
+                for topic in joined.values():
+                    topic.missed = topic.missed or not topic.confirmed.is_set()
             yield listener
         finally:
             for topic in joined.values():
@@ -184,6 +187,8 @@ class _Hub:
         try:
             while True:
                 await self._serve()
+                if self._task.cancelling():  # a connection that broke meanwhile hides the cancellation
+                    return
                 await asyncio.sleep(_RECONNECT_SECONDS)
         finally:
             _hubs.pop(asyncio.get_running_loop(), None)
@@ -192,12 +197,19 @@ class _Hub:
         """Serve the listeners over one connection until it breaks."""
         client = redis.asyncio.Redis.from_url(settings.REDIS_URL, health_check_interval=15, socket_connect_timeout=5)
         try:
-            async with client, client.pubsub() as channel, asyncio.TaskGroup() as tasks:
+            async with client, client.pubsub() as channel:
                 await channel.subscribe(_PREFIX)  # a channel without any subscription can't be read
+                if self._task.cancelling():  # the client may swallow a cancellation while it connects
+                    return
                 self._away = False
-                tasks.create_task(self._subscribe(channel))
-                tasks.create_task(self._read(channel))
-        except* (redis.RedisError, OSError):
+                # No task group: it would count the failure of a task as a cancellation of this one.
+                tasks = [asyncio.create_task(self._subscribe(channel)), asyncio.create_task(self._read(channel))]
+                try:
+                    await asyncio.gather(*tasks)
+                finally:
+                    for task in tasks:
+                        task.cancel()
+        except (redis.RedisError, OSError):
             logger.warning("notifications_unheard", exc_info=True)
         self._away = True
         for topic in self._topics.values():

@@ -21,8 +21,8 @@ from rest_framework.exceptions import APIException
 
 from apps.core.coalescing import Coalescer
 from apps.core.errors import DomainError, Forbidden, NotFound
-from apps.core.retries import ATTEMPTS, retried
 from apps.core.schemas import parse
+from apps.core.sql import ATTEMPTS, retried
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 

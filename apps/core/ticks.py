@@ -15,9 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
+from celery import shared_task, signals
+from django.core.management import call_command
 from django.db import DatabaseError, close_old_connections, connection
+
+from apps.core import notifications
 
 logger = logging.getLogger(__name__)
 
@@ -98,3 +102,38 @@ def run_forever(stop: threading.Event, *, calls_out: bool = False) -> None:
         close_old_connections()
         stop.wait(max(0.0, min(due.values(), default=1.0) - time.monotonic()))
     connection.close()
+
+
+@shared_task(name="core.tick", ignore_result=True)
+def run_tick(name: str) -> None:
+    """Safe to lose, repeat or overlap: the database holds the truth."""
+    notifications.heartbeat("beat")
+    run(name)
+
+
+@signals.beat_init.connect
+def declare_schedules(**_: Any) -> None:
+    """A new release's ticks are scheduled by its first beat, whoever migrated."""
+    call_command("sync_schedules")
+
+
+@signals.task_prerun.connect
+def close_lost_connections(**_: Any) -> None:
+    """A connection that the server has ended costs no job: each thread checks its own before it is used."""
+    close_old_connections()
+
+
+_stop = threading.Event()
+
+
+@signals.worker_process_init.connect
+def start_ticking(**_: Any) -> None:
+    """Every process of a worker ticks by itself, so that nothing depends on beat; one that works in threads does not."""
+    for name, calls_out in (("ticks", False), ("ticks that call out", True)):
+        given = {"calls_out": calls_out}
+        threading.Thread(target=run_forever, args=[_stop], kwargs=given, name=name, daemon=True).start()
+
+
+@signals.worker_process_shutdown.connect
+def stop_ticking(**_: Any) -> None:
+    _stop.set()

@@ -22,7 +22,7 @@ from mcp_types import (
 from pydantic import BaseModel
 from rest_framework.exceptions import APIException
 
-from apps.core import json_schema, operations, strict_json
+from apps.core import operations, strict_json
 from apps.core.errors import (
     Conflict,
     DomainError,
@@ -37,7 +37,7 @@ from apps.core.errors import (
 from apps.core.ids import BadCursor, decode_cursor, encode_cursor
 from apps.core.notifications import Wait, check_place, in_thread
 from apps.core.operations import Operation, Reply
-from apps.core.schemas import parse
+from apps.core.schemas import json_schema, parse
 from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
 
 # How long a client may go without asking for the list again; it changes with a release or the token's scopes.
@@ -157,8 +157,8 @@ def describe(declared: Operation) -> Tool:
         name=declared.name,
         title=declared.title,
         description=declared.description,
-        input_schema=json_schema.of(declared.input, "validation"),
-        output_schema=json_schema.of(declared.output, "serialization"),
+        input_schema=json_schema(declared.input, "validation"),
+        output_schema=json_schema(declared.output, "serialization"),
         annotations=ToolAnnotations(
             title=declared.title,
             read_only_hint=declared.read_only,

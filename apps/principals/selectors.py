@@ -12,9 +12,8 @@ from django.db import connection, transaction
 from apps.core.errors import NotFound
 from apps.core.sql import begin_asking, hot_cursor
 from apps.principals.errors import UnknownPrincipal
-from apps.principals.models import Membership, Operator, Principal, Tenant, Token
+from apps.principals.models import Membership, Operator, Principal, Secret, Tenant, Token
 from apps.principals.scopes import Kind, Scope
-from apps.principals.secrets import Secret
 from apps.principals.tenancy import Caller
 
 _USED_EVERY: Final = timedelta(minutes=1)

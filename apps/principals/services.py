@@ -12,9 +12,8 @@ from apps.core.errors import Conflict, Invalid, NotFound
 from apps.core.ids import fits_an_address
 from apps.core.sql import violated_constraint
 from apps.principals.errors import NameTaken, UnknownPrincipal
-from apps.principals.models import Principal, Tenant, Token
+from apps.principals.models import Principal, Secret, Tenant, Token, given_secret, new_secret
 from apps.principals.scopes import Kind, Scope, forbidden_to
-from apps.principals.secrets import Secret, given_secret, new_secret
 
 # The gates themselves act under these names in every tenant.
 ASYNCGATE: Final = "asyncgate"

@@ -12,7 +12,7 @@ from django.db import OperationalError
 from apps.core import coalescing
 from apps.core.coalescing import Coalescer
 from apps.core.errors import Conflict, DomainError
-from apps.core.retries import DatabaseAway
+from apps.core.sql import DatabaseAway
 
 Answer = str | DomainError | None
 

@@ -1,5 +1,6 @@
 """Notifications: what wakes waiters, and that a lost or failing one costs latency only."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine
@@ -125,6 +126,24 @@ def test_waiter_whose_connection_broke_looks_again(monkeypatch: pytest.MonkeyPat
         shelf.things = 1
 
     assert run(lambda: answers(shelf.wait, 60, put_unheard)) == [Page(things=1)]
+
+
+def test_event_loop_ends_though_its_connection_breaks_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def break_when_canceled(*_: object) -> None:
+        try:
+            await anyio.sleep_forever()
+        except BaseException as canceled:
+            raise redis.ConnectionError from canceled
+
+    async def listen() -> None:
+        async with notifications.listening([TOPIC]):
+            await until_heard(TOPIC)
+
+    monkeypatch.setattr(notifications._Hub, "_read", break_when_canceled)
+    thread = threading.Thread(target=lambda: asyncio.run(listen()), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_places_to_wait_are_limited_by_token_and_process(settings: Settings) -> None:

@@ -8,11 +8,11 @@ import jsonschema_rs
 import pytest
 from pydantic import Field
 
-from apps.core import foreign_schemas, json_schema, operations
+from apps.core import foreign_schemas, operations
 from apps.core.errors import FieldError, Invalid, TooLarge
 from apps.core.ids import BadCursor, decode_position, encode_cursor
 from apps.core.operations import Operation
-from apps.core.schemas import Empty, Input, Moment, NewName, Text, parse, parse_strings
+from apps.core.schemas import Empty, Input, Moment, NewName, Text, json_schema, parse, parse_strings
 from apps.mcp import calls
 from tests.mcp.samples import Shapes
 
@@ -199,12 +199,12 @@ TOOLS = [declared for declared in operations.all_operations() if declared.tool]
 
 
 def test_input_without_members_is_an_empty_object() -> None:
-    schema = json_schema.of(Empty, "validation")
+    schema = json_schema(Empty, "validation")
     assert schema == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def test_references_are_inlined_unless_recursive() -> None:
-    schema = json_schema.of(Shapes, "validation")
+    schema = json_schema(Shapes, "validation")
 
     assert schema["properties"]["leaf"]["properties"]["name"] == {
         "type": "string",

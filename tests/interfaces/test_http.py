@@ -11,8 +11,8 @@ import pytest
 from django.db import OperationalError, connection
 from django.test import Client
 
-from apps.core.api import problems
-from apps.core.retries import DatabaseAway, retried
+from apps.core import problems
+from apps.core.sql import DatabaseAway, retried
 from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_as_system
 from tests.asgi import ask

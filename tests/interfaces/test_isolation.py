@@ -16,10 +16,9 @@ from urllib.parse import quote
 
 import pytest
 
-from apps.core import json_schema
 from apps.core.errors import DomainError
 from apps.core.operations import Operation, Route
-from apps.core.schemas import parse
+from apps.core.schemas import json_schema, parse
 from apps.mcp.resources import ADDRESSES, Address
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
@@ -87,7 +86,7 @@ def make_token_of(slug: str) -> str:
 
 def questions(declared: Operation, planted: Planted) -> list[dict[str, Any]]:
     """Inputs that name the owner's things: all that the operation takes, the least, and each further name by itself."""
-    schema = json_schema.of(declared.input, "validation")
+    schema = json_schema(declared.input, "validation")
     members: Mapping[str, Any] = {name: of for name, of in schema["properties"].items() if name not in SLOW}
     known = planted.of(declared.name)
     least = {name: known.get(name, _value(members[name])) for name in schema.get("required", ())}

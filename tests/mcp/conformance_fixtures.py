@@ -59,10 +59,10 @@ from mcp_types import (
     Tool,
 )
 
-from apps.mcp.api.views import EndpointView
 from apps.mcp.methods import METHODS as PRODUCT
 from apps.mcp.methods import Method
 from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
+from apps.mcp.views import EndpointView
 
 __all__ = ["application"]
 

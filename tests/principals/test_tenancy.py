@@ -84,7 +84,7 @@ def _one(row: tuple[int, ...] | None) -> int:
     return row[0]
 
 
-def test_a_row_of_another_tenant_can_be_neither_seen_nor_written(db: None) -> None:
+def test_row_of_another_tenant_is_neither_seen_nor_written(db: None) -> None:
     kee, stranger = make_caller(make_tenant("acme")), make_caller(make_tenant("globex"))
     with acting_as(kee):
         assert not Principal.objects.filter(pk=stranger.principal_id).exists()
@@ -96,7 +96,7 @@ def test_a_row_of_another_tenant_can_be_neither_seen_nor_written(db: None) -> No
         assert not Principal.objects.filter(name="intruder").exists()
 
 
-def test_the_tenant_ends_with_the_transaction(transactional_db: None) -> None:
+def test_tenant_ends_with_the_transaction(transactional_db: None) -> None:
     kee = make_caller(make_tenant("acme"))
     with acting_as(kee):
         assert Principal.objects.count() == 3
@@ -113,7 +113,7 @@ def test_nested_tenant_transaction_restores_the_system_role(db: None) -> None:
         assert Principal.objects.count() == everyone == 5
 
 
-def test_an_operator_sees_the_tenants_it_is_given_and_no_other(db: None) -> None:
+def test_operator_sees_only_the_given_tenants(db: None) -> None:
     acme, globex, initech = (make_tenant(slug) for slug in ("acme", "globex", "initech"))
     with acting_as_operator([acme.pk, globex.pk], "test"):
         assert set(Tenant.objects.all()) == {acme, globex}
@@ -121,3 +121,15 @@ def test_an_operator_sees_the_tenants_it_is_given_and_no_other(db: None) -> None
         assert not Tenant.objects.filter(pk=initech.pk).exists()
     with acting_as_operator([], "test"):
         assert not Tenant.objects.exists()
+
+
+def test_planner_has_statistics_of_every_tenant_table(db: None) -> None:
+    with acting_as_system("test"), connection.cursor() as cursor:
+        cursor.execute("set local role none")
+        cursor.execute(
+            # All that hold rows: of a partitioned table its partitions.
+            "select relname from pg_class join pg_attribute on attrelid = pg_class.oid"
+            " where attname = 'tenant_id' and relnamespace = current_schema()::regnamespace and relkind = 'r'"
+            " and relname not in (select tablename from pg_stats where attname = 'tenant_id')"
+        )
+        assert cursor.fetchall() == []

@@ -20,7 +20,7 @@ import structlog
 
 from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import parse_ref
-from apps.core.retries import retried
+from apps.core.sql import retried
 from apps.executions import calls, reports, routing, selectors, sql
 from apps.executions.errors import BUDGET_EXCEEDED, OUTCOME_UNKNOWN, WorkerCallFailed
 from apps.executions.models import ExecutionStep

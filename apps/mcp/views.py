@@ -11,8 +11,8 @@ from django.http.response import HttpResponseBase
 from mcp_types import JSONRPCRequest
 from rest_framework.exceptions import PermissionDenied, UnsupportedMediaType
 
-from apps.core.api.problems import trace_id
-from apps.core.api.views import TokenView, body_within
+from apps.core.problems import trace_id
+from apps.core.views import TokenView, body_within
 from apps.mcp import calls, methods, protocol
 from apps.mcp.methods import Method
 from apps.mcp.protocol import Exchange, ProtocolError, Streamed

@@ -23,7 +23,7 @@ from apps.core.errors import (
     TooLarge,
     Unavailable,
 )
-from apps.core.retries import DatabaseAway, is_away
+from apps.core.sql import DatabaseAway, is_away
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,10 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 from pydantic import BaseModel, GetJsonSchemaHandler, create_model
 from pydantic_core import CoreSchema
 
-from apps.core import json_schema
-from apps.core.api.problems import TITLES
-from apps.core.api.views import OperationView
 from apps.core.operations import Operation, Route
-from apps.core.schemas import Output
+from apps.core.problems import TITLES
+from apps.core.schemas import Output, json_schema
+from apps.core.views import OperationView
 
 
 class FieldProblem(Output):
@@ -76,7 +75,7 @@ class OperationSchema(AutoSchema):
         if (declared := self._declared()) is None:
             return []
         operation, route = declared
-        schema = json_schema.of(operation.input, "validation")
+        schema = json_schema(operation.input, "validation")
         members = {name: _as_text(member) for name, member in schema["properties"].items()}
         return [
             OpenApiParameter(

@@ -12,7 +12,7 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from apps.principals import selectors, services
-from apps.principals.secrets import Secret, read_secret
+from apps.principals.models import Secret, read_secret
 from apps.principals.tenancy import Caller
 
 

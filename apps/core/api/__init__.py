@@ -1,1 +1,0 @@
-"""How operations answer over HTTP: parsing, permission, problem documents, routes, OpenAPI."""

@@ -1,1 +1,0 @@
-"""How tokens prove who calls."""
