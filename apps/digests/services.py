@@ -589,7 +589,7 @@ class _New:
 
 
 def _follow(tenant_id: int, placed: Sequence[_New], now: datetime) -> dict[int, int]:
-    """What remains to do for facts that were written with their entries; returns these entries, by receipt."""
+    """Notify and flush after facts that were written with their entries; returns these entries, by receipt."""
     due = {one.draft.recipient_id for one in placed if one.recorded.extra[1]}
     for principal_id in {one.draft.recipient_id for one in placed}:
         _notify(tenant_id=tenant_id, principal_id=principal_id)
@@ -602,17 +602,17 @@ def _place(tenant_id: int, new: Sequence[_New], now: datetime) -> dict[int, int]
     """Put each fact into its inbox; returns the entries of those that are visible now, by receipt."""
     inboxes = lock_several(tenant_id=tenant_id, principal_ids={one.draft.recipient_id for one in new})
     policies = policies_of(inboxes.values(), {one.key.source_system for one in new if one.key})
-    items: list[tuple[LockedInbox, _New]] = []
+    items: list[_New] = []
     groups: dict[tuple[int, Key], _Group] = {}
     for one in new:
         inbox, key = inboxes[one.draft.recipient_id], one.key
         policy = policies.of(inbox, one.draft.source_system)
         if key is None or not policy.enabled:
-            items.append((inbox, one))
+            items.append(one)
         else:
             group = groups.setdefault((inbox.id, key.of_thread), _Group(inbox, policy, key))
             group.receipts.append(one)
-    entries, due = _place_items(tenant_id, items, now) if items else ({}, [])
+    entries, due = _place_items(tenant_id, items, inboxes, now) if items else ({}, [])
     if groups:
         entries |= _buffer(tenant_id, list(groups.values()), inboxes.values(), now)
     elif due:
@@ -621,26 +621,26 @@ def _place(tenant_id: int, new: Sequence[_New], now: datetime) -> dict[int, int]
 
 
 def _place_items(
-    tenant_id: int, items: Sequence[tuple[LockedInbox, _New]], now: datetime
+    tenant_id: int, items: Sequence[_New], inboxes: Mapping[int, LockedInbox], now: datetime
 ) -> tuple[dict[int, int], list[LockedInbox]]:
-    """The entry of each, by receipt; and the inboxes in which something is due."""
+    """The entry of each, by receipt; and the inboxes in which something is due. `inboxes` are by principal."""
+    of_draft = ("source_system", "delivery_handle")
     rows = [
         {
             "id": one.recorded.id,
             "recipient": one.draft.recipient_id,
-            "source_system": one.draft.source_system,
-            "delivery_handle": one.draft.delivery_handle,
+            **{name: getattr(one.draft, name) for name in of_draft},
         }
-        for _, one in items
+        for one in items
     ]
     with hot_cursor() as cursor:
         cursor.execute(sql.POST_ITEMS, {"tenant": tenant_id, "items": json.dumps(rows), "now": now})
         placed = cursor.fetchall()
-    touched = {inbox.id: inbox for inbox, _ in items}
-    for inbox in touched.values():
+    touched = [inboxes[principal_id] for principal_id in sorted({one.draft.recipient_id for one in items})]
+    for inbox in touched:
         inbox.notify()
     due = {inbox_id for _, _, inbox_id, is_due in placed if is_due}
-    return {receipt: entry_id for receipt, entry_id, *_ in placed}, [touched[inbox_id] for inbox_id in sorted(due)]
+    return {receipt: entry_id for receipt, entry_id, *_ in placed}, [inbox for inbox in touched if inbox.id in due]
 
 
 # Threads of one inbox that one post flushes: its poster waits for them.

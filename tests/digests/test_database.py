@@ -15,7 +15,6 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from tests.console.world import fill
 from tests.digests.makers import ack_receipts, ack_through, post, post_grouped, read, unsound
-from tests.factories import make_caller, make_tenant
 
 
 def execute(statement: str, parameters: list[Any] | dict[str, Any] | None = None) -> None:
@@ -70,29 +69,6 @@ def test_the_hot_paths_cost_a_fixed_number_of_statements(as_kee: Caller) -> None
     post(as_kee)
     with statements(5):  # lock, entry, state, receipts, entries: nothing that it has not acked
         ack_through(as_kee, newest.entries[-1].token)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_gathering_touches_no_index_of_the_thread() -> None:
-    kee = make_caller(make_tenant("acme"))
-    with acting_as(kee):
-        post_grouped(kee)
-    counted = """
-        select pg_stat_get_tuples_updated(oid), pg_stat_get_tuples_hot_updated(oid), reloptions from pg_class
-        where relname = 'digests_thread'
-    """
-    with connection.cursor() as cursor:
-        cursor.execute("select pg_stat_force_next_flush()")
-        cursor.execute(counted)
-        updated, hot, options = cursor.fetchone()
-        for _ in range(10):
-            with acting_as(kee):
-                post_grouped(kee)
-        cursor.execute("select pg_stat_force_next_flush()")
-        cursor.execute(counted)
-        updated_then, hot_then, _ = cursor.fetchone()
-    assert (updated_then - updated, hot_then - hot) == (10, 10)
-    assert options == ["fillfactor=75"]
 
 
 @pytest.mark.parametrize("role", ["gatehouse_app", "gatehouse_operator", "gatehouse_system"])

@@ -60,34 +60,6 @@ def due_in(resource: str) -> float:
     return seconds
 
 
-def test_source_window_overrides_the_inbox(sound: Caller) -> None:
-    pass_time(0)
-    set_policy(sound, "github", window=timedelta(seconds=300))
-    set_policy(sound, max_items=3)
-    post_grouped(sound, "slow", source="github")
-    post_grouped(sound, "usual", source="gitlab")
-    assert (due_in("slow"), due_in("usual")) == (300, 30)
-    for _ in range(2):
-        post_grouped(sound, "slow", source="github")
-    assert shown(sound) == [("digest_snapshot", "github", "size")]
-
-
-def test_source_size_age_and_window_flush_its_threads(sound: Caller) -> None:
-    set_policy(sound, "github", max_items=2, max_thread_age=timedelta(minutes=1), window=timedelta(minutes=5))
-    post_grouped(sound, source="github")
-    post_grouped(sound, source="gitlab")
-    post_grouped(sound, source="github")
-    assert shown(sound) == [("digest_snapshot", "github", "size")]
-    pass_time(31)
-    services.flush_due()
-    assert shown(sound)[1:] == [("digest_snapshot", "gitlab", "window")]
-    post_grouped(sound, source="github")
-    pass_time(60)
-    post_grouped(sound, source="github")
-    assert shown(sound)[-1] == ("digest_snapshot", "github", "rollover")
-    assert Thread.objects.filter(source_system="github").count() == 2
-
-
 def test_disabling_a_source_flushes_its_buffers_only(sound: Caller) -> None:
     for source in ("github", "gitlab"):
         post_grouped(sound, source=source)
@@ -136,7 +108,7 @@ def test_post_reads_source_policies_only_if_there_are_any(sound: Caller) -> None
     set_policy(sound, "gitlab", enabled=False)
     with statements(5):  # fact, lock, policy, thread, place
         post_grouped(sound)
-    with statements(1):  # fact and place: what is not gathered asks for no policy
+    with statements(1):  # fact and place: what has no group asks for no policy
         post(sound)
 
 

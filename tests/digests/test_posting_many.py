@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
     # fact and place
     "items": (1, lambda _: {}),
     # fact, lock, threads that are open, place
-    "gathered": (4, lambda nth: {"group": replace(CI, resource_ref=f"pr:{nth}")}),
+    "grouped": (4, lambda nth: {"group": replace(CI, resource_ref=f"pr:{nth}")}),
     # and: members, counters, superseded, written, surfaced
     "immediate": (9, lambda nth: {"group": replace(CI, resource_ref=f"pr:{nth}", flush_class="immediate")}),
     # fact, with what it opens

@@ -399,9 +399,9 @@ def test_batches_that_make_an_inbox_do_not_deadlock(tenant: Tenant, kee: Caller)
             services.lock(principal_id=kee.principal_id)
             plain = pool.submit(batch, None)
             until_they_wait(1)
-            gathered = pool.submit(batch, Group(resource_ref="pr:1", event_family="ci"))
+            grouped = pool.submit(batch, Group(resource_ref="pr:1", event_family="ci"))
             until_they_wait(2)
-        answers = plain.result(timeout=30) + gathered.result(timeout=30)
+        answers = plain.result(timeout=30) + grouped.result(timeout=30)
     assert [type(one) for one in answers] == [services.Posted] * 4
     check()
 

@@ -102,7 +102,7 @@ def test_unacked_receipts_stay_for_ever_wherever_they_are(as_kee_then: Caller) -
 def test_the_time_of_a_receipt_begins_with_its_ack(as_kee_then: Caller) -> None:
     kee = as_kee_then
     late = post(kee)
-    gathered = post_grouped(kee, flush_class="immediate")
+    grouped = post_grouped(kee, flush_class="immediate")
     to_day(200)
     ack_everything(kee, days=200)
     before = everything()
@@ -111,7 +111,7 @@ def test_the_time_of_a_receipt_begins_with_its_ack(as_kee_then: Caller) -> None:
     assert everything() == before
     to_day(290)
     assert retain() == {"receipts": 2, "entries": 2}
-    assert not Receipt.objects.filter(pk__in=[late.id, gathered.id]).exists()
+    assert not Receipt.objects.filter(pk__in=[late.id, grouped.id]).exists()
 
 
 @pytest.mark.parametrize("state", ["pending", "dead", "delivered"])

@@ -238,7 +238,7 @@ def test_history_page_ends_before_it_names_too_many_receipts(as_kee: Caller, mon
 def test_unread_receipts_of_a_source_are_found_below_acked_ones(as_kee: Caller) -> None:
     digest = [post_grouped(as_kee, "pr:1").receipt_id for _ in range(2)]
     flushed(as_kee)
-    item, gathered = post(as_kee).receipt_id, post_grouped(as_kee, "pr:2").receipt_id
+    item, grouped = post(as_kee).receipt_id, post_grouped(as_kee, "pr:2").receipt_id
     post(as_kee, source="mail")
     for _ in range(4):
         ack_receipts(as_kee, post(as_kee).id)
@@ -247,7 +247,7 @@ def test_unread_receipts_of_a_source_are_found_below_acked_ones(as_kee: Caller) 
         listed = selectors.inbox_receipts(as_kee.principal_id, source_system="github", before=before, limit=limit)
         return [one.receipt_id for one in listed]
 
-    everything = [gathered, item, *reversed(digest)]
+    everything = [grouped, item, *reversed(digest)]
     assert unread() == everything
     assert unread(limit=3) == everything[:3]
     assert unread(before=Receipt.objects.get(receipt_id=item).pk) == everything[2:]

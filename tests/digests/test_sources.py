@@ -79,11 +79,11 @@ def test_an_operator_sets_a_source_and_says_why(tenant: Tenant, console: Client)
         address = reverse(CHANGE, args=[Source.objects.get().pk])
     assert console.post(address, {"rate_per_hour": 70, "reason": ""}).status_code == 200
     assert rules(tenant) == [("github", 60, False)]
-    changed = {"rate_per_hour": "", "groups_by_dedupe_key": "on", "reason": "Gather instead."}
+    changed = {"rate_per_hour": "", "groups_by_dedupe_key": "on", "reason": "Group instead."}
     assert console.post(address, changed).status_code == 302
     assert rules(tenant) == [("github", None, True)]
     said = [entry.get_change_message() for entry in LogEntry.objects.order_by("pk")]
-    assert ["They flood us." in said[0], "Gather instead." in said[1]] == [True, True]
+    assert ["They flood us." in said[0], "Group instead." in said[1]] == [True, True]
 
 
 def test_viewer_or_stranger_sets_no_source(tenant: Tenant, console: Client) -> None:
