@@ -26,7 +26,7 @@ urlpatterns = [
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="docs"),
     path("mcp", EndpointView.as_view(), name="mcp"),
-    path("", include("apps.console.api.urls")),
+    path("", include("apps.console.views")),
     *patterns(),
 ]
 handler400 = "apps.core.problems.bad_request"

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -80,46 +80,36 @@ def _opened(descriptor: int, *, buffering: int) -> TextIO:
 
 
 Arguments = argparse.Namespace
-AddTo = Callable[[argparse.ArgumentParser], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One verb: what it takes, and what it does."""
+    """One verb: what it does, and the arguments that it takes beside `--root` and `--json`."""
 
     help: str
-    add_to: AddTo
     run: Callable[[Arguments, Repository, Streams], None]
-
-
-def _add_inherit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--session", metavar="ID", help="who inherits (default: HANDOFF_SESSION, else a name is made)")
-    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help="default: 500")
-    parser.add_argument("--peek", action="store_true", help="only look: what is shown goes on waiting")
+    arguments: Sequence[tuple[str, Mapping[str, Any]]] = ()
 
 
 def _inherit(given: Arguments, repository: Repository, streams: Streams) -> None:
     if given.max_tokens < 1:
         raise Refused("--max-tokens is a number from 1.")
-    inbox = Inbox(repository)
-    if given.peek:
-        _show(inbox.peek(max_tokens=given.max_tokens), given, streams)
-        return
-    session = _session(given) or f"session-{stamp(_now())}"
-    with inbox.inherit(session, max_tokens=given.max_tokens, now=_now()) as found:
-        _show(found, given, streams)
-
-
-def _show(found: Inheritance, given: Arguments, streams: Streams) -> None:
-    text = inherited_text(found)
-    facts = {
-        "items": [{**_facts(one), "body": one.item.body} for one in found.shown],
-        "waiting": len(found.waiting),
-        "waiting_tokens": sum(one.cost for one in found.waiting),
-        "rejected": [{"name": one.name, "reason": one.reason} for one in found.rejected],
-        "tokens": estimate(text),
-    }
-    streams.say(text=text, facts=facts, as_json=given.json)
+    inbox, now = Inbox(repository), _now()
+    with ExitStack() as reading:
+        if given.peek:
+            found = inbox.peek(max_tokens=given.max_tokens)
+        else:
+            session = _session(given, default=f"session-{stamp(now)}")
+            found = reading.enter_context(inbox.inherit(session, max_tokens=given.max_tokens, now=now))
+        text = inherited_text(found)
+        facts = {
+            "items": [{**_facts(one), "body": one.item.body} for one in found.shown],
+            "waiting": len(found.waiting),
+            "waiting_tokens": sum(one.cost for one in found.waiting),
+            "rejected": [{"name": one.name, "reason": one.reason} for one in found.rejected],
+            "tokens": estimate(text),
+        }
+        streams.say(text=text, facts=facts, as_json=given.json)
 
 
 def inherited_text(found: Inheritance) -> str:
@@ -135,19 +125,10 @@ def inherited_text(found: Inheritance) -> str:
     return "".join(parts)
 
 
-def _add_leave(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", nargs="?", default="-", help="what to leave; - or nothing: read it from standard input")
-    parser.add_argument("--type", required=True, choices=[kind.value for kind in Kind], help="what it is")
-    parser.add_argument("--priority", default=Priority.MEDIUM.value, choices=[one.value for one in Priority])
-    parser.add_argument("--session", metavar="ID", help="who leaves it (default: HANDOFF_SESSION)")
-    parser.add_argument("--file", metavar="F", help="read it from this file; - is standard input")
-    parser.add_argument("--to", metavar="PATH", help="leave it to the sessions of the repository there")
-
-
 def _leave(given: Arguments, repository: Repository, streams: Streams) -> None:
     now = _now()
     item = Item(
-        from_session=_required_session(given),
+        from_session=_session(given),
         kind=Kind(given.type),
         priority=Priority(given.priority),
         created=now.replace(microsecond=0),
@@ -168,18 +149,10 @@ def _leave(given: Arguments, repository: Repository, streams: Streams) -> None:
     streams.say(text=f"Left {path.name}, about {cost} tokens\n", facts=facts, as_json=given.json)
 
 
-def _add_put(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", nargs="?", default="-", help="the report; - or nothing: read it from standard input")
-    parser.add_argument("--type", required=True, metavar="TYPE", help="such as governance-report")
-    parser.add_argument("--topic", default="Session", help="stands in its heading")
-    parser.add_argument("--session", metavar="ID", help="who reports (default: HANDOFF_SESSION)")
-    parser.add_argument("--file", metavar="F", help="read it from this file; - is standard input")
-
-
 def _put(given: Arguments, repository: Repository, streams: Streams) -> None:
     path = Outbox(repository).put(
         report_type=given.type,
-        session=_required_session(given),
+        session=_session(given),
         topic=" ".join(given.topic.split()),
         body=_body(given, streams),
         now=_now(),
@@ -187,19 +160,10 @@ def _put(given: Arguments, repository: Repository, streams: Streams) -> None:
     streams.say(text=f"Put {path.name}\n", facts={"name": path.name, "path": str(path)}, as_json=given.json)
 
 
-def _add_nothing(parser: argparse.ArgumentParser) -> None:
-    """For verbs that take nothing but what all take."""
-
-
 def _list(given: Arguments, repository: Repository, streams: Streams) -> None:
     names = [path.name for path in Outbox(repository).waiting()]
     text = "".join(f"{one_line(name)}\n" for name in names) or "The outbox is empty\n"
     streams.say(text=text, facts={"reports": names}, as_json=given.json)
-
-
-def _add_take(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="which; left out, the first by name")
-    parser.add_argument("--consumer", default="consumer", metavar="ID", help="who takes it")
 
 
 def _take(given: Arguments, repository: Repository, streams: Streams) -> None:
@@ -210,10 +174,6 @@ def _take(given: Arguments, repository: Repository, streams: Streams) -> None:
             return
         text = report.decode("utf-8", "replace")
         streams.say(text=text, facts={"report": text}, as_json=given.json)
-
-
-def _add_status(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--baseline", action="append", metavar="GLOB", help="the files of sessions to compare with")
 
 
 def _status(given: Arguments, repository: Repository, streams: Streams) -> None:
@@ -271,13 +231,6 @@ def _last_sessions(top: Path, patterns: Sequence[str]) -> list[Path]:
     return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)[:SEARCHED]
 
 
-def _add_clean(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--keep-days", type=float, default=KEPT.days, metavar="N", help="since it was shown (default: 30)"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="only say what would go")
-
-
 def _clean(given: Arguments, repository: Repository, streams: Streams) -> None:
     if not 0 <= given.keep_days <= _LONGEST_DAYS:
         raise Refused(f"--keep-days is a number from 0 to {_LONGEST_DAYS}.")
@@ -287,33 +240,15 @@ def _clean(given: Arguments, repository: Repository, streams: Streams) -> None:
     streams.say(text=text, facts={"removed": names, "dry_run": given.dry_run}, as_json=given.json)
 
 
-def _add_session(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--session", metavar="ID", help="who asks itself (default: HANDOFF_SESSION)")
-
-
 def _harvest(given: Arguments, repository: Repository, streams: Streams) -> None:
-    session = _required_session(given)
+    session = _session(given)
     how = f"handoff leave --session {session} --type learning|caution|context|thread --priority high|medium|low -\n"
     streams.say(text=HARVEST + how, facts={"questions": HARVEST, "leave": how.strip()}, as_json=given.json)
-
-
-def _add_place(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("where", choices=["tree", "git"], help="folders in the main worktree, or within .git")
 
 
 def _place(given: Arguments, repository: Repository, streams: Streams) -> None:
     home = repository.place(in_tree=given.where == "tree")
     streams.say(text=f"Handoffs are in {home}\n", facts={"home": str(home)}, as_json=given.json)
-
-
-def _add_sync(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="of the hub (default: GATEHOUSE_URL, else the one that runs from this product)")
-    parser.add_argument("--push", action="store_true", help="only carry there what was left here")
-    parser.add_argument("--pull", action="store_true", help="only fetch what waits there")
-    parser.add_argument("--to", metavar="NAME", help="the principal whose next session it is for (default: your own)")
-    parser.add_argument(
-        "--take-back", action="store_true", help="also fetch what was carried there from here and waits"
-    )
 
 
 def _sync(given: Arguments, repository: Repository, streams: Streams) -> None:
@@ -348,16 +283,11 @@ def _facts(one: Found) -> dict[str, Any]:
     }
 
 
-def _session(given: Arguments) -> str | None:
-    name = given.session or os.environ.get("HANDOFF_SESSION")
-    return session_name(name) if name else None
-
-
-def _required_session(given: Arguments) -> str:
-    session = _session(given)
-    if session is None:
+def _session(given: Arguments, *, default: str | None = None) -> str:
+    name = given.session or os.environ.get("HANDOFF_SESSION") or default
+    if name is None:
         raise Refused("Say who you are with --session ID, or once in HANDOFF_SESSION.")
-    return session
+    return session_name(name)
 
 
 def _body(given: Arguments, streams: Streams) -> str:
@@ -372,7 +302,11 @@ def _body(given: Arguments, streams: Streams) -> str:
     elif given.file in {None, "-"}:
         data = streams.given.read(MAX_BYTES + 1)
     else:
-        data = _file(Path(given.file))
+        try:
+            with Path(given.file).open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except OSError as exc:
+            raise Refused(f"{given.file}: {exc.strerror}.") from None
     try:
         body = data.decode()
     except UnicodeDecodeError:
@@ -380,14 +314,6 @@ def _body(given: Arguments, streams: Streams) -> str:
     if not body.strip():
         raise Refused("There is nothing to leave: the text is empty.")
     return body
-
-
-def _file(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as exc:
-        raise Refused(f"{path}: {exc.strerror}.") from None
 
 
 def _count(number: int, thing: str) -> str:
@@ -398,26 +324,95 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+def _session_of(who: str, default: str = "HANDOFF_SESSION") -> tuple[str, Mapping[str, Any]]:
+    return "--session", {"metavar": "ID", "help": f"who {who} (default: {default})"}
+
+
+_TEXT: Final = {"nargs": "?", "default": "-", "help": "the text; - or nothing: read it from standard input"}
+_FILE: Final = ("--file", {"metavar": "F", "help": "read the text from this file; - is standard input"})
+_PRIORITIES: Final = [priority.value for priority in Priority]
 COMMANDS: Final = {
-    "inherit": Command("Show what earlier sessions have left, once", _add_inherit, _inherit),
-    "leave": Command("Leave something for the next session", _add_leave, _leave),
-    "status": Command("Say what waits, what it costs to read, and what that saves", _add_status, _status),
-    "clean": Command("Remove what was shown long ago", _add_clean, _clean),
-    "sync": Command("Exchange items with the server, each of them once", _add_sync, _sync),
-    "harvest": Command("Ask what is worth leaving", _add_session, _harvest),
-    "place": Command("Choose where the folders are", _add_place, _place),
+    "inherit": Command(
+        "Show what earlier sessions have left, once",
+        _inherit,
+        (
+            _session_of("inherits", "HANDOFF_SESSION, else a name is made"),
+            ("--max-tokens", {"type": int, "default": MAX_TOKENS, "metavar": "N", "help": "default: 500"}),
+            ("--peek", {"action": "store_true", "help": "only look: what is shown goes on waiting"}),
+        ),
+    ),
+    "leave": Command(
+        "Leave something for the next session",
+        _leave,
+        (
+            ("text", _TEXT),
+            ("--type", {"required": True, "choices": [kind.value for kind in Kind], "help": "what it is"}),
+            ("--priority", {"default": Priority.MEDIUM.value, "choices": _PRIORITIES}),
+            _session_of("leaves it"),
+            _FILE,
+            ("--to", {"metavar": "PATH", "help": "leave it to the sessions of the repository there"}),
+        ),
+    ),
+    "status": Command(
+        "Say what waits, what it costs to read, and what that saves",
+        _status,
+        (("--baseline", {"action": "append", "metavar": "GLOB", "help": "the files of sessions to compare with"}),),
+    ),
+    "clean": Command(
+        "Remove what was shown long ago",
+        _clean,
+        (
+            ("--keep-days", {"type": float, "default": KEPT.days, "metavar": "N", "help": "since it was shown (30)"}),
+            ("--dry-run", {"action": "store_true", "help": "only say what would go"}),
+        ),
+    ),
+    "sync": Command(
+        "Exchange items with the server, each of them once",
+        _sync,
+        (
+            ("--url", {"help": "of the hub (default: GATEHOUSE_URL, else the one that runs from this product)"}),
+            ("--push", {"action": "store_true", "help": "only send what was left here"}),
+            ("--pull", {"action": "store_true", "help": "only fetch what waits there"}),
+            ("--to", {"metavar": "NAME", "help": "the principal whose next session it is for (default: your own)"}),
+            ("--take-back", {"action": "store_true", "help": "also fetch what was sent from here and waits"}),
+        ),
+    ),
+    "harvest": Command("Ask what is worth leaving", _harvest, (_session_of("asks itself"),)),
+    "place": Command(
+        "Choose where the folders are",
+        _place,
+        (("where", {"choices": ["tree", "git"], "help": "folders in the main worktree, or within .git"}),),
+    ),
 }
 OUTBOX: Final = {
-    "put": Command("Write a report for others", _add_put, _put),
-    "list": Command("List the reports that wait", _add_nothing, _list),
-    "take": Command("Take a report, as the one who was to have it", _add_take, _take),
+    "put": Command(
+        "Write a report for others",
+        _put,
+        (
+            ("text", _TEXT),
+            ("--type", {"required": True, "metavar": "TYPE", "help": "such as governance-report"}),
+            ("--topic", {"default": "Session", "help": "stands in its heading"}),
+            _session_of("reports"),
+            _FILE,
+        ),
+    ),
+    "list": Command("List the reports that wait", _list),
+    "take": Command(
+        "Take a report, as the one who was to have it",
+        _take,
+        (
+            ("name", {"nargs": "?", "help": "which; left out, the first by name"}),
+            ("--consumer", {"default": "consumer", "metavar": "ID", "help": "who takes it"}),
+        ),
+    ),
 }
 
 
 def _add_parsers(among: "argparse._SubParsersAction[Any]", verbs: Mapping[str, Command]) -> None:
     for name, command in verbs.items():
         parser = among.add_parser(name, help=command.help, description=command.help)
-        command.add_to(parser)
+        for argument, settings in command.arguments:
+            parser.add_argument(argument, **settings)
         parser.add_argument("--root", default=".", metavar="PATH", help="in the repository (default: where you are)")
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.set_defaults(command=command)
@@ -452,3 +447,7 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

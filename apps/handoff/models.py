@@ -40,7 +40,7 @@ class Handoff(TenantModel):
             ),
         ]
         indexes = [
-            # Serves selectors.inherited_by().
+            # Serves services.inherit() with `again`.
             models.Index(
                 fields=["recipient", "inherited_by"],
                 name="handoff_handoff_of_session",

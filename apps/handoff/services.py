@@ -1,27 +1,47 @@
-"""Commands on handoffs that are receipts: leave, inherit, tidy."""
+"""Handoffs that are receipts: leave, look, inherit, tidy."""
 
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from django.db import connection, transaction
 
+from apps.core.errors import NotFound
+from apps.digests import selectors as inbox
 from apps.digests import services as inboxes
-from apps.handoff import selectors, sql
-from apps.handoff.items import Kind, Priority, choose, moment_text
+from apps.digests.shapes import ReceiptOutput
+from apps.handoff.items import Item, Kind, Priority, choose, estimate, moment_text
 from apps.handoff.models import Handoff
-from apps.handoff.selectors import Kept
 from apps.memory.services import HANDOFF
 from apps.principals.tenancy import Caller, acting_as_system
+from apps.receipts import selectors as receipts
 from apps.receipts.errors import DuplicateReceipt
-from apps.receipts.models import FlushClass
+from apps.receipts.models import FlushClass, Receipt
 from apps.receipts.services import Group, Poster, ReceiptDraft
 
 _LONGEST_TITLE: Final = 200
 _TIDIED_AT_ONCE: Final = 5000
+# A principal with more never inherits.
+_LOOKED_AT: Final = 2000
+_PAGE: Final = 500
+
+# Rows in the order of their key, so that two sessions never deadlock; the later one gets only what the earlier one has
+# not taken. A receipt that was posted otherwise has no row yet.
+_CLAIM: Final = """
+insert into handoff_handoff as known
+    (tenant_id, recipient_id, receipt_id, project, kind, priority, from_session, left_at, inherited_by, inherited_at)
+select %(tenant)s, %(recipient)s, receipt_id, project, kind, priority, from_session, left_at, %(session)s, %(now)s
+from jsonb_to_recordset(%(items)s::jsonb) as item
+    (receipt_id text, project text, kind text, priority text, from_session text, left_at timestamptz)
+order by receipt_id
+on conflict (tenant_id, receipt_id) do update
+    set inherited_by = excluded.inherited_by, inherited_at = excluded.inherited_at
+    where known.inherited_at is null
+returning receipt_id
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +63,56 @@ class Left:
     receipt_id: str
     dedupe_key: str
     is_duplicate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """An item that is a receipt."""
+
+    pk: int
+    receipt_id: str
+    item: Item
+
+    @property
+    def cost(self) -> int:
+        return estimate(self.item.shown(in_project=None))
+
+    @property
+    def order(self) -> tuple[int, datetime, str]:
+        return (*self.item.urgency, f"{self.pk:020d}")
+
+    @classmethod
+    def of(cls, receipt: Receipt | ReceiptOutput) -> "Kept":
+        """A receipt of the source as an item, whatever its metadata are."""
+        facts: dict[str, Any] = receipt.metadata
+        return cls(
+            pk=receipt.pk,
+            receipt_id=receipt.receipt_id,
+            item=Item(
+                from_session=_line(facts.get("from_session")) or receipt.source_system,
+                kind=Kind(receipt.event_type) if receipt.event_type in set(Kind) else Kind.CONTEXT,
+                priority=Priority(facts["priority"]) if facts.get("priority") in list(Priority) else Priority.MEDIUM,
+                created=_moment(facts.get("created")) or receipt.created_at,
+                body=receipt.summary,
+                project=_line(facts.get("project")),
+                receipt_id=receipt.receipt_id,
+            ),
+        )
+
+
+def _line(value: Any) -> str | None:
+    """A name as items hold it, or None."""
+    if not isinstance(value, str) or not value.isprintable():
+        return None
+    return value.strip()[:100] or None
+
+
+def _moment(value: Any) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    return moment if moment.tzinfo else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +144,76 @@ def leave(*, author: Caller, recipient_id: int, note: Note, now: datetime) -> Le
     return Left(receipt_id=posted.receipt_id, dedupe_key=posted.dedupe_key, is_duplicate=False)
 
 
+def _draft(recipient_id: int, note: Note) -> ReceiptDraft:
+    created = moment_text(note.created) if note.created else None
+    identity = [recipient_id, note.priority, note.project, created, note.body]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    first = next(line.strip() for line in note.body.splitlines() if line.strip())
+    title = f"{note.kind} from {note.from_session}: {first}"
+    return ReceiptDraft(
+        recipient_id=recipient_id,
+        source_system=HANDOFF,
+        event_type=note.kind,
+        dedupe_key=f"{HANDOFF}:{note.kind}:{note.from_session}:{digest}",
+        title=title if len(title) <= _LONGEST_TITLE else title[: _LONGEST_TITLE - 1] + "…",
+        summary=note.body,
+        metadata={
+            "from_session": note.from_session,
+            "priority": note.priority.value,
+            "project": note.project,
+            "created": created,
+        },
+        group=Group(
+            resource_ref=f"project:{note.project}" if note.project else f"session:{note.from_session}",
+            event_family=note.kind,
+            flush_class=FlushClass.IMMEDIATE if note.kind is Kind.CAUTION else FlushClass.NORMAL,
+        ),
+    )
+
+
+def waiting(principal_id: int, *, project: str | None, only: Sequence[str] | None = None) -> list[Kept]:
+    """The items that nobody has inherited, in the order in which they are shown.
+
+    :param project: items of this repository or of none; None: all.
+    :param only: among these receipt ids.
+    """
+    found: list[Kept] = []
+    before: int | None = None
+    for _ in range(_LOOKED_AT // _PAGE):
+        page = inbox.inbox_receipts(principal_id, source_system=HANDOFF, before=before, limit=_PAGE)
+        found += [Kept.of(receipt) for receipt in page]
+        if len(page) < _PAGE:
+            break
+        before = page[-1].pk
+    chosen = [
+        one
+        for one in found
+        if (project is None or one.item.project in {None, project}) and (only is None or one.receipt_id in only)
+    ]
+    return sorted(chosen, key=lambda one: one.order)
+
+
+def preview(principal_id: int, *, project: str | None, only: Sequence[str] | None, max_tokens: int) -> Inherited:
+    """The items that a session would be shown now, and those that would wait."""
+    found = waiting(principal_id, project=project, only=only)
+    shown, left = choose(found, max_tokens=max_tokens, claim=lambda one: one)
+    return Inherited(shown=shown, waiting=left)
+
+
+def _inherited_by(principal_id: int, session: str) -> list[Kept]:
+    """The items that a session has inherited, as long as they are kept."""
+    rows = Handoff.objects.filter(recipient_id=principal_id, inherited_by=session, inherited_at__isnull=False)
+    found = []
+    for receipt_id in rows.order_by("pk").values_list("receipt_id", flat=True)[:_PAGE]:
+        try:
+            receipt = receipts.find_for(receipt_id, principal_id=principal_id)
+        except NotFound:
+            continue
+        if receipt.pruned_at is None:
+            found.append(Kept.of(receipt))
+    return sorted(found, key=lambda one: one.order)
+
+
 @transaction.atomic
 def inherit(
     *,
@@ -87,27 +227,19 @@ def inherit(
 ) -> Inherited:
     """Give a session the waiting items and ack them: no other session is given them.
 
-    :param project: as of :func:`selectors.waiting`.
+    :param project: as of :func:`waiting`.
     :param only: among these receipt ids; None: all.
     :param again: include what this session was given before, beside the budget.
     """
-    before = selectors.inherited_by(reader.principal_id, session) if again else []
-    found = selectors.waiting(reader.principal_id, project=project, only=only)
-    chosen, waiting = choose(found, max_tokens=max_tokens, claim=lambda one: one)
-    won = _claim(reader, session, chosen, now)
-    shown = [one for one in chosen if one.receipt_id in won]
+    before = _inherited_by(reader.principal_id, session) if again else []
+    found = preview(reader.principal_id, project=project, only=only, max_tokens=max_tokens)
+    won = _claim(reader, session, found.shown, now)
+    shown = [one for one in found.shown if one.receipt_id in won]
     if shown:
         pks = [one.pk for one in shown]
         inboxes.ack_receipts(principal_id=reader.principal_id, receipt_pks=pks, now=now)
         inboxes.mark_delivered(receipt_pks=pks, now=now)
-    return Inherited(shown=[*before, *shown], waiting=waiting)
-
-
-def tidy(*, before: datetime) -> int:
-    """Delete the handoffs that were inherited before this moment; returns how many. Their receipts stay."""
-    with acting_as_system("handoffs are tidied"):
-        old = Handoff.objects.filter(inherited_at__lt=before).order_by("inherited_at").values("pk")[:_TIDIED_AT_ONCE]
-        return Handoff.objects.filter(pk__in=old).delete()[0]
+    return Inherited(shown=[*before, *shown], waiting=found.waiting)
 
 
 def _claim(reader: Caller, session: str, chosen: Sequence[Kept], now: datetime) -> set[str]:
@@ -125,47 +257,20 @@ def _claim(reader: Caller, session: str, chosen: Sequence[Kept], now: datetime) 
     ]
     if not items:
         return set()
+    given: dict[str, Any] = {
+        "tenant": reader.tenant_id,
+        "recipient": reader.principal_id,
+        "session": session,
+        "now": now,
+        "items": json.dumps(items),
+    }
     with connection.cursor() as cursor:
-        cursor.execute(
-            sql.CLAIM,
-            {
-                "tenant": reader.tenant_id,
-                "recipient": reader.principal_id,
-                "session": session,
-                "now": now,
-                "items": json.dumps(items),
-            },
-        )
+        cursor.execute(_CLAIM, given)
         return {receipt_id for (receipt_id,) in cursor.fetchall()}
 
 
-def _draft(recipient_id: int, note: Note) -> ReceiptDraft:
-    created = moment_text(note.created) if note.created else None
-    identity = [recipient_id, note.priority, note.project, created, note.body]
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-    return ReceiptDraft(
-        recipient_id=recipient_id,
-        source_system=HANDOFF,
-        event_type=note.kind,
-        dedupe_key=f"{HANDOFF}:{note.kind}:{note.from_session}:{digest}",
-        title=_title(note),
-        summary=note.body,
-        metadata={
-            "from_session": note.from_session,
-            "priority": note.priority.value,
-            "project": note.project,
-            "created": created,
-        },
-        group=Group(
-            resource_ref=f"project:{note.project}" if note.project else f"session:{note.from_session}",
-            event_family=note.kind,
-            flush_class=FlushClass.IMMEDIATE if note.kind is Kind.CAUTION else FlushClass.NORMAL,
-        ),
-    )
-
-
-def _title(note: Note) -> str:
-    """The sender, the type and the first line."""
-    first = next(line.strip() for line in note.body.splitlines() if line.strip())
-    title = f"{note.kind} from {note.from_session}: {first}"
-    return title if len(title) <= _LONGEST_TITLE else title[: _LONGEST_TITLE - 1] + "…"
+def tidy(*, before: datetime) -> int:
+    """Delete the handoffs that were inherited before this moment; returns how many. Their receipts stay."""
+    with acting_as_system("handoffs are tidied"):
+        old = Handoff.objects.filter(inherited_at__lt=before).order_by("inherited_at").values("pk")[:_TIDIED_AT_ONCE]
+        return Handoff.objects.filter(pk__in=old).delete()[0]

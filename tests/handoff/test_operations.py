@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.digests import selectors as digests
 from apps.digests import services as inboxes
-from apps.handoff import selectors, services
+from apps.handoff import services
 from apps.handoff.items import Kind, Priority
 from apps.handoff.services import Left, Note
 from apps.memory.services import HANDOFF
@@ -166,13 +166,13 @@ def test_inherit_takes_a_constant_number_of_statements(as_kee: Caller) -> None:
 def test_tidy_deletes_old_inherited_rows_only(as_kee: Caller) -> None:
     for body in ("First", "Second"):
         services.leave(author=as_kee, recipient_id=as_kee.principal_id, note=note(body), now=T0)
-    (first, _) = selectors.waiting(as_kee.principal_id, project=None)
+    (first, _) = services.waiting(as_kee.principal_id, project=None)
     services.inherit(
         reader=as_kee, session="a", project=None, max_tokens=500, only=[first.receipt_id], again=False, now=T0
     )
     assert services.tidy(before=T0) == 0
     assert services.tidy(before=T0 + timedelta(seconds=1)) == 1
-    assert len(selectors.waiting(as_kee.principal_id, project=None)) == 1
+    assert len(services.waiting(as_kee.principal_id, project=None)) == 1
 
 
 def test_concurrent_sessions_share_the_items(transactional_db: None) -> None:

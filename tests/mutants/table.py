@@ -339,7 +339,7 @@ MUTANTS: Final = (
     Mutant(
         name="handoff-once",
         breaks="Two sessions inherit the same item.",
-        file="apps/handoff/sql.py",
+        file="apps/handoff/services.py",
         text="    where known.inherited_at is null\n",
         replacement="",
         tests=("tests/handoff/test_operations.py",),

@@ -4,6 +4,7 @@ import secrets
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -45,3 +46,10 @@ def prometheus(request: HttpRequest) -> HttpResponse:
     if wanted and not secrets.compare_digest(given.encode(), wanted.encode()):
         return HttpResponse(status=401, headers={"WWW-Authenticate": 'Bearer realm="metrics"'})
     return HttpResponse(metrics.exposition(), content_type=CONTENT_TYPE_LATEST)
+
+
+urlpatterns = [
+    path("livez", livez, name="livez"),
+    path("readyz", readyz, name="readyz"),
+    path("metrics", prometheus, name="metrics"),
+]
