@@ -24,7 +24,6 @@ from apps.tasks.shapes import (
     BeatAnswer,
     Completed,
     Completion,
-    Delivery,
     Failure,
     Finished,
     Grant,
@@ -43,7 +42,6 @@ SCHEMA = {
     "required": ["path"],
     "additionalProperties": False,
 }
-NO_RESULT = Delivery()
 # Later, and earlier, than anything that a test queues.
 FUTURE = datetime(2100, 1, 1, tzinfo=UTC)
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)

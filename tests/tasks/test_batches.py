@@ -18,6 +18,7 @@ from apps.tasks import services
 from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Task
 from apps.tasks.services import (
     Completed,
+    Delivery,
     FailedRun,
     Failure,
     Grant,
@@ -28,7 +29,6 @@ from apps.tasks.shapes import BeatAnswer, BudgetDraft
 from tests.factories import make_principal
 from tests.tasks.making import (
     FUTURE,
-    NO_RESULT,
     SCHEMA,
     asked,
     at,
@@ -326,7 +326,7 @@ def test_task_costs_eight_statements(kee: Caller) -> None:
         queue(kee)
         assert _statements(lambda: services.lease(worker=kee, queues=["default"])) == 1
         (grant,) = services.lease(worker=kee, queues=["default"])
-        given: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token, "delivery": NO_RESULT}
+        given: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token, "delivery": Delivery()}
         # The end; the receipt that it answers; its own receipt with what that closes and its place.
         assert _statements(lambda: services.complete(worker=kee, **given)) == 3
 
