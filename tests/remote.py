@@ -99,16 +99,6 @@ def floods(exchange: Exchange) -> None:
             exchange.handler.wfile.write(b" " * (1024 * 1024))
 
 
-def then_hangs_up(first: Callable[[Received], object]) -> Behaviour:
-    """Do something with the request, then close the connection: what was done is known, the answer is lost."""
-
-    def behave(exchange: Exchange) -> None:
-        first(exchange.received)
-        exchange.handler.close_connection = True
-
-    return behave
-
-
 @contextmanager
 def serving(always: Behaviour | None = None, *, tls: ssl.SSLContext | None = None) -> Iterator[Remote]:
     """A remote on loopback for as long as the block lasts; over TLS if it has a certificate."""

@@ -46,22 +46,6 @@ def until_somebody_waits_for_this_transaction(waiting: int = 1) -> None:
     raise AssertionError("nobody waits")
 
 
-_IN_TURN = """
-select from pg_locks where not granted
-and exists (select from unnest(pg_blocking_pids(pid)) other where pg_backend_pid() = any(pg_blocking_pids(other)))
-"""
-
-
-def until_somebody_waits_for_who_waits_for_this_transaction() -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        with connection.cursor() as cursor:
-            cursor.execute(_IN_TURN)
-            if cursor.fetchone() is not None:
-                return
-    raise AssertionError("nobody waits")
-
-
 _BUSY: Final = """
 select from pg_locks l join pg_stat_activity a using (pid)
 where l.locktype = 'virtualxid' and a.datname = current_database() and a.pid <> pg_backend_pid()

@@ -327,11 +327,6 @@ def first_noted(outcomes: Iterable[int]) -> datetime | None:
     return earliest
 
 
-def models_since(*, tenant_id: int, taught_at: datetime) -> int:
-    """How many models hold anything that may have been learned from what was noted at this moment."""
-    return LearnedModel.objects.of_tenant(tenant_id).learned_since(taught_at).count()
-
-
 def tenants_with_lessons() -> list[int]:
     """The tenants of which so many outcomes are new that learning again is worth its while. Runs as the system."""
     counted = sql.new_outcomes(most=_MOST_NEW)
