@@ -22,7 +22,7 @@ from apps.core import notifications, ticks
 from apps.core.sql import database_now
 from apps.delivery import selectors as delivery
 from apps.digests import soundness
-from apps.memory.vectors import status as embedder_status
+from apps.memory import selectors as memory
 from apps.principals.tenancy import acting_as_system
 from apps.tasks import selectors as tasks
 
@@ -335,7 +335,7 @@ def _partitions() -> Finding:
 
 def _embedder() -> Finding:
     with acting_as_system("readiness"):
-        found = embedder_status()
+        found = memory.embedder_status()
     if not found.named:
         return Finding(part="embedder", ok=True, says="none: recall goes by words alone", needed=False)
     if not found.comparable:

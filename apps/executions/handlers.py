@@ -17,7 +17,6 @@ from apps.executions.errors import (
     WorkerCallFailed,
     WorkerUnavailable,
 )
-from apps.executions.models import WorkerJob
 from apps.executions.services import worker_jobs
 from apps.tasks import services as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
@@ -169,8 +168,7 @@ def _begun(context: Context, target: calls.Target, called: calls.Called) -> work
         # Another run has the task, and does not know of this job.
         if row is not None:
             with context.caller.acting():
-                # The tick cancels a job that no task follows.
-                WorkerJob.objects.filter(pk=row.pk).update(task_id=None)
+                worker_jobs.abandon(row)
         raise
     return job
 

@@ -86,6 +86,11 @@ def starts_cancelable_jobs(target: Target) -> bool:
     return pair is not None and canceler(pair[0], tools) is not None
 
 
+def abandon(row: WorkerJob) -> None:
+    """Let no task follow a job; then the tick cancels it."""
+    WorkerJob.objects.filter(pk=row.pk).update(task_id=None)
+
+
 def begin(
     target: Target, payload: Mapping[str, Any], *, tenant_id: int, task_id: int | None
 ) -> tuple[Job | None, WorkerJob | None]:
