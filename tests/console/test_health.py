@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
-from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -212,15 +211,12 @@ def test_the_deployment_checks_are_clean_in_production() -> None:
 
 
 def declared() -> dict[str, MetricWrapperBase]:
-    """All that stands in the `metrics` module of any app."""
-    modules = [
-        import_module(f"apps.{path.parent.name}.metrics")
-        for path in (Path(settings.BASE_DIR) / "apps").glob("*/metrics.py")
-    ]
+    """All metrics that stand in a module of any app."""
     return {
-        f"{module.__name__}.{name}": found
-        for module in modules
-        for name, found in vars(module).items()
+        found._name: found
+        for name, module in list(sys.modules.items())
+        if name.startswith("apps.")
+        for found in vars(module).values()
         if isinstance(found, MetricWrapperBase)
     }
 
