@@ -14,50 +14,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import mcp_types as mcp
 from django.conf import settings
 from django.core import signing
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import path
-from mcp_types import (
-    INVALID_PARAMS,
-    LOG_LEVEL_META_KEY,
-    MISSING_REQUIRED_CLIENT_CAPABILITY,
-    AudioContent,
-    BlobResourceContents,
-    CallToolResult,
-    ContentBlock,
-    CreateMessageRequest,
-    CreateMessageRequestParams,
-    ElicitRequest,
-    ElicitRequestFormParams,
-    EmbeddedResource,
-    GetPromptRequestParams,
-    GetPromptResult,
-    ImageContent,
-    InputRequest,
-    InputRequiredResult,
-    ListPromptsResult,
-    ListResourcesResult,
-    ListResourceTemplatesResult,
-    ListRootsRequest,
-    ListToolsResult,
-    LoggingMessageNotification,
-    LoggingMessageNotificationParams,
-    ProgressNotification,
-    ProgressNotificationParams,
-    Prompt,
-    PromptArgument,
-    PromptMessage,
-    ReadResourceResult,
-    Resource,
-    ResourceTemplate,
-    Result,
-    SamplingMessage,
-    TextContent,
-    TextResourceContents,
-    Tool,
-)
 
 from apps.mcp.methods import METHODS as PRODUCT
 from apps.mcp.methods import Method
@@ -70,36 +32,36 @@ PNG: Final = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDw
 WAV: Final = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAA="
 TEXT: Final = "This is the content of the static text resource."
 
-Outcome = Result | Streamed
+Outcome = mcp.Result | Streamed
 
 
-def text(*lines: str) -> CallToolResult:
-    return CallToolResult(content=[TextContent(text=line) for line in lines])
+def text(*lines: str) -> mcp.CallToolResult:
+    return mcp.CallToolResult(content=[mcp.TextContent(text=line) for line in lines])
 
 
-def embedded(uri: str, content: str, mime_type: str = "text/plain") -> EmbeddedResource:
-    return EmbeddedResource(resource=TextResourceContents(uri=uri, mime_type=mime_type, text=content))
+def embedded(uri: str, content: str, mime_type: str = "text/plain") -> mcp.EmbeddedResource:
+    return mcp.EmbeddedResource(resource=mcp.TextResourceContents(uri=uri, mime_type=mime_type, text=content))
 
 
-def elicit(message: str, **properties: str) -> ElicitRequest:
+def elicit(message: str, **properties: str) -> mcp.ElicitRequest:
     schema = {
         "type": "object",
         "properties": {name: {"type": kind} for name, kind in properties.items()},
         "required": [*properties],
     }
-    return ElicitRequest(params=ElicitRequestFormParams(message=message, requested_schema=schema))
+    return mcp.ElicitRequest(params=mcp.ElicitRequestFormParams(message=message, requested_schema=schema))
 
 
-def sample(question: str) -> CreateMessageRequest:
-    message = SamplingMessage(role="user", content=TextContent(text=question))
-    return CreateMessageRequest(params=CreateMessageRequestParams(messages=[message], max_tokens=100))
+def sample(question: str) -> mcp.CreateMessageRequest:
+    message = mcp.SamplingMessage(role="user", content=mcp.TextContent(text=question))
+    return mcp.CreateMessageRequest(params=mcp.CreateMessageRequestParams(messages=[message], max_tokens=100))
 
 
 NAME: Final = elicit("What is your name?", name="string")
 CONFIRM: Final = elicit("Please confirm", ok="boolean")
 
 
-def asks(*, stateful: bool = False, **questions: InputRequest) -> Callable[[Exchange, Any], Outcome]:
+def asks(*, stateful: bool = False, **questions: mcp.InputRequest) -> Callable[[Exchange, Any], Outcome]:
     """A method that needs these answers before it completes; its state is signed."""
 
     def ask(exchange: Exchange, params: Any) -> Outcome:
@@ -108,14 +70,16 @@ def asks(*, stateful: bool = False, **questions: InputRequest) -> Callable[[Exch
         if set(questions) <= set(params.input_responses or {}):
             return _completed(params)
         state = signing.dumps(sorted(questions)) if stateful else None
-        return InputRequiredResult(input_requests=dict(questions), request_state=state)
+        return mcp.InputRequiredResult(input_requests=dict(questions), request_state=state)
 
     return ask
 
 
-def _completed(params: Any) -> Result:
-    if isinstance(params, GetPromptRequestParams):
-        return GetPromptResult(messages=[PromptMessage(role="user", content=TextContent(text="In this context."))])
+def _completed(params: Any) -> mcp.Result:
+    if isinstance(params, mcp.GetPromptRequestParams):
+        return mcp.GetPromptResult(
+            messages=[mcp.PromptMessage(role="user", content=mcp.TextContent(text="In this context."))]
+        )
     answers = {name: answer.model_dump(mode="json") for name, answer in params.input_responses.items()}
     return text("state-ok", json.dumps(answers))
 
@@ -124,7 +88,7 @@ def _unseal(state: str) -> Any:
     try:
         return signing.loads(state)
     except signing.BadSignature as exc:
-        raise ProtocolError(INVALID_PARAMS, "This state was not made here.") from exc
+        raise ProtocolError(mcp.INVALID_PARAMS, "This state was not made here.") from exc
 
 
 def in_two_rounds(exchange: Exchange, params: Any) -> Outcome:
@@ -134,18 +98,18 @@ def in_two_rounds(exchange: Exchange, params: Any) -> Outcome:
     if reached == 2:
         return text("Two rounds done.")
     question = elicit("Step 1: What is your name?", name="string") if reached == 0 else elicit("Step 2", color="string")
-    return InputRequiredResult(
+    return mcp.InputRequiredResult(
         input_requests={f"step{reached + 1}": question}, request_state=signing.dumps(reached + 1)
     )
 
 
 def within_capabilities(exchange: Exchange, params: Any) -> Outcome:
-    questions: dict[str, InputRequest] = {
+    questions: dict[str, mcp.InputRequest] = {
         "elicitation": NAME,
         "sampling": sample("What is the capital of France?"),
-        "roots": ListRootsRequest(),
+        "roots": mcp.ListRootsRequest(),
     }
-    return InputRequiredResult(
+    return mcp.InputRequiredResult(
         input_requests={name: one for name, one in questions.items() if name in exchange.envelope.capabilities}
     )
 
@@ -153,7 +117,7 @@ def within_capabilities(exchange: Exchange, params: Any) -> Outcome:
 def needs_sampling(exchange: Exchange, params: Any) -> Outcome:
     if "sampling" not in exchange.envelope.capabilities:
         raise ProtocolError(
-            MISSING_REQUIRED_CLIENT_CAPABILITY,
+            mcp.MISSING_REQUIRED_CLIENT_CAPABILITY,
             "This tool needs sampling.",
             data={"requiredCapabilities": {"sampling": {}}},
         )
@@ -166,8 +130,8 @@ def with_progress(exchange: Exchange, params: Any) -> Outcome:
     async def frames() -> Frames:
         for done in (0, 50, 100):
             if token is not None:
-                yield ProgressNotification(
-                    params=ProgressNotificationParams(progress_token=token, progress=done, total=100)
+                yield mcp.ProgressNotification(
+                    params=mcp.ProgressNotificationParams(progress_token=token, progress=done, total=100)
                 )
             await asyncio.sleep(0.05)
         yield text("Done.")
@@ -176,34 +140,36 @@ def with_progress(exchange: Exchange, params: Any) -> Outcome:
 
 
 def with_logging(exchange: Exchange, params: Any) -> Outcome:
-    wanted = not exchange.envelope.modern or LOG_LEVEL_META_KEY in (params.meta or {})
+    wanted = not exchange.envelope.modern or mcp.LOG_LEVEL_META_KEY in (params.meta or {})
 
     async def frames() -> Frames:
         for line in ("Tool execution started", "Tool processing data", "Tool execution completed"):
             if wanted:
-                yield LoggingMessageNotification(params=LoggingMessageNotificationParams(level="info", data=line))
+                yield mcp.LoggingMessageNotification(
+                    params=mcp.LoggingMessageNotificationParams(level="info", data=line)
+                )
             await asyncio.sleep(0.05)
         yield text("Logged.")
 
     return Streamed(frames)
 
 
-def gives(*content: ContentBlock, is_error: bool = False) -> Callable[[Exchange, Any], Outcome]:
-    return lambda exchange, params: CallToolResult(content=[*content], is_error=is_error)
+def gives(*content: mcp.ContentBlock, is_error: bool = False) -> Callable[[Exchange, Any], Outcome]:
+    return lambda exchange, params: mcp.CallToolResult(content=[*content], is_error=is_error)
 
 
 TOOLS: Final[Mapping[str, Callable[[Exchange, Any], Outcome]]] = {
-    "test_simple_text": gives(TextContent(text="This is a simple text response for testing.")),
-    "test_image_content": gives(ImageContent(data=PNG, mime_type="image/png")),
-    "test_audio_content": gives(AudioContent(data=WAV, mime_type="audio/wav")),
+    "test_simple_text": gives(mcp.TextContent(text="This is a simple text response for testing.")),
+    "test_image_content": gives(mcp.ImageContent(data=PNG, mime_type="image/png")),
+    "test_audio_content": gives(mcp.AudioContent(data=WAV, mime_type="audio/wav")),
     "test_embedded_resource": gives(embedded("test://embedded-resource", "This is an embedded resource content.")),
     "test_multiple_content_types": gives(
-        TextContent(text="Multiple content types test:"),
-        ImageContent(data=PNG, mime_type="image/png"),
+        mcp.TextContent(text="Multiple content types test:"),
+        mcp.ImageContent(data=PNG, mime_type="image/png"),
         embedded("test://mixed-content-resource", '{"test": "data", "value": 123}', "application/json"),
     ),
     "test_error_handling": gives(
-        TextContent(text="This tool intentionally returns an error for testing"), is_error=True
+        mcp.TextContent(text="This tool intentionally returns an error for testing"), is_error=True
     ),
     "test_tool_with_progress": with_progress,
     "test_tool_with_logging": with_logging,
@@ -212,40 +178,40 @@ TOOLS: Final[Mapping[str, Callable[[Exchange, Any], Outcome]]] = {
     "test_streaming_elicitation": asks(user_name=NAME),
     "test_input_required_result_elicitation": asks(user_name=NAME),
     "test_input_required_result_sampling": asks(capital_question=sample("What is the capital of France?")),
-    "test_input_required_result_list_roots": asks(client_roots=ListRootsRequest()),
+    "test_input_required_result_list_roots": asks(client_roots=mcp.ListRootsRequest()),
     "test_input_required_result_request_state": asks(stateful=True, confirm=CONFIRM),
     "test_input_required_result_tampered_state": asks(stateful=True, confirm=CONFIRM),
     "test_input_required_result_multiple_inputs": asks(
-        stateful=True, user_name=NAME, greeting=sample("Generate a greeting"), client_roots=ListRootsRequest()
+        stateful=True, user_name=NAME, greeting=sample("Generate a greeting"), client_roots=mcp.ListRootsRequest()
     ),
     "test_input_required_result_multi_round": in_two_rounds,
     "test_input_required_result_capabilities": within_capabilities,
 }
 
 
-def say(*content: ContentBlock) -> GetPromptResult:
-    return GetPromptResult(messages=[PromptMessage(role="user", content=block) for block in content])
+def say(*content: mcp.ContentBlock) -> mcp.GetPromptResult:
+    return mcp.GetPromptResult(messages=[mcp.PromptMessage(role="user", content=block) for block in content])
 
 
 PROMPTS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Exchange, Any], Outcome]]]] = {
-    "test_simple_prompt": ((), lambda _, __: say(TextContent(text="This is a simple prompt for testing."))),
+    "test_simple_prompt": ((), lambda _, __: say(mcp.TextContent(text="This is a simple prompt for testing."))),
     "test_prompt_with_arguments": (
         ("arg1", "arg2"),
         lambda _, params: say(
-            TextContent(text="Prompt with arguments: arg1='{arg1}', arg2='{arg2}'".format_map(params.arguments))
+            mcp.TextContent(text="Prompt with arguments: arg1='{arg1}', arg2='{arg2}'".format_map(params.arguments))
         ),
     ),
     "test_prompt_with_embedded_resource": (
         ("resourceUri",),
         lambda _, params: say(
             embedded(params.arguments["resourceUri"], "Embedded resource content for testing."),
-            TextContent(text="Please process the embedded resource above."),
+            mcp.TextContent(text="Please process the embedded resource above."),
         ),
     ),
     "test_prompt_with_image": (
         (),
         lambda _, __: say(
-            ImageContent(data=PNG, mime_type="image/png"), TextContent(text="Please analyze the image above.")
+            mcp.ImageContent(data=PNG, mime_type="image/png"), mcp.TextContent(text="Please analyze the image above.")
         ),
     ),
     "test_input_required_result_prompt": (
@@ -257,9 +223,9 @@ PROMPTS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Exchange, Any], Out
 
 def list_tools(exchange: Exchange, params: Any) -> Outcome:
     product = PRODUCT["tools/list"](exchange, params)
-    assert isinstance(product, ListToolsResult)
+    assert isinstance(product, mcp.ListToolsResult)
     schema = {"type": "object", "properties": {}}
-    fixtures = [Tool(name=name, description="A fixture.", input_schema=schema) for name in TOOLS]
+    fixtures = [mcp.Tool(name=name, description="A fixture.", input_schema=schema) for name in TOOLS]
     return product.model_copy(update={"tools": [*product.tools, *fixtures]})
 
 
@@ -269,10 +235,12 @@ def call_tool(exchange: Exchange, params: Any) -> Outcome:
 
 def list_prompts(exchange: Exchange, params: Any) -> Outcome:
     product = PRODUCT["prompts/list"](exchange, params)
-    assert isinstance(product, ListPromptsResult)
+    assert isinstance(product, mcp.ListPromptsResult)
     fixtures = [
-        Prompt(
-            name=name, description="A fixture.", arguments=[PromptArgument(name=one, required=True) for one in asked]
+        mcp.Prompt(
+            name=name,
+            description="A fixture.",
+            arguments=[mcp.PromptArgument(name=one, required=True) for one in asked],
         )
         for name, (asked, _) in PROMPTS.items()
     ]
@@ -289,9 +257,9 @@ def get_prompt(exchange: Exchange, params: Any) -> Outcome:
 
 def list_resources(exchange: Exchange, params: Any) -> Outcome:
     product = PRODUCT["resources/list"](exchange, params)
-    assert isinstance(product, ListResourcesResult)
+    assert isinstance(product, mcp.ListResourcesResult)
     fixtures = [
-        Resource(uri=uri, name=uri, description="A fixture.", mime_type=mime_type)
+        mcp.Resource(uri=uri, name=uri, description="A fixture.", mime_type=mime_type)
         for uri, mime_type in (("test://static-text", "text/plain"), ("test://static-binary", "image/png"))
     ]
     return product.model_copy(update={"resources": [*product.resources, *fixtures]})
@@ -299,23 +267,25 @@ def list_resources(exchange: Exchange, params: Any) -> Outcome:
 
 def list_templates(exchange: Exchange, params: Any) -> Outcome:
     product = PRODUCT["resources/templates/list"](exchange, params)
-    assert isinstance(product, ListResourceTemplatesResult)
-    fixture = ResourceTemplate(uri_template="test://template/{id}/data", name="template", description="A fixture.")
+    assert isinstance(product, mcp.ListResourceTemplatesResult)
+    fixture = mcp.ResourceTemplate(uri_template="test://template/{id}/data", name="template", description="A fixture.")
     return product.model_copy(update={"resource_templates": [*product.resource_templates, fixture]})
 
 
 def read_resource(exchange: Exchange, params: Any) -> Outcome:
     match params.uri.removeprefix("test://").split("/"):
         case ["static-text"] | ["watched-resource"]:
-            return ReadResourceResult(
-                contents=[TextResourceContents(uri=params.uri, mime_type="text/plain", text=TEXT)]
+            return mcp.ReadResourceResult(
+                contents=[mcp.TextResourceContents(uri=params.uri, mime_type="text/plain", text=TEXT)]
             )
         case ["static-binary"]:
-            return ReadResourceResult(contents=[BlobResourceContents(uri=params.uri, mime_type="image/png", blob=PNG)])
+            return mcp.ReadResourceResult(
+                contents=[mcp.BlobResourceContents(uri=params.uri, mime_type="image/png", blob=PNG)]
+            )
         case ["template", number, "data"]:
             content = json.dumps({"id": number, "templateTest": True, "data": f"Data for ID: {number}"})
-            return ReadResourceResult(
-                contents=[TextResourceContents(uri=params.uri, mime_type="application/json", text=content)]
+            return mcp.ReadResourceResult(
+                contents=[mcp.TextResourceContents(uri=params.uri, mime_type="application/json", text=content)]
             )
         case _:
             return PRODUCT["resources/read"](exchange, params)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from django.test import Client
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pytest_django.fixtures import Settings
 
@@ -32,21 +31,6 @@ def token(tenant: Tenant) -> str:
 def sampled() -> Iterator[None]:
     with samples():
         yield
-
-
-@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
-@pytest.mark.parametrize("accept", ["text/event-stream", "application/json", "image/png"])
-def test_only_post_is_answered(token: str, method: str, accept: str) -> None:
-    answer = Client().generic(method, "/mcp", headers={"Authorization": f"Bearer {token}", "Accept": accept})
-    assert answer.status_code == 405
-    assert "POST" in answer["Allow"]
-
-
-@ERAS
-@pytest.mark.parametrize("header", ["nonsense", None])
-def test_without_a_token_the_challenge(tenant: Tenant, ask: Ask, header: str | None) -> None:
-    answer = ask("tools/list", {}, header)
-    assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, 'Bearer realm="gatehouse"')
 
 
 @pytest.mark.parametrize(
