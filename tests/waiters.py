@@ -22,7 +22,7 @@ async def later(caller: Caller, action: Callable[[], Awaitable[Any]]) -> None:
 
 
 async def until_heard(topic: str) -> None:
-    """Return when somebody waits for this cue: what its process listens to, Redis knows.
+    """Return when somebody waits for notifications of this topic: what its process listens to, Redis knows.
 
     A process that has listened once goes on for a while, so a test waits for one topic once.
     """

@@ -41,7 +41,7 @@ class QueueFigures:
 
 
 def queue_figures(*, now: datetime) -> QueueFigures:
-    """The open tasks. Reads the hot table only, which holds no history."""
+    """The open tasks. Reads `task_live` only, which holds no history."""
     found = LiveTask.objects.aggregate(
         ready=Count("pk", filter=Q(ready_at__isnull=False, holder=None)),
         waiting=Count("pk", filter=Q(ready_at=None)),
@@ -264,7 +264,7 @@ def gauges(*, now: datetime) -> list[Gauge]:
         ),
         Gauge(
             name="gatehouse_retention_age_seconds",
-            says="Since the last full round of retention.",
+            says="Since the last full sweep of retention.",
             value=_age(retained_at, now),
         ),
         Gauge(name="gatehouse_obligations_open", says="What is owed.", value=inboxes.obligations),

@@ -18,10 +18,10 @@ _RENEW: Final = """
 """
 
 
-def renew_claim(*, step_id: int, fence: int, period: timedelta) -> bool:
+def renew_claim(*, step_id: int, fencing_token: int, period: timedelta) -> bool:
     """Postpone the moment from which another process may take the call over; False if one already has."""
     with connection.cursor() as cursor:
-        cursor.execute(_RENEW, [period.total_seconds(), step_id, fence])
+        cursor.execute(_RENEW, [period.total_seconds(), step_id, fencing_token])
         return bool(cursor.rowcount)
 
 

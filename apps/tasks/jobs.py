@@ -497,7 +497,7 @@ def _publish(tenant_id: int, queue: str) -> None:
 
 
 def _publish_release(tenant_id: int) -> None:
-    release_dependants.apply_async(args=(tenant_id,), queue="nudge", expires=_FRESH_SECONDS, retry=False)
+    release_dependants.apply_async(args=(tenant_id,), queue="notify", expires=_FRESH_SECONDS, retry=False)
 
 
 _publisher = Publisher(_publish, most_at_once=_MOST_AT_ONCE)

@@ -14,7 +14,7 @@ BUNDLED_WORKERS = PRODUCT / "examples" / "workers"
 # Executions may be slow: they have a worker of their own, so that they never delay a flush or a delivery. Deliveries
 # wait for others most of the time: in threads, so that a slow one costs a connection and no process.
 _CELERY_WORKERS = {
-    "core": ("nudge,sweep", ("--concurrency", "2")),
+    "core": ("notify,sweep", ("--concurrency", "2")),
     "deliver": ("deliver", ("--pool", "threads", "--concurrency", "32")),
     "execute": ("execute", ("--concurrency", "2")),
 }

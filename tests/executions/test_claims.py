@@ -101,7 +101,7 @@ def test_result_of_an_older_claim_is_dropped(
     first = claim_and_die(kee, execution)
     later(LATER)
     second = claim_and_die(kee, execution)
-    assert (first.fence, second.fence, statuses(kee, execution)["a"]) == (1, 2, "calling")
+    assert (first.fencing_token, second.fencing_token, statuses(kee, execution)["a"]) == (1, 2, "calling")
     before = everything(kee)
 
     advancing._renew(first)

@@ -264,7 +264,7 @@ MUTANTS: Final = (
         name="execution-claim",
         breaks="A step takes the result of a call whose claim another process has taken over.",
         file="apps/executions/services/advancing.py",
-        text="or step.status != StepStatus.CALLING or step.attempts != claim.fence:",
+        text="or step.status != StepStatus.CALLING or step.attempts != claim.fencing_token:",
         replacement="or step.status != StepStatus.CALLING:",
         tests=("tests/executions/test_claims.py",),
     ),

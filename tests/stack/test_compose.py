@@ -44,7 +44,7 @@ def test_each_queue_has_its_own_workers() -> None:
 
     served = [command.partition("--queues ")[2].split()[0] for command in commands if "--queues" in command]
 
-    assert sorted(served) == ["deliver", "execute", "nudge", "sweep"]
+    assert sorted(served) == ["deliver", "execute", "notify", "sweep"]
 
 
 def test_only_workers_are_in_the_called_network() -> None:

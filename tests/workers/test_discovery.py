@@ -629,7 +629,7 @@ def test_concurrent_sweeps_ask_an_entry_once(tenant: Tenant, shouter: McpServer)
     with acting_as(kee):
         assert Worker.objects.registered().count() == 1
         assert WorkerEvent.objects.filter(kind="registered").count() == 1
-        assert SourceEntry.objects.get().fence == 1
+        assert SourceEntry.objects.get().fencing_token == 1
     assert shouter.asked.count("tools/list") == 1
 
 

@@ -70,7 +70,7 @@ def state_after(pause: timedelta) -> str:
 
 
 def claim() -> Worker:
-    (claimed,) = health.claim(Worker.objects.registered(), at="probe_at", fence="probe_fence")
+    (claimed,) = health.claim(Worker.objects.registered(), at="probe_at", counter="probe_fencing_token")
     return claimed
 
 

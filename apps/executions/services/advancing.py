@@ -102,7 +102,7 @@ class Claim:
         return self.step.tenant_id
 
     @property
-    def fence(self) -> int:
+    def fencing_token(self) -> int:
         return self.step.attempts
 
     @property
@@ -327,7 +327,7 @@ def _renew(claim: Claim) -> bool:
     which is canceled by its id.
     """
     with _acting(claim.tenant_id):
-        if sql.renew_claim(step_id=claim.step.pk, fence=claim.fence, period=CLAIM):
+        if sql.renew_claim(step_id=claim.step.pk, fencing_token=claim.fencing_token, period=CLAIM):
             return True
         if not worker_jobs.starts_cancelable_jobs(claim.target):
             claim.lost.set()
@@ -411,7 +411,7 @@ def _write_failure(claim: Claim, refusal: DomainError, *, reached: bool = True) 
             retryable, tries = isinstance(refusal, Unavailable), MAX_CLAIMS
         if not reached:
             work.refund(step, claim.cost)
-        if retryable and claim.fence < tries and (repeatable or not reached):
+        if retryable and claim.fencing_token < tries and (repeatable or not reached):
             step.move_to(StepStatus.PENDING)
             step.retry_at = work.now + _RETRY_AFTER * 2 ** (step.attempts - 1)
         elif retryable and reached and not repeatable and isinstance(refusal, WorkerCallFailed):
@@ -427,7 +427,7 @@ def _holding(claim: Claim) -> Iterator[tuple[UnitOfWork, ExecutionStep] | None]:
     with _acting(claim.tenant_id):
         work = UnitOfWork.of(claim.step.execution_id)
         step = None if work is None else next(found for found in work.steps if found.pk == claim.step.pk)
-        if work is None or step is None or step.status != StepStatus.CALLING or step.attempts != claim.fence:
+        if work is None or step is None or step.status != StepStatus.CALLING or step.attempts != claim.fencing_token:
             yield None
             return
         yield work, step

@@ -30,7 +30,7 @@ MOST_DEPENDENCIES: Final = 100
 # So many dependants are released, or ended, in one transaction; a chain of ends takes one for each of its links.
 DEPENDANTS_BATCH: Final = 100
 _WHY: Final = "releasing dependants"
-# How long an end waits for its recipient's inbox: the next round comes soon.
+# How long an end waits for its recipient's inbox: the next sweep comes soon.
 _PATIENCE: Final = "500ms"
 
 
@@ -105,7 +105,7 @@ def _tried(settle: Callable[[], int], tenant_id: int) -> int | None:
                 cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
             return settle()
     except DatabaseError as exc:
-        logger.warning("dependants in tenant %s are left to the next round: %s", tenant_id, exc)
+        logger.warning("dependants in tenant %s are left to the next sweep: %s", tenant_id, exc)
         return None
 
 

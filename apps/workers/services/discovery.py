@@ -137,7 +137,9 @@ def look(source: WorkerSource) -> Listing:
 
 def note_listing(claimed: WorkerSource, listing: Listing | CallFailed) -> None:
     with acting_in(claimed.tenant_id, _WHY):
-        source = WorkerSource.objects.filter(pk=claimed.pk, fence=claimed.fence).select_for_update().first()
+        source = (
+            WorkerSource.objects.filter(pk=claimed.pk, fencing_token=claimed.fencing_token).select_for_update().first()
+        )
         if source is None:
             return
         now = database_now()
@@ -200,7 +202,7 @@ def ask(entry: SourceEntry) -> Seen | None:
 def note_answer(claimed: SourceEntry, seen: Seen | CallFailed | None) -> None:
     caller = on_behalf_of(claimed.source.principal)
     with acting_as(caller):
-        found = SourceEntry.objects.filter(pk=claimed.pk, fence=claimed.fence)
+        found = SourceEntry.objects.filter(pk=claimed.pk, fencing_token=claimed.fencing_token)
         entry = found.select_related("source").select_for_update(of=("self",)).first()
         if entry is None:
             return

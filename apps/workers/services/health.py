@@ -115,13 +115,13 @@ def _state_of(worker: Worker, now: datetime) -> State:
     return condition
 
 
-def claim(due: QuerySet[M], *, at: str = "next_at", fence: str = "fence") -> list[M]:
+def claim(due: QuerySet[M], *, at: str = "next_at", counter: str = "fencing_token") -> list[M]:
     """Claim the rows that are due, in a transaction of its own. Each row carries its new fencing token.
 
     Tenants take turns: of each tenant the row that has been due longest, then of each the next one.
 
     :param at: the field with the time at which a row is due.
-    :param fence: the field with the fencing token.
+    :param counter: the field with the fencing token.
     """
     with acting_as_system("claiming what is due"):
         now = database_now()
@@ -131,9 +131,9 @@ def claim(due: QuerySet[M], *, at: str = "next_at", fence: str = "fence") -> lis
         chosen = {pk: place for place, pk in enumerate(ordered[:MOST_CLAIMED])}
         held = list(due.filter(pk__in=chosen).select_for_update(skip_locked=True, of=("self",)))
         rows = due.model._default_manager.filter(pk__in=[row.pk for row in held])  # noqa: SLF001  # the documented manager
-        rows.update(**{fence: F(fence) + 1, at: now + _CLAIMED_FOR})
+        rows.update(**{counter: F(counter) + 1, at: now + _CLAIMED_FOR})
     for row in held:
-        setattr(row, fence, getattr(row, fence) + 1)
+        setattr(row, counter, getattr(row, counter) + 1)
     return sorted(held, key=lambda row: chosen[row.pk])
 
 
@@ -168,7 +168,7 @@ def probe() -> int:
     Opens its own transactions, with the calls between them. It may run twice at once.
     """
     due = Worker.objects.registered().light().exclude(state=State.QUARANTINED).filter(principal__disabled_at=None)
-    return do_all(claim(due, at="probe_at", fence="probe_fence"), look, note_probe)
+    return do_all(claim(due, at="probe_at", counter="probe_fencing_token"), look, note_probe)
 
 
 def look(worker: Worker) -> Seen:
@@ -179,7 +179,7 @@ def note_probe(claimed: Worker, seen: Seen | CallFailed) -> None:
     with acting_in(claimed.tenant_id, _WHY):
         # The answer of an old endpoint says nothing of the new one.
         found = Worker.objects.registered().filter(
-            pk=claimed.pk, probe_fence=claimed.probe_fence, endpoint=claimed.endpoint
+            pk=claimed.pk, probe_fencing_token=claimed.probe_fencing_token, endpoint=claimed.endpoint
         )
         worker = found.select_for_update().first()
         has_drifted = worker is not None and _judge(worker, seen, database_now())
