@@ -46,6 +46,14 @@ from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.remote import Remote, says
 
 
+@pytest.fixture
+def target(as_kee: Caller, agent: Remote) -> Target:
+    """A webhook of Kee, whose inbox holds one receipt that it was not woken for."""
+    target = make_webhook(as_kee, agent.url).target
+    post(as_kee)
+    return target
+
+
 def ack_all(reader: Caller) -> None:
     ack_through(reader, read(reader, limit=500).entries[-1].token)
 
@@ -103,9 +111,7 @@ def test_burst_of_a_thousand_receipts_is_one_wake(as_kee: Caller, agent: Remote)
     assert not wake(target), "it has been told of all of them"
 
 
-def test_new_receipt_wakes_at_once_when_everything_told_is_acked(as_kee: Caller, agent: Remote) -> None:
-    target = make_webhook(as_kee, agent.url).target
-    post(as_kee)
+def test_new_receipt_wakes_at_once_when_everything_told_is_acked(target: Target, as_kee: Caller) -> None:
     post(as_kee)
     assert wake(target)
     seen = read(as_kee)
@@ -162,9 +168,7 @@ def test_fewer_than_min_unacked_wake_nobody(as_kee: Caller, agent: Remote) -> No
     assert wake(target)
 
 
-def test_what_is_acked_after_a_wake_was_queued_is_not_told(as_kee: Caller, agent: Remote) -> None:
-    target = make_webhook(as_kee, agent.url).target
-    post(as_kee)
+def test_what_is_acked_after_a_wake_was_queued_is_not_told(target: Target, as_kee: Caller, agent: Remote) -> None:
     assert (digests.queue_wakes(), digests.queue_wakes()) == (1, 0), "a target has one wake at a time"
     ack_all(as_kee)
     assert not wake(target)
@@ -181,9 +185,7 @@ def test_webhook_is_called_for_its_owners_inbox_only(as_kee: Caller, agent: Remo
     assert agent.received[0].json["data"]["principal"] == "Hexy"
 
 
-def test_disabled_principal_and_stopped_target_are_not_called(as_kee: Caller, agent: Remote) -> None:
-    target = make_webhook(as_kee, agent.url).target
-    post(as_kee)
+def test_disabled_principal_and_stopped_target_are_not_called(target: Target, as_kee: Caller) -> None:
     targets.stop(target_id=target.pk, reason="enough", now=T0)
     assert not wake(target)
     targets.resume(target_id=target.pk)
@@ -196,9 +198,7 @@ def test_disabled_principal_and_stopped_target_are_not_called(as_kee: Caller, ag
     assert reloaded(target).sent == 1
 
 
-def test_failed_wake_is_repeated_under_one_id_for_as_long_as_it_takes(as_kee: Caller, agent: Remote) -> None:
-    target = make_webhook(as_kee, agent.url).target
-    post(as_kee)
+def test_failed_wake_is_repeated_under_one_id_for_as_long_as_it_takes(target: Target, agent: Remote) -> None:
     agent.always = says(503)
     for number in range(1, 13):
         assert wake(target)
@@ -212,9 +212,7 @@ def test_failed_wake_is_repeated_under_one_id_for_as_long_as_it_takes(as_kee: Ca
     assert len({call.headers["webhook-id"] for call in agent.received}) == 1
 
 
-def test_wake_is_not_repeated_for_what_was_acked_meanwhile(as_kee: Caller, agent: Remote) -> None:
-    target = make_webhook(as_kee, agent.url).target
-    post(as_kee)
+def test_wake_is_not_repeated_for_what_was_acked_meanwhile(target: Target, as_kee: Caller, agent: Remote) -> None:
     agent.always = says(500)
     assert wake(target)
     ack_all(as_kee)
@@ -223,9 +221,9 @@ def test_wake_is_not_repeated_for_what_was_acked_meanwhile(as_kee: Caller, agent
 
 
 @pytest.mark.parametrize("status", [404, 410])
-def test_final_refusal_stops_the_target_until_it_is_resumed(as_kee: Caller, agent: Remote, status: int) -> None:
-    target = make_webhook(as_kee, agent.url).target
-    post(as_kee)
+def test_final_refusal_stops_the_target_until_it_is_resumed(
+    target: Target, as_kee: Caller, agent: Remote, status: int
+) -> None:
     agent.always = says(status)
     assert wake(target)
     change(as_kee, target, enabled=False)
@@ -239,9 +237,9 @@ def test_final_refusal_stops_the_target_until_it_is_resumed(as_kee: Caller, agen
 
 
 @pytest.mark.parametrize("how", [{"enabled": True}, {"url": "/new"}], ids=["resumed", "moved"])
-def test_resumed_or_moved_target_is_called_at_once(as_kee: Caller, agent: Remote, how: dict[str, Any]) -> None:
-    target = make_webhook(as_kee, agent.url).target
-    post(as_kee)
+def test_resumed_or_moved_target_is_called_at_once(
+    target: Target, as_kee: Caller, agent: Remote, how: dict[str, Any]
+) -> None:
     agent.always = says(503)
     for _ in range(6):
         assert wake(target)
@@ -254,9 +252,7 @@ def test_resumed_or_moved_target_is_called_at_once(as_kee: Caller, agent: Remote
 
 
 @pytest.mark.parametrize("status", [304, 400, 403, 429, 500])
-def test_other_refusals_are_failures(as_kee: Caller, agent: Remote, status: int) -> None:
-    target = make_webhook(as_kee, agent.url).target
-    post(as_kee)
+def test_other_refusals_are_failures(target: Target, agent: Remote, status: int) -> None:
     agent.always = says(status, b"")
     assert wake(target)
     done = reloaded(target)
@@ -264,9 +260,7 @@ def test_other_refusals_are_failures(as_kee: Caller, agent: Remote, status: int)
 
 
 @pytest.mark.parametrize("behaviour", [remotes.floods, remotes.drips])
-def test_body_of_a_good_answer_is_not_read(as_kee: Caller, agent: Remote, behaviour: Any) -> None:
-    target = make_webhook(as_kee, agent.url).target
-    post(as_kee)
+def test_body_of_a_good_answer_is_not_read(target: Target, agent: Remote, behaviour: Any) -> None:
     agent.always = behaviour
     assert wake(target)
     assert (reloaded(target).result, reloaded(target).sent) == ("HTTP 200", 1)
@@ -292,17 +286,14 @@ def _send_while_acking(target: Target, *acked: Any, later: timedelta) -> None:
     sending.settle(claim=claim, verdict=verdict, result=result)
 
 
-def test_wake_is_wasted_if_everything_was_acked_before_the_call(as_kee: Caller, agent: Remote) -> None:
+@pytest.mark.parametrize(("later", "wasted"), [(0, 1), (1, 0)], ids=["before the call", "during the call"])
+def test_wake_is_wasted_if_everything_was_acked_before_the_call(
+    as_kee: Caller, agent: Remote, later: int, wasted: int
+) -> None:
     target = make_webhook(as_kee, agent.url).target
-    _send_while_acking(target, post(as_kee), later=timedelta(0))
-    assert (reloaded(target).sent, reloaded(target).wasted) == (1, 1)
+    _send_while_acking(target, post(as_kee), later=timedelta(milliseconds=later))
+    assert (reloaded(target).sent, reloaded(target).wasted) == (1, wasted)
     assert not wake(target)
-
-
-def test_wake_is_not_wasted_on_an_agent_that_acks_during_the_call(as_kee: Caller, agent: Remote) -> None:
-    target = make_webhook(as_kee, agent.url).target
-    _send_while_acking(target, post(as_kee), later=timedelta(milliseconds=1))
-    assert (reloaded(target).sent, reloaded(target).wasted) == (1, 0)
 
 
 def test_wake_is_not_wasted_if_something_unnamed_is_left(as_kee: Caller, agent: Remote) -> None:
@@ -327,9 +318,7 @@ def test_post_does_not_pay_for_webhooks(as_kee: Caller) -> None:
     assert statements() == without
 
 
-def test_answer_of_the_old_address_says_nothing_of_the_new_one(as_kee: Caller, agent: Remote) -> None:
-    target = make_webhook(as_kee, agent.url).target
-    post(as_kee)
+def test_answer_of_the_old_address_says_nothing_of_the_new_one(target: Target, as_kee: Caller, agent: Remote) -> None:
     digests.queue_wakes()
     claim = sending.claim(target_id=target.pk)
     assert claim is not None
