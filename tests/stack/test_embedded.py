@@ -28,12 +28,7 @@ def runtime() -> Iterator[RuntimeFolder]:
 
 @pytest.fixture
 def cluster(runtime: RuntimeFolder) -> Postgres:
-    home = runtime.folder("deep") / "Größe und Länge" / ("so tief " * 20).strip()
-    return _postgres(runtime, home)
-
-
-def _postgres(runtime: RuntimeFolder, home: Path) -> Postgres:
-    account = server_account()
+    home, account = runtime.folder("deep") / "Größe und Länge" / ("so tief " * 20).strip(), server_account()
     home.mkdir(parents=True)
     if account is not None:
         account.own(home)

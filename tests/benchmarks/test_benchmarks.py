@@ -1,12 +1,17 @@
-"""Data that somebody brings for a measurement is read, or refused in a sentence that names the place."""
+"""Each suite measures; data that a user brings is read, or refused in a sentence that names the place."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 
 from benchmarks.data import BadData, moment, read_conversations, read_planning
+from benchmarks.suites import SUITES
 
 TOOLS = [{"name": "press_apples", "description": "Press apples.", "input_types": ["apples"], "output_types": ["juice"]}]
 TEST = [{"request": "Press the apples", "nodes": ["press_apples"], "links": []}]
@@ -86,3 +91,25 @@ def test_dates_are_read_in_several_forms(text: str) -> None:
 
 def test_date_in_no_known_form_is_none() -> None:
     assert moment("some day") is moment(None) is None
+
+
+def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "manage.py", "bench", *arguments, "--tiny", "--json"]
+    return subprocess.run(command, env=os.environ, cwd=settings.BASE_DIR, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "names", [pytest.param(["inbox"], marks=pytest.mark.ci), pytest.param([*SUITES], marks=pytest.mark.long)]
+)
+def test_suites_measure(names: list[str]) -> None:
+    done = bench(*names, "--data", "tests/memory/conversations.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert {row["suite"] for row in rows} == set(names)
+    assert all(row["ours"] is not None for row in rows)
+
+
+def test_unknown_suite_is_refused_by_name() -> None:
+    done = bench("nope")
+    assert done.returncode == 2
+    assert "There is no suite nope" in done.stderr
