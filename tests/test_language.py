@@ -1,8 +1,7 @@
 """Sentences are short: at most 20 words on average in a file, and 35 in any one.
 
 Counted are the prose of Markdown files and the docstrings and refusals of Python files. Code, tables and headings are
-not; an item of a list is a sentence. `python -m tests.test_language [--all] [FILE…]` prints what is over a limit, and
-with `--all` the average of every file.
+not; an item of a list is a sentence. `python -m tests.test_language [FILE…]` prints what is over a limit.
 """
 
 import ast
@@ -76,16 +75,7 @@ def test_sentences_are_short() -> None:
     assert [fault for path in files() for fault in faults(path)] == []
 
 
-def main(arguments: list[str]) -> int:
-    """Print what is over a limit."""
-    chosen = [Path(name).resolve() for name in arguments if not name.startswith("--")] or files()
-    over = [fault for path in chosen for fault in faults(path)]
-    for path in chosen if "--all" in arguments else ():
-        found = sentences(path)
-        print(f"{sum(map(len, found)) / max(len(found), 1):5.1f} {len(found):5} {path.relative_to(ROOT)}")
-    print(*over, sep="\n")
-    return int(bool(over))
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    over = [fault for path in [Path(name).resolve() for name in sys.argv[1:]] or files() for fault in faults(path)]
+    print(*over, sep="\n")
+    sys.exit(bool(over))

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from django.conf import settings
 from django.db import connection, transaction
+from kombu.simple import SimpleQueue
 from pytest_django.live_server_helper import LiveServer
 
 from apps.core.errors import Conflict
@@ -29,7 +31,6 @@ from apps.receipts.selectors import find
 from apps.receipts.services import Group
 from config.celery import app
 from tests import remote as remotes
-from tests.broker import listening_at, take
 from tests.delivery.conftest import deliver, make_remote, make_webhook, move_away, pass_time, reloaded, wake
 from tests.digests.makers import post, read, unsound
 from tests.digests.test_races import race, race_behind
@@ -37,6 +38,24 @@ from tests.factories import make_caller, make_tenant, make_token
 from tests.remote import Exchange, Remote
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@contextmanager
+def listening_at(queue: str) -> Iterator[SimpleQueue]:
+    """A queue of which all that was there before is gone."""
+    with app.connection_for_read() as broker:
+        opened = SimpleQueue(broker.default_channel, queue)
+        opened.clear()
+        yield opened
+
+
+def take(queue: SimpleQueue, name: str) -> Any:
+    """The arguments of the next message of this name; others are let go."""
+    while True:
+        message = queue.get(timeout=20)
+        message.ack()
+        if message.headers["task"] == name:
+            return message.payload[0]
 
 
 @pytest.fixture
