@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,18 +28,13 @@ def _run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[st
     )
 
 
-def _port(listener: socket.socket) -> int:
-    port: int = listener.getsockname()[1]
-    return port
-
-
 def test_last_port_is_used_again_unless_it_is_taken() -> None:
     with listen(None, None) as first:
-        last = _port(first)
+        last = first.getsockname()[1]
     with listen(None, last) as again:
-        assert _port(again) == last
+        assert again.getsockname()[1] == last
         with listen(None, last) as neighbour:
-            assert _port(neighbour) != last
+            assert neighbour.getsockname()[1] != last
         with pytest.raises(StackError, match=f"Port {last} is taken"):
             listen(last, DEFAULT_PORT)
 

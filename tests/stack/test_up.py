@@ -7,10 +7,11 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -81,18 +82,9 @@ def _wait(until: Callable[[], bool], *, why: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def _stack(data: Path) -> dict[str, str]:
-    stack: dict[str, str] = json.loads((data / "stack.json").read_text())
+def _stack(data: Path) -> dict[str, Any]:
+    stack: dict[str, Any] = json.loads((data / "stack.json").read_text())
     return stack
-
-
-def _processes(data: Path) -> Mapping[str, int]:
-    processes: dict[str, int] = json.loads((data / "stack.json").read_text())["processes"]
-    return processes
-
-
-def _mark(data: Path) -> str:
-    return DataFolder(data).mark
 
 
 def _works(data: Path) -> bool:
@@ -109,12 +101,15 @@ def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
             assert stat.S_IMODE((data / name).stat().st_mode) == 0o600, name
         assert _call("up", "status", "--data", data.name, cwd=data.parent).returncode == 0
 
-        before = dict(_processes(data))
+        before = dict(_stack(data)["processes"])
         for pid in before.values():
             os.kill(pid, signal.SIGKILL)
-        _wait(lambda: not set(before.values()) & set(_processes(data).values()), why=lambda: _processes(data))
+        _wait(
+            lambda: not set(before.values()) & set(_stack(data)["processes"].values()),
+            why=lambda: _stack(data)["processes"],
+        )
         _wait(lambda: _works(data), why=lambda: ask(f"{_stack(data)['url']}/readyz"))
-        running = marked(_mark(data))
+        running = marked(DataFolder(data).mark)
 
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=PATIENCE) == 0
@@ -132,29 +127,24 @@ def test_second_stack_needs_a_folder_of_its_own(data: Path, tmp_path: Path) -> N
     with _up(data, "--no-workers"):
         # A restored or cloned folder holds the secrets of its original, whose processes are not its own.
         shutil.copy(data / "secrets.json", other)
-        before = dict(_processes(data))
-        _second_stacks(data, other)
-        assert _processes(data) == before
+        before = dict(_stack(data)["processes"])
+        with _up(other, "--no-workers") as neighbour:
+            second = _call("up", "--data", str(data))
+            assert second.returncode == 1
+            assert _stack(data)["url"] in second.stderr
+            assert _works(data)
+            assert _works(other)
+            assert _call("up", "down", "--data", str(other)).returncode == 0
+            assert neighbour.wait(timeout=PATIENCE) == 0
+        assert _works(data)
+        assert _stack(data)["processes"] == before
     _call("up", "reset", "--yes", "--data", str(other))
-
-
-def _second_stacks(data: Path, other: Path) -> None:
-    with _up(other, "--no-workers") as neighbour:
-        second = _call("up", "--data", str(data))
-
-        assert second.returncode == 1
-        assert _stack(data)["url"] in second.stderr
-        assert _works(data)
-        assert _works(other)
-        assert _call("up", "down", "--data", str(other)).returncode == 0
-        assert neighbour.wait(timeout=PATIENCE) == 0
-        assert _works(data)
 
 
 @pytest.mark.ci
 def test_data_outlives_a_killed_supervisor(data: Path) -> None:
     with _up(data, "--no-workers") as child:
-        orphans = marked(_mark(data))
+        orphans = marked(DataFolder(data).mark)
         child.kill()
         child.wait()
 
@@ -172,7 +162,7 @@ def test_named_servers_are_used_in_place_of_embedded_ones(data: Path) -> None:
     elsewhere = urlsplit(os.environ["DATABASE_URL"])._replace(path="/stack_elsewhere").geturl()
     with _up(data, "--no-workers", DATABASE_URL=elsewhere, REDIS_URL=os.environ["REDIS_URL"]):
         assert _works(data)
-        assert not {"postgres", "valkey"} & set(_processes(data))
+        assert not {"postgres", "valkey"} & set(_stack(data)["processes"])
         assert not (data / "postgres").exists()
         assert not (data / "valkey").exists()
 
