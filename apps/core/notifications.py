@@ -5,7 +5,6 @@ whoever waits for one also looks again now and then. All listeners of a process 
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -379,7 +378,7 @@ async def _next_look(listener: Listener, left: float, *, rest: bool) -> None:
 
 def heartbeat(who: str) -> None:
     """Say that `who` is alive just now. Redis keeps it; the database does not."""
-    with contextlib.suppress(redis.RedisError):
+    with suppress(redis.RedisError):
         broker().set(_heartbeat_key(who), time.time(), ex=_HEARTBEAT_KEPT)
 
 

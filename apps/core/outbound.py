@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
@@ -270,7 +270,14 @@ def guard(url: str) -> str:
 
     :raises ForbiddenEndpoint: naming the reason.
     """
-    parts = _split(url)
+    no_address = ForbiddenEndpoint(f"{url[:200]!r} is no HTTP address.")
+    try:
+        httpx2.URL(url)  # look-ups read more forms of an address than the client does: an octet may begin with a zero
+        parts = urlsplit(url)
+    except (httpx2.InvalidURL, ValueError) as exc:
+        raise no_address from exc
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.password:
+        raise no_address
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
@@ -313,15 +320,3 @@ def _wrapped(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     if any(address in network for network in _WRAPPING):
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-
-
-def _split(url: str) -> SplitResult:
-    """Look-ups read more spellings of an address than the client that calls: an octet with a leading zero is one."""
-    try:
-        httpx2.URL(url)
-        parts = urlsplit(url)
-    except (httpx2.InvalidURL, ValueError) as exc:
-        raise ForbiddenEndpoint(f"{url[:200]!r} is no HTTP address.") from exc
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.password:
-        raise ForbiddenEndpoint(f"{url[:200]!r} is no HTTP address.")
-    return parts

@@ -167,7 +167,8 @@ def _is_modern(message: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
 def _open_modern(frame: Frame, message: Mapping[str, Any], headers: Mapping[str, str]) -> Envelope:
     if isinstance(frame, JSONRPCNotification):
         version = headers.get(MCP_PROTOCOL_VERSION_HEADER, "")
-        _refuse(unsupported_protocol_version_rejection(version))
+        if (rejection := unsupported_protocol_version_rejection(version)) is not None:
+            raise ProtocolError(rejection.code, rejection.message, rejection.data)
         return Envelope(id=None, method=frame.method, params=frame.params, version=version, capabilities={})
     verdict = classify_inbound_request(message, headers=headers)
     if isinstance(verdict, InboundLadderRejection):
@@ -180,11 +181,6 @@ def _open_modern(frame: Frame, message: Mapping[str, Any], headers: Mapping[str,
         version=verdict.protocol_version,
         capabilities=capabilities if isinstance(capabilities, dict) else {},
     )
-
-
-def _refuse(rejection: InboundLadderRejection | None) -> None:
-    if rejection is not None:
-        raise ProtocolError(rejection.code, rejection.message, rejection.data)
 
 
 def read_params(envelope: Envelope) -> Any:
