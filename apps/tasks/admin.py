@@ -80,7 +80,7 @@ class QueueAdmin(OperatorAdmin):
     list_filter = ["tenant"]
     search_fields = ["name"]
     readonly_fields = ["figures", "last_hour"]
-    actions_detail = ["pause", "resume", "replay_dead_letters"]
+    actions_detail = ["pause", "resume", "retry_dead_letters"]
 
     @verb("Pause", explanation="Give out nothing; what is leased goes on.", permission="tasks.operate_queue")
     def pause(self, queue: Queue, given: Mapping[str, Any]) -> str:
@@ -95,15 +95,15 @@ class QueueAdmin(OperatorAdmin):
         return f"{queue} gives out work again."
 
     @verb(
-        "Replay dead letters",
-        explanation="Queue again, as new tasks, what failed for good here and was not replayed: the newest 500.",
+        "Retry dead letters",
+        explanation="Queue again, as new tasks, what failed for good here and was not retried: the newest 500.",
         permission="tasks.operate_task",
     )
-    def replay_dead_letters(self, queue: Queue, given: Mapping[str, Any]) -> str:
+    def retry_dead_letters(self, queue: Queue, given: Mapping[str, Any]) -> str:
         with acting_in(queue.tenant_id, _WHY):
-            replayed, refusals = services.replay_queue(queue_id=queue.pk)
+            retried, refusals = services.retry_queue(queue_id=queue.pk)
         refused = f" {len(refusals)} were refused, the first because: {refusals[0].detail}" if refusals else ""
-        return f"{replayed} dead letters of {queue} are queued again.{refused}"
+        return f"{retried} dead letters of {queue} are queued again.{refused}"
 
     @admin.display(description="Figures")
     def figures(self, queue: Queue) -> str:
@@ -229,12 +229,12 @@ class TaskAdmin(OperatorAdmin):
     list_filter = ["tenant", StatusFilter, ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
     search_fields = ["=id", "receipt_id__exact"]
     ordering = ["-id"]
-    actions_detail = ["cancel", "replay", "revoke_lease"]
+    actions_detail = ["cancel", "retry", "revoke_lease"]
     fields = [
         "state",
         "timeline",
         "budget",
-        "replays",
+        "retries",
         *_PARTIES,
         "priority",
         "params",
@@ -253,7 +253,7 @@ class TaskAdmin(OperatorAdmin):
         "budget",
         *_PARTIES,
         "queued_receipt",
-        "replays",
+        "retries",
         "terminal_receipt",
         "artifact",
         "rows",
@@ -270,14 +270,14 @@ class TaskAdmin(OperatorAdmin):
         return f"{task} is {status}."
 
     @verb(
-        "Replay",
-        explanation="Queue a dead letter again, as a new task; a second replay finds the task of the first.",
+        "Retry",
+        explanation="Queue a dead letter again, as a new task; a second retry shows the task of the first.",
         permission="tasks.operate_task",
     )
-    def replay(self, task: Task, given: Mapping[str, Any]) -> str:
+    def retry(self, task: Task, given: Mapping[str, Any]) -> str:
         with acting_in(task.tenant_id, _WHY):
-            queued = services.replay_dead_letter(task_id=task.pk)
-        return f"{task} was replayed as {queued.task_id} before." if queued.is_duplicate else f"It is {queued.task_id}."
+            queued = services.retry_dead_letter(task_id=task.pk)
+        return f"{task} was retried as {queued.task_id} before." if queued.is_duplicate else f"It is {queued.task_id}."
 
     @verb(
         "Revoke lease",
@@ -289,13 +289,13 @@ class TaskAdmin(OperatorAdmin):
             status = services.revoke_lease(task_id=task.pk)
         return f"{task} is {status}."
 
-    @admin.display(description="Replays")
-    def replays(self, task: Task) -> str:
-        made = selectors.replay_of(task.pk)
+    @admin.display(description="Retries")
+    def retries(self, task: Task) -> str:
+        made = selectors.retried_as(task.pk)
         return format_html(
             "{}{}",
-            "" if task.replay_of is None else format_html("replay of {} ", task_link(task.replay_of)),
-            "" if made is None else format_html("replayed as {}", task_link(made)),
+            "" if task.retry_of is None else format_html("retry of {} ", task_link(task.retry_of)),
+            "" if made is None else format_html("retried as {}", task_link(made)),
         )
 
     @admin.display(description="Receipt of its end")

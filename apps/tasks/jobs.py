@@ -26,7 +26,17 @@ from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.tasks import handlers, results, services
 from apps.tasks.handlers import Canceled, Failed, Postponed, Result
-from apps.tasks.services import Beat, BeatAnswer, BudgetLeft, Completion, Delivery, FailedRun, Failure, Grant, Released
+from apps.tasks.services import (
+    BudgetLeft,
+    Completion,
+    Delivery,
+    FailedRun,
+    Failure,
+    Grant,
+    Heartbeat,
+    HeartbeatResult,
+    Released,
+)
 from apps.tasks.services.artifacts import NOTHING
 from apps.tasks.shapes import used_up
 from apps.tasks.signals import dependency_finished, task_queued
@@ -133,13 +143,13 @@ class _Run:
     def artifact(self, content: bytes, media_type: str) -> str:
         return services.store_artifact(tenant_id=self._batch.gate.tenant_id, content=content, media_type=media_type)
 
-    def sign_of_life(self, checkpoint: Any = None) -> Beat:
+    def sign_of_life(self, checkpoint: Any = None) -> Heartbeat:
         """A heartbeat with the newest progress and spend."""
         tokens, cost_usd = self.spent if self.has_spend_to_tell else (0, 0.0)
         with self._saying:
             self._sequence += 1
             percent, message = self._said
-            return Beat(
+            return Heartbeat(
                 task_id=self.grant.task_id,
                 lease_token=self.grant.lease_token,
                 percent=percent,
@@ -178,11 +188,11 @@ class _Batch:
         # What the thread could not report has come back.
         self._report()
 
-    def beat(self, beats: Sequence[Beat]) -> list[BeatAnswer]:
+    def beat(self, beats: Sequence[Heartbeat]) -> list[HeartbeatResult]:
         """Renew leases, and stop the runs that are lost or canceled."""
         begun = time.monotonic()
         with self.gate.acting():
-            answers = services.heartbeat(worker=self.gate, beats=beats)
+            answers = services.heartbeat(worker=self.gate, heartbeats=beats)
         for beat, answer in zip(beats, answers, strict=True):
             run = self._runs.get(answer.task_id)
             if run is None:

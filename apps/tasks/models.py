@@ -19,7 +19,7 @@ from apps.tasks.states import (
 )
 
 # What begins so is no requester's own key.
-REPLAY: Final = "replay:"
+RETRY_PREFIX: Final = "retry:"
 
 
 def run_key(task_id: int, fencing_token: int) -> int:
@@ -27,9 +27,9 @@ def run_key(task_id: int, fencing_token: int) -> int:
     return (task_id << FENCING_TOKEN_BITS) + fencing_token
 
 
-def replay_key(task_id: int) -> str:
-    """The idempotency key of a dead letter's one replay."""
-    return f"{REPLAY}task_{task_id}"
+def retry_key(task_id: int) -> str:
+    """The idempotency key of a dead letter's one retry."""
+    return f"{RETRY_PREFIX}task_{task_id}"
 
 
 def _limits_bite() -> Q:
@@ -149,14 +149,14 @@ class Task(TenantModel):
     params = models.JSONField()
     run_at = models.DateTimeField(null=True)
     concurrency_key = models.CharField(max_length=200, null=True)
-    replay_of = models.BigIntegerField(null=True)
+    retry_of = models.BigIntegerField(null=True)
     group = models.JSONField(null=True)
     caused_by = models.CharField(max_length=100, null=True)
     receipt_id = models.CharField(max_length=100)
     created_at = models.DateTimeField()
 
     class Meta:
-        permissions = [("operate_task", "Can cancel tasks, replay dead letters and revoke leases")]
+        permissions = [("operate_task", "Can cancel tasks, retry dead letters and revoke leases")]
         constraints = [models.CheckConstraint(condition=Q(priority__range=(1, 10)), name="tasks_task_priority_1_to_10")]
 
     def __str__(self) -> str:

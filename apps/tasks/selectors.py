@@ -37,7 +37,7 @@ from apps.tasks.models import (
     Spend,
     Task,
     TaskType,
-    replay_key,
+    retry_key,
     run_key,
 )
 from apps.tasks.results import (
@@ -321,25 +321,25 @@ def dead_letters(*, principal_id: int, before: int | None = None, limit: int = 5
         looked_at = cursor.fetchall()
     own = [task_id for task_id, is_own in looked_at if is_own]
     shown = own[:limit]
-    replays = _replays(shown)
+    retries = _retries(shown)
     records = FinishedTask.objects.in_bulk(shown)
     tasks = Task.objects.select_related("task_type", "queue").in_bulk(shown)
-    letters = [_dead_letter(tasks[pk], records[pk], replays.get(pk)) for pk in shown]
+    letters = [_dead_letter(tasks[pk], records[pk], retries.get(pk)) for pk in shown]
     if len(own) > limit:
         return DeadLetterPage(letters=letters, following=shown[-1])
     more = len(looked_at) == DEAD_LETTERS_LOOKED_AT
     return DeadLetterPage(letters=letters, following=looked_at[-1][0] if more else None)
 
 
-def _replays(task_ids: list[int]) -> dict[int, int]:
-    """The replays of these dead letters."""
-    keys = {replay_key(pk): pk for pk in task_ids}
+def _retries(task_ids: list[int]) -> dict[int, int]:
+    """The tasks that retry these dead letters."""
+    keys = {retry_key(pk): pk for pk in task_ids}
     requesters = Task.objects.filter(pk__in=task_ids).values("requester_id")
     used = IdempotencyKey.objects.filter(principal_id__in=requesters, key__in=keys)
     return {keys[key]: task_id for key, task_id in used.values_list("key", "task_id")}
 
 
-def _dead_letter(task: Task, record: FinishedTask, replayed_as: int | None) -> DeadLetter:
+def _dead_letter(task: Task, record: FinishedTask, retried_as: int | None) -> DeadLetter:
     return DeadLetter(
         task_id=str(task),
         task_type=task.task_type.name,
@@ -351,13 +351,13 @@ def _dead_letter(task: Task, record: FinishedTask, replayed_as: int | None) -> D
         created_at=task.created_at,
         failed_at=record.finished_at,
         receipt_id=record.receipt_id,
-        replayed_as=None if replayed_as is None else format_ref("task", replayed_as),
+        retried_as=None if retried_as is None else format_ref("task", retried_as),
     )
 
 
-def replay_of(task_id: int) -> int | None:
-    """The task that the replay of this dead letter has made."""
-    return _replays([task_id]).get(task_id)
+def retried_as(task_id: int) -> int | None:
+    """The task that retries this dead letter."""
+    return _retries([task_id]).get(task_id)
 
 
 def schedules(*, owner_id: int, after: int = 0, limit: int = 50) -> list[Schedule]:

@@ -56,7 +56,7 @@ class QueueRequest:
     concurrency_key: str | None = None
     depends_on: tuple[int, ...] | None = None
     if_dependency_fails: IfDependencyFails | None = None
-    replay_of: int | None = None
+    retry_of: int | None = None
     budget: BudgetDraft | None = None
 
 
@@ -86,7 +86,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class Heartbeat:
     """A heartbeat of one lease. `tokens` and `cost_usd` are sums of what its run has used so far, and count once.
 
     `sequence` grows with each heartbeat of a run. A heartbeat with a lower sequence replaces no newer progress
@@ -103,7 +103,7 @@ class Beat:
     sequence: int | None = None
 
     @property
-    def says_something(self) -> bool:
+    def has_progress(self) -> bool:
         return self.percent is not None or self.message is not None or self.checkpoint is not None
 
     @property
@@ -124,7 +124,7 @@ class BudgetLeft(Output):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeatAnswer:
+class HeartbeatResult:
     """`lost` has a reason; `retry` means that another transaction has locked the task."""
 
     task_id: int
@@ -314,7 +314,7 @@ class TimelineEvent(Output):
 
 
 class DeadLetter(Output):
-    """A task that failed for good. It can be replayed."""
+    """A task that failed for good. It can be retried."""
 
     task_id: str
     task_type: str
@@ -326,8 +326,8 @@ class DeadLetter(Output):
     created_at: datetime
     failed_at: datetime
     receipt_id: str
-    replayed_as: str | None
-    """The task that its replay has made."""
+    retried_as: str | None
+    """The task that retries this one."""
 
 
 class QueueHealth(Output):

@@ -36,7 +36,7 @@ with given as materialized (
         select * from jsonb_to_recordset(%(tasks)s::jsonb) as t(
             nth int, key text, digest text, queue bigint, task_type bigint, recipient bigint, fair_requester bigint,
             priority smallint, params jsonb, run_at timestamptz, is_later bool, waits bool, concurrency_key text,
-            replay_of bigint, "group" jsonb, caused_by text, receipt text, open_dependencies smallint,
+            retry_of bigint, "group" jsonb, caused_by text, receipt text, open_dependencies smallint,
             lease_seconds int, max_attempts smallint, max_expiries smallint, flags smallint, stuck_after smallint,
             deadline_seconds int, has_budget bool)
         order by nth
@@ -50,9 +50,9 @@ with given as materialized (
     returning task_id
 ), asked_for as (
     insert into tasks_task (id, tenant_id, queue_id, task_type_id, requester_id, recipient_id, priority, params,
-                            run_at, concurrency_key, replay_of, "group", caused_by, receipt_id, created_at)
+                            run_at, concurrency_key, retry_of, "group", caused_by, receipt_id, created_at)
     select id, %(tenant)s::bigint, queue, task_type, %(requester)s::bigint, recipient, priority, params,
-           run_at, concurrency_key, replay_of, "group", caused_by, receipt, at
+           run_at, concurrency_key, retry_of, "group", caused_by, receipt, at
     from given where key is null or id in (select task_id from keyed)
     returning id
 ), live as (
@@ -935,16 +935,16 @@ join lateral (select requester_id, recipient_id from tasks_task where id = d.tas
 order by d.task_id desc
 """
 
-# The newest dead letters of a queue that have not been replayed; see models.replay_key. Index:
+# The newest dead letters of a queue that have not been retried; see models.retry_key. Index:
 # task_history_dead, and the key of each.
-UNREPLAYED: Final = """
+UNRETRIED: Final = """
 select d.task_id
 from tasks_queue q
 join task_history d on d.tenant_id = q.tenant_id and d.status = 'failed'
 cross join lateral (select requester_id, queue_id from tasks_task where id = d.task_id limit 1) t
 where t.queue_id = q.id and q.id = %(queue)s::bigint and not exists (
     select from tasks_idempotencykey k
-    where k.tenant_id = d.tenant_id and k.principal_id = t.requester_id and k.key = 'replay:task_' || d.task_id)
+    where k.tenant_id = d.tenant_id and k.principal_id = t.requester_id and k.key = 'retry:task_' || d.task_id)
 order by d.task_id desc limit %(limit)s
 """
 

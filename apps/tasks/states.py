@@ -59,13 +59,13 @@ class IfDependencyFails(TextChoices):
     """What happens to a task when one of its dependencies fails or is canceled."""
 
     CANCEL = "cancel"
-    FAIL = "fail"  # it is a dead letter, which can be replayed
+    FAIL = "fail"  # it is a dead letter, which can be retried
 
 
 class WhenSpent(TextChoices):
     """How a task ends when its budget is spent."""
 
-    FAIL = "fail"  # they are dead letters, which can be replayed
+    FAIL = "fail"  # they are dead letters, which can be retried
     CANCEL = "cancel"
 
 

@@ -38,7 +38,6 @@ from apps.tasks.shapes import (
     HIGHEST_SEQUENCE,
     MOST_COST_USD,
     MOST_TOKENS,
-    Beat,
     BudgetDraft,
     BudgetLeft,
     Completion,
@@ -47,6 +46,7 @@ from apps.tasks.shapes import (
     Failure,
     Finished,
     Grant,
+    Heartbeat,
     LeaseNext,
     QueuedTask,
     QueueFigures,
@@ -77,7 +77,7 @@ class BudgetInput(Input):
     tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
     cost_usd: Annotated[float, Field(ge=0.000001, le=MOST_COST_USD)] | None = None
     when_spent: WhenSpent = WhenSpent.FAIL
-    """How the task ends when nothing is left: `fail` makes a dead letter, which can be replayed."""
+    """How the task ends when nothing is left: `fail` makes a dead letter, which can be retried."""
 
 
 class QueueTask(Input):
@@ -345,13 +345,13 @@ class HeartbeatAnswers(Output):
 )
 def heartbeat_tasks(caller: Caller, given: HeartbeatTasks) -> HeartbeatAnswers:
     """Renew your leases, well before lease_ms have passed, and get an order for each."""
-    answers = services.heartbeat(worker=caller, beats=[_beat(held) for held in given.leases])
+    answers = services.heartbeat(worker=caller, heartbeats=[_beat(held) for held in given.leases])
     return HeartbeatAnswers(results=[_heard(answer) for answer in answers])
 
 
-def _beat(held: HeldLease) -> Beat:
+def _beat(held: HeldLease) -> Heartbeat:
     progress, spend = held.progress or ProgressInput(), held.spend or SpendInput()
-    return Beat(
+    return Heartbeat(
         task_id=task_of(held.task_id),
         lease_token=held.lease_token,
         percent=progress.percent,
@@ -363,7 +363,7 @@ def _beat(held: HeldLease) -> Beat:
     )
 
 
-def _heard(answer: services.BeatAnswer) -> HeartbeatAnswer:
+def _heard(answer: services.HeartbeatResult) -> HeartbeatAnswer:
     return HeartbeatAnswer(**{**asdict(answer), "task_id": format_ref("task", answer.task_id)})
 
 
@@ -380,33 +380,33 @@ class HeartbeatTask(HeldLease):
 )
 def heartbeat_task(caller: Caller, given: HeartbeatTask) -> HeartbeatAnswer:
     """Renew one lease. Unlike the batch form, a lost lease is refused with 409."""
-    (answer,) = services.heartbeat(worker=caller, beats=[_beat(given)])
+    (answer,) = services.heartbeat(worker=caller, heartbeats=[_beat(given)])
     if answer.status == "lost":
         raise Conflict(f"This lease is lost: {answer.reason}.", reason=answer.reason, code="lease_lost")
     return _heard(answer)
 
 
-class OrderTask(TaskNamed):
+class ControlTask(TaskNamed):
     order: Literal["checkpoint", "drain"]
     """`checkpoint`: save your state and go on. `drain`: save it and give the task back."""
 
 
-class OrderedTask(Output):
+class ControlledTask(Output):
     task_id: str
     order: str
 
 
 @operation(
-    title="Order a task's holder",
+    title="Control a leased task",
     scope=QUEUE,
-    routes=[Route("POST", "/api/v1/tasks/{task_id}/order")],
+    routes=[Route("POST", "/api/v1/tasks/{task_id}/control")],
     idempotent=True,
     tool=False,
 )
-def order_task(caller: Caller, given: OrderTask) -> OrderedTask:
+def control_task(caller: Caller, given: ControlTask) -> ControlledTask:
     """Give the holder of a task that you asked for an order, with its next heartbeat."""
-    services.order(caller=caller, task_id=task_of(given.task_id), what=Order(given.order))
-    return OrderedTask(task_id=given.task_id, order=given.order)
+    services.control(caller=caller, task_id=task_of(given.task_id), order=Order(given.order))
+    return ControlledTask(task_id=given.task_id, order=given.order)
 
 
 class LeaseFrom(Input):
@@ -1034,7 +1034,7 @@ def list_dead_letters(caller: Caller, given: ListDeadLetters) -> DeadLetters:
 
 
 @operation(
-    title="Replay a dead letter",
+    title="Retry a dead letter",
     scope=QUEUE,
     output=QueuedTask,
     routes=[Route("POST", "/api/v1/tasks/{task_id}/retry", status=201, also=(200,))],
@@ -1044,7 +1044,7 @@ def retry_task(caller: Caller, given: TaskNamed) -> Reply:
     """Queue a failed task again, as a new task with the same params. A second call answers the task of the
     first.
     """
-    queued = services.replay(caller=caller, task_id=task_of(given.task_id))
+    queued = services.retry(caller=caller, task_id=task_of(given.task_id))
     return Reply(queued, 200 if queued.is_duplicate else 201)
 
 

@@ -13,7 +13,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks.models import Task as TaskRow
 from gatehouse_client import Client, Completion, Failure, LeaseLost, Refused
-from gatehouse_client.shapes import Beat, Completed, Inbox, Lease, Posted, Queued, Verdict
+from gatehouse_client.shapes import Completed, Heartbeat, Inbox, Lease, Posted, Queued, Verdict
 from tests import remote as remotes
 from tests.clients.proxy import Proxy
 from tests.factories import make_token
@@ -39,7 +39,7 @@ def test_task_goes_from_requester_to_worker_and_back(client: Client) -> None:
 
     lease = _lease_one(client)
     assert (lease.task_id, lease.run_id, lease.params) == (queued.task_id, 1, {"name": "Ada"})
-    (answer,) = client.heartbeat([Beat(lease=lease, percent=50, message="half", tokens=10, cost_usd=0.01)])
+    (answer,) = client.heartbeat([Heartbeat(lease=lease, percent=50, message="half", tokens=10, cost_usd=0.01)])
     assert (answer.status, answer.order, answer.lease_ms) == ("ok", "continue", 30_000)
     assert client.status(queued.task_id).progress == {"percent": 50, "message": "half"}
     completed = client.complete(lease, {"said": "Hello Ada"}, summary="Greeted Ada")
@@ -256,7 +256,7 @@ def _fail_one(client: Client) -> str:
     return lease.task_id
 
 
-def test_dead_letters_are_paged_and_replayed_once(client: Client, shaky: Client, proxy: Proxy) -> None:
+def test_dead_letters_are_paged_and_retried_once(client: Client, shaky: Client, proxy: Proxy) -> None:
     client.register_type("greeting")
     client.queue_many([{"task_type": "greeting"}] * 2)
     failed = [_fail_one(client) for _ in range(2)]
@@ -269,11 +269,11 @@ def test_dead_letters_are_paged_and_replayed_once(client: Client, shaky: Client,
     assert letters[0].failed_at >= letters[1].failed_at
 
     proxy.drop_reply_to(f"/{failed[0]}/retry")
-    replayed = shaky.replay(failed[0])
-    assert (proxy.dropped, replayed.is_duplicate) == (1, True)
-    assert client.dead_letters().dead_letters[-1].replayed_as == replayed.task_id
+    retried = shaky.retry(failed[0])
+    assert (proxy.dropped, retried.is_duplicate) == (1, True)
+    assert client.dead_letters().dead_letters[-1].retried_as == retried.task_id
     with pytest.raises(Refused, match="not_a_dead_letter"):
-        client.replay(replayed.task_id)
+        client.retry(retried.task_id)
 
 
 def test_schedule_is_set_listed_and_removed(client: Client, shaky: Client, proxy: Proxy) -> None:
@@ -316,12 +316,12 @@ def test_holder_receives_orders(client: Client) -> None:
     client.register_type("greeting")
     queued = client.queue("greeting")
     with pytest.raises(Refused, match="not_leased"):
-        client.order(queued.task_id, "drain")
+        client.control(queued.task_id, "drain")
     lease = _lease_one(client)
-    client.order(queued.task_id, "checkpoint")
-    assert client.heartbeat([Beat(lease=lease)])[0].order == "checkpoint"
+    client.control(queued.task_id, "checkpoint")
+    assert client.heartbeat([Heartbeat(lease=lease)])[0].order == "checkpoint"
     client.pause_queue("default", drain=True)
-    assert client.heartbeat([Beat(lease=lease, checkpoint={"said": "Hel"})])[0].order == "drain"
+    assert client.heartbeat([Heartbeat(lease=lease, checkpoint={"said": "Hel"})])[0].order == "drain"
 
 
 def test_timeline_is_paged(client: Client) -> None:

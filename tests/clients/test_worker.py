@@ -15,7 +15,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks.models import LiveTask
 from gatehouse_client import Client, Task, Worker
-from gatehouse_client.shapes import BeatAnswer, Lease, Queued
+from gatehouse_client.shapes import HeartbeatAnswer, Lease, Queued
 from tests import remote as remotes
 from tests.clients.conftest import running
 from tests.clients.proxy import Proxy
@@ -404,7 +404,7 @@ def test_heartbeat_interval_has_a_minimum() -> None:
         task = Task(lease, client, is_ending=lambda: False)
         for left, reason, interval in ((40_000, None, 10.0), (4, "budget_exhausted", 10.0), (0, None, 0.25)):
             before = time.monotonic()
-            answer = BeatAnswer(
+            answer = HeartbeatAnswer(
                 task_id="task_1", status="ok", order="cancel", lease_ms=left, reason=reason, budget_left=None
             )
             task.handle(answer, task.next_beat())

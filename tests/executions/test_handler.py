@@ -16,7 +16,7 @@ from apps.tasks import selectors as task_selectors
 from apps.tasks import services as tasks
 from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask
-from apps.tasks.services import Beat, QueuedTask, QueueRequest
+from apps.tasks.services import Heartbeat, QueuedTask, QueueRequest
 from apps.tasks.shapes import TaskStatus
 from apps.workers.models import Call, Worker
 from tests.executions.making import (
@@ -61,8 +61,8 @@ def leave_a_run_behind(caller: Caller) -> None:
     """What a process leaves that dies while the tool runs: an expired lease, and a checkpoint that says so."""
     with caller.acting():
         (grant,) = tasks.lease(worker=caller, queues=["execute"])
-        beat = Beat(task_id=grant.task_id, lease_token=grant.lease_token, checkpoint={"called": True})
-        tasks.heartbeat(worker=caller, beats=[beat])
+        beat = Heartbeat(task_id=grant.task_id, lease_token=grant.lease_token, checkpoint={"called": True})
+        tasks.heartbeat(worker=caller, heartbeats=[beat])
         LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
 
 

@@ -145,7 +145,7 @@ def _tasks(planted: Planted) -> None:
     planted.know(task_type="survey", task_types=["survey"], queue=LINE, queues=[LINE], every_seconds=60)
     planted.know(leases=[lease], completions=[lease], releases=[lease], failures=[{**lease, **failed}])
     planted.ask("complete_task", "fail_task", "heartbeat_task", "release_task", **lease)
-    planted.ask("order_task", task_id=_ref(held))
+    planted.ask("control_task", task_id=_ref(held))
     planted.ask("check_task_status", "task_timeline", "retry_task", task_id=_ref(dead))
     planted.ask("read_task_result", task_id=_ref(large))
     planted.ask("cancel_task", task_id=waiting)

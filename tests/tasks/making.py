@@ -20,13 +20,13 @@ from apps.tasks import selectors, services
 from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Run, Spend, Task, TaskType
 from apps.tasks.services.types import QueueDraft, TypeDraft
 from apps.tasks.shapes import (
-    Beat,
-    BeatAnswer,
     Completed,
     Completion,
     Failure,
     Finished,
     Grant,
+    Heartbeat,
+    HeartbeatResult,
     LeaseNext,
     QueuedTask,
     QueueRequest,
@@ -116,17 +116,17 @@ def leased(kee: Caller, worker: Caller, **policy: Any) -> Grant:
     return lease_one(worker)
 
 
-def beats(*said: tuple[Grant, Mapping[str, Any]]) -> list[Beat]:
+def beats(*said: tuple[Grant, Mapping[str, Any]]) -> list[Heartbeat]:
     """Heartbeats of these leases, each with what it says."""
-    return [Beat(task_id=grant.task_id, lease_token=grant.lease_token, **more) for grant, more in said]
+    return [Heartbeat(task_id=grant.task_id, lease_token=grant.lease_token, **more) for grant, more in said]
 
 
-def beat_many(worker: Caller, *said: tuple[Grant, Mapping[str, Any]]) -> list[BeatAnswer]:
+def beat_many(worker: Caller, *said: tuple[Grant, Mapping[str, Any]]) -> list[HeartbeatResult]:
     with acting_as(worker):
-        return services.heartbeat(worker=worker, beats=beats(*said))
+        return services.heartbeat(worker=worker, heartbeats=beats(*said))
 
 
-def beat(worker: Caller, grant: Grant, **more: Any) -> BeatAnswer:
+def beat(worker: Caller, grant: Grant, **more: Any) -> HeartbeatResult:
     (answer,) = beat_many(worker, (grant, more))
     return answer
 
@@ -178,7 +178,7 @@ def cancel(caller: Caller, task_id: int) -> str:
 
 def order(caller: Caller, task_id: int, what: Order) -> None:
     with acting_as(caller):
-        services.order(caller=caller, task_id=task_id, what=what)
+        services.control(caller=caller, task_id=task_id, order=what)
 
 
 def status(caller: Caller, task_id: int) -> str:

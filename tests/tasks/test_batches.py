@@ -25,7 +25,7 @@ from apps.tasks.services import (
     LeaseNext,
     Released,
 )
-from apps.tasks.shapes import BeatAnswer, BudgetDraft
+from apps.tasks.shapes import BudgetDraft, HeartbeatResult
 from tests.factories import make_principal
 from tests.tasks.making import (
     FUTURE,
@@ -344,8 +344,8 @@ def test_each_verb_makes_few_statements(kee: Caller) -> None:
             "queue with key": (lambda: services.queue(requester=kee, request=keyed), 3),
             "queue with budget": (lambda: services.queue(requester=kee, request=bounded), 3),
             "lease": (lambda: services.lease(worker=kee, queues=["default"]), 1),
-            "heartbeat of three": (lambda: services.heartbeat(worker=kee, beats=said), 1),
-            "heartbeat with spend": (lambda: services.heartbeat(worker=kee, beats=spending), 2),
+            "heartbeat of three": (lambda: services.heartbeat(worker=kee, heartbeats=said), 1),
+            "heartbeat with spend": (lambda: services.heartbeat(worker=kee, heartbeats=spending), 2),
             "complete": (lambda: complete(kee, one), 1),
             "release": (lambda: release(kee, other), 2),
             "fail": (lambda: fail(kee, third), 2),
@@ -406,15 +406,15 @@ def test_checkpoint_and_spend_are_durable_when_acknowledged(
     queue_many(kee, *[asked()] * len(told))
     said = beats(*zip(lease(kee, capacity=len(told)), told, strict=True))
     with acting_as(kee):
-        assert _waits_for_the_disk(lambda: services.heartbeat(worker=kee, beats=said)) is waits
+        assert _waits_for_the_disk(lambda: services.heartbeat(worker=kee, heartbeats=said)) is waits
 
 
 @pytest.mark.parametrize("revokes", [False, True])
 def test_revocation_by_a_heartbeat_is_durable(kee: Caller, *, revokes: bool) -> None:
     said = beats((leased(kee, kee, stuck_after=1, revokes_stuck=revokes), {}))
-    answers: list[BeatAnswer] = []
+    answers: list[HeartbeatResult] = []
     with acting_as(kee):
-        waits = _waits_for_the_disk(lambda: answers.extend(services.heartbeat(worker=kee, beats=said)))
+        waits = _waits_for_the_disk(lambda: answers.extend(services.heartbeat(worker=kee, heartbeats=said)))
 
     assert (answers[0].status, waits) == (("lost", True) if revokes else ("ok", False))
 

@@ -160,13 +160,13 @@ def test_budget_needs_a_limit(kee: Caller) -> None:
         queue(kee, budget=BudgetDraft())
 
 
-def test_replayed_task_has_its_budget_again(kee: Caller, worker: Caller) -> None:
+def test_retried_task_has_its_budget_again(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     dead = begun(kee, worker, budget=BudgetDraft(tokens=50, cost_usd=0.5))
     beat(worker, dead, tokens=50)
     release(worker, dead)
     with acting_as(kee):
-        anew = services.replay(caller=kee, task_id=dead.task_id)
+        anew = services.retry(caller=kee, task_id=dead.task_id)
     again = lease_one(worker)
     assert again.task_id == number(anew)
     assert beat(worker, again).budget_left == BudgetLeft(tokens=50, cost_usd=0.5)

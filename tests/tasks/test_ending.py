@@ -322,19 +322,19 @@ def test_task_ends_after_its_last_possible_run(
         assert lease_one(worker).task_id == other
 
 
-def replay(caller: Caller, task_id: int) -> services.QueuedTask:
+def retry(caller: Caller, task_id: int) -> services.QueuedTask:
     with acting_as(caller):
-        return services.replay(caller=caller, task_id=task_id)
+        return services.retry(caller=caller, task_id=task_id)
 
 
-def test_replay_makes_one_new_task_with_the_same_request(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+def test_retry_makes_one_new_task_with_the_same_request(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     make_type(kee)
     hexy = make_caller(tenant, "Hexy")
     asked: dict[str, Any] = {"recipient": "Hexy", "priority": 7, "group": Group(resource_ref="r", event_family="f")}
     dead = number(queue(kee, params={"path": "/x"}, **asked))
     fail_next(worker)
-    first = replay(hexy, dead)
-    again = replay(kee, dead)
+    first = retry(hexy, dead)
+    again = retry(kee, dead)
     assert (first.is_duplicate, again.is_duplicate, again.task_id, again.receipt_id) == (
         *(False, True),
         *(first.task_id, first.receipt_id),
@@ -344,28 +344,28 @@ def test_replay_makes_one_new_task_with_the_same_request(tenant: Tenant, kee: Ca
         for member in ("params", "priority", "recipient_id", "requester_id", "queue_id", "task_type_id", "group"):
             assert getattr(new, member) == getattr(old, member), member
         record = FinishedTask.objects.get(task_id=dead)
-        assert (new.replay_of, new.caused_by, record.status) == (dead, record.receipt_id, "failed")
+        assert (new.retry_of, new.caused_by, record.status) == (dead, record.receipt_id, "failed")
         assert Task.objects.count() == 2
     complete(worker, lease_one(worker))
-    assert replay(kee, dead).task_id == first.task_id
+    assert retry(kee, dead).task_id == first.task_id
 
 
-def test_only_failed_tasks_are_replayed_by_their_parties(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+def test_only_failed_tasks_are_retried_by_their_parties(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     make_type(kee)
     task = number(queue(kee))
     with refused("not_a_dead_letter"):
-        replay(kee, task)
+        retry(kee, task)
     fail_next(worker)
     with refused("unknown_task"):
-        replay(make_caller(tenant, "Hexy"), task)
+        retry(make_caller(tenant, "Hexy"), task)
     make_type(kee, enabled=False)
     with refused("task_type_disabled"):
-        replay(kee, task)
+        retry(kee, task)
     with acting_as(kee):
         assert Task.objects.count() == 1
 
 
-def test_dead_letters_are_listed_newest_first_with_replays(
+def test_dead_letters_are_listed_newest_first_with_retries(
     tenant: Tenant, kee: Caller, worker: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_type(kee)
@@ -385,7 +385,7 @@ def test_dead_letters_are_listed_newest_first_with_replays(
     own = [f"task_{pk}" for pk in (theirs[4], theirs[2], theirs[0])]
     status, page = get(token, "dead-letters")
     assert (status, [one["task_id"] for one in page["dead_letters"]], page["next"]) == (200, own, None)
-    assert [one["replayed_as"] for one in page["dead_letters"]] == [None, None, made["task_id"]]
+    assert [one["retried_as"] for one in page["dead_letters"]] == [None, None, made["task_id"]]
     assert page["dead_letters"][0]["error"] == {"code": "broken", "message": "It broke."}
     monkeypatch.setattr(selectors, "DEAD_LETTERS_LOOKED_AT", 2)
     for limit in (1, 2):
@@ -397,7 +397,7 @@ def test_dead_letters_are_listed_newest_first_with_replays(
         assert seen == own
 
 
-def test_dead_letters_of_a_queue_are_replayed_together(kee: Caller, worker: Caller) -> None:
+def test_dead_letters_of_a_queue_are_retried_together(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     make_type(kee, "other")
     for task_type in ("index", "other", "index"):
@@ -406,26 +406,26 @@ def test_dead_letters_of_a_queue_are_replayed_together(kee: Caller, worker: Call
     make_type(kee, "other", enabled=False)
     with acting_as(kee):
         queue_id = Task.objects.values_list("queue_id", flat=True)[0]
-        replayed, refusals = services.replay_queue(queue_id=queue_id)
-        assert (replayed, codes(refusals)) == (2, ["task_type_disabled"])
-        assert services.replay_queue(queue_id=queue_id)[0] == 0
-        assert Task.objects.filter(replay_of__isnull=False).count() == 2
+        retried, refusals = services.retry_queue(queue_id=queue_id)
+        assert (retried, codes(refusals)) == (2, ["task_type_disabled"])
+        assert services.retry_queue(queue_id=queue_id)[0] == 0
+        assert Task.objects.filter(retry_of__isnull=False).count() == 2
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rival_replays_make_one_task(kee: Caller, worker: Caller) -> None:
+def test_rival_retries_make_one_task(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     queue(kee)
     dead = fail_next(worker)
-    made = together(*[lambda: replay(kee, dead).task_id] * 5)
+    made = together(*[lambda: retry(kee, dead).task_id] * 5)
     assert len(set(made)) == 1
     with acting_as(kee):
         assert Task.objects.count() == 2
 
 
-def test_keys_of_replays_are_reserved(kee: Caller) -> None:
+def test_keys_of_retries_are_reserved(kee: Caller) -> None:
     make_type(kee)
     dead = number(queue(kee))
 
     with refused("invalid"):
-        queue(kee, idempotency_key=f"replay:task_{dead}")
+        queue(kee, idempotency_key=f"retry:task_{dead}")

@@ -171,18 +171,18 @@ def test_revoked_lease_costs_no_attempt(console: Client, kee: Caller, worker: Ca
     assert status(kee, task) == "canceled"
 
 
-def test_operator_replays_dead_letters(console: Client, kee: Caller, worker: Caller) -> None:
+def test_operator_retries_dead_letters(console: Client, kee: Caller, worker: Caller) -> None:
     make_type(kee)
     queue_many(kee, *[asked()] * 3)
     dead = [fail_next(worker) for _ in range(3)]
     for _ in range(2):
-        act(console, "task", "replay", dead[0])
+        act(console, "task", "retry", dead[0])
     with acting_as(kee):
-        (made,) = Task.objects.filter(replay_of=dead[0])
+        (made,) = Task.objects.filter(retry_of=dead[0])
         line = Queue.objects.get()
     shown = page(console, "task", dead[0])
-    assert f"was replayed as task_{made.pk} before" in shown
-    act(console, "queue", "replay_dead_letters", line.pk)
+    assert f"was retried as task_{made.pk} before" in shown
+    act(console, "queue", "retry_dead_letters", line.pk)
     assert "2 dead letters of default are queued again." in page(console, "queue", line.pk)
 
 

@@ -177,7 +177,7 @@ FIRST: dict[str, Any] = {
     "concurrency_key": "tree",
     "depends_on": None,
     "if_dependency_fails": None,
-    "replay_of": None,
+    "retry_of": None,
     "budget": BudgetDraft(tokens=100),
 }
 
@@ -198,7 +198,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("concurrency_key", "bush"),
     ("depends_on", EARLIER),
     ("if_dependency_fails", IfDependencyFails.FAIL),
-    ("replay_of", 7),
+    ("retry_of", 7),
     ("budget", BudgetDraft(tokens=101)),
     ("budget", BudgetDraft(tokens=100, cost_usd=1.0)),
     ("budget", BudgetDraft(tokens=100, when_spent=WhenSpent.CANCEL)),

@@ -406,7 +406,7 @@ class Migration(migrations.Migration):
                     _tenant(),
                     _kept("task_type", "tasks.tasktype", related_name="tasks"),
                     ("concurrency_key", models.CharField(max_length=200, null=True)),
-                    ("replay_of", models.BigIntegerField(null=True)),
+                    ("retry_of", models.BigIntegerField(null=True)),
                 ],
                 options={
                     "constraints": [
@@ -414,7 +414,7 @@ class Migration(migrations.Migration):
                             condition=models.Q(("priority__range", (1, 10))), name="tasks_task_priority_1_to_10"
                         )
                     ],
-                    "permissions": [("operate_task", "Can cancel tasks, replay dead letters and revoke leases")],
+                    "permissions": [("operate_task", "Can cancel tasks, retry dead letters and revoke leases")],
                 },
             ),
             migrations.CreateModel(

@@ -1,7 +1,7 @@
 """The verbs of AsyncGate. Each is one transaction, inside the one that acts for the caller."""
 
 from apps.tasks.services.artifacts import fetch_result, prepare, store_artifact
-from apps.tasks.services.beating import heartbeat, order
+from apps.tasks.services.beating import control, heartbeat
 from apps.tasks.services.dependencies import DEPENDANTS_BATCH, release_dependants, release_dependants_in
 from apps.tasks.services.ending import (
     cancel,
@@ -16,7 +16,7 @@ from apps.tasks.services.ending import (
     release_many,
 )
 from apps.tasks.services.leasing import lease
-from apps.tasks.services.operating import cancel_for_requester, replay, replay_dead_letter, replay_queue, revoke_lease
+from apps.tasks.services.operating import cancel_for_requester, retry, retry_dead_letter, retry_queue, revoke_lease
 from apps.tasks.services.queueing import queue, queue_many
 from apps.tasks.services.scheduling import (
     SCHEDULE_BATCH,
@@ -56,8 +56,6 @@ from apps.tasks.services.types import (
     settle_fair_shares,
 )
 from apps.tasks.shapes import (
-    Beat,
-    BeatAnswer,
     BudgetDraft,
     BudgetLeft,
     Completed,
@@ -67,6 +65,8 @@ from apps.tasks.shapes import (
     Failure,
     Finished,
     Grant,
+    Heartbeat,
+    HeartbeatResult,
     LeaseNext,
     QueuedTask,
     QueueRequest,
@@ -81,8 +81,6 @@ __all__ = [
     "MINUTES_BATCH",
     "SCHEDULE_BATCH",
     "SWEEP_BATCH",
-    "Beat",
-    "BeatAnswer",
     "BudgetDraft",
     "BudgetLeft",
     "Completed",
@@ -92,6 +90,8 @@ __all__ = [
     "Failure",
     "Finished",
     "Grant",
+    "Heartbeat",
+    "HeartbeatResult",
     "LeaseNext",
     "QueueDraft",
     "QueueRequest",
@@ -108,6 +108,7 @@ __all__ = [
     "cancel_many",
     "complete",
     "complete_many",
+    "control",
     "count_minutes",
     "drop_partitions",
     "end_what_must",
@@ -121,7 +122,6 @@ __all__ = [
     "kept_back",
     "lease",
     "make_partitions",
-    "order",
     "pause_queue",
     "pause_type",
     "prepare",
@@ -135,12 +135,12 @@ __all__ = [
     "release_dependants_in",
     "release_many",
     "remove_schedule",
-    "replay",
-    "replay_dead_letter",
-    "replay_queue",
     "resume_queue",
     "resume_schedule",
     "resume_type",
+    "retry",
+    "retry_dead_letter",
+    "retry_queue",
     "revoke_lease",
     "set_queue",
     "set_schedule",

@@ -19,7 +19,7 @@ from apps.tasks.services.budgets import Balance, spent_end
 from apps.tasks.services.ending import refuse_stranger
 from apps.tasks.services.leasing import reason_lost
 from apps.tasks.services.recording import Back, End, Hold
-from apps.tasks.shapes import Beat, BeatAnswer
+from apps.tasks.shapes import Heartbeat, HeartbeatResult
 from apps.tasks.states import (
     BUDGET_SPENT,
     CANCEL_REQUESTED,
@@ -47,7 +47,7 @@ class _Kept:
 
 
 @transaction.atomic
-def heartbeat(*, worker: Caller, beats: Sequence[Beat]) -> list[BeatAnswer]:
+def heartbeat(*, worker: Caller, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatResult]:
     """Renew leases and answer what to do, for each lease in order.
 
     A lost lease is an answer, not an error: the others of the batch are renewed. No lease outlives its task's deadline.
@@ -58,10 +58,14 @@ def heartbeat(*, worker: Caller, beats: Sequence[Beat]) -> list[BeatAnswer]:
     is not renewed again. The task may still be completed; otherwise it ends with the run. A run that reports more after
     that is revoked.
     """
-    proved = [_proved(worker, beat) for beat in beats]
-    renewed = _renew(worker, beats, proved)
-    kept = [(beat, lease) for beat, lease in zip(beats, proved, strict=True) if lease is not None and lease in renewed]
-    news = _note_progress([(beat, lease) for beat, lease in kept if beat.says_something])
+    proved = [_proved(worker, heartbeat) for heartbeat in heartbeats]
+    renewed = _renew(worker, heartbeats, proved)
+    kept = [
+        (heartbeat, lease)
+        for heartbeat, lease in zip(heartbeats, proved, strict=True)
+        if lease is not None and lease in renewed
+    ]
+    news = _note_progress([(heartbeat, lease) for heartbeat, lease in kept if heartbeat.has_progress])
     overspent = _note_spend(worker, kept, renewed)
     balances = budgets.balances([lease.task_id for lease, one in renewed.items() if one.has_budget])
     stuck = {lease for lease, one in renewed.items() if one.stuck and lease not in news}
@@ -75,13 +79,15 @@ def heartbeat(*, worker: Caller, beats: Sequence[Beat]) -> list[BeatAnswer]:
         if lease not in lost
     }
     return [
-        _answer(beat, lease, held, lost, None if lease is None else balances.get(lease.task_id), stuck=lease in stuck)
-        for beat, lease in zip(beats, proved, strict=True)
+        _answer(
+            heartbeat, lease, held, lost, None if lease is None else balances.get(lease.task_id), stuck=lease in stuck
+        )
+        for heartbeat, lease in zip(heartbeats, proved, strict=True)
     ]
 
 
 @transaction.atomic
-def order(*, caller: Caller, task_id: int, what: Order) -> None:
+def control(*, caller: Caller, task_id: int, order: Order) -> None:
     """Order the holder of a task to save a checkpoint, or to save it and release the task.
 
     :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
@@ -92,19 +98,19 @@ def order(*, caller: Caller, task_id: int, what: Order) -> None:
     if hold is None or hold.holder_id is None:
         raise Conflict(f"Nobody holds {format_ref('task', task_id)}.", code="not_leased")
     with hot_cursor() as cursor:
-        cursor.execute(sql.ORDER, {"task": task_id, "flag": _FLAGS[what]})
+        cursor.execute(sql.ORDER, {"task": task_id, "flag": _FLAGS[order]})
 
 
-def _proved(worker: Caller, beat: Beat) -> Lease | None:
+def _proved(worker: Caller, heartbeat: Heartbeat) -> Lease | None:
     try:
         return lease_tokens.prove(
-            beat.lease_token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=beat.task_id
+            heartbeat.lease_token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=heartbeat.task_id
         )
     except BadLeaseToken:
         return None
 
 
-def _renew(worker: Caller, beats: Sequence[Beat], proved: Sequence[Lease | None]) -> dict[Lease, _Kept]:
+def _renew(worker: Caller, heartbeats: Sequence[Heartbeat], proved: Sequence[Lease | None]) -> dict[Lease, _Kept]:
     """The leases that were renewed."""
     leases = list(dict.fromkeys(lease for lease in proved if lease is not None))
     if not leases:
@@ -116,7 +122,7 @@ def _renew(worker: Caller, beats: Sequence[Beat], proved: Sequence[Lease | None]
                 "tasks": [lease.task_id for lease in leases],
                 "fencing_tokens": [lease.fencing_token for lease in leases],
                 "holder": worker.principal_id,
-                "relaxed": not any(beat.must_last for beat in beats),
+                "relaxed": not any(heartbeat.must_last for heartbeat in heartbeats),
             },
         )
         return {
@@ -127,22 +133,23 @@ def _renew(worker: Caller, beats: Sequence[Beat], proved: Sequence[Lease | None]
         }
 
 
-def _note_progress(telling: Sequence[tuple[Beat, Lease]]) -> dict[Lease, bool]:
+def _note_progress(reports: Sequence[tuple[Heartbeat, Lease]]) -> dict[Lease, bool]:
     """Note progress; the leases with new progress, and whether a checkpoint was saved."""
     news: dict[Lease, bool] = {}
-    for told in _in_turn(telling):
-        leases = {run_key(lease.task_id, lease.fencing_token): lease for lease in told}
+    for heartbeats in _passes(reports):
+        leases = {run_key(lease.task_id, lease.fencing_token): lease for lease in heartbeats}
         with hot_cursor() as cursor:
             cursor.execute(
                 sql.PROGRESS,
                 {
                     "runs": list(leases),
-                    "percents": [beat.percent for beat in told.values()],
-                    "messages": [beat.message for beat in told.values()],
+                    "percents": [heartbeat.percent for heartbeat in heartbeats.values()],
+                    "messages": [heartbeat.message for heartbeat in heartbeats.values()],
                     "checkpoints": [
-                        None if beat.checkpoint is None else json.dumps(beat.checkpoint) for beat in told.values()
+                        None if heartbeat.checkpoint is None else json.dumps(heartbeat.checkpoint)
+                        for heartbeat in heartbeats.values()
                     ],
-                    "sequences": [beat.sequence for beat in told.values()],
+                    "sequences": [heartbeat.sequence for heartbeat in heartbeats.values()],
                 },
             )
             noted = [(leases[run], bool(saved)) for run, saved in cursor.fetchall()]
@@ -150,38 +157,41 @@ def _note_progress(telling: Sequence[tuple[Beat, Lease]]) -> dict[Lease, bool]:
     return news
 
 
-def _in_turn(telling: Sequence[tuple[Beat, Lease]]) -> list[dict[Lease, Beat]]:
-    """Batches to note one after another: the beats of one lease by sequence, those without one first and
-    merged.
+def _passes(reports: Sequence[tuple[Heartbeat, Lease]]) -> list[dict[Lease, Heartbeat]]:
+    """Group heartbeats into passes with at most one heartbeat of each lease.
+
+    The heartbeats of a lease come in the order of their sequence. Those without one are merged and come first.
     """
-    told: dict[Lease, dict[int, Beat]] = {}
-    for beat, lease in telling:
-        of_lease = told.setdefault(lease, {})
-        place = -1 if beat.sequence is None else beat.sequence
-        before = of_lease.get(place, beat)
-        of_lease[place] = replace(
-            beat,
-            percent=before.percent if beat.percent is None else beat.percent,
-            message=before.message if beat.message is None else beat.message,
-            checkpoint=before.checkpoint if beat.checkpoint is None else beat.checkpoint,
+    by_sequence: dict[Lease, dict[int, Heartbeat]] = {}
+    for heartbeat, lease in reports:
+        of_lease = by_sequence.setdefault(lease, {})
+        sequence = -1 if heartbeat.sequence is None else heartbeat.sequence
+        earlier = of_lease.get(sequence, heartbeat)
+        of_lease[sequence] = replace(
+            heartbeat,
+            percent=earlier.percent if heartbeat.percent is None else heartbeat.percent,
+            message=earlier.message if heartbeat.message is None else heartbeat.message,
+            checkpoint=earlier.checkpoint if heartbeat.checkpoint is None else heartbeat.checkpoint,
         )
-    rounds: list[dict[Lease, Beat]] = []
-    for lease, of_lease in told.items():
-        for nth, place in enumerate(sorted(of_lease)):
-            if nth == len(rounds):
-                rounds.append({})
-            rounds[nth][lease] = of_lease[place]
-    return rounds
+    passes: list[dict[Lease, Heartbeat]] = []
+    for lease, of_lease in by_sequence.items():
+        for nth, sequence in enumerate(sorted(of_lease)):
+            if nth == len(passes):
+                passes.append({})
+            passes[nth][lease] = of_lease[sequence]
+    return passes
 
 
-def _note_spend(worker: Caller, kept: Sequence[tuple[Beat, Lease]], renewed: Mapping[Lease, _Kept]) -> set[Lease]:
+def _note_spend(worker: Caller, kept: Sequence[tuple[Heartbeat, Lease]], renewed: Mapping[Lease, _Kept]) -> set[Lease]:
     """Note spend; the leases whose runs spend more although they know that the budget is spent."""
-    spending: dict[Lease, Beat] = {}
-    for beat, lease in kept:
-        if beat.spends:
-            before = spending.get(lease, beat)
+    spending: dict[Lease, Heartbeat] = {}
+    for heartbeat, lease in kept:
+        if heartbeat.spends:
+            before = spending.get(lease, heartbeat)
             spending[lease] = replace(
-                beat, tokens=max(beat.tokens, before.tokens), cost_usd=max(beat.cost_usd, before.cost_usd)
+                heartbeat,
+                tokens=max(heartbeat.tokens, before.tokens),
+                cost_usd=max(heartbeat.cost_usd, before.cost_usd),
             )
     knowing = {lease for lease in spending if renewed[lease].flags & BUDGET_SPENT}
     return budgets.spend(worker=worker, spending=spending, knowing=knowing)
@@ -253,20 +263,20 @@ def _revocation(hold: Hold) -> End | Back:
 
 
 def _answer(
-    beat: Beat,
+    heartbeat: Heartbeat,
     lease: Lease | None,
     held: Mapping[Lease, _Kept],
     lost: Mapping[Lease, str | None],
     balance: Balance | None,
     *,
     stuck: bool,
-) -> BeatAnswer:
+) -> HeartbeatResult:
     reason = "bad_lease_token" if lease is None else lost.get(lease)
     if lease is not None and lease in held:
         kept = held[lease]
         spent = balance is not None and balance.when_spent is not None
-        return BeatAnswer(
-            task_id=beat.task_id,
+        return HeartbeatResult(
+            task_id=heartbeat.task_id,
             status="ok",
             order=Order.CANCEL if spent or not kept.lease_ms else order_of(kept.flags),
             lease_ms=kept.lease_ms,
@@ -275,5 +285,5 @@ def _answer(
             budget_left=None if balance is None else balance.left,
         )
     if reason is None:
-        return BeatAnswer(task_id=beat.task_id, status="retry", order=Order.CONTINUE, lease_ms=0)
-    return BeatAnswer(task_id=beat.task_id, status="lost", order=Order.CANCEL, lease_ms=0, reason=reason)
+        return HeartbeatResult(task_id=heartbeat.task_id, status="retry", order=Order.CONTINUE, lease_ms=0)
+    return HeartbeatResult(task_id=heartbeat.task_id, status="lost", order=Order.CANCEL, lease_ms=0, reason=reason)

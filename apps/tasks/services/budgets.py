@@ -15,7 +15,7 @@ from apps.tasks import sql
 from apps.tasks.lease_tokens import Lease
 from apps.tasks.models import Budget
 from apps.tasks.services.recording import End
-from apps.tasks.shapes import Beat, BudgetDraft, BudgetLeft
+from apps.tasks.shapes import BudgetDraft, BudgetLeft, Heartbeat
 from apps.tasks.states import CANCELS_SPENT, Outcome, Reason, Status, WhenSpent
 
 
@@ -43,7 +43,7 @@ def keep(tenant_id: int, made: Mapping[int, tuple[BudgetDraft | None, datetime]]
         Budget.objects.bulk_create(rows)
 
 
-def spend(*, worker: Caller, spending: Mapping[Lease, Beat], knowing: Collection[Lease]) -> set[Lease]:
+def spend(*, worker: Caller, spending: Mapping[Lease, Heartbeat], knowing: Collection[Lease]) -> set[Lease]:
     """Note what these runs have used in all, and take it from the budgets of their tasks, which are locked.
 
     Answers the runs that spend more although they know that the budget is spent. Nothing is noted of them.

@@ -292,7 +292,7 @@ def _answers(calls: Sequence[_Call | BadLeaseToken], fresh: Mapping[Lease, Answe
     told = dict(
         zip(
             [nth for nth, _ in repeated],
-            recording.replayed([(call.lease, call.digest) for _, call in repeated]),
+            recording.kept_answers([(call.lease, call.digest) for _, call in repeated]),
             strict=True,
         )
     )

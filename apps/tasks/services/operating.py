@@ -1,4 +1,4 @@
-"""What operators do to tasks and queues, and the replay of dead letters."""
+"""What operators do to tasks and queues, and retries of dead letters."""
 
 from collections.abc import Collection
 from typing import Final
@@ -12,7 +12,7 @@ from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, on_behalf_of
 from apps.receipts.services import Group
 from apps.tasks import sql
-from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, Task, replay_key
+from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, Task, retry_key
 from apps.tasks.services import recording
 from apps.tasks.services.budgets import spent_end
 from apps.tasks.services.ending import cancel, refuse_stranger
@@ -21,39 +21,39 @@ from apps.tasks.services.recording import Back, End
 from apps.tasks.shapes import BudgetDraft, QueuedTask, QueueRequest
 from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, MOST_RUNS, Outcome, Reason, Status, WhenSpent
 
-REPLAY_BATCH: Final = 500
+RETRY_BATCH: Final = 500
 
 
 @transaction.atomic
-def replay(*, caller: Caller, task_id: int) -> QueuedTask:
+def retry(*, caller: Caller, task_id: int) -> QueuedTask:
     """Queue a dead letter again, as a new task of its requester.
 
-    A second replay answers the task of the first one.
+    A second retry answers the task of the first one.
 
     :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
     :raises Conflict: `not_a_dead_letter` if it has not failed.
     :raises DomainError: if its type takes no such task any more.
     """
     refuse_stranger(caller=caller, task_id=task_id)
-    return replay_dead_letter(task_id=task_id)
+    return retry_dead_letter(task_id=task_id)
 
 
 @transaction.atomic
-def replay_dead_letter(*, task_id: int) -> QueuedTask:
-    """As :func:`replay`, for an operator.
+def retry_dead_letter(*, task_id: int) -> QueuedTask:
+    """As :func:`retry`, for an operator.
 
     :raises Conflict: `not_a_dead_letter` if it has not failed.
     :raises DomainError: if its type takes no such task any more.
     """
-    (answer,) = replay_many(task_ids=[task_id])
+    (answer,) = retry_many(task_ids=[task_id])
     if isinstance(answer, DomainError):
         raise answer
     return answer
 
 
 @transaction.atomic
-def replay_many(*, task_ids: Collection[int]) -> list[QueuedTask | DomainError]:
-    """Replay dead letters of one tenant, each with its own answer, in the order of their ids."""
+def retry_many(*, task_ids: Collection[int]) -> list[QueuedTask | DomainError]:
+    """Retry dead letters of one tenant, each with its own answer, in the order of their ids."""
     dead = {record.task_id: record for record in FinishedTask.objects.filter(task_id__in=task_ids)}
     tasks = Task.objects.filter(pk__in=task_ids).select_related("task_type", "queue", "recipient").order_by("pk")
     answers: dict[int, QueuedTask | DomainError] = {}
@@ -65,18 +65,18 @@ def replay_many(*, task_ids: Collection[int]) -> list[QueuedTask | DomainError]:
         else:
             wanted.setdefault(task.requester_id, []).append(task)
     for requester_id, theirs in wanted.items():
-        answers |= _replayed(requester_id, theirs, dead)
+        answers |= _retried(requester_id, theirs, dead)
     return [answers[task.pk] for task in tasks]
 
 
-def _replayed(
+def _retried(
     requester_id: int, tasks: list[Task], dead: dict[int, FinishedTask]
 ) -> dict[int, QueuedTask | DomainError]:
-    # A principal may have another name by now, or a queue: what was replayed before is known by its key alone.
-    used = IdempotencyKey.objects.filter(principal_id=requester_id, key__in=[replay_key(task.pk) for task in tasks])
+    # A principal may have another name by now, or a queue: what was retried before is known by its key alone.
+    used = IdempotencyKey.objects.filter(principal_id=requester_id, key__in=[retry_key(task.pk) for task in tasks])
     known = {first.key: first for first in used}
     answers: dict[int, QueuedTask | DomainError] = {
-        task.pk: _as_before(known[replay_key(task.pk)]) for task in tasks if replay_key(task.pk) in known
+        task.pk: _as_before(known[retry_key(task.pk)]) for task in tasks if retry_key(task.pk) in known
     }
     fresh = [task for task in tasks if task.pk not in answers]
     if fresh:
@@ -97,10 +97,10 @@ def _request(task: Task, record: FinishedTask, budget: Budget | None) -> QueueRe
         queue=task.queue.name,
         priority=task.priority,
         concurrency_key=task.concurrency_key,
-        idempotency_key=replay_key(task.pk),
+        idempotency_key=retry_key(task.pk),
         caused_by=record.receipt_id,
         group=None if task.group is None else Group(**task.group),
-        replay_of=task.pk,
+        retry_of=task.pk,
         budget=None if budget is None else _anew(budget),
     )
 
@@ -161,10 +161,10 @@ def revoke_lease(*, task_id: int) -> Status:
 
 
 @transaction.atomic
-def replay_queue(*, queue_id: int) -> tuple[int, list[DomainError]]:
-    """Replay the newest dead letters of a queue; says how many, and why others were refused."""
+def retry_queue(*, queue_id: int) -> tuple[int, list[DomainError]]:
+    """Retry the newest dead letters of a queue; says how many, and why others were refused."""
     with hot_cursor() as cursor:
-        cursor.execute(sql.UNREPLAYED, {"queue": queue_id, "limit": REPLAY_BATCH})
-        answers = replay_many(task_ids=[task_id for (task_id,) in cursor.fetchall()])
+        cursor.execute(sql.UNRETRIED, {"queue": queue_id, "limit": RETRY_BATCH})
+        answers = retry_many(task_ids=[task_id for (task_id,) in cursor.fetchall()])
     fresh = [answer for answer in answers if isinstance(answer, QueuedTask) and not answer.is_duplicate]
     return len(fresh), [answer for answer in answers if isinstance(answer, DomainError)]

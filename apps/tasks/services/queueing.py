@@ -19,7 +19,7 @@ from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
 from apps.tasks import handlers, sql
-from apps.tasks.models import REPLAY, IdempotencyKey, Queue, TaskType
+from apps.tasks.models import RETRY_PREFIX, IdempotencyKey, Queue, TaskType
 from apps.tasks.services import budgets, dependencies, leasing
 from apps.tasks.services.types import check_params, types_for
 from apps.tasks.shapes import QueuedTask, QueueRequest
@@ -39,7 +39,7 @@ def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
     :raises NotFound: `unknown_recipient` if the tenant has no such principal.
     :raises NotFound: `unknown_task` if it depends on a task that does not exist, or not for its requester.
     :raises Conflict: `idempotency_conflict` if the key stands for another request.
-    :raises Invalid: if the key is reserved for replays, the priority is not 1 to 10, or the budget limits nothing.
+    :raises Invalid: if the key is reserved for retries, the priority is not 1 to 10, or the budget limits nothing.
     """
     return only(queue_many(requester=requester, requests=[request]))
 
@@ -148,10 +148,10 @@ class _Batch:
         lines: Mapping[str, Queue],
         principals: Mapping[str, int],
     ) -> _Draft:
-        if request.replay_of is None and (request.idempotency_key or "").startswith(REPLAY):
+        if request.retry_of is None and (request.idempotency_key or "").startswith(RETRY_PREFIX):
             raise Invalid(
-                f"Keys that begin with {REPLAY} are those of dead letters that are queued again.",
-                errors=[FieldError("/idempotency_key", f"begins with {REPLAY}")],
+                f"Keys that begin with {RETRY_PREFIX} are those of dead letters that are queued again.",
+                errors=[FieldError("/idempotency_key", f"begins with {RETRY_PREFIX}")],
             )
         if not task_type.enabled:
             raise Conflict(f"The task type {task_type.name!r} takes no new tasks just now.", code="task_type_disabled")
@@ -269,7 +269,7 @@ class _Batch:
             "params": draft.params,
             "run_at": None if request.run_at is None else request.run_at.isoformat(),
             "concurrency_key": request.concurrency_key,
-            "replay_of": request.replay_of,
+            "retry_of": request.retry_of,
             "group": None if request.group is None else asdict(request.group),
             "caused_by": request.caused_by,
             "receipt": draft.receipt_id,
@@ -304,7 +304,7 @@ class _Batch:
                 "requested_by": self._requester.name,
                 "created_at": at.isoformat(),
                 **({"depends_on": [format_ref("task", on) for on in request.depends_on]} if request.depends_on else {}),
-                **({"replay_of": format_ref("task", request.replay_of)} if request.replay_of else {}),
+                **({"retry_of": format_ref("task", request.retry_of)} if request.retry_of else {}),
             },
             requires_action=True,
             caused_by=request.caused_by,

@@ -319,7 +319,7 @@ def _back_row(back: Back) -> dict[str, Any]:
     }
 
 
-def replayed(calls: Sequence[tuple[Lease, bytes]]) -> list[Answer | DomainError]:
+def kept_answers(calls: Sequence[tuple[Lease, bytes]]) -> list[Answer | DomainError]:
     """The kept answers of these calls, by lease and digest.
 
     `already_decided` where another call ended the run, `lease_lost` where no call of its holder did.
@@ -333,10 +333,10 @@ def replayed(calls: Sequence[tuple[Lease, bytes]]) -> list[Answer | DomainError]
             {"tasks": [lease.task_id for lease in leases], "fencing_tokens": [lease.fencing_token for lease in leases]},
         )
         found = {Lease(task_id, fencing_token): rest for task_id, fencing_token, *rest in cursor.fetchall()}
-    return [_told(lease, digest, found[lease]) for lease, digest in calls]
+    return [_kept_answer(lease, digest, found[lease]) for lease, digest in calls]
 
 
-def _told(lease: Lease, digest: bytes, found: Sequence[Any]) -> Answer | DomainError:
+def _kept_answer(lease: Lease, digest: bytes, found: Sequence[Any]) -> Answer | DomainError:
     fencing_token, holder, barred, ended, outcome, first_digest, answer = found
     if first_digest is not None:
         if bytes(first_digest) != digest:

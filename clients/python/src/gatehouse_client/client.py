@@ -15,13 +15,13 @@ import httpx2
 from gatehouse_client.errors import GatehouseError, RateLimited, Refused, Unreachable
 from gatehouse_client.shapes import (
     Acked,
-    Beat,
-    BeatAnswer,
     Completed,
     CompletedMany,
     Completion,
     DeadLetters,
     Failure,
+    Heartbeat,
+    HeartbeatAnswer,
     Inbox,
     Lease,
     LeaseSource,
@@ -137,12 +137,12 @@ class Client:
         """`canceled`; or `canceling`, if a worker holds the task and may still finish it."""
         return str(self._ask("POST", _path("tasks", task_id, "cancel"), {})["status"])
 
-    def order(self, task_id: str, order: Literal["checkpoint", "drain"]) -> None:
+    def control(self, task_id: str, order: Literal["checkpoint", "drain"]) -> None:
         """Send an order with the task's next heartbeat: save a checkpoint, or save one and release the task.
 
         :raises Refused: `not_leased` if the task is not leased.
         """
-        self._ask("POST", _path("tasks", task_id, "order"), {"order": order})
+        self._ask("POST", _path("tasks", task_id, "control"), {"order": order})
 
     def timeline(self, task_id: str, *, limit: int = 20, cursor: str | None = None) -> Timeline:
         """The events of a task, in order.
@@ -159,7 +159,7 @@ class Client:
         """
         return DeadLetters.of(self._ask("GET", _path("dead-letters"), query=_page(limit, cursor)))
 
-    def replay(self, task_id: str) -> Queued:
+    def retry(self, task_id: str) -> Queued:
         """Queue a dead letter again, as a new task; a repeated call returns the same task.
 
         :raises Refused: `not_a_dead_letter` if the task has not failed for good.
@@ -230,11 +230,11 @@ class Client:
         answer = self._ask("POST", _path("tasks", "lease"), body, wait=wait_seconds)
         return [Lease.of(one) for one in answer.get("tasks", [])]
 
-    def heartbeat(self, beats: Sequence[Beat]) -> list[BeatAnswer]:
+    def heartbeat(self, beats: Sequence[Heartbeat]) -> list[HeartbeatAnswer]:
         """Renew leases and receive orders, one answer for each in their order. Checkpoints are saved when this returns."""
         body = {"leases": [beat.as_member() for beat in beats]}
         answer = self._ask("POST", _path("tasks", "heartbeat"), body)
-        return [BeatAnswer.of(one) for one in answer["results"]]
+        return [HeartbeatAnswer.of(one) for one in answer["results"]]
 
     def complete(
         self,

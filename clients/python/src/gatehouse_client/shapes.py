@@ -208,7 +208,7 @@ class Lease(Shape):
     lease_ms: int
 
 
-class Beat(Shape):
+class Heartbeat(Shape):
     """A heartbeat for one lease. `tokens` and `cost_usd` are totals of the run, so repeating them counts once.
 
     `sequence` grows with each heartbeat of a run, so that a late one replaces nothing newer.
@@ -235,7 +235,7 @@ class Beat(Shape):
         return member
 
 
-class BeatAnswer(Shape):
+class HeartbeatAnswer(Shape):
     """`lost`: stop, the lease is over. `retry`: send it again at once. Else obey the order."""
 
     task_id: str
@@ -313,7 +313,7 @@ class Verdict(Shape):
 
 
 class DeadLetter(Shape):
-    """A failed task, which can be replayed."""
+    """A failed task, which can be retried."""
 
     task_id: str
     task_type: str
@@ -325,8 +325,8 @@ class DeadLetter(Shape):
     created_at: datetime
     failed_at: datetime
     receipt_id: str
-    replayed_as: str | None
-    """The task of its replay."""
+    retried_as: str | None
+    """The task that retries this one."""
 
 
 class DeadLetters(Shape):

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from gatehouse_client.client import Client
 from gatehouse_client.errors import GatehouseError
-from gatehouse_client.shapes import Beat, BeatAnswer, Lease
+from gatehouse_client.shapes import Heartbeat, HeartbeatAnswer, Lease
 
 # A lease survives a few failed heartbeats.
 _BEATS_PER_LEASE: Final = 4
@@ -185,7 +185,7 @@ class Task:
         self.handle(answer, beat)
         return answer.status
 
-    def next_beat(self, checkpoint: dict[str, Any] | None = None) -> Beat:
+    def next_beat(self, checkpoint: dict[str, Any] | None = None) -> Heartbeat:
         with self._lock:
             (percent, message), (tokens, cost) = (
                 self._progress,
@@ -193,7 +193,7 @@ class Task:
             )
             self._progress = (None, None)
             self._sequence += 1
-            return Beat(
+            return Heartbeat(
                 lease=self.lease,
                 percent=percent,
                 message=message,
@@ -206,18 +206,18 @@ class Task:
     def _has_spend_to_report(self) -> bool:
         return self._spent != self._spend_reported and self._may_spend
 
-    def last_beat(self) -> Beat | None:
+    def last_beat(self) -> Heartbeat | None:
         """The heartbeat to send before the outcome, if there is spend to report."""
         return self.next_beat() if self._has_spend_to_report() else None
 
-    def restore(self, beat: Beat) -> None:
+    def restore(self, beat: Heartbeat) -> None:
         """A heartbeat may be lost: send its content with the next one."""
         with self._lock:
             if self._progress == (None, None):
                 self._progress = (beat.percent, beat.message)
         self.due_at = time.monotonic() + _SOON
 
-    def handle(self, answer: BeatAnswer, beat: Beat) -> None:
+    def handle(self, answer: HeartbeatAnswer, beat: Heartbeat) -> None:
         """Handle the answer to a heartbeat."""
         # More spend of a run whose budget is spent would revoke its lease.
         self._may_spend = self._may_spend and answer.reason is None
