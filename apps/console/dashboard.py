@@ -51,9 +51,9 @@ def _work(now: datetime) -> Card:
         title="Tasks",
         link=_listing(Task),
         figures=[
-            Figure(label="Ready", value=str(queues.ready)),
+            Figure(label="Queued", value=str(queues.ready)),
             Figure(label="Oldest ready", value=_age(oldest), tone=_late(oldest, timedelta(minutes=5))),
-            Figure(label="Waiting", value=str(queues.waiting)),
+            Figure(label="Scheduled", value=str(queues.waiting)),
             Figure(label="Leased", value=str(queues.leased)),
             _none_is_good("Leases overdue", queues.overdue, "warning"),
             _none_is_good("Dead letters", selectors.dead_letters(), "danger"),

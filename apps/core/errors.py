@@ -20,9 +20,9 @@ def pointer_to(*parts: object) -> str:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The question whether a known name is meant, to stand after the sentence that there is none of this name; or nothing."""
-    found = difflib.get_close_matches(name[:100].casefold(), list(known), n=1)
-    return f" Is {found[0]} meant?" if found else ""
+    """A question that names the known name most like this one, to stand after a refusal; or nothing."""
+    found = difflib.get_close_matches(name[:100].casefold(), list(known), n=1, cutoff=0.75)
+    return f" Did you mean {found[0]}?" if found else ""
 
 
 class DomainError(Exception):

@@ -6,7 +6,7 @@ OpenAPI. Inputs are strict (no "5" for 5) and refuse unknown members.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
@@ -99,6 +99,8 @@ Moment = Annotated[AwareDatetime, BeforeValidator(_read_moment), AfterValidator(
 
 # A text over a limit of this size is a body too large; under it, a field that breaks its rule.
 _BODY_SIZED: Final = 16_384
+# How many names of fields a refusal lists.
+_MOST_LISTED: Final = 20
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -155,13 +157,17 @@ def _message(fault: ErrorDetails, model: type[BaseModel] | None) -> str:
             return str(fault["ctx"]["error"])
         case "extra_forbidden":
             known = _members(model, fault["loc"][:-1]) if model else ()
-            return f"There is nothing of this name here.{near(str(fault['loc'][-1]), known)}"
+            return f"Unknown field.{near(str(fault['loc'][-1]), known) or _listed(known)}"
         # A text that is looked at before it is measured is taken for a list.
         case "too_short" if isinstance(fault["input"], str):
             return PydanticKnownError("string_too_short", {"min_length": fault["ctx"]["min_length"]}).message()
         case "too_long" if isinstance(fault["input"], str):
             return PydanticKnownError("string_too_long", {"max_length": fault["ctx"]["max_length"]}).message()
     return fault["msg"]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f" The known ones are {', '.join(names)}." if 0 < len(names) <= _MOST_LISTED else ""
 
 
 def _members(model: type[BaseModel], place: Iterable[int | str]) -> list[str]:

@@ -24,16 +24,14 @@ def blocks() -> list[str]:
 
 @pytest.mark.django_db(transaction=True)
 def test_the_tutorial_goes_as_it_is_written(server: Server, tmp_path: Path) -> None:
-    where_the_hub_is, *rest = blocks()
-    assert "stack.json" in where_the_hub_is
     python = shlex.quote(sys.executable)
-    script = re.sub(r'(?:"\$PRODUCT"/)?\.venv/bin/python', lambda _: python, "\n".join(rest))
+    script = re.sub(r'(?:"\$PRODUCT"/)?\.venv/bin/python', lambda _: python, "\n".join(blocks()))
     database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
 
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}"],
         cwd=ROOT,
-        env={**os.environ, "DATABASE_URL": database, "URL": server.url, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "DATABASE_URL": database, "GATEHOUSE_URL": server.url, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,

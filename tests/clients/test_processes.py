@@ -163,7 +163,6 @@ def test_example_runs_on_the_package_alone(server: Server, token: str, client: C
 @pytest.mark.usefixtures("transactional_db")
 def test_token_of_the_example_is_issued() -> None:
     in_this_shell, _ = commands(ROOT / "examples" / "worker_python" / "README.md")
-    issue = in_this_shell[in_this_shell.index("export GATEHOUSE_TOKEN") :]
     database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
 
-    assert "ght_" in shell(f"{issue}\necho $GATEHOUSE_TOKEN", {**os.environ, "DATABASE_URL": database})
+    assert "ght_" in shell(f"{in_this_shell}\necho $GATEHOUSE_TOKEN", {**os.environ, "DATABASE_URL": database})

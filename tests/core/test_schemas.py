@@ -69,17 +69,20 @@ class Wish(Input):
         ),
         (
             {"intent": "x", "buget": {}},
-            FieldError("/buget", "There is nothing of this name here. Is budget meant?"),
+            FieldError("/buget", "Unknown field. Did you mean budget?"),
         ),
         (
             {"intent": "x", "budget": {"max_totl_cost": 1}},
-            FieldError("/budget/max_totl_cost", "There is nothing of this name here. Is max_total_cost meant?"),
+            FieldError("/budget/max_totl_cost", "Unknown field. Did you mean max_total_cost?"),
         ),
         (
             {"intent": "x", "more": [{"max_totl_cost": 1}]},
-            FieldError("/more/0/max_totl_cost", "There is nothing of this name here. Is max_total_cost meant?"),
+            FieldError("/more/0/max_totl_cost", "Unknown field. Did you mean max_total_cost?"),
         ),
-        ({"intent": "x", "currency": 1}, FieldError("/currency", "There is nothing of this name here.")),
+        (
+            {"intent": "x", "currency": 1},
+            FieldError("/currency", f"Unknown field. The known ones are {', '.join(sorted(Wish.model_fields))}."),
+        ),
     ],
 )
 def test_fault_has_a_fitting_message(given: dict[str, object], fault: FieldError) -> None:

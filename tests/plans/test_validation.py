@@ -447,7 +447,7 @@ def test_unknown_param_of_a_closed_schema_is_named_once(params: Document, path: 
     ],
 )
 def test_misspelt_name_is_told_with_the_right_one(change: Callable[[Document], object], meant: str) -> None:
-    assert next(found.message for found in validate(changed(change), FULL)).endswith(f" Is {meant} meant?")
+    assert next(found.message for found in validate(changed(change), FULL)).endswith(f" Did you mean {meant}?")
 
 
 @pytest.mark.parametrize(
