@@ -57,7 +57,7 @@ _Text = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^[^\x00]*$
 _Date = Annotated[datetime | None, BeforeValidator(moment)]
 
 
-class Turn(BaseModel):
+class Message(BaseModel):
     id: _Id
     speaker: _Speaker
     text: _Text
@@ -66,7 +66,7 @@ class Turn(BaseModel):
 class Session(BaseModel):
     id: _Id
     date: _Date = None
-    turns: list[Turn]
+    messages: list[Message]
 
 
 class Conversation(BaseModel):
@@ -75,7 +75,7 @@ class Conversation(BaseModel):
 
 
 class Question(BaseModel):
-    """A question, and the turns that answer it."""
+    """A question, and the messages that answer it."""
 
     conversation: _Id
     question: str
@@ -98,9 +98,9 @@ def read_conversations(path: Path) -> Conversations:
     docs = "docs/benchmarks.md"
     data = _read(Conversations, _text(path, docs), path, docs)
     for one in data.conversations:
-        ids = Counter(turn.id for session in one.sessions for turn in session.turns)
+        ids = Counter(message.id for session in one.sessions for message in session.messages)
         if repeated := sorted(found for found, times in ids.items() if times > 1):
-            raise BadData(f"{path}: the turn {repeated[0]!r} of {one.id!r} is there more than once.")
+            raise BadData(f"{path}: the message {repeated[0]!r} of {one.id!r} is there more than once.")
     if unknown := {asked.conversation for asked in data.questions} - {one.id for one in data.conversations}:
         raise BadData(f"{path}: it asks about the conversation {min(unknown)!r}, which it does not hold.")
     return data

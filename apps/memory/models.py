@@ -18,11 +18,11 @@ from apps.principals.models import Principal, TenantModel
 # Each memory has a place: a number from one sequence. The last bits of the place of a message are its number within its
 # session, so that the messages of a session have consecutive places. The bit before them is set in the places of all other
 # memories, which have no neighbours: the sequence goes by steps of `1 << SPAN_BITS`, from the middle of such a span on.
-TURN_BITS: Final = 19
-OUTSIDE: Final = 1 << TURN_BITS
-SPAN_BITS: Final = TURN_BITS + 1
+MESSAGE_BITS: Final = 19
+OUTSIDE: Final = 1 << MESSAGE_BITS
+SPAN_BITS: Final = MESSAGE_BITS + 1
 # A few places stay free, so that no other memory is next to a session's last message.
-MOST_TURNS: Final = OUTSIDE - 16
+MOST_MESSAGES: Final = OUTSIDE - 16
 # Terms of more memories than this are counted by a job, and not at each question: see TermFrequency.
 COMMON: Final = 1_000
 
@@ -193,9 +193,9 @@ class Forgotten(TenantModel):
 
 
 class Session(TenantModel):
-    """A conversation that an agent had, with a subject or with nobody. `turns` counts the messages stored of it.
+    """A conversation that an agent had, with a subject or with nobody. `message_count` counts the messages stored of it.
 
-    Its id is drawn from the sequence of places (see TURN_BITS): what was stored before it began has lower places.
+    Its id is drawn from the sequence of places (see MESSAGE_BITS): what was stored before it began has lower places.
     """
 
     id = models.BigIntegerField(
@@ -211,13 +211,15 @@ class Session(TenantModel):
     summary = models.TextField(blank=True)
     topics = ArrayField(models.CharField(max_length=100), default=list)
     tone = models.CharField(max_length=100, blank=True)
-    turns = models.PositiveIntegerField(db_default=0)
+    message_count = models.PositiveIntegerField(db_default=0)
     started_at = models.DateTimeField()
     last_active_at = models.DateTimeField()
 
     class Meta:
         constraints = [
-            models.CheckConstraint(condition=Q(turns__lte=MOST_TURNS), name="memory_session_turns_have_places"),
+            models.CheckConstraint(
+                condition=Q(message_count__lte=MOST_MESSAGES), name="memory_session_messages_have_places"
+            ),
             models.UniqueConstraint(
                 fields=["tenant", "principal", "conversation_id"], name="memory_session_conversation_once"
             ),
@@ -240,9 +242,9 @@ class Session(TenantModel):
     def __str__(self) -> str:
         return self.title or self.conversation_id
 
-    def place_of(self, turn: int) -> int:
+    def place_of(self, message: int) -> int:
         """The place of a message; the first message has the number 0."""
-        return (self.pk << SPAN_BITS) + turn
+        return (self.pk << SPAN_BITS) + message
 
 
 class MemoryQuerySet(models.QuerySet["Memory"]):

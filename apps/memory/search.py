@@ -15,7 +15,7 @@ from django.db.backends.utils import CursorWrapper
 from django.db.models import Sum
 
 from apps.core.sql import hot_cursor
-from apps.memory.models import COMMON, OUTSIDE, TURN_BITS, Memory, SearchTotals, Session
+from apps.memory.models import COMMON, MESSAGE_BITS, OUTSIDE, Memory, SearchTotals, Session
 from apps.memory.texts import Question, as_sought, beginning
 from apps.principals.tenancy import acting_as_system
 
@@ -547,7 +547,7 @@ with {reached}spelled as materialized (
 ), sessions as materialized (
     select session, sum(weight * frequency * 2.2 / (frequency + 1.2)) as score
     from (
-        select place >> {TURN_BITS} as session, word, max(weight) as weight, sum(frequency) as frequency
+        select place >> {MESSAGE_BITS} as session, word, max(weight) as weight, sum(frequency) as frequency
         from matched where place & {OUTSIDE} = 0 and frequency > 0{known}
         group by 1, 2
     ) said
@@ -576,7 +576,7 @@ SCORE: Final = "coalesce(spread.score + 2 * spread.around, 0) + 0.2 * coalesce(s
 # not know that each session has a place, and that no place is 0.
 _TOTAL: Final = f""", total as materialized (
     select spread.place, {SCORE} as score, spread.is_among, false as is_alike
-    from spread full join sessions on sessions.session = spread.place >> {TURN_BITS}
+    from spread full join sessions on sessions.session = spread.place >> {MESSAGE_BITS}
     where coalesce(spread.place, 0) <> 0
 )
 """

@@ -500,7 +500,7 @@ def promotion_policies(principal_ids: Iterable[int]) -> dict[int, PromotionPolic
 AT_ONCE: Final = 1_000
 
 
-PARTS: Final = ("items", "sessions", "envelopes_loaded", "turns")
+PARTS: Final = ("items", "sessions", "envelopes_loaded", "messages")
 """The lists of an export."""
 
 
@@ -513,7 +513,7 @@ def _exported_rows(part: str, subject: Subject, now: datetime) -> QuerySet[Any, 
                 "recorded_at", "superseded_at", "superseded_by", type=F("domain"), said_at=F("occurred_at"),
                 author_name=F("author__name"),
             )  # fmt: skip
-        case "turns":
+        case "messages":
             said = memories.alias(said_at=Least("occurred_at", "recorded_at"))
             return said.filter(_kept(subject, "said_at", now), kind=Kind.OBSERVATION).values(
                 "id", "speaker", "text", "domain", "confidence", "evidence", "metadata", "occurred_at", "recorded_at",

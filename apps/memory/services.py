@@ -23,7 +23,7 @@ from apps.digests import services as inboxes
 from apps.memory import envelopes, search, selectors, sql
 from apps.memory.envelopes import Envelope
 from apps.memory.models import (
-    MOST_TURNS,
+    MOST_MESSAGES,
     ConceptName,
     EnvelopeLoaded,
     Forgotten,
@@ -102,7 +102,7 @@ def store_observation(
     if conversation_id is not None:
         session = _next_message(author, conversation_id, at=min(occurred_at or now, now), now=now)
     observation = Memory(
-        **({} if session is None else {"place": session.place_of(session.turns - 1)}),
+        **({} if session is None else {"place": session.place_of(session.message_count - 1)}),
         tenant_id=author.tenant_id,
         author_id=author.principal_id,
         kind=Kind.OBSERVATION,
@@ -394,7 +394,7 @@ def record_session(
         subject = _enabled(next((one for one in subjects if one.key == subject_id), None), subject_id)
         if session.subject_id != subject.pk:
             since, session.subject = session.started_at, subject
-            if session.turns:
+            if session.message_count:
                 search.move(session)
     given = {"platform": platform, "title": title, "summary": summary, "topics": topics, "tone": tone}
     for name, value in given.items():
@@ -408,13 +408,13 @@ def record_session(
 
 
 def _next_message(principal: Caller, conversation_id: str, *, at: datetime, now: datetime) -> Session:
-    """The principal's session with one message more. Others who write to it wait until this transaction has committed."""
+    """The principal's session with one more message. Others who write to it wait until this transaction has committed."""
     session, subjects = _locked_session(principal, conversation_id, at=at, now=now)
-    if session.turns >= MOST_TURNS:
+    if session.message_count >= MOST_MESSAGES:
         raise Conflict(f"The conversation {conversation_id[:60]!r} is full; begin another.", code="conversation_full")
-    session.turns += 1
+    session.message_count += 1
     session.started_at, session.last_active_at = min(session.started_at, at), max(session.last_active_at, at)
-    session.save(update_fields=["turns", "started_at", "last_active_at"])
+    session.save(update_fields=["message_count", "started_at", "last_active_at"])
     for subject in subjects:
         revise(subject, now, since=at)
     return session

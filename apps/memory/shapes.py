@@ -220,13 +220,13 @@ class Export(Output):
     items: list[dict[str, Any]]
     sessions: list[dict[str, Any]]
     envelopes_loaded: list[dict[str, Any]]
-    turns: list[dict[str, Any]]
+    messages: list[dict[str, Any]]
     """The messages of its sessions."""
     next_items_after: int | None
     """For the next page of this list; null on the last. The same holds for the others."""
     next_sessions_after: int | None
     next_envelopes_loaded_after: int | None
-    next_turns_after: int | None
+    next_messages_after: int | None
 
 
 class InboxItem(Output):

@@ -62,7 +62,7 @@ class StoreMemory(Input):
     occurred_at: Moment | None = None
     """When it happened, if not now."""
     conversation_id: Label | None = None
-    """Your conversation, of which this is the next turn. Recall also finds a turn by the turns around it."""
+    """Your conversation, of which this is the next message. Recall also finds a message by the messages around it."""
     speaker: Annotated[Text, StringConstraints(max_length=100)] = ""
     """Who said it."""
     supersedes: Label | None = None
@@ -265,7 +265,7 @@ class RecallMemory(Input):
     domain: Domain | None = None
     """Only what was stored in this domain."""
     subject: SubjectId | None = Field(default=None, validation_alias=AliasChoices("subject", "subject_id"))
-    """Only memories of this subject, as `add_subject` named it: its items (their type is the domain) and the turns of
+    """Only memories of this subject, as `add_subject` named it: its items (their type is the domain) and the messages of
     conversations with it. Without a subject these are not found."""
     filters: Annotated[dict[Path, Any], Field(max_length=50)] | None = None
     """Values that must stand at these paths of the metadata, such as `{"plan_id": "plan-abc"}`."""
@@ -532,8 +532,8 @@ class ExportSubject(OfSubject):
     """The next sessions, likewise."""
     envelopes_loaded_after: After | None = None
     """The next records of who was given envelopes, likewise."""
-    turns_after: After | None = None
-    """The next turns, likewise."""
+    messages_after: After | None = None
+    """The next messages, likewise."""
 
 
 @operation(
@@ -545,7 +545,7 @@ class ExportSubject(OfSubject):
 def export_subject(caller: Caller, given: ExportSubject) -> Export:
     """Export everything that is stored about a subject, as JSON, a thousand rows of each list at once.
 
-    The lists are its items with their history, its sessions, their turns, and who was given envelopes. Administrators
+    The lists are its items with their history, its sessions, their messages, and who was given envelopes. Administrators
     get exact dates, even if they are anonymized.
     """
     subject = selectors.subject_of(given.subject_id, viewer=caller)

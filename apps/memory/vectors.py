@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from apps.core import outbound
 from apps.core.outbound import CallFailed
 from apps.core.sql import hot_cursor
-from apps.memory.models import TURN_BITS
+from apps.memory.models import MESSAGE_BITS
 from apps.memory.search import ANSWER, MEMORY, SCORE, STANDING, by_words
 from apps.principals.tenancy import acting_as_system
 
@@ -258,7 +258,7 @@ def recall_statement(
            + coalesce(alike.share * greatest(whole.weight - coalesce(spread.has, 0), 0), 0) as score,
            coalesce(spread.is_among, false) as is_among, alike.share is not null as is_alike
     from spread full join alike using (place)
-    full join sessions on sessions.session = place >> {TURN_BITS}
+    full join sessions on sessions.session = place >> {MESSAGE_BITS}
     cross join whole
     where coalesce(place, 0) <> 0
 ){ANSWER}"""

@@ -58,17 +58,17 @@ def _texts(seed: int) -> Iterator[str]:
 
 
 def _store(author: Caller, parts: list[range]) -> None:
-    """Store memories through the product's service; half of them are turns of conversations."""
+    """Store memories through the product's service; half of them are messages of conversations."""
     for part in parts:
         texts = _texts(part.start)
         with author.acting():
             for number in part:
-                turn: dict[str, Any] = {
+                message: dict[str, Any] = {
                     "speaker": _SPEAKERS[number % 4 // 2],
                     "conversation_id": f"talk-{number // 40}",
                 }
                 services.store_observation(
-                    author=author, text=next(texts), now=timezone.now(), **(turn if number % 2 else {})
+                    author=author, text=next(texts), now=timezone.now(), **(message if number % 2 else {})
                 )
     with connection.cursor() as cursor:
         cursor.execute("set role none; analyze; reset role")

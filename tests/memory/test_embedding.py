@@ -196,7 +196,7 @@ def test_bad_embedder_takes_nearly_no_hits_away(transactional_db: None, settings
     for embed in (by_chance, by_words):
         with endpoint(settings, answers(embed)):
             found = measure(conversations, prefix=embed.__name__.replace("_", "-"))
-        assert min(Figures.share(found.turns[k]) - Figures.share(without.turns[k]) for k in (5, 10)) >= -1.5
+        assert min(Figures.share(found.messages[k]) - Figures.share(without.messages[k]) for k in (5, 10)) >= -1.5
 
 
 # When it is told what.

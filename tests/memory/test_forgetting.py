@@ -227,18 +227,18 @@ def test_what_rests_on_forgotten_rows_alone_goes_too(as_kee: Caller) -> None:
     add(as_kee, BOB)
     item = remember(as_kee).item.ref
     record(as_kee)
-    turn = talk(as_kee, "I like fettuccini")
+    message = talk(as_kee, "I like fettuccini")
     other = observe(as_kee, "It rains")
     derived = observe(as_kee, "Likes pasta", evidence=[item])
 
     def pattern(name: str, *evidence: Memory) -> Memory:
         return revise(as_kee, name, pattern_name=name, evidence_observation_ids=[one.pk for one in evidence])
 
-    pattern("of the turn", turn)
+    pattern("of the message", message)
     pattern("of what was derived", derived)
-    pattern("revised since", turn)
+    pattern("revised since", message)
     revised = pattern("revised since", other)
-    both = pattern("of both", turn, other)
+    both = pattern("of both", message, other)
     bobs = remember(as_kee, "Eats with her", BOB, evidence=[item, "https://example.org"]).item
 
     done = services.forget(author=as_kee, subject_id=ALICE, now=T0)
@@ -302,7 +302,7 @@ def test_item_goes_with_what_says_the_same_and_what_it_superseded(as_kee: Caller
         services.forget(author=as_kee, subject_id=ALICE, item=last.pk, now=T0)
 
 
-def test_item_goes_with_the_turns_that_it_cites(as_kee: Caller) -> None:
+def test_item_goes_with_the_messages_that_it_cites(as_kee: Caller) -> None:
     add(as_kee)
     record(as_kee)
     cited, _ = talk(as_kee, "I have a zebra"), talk(as_kee, "What else?")
@@ -454,10 +454,10 @@ def test_export_pages_each_list_to_its_end(as_kee: Caller, monkeypatch: pytest.M
         remember(as_kee, f"fact {number}")
         named = f"c{number}"
         record(as_kee, conversation_id=named)
-        talk(as_kee, f"turn {number}", conversation_id=named)
+        talk(as_kee, f"message {number}", conversation_id=named)
         envelope(as_kee)
 
-    told: dict[str, list[Any]] = {"items": [], "sessions": [], "envelopes_loaded": [], "turns": []}
+    told: dict[str, list[Any]] = {"items": [], "sessions": [], "envelopes_loaded": [], "messages": []}
     asked: dict[str, int] = {}
     goes_on = True
     while goes_on:
@@ -467,17 +467,17 @@ def test_export_pages_each_list_to_its_end(as_kee: Caller, monkeypatch: pytest.M
         assert bool(page.subject) == (not asked)
         for name in told:
             told[name] += getattr(page, name)
-        if page.turns:
-            # The next page continues after a turn that was forgotten meanwhile.
+        if page.messages:
+            # The next page continues after a message that was forgotten meanwhile.
             with acting_as_system("test"), erasure.redacting():
-                services.forget_memories([page.turns[-1]["id"]])
+                services.forget_memories([page.messages[-1]["id"]])
         following = {f"{name}_after": getattr(page, f"next_{name}_after") for name in told}
         asked = {name: number for name, number in following.items() if number is not None}
         goes_on = bool(asked)
 
     assert [one["text"] for one in told["items"]] == [f"fact {number}" for number in range(5)]
     assert [one["conversation_id"] for one in told["sessions"]] == [f"c{number}" for number in range(5)]
-    assert [one["text"] for one in told["turns"]] == [f"turn {number}" for number in range(5)]
+    assert [one["text"] for one in told["messages"]] == [f"message {number}" for number in range(5)]
     assert len({one["id"] for one in told["envelopes_loaded"]}) == 5
 
 
@@ -492,7 +492,7 @@ def test_expired_data_is_not_exported_before_it_is_deleted(as_kee: Caller) -> No
 
     def parts(now: datetime) -> list[int]:
         found = selectors.export(subject, now=now)
-        return [len(rows) for rows in (found.items, found.sessions, found.turns)]
+        return [len(rows) for rows in (found.items, found.sessions, found.messages)]
 
     assert [parts(T0 + 2 * DAY - TICK), parts(T0 + 2 * DAY)] == [[1, 1, 1], [0, 0, 0]]
     record(as_kee, None, tone="dry", now=T0 + DAY)
@@ -548,7 +548,7 @@ def test_sweep_deletes_in_parts(as_kee: Caller, monkeypatch: pytest.MonkeyPatch)
     add(as_kee, delete_after_days=2)
     record(as_kee)
     for number in range(5):
-        talk(as_kee, f"turn {number}")
+        talk(as_kee, f"message {number}")
         remember(as_kee, f"item {number}")
     talk(as_kee, "new", now=T0 + DAY)
     at(T0 + 2 * DAY)

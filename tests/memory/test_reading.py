@@ -106,8 +106,13 @@ def test_memories_of_a_subject_are_read_by_its_rules(as_kee: Caller, tenant: Ten
     add(as_kee, delete_after_days=30)
     record(as_kee)
     refs = [talk(as_kee, "Hello.", speaker="Alice").ref, remember(as_kee).item.ref]
-    turn = read(as_kee, refs[0])
-    assert (turn.conversation_id, turn.speaker, turn.subject_id, turn.occurred_at) == ("c", "Alice", ALICE, T0)
+    message = read(as_kee, refs[0])
+    assert (message.conversation_id, message.speaker, message.subject_id, message.occurred_at) == (
+        "c",
+        "Alice",
+        ALICE,
+        T0,
+    )
 
     def unread(viewer: Caller, **asked: Any) -> None:
         for ref in refs:
@@ -153,11 +158,11 @@ def test_superseded_memory_tells_no_day_of_an_anonymized_subject(as_kee: Caller,
 def test_superseded_memories_are_shown_by_the_rules_of_the_subject(as_kee: Caller) -> None:
     add(as_kee, delete_after_days=30)
     record(as_kee)
-    turn = talk(as_kee, "Not in Ghent any more.", supersedes=talk(as_kee, "Lives in Ghent.").ref, now=T0 + DAY).ref
+    message = talk(as_kee, "Not in Ghent any more.", supersedes=talk(as_kee, "Lives in Ghent.").ref, now=T0 + DAY).ref
     remember(as_kee, "Lives in Ghent", slot="home town")
     item = remember(as_kee, "Lives in Bruges", slot="home town", now=T0 + DAY).item.ref
     over = T0 + 30 * DAY
-    for ref in (turn, item):
+    for ref in (message, item):
         assert read(as_kee, ref, now=over - TICK).earlier != []
         assert [one.text for one in read(as_kee, ref, now=over).earlier if one.text.startswith("Lives in Ghent")] == []
 

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from apps.core import erasure
 from apps.core.ticks import run
 from apps.memory import search, services
-from apps.memory.models import MOST_TURNS, Memory, Revision, Session, TermFrequency
+from apps.memory.models import MOST_MESSAGES, Memory, Revision, Session, TermFrequency
 from apps.memory.selectors import recall
 from apps.memory.shapes import RecalledMemory
 from apps.memory.texts import tokens
@@ -399,12 +399,12 @@ def test_answer_is_found_by_the_question_before_it(as_kee: Caller) -> None:
     assert answer.why == "what was said around it is about this"
 
 
-def test_turn_is_found_by_words_two_turns_away(as_kee: Caller) -> None:
+def test_message_is_found_by_words_two_messages_away(as_kee: Caller) -> None:
     say(as_kee, "c", "-3", "-2", "-1", "Which oven did the baker choose?", "+1", "+2", "+3")
     assert texts(as_kee, "oven of the baker") == ["Which oven did the baker choose?", "+1", "-1", "+2", "-2"]
 
 
-def test_turns_of_other_conversations_are_no_neighbours(as_kee: Caller, tenant: Tenant) -> None:
+def test_messages_of_other_conversations_are_no_neighbours(as_kee: Caller, tenant: Tenant) -> None:
     say(as_kee, "one", "Which oven did the baker choose?")
     say(as_kee, "two", "The blue one.")
     say(make_caller(tenant, "Hexy"), "one", "The red one.")
@@ -421,7 +421,7 @@ def test_session_about_the_question_ranks_first(as_kee: Caller) -> None:
     assert texts(as_kee, "marathon")[3] == "My marathon is long over."
 
 
-def test_speaker_and_month_count_for_their_turn_only(as_kee: Caller) -> None:
+def test_speaker_and_month_count_for_their_message_only(as_kee: Caller) -> None:
     march, may = datetime(2024, 3, 5, tzinfo=T0.tzinfo), datetime(2024, 5, 5, tzinfo=T0.tzinfo)
     for number, at in enumerate((march, may)):
         say(as_kee, f"c-{number}", "I bought shoes.", at=at, speaker="Priya")
@@ -444,40 +444,40 @@ def test_memory_without_a_date_is_not_found_by_the_current_month(as_kee: Caller)
     assert texts(as_kee, f"{T0:%B %Y}") == []
 
 
-def test_session_has_the_times_of_its_turns(as_kee: Caller) -> None:
+def test_session_has_the_times_of_its_messages(as_kee: Caller) -> None:
     at = datetime(2020, 1, 1, tzinfo=T0.tzinfo)
     say(as_kee, "c", "Hello.", at=at + timedelta(hours=1))
     say(as_kee, "c", "Earlier.", at=at)
     session = Session.objects.get()
-    assert (session.turns, session.started_at, session.last_active_at) == (2, at, at + timedelta(hours=1))
+    assert (session.message_count, session.started_at, session.last_active_at) == (2, at, at + timedelta(hours=1))
     say(as_kee, "d", "From a clock that is ahead.", at=datetime(9999, 12, 29, tzinfo=T0.tzinfo))
     session = Session.objects.get(conversation_id="d")
     assert (session.started_at, session.last_active_at) == (T0, T0)
 
 
-def test_full_conversation_takes_no_turn(as_kee: Caller) -> None:
+def test_full_conversation_takes_no_message(as_kee: Caller) -> None:
     say(as_kee, "c", "Hello.")
-    Session.objects.update(turns=MOST_TURNS)
+    Session.objects.update(message_count=MOST_MESSAGES)
     with refused("conversation_full"):
         say(as_kee, "c", "One too many.")
     assert observations().count() == 1
-    with pytest.raises(IntegrityError, match="memory_session_turns_have_places"), transaction.atomic():
-        Session.objects.update(turns=MOST_TURNS + 1)
+    with pytest.raises(IntegrityError, match="memory_session_messages_have_places"), transaction.atomic():
+        Session.objects.update(message_count=MOST_MESSAGES + 1)
 
 
 def test_places_are_in_the_order_of_beginnings(as_kee: Caller) -> None:
     observe(as_kee, "note 1")
-    say(as_kee, "one", "turn 2", "turn 3")
+    say(as_kee, "one", "message 2", "message 3")
     observe(as_kee, "note 5")
     services.record_session(principal=as_kee, conversation_id="two", now=T0)
     observe(as_kee, "note 7")
-    say(as_kee, "two", "turn 6")
-    say(as_kee, "one", "turn 4")
+    say(as_kee, "two", "message 6")
+    say(as_kee, "one", "message 4")
     by_place = Memory.objects.order_by("place").values_list("text", flat=True)
     assert [text.split()[1] for text in by_place] == list("1234567")
 
 
-def test_turns_at_once_each_have_a_place(transactional_db: None) -> None:
+def test_messages_at_once_each_have_a_place(transactional_db: None) -> None:
     kee = make_caller(make_tenant("acme"))
 
     def speak(number: int) -> Callable[[], object]:
@@ -486,11 +486,11 @@ def test_turns_at_once_each_have_a_place(transactional_db: None) -> None:
     assert at_once(*map(speak, range(6))) == [None] * 6
     with acting_as(kee):
         assert len(texts(kee, "walrus")) == 6
-        assert Session.objects.get().turns == 6
+        assert Session.objects.get().message_count == 6
 
 
 @pytest.mark.parametrize("is_undone", [True, False])
-def test_turn_waits_for_who_begins_the_conversation(transactional_db: None, is_undone: bool) -> None:
+def test_message_waits_for_who_begins_the_conversation(transactional_db: None, is_undone: bool) -> None:
     kee = make_caller(make_tenant("acme"))
     with acting_as(kee):
         say(kee, "c", "The one.")
@@ -540,7 +540,7 @@ def test_evidence_is_found_as_often_as_promised(transactional_db: None) -> None:
     """The conversations and the answers were written down before any part of the ranking was chosen."""
     figures = measure(read_conversations(CONVERSATIONS))
     assert (len(figures.seconds), figures.missing) == (110, 0)
-    assert Figures.share(figures.turns[5]) >= 72
-    assert Figures.share(figures.turns[10]) >= 80
+    assert Figures.share(figures.messages[5]) >= 72
+    assert Figures.share(figures.messages[10]) >= 80
     assert Figures.share(figures.sessions[5]) >= 90
     assert Figures.share(figures.sessions[10]) >= 95

@@ -97,7 +97,7 @@ def test_memories_of_a_subject_are_found_and_counted_within_it_only(as_kee: Call
     assert held(tenant_id=as_kee.tenant_id) == (1, 0, 0)
 
 
-def test_turns_follow_their_session_to_its_subject(as_kee: Caller) -> None:
+def test_messages_follow_their_session_to_its_subject(as_kee: Caller) -> None:
     add(as_kee)
     add(as_kee, "USER:bob")
     talk(as_kee, "I have a dog.")
@@ -115,13 +115,13 @@ def test_turns_follow_their_session_to_its_subject(as_kee: Caller) -> None:
     check_totals()
 
 
-def test_turn_of_a_subject_is_superseded_within_it_only(as_kee: Caller) -> None:
+def test_message_of_a_subject_is_superseded_within_it_only(as_kee: Caller) -> None:
     add(as_kee)
     record(as_kee)
-    turn = talk(as_kee, "I have a dog.")
+    message = talk(as_kee, "I have a dog.")
     with refused("about_another"), transaction.atomic():
-        observe(as_kee, "Dogs bark.", supersedes=turn.ref)
-    talk(as_kee, "I have two dogs.", supersedes=turn.ref)
+        observe(as_kee, "Dogs bark.", supersedes=message.ref)
+    talk(as_kee, "I have two dogs.", supersedes=message.ref)
     assert [hit.text for hit in recall("dogs", caller=as_kee, subject_id=ALICE)] == ["I have two dogs."]
     check_totals()
 
@@ -185,7 +185,7 @@ def test_rest_of_an_item_expires_with_the_item(as_kee: Caller) -> None:
         assert texts(as_kee, "Berlin") == found
 
 
-def test_turn_expires_by_when_it_was_said(as_kee: Caller) -> None:
+def test_message_expires_by_when_it_was_said(as_kee: Caller) -> None:
     add(as_kee, delete_after_days=2)
     record(as_kee)
     for text, occurred_at in (("said now", T0), ("said yesterday", T0 - DAY), ("said to be so then", T0 + 9 * DAY)):
@@ -193,7 +193,7 @@ def test_turn_expires_by_when_it_was_said(as_kee: Caller) -> None:
 
     def shown(moment: datetime) -> list[list[str]]:
         at(moment)
-        exported = export(Subject.objects.get(), now=moment).turns
+        exported = export(Subject.objects.get(), now=moment).messages
         return [sorted(texts(as_kee, "said")), sorted(texts(as_kee)), sorted(row["text"] for row in exported)]
 
     before = ["said now", "said to be so then", "said yesterday"]
@@ -248,10 +248,10 @@ def test_forgotten_memories_are_neither_found_nor_counted(transactional_db: None
         assert not SearchTotals.objects.filter(scope=gone.subject_id or 0).exists()
 
 
-def test_superseded_turn_is_not_counted_when_moved_or_forgotten(as_kee: Caller) -> None:
+def test_superseded_message_is_not_counted_when_moved_or_forgotten(as_kee: Caller) -> None:
     add(as_kee)
-    turn = observe(as_kee, "I have a dog.", conversation_id="c")
-    observe(as_kee, "I have two cats.", conversation_id="c", supersedes=turn.ref)
+    message = observe(as_kee, "I have a dog.", conversation_id="c")
+    observe(as_kee, "I have two cats.", conversation_id="c", supersedes=message.ref)
     record(as_kee)
     check_totals()
     item = remember(as_kee, "I have a dog").item

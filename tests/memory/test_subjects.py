@@ -148,7 +148,7 @@ def test_nothing_is_stored_about_a_subject_that_disables_memory(as_kee: Caller) 
             write()
     assert not items().exists()
     assert not observations().exists()
-    assert (Session.objects.get().turns, Session.objects.get().summary, rev()) == (0, "", before)
+    assert (Session.objects.get().message_count, Session.objects.get().summary, rev()) == (0, "", before)
     change(as_kee, memory_enabled=True, learn_patterns=False)
     with refused("patterns_not_learned"), transaction.atomic():
         remember(as_kee, type=ItemType.USER_PATTERN)
@@ -334,7 +334,7 @@ def test_session_with_a_subject_no_longer_shared_looks_as_if_forgotten(
             talk(who, "Go on.", now=T0 + DAY)
         record(who, None, tone="dry", now=T0 + DAY)
         session = Session.objects.get(principal_id=who.principal_id, conversation_id="c")
-        told = (session.title, session.tone, session.turns, session.subject, session.started_at)
+        told = (session.title, session.tone, session.message_count, session.subject, session.started_at)
         return [begun, told, selectors.recent_sessions(principal_id=who.principal_id, now=T0 + DAY)]
 
     mia = make_caller(tenant, "Mia")

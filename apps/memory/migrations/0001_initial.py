@@ -12,7 +12,7 @@ from apps.core.rls import immutable, protect
 from apps.core.tables import CreateModels
 from apps.memory.models import RealField
 
-# The places of memories: see apps.memory.models.TURN_BITS. The steps are 1 << SPAN_BITS, from the middle of a span on.
+# The places of memories: see apps.memory.models.MESSAGE_BITS. The steps are 1 << SPAN_BITS, from the middle of a span on.
 PLACES = "create sequence memory_place increment by 1048576 start with 1572864"
 PLACES_BACK = "drop sequence memory_place"
 
@@ -222,7 +222,7 @@ class Migration(migrations.Migration):
                     ("summary", models.TextField(blank=True)),
                     ("topics", _names(100)),
                     ("tone", models.CharField(blank=True, max_length=100)),
-                    ("turns", models.PositiveIntegerField(db_default=0)),
+                    ("message_count", models.PositiveIntegerField(db_default=0)),
                     ("started_at", models.DateTimeField()),
                     ("last_active_at", models.DateTimeField()),
                 ],
@@ -240,7 +240,9 @@ class Migration(migrations.Migration):
                         ),
                     ],
                     "constraints": [
-                        models.CheckConstraint(condition=Q(turns__lte=524272), name="memory_session_turns_have_places"),
+                        models.CheckConstraint(
+                            condition=Q(message_count__lte=524272), name="memory_session_messages_have_places"
+                        ),
                         models.UniqueConstraint(
                             fields=("tenant", "principal", "conversation_id"), name="memory_session_conversation_once"
                         ),
