@@ -68,7 +68,7 @@ def _inbox(now: datetime) -> Card:
         link=_listing(Inbox),
         figures=[
             Figure(label="Unread receipts", value=str(inboxes.unread)),
-            Figure(label="Gathered for digests", value=str(inboxes.pending)),
+            Figure(label="Buffered for digests", value=str(inboxes.pending)),
             _none_is_good("Digests overdue", inboxes.overdue, "danger"),
             Figure(label="Open obligations", value=str(inboxes.obligations)),
         ],

@@ -269,7 +269,7 @@ def _digests() -> Finding:
         part="digests",
         ok=late <= notifications.SILENT_AFTER,
         says=f"the longest overdue is {late.total_seconds():.0f} s late" if late else "none overdue",
-        mend="A worker process publishes them: see worker and beat.",
+        mend="A worker process flushes them: see worker and beat.",
         needed=False,
     )
 

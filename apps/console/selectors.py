@@ -24,7 +24,7 @@ from apps.tasks.shapes import QueueFigures as FiguresOfQueue
 from apps.tasks.states import Status
 from apps.workers.models import State, Worker
 
-# The tick that publishes runs every second; what is due for longer was passed over.
+# The tick that flushes runs every second; what is due for longer was passed over.
 FLUSHED_WITHIN: Final = timedelta(seconds=3)
 
 
@@ -63,9 +63,9 @@ class InboxFigures:
 
     unread: int
     pending: int
-    """Receipts that are still gathered into a digest."""
+    """Receipts that are buffered for a digest."""
     overdue: int
-    """Digests that should have been published before now."""
+    """Buffers that should have been flushed before now."""
     oldest_due_at: datetime | None
     obligations: int
     oldest_pending_at: datetime | None
@@ -253,8 +253,8 @@ def gauges(*, now: datetime) -> list[Gauge]:
         Gauge(name="gatehouse_tasks_dead_letters", says="Tasks that failed for good.", value=dead_letters()),
         *_queue_gauges(),
         Gauge(name="gatehouse_inbox_unread", says="Unacked receipts in visible entries.", value=inboxes.unread),
-        Gauge(name="gatehouse_inbox_pending", says="Receipts gathered for a digest.", value=inboxes.pending),
-        Gauge(name="gatehouse_inbox_oldest_pending_seconds", says="Age of the oldest gathered receipt.", value=waited),
+        Gauge(name="gatehouse_inbox_pending", says="Receipts buffered for a digest.", value=inboxes.pending),
+        Gauge(name="gatehouse_inbox_oldest_pending_seconds", says="Age of the oldest buffered receipt.", value=waited),
         Gauge(name="gatehouse_digests_overdue", says="Digests past their moment.", value=inboxes.overdue),
         Gauge(name="gatehouse_digests_lateness_seconds", says="Of the digest longest overdue.", value=lateness),
         Gauge(

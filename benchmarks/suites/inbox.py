@@ -1,4 +1,4 @@
-"""The inbox: posting, gathering, reading and acking, beside a bare INSERT and a view that does nothing."""
+"""The inbox: posting, buffering, reading and acking, beside a bare INSERT and a view that does nothing."""
 
 import itertools
 import secrets
@@ -47,7 +47,7 @@ def _posts(bench: Bench) -> Iterator[Row]:
         ("post, one inbox", agents[1:2], 1, 0, scale.clients),
         (f"post, {_INBOXES} inboxes", several, 1, 0, 1),
         (f"post, {_INBOXES} inboxes", several, 1, 0, scale.clients),
-        ("post, gathered into ten threads", agents[2:3], 1, 10, scale.clients),
+        ("post, buffered in ten threads", agents[2:3], 1, 10, scale.clients),
         *((f"post in batches, {_INBOXES} inboxes", several, size, 0, few) for size in _BATCHES),
     ]
     for case, among, batch, things, clients in cases:
@@ -79,7 +79,7 @@ def _over_http(bench: Bench) -> Iterator[Row]:
 
 
 def _visible(bench: Bench) -> Row:
-    """From the commit of a gathered receipt to the read that shows it, while writers keep its inbox busy."""
+    """From the commit of a buffered receipt to the read that shows it, while writers keep its inbox busy."""
     scale, reader = bench.scale, bench.agents[0]
     bench.celery()
 
@@ -101,7 +101,7 @@ def _visible(bench: Bench) -> Row:
     if lost := committed.keys() - seen.keys():
         raise measure.ClientFailed(f"{len(lost)} receipts were posted and never shown.")
     latencies = [seen[receipt] - at for receipt, at in committed.items()]
-    row = Row.of("post to visible, gathered, one inbox", [Slice.of(latencies)], clients=scale.clients)
+    row = Row.of("post to visible, buffered, one inbox", [Slice.of(latencies)], clients=scale.clients)
     limit = _WINDOW.total_seconds() * 1000 + 1000
     return row.judged(f"p99 under {limit:,.0f} ms", met=row.p99 is not None and row.p99 < limit)
 

@@ -258,7 +258,7 @@ def _how(verb: str, hand: Hand) -> Json:
 
 
 class Poster(Actor):
-    """Posts receipts, alone and in batches, gathered and not; posts again, and other content under an old key."""
+    """Posts receipts, alone and in batches, buffered and not; posts again, and other content under an old key."""
 
     def __init__(self, client: Client, recipients: list[str]) -> None:
         super().__init__(client)

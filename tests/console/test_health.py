@@ -240,7 +240,7 @@ def test_a_day_moves_every_figure() -> None:
     kee = make_caller(tenant, "Kee")
     before = counted()
 
-    gather_and_look(tenant, kee)
+    buffer_and_look(tenant, kee)
     repeat(tenant)
     with acting_as(kee):
         plans.create_plan(caller=kee, request=PlanRequest(intent="Analyze the codebase at /repo"), now=T0)
@@ -250,7 +250,7 @@ def test_a_day_moves_every_figure() -> None:
     assert [name for name, times in counted().items() if times == before[name]] == []
 
 
-def gather_and_look(tenant: Tenant, kee: Caller) -> None:
+def buffer_and_look(tenant: Tenant, kee: Caller) -> None:
     with acting_as(kee):
         for _ in range(2):
             post_grouped(kee, flush_class="immediate")

@@ -92,7 +92,7 @@ def receipt_ids(page: InboxOutput) -> list[list[str]]:
 
 @transaction.atomic
 def flush(*, inbox_id: int, thread_ids: Collection[int], reason: FlushReason) -> list[Entry]:
-    """Publish what is pending in these threads of one inbox, due or not."""
+    """Flush what is pending in these threads of one inbox, due or not."""
     inbox = services.lock_by_id(inbox_id, wait=True)
     if inbox is None:
         return []

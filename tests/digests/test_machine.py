@@ -90,7 +90,7 @@ class ModelInbox:
     receipts: set[int] = field(default_factory=set)
     acked: set[int] = field(default_factory=set)
     fresh: list[ModelEntry] = field(default_factory=list)
-    """Published by the step in hand; their sequences are not known yet."""
+    """Flushed by the step in hand; their sequences are not known yet."""
 
     def copied(self) -> "ModelInbox":
         return copy.deepcopy(self)

@@ -390,13 +390,13 @@ async def _hear_of_it(kee: Agent, execution: Json, findings: Json) -> None:
     """Step 4: the burst of completions is one digest; it is read, and acked as far as it was shown."""
     expected = len(findings["task_ids"])
 
-    async def gathered() -> Json | None:
+    async def flushed() -> Json | None:
         inbox = await kee.call("read_inbox")
         ended = sum(entry["count"] for entry in inbox["entries"] if "asyncgate" in entry["source_systems"])
         whole = not inbox["pending"] and ended >= expected
         return inbox if whole else None
 
-    inbox = await kee.until("The digest of the completions", gathered, seconds=_STARTING)
+    inbox = await kee.until("The digest of the completions", flushed, seconds=_STARTING)
     kee.step("read_inbox", f"{_counted(len(inbox['entries']), 'entry')} for {_counted(inbox['visible'], 'receipt')}")
     for entry in inbox["entries"]:
         title = entry["title"] or entry["summary"].splitlines()[0]
