@@ -306,7 +306,7 @@ def _deliveries() -> Finding:
 
 
 def _inboxes() -> Finding:
-    with acting_as_system("self-check"):
+    with acting_as_system("doctor"):
         found = soundness.unsound()
     faults = ", ".join(
         f"{len(ids)} {kind.replace('_', ' ')} (ids {', '.join(map(str, ids[:10]))})"

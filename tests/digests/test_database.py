@@ -1,4 +1,4 @@
-"""What the database refuses, how many statements the hot paths cost, and the damage that the self-check finds."""
+"""What the database refuses, how many statements the hot paths cost, and the damage that doctor finds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
