@@ -57,19 +57,19 @@ class StepInline(TabularInline):
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    @admin.display(description="what came of it")
+    @admin.display(description="Result")
     def outcome(self, step: ExecutionStep) -> str:
         return start_of(reports.outcome(step), _OUTCOME) or "-"
 
-    @admin.display(description="worker")
+    @admin.display(description="Worker")
     def worker_and_tool(self, step: ExecutionStep) -> str:
         return f"{step.worker_id}: {step.tool_name}" if step.worker_id else "-"
 
-    @admin.display(description="task or receipt")
+    @admin.display(description="Task or receipt")
     def task_or_receipt(self, step: ExecutionStep) -> str:
         return _receipt_link(step.tenant_id, step.receipt_id) if step.task_id is None else _task_link(step)
 
-    @admin.display(description="took")
+    @admin.display(description="Duration")
     def took(self, step: ExecutionStep) -> str:
         if step.started_at is None or step.ended_at is None:
             return "-"
@@ -95,7 +95,7 @@ class ExecutionAdmin(OperatorAdmin):
     ordering = ["-id"]
     inlines = [StepInline]
     readonly_fields = ["summary", "waits_for", "picture", "plan", "plan_receipt", "terminal_receipt"]
-    # What came of it is seen before how it was asked for.
+    # The result stands before the request.
     fields = [
         *("intent", "status", "summary", "waits_for", "picture", "plan", "owner", "requested_by"),
         *("created_at", "ended_at", "terminal_receipt", "mode", "strategy"),
@@ -103,27 +103,27 @@ class ExecutionAdmin(OperatorAdmin):
         *("delegate_id", "plan_receipt", "halted_as", "halted_why", "halted_by", "wake_at", "trace_ref"),
     ]
 
-    @admin.display(description="intent")
+    @admin.display(description="Intent")
     def intent_start(self, execution: Execution) -> str:
         return start_of(execution.intent)
 
-    @admin.display(description="what came of it")
+    @admin.display(description="Result")
     def summary(self, execution: Execution) -> str:
         with acting_in(execution.tenant_id, "console: what came of an execution"):
             return selectors.report_on(execution).summary
 
-    @admin.display(description="waits for")
+    @admin.display(description="Waits for")
     def waits_for(self, execution: Execution) -> str:
         with acting_in(execution.tenant_id, "console: what an execution waits for"):
             steps = selectors.steps_of(execution)
         waits = reports.waits_for(steps, owner=execution.owner.name)
         return format_html_join("", "<p>{}</p>", ((one,) for one in waits)) or "-"
 
-    @admin.display(description="plan")
+    @admin.display(description="Plan")
     def plan(self, execution: Execution) -> str:
         return link_to(Plan.objects.filter(tenant_id=execution.tenant_id, plan_id=execution.plan_id).first())
 
-    @admin.display(description="steps")
+    @admin.display(description="Steps")
     def picture(self, execution: Execution) -> str:
         steps = execution.steps.values_list("step_id", "status")
         with acting_in(execution.tenant_id, "console: the picture of an execution"):
@@ -131,11 +131,11 @@ class ExecutionAdmin(OperatorAdmin):
                 execution.plan_id, marks={step_id: (status, _COLOURS[status]) for step_id, status in steps}
             )
 
-    @admin.display(description="plan's receipt")
+    @admin.display(description="Plan's receipt")
     def plan_receipt(self, execution: Execution) -> str:
         return _receipt_link(execution.tenant_id, execution.plan_receipt_id)
 
-    @admin.display(description="closing receipt")
+    @admin.display(description="Closing receipt")
     def terminal_receipt(self, execution: Execution) -> str:
         return _receipt_link(execution.tenant_id, execution.terminal_receipt_id)
 
@@ -150,22 +150,22 @@ class ExecutionStepAdmin(OperatorAdmin):
     exclude = ["definition", "envelope", "task_id", "receipt_id"]
     readonly_fields = ["task", "receipt", "outcome", "instruction", "result"]
 
-    @admin.display(description="what came of it")
+    @admin.display(description="Result")
     def outcome(self, step: ExecutionStep) -> str:
         return reports.outcome(step) or "-"
 
-    @admin.display(description="instruction")
+    @admin.display(description="Instruction")
     def instruction(self, step: ExecutionStep) -> str:
         return as_json(step.definition)
 
-    @admin.display(description="envelope")
+    @admin.display(description="Envelope")
     def result(self, step: ExecutionStep) -> str:
         return "-" if step.envelope is None else as_json(step.envelope)
 
-    @admin.display(description="task")
+    @admin.display(description="Task")
     def task(self, step: ExecutionStep) -> str:
         return _task_link(step)
 
-    @admin.display(description="receipt")
+    @admin.display(description="Receipt")
     def receipt(self, step: ExecutionStep) -> str:
         return _receipt_link(step.tenant_id, step.receipt_id)
