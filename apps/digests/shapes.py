@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints
 
 from apps.core.schemas import Output, Text
-from apps.digests.models import ReceiptState
+from apps.digests.models import FlushReason, ReceiptState
 from apps.receipts.models import Receipt
 
 _MAX_NUMBER: Final = 2**63 - 1
@@ -53,7 +53,8 @@ class EntryOutput(Output):
     group_key: str | None
     first_at: datetime
     last_at: datetime
-    flush_reason: str | None
+    flush_reason: FlushReason | None
+    """Why the snapshot was made; null for an item."""
     supersedes: str | None
     delivery_handle: str | None
     tokens_estimate: int
