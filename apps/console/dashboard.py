@@ -52,7 +52,7 @@ def _work(now: datetime) -> Card:
         link=_listing(Task),
         figures=[
             Figure(label="Queued", value=str(queues.ready)),
-            Figure(label="Oldest ready", value=_age(oldest), tone=_late(oldest, timedelta(minutes=5))),
+            Figure(label="Oldest queued", value=_age(oldest), tone=_late(oldest, timedelta(minutes=5))),
             Figure(label="Scheduled", value=str(queues.waiting)),
             Figure(label="Leased", value=str(queues.leased)),
             _none_is_good("Leases overdue", queues.overdue, "warning"),

@@ -856,7 +856,7 @@ from (
     where (%(tenant)s::bigint is null or d.tenant_id = %(tenant)s::bigint) and d.status = 'failed'
     order by d.task_id desc limit %(limit)s
 ) as dead
-join lateral (select queue_id from tasks_task where id = dead.task_id) t on true
+cross join lateral (select queue_id from tasks_task where id = dead.task_id limit 1) t
 group by t.queue_id
 """
 

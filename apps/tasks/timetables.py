@@ -105,7 +105,7 @@ def read(*, cron: str | None, every_seconds: int | None, timezone: str, anchor: 
     if every_seconds is not None and cron is None:
         return Every(timedelta(seconds=every_seconds), anchor)
     if cron is None or every_seconds is not None:
-        raise _invalid("Give a cron expression or every_seconds.")
+        raise _invalid("Give either cron or every_seconds, and not both.")
     fields = cron.split()
     if len(fields) != len(_FIELDS):
         ranges = ", ".join(f"{field.name} ({field.first}-{field.last})" for field in _FIELDS)

@@ -82,7 +82,7 @@ def _picture(page: Page, name: str) -> None:
 
 
 def test_an_operator_looks_at_everything(page: Page, live_server: LiveServer) -> None:
-    expect(page.get_by_text("Oldest ready")).to_be_visible()
+    expect(page.get_by_text("Oldest queued")).to_be_visible()
     _picture(page, "dashboard")
 
     lists = sorted(

@@ -83,7 +83,7 @@ def test_nothing_that_is_remembered_can_be_added_changed_or_deleted(model: type[
 def test_the_dashboard_and_the_sidebar_show_what_there_is(console: Client) -> None:
     page = console.get(reverse("admin:index"))
     assert page.status_code == 200
-    for text in ("Oldest ready", "Dead letters", "Memory", "Identity", "System"):
+    for text in ("Oldest queued", "Dead letters", "Memory", "Identity", "System"):
         assert text in page.content.decode()
 
 

@@ -66,7 +66,7 @@ def set_schedule(*, caller: Caller, draft: ScheduleDraft) -> tuple[Schedule, boo
     timetable = timetables.read(cron=draft.cron, every_seconds=draft.every_seconds, timezone=draft.timezone, anchor=now)
     next_at = timetable.following(now)
     if next_at is None:
-        raise Invalid("This timetable has no moment at all.", code="invalid_timetable")
+        raise Invalid("This cron expression never occurs.", code="invalid_timetable")
     task_type = type_for(tenant_id=caller.tenant_id, name=draft.task_type)
     check_params(draft.params, task_type.params_schema)
     values = {
