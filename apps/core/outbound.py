@@ -303,7 +303,7 @@ def _is_allowed(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     """Whether it leads out to one host, also where it only wraps an address of the older kind."""
-    if not address.is_global or address.is_multicast:
+    if not address.is_global or address.is_multicast or any(address in network for network in _RESERVED):
         return False
     if isinstance(address, ipaddress.IPv4Address):
         return True
@@ -311,9 +311,11 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return not address.is_site_local and (inner is None or _is_public(inner))
 
 
-_WRAPPING: Final = tuple(
-    ipaddress.IPv6Network(network) for network in ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")
+# Networks that are not public, though `is_global` says so in some versions of Python.
+_RESERVED: Final = tuple(
+    ipaddress.ip_network(network) for network in ("192.0.0.0/24", "64:ff9b:1::/48", "3fff::/20", "5f00::/16")
 )
+_WRAPPING: Final = tuple(ipaddress.IPv6Network(network) for network in ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96"))
 
 
 def _wrapped(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:

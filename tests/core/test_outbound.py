@@ -74,6 +74,10 @@ def post(url: str, *, seconds: float = 10) -> Answer:
         "file:///etc/passwd",
         "http://0177.0.0.1:8080/",
         "https://010.8.8.8/",
+        "https://192.0.0.8/",
+        "https://[64:ff9b:1::808:808]/",
+        "https://[3fff::1]/",
+        "https://[5f00::1]/",
         "https://127.0.0.1/\x01",
     ],
 )
