@@ -130,7 +130,7 @@ def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServe
     assert (told["status"], told["execution_id"]) == ("needs_escalation", None)
     assert "nothing was done" in told["summary"]
     (action,) = told["next_actions"]
-    assert "a worker that can do it" in action
+    assert "an MCP worker that can do it" in action
     assert "execute_delegation_plan" not in action
     with kee.acting():
         assert not Execution.objects.exists()
