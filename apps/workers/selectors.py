@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 from django.conf import settings
@@ -33,8 +34,6 @@ from apps.workers.shapes import CapabilityMatch, OfferView, WorkerList, WorkerMa
 from apps.workers.trust import Tier, calls_per_hour, forbidden_effects, share_of_an_hour
 
 _HOUR: Final = timedelta(hours=1)
-_LOOKED_UP: Final = 200
-"""The states of so many workers are looked up at a time, until a search has found enough that may be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,19 +280,15 @@ def workers(
 
 def search(query: str, *, tenant_id: int, limit: int = 20) -> list[CapabilityMatch]:
     """Tools of usable workers by the words of a query, best first, each with the words that it was found by."""
+    ready = Worker.objects.registered().filter(tenant_id=tenant_id, state__in=ROUTABLE)
+    # Before the lock: other searches do not wait for this statement.
+    usable = set(ready.values_list("worker_id", flat=True))
     kept = _kept_index(tenant_id)
     with kept.lock:
         _bring_up_to_date(tenant_id, kept)
         terms, ranked = kept.index.search(query)
-        found: list[CapabilityMatch] = []
-        for start in range(0, len(ranked), _LOOKED_UP):
-            part = ranked[start : start + _LOOKED_UP]
-            named = Worker.objects.registered().filter(worker_id__in={one.entry.worker_id for one in part})
-            usable = set(named.filter(state__in=ROUTABLE).values_list("worker_id", flat=True))
-            found += [kept.index.explain(terms, one) for one in part if one.entry.worker_id in usable]
-            if len(found) >= limit:
-                break
-        return found[:limit]
+        found = (one for one in ranked if one.entry.worker_id in usable)
+        return [kept.index.explain(terms, one) for one in islice(found, limit)]
 
 
 @dataclass(slots=True)

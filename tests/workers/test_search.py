@@ -109,16 +109,19 @@ def test_name_weighs_more_than_description(as_kee: Caller) -> None:
     assert names(search(as_kee, "index")) == ["index", "documents"]
 
 
-def test_only_ready_workers_are_found(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selectors, "_LOOKED_UP", 2)
+def test_only_ready_workers_are_found(as_kee: Caller) -> None:
     for number in range(7):
         register(as_kee, make_manifest(f"w{number}", tools=[SENTIMENT]))
-    for number in range(6):
-        beat(as_kee, f"w{number}", "degraded")
+    register(as_kee, make_manifest("many", tools=[tool(f"sentiment_{number}", "A tone.") for number in range(200)]))
+    for worker_id in ("many", *(f"w{number}" for number in range(6))):
+        beat(as_kee, worker_id, "degraded")
 
     assert [one.worker_id for one in search(as_kee, "sentiment", limit=5)] == ["w6"]
     beat(as_kee, "w3")
     assert [one.worker_id for one in search(as_kee, "sentiment", limit=5)] == ["w3", "w6"]
+    with CaptureQueriesContext(connection) as queries:
+        search(as_kee, "sentiment", limit=5)
+    assert len(queries) == 2
 
 
 def test_search_sees_every_change(shelf: Caller) -> None:
