@@ -22,7 +22,7 @@ from apps.plans.documents import PlanStatus, plan_hash
 from apps.plans.errors import PlanAbandoned
 from apps.plans.models import Delegate, Outcome, Plan, PlanStep
 from apps.plans.services import PlanRequest
-from apps.principals.models import Operator, Tenant
+from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Obligation, Receipt
@@ -369,7 +369,7 @@ def test_no_member_of_a_plan_keeps_a_forgotten_id(kee: Caller, token: str, told:
     assert (listed["intent"], listed["can_be_begun"]) == ("", False)
 
 
-def test_console_shows_the_steps_and_why_one_failed(kee: Caller, texter: WorkerServer) -> None:
+def test_console_shows_the_steps_and_why_one_failed(kee: Caller, texter: WorkerServer, console: Client) -> None:
     steps = [
         queue_step("step-0", critical=False),
         call_step("step-1", "break_down", critical=True),
@@ -377,15 +377,12 @@ def test_console_shows_the_steps_and_why_one_failed(kee: Caller, texter: WorkerS
     ]
     execution = run(kee, [*steps, REPORT])
     with acting_as_system("test"):
-        operator = Operator.objects.create_superuser("olga", password=None)
         queued, failed = ExecutionStep.objects.filter(step_id__in=["step-0", "step-1"]).order_by("position")
         why = reports.outcome(failed)
-    client = Client()
-    client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
 
-    page = client.get(reverse("admin:executions_execution_change", args=[execution.pk])).content.decode()
-    listing = client.get(reverse("admin:executions_execution_changelist")).content.decode()
-    of_step = client.get(reverse("admin:executions_executionstep_change", args=[failed.pk]))
+    page = console.get(reverse("admin:executions_execution_change", args=[execution.pk])).content.decode()
+    listing = console.get(reverse("admin:executions_execution_changelist")).content.decode()
+    of_step = console.get(reverse("admin:executions_executionstep_change", args=[failed.pk]))
 
     assert reverse("admin:tasks_task_change", args=[queued.task_id]) in page
     assert "/receipts/receipt/" in page

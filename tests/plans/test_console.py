@@ -6,14 +6,12 @@ from html import unescape
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import pytest
 from django.test import Client
 from django.urls import reverse
 
 from apps.plans import drawing, services
 from apps.plans.models import Plan
 from apps.plans.services import PlanRequest
-from apps.principals.models import Operator
 from apps.principals.tenancy import Caller
 from tests.factories import T0
 from tests.plans.shelf import make_plan
@@ -69,14 +67,6 @@ def test_foreign_markup_is_shown_as_text() -> None:
     assert "<script>" not in drawing.graph(document)
     assert "<b>" not in drawing.details(document)
     assert "<b>" not in drawing.refusal({"missing": [{"detail": "No tool does <b>"}]})
-
-
-@pytest.fixture
-def console(db: None) -> Client:
-    operator = Operator.objects.create_superuser("olga", password=None)
-    client = Client()
-    client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
-    return client
 
 
 def text_of(console: Client, page: str, *args: object) -> str:

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
-from apps.principals.models import Operator, Tenant
+from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors, services, sql
@@ -94,14 +94,6 @@ def test_names_that_do_not_fit_a_path_are_refused(tenant: Tenant, agent: str) ->
         answered, problem = send(owner, "task-types", draft)
         assert (answered, problem["code"]) == (422, "invalid")
     assert [one["name"] for one in get(agent, "task-types")[1]["task_types"]] == ["index"]
-
-
-@pytest.fixture
-def console(db: None) -> Client:
-    client = Client()
-    root = Operator.objects.create_superuser(username="root", password="a long enough password")
-    client.force_login(root, backend="django.contrib.auth.backends.ModelBackend")
-    return client
 
 
 def act(console: Client, model: str, name: str, pk: int) -> Any:

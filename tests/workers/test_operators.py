@@ -35,11 +35,6 @@ def client_of(operator: Operator) -> Client:
 
 
 @pytest.fixture
-def console(tenant: Tenant) -> Client:
-    return client_of(Operator.objects.create_superuser(username="root", password="a long enough password"))
-
-
-@pytest.fixture
 def worker(kee: Caller) -> Worker:
     """A verified worker."""
     key = make_key("vendor-key")
