@@ -275,7 +275,7 @@ class Entry(TenantModel):
                 name="digests_entry_live",
                 condition=Q(acked_at=None, superseded_by_seq=None),
             ),
-            # Serves sql.READ with a source.
+            # Serves sql.READ with a source, and sql.UNREAD_OF_SOURCE.
             models.Index(
                 fields=["inbox", "source_system", "sequence"],
                 name="digests_entry_live_by_source",

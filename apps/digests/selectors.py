@@ -257,18 +257,23 @@ def inbox_receipts(
 ) -> list[ReceiptOutput]:
     """Single receipts of an inbox, buffered ones too, newest first, before the one with this key."""
     # The page is cut off inside one index before the facts are fetched.
-    given: dict[str, Any] = {"before": _PAST_ALL if before is None else before, "limit": limit, "source": source_system}
-    if source_system is not None and not unread_only:
-        statement, given["recipient"] = sql.LISTED_OF_SOURCE, principal_id
+    given: dict[str, Any] = {"before": _PAST_ALL if before is None else before, "limit": limit}
+    if source_system is not None:
+        given |= {"recipient": principal_id, "source": source_system, "walked": _WALKED}
+        statement = sql.UNREAD_OF_SOURCE if unread_only else sql.LISTED_OF_SOURCE
     else:
-        statement = sql.LISTED if not unread_only else sql.UNREAD if source_system is None else sql.UNREAD_OF_SOURCE
         given["inbox"] = _inbox_of(principal_id)
+        statement = sql.UNREAD if unread_only else sql.LISTED
     return with_lifecycle(receipts.in_order(_keys(statement, given)))
+
+
+# So many of a source's newest receipts are looked at one by one for unread ones.
+_WALKED: Final = 2_000
 
 
 def unread_of_source(principal_id: int, source_system: str) -> int:
     """How many receipts of a source are unread, buffered ones too; a thousand at most."""
-    given = {"inbox": _inbox_of(principal_id), "source": source_system, "before": _PAST_ALL, "limit": 1000}
+    given = {"recipient": principal_id, "source": source_system, "before": _PAST_ALL, "limit": 1000, "walked": _WALKED}
     return len(_keys(sql.UNREAD_OF_SOURCE, given))
 
 

@@ -209,13 +209,37 @@ where recipient_id = any(array[%(recipient)s::bigint]) and source_system = %(sou
       and pruned_at is null and id < %(before)s::bigint
 order by recipient_id desc, id desc limit %(limit)s
 """
-# The unread ones of one source. Indexes: digests_receiptstate_unread, then the primary key.
-UNREAD_OF_SOURCE: Final = """
-select s.receipt_id from digests_receiptstate s
-cross join lateral (select source_system from receipts_receipt where id = s.receipt_id limit 1) r
-where s.inbox_id = any(array[%(inbox)s::bigint]) and s.acked_at is null and s.receipt_id < %(before)s::bigint
-      and r.source_system = %(source)s
-order by s.inbox_id desc, s.receipt_id desc limit %(limit)s
+# The unread ones among them. First some of the newest are looked at one by one, in the order of the index. If these are not
+# enough, all that is visible or buffered of the source is read, which is as much as is unread of it: a thread is open while
+# it holds an unread receipt. Inbox and source of the entries are given as arrays and begin the order, so that the planner
+# does not walk the entries of other sources. Indexes: as above, digests_receiptstate_pkey; digests_entry_live_by_source,
+# digests_thread_one_open_per_key, digests_receiptstate_by_thread.
+UNREAD_OF_SOURCE: Final = f"""
+with newest as materialized (
+    select id from ({LISTED_OF_SOURCE.replace("%(limit)s", "%(walked)s")}) walked
+    where (select acked_at is null from digests_receiptstate where receipt_id = walked.id) limit %(limit)s
+), inbox as materialized (
+    select id, tenant_id from digests_inbox
+    where principal_id = %(recipient)s and (select count(*) from newest) < %(limit)s
+)
+select id from newest where (select count(*) from newest) = %(limit)s
+union all
+select id from (
+    select unread.id from inbox cross join lateral (
+        (
+            select unnest(receipt_ids) as id from digests_entry
+            where inbox_id = any(array[inbox.id]) and source_system = any(array[%(source)s::text])
+                  and acked_at is null and superseded_by_seq is null
+            order by inbox_id, source_system, sequence
+        )
+        union all
+        select s.receipt_id from digests_thread t
+        join digests_receiptstate s on s.thread_id = t.id and s.acked_at is null and s.pending
+        where t.tenant_id = inbox.tenant_id and t.inbox_id = inbox.id and t.source_system = %(source)s
+              and t.closed_at is null and t.pending_count > 0
+    ) unread where unread.id < %(before)s::bigint
+    order by unread.id desc limit %(limit)s
+) older
 """
 
 # Moves the counters of inboxes, and answers for each the last sequence of those taken.

@@ -71,6 +71,19 @@ def test_the_hot_paths_cost_a_fixed_number_of_statements(as_kee: Caller) -> None
         ack_through(as_kee, newest.entries[-1].token)
 
 
+def test_unread_receipts_of_a_source_cost_nothing_for_those_of_others(as_kee: Caller) -> None:
+    fetched = "select sum(idx_tup_fetch), set_config('enable_seqscan', 'off', true) from pg_stat_xact_user_tables"
+    for number in range(30):
+        post_grouped(as_kee, f"pr:{number}", source="mail")
+        post(as_kee, source="mail")
+    with connection.cursor() as cursor:
+        cursor.execute(fetched)
+        before = cursor.fetchone()[0]
+        assert selectors.unread_of_source(as_kee.principal_id, "github") == 0
+        cursor.execute(fetched)
+        assert cursor.fetchone()[0] - before < 10
+
+
 @pytest.mark.parametrize("role", ["gatehouse_app", "gatehouse_operator", "gatehouse_system"])
 def test_nothing_is_deleted_but_by_the_system_that_prunes(as_kee: Caller, role: str) -> None:
     for _ in range(2):
