@@ -10,8 +10,7 @@ from apps.workers.services import discovery, health, memory, registry
 
 @tick(every=timedelta(seconds=5))
 def mark_late() -> None:
-    with acting_as_system("late heartbeats"):
-        health.mark_late()
+    health.mark_late()
 
 
 @tick(every=timedelta(seconds=5))

@@ -171,17 +171,24 @@ def test_heartbeat_without_news_is_one_statement_in_place(as_kee: Caller) -> Non
     assert Worker.objects.get().last_heartbeat_at >= heard_at
 
 
-def test_late_workers_are_found_in_two_statements(as_kee: Caller) -> None:
+def test_late_workers_are_marked_in_transactions_of_few(as_kee: Caller) -> None:
     for number in range(5):
         register(as_kee, make_manifest(f"w{number}"))
     with CaptureQueriesContext(connection) as queries:
         assert health.mark_late() == 0
-    assert len([query for query in queries if "SAVEPOINT" not in query["sql"]]) == 2
+    assert len([query for query in queries if "workers_" in query["sql"]]) == 1
 
     Worker.objects.filter(worker_id="w3").update(last_heartbeat_at=database_now() - health.OFFLINE_AFTER)
 
     assert health.mark_late() == 1
     assert Worker.objects.exclude(state="ready").get().worker_id == "w3"
+    Worker.objects.update(last_heartbeat_at=database_now() - 2 * health.OFFLINE_AFTER)
+    with CaptureQueriesContext(connection) as queries:
+        assert health.mark_late(batch=2) == 4
+    # Twice the workers, their states, their events and the registry's epoch; then no more workers.
+    assert [query["sql"].split()[0] for query in queries if "SAVEPOINT" in query["sql"]] == ["SAVEPOINT", "RELEASE"] * 3
+    assert len([query for query in queries if "workers_" in query["sql"]]) == 9
+    assert not Worker.objects.exclude(state="offline").exists()
 
 
 # Probes

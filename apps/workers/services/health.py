@@ -18,7 +18,7 @@ from apps.principals.tenancy import Caller, acting_as_system, acting_in
 from apps.workers import manifests, sql
 from apps.workers.manifests import Seen
 from apps.workers.models import REPORTED, Reach, SourceEntry, State, Worker, WorkerEvent
-from apps.workers.services.registry import advance, lock_own, move, record
+from apps.workers.services.registry import advance, changed, lock_own, move, record
 from apps.workers.shapes import HeartbeatTaken
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ PROBE_EVERY: Final = HEARTBEAT_EVERY
 PROBE_SELDOM: Final = 10 * HEARTBEAT_EVERY
 _PROBE_AGAIN: Final = timedelta(seconds=5)
 
+LATE_BATCH: Final = 200
 MOST_CLAIMED: Final = 64
 CALL_DEADLINE: Final = timedelta(seconds=5)
 # Longer than a sweep takes, so that only the claims of a dead process are taken over.
@@ -82,27 +83,40 @@ def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: floa
     )
 
 
-@transaction.atomic
-def mark_late() -> int:
+def mark_late(*, batch: int = LATE_BATCH) -> int:
     """Mark workers degraded whose heartbeat is late, and offline where it is lost or their principal is disabled.
 
-    Runs as the system. Workers that send no heartbeats are left to the probes.
+    Workers that send no heartbeats are left to the probes. Opens a transaction per batch, so that the heartbeat of a
+    worker that returns need not wait for all others.
     """
+    marked = 0
+    while True:
+        with acting_as_system("late heartbeats"):
+            some = _mark_some(batch)
+        marked += some
+        if some < batch:
+            return marked
+
+
+def _mark_some(most: int) -> int:
+    """Mark late workers of any tenant, at most so many; returns their number."""
     now = database_now()
-    late = Q(beats=True, last_heartbeat_at__lt=now - LATE_AFTER) | Q(principal__disabled_at__isnull=False)
+    late = Q(last_heartbeat_at__lt=now - LATE_AFTER) & ~Q(state=State.DEGRADED)
+    lost = Q(last_heartbeat_at__lt=now - OFFLINE_AFTER)
     online = Worker.objects.registered().exclude(state__in=[State.OFFLINE, State.QUARANTINED])
-    found = online.filter(late).select_related("principal").light().order_by("id")
-    moved = []
-    for worker in found.select_for_update(skip_locked=True, of=("self",)):
+    found = online.filter(Q(beats=True) & (late | lost) | Q(principal__disabled_at__isnull=False))
+    found = found.select_related("principal").light().order_by("id")
+    workers = list(found.select_for_update(skip_locked=True, of=("self",))[:most])
+    events = []
+    for worker in workers:
         if worker.principal.disabled_at is None:
-            has_moved = move(worker, _state_of(worker, now), "no heartbeat", now)
+            events.append(changed(worker, _state_of(worker, now), "no heartbeat", now))
         else:
-            has_moved = move(worker, State.OFFLINE, f"{worker.principal.name} is disabled", now)
-        if has_moved:
-            worker.save(update_fields=["state"])
-            moved.append(worker.tenant_id)
-    advance(moved)
-    return len(moved)
+            events.append(changed(worker, State.OFFLINE, f"{worker.principal.name} is disabled", now))
+    Worker.objects.bulk_update(workers, ["state"])
+    WorkerEvent.objects.bulk_create(stored := [event for event in events if event is not None])
+    advance(event.tenant_id for event in stored)
+    return len(stored)
 
 
 def _state_of(worker: Worker, now: datetime) -> State:

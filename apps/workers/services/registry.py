@@ -292,12 +292,19 @@ def _lock(worker_id: str, tenant_id: int) -> Worker:
 
 def move(worker: Worker, state: State, why: str, now: datetime) -> bool:
     """Change a worker's state, unless it has this state or is in quarantine; tells whether it did."""
+    event = changed(worker, state, why, now)
+    if event is not None:
+        event.save()
+    return event is not None
+
+
+def changed(worker: Worker, state: State, why: str, now: datetime) -> WorkerEvent | None:
+    """As :func:`move`, but returns the event, which is not stored yet."""
     if worker.state in {state, State.QUARANTINED}:
-        return False
+        return None
     before = worker.state
     worker.move_to(state)
-    record(worker, WorkerEvent.Kind.STATE, f"{before} to {state}: {why}", now)
-    return True
+    return _event(worker, WorkerEvent.Kind.STATE, f"{before} to {state}: {why}", now)
 
 
 def take_out(worker: Worker, why: str, now: datetime, *, void_until: datetime | None) -> None:
@@ -314,7 +321,11 @@ def take_out(worker: Worker, why: str, now: datetime, *, void_until: datetime | 
 
 
 def record(worker: Worker, kind: WorkerEvent.Kind, detail: str, now: datetime) -> None:
-    WorkerEvent.objects.create(
+    _event(worker, kind, detail, now).save()
+
+
+def _event(worker: Worker, kind: WorkerEvent.Kind, detail: str, now: datetime) -> WorkerEvent:
+    return WorkerEvent(
         tenant_id=worker.tenant_id, worker=worker, kind=kind, state=worker.state, detail=detail[:300], at=now
     )
 
