@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Final
 
-from apps.core.erasure import FORGOTTEN, Rows, register
+from apps.core.erasure import FORGOTTEN, Rows, belong, register
 from apps.plans import selectors, services
 
 _NOTHING: Final = """(
@@ -32,4 +32,10 @@ register(
         also=_OF_FORGOTTEN,
     ),
     Rows(table="plans_outcome", redacted={"request": "''"}, also=_OF_FORGOTTEN, then=_unlearn),
+)
+# The receipts of a plan and of its execution name it: those of the delegate in the dedupe key, `delegate:<event>:<plan>:v1`.
+belong(
+    "receipts_receipt",
+    "case source_system when 'delegate' then split_part(dedupe_key, ':', 3) when 'executions' then metadata->>'plan_id' end"
+    " in (select plan_id from plans_plan where tenant_id = %(tenant)s and intent = '')",
 )

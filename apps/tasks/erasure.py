@@ -1,27 +1,54 @@
 """What tasks lose when a subject is forgotten: their params, progress, results, files and receipts."""
 
 from collections.abc import Collection
+from functools import partial
 from typing import Final
 
 from django.core.files.storage import storages
+from django.db import connection, transaction
 
 from apps.core.erasure import FORGOTTEN, Rows, belong, register
-from apps.tasks import selectors
-from apps.tasks.models import Artifact, FinishedTask
-from apps.tasks.results import artifact_pointer
+from apps.tasks import selectors, services
 from apps.tasks.states import FENCING_TOKEN_BITS
 
 _MARK: Final = f"'{FORGOTTEN}'::jsonb"
-_FORGOTTEN_TASKS: Final = f"select id from tasks_task where tenant_id = %(tenant)s and params = {_MARK}"
+FORGOTTEN_TASKS: Final = f"select id from tasks_task where tenant_id = %(tenant)s and params = {_MARK}"
+_results: Final = [
+    f"""select result_pointer, content::text, content is not distinct from {_MARK} from task_history
+    where tenant_id = %(tenant)s"""
+]
 
 
-def _remove_artifacts(tenant_id: int, tasks: Collection[int]) -> None:
-    """Remove the artifacts that these tasks gave: files, then rows."""
-    pointers = set(FinishedTask.objects.filter(pk__in=tasks).values_list("result_pointer", flat=True))
-    for artifact in Artifact.objects.filter(tenant_id=tenant_id):
-        if artifact_pointer(artifact.digest) in pointers:
-            storages["artifacts"].delete(selectors.place_of(tenant_id, artifact.digest))
-            artifact.delete()
+def give_artifacts(results: str) -> None:
+    """Say which rows of another app can point to artifacts, as SQL: a pointer, the row's text, whether it is forgotten."""
+    _results.append(results)
+
+
+def forget_artifacts(tenant_id: int, _: object = None) -> None:
+    """Remove the artifacts that forgotten results point to, unless a result that is not forgotten names them too.
+
+    Their files go after the commit. If the process ends between the two, a file stays that no row names.
+    """
+    results = f"({' union all '.join(_results)}) as result(pointer, said, forgotten)"
+    pointer = "'artifact:sha256-' || digest"
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"delete from tasks_artifact where tenant_id = %(tenant)s"
+            f" and {pointer} in (select pointer from {results} where forgotten)"
+            # As a list of all, made once, not for each artifact.
+            f" and {pointer} not in (select named[1] from {results},"
+            " regexp_matches(concat(pointer, ' ', said), 'artifact:sha256-[0-9a-f]{64}', 'g') as named"
+            " where not forgotten) returning digest",
+            {"tenant": tenant_id},
+        )
+        places = [selectors.place_of(tenant_id, digest) for (digest,) in cursor.fetchall()]
+    for place in places:
+        transaction.on_commit(partial(storages["artifacts"].delete, place), robust=True)
+
+
+def _stop_schedules(_: int, schedules: Collection[int]) -> None:
+    for schedule_id in sorted(schedules):
+        services.stop_schedule(schedule_id=schedule_id)
 
 
 register(
@@ -33,7 +60,7 @@ register(
     Rows(
         table="tasks_run",
         redacted={"message": "''", "checkpoint": "null", "error": "null", "answer": "null"},
-        also=f"id >> {FENCING_TOKEN_BITS} in ({_FORGOTTEN_TASKS})",
+        also=f"id >> {FENCING_TOKEN_BITS} in ({FORGOTTEN_TASKS})",
     ),
     Rows(
         table="task_history",
@@ -44,10 +71,10 @@ register(
             "summary": "''",
             "result_pointer": "case when result_pointer like 'artifact:sha256-%%' then result_pointer end",
         },
-        also=f"task_id in ({_FORGOTTEN_TASKS})",
-        then=_remove_artifacts,
+        also=f"task_id in ({FORGOTTEN_TASKS})",
+        then=forget_artifacts,
     ),
-    Rows(table="tasks_schedule", redacted={"params": _MARK, "last_refusal": "''"}),
+    Rows(table="tasks_schedule", redacted={"params": _MARK, "last_refusal": "''"}, then=_stop_schedules),
 )
 belong(
     "receipts_receipt",

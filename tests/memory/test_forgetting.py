@@ -3,19 +3,24 @@
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
+from django.core.files.storage import storages
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
+from django_celery_beat.models import PeriodicTask
 
 from apps.core import erasure
 from apps.core.errors import Conflict
 from apps.digests.models import Entry
 from apps.digests.selectors import read_inbox
+from apps.executions import calls
+from apps.executions.services import commands
 from apps.memory import search, selectors, services, sql, vectors
 from apps.memory.models import (
     EnvelopeLoaded,
@@ -34,8 +39,11 @@ from apps.principals.selectors import tenant_named
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.receipts.selectors import chain
-from apps.tasks.models import Artifact, FinishedTask, Task
+from apps.tasks.models import Artifact, FinishedTask, Schedule, Task
+from apps.tasks.services import ScheduleDraft, set_schedule
+from apps.workers.services import registry
 from tests.digests.makers import post, post_grouped
+from tests.executions import making as executions
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.subjects import (
     ALICE,
@@ -61,7 +69,9 @@ from tests.memory.subjects import (
     revise,
     talk,
 )
+from tests.tasks import making as tasks
 from tests.waiters import Other, until_somebody_waits_for_this_transaction
+from tests.workers.factories import NOTHING, make_manifest
 
 pytestmark = pytest.mark.usefixtures("own_artifacts")
 
@@ -203,6 +213,66 @@ def test_log_of_operators_loses_the_name(as_kee: Caller) -> None:
         )
     services.forget(author=as_kee, subject_id=ALICE, now=T0)
     assert list(LogEntry.objects.order_by("pk").values_list("object_repr", flat=True)) == ["", ALICE]
+
+
+def kept_files() -> list[bool]:
+    """For each artifact that was written in the test or has a row: whether both are there."""
+    with acting_as_system("test"):
+        rows = {artifact.digest for artifact in Artifact.objects.all()}
+    files = {file.name for file in Path(storages["artifacts"].path("")).rglob("*") if file.is_file()}
+    return [digest in rows and digest in files for digest in rows | files]
+
+
+def test_file_goes_with_the_last_result_that_names_it_after_the_commit(kee: Caller) -> None:
+    tasks.make_type(kee)
+    for subject_id in (ALICE, BOB):
+        with acting_as(kee):
+            add(kee, subject_id)
+        tasks.queue(kee, params={"of": subject_id})
+        tasks.complete(kee, tasks.lease_one(kee), content="x" * 70_000)
+    forget(kee)
+    assert kept_files() == [True]
+    with acting_as(kee):
+        services.forget(author=kee, subject_id=BOB, now=T0)
+        transaction.set_rollback(True)
+    assert kept_files() == [True]
+    forget(kee, BOB)
+    assert kept_files() == []
+
+
+def test_execution_goes_with_its_files_and_receipts(kee: Caller) -> None:
+    make = executions.queue_step("make", worker_id="code-analyzer", tool_name="analyze_repository")
+    make["params"] = {"repo_path": "/x"}
+    combine = {"step_id": "sum", "step_type": "aggregate", "aggregate_step_ids": ["make"], "executor": "principal"}
+    asks = {**executions.REPORT, "decision_required": True, "depends_on": ["sum"]}
+    with acting_as(kee):
+        add(kee)
+        registry.register(caller=kee, original=make_manifest("code-analyzer", trust={}, side_effects=NOTHING))
+        plan_id = executions.make_plan(kee, [make, combine, asks], ALICE)
+    execution = executions.run(kee, [], plan_id=plan_id)
+    executions.do_task(kee, {"said": "x" * 70_000})
+    executions.advance(execution)
+    given = {"result": CANARY, "result_pointer": calls.keep(caller=kee, value=CANARY), "summary": CANARY}
+    with acting_as(kee):
+        commands.submit_step_result(caller=kee, execution_ref=execution.ref, step_id="sum", **given)
+    executions.advance(execution)
+    assert kept_files() == [True, True]
+    forget(kee)
+    assert kept_files() == []
+    with acting_as(kee):
+        said = str(list(Receipt.objects.values_list("title", "summary", "metadata")))
+    assert [word for word in (ALICE, CANARY, "Decide", "Plan submitted") if word in said] == []
+
+
+def test_schedule_without_its_params_is_stopped(as_kee: Caller) -> None:
+    add(as_kee)
+    tasks.make_type(as_kee)
+    for of in (ALICE, BOB):
+        draft = ScheduleDraft(name=of[5:], task_type="index", params={"of": of}, every_seconds=60)
+        set_schedule(caller=as_kee, draft=draft)
+    services.forget(author=as_kee, subject_id=ALICE, now=T0)
+    assert list(Schedule.objects.filter(next_at=None).values_list("name", flat=True)) == ["alice"]
+    assert PeriodicTask.objects.filter(name__startswith="schedule: ", enabled=False).count() == 1
 
 
 def test_digest_loses_what_it_quotes_of_a_redacted_receipt(kee: Caller) -> None:
