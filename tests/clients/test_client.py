@@ -209,14 +209,6 @@ def test_complete_many_with_lost_reply_counts_once(
     assert [_terminal_receipts(kee, lease.task_id) for lease in (first, second)] == [1, 1]
 
 
-def test_complete_many_leases_from_another_queue(client: Client, held: list[Lease]) -> None:
-    client.register_type("farewell", queue="evening")
-    client.queue("farewell")
-    source: gatehouse.shapes.LeaseSource = {"task_types": ["farewell"], "lease_seconds": 7}
-    ended = client.complete_many([Completion(lease=held[0])], lease_next=2, lease_from=source)
-    assert [(lease.task_type, lease.lease_ms) for lease in ended.next] == [("farewell", 7000)]
-
-
 def test_fail_many_and_release_many_answer_each_run(client: Client, held: list[Lease]) -> None:
     first, second, forged = held
     again, refused = client.fail_many(

@@ -22,9 +22,3 @@ def test_a_retired_key_still_opens_and_no_longer_seals(settings: Settings) -> No
     assert unseal(sealed_anew) == "secret"
     with pytest.raises(SealBroken):
         unseal(sealed)
-
-
-def test_what_was_tampered_with_is_refused() -> None:
-    sealed = seal("secret")
-    with pytest.raises(SealBroken):
-        unseal(f"{sealed[:20]}{'A' if sealed[20] != 'A' else 'B'}{sealed[21:]}")

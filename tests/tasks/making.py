@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import connection
 from django.test import Client
 
 from apps.core.errors import DomainError
-from apps.core.sql import violated_constraint
 from apps.digests.models import Entry
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
@@ -33,7 +32,6 @@ from apps.tasks.shapes import (
     UnsuccessfulRun,
 )
 from apps.tasks.states import Order
-from tests import ground
 from tests.factories import T0
 
 SCHEMA = {
@@ -245,14 +243,6 @@ def refused(code: str) -> Iterator[pytest.ExceptionInfo[DomainError]]:
 
 def codes(answers: Sequence[Any]) -> list[str]:
     return [answer.code if isinstance(answer, DomainError) else str(answer.status) for answer in answers]
-
-
-def violates(constraint: str, change: Callable[[], object]) -> None:
-    with pytest.raises(IntegrityError) as refusal, transaction.atomic():
-        change()
-    # A partition's keys have names of their own.
-    (violated,) = ground.unparted([violated_constraint(refusal.value)])
-    assert violated == constraint
 
 
 def together(*acts: Callable[[], Any]) -> list[Any]:
