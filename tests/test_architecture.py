@@ -77,7 +77,7 @@ def test_only_services_write() -> None:
 
 # What an app is to others. Its statements and tools are its own.
 PUBLIC_ROOMS: Final = {
-    "errors", "handlers", "hooks", "limits", "models", "notifications", "scopes", "selectors", "senders", "services",
+    "erasure", "errors", "handlers", "hooks", "limits", "models", "notifications", "scopes", "selectors", "senders", "services",
     "shapes", "signals", "soundness", "states", "tenancy", "vectors",
 }  # fmt: skip
 

@@ -22,6 +22,7 @@ def blocks() -> list[str]:
     return re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.ci
 @pytest.mark.django_db(transaction=True)
 def test_the_tutorial_goes_as_it_is_written(server: Server, tmp_path: Path) -> None:
     python = shlex.quote(sys.executable)

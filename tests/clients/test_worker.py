@@ -437,6 +437,7 @@ def test_worker_ends_in_time_without_its_hub() -> None:
     assert {one.path for one in asked} == {"/api/v1/tasks/heartbeat", "/api/v1/tasks/release"}
 
 
+@pytest.mark.ci
 def test_stopped_worker_finishes_or_releases(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gatehouse_client.worker._LAST_WORDS", 10.0)
     client.register_type("greeting", lease_seconds=60)

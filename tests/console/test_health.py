@@ -175,6 +175,7 @@ def test_production_refuses_a_login_role_that_no_wall_binds(
     assert health.refuse_unfit_servers(databases=None) == []
 
 
+@pytest.mark.ci
 def test_production_refuses_a_database_that_knows_no_small_letters() -> None:
     url, name = os.environ["DATABASE_URL"], f"small_{secrets.token_hex(4)}"
     with psycopg.connect(url, autocommit=True) as server:

@@ -30,6 +30,7 @@ def test_database_of_another_release_is_left_unchanged(made_by_another_release: 
     assert MigrationRecorder(connection).applied_migrations() == before
 
 
+@pytest.mark.ci
 def test_bin_up_prints_the_refusal_in_a_sentence(made_by_another_release: None, tmp_path: Path) -> None:
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     told = subprocess.run(

@@ -257,6 +257,7 @@ def brass(worker_id: str, tool: str) -> dict[str, object]:
     return make_manifest(worker_id, tools=[offered], side_effects=NOTHING)
 
 
+@pytest.mark.ci
 @pytest.mark.django_db(transaction=True)
 def test_registration_is_in_the_next_plan_of_every_process(kee: Caller) -> None:
     with acting_as(kee):

@@ -80,6 +80,7 @@ def test_prohibition_outweighs_past_plans() -> None:
     assert "search_web" not in steps("Zorp the newsstand about tea, but do not search anything", learned(FULL))
 
 
+@pytest.mark.ci
 def test_stored_model_plans_the_same_bytes_in_another_process() -> None:
     intent = "Zorp the newsstand about tea, then zorp the babel about coffee"
     script = f"""

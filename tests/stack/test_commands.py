@@ -83,6 +83,7 @@ def test_refusal_of_a_command_line_says_what_is_right(typed: list[str], told: li
         assert word in refused.stderr
 
 
+@pytest.mark.ci
 def test_command_says_in_a_sentence_that_nothing_runs(tmp_path: Path) -> None:
     refused = _run("manage.py", "issue_token", "--principal", "Kee", "--scope", "inbox", DATABASE_URL=NOWHERE)
     assert refused.returncode == 1
