@@ -77,7 +77,7 @@ def held(owner: Caller) -> Iterator[threading.Event]:
 
 
 def is_held_up() -> bool:
-    """Whether a transaction waits for a lock: the first post for the inbox, its token looked at."""
+    """Whether a transaction waits for a lock: the first post, whose token was looked at."""
     with connection.cursor() as cursor:
         cursor.execute(
             "select exists (select from pg_locks join pg_stat_activity using (pid)"

@@ -42,6 +42,7 @@ STAYING_TABLES: Final = {
     "principals_token",
     "receipts_receiptkey",
     "task_live",
+    "tasks_artifact",  # another task's result has the same bytes
     "tasks_idempotencykey",
     "tasks_queue",
     "tasks_tasktype",
