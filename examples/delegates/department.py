@@ -137,4 +137,4 @@ async def cancel_job(job_id: JobId) -> JobStatus:
 if __name__ == "__main__":
     if not (os.environ.get("DEPARTMENT_URL") and os.environ.get("DEPARTMENT_TOKEN")):
         sys.exit("The department cannot start: DEPARTMENT_URL and DEPARTMENT_TOKEN must name its deployment")
-    sys.exit(worker.main())
+    worker.main()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import defaultdict
 from typing import Annotated, Any, Final
 
@@ -72,7 +71,7 @@ async def extract_concepts(
     """
     if isinstance(index_pointer, dict) and isinstance(index_pointer.get("text"), str):
         index_pointer = {"documents": [index_pointer]}
-    documents = (await resolve(index_pointer, Documents, key="documents", code="not_an_index")).documents
+    documents = (await resolve(index_pointer, Documents, code="not_an_index")).documents
     if not any(one.text.strip() for one in documents):
         raise refused("nothing_to_do", "The documents hold no text")
     weights: defaultdict[str, float] = defaultdict(float)
@@ -116,4 +115,4 @@ def key_concepts(text: str) -> list[tuple[str, float]]:
 
 
 if __name__ == "__main__":
-    sys.exit(worker.main())
+    worker.main()

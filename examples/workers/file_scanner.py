@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -54,7 +53,7 @@ async def scan_directory(path: str, file_types: FileTypes = [], recursive: bool 
     `path` is the absolute path of the folder, `file_types` are extensions such as pdf; with `recursive`
     its folders are scanned as well.
     """
-    return await anyio.to_thread.run_sync(scan, worker.folder(path), file_types, recursive)
+    return await anyio.to_thread.run_sync(scan, worker.path(path, is_folder=True), file_types, recursive)
 
 
 def scan(root: Path, file_types: list[str], recursive: bool) -> Scan:  # noqa: FBT001 - as the tool's
@@ -87,4 +86,4 @@ def scan(root: Path, file_types: list[str], recursive: bool) -> Scan:  # noqa: F
 
 
 if __name__ == "__main__":
-    sys.exit(worker.main())
+    worker.main()

@@ -7,7 +7,6 @@ Run it: `python examples/workers/optimization_suggester.py --port 8802`
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
@@ -74,7 +73,7 @@ async def suggest_optimizations(analysis_pointer: Pointer) -> Suggestions:
     Proposes improvements and refactorings: what to simplify, split, mend or delete, where, why, and with what
     effort. `analysis_pointer` is the result pointer of the analysis, or the analysis.
     """
-    analysis = await resolve(analysis_pointer, Analysis, key="issues", code="not_an_analysis")
+    analysis = await resolve(analysis_pointer, Analysis, code="not_an_analysis")
     found = []
     for issue in analysis.issues:
         if issue.kind in ADVICE:
@@ -91,4 +90,4 @@ async def suggest_optimizations(analysis_pointer: Pointer) -> Suggestions:
 
 
 if __name__ == "__main__":
-    sys.exit(worker.main())
+    worker.main()

@@ -7,7 +7,6 @@ Run it: `python examples/workers/sentiment_analyzer.py --port 8806`
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Final, Literal
 
 import anyio.to_thread
@@ -75,4 +74,4 @@ def judged(text: str) -> Sentiment:
 
 
 if __name__ == "__main__":
-    sys.exit(worker.main())
+    worker.main()

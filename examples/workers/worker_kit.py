@@ -6,7 +6,7 @@
     async def greet(name: str) -> Greeting: ...
 
     if __name__ == "__main__":
-        sys.exit(worker.main())
+        worker.main()
 
 The process serves Streamable HTTP at `/mcp`. With `GATEHOUSE_URL` and `GATEHOUSE_TOKEN` set it registers at the hub and
 sends heartbeats; the hub may start later or go away meanwhile. With `GATEHOUSE_WORKER_KEY` set it signs its manifest:
@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import functools
-import itertools
 import json
 import logging
 import os
@@ -29,22 +27,20 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
-from urllib.parse import quote
 
+import anyio
 import httpx2
 import rfc8785
 import uvicorn
 from joserfc import jws
 from joserfc.errors import JoseError
 from joserfc.jwk import OKPKey
-from joserfc.registry import HeaderParameter
 from mcp import MCPError
 from mcp.server import MCPServer
-from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import INTERNAL_ERROR, ToolAnnotations
 from pydantic import BaseModel, Field, ValidationError
@@ -52,18 +48,17 @@ from pydantic import BaseModel, Field, ValidationError
 log = logging.getLogger("worker")
 
 BOOTSTRAP_TOOL: Final = "worker_bootstrap"
+SIGNATURES: Final = jws.JWSRegistry(algorithms=["Ed25519"], strict_check_header=False)
 SIGNATURE_SECONDS: Final = 3600
-FETCH_SECONDS: Final = 5.0
-MOST_BYTES: Final = 8 * 1_048_576
-ARTIFACT: Final = re.compile(r"artifact:(?://)?(?:sha256[:/-])?([0-9a-f]{64})", re.ASCII)
-ENVELOPES: Final = ("result", "payload", "structuredContent", "structured_content", "content")
+LONGEST_PAUSE: Final = 30.0
+ARTIFACT: Final = re.compile(r"artifact:(?://)?(sha256-[0-9a-f]{64})", re.ASCII)
+DESCRIBED: Final = {"name", "description", "input_schema", "output_schema"}
 
 ToolFunction = TypeVar("ToolFunction", bound=Callable[..., Any])
 Document = TypeVar("Document", bound=BaseModel)
 
 Pointer = Annotated[
-    str | dict[str, Any],
-    Field(description="Result pointer of the hub (artifact:... or inline:...), or the document itself."),
+    str | dict[str, Any], Field(description="Result pointer of the hub (artifact:...), or the document itself.")
 ]
 JobId = Annotated[str, Field(min_length=1, max_length=100)]
 
@@ -90,8 +85,8 @@ def refused(code: str, sentence: str) -> ToolError:
 class Worker:
     """One self-describing MCP worker.
 
-    `constraints`, `hints` and `side_effects` stand in the manifest: the limits of calls, what a planner may expect of
-    them, and what they touch. `claimed_tier` is a claim; the hub grants a tier by its own rules.
+    `about` stands in the manifest: `constraints` limit calls, `hints` tell planners what to expect, `side_effects` say
+    what calls touch. `claimed_tier` is a claim; the hub grants a tier by its own rules.
     """
 
     def __init__(
@@ -99,34 +94,17 @@ class Worker:
         *,
         worker_id: str,
         description: str,
-        capabilities: Sequence[str],
-        constraints: dict[str, int],
-        hints: dict[str, str],
-        side_effects: dict[str, str],
-        claimed_tier: Literal["trusted", "verified", "sandbox", "untrusted"] = "verified",
         capacity: int = 4,
+        claimed_tier: Literal["trusted", "verified", "sandbox", "untrusted"] = "verified",
+        **about: Any,
     ) -> None:
-        self.worker_id = worker_id
-        self.endpoint = ""
-        self.capacity = capacity
-        self.root = Path("/")
-        self._active_calls = 0
-        self._about: dict[str, Any] = {
-            "capabilities": list(capabilities),
-            "constraints": constraints,
-            "hints": hints,
-            "side_effects": side_effects,
-            "trust": {"tier": claimed_tier},
-        }
-        self.server: MCPServer[Any] = MCPServer(
-            worker_id, description=description, instructions=description, version="1.0.0", log_level="WARNING"
-        )
-        self.server.middleware.append(self._count_calls)
-        self.server.tool(
-            name=BOOTSTRAP_TOOL,
-            description="Return this worker's manifest: its tools with their schemas, capabilities, limits and side effects.",
-            annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
-        )(self.manifest)
+        self.worker_id, self.endpoint, self.capacity, self.root = worker_id, "", capacity, Path("/")
+        self.key: OKPKey | None = None
+        self.is_registered = False
+        self.running_calls = 0
+        self.about = {**about, "trust": {"tier": claimed_tier}}
+        self.server: MCPServer[Any] = MCPServer(worker_id, description=description, instructions=description)
+        self.server.tool(name=BOOTSTRAP_TOOL, annotations=ToolAnnotations(read_only_hint=True))(self.manifest)
 
     def tool(
         self, *, title: str | None = None, open_world: bool = False, changes_things: bool = False
@@ -138,6 +116,7 @@ class Worker:
         def published(function: ToolFunction) -> ToolFunction:
             @functools.wraps(function)
             async def reporting(*arguments: Any, **named: Any) -> Any:
+                self.running_calls += 1
                 try:
                     return await function(*arguments, **named)
                 except (MCPError, ToolError):
@@ -146,6 +125,8 @@ class Worker:
                     # An internal error tells the hub to try again; the SDK itself would hide the cause.
                     log.exception("%s broke", function.__name__)
                     raise MCPError(INTERNAL_ERROR, f"{type(broken).__name__}: {broken}"[:1_000]) from broken
+                finally:
+                    self.running_calls -= 1
 
             self.server.tool(title=title, annotations=annotations)(reporting)
             return function
@@ -153,245 +134,137 @@ class Worker:
         return published
 
     async def manifest(self) -> dict[str, Any]:
-        """Return the worker's manifest, in the form of a registration."""
-        tools = [
-            {
-                "name": tool.name,
-                "description": tool.description or "",
-                "input_schema": tool.input_schema,
-                "output_schema": tool.output_schema or {"type": "object"},
-            }
-            for tool in await self.server.list_tools()
-            if tool.name != BOOTSTRAP_TOOL
-        ]
-        return {"worker_id": self.worker_id, "endpoint": self.endpoint, "tools": tools, **self._about}
+        """Return this worker's manifest: its tools with their schemas, capabilities, limits and side effects."""
+        tools = [tool for tool in await self.server.list_tools() if tool.name != BOOTSTRAP_TOOL]
+        described = [tool.model_dump(include=DESCRIBED, exclude_none=True) for tool in tools]
+        return {"worker_id": self.worker_id, "endpoint": self.endpoint, "tools": described, **self.about}
 
-    @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """Count the block as load: a call, or a job that goes on after it."""
-        self._active_calls += 1
-        try:
-            yield
-        finally:
-            self._active_calls -= 1
-
-    async def _count_calls(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
-        if ctx.method != "tools/call":
-            return await call_next(ctx)
-        with self.working():
-            return await call_next(ctx)
-
-    def path(self, name: str) -> Path:
+    def path(self, name: str, *, is_folder: bool = False) -> Path:
         """Return the real path of a file or folder that a call names, if it is inside of `--root`.
 
-        :raises ToolError: `not_absolute`, `not_found`, `unreadable` or `outside_root`.
+        :raises ToolError: `outside_root`, `not_found` or `unreadable`.
         """
-        if not Path(name).is_absolute():
-            raise refused("not_absolute", f"this must be an absolute path, not {name[:200]!r}")
         try:
-            real = Path(name).resolve()
-            exists = real.exists()
+            real = Path("/", name).resolve()
+            is_there = real.is_dir() if is_folder else real.is_file()
         except (OSError, ValueError, RuntimeError) as refusal:
             raise refused("unreadable", f"{name[:200]!r} cannot be read: {refusal}") from None
         if not real.is_relative_to(self.root):
             raise refused("outside_root", f"{name[:200]!r} is outside of the folder that this worker may read")
-        if not exists:
-            raise refused("not_found", f"{name} does not exist")
+        if not is_there:
+            raise refused("not_found", f"{name} is no {'folder' if is_folder else 'file'}")
         return real
 
-    def folder(self, name: str) -> Path:
-        """Return the real path of a folder that a call names.
-
-        :raises ToolError: as :meth:`path` does, or `not_a_folder`.
-        """
-        path = self.path(name)
-        if not path.is_dir():
-            raise refused("not_a_folder", f"{name} is not a folder")
-        return path
-
-    def main(self, argv: Sequence[str] | None = None) -> int:
-        """Serve until stopped, and return the process's exit code."""
+    def main(self) -> None:
+        """Serve until stopped."""
         parser = argparse.ArgumentParser(prog=self.worker_id, description=f"Serve {self.worker_id} as an MCP worker.")
         parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one")
         parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
-        parser.add_argument("--endpoint", default="", help="address for the hub, where it differs from host and port")
+        parser.add_argument("--endpoint", help="address for the hub, where it differs from host and port")
         parser.add_argument("--root", type=Path, default=Path("/"), help="calls may read files in this folder only")
-        options = parser.parse_args(argv)
+        options = parser.parse_args()
         logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(name)s %(message)s", force=True)
         for noisy in ("httpx2", "httpcore2", "mcp"):
             logging.getLogger(noisy).setLevel("WARNING")
-        listener = socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET)
         try:
-            key = key_from_environment()
+            if jwk := os.environ.get("GATEHOUSE_WORKER_KEY"):
+                self.key = OKPKey.import_key(json.loads(jwk))
+                self.signed({"trust": {}})  # refuses a public key now
             self.root = options.root.resolve(strict=True)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((options.host, options.port))
-        except (ValueError, OSError, OverflowError) as refusal:
-            listener.close()
-            sys.stderr.write(f"{self.worker_id} cannot start: {refusal}\n")
-            return 2
-        host, port = listener.getsockname()[:2]
-        self.endpoint = options.endpoint or f"http://{f'[{host}]' if ':' in host else host}:{port}/mcp"
+            listener = socket.create_server((options.host, options.port))
+        except (ValueError, OSError, OverflowError, JoseError) as refusal:
+            parser.error(f"cannot start: {refusal}")
+        self.endpoint = options.endpoint or f"http://{options.host}:{listener.getsockname()[1]}/mcp"
         with listener, contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(self._serve(listener, options.host, key))
-        return 0
+            asyncio.run(self.serve(listener, options.host))
 
-    async def _serve(self, listener: socket.socket, host: str, key: OKPKey | None) -> None:
+    async def serve(self, listener: socket.socket, host: str) -> None:
+        """Serve MCP on a socket, and stay registered meanwhile."""
         app = self.server.streamable_http_app(host=host)
         config = uvicorn.Config(app, log_level="warning", log_config=None, timeout_graceful_shutdown=3)
-        server = uvicorn.Server(config)
-        registering = asyncio.create_task(self._stay_registered(server, key))
-        try:
-            await server.serve(sockets=[listener])
-        finally:
-            registering.cancel()
-            await asyncio.gather(registering, return_exceptions=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.stay_registered)
+            sys.stdout.write(f"ready {self.worker_id} {self.endpoint}\n")
+            sys.stdout.flush()
+            await uvicorn.Server(config).serve(sockets=[listener])
+            tasks.cancel_scope.cancel()
 
-    async def _stay_registered(self, server: uvicorn.Server, key: OKPKey | None) -> None:
-        while not server.started:
-            await asyncio.sleep(0.02)
-        sys.stdout.write(f"ready {self.worker_id} {self.endpoint}\n")
-        sys.stdout.flush()
-        url, token = os.environ.get("GATEHOUSE_URL", "").rstrip("/"), os.environ.get("GATEHOUSE_TOKEN", "")
-        if not (url and token):
+    async def stay_registered(self) -> None:
+        """Register at the hub and send heartbeats, for ever; without a hub's address, return."""
+        if not (os.environ.get("GATEHOUSE_URL") and os.environ.get("GATEHOUSE_TOKEN")):
             log.info("GATEHOUSE_URL and GATEHOUSE_TOKEN are not set: serving without a hub")
             return
-        # No ambient proxy: the hub is most often on loopback.
-        async with httpx2.AsyncClient(
-            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=10.0, trust_env=False
-        ) as hub:
+        failures = 0
+        async with hub() as http:
             while True:
-                await self._register(hub, key)
-                await self._beat(hub)
+                pause = await self.report(http)
+                failures = failures + 1 if pause is None else 0
+                backoff = min(2.0**failures, LONGEST_PAUSE) * random.uniform(0.25, 0.5)  # noqa: S311 - spreads load
+                await asyncio.sleep(backoff if pause is None else pause)
 
-    async def _register(self, hub: httpx2.AsyncClient, key: OKPKey | None) -> None:
-        for failures in itertools.count():
-            manifest = await self.manifest()
-            status, answer = await _post(hub, "/workers/register", signed(manifest, key) if key else manifest)
-            if status in {HTTPStatus.OK, HTTPStatus.CREATED}:
-                tier, reason = answer.get("effective_tier"), answer.get("reason")
-                log.info("registered as %s, effective tier %s (%s)", self.worker_id, tier, reason)
-                return
-            log.warning("registration not accepted (%s %s); trying again until it is", status, answer)
-            await asyncio.sleep(_pause(failures))
-
-    async def _beat(self, hub: httpx2.AsyncClient) -> None:
-        """Send heartbeats until the hub no longer knows the worker, or asks for a new registration."""
-        path, failures, interval = f"/workers/{quote(self.worker_id, safe='')}/heartbeat", 0, 30.0
-        while True:
-            load = min(1.0, self._active_calls / self.capacity)
+    async def report(self, http: httpx2.AsyncClient) -> float | None:
+        """Register, or send a heartbeat. Return the seconds until the next report, None after a failure."""
+        path, load = "/workers/register", min(1.0, self.running_calls / self.capacity)
+        body = self.signed(await self.manifest())
+        if self.is_registered:
+            path = f"/workers/{self.worker_id}/heartbeat"
             body = {"status": "healthy", "current_load": round(load, 2), "available": load < 1}
-            status, answer = await _post(hub, path, body)
-            if status == HTTPStatus.NOT_FOUND or answer.get("register_again") is True:
-                return
-            if status == HTTPStatus.OK:
-                failures, interval = 0, float(answer.get("next_heartbeat_seconds", interval))
-                await asyncio.sleep(interval)
-            else:
-                await asyncio.sleep(min(interval, _pause(failures)))
-                failures += 1
+        try:
+            response = await http.post(path, json=body)
+            answer = response.json()
+        except (httpx2.HTTPError, ValueError) as away:
+            log.warning("%s: no answer (%s)", path, away)
+            return None
+        is_forgotten = response.status_code == HTTPStatus.NOT_FOUND
+        if self.is_registered and (is_forgotten or (response.is_success and answer.get("register_again"))):
+            self.is_registered = False
+            return 0.0
+        if not response.is_success:
+            log.warning("%s: not accepted (%s %s)", path, response.status_code, answer)
+            return None
+        if self.is_registered:
+            return float(answer["next_heartbeat_seconds"])
+        self.is_registered = True
+        tier, reason = answer.get("effective_tier"), answer.get("reason")
+        log.info("registered as %s, effective tier %s (%s)", self.worker_id, tier, reason)
+        return 0.0
+
+    def signed(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Return the manifest with a signature over its canonical JSON that is valid for an hour, if there is a key."""
+        if self.key is None:
+            return manifest
+        unsigned = {**manifest, "trust": {**manifest["trust"], "key_id": self.key.kid}}
+        now = int(time.time())
+        header = {"alg": "Ed25519", "kid": self.key.kid, "iat": now, "exp": now + SIGNATURE_SECONDS}
+        signature = jws.serialize_compact(header, rfc8785.dumps(unsigned), self.key, registry=SIGNATURES)
+        return {**unsigned, "trust": {**unsigned["trust"], "signature": signature}}
 
 
-async def _post(hub: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return the answer's status and JSON object; status 0 where there is no answer."""
-    try:
-        response = await hub.post(path, json=body)
-        answer = response.json()
-    except (httpx2.HTTPError, OSError, ValueError) as away:
-        return 0, {"code": "hub_away", "detail": str(away)}
-    return response.status_code, answer if isinstance(answer, dict) else {}
+def hub() -> httpx2.AsyncClient:
+    """Return a client of the hub. It ignores an ambient proxy: the hub is most often on loopback."""
+    url, token = os.environ.get("GATEHOUSE_URL", ""), os.environ.get("GATEHOUSE_TOKEN", "")
+    return httpx2.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=10, trust_env=False)
 
 
-def _pause(failures: int) -> float:
-    """Return a random pause that grows with the failures."""
-    return random.uniform(0.25, 0.5) * 2.0 ** min(failures, 6)  # noqa: S311 - spreads load, guards nothing
+async def resolve(pointer: str | dict[str, Any], model: type[Document], *, code: str) -> Document:
+    """Return the document behind an `artifact:` pointer of the hub; a document stands for itself.
 
-
-def key_from_environment() -> OKPKey | None:
-    """Return the private Ed25519 key (a JWK with a `kid`) in `GATEHOUSE_WORKER_KEY`, or None if it is not set.
-
-    :raises ValueError: if it is no such key.
+    :raises ToolError: if the pointer is of another kind, or the hub doesn't deliver it; `code`, if the content is no
+        such document.
     """
-    text = os.environ.get("GATEHOUSE_WORKER_KEY", "")
-    if not text:
-        return None
-    try:
-        key = OKPKey.import_key(json.loads(text))
-    except (ValueError, KeyError, TypeError, JoseError):
-        key = None
-    if key is None or not key.is_private or not key.kid:
-        raise ValueError("GATEHOUSE_WORKER_KEY holds no private Ed25519 key as JWK with a kid")
-    return key
-
-
-def signed(manifest: dict[str, Any], key: OKPKey) -> dict[str, Any]:
-    """Return the manifest with a signature over its canonical JSON that is valid for an hour."""
-    trust = {**manifest["trust"], "key_id": key.kid}
-    now = int(time.time())
-    header = {"alg": "Ed25519", "kid": key.kid, "iat": now, "exp": now + SIGNATURE_SECONDS}
-    registry = jws.JWSRegistry(
-        header_registry={"iat": HeaderParameter("Signed at", "int"), "exp": HeaderParameter("Ends at", "int")},
-        algorithms=["Ed25519"],
-    )
-    payload = rfc8785.dumps({**manifest, "trust": trust})
-    return {**manifest, "trust": {**trust, "signature": jws.serialize_compact(header, payload, key, registry=registry)}}
-
-
-async def resolve(pointer: str | dict[str, Any], model: type[Document], *, key: str, code: str) -> Document:
-    """Return the document behind a result pointer of the hub; a document stands for itself.
-
-    `inline:` pointers hold the document. `artifact:` pointers are fetched from the hub that `GATEHOUSE_URL` names.
-
-    :param key: a member that the document has, and no envelope around it.
-    :raises ToolError: if the pointer is of another kind, or does not lead to JSON in time and size; `code`, if the JSON
-        is no such document.
-    """
-    document = pointer if isinstance(pointer, dict) else await _pointed_to(pointer.strip())
-    for _ in range(3):
-        if not isinstance(document, dict) or key in document:
-            break
-        document = next((document[name] for name in ENVELOPES if isinstance(document.get(name), dict)), None)
+    document: Any = pointer
+    if isinstance(pointer, str):
+        if (artifact := ARTIFACT.fullmatch(pointer)) is None:
+            raise refused("unknown_pointer", f"Pointers such as {pointer[:40]!r} are not followed")
+        try:
+            async with hub() as http:
+                answer = await http.get(f"/api/v1/artifacts/{artifact[1]}")
+            answer.raise_for_status()
+            document = answer.json()["content"]
+        except (httpx2.HTTPError, ValueError) as away:
+            raise refused("hub_away", f"The hub did not deliver {pointer}: {away}") from None
     try:
         return model.model_validate(document)
     except ValidationError as refusal:
         first = refusal.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "document"
-        raise refused(code, f"{where}: {first['msg']}") from None
-
-
-async def _pointed_to(pointer: str) -> Any:
-    scheme, _, rest = pointer.partition(":")
-    artifact = ARTIFACT.fullmatch(pointer)
-    if artifact is None and scheme != "inline":
-        raise refused("unknown_pointer", f"Pointers such as {pointer[:40]!r} are not followed")
-    try:
-        if artifact is not None:
-            return json.loads(await _fetched(artifact[1]))
-        if rest.lstrip().startswith("{"):
-            return json.loads(rest)
-        return json.loads(base64.b64decode(rest + "=" * (-len(rest) % 4), altchars=b"-_", validate=True))
-    except (ValueError, RecursionError):
-        raise refused("not_json", "The pointer does not lead to a JSON document") from None
-
-
-async def _fetched(digest: str) -> bytes:
-    """Return an artifact's content from the hub, and from nowhere else."""
-    hub, token = os.environ.get("GATEHOUSE_URL", ""), os.environ.get("GATEHOUSE_TOKEN", "")
-    if not (hub and token):
-        raise refused("no_hub", "GATEHOUSE_URL and GATEHOUSE_TOKEN are not set: artifacts can't be fetched")
-    content = bytearray()
-    headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
-    try:
-        async with (
-            httpx2.AsyncClient(follow_redirects=False, trust_env=False, timeout=FETCH_SECONDS) as http,
-            http.stream("GET", f"{hub.rstrip('/')}/api/v1/artifacts/{digest}", headers=headers) as answer,
-        ):
-            if answer.status_code != HTTPStatus.OK:
-                raise refused("hub_refused", f"The hub answered {answer.status_code} for artifact {digest}")
-            async for chunk in answer.aiter_raw():
-                content += chunk
-                if len(content) > MOST_BYTES:
-                    raise refused("too_large", f"Artifact {digest} is over the limit of {MOST_BYTES} bytes")
-    except (httpx2.HTTPError, OSError) as away:
-        raise refused("hub_away", f"The hub did not deliver artifact {digest}: {type(away).__name__}") from None
-    return bytes(content)
+        raise refused(code, f"{'.'.join(map(str, first['loc'])) or 'document'}: {first['msg']}") from None

@@ -150,7 +150,7 @@ def test_pdfs_are_found_indexed_and_their_concepts_extracted(
     report = carried_out(server, token, kee, plan["plan_id"])
 
     assert found(report, "scan_directory")["files_found"] == 2
-    assert found(report, "index_pdfs")["summary"] == "Indexed 2 PDFs: 3 pages, 53 words"
+    assert found(report, "index_pdfs")["summary"] == "Indexed 2 PDFs: 3 pages, skipped 0"
     concepts = found(report, "extract_concepts")
     assert concepts["concepts"][0]["name"] == "Gradient descent"
     assert concepts["documents_read"] == 2
@@ -160,7 +160,7 @@ def test_pdfs_are_found_indexed_and_their_concepts_extracted(
     received = ask(server, token, "get_inbox_receipts", limit=50)["receipts"]
     told = {one["metadata"]["task_id"]: one["summary"] for one in received if one["event_type"] == "task_complete"}
     assert set(told) == set(report["async_task_ids"])
-    assert "Indexed 2 PDFs: 3 pages, 53 words" in told.values()
+    assert "Indexed 2 PDFs: 3 pages, skipped 0" in told.values()
     fetched = [ask(server, token, "fetch_task_result", task_id=task_id)["content"] for task_id in told]
     assert any(content["summary"] == concepts["summary"] for content in fetched)
     kept = ask(server, token, "memory_store", observation=concepts["summary"], domain="document_analysis")

@@ -367,10 +367,8 @@ async def _look_closer(kee: Agent, execution: Json, analysis: Json) -> dict[str,
 
 
 def _worst_modules(analysis: Json) -> dict[str, Json]:
-    """The modules with the most findings, each with its own part of the analysis; in a clean tree any modules."""
-    parts: dict[str, Json] = defaultdict(lambda: {"issues": [], "hotspots": [], "duplicates": []})
-    for module in analysis.get("modules", []):
-        parts[module["path"]]["issues"] = []
+    """The modules with the most findings, each with its own part of the analysis."""
+    parts: dict[str, Json] = defaultdict(lambda: {"issues": [], "hotspots": []})
     for kind in ("issues", "hotspots"):
         for finding in analysis.get(kind, []):
             parts[finding["path"]][kind].append(finding)
