@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
+from django.db.models import Model, QuerySet
 from pydantic import (
     AfterValidator,
     AwareDatetime,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     StringConstraints,
     TypeAdapter,
     ValidationError,
@@ -24,7 +26,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticKnownError
 
 from apps.core.errors import FieldError, Invalid, TooLarge, near, pointer_to
-from apps.core.ids import fits_an_address
+from apps.core.ids import decode_position, encode_cursor, fits_an_address
 
 
 class Input(BaseModel):
@@ -55,6 +57,33 @@ def _text(value: str) -> str:
 Text = Annotated[str, AfterValidator(_text)]
 # Of one page for the next: what :func:`apps.core.ids.encode_cursor` gave out.
 Cursor = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
+Row = TypeVar("Row", bound=Model)
+
+
+class Paged(Input):
+    """Which page of a list."""
+
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+    cursor: Cursor | None = None
+    """`next` of the page before."""
+
+    @property
+    def position(self) -> int | None:
+        """The key of the last row of the page before.
+
+        :raises BadCursor: if the cursor is of no such list.
+        """
+        return None if self.cursor is None else decode_position(self.cursor)
+
+    def of(self, rows: QuerySet[Row], *, newest_first: bool = False) -> tuple[list[Row], str | None]:
+        """One page of these rows in the order of their keys, and the cursor of the next one."""
+        if self.position is not None:
+            rows = rows.filter(pk__lt=self.position) if newest_first else rows.filter(pk__gt=self.position)
+        found = list(rows.order_by("-pk" if newest_first else "pk")[: self.limit + 1])
+        page = found[: self.limit]
+        return page, encode_cursor(page[-1].pk) if len(found) > len(page) else None
+
+
 Name = Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 

@@ -2,16 +2,15 @@
 
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
-from django.db.models import Model, QuerySet
 from django.utils import timezone
 from pydantic import AliasPath, Field, StringConstraints
 
-from apps.core.ids import decode_position, encode_cursor, parse_ref
+from apps.core.ids import parse_ref
 from apps.core.operations import Route, operation
 from apps.core.outbound import UnresolvedHost, guard
-from apps.core.schemas import Cursor, Input, Name, Output, Text
+from apps.core.schemas import Input, Name, Output, Paged, Text
 from apps.delivery import selectors
 from apps.delivery.models import LONGEST_LEASE, Delivery, Endpoint, Kind, RemoteRoute
 from apps.delivery.services import sending, targets
@@ -29,20 +28,6 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 Url = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^https?://[!-~]+$")]
 LeaseMs = Annotated[int, Field(ge=0, le=LONGEST_LEASE // _MILLISECOND)]
 Least = Annotated[int, Field(ge=1, le=1_000_000)]
-Row = TypeVar("Row", bound=Model)
-
-
-class Page(Input):
-    limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: Cursor | None = None
-    """`next` of the page before."""
-
-    def of(self, rows: QuerySet[Row]) -> tuple[list[Row], str | None]:
-        """One page of these rows, oldest first, and the cursor of the next one."""
-        after = decode_position(self.cursor) if self.cursor else 0
-        found = list(rows.filter(pk__gt=after).order_by("pk")[: self.limit + 1])
-        page = found[: self.limit]
-        return page, encode_cursor(page[-1].pk) if len(found) > len(page) else None
 
 
 class CalledTarget(Output):
@@ -178,7 +163,7 @@ def create_target(caller: Caller, given: CreateTarget) -> CreatedTarget:
 
 
 @operation(title="List targets", scope=Scope.INBOX, routes=[Route("GET", "/api/v1/targets")], read_only=True)
-def list_targets(caller: Caller, given: Page) -> TargetList:
+def list_targets(caller: Caller, given: Paged) -> TargetList:
     """List the webhooks that wake you, with the result of the last call to each."""
     found, following = given.of(selectors.with_deliveries().filter(principal_id=caller.principal_id))
     return TargetList(targets=[TargetOutput.model_validate(one) for one in found], next=following)
@@ -291,13 +276,13 @@ def put_remote_target(caller: Caller, given: PutRemoteTarget) -> RemoteTargetOut
     routes=[Route("GET", "/api/v1/remote-targets")],
     read_only=True,
 )
-def list_remote_targets(caller: Caller, given: Page) -> RemoteTargetList:
+def list_remote_targets(caller: Caller, given: Paged) -> RemoteTargetList:
     """The inbox services elsewhere that receipts are sent to: their breakers, and what is pending or dead."""
     found, following = given.of(selectors.with_deliveries().filter(kind=Kind.REMOTE))
     return RemoteTargetList(targets=[RemoteTargetOutput.model_validate(one) for one in found], next=following)
 
 
-class Deliveries(Page, OneRemote):
+class Deliveries(Paged, OneRemote):
     state: Literal["pending", "delivered", "dead"] | None = None
 
 
@@ -412,7 +397,7 @@ def set_remote_route(caller: Caller, given: SetRemoteRoute) -> RemoteRouteOutput
     read_only=True,
     tool=False,
 )
-def list_remote_routes(caller: Caller, given: Page) -> RemoteRouteList:
+def list_remote_routes(caller: Caller, given: Paged) -> RemoteRouteList:
     """The principals whose receipts go to a remote target."""
     found, following = given.of(RemoteRoute.objects.select_related("principal", "target"))
     return RemoteRouteList(routes=[RemoteRouteOutput.model_validate(one) for one in found], next=following)

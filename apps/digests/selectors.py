@@ -11,6 +11,7 @@ from typing import Any, Final
 from django.db import connection
 
 from apps.core.ids import encode_cursor
+from apps.core.schemas import Paged
 from apps.core.sql import hot_cursor
 from apps.digests import formats, grouping, hooks, sql
 from apps.digests.formats import Bound, Through, UnknownEntry
@@ -510,14 +511,10 @@ def forget_source_rules(tenant_id: int) -> None:
     _rules.pop(tenant_id, None)
 
 
-def sources(*, after: int, limit: int) -> SourcesOutput:
-    """The sources for which something is set, in the order of their keys, after one of these."""
-    found = list(Source.objects.filter(pk__gt=after).order_by("pk")[: limit + 1])
-    page = found[:limit]
-    return SourcesOutput(
-        sources=[source_output(row) for row in page],
-        next=encode_cursor(page[-1].pk) if len(found) > limit else None,
-    )
+def sources(given: Paged) -> SourcesOutput:
+    """A page of the sources for which something is set, in the order of their setting."""
+    page, following = given.of(Source.objects.all())
+    return SourcesOutput(sources=[source_output(row) for row in page], next=following)
 
 
 def source_output(row: Source) -> SourceOutput:

@@ -9,9 +9,9 @@ from django.utils import timezone
 from pydantic import Field
 
 from apps.core.errors import FieldError, Invalid
-from apps.core.ids import decode_position, encode_cursor
+from apps.core.ids import encode_cursor
 from apps.core.operations import Progress, Reply, Route, Streams, Waits, operation
-from apps.core.schemas import Cursor, Input, Output, Text
+from apps.core.schemas import Input, Output, Paged, Text
 from apps.executions import calls, selectors
 from apps.executions.calls import CallMode
 from apps.executions.services import advancing, commands
@@ -155,11 +155,6 @@ class Replanned(Output):
     can_execute_now: bool
     receipt_id: str
     receipt_uuid: str
-
-
-class ListExecutions(Input):
-    limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: Cursor | None = None
 
 
 class ExecutionList(Output):
@@ -345,10 +340,9 @@ def get_execution(caller: Caller, given: ExecutionRef) -> ExecutionReport:
 
 
 @operation(title="List executions", scope="plans", routes=[Route("GET", _BASE)], read_only=True, tool=False)
-def list_executions(caller: Caller, given: ListExecutions) -> ExecutionList:
+def list_executions(caller: Caller, given: Paged) -> ExecutionList:
     """List the executions that you own or asked for, newest first."""
-    before = None if given.cursor is None else decode_position(given.cursor)
-    found = selectors.executions(caller, before=before, limit=given.limit + 1)
+    found = selectors.executions(caller, before=given.position, limit=given.limit + 1)
     page = found[: given.limit]
     return ExecutionList(
         executions=[ExecutionSummary.model_validate(one) for one in page],

@@ -8,9 +8,9 @@ from django.utils import timezone
 from pydantic import AfterValidator, AliasChoices, AliasPath, Field, StringConstraints
 
 from apps.core.errors import NotFound
-from apps.core.ids import decode_position, encode_cursor
+from apps.core.ids import encode_cursor
 from apps.core.operations import Route, operation
-from apps.core.schemas import Cursor, Empty, Input, Moment, Name, Output, Text
+from apps.core.schemas import Empty, Input, Moment, Name, Output, Paged, Text
 from apps.memory import selectors, services, vectors
 from apps.memory.envelopes import Envelope, FormattedEnvelope
 from apps.memory.envelopes import format_envelope_for_llm as format_for_llm
@@ -197,15 +197,12 @@ def memory_add_concept_relationship(caller: Caller, given: AddRelationship) -> S
     return StoredRelationship.model_validate(relationship)
 
 
-class ListRelationships(Input):
+class ListRelationships(Paged):
     from_concept: Label | None = None
     """Only relations from this concept, by name or alias."""
     to_concept: Label | None = None
     """Only relations to this concept, by name or alias."""
     rel_type: Name | None = None
-    limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: Cursor | None = None
-    """`next` of the page before."""
 
 
 class RelationshipsOutput(Output):
@@ -223,18 +220,15 @@ class RelationshipsOutput(Output):
 )
 def list_memory_relationships(caller: Caller, given: ListRelationships) -> RelationshipsOutput:
     """List the relations of concepts: all, those of one concept, or those of a type."""
-    before = decode_position(given.cursor) if given.cursor else None
     page, last = selectors.relationships(
-        tenant_id=caller.tenant_id, before=before, **given.model_dump(exclude={"cursor"})
+        tenant_id=caller.tenant_id, before=given.position, **given.model_dump(exclude={"cursor"})
     )
     return RelationshipsOutput(relationships=page, next=None if last is None else encode_cursor(last))
 
 
-class ReadMemory(Input):
+class ReadMemory(Paged):
     ref: Ref
     """As recall names it: `observation:12`, `pattern:4`, `item:7`, or `concept:python` by name or alias."""
-    cursor: Cursor | None = None
-    """`next` of the answer before, for those of `earlier` that follow."""
     limit: Annotated[int, Field(ge=1, le=200)] = 20
     """How many of `earlier` to answer at most."""
 
@@ -250,7 +244,7 @@ def memory_read(caller: Caller, given: ReadMemory) -> MemoryOutput:
 
     A superseded memory, which recall does not find, is read too; `superseded_by` names the one that replaced it.
     """
-    before = decode_position(given.cursor) if given.cursor else 2**63 - 1
+    before = 2**63 - 1 if given.position is None else given.position
     return selectors.memory_of(given.ref, viewer=caller, now=timezone.now(), before=before, limit=given.limit)
 
 

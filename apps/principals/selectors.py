@@ -142,12 +142,6 @@ def refuse_unknown(names: Collection[str], *, tenant_id: int) -> None:
             raise UnknownPrincipal(f"There is no principal {name[:50]!r}.")
 
 
-def tokens_of(principal_id: int, *, before: int | None, limit: int) -> list[Token]:
-    """A principal's tokens, the newest first, before the one with this key."""
-    tokens = Token.objects.filter(principal_id=principal_id).order_by("-pk")
-    return list((tokens if before is None else tokens.filter(pk__lt=before))[:limit])
-
-
 def token_of(principal_id: int, token_id: int) -> Token:
     """:raises NotFound: if the principal has none of this key."""
     token = Token.objects.filter(principal_id=principal_id, pk=token_id).first()

@@ -7,10 +7,10 @@ from django.utils import timezone
 from pydantic import Field
 
 from apps.core.errors import NotFound
-from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Route, operation
-from apps.core.schemas import Cursor, Empty, Input, Name, NewName, Output
+from apps.core.schemas import Empty, Input, Name, NewName, Output, Paged
 from apps.principals import selectors, services
+from apps.principals.models import Token
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -53,11 +53,6 @@ class TokenOutput(Output):
     last_used_at: datetime | None
 
 
-class ListTokens(Input):
-    limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: Cursor | None = None
-
-
 class TokensOutput(Output):
     tokens: list[TokenOutput]
     """The newest first."""
@@ -66,12 +61,9 @@ class TokensOutput(Output):
 
 
 @operation(title="Your tokens", routes=[Route("GET", "/api/v1/tokens")], read_only=True, tool=False)
-def list_tokens(caller: Caller, given: ListTokens) -> TokensOutput:
+def list_tokens(caller: Caller, given: Paged) -> TokensOutput:
     """List the tokens of the caller's principal, revoked and expired ones too."""
-    before = decode_position(given.cursor) if given.cursor is not None else None
-    found = selectors.tokens_of(caller.principal_id, before=before, limit=given.limit + 1)
-    page = found[: given.limit]
-    following = encode_cursor(page[-1].pk) if len(found) > given.limit else None
+    page, following = given.of(Token.objects.filter(principal_id=caller.principal_id), newest_first=True)
     return TokensOutput(tokens=[TokenOutput.model_validate(token) for token in page], next=following)
 
 

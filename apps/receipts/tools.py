@@ -2,11 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import StringConstraints
 
-from apps.core.ids import decode_position
 from apps.core.operations import Route, operation
-from apps.core.schemas import Cursor, Input
+from apps.core.schemas import Input, Paged
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors
@@ -30,12 +29,9 @@ def get_receipt_chain(caller: Caller, given: ReceiptChain) -> ChainOutput:
     return ChainOutput(receipts=links, truncated=len(links) >= selectors.CHAIN_LIMIT)
 
 
-class Obligations(Input):
+class Obligations(Paged):
     side: Literal["owed_by_me", "awaited"] = "owed_by_me"
     """What you owe, or what others owe you."""
-    limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: Cursor | None = None
-    """`next` of the page before."""
 
 
 @operation(
@@ -51,6 +47,6 @@ def list_obligations(caller: Caller, given: Obligations) -> ObligationsOutput:
     return selectors.obligations(
         owed_by=caller.principal_id if mine else None,
         awaited_by=None if mine else caller.principal_id,
-        after=decode_position(given.cursor) if given.cursor else 0,
+        after=given.position or 0,
         limit=given.limit,
     )

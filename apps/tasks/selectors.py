@@ -33,7 +33,6 @@ from apps.tasks.models import (
     Queue,
     QueueMinute,
     Run,
-    Schedule,
     Spend,
     Task,
     TaskType,
@@ -358,12 +357,6 @@ def _dead_letter(task: Task, record: FinishedTask, retried_as: int | None) -> De
 def retried_as(task_id: int) -> int | None:
     """The task that retries this dead letter."""
     return _retries([task_id]).get(task_id)
-
-
-def schedules(*, owner_id: int, after: int = 0, limit: int = 50) -> list[Schedule]:
-    """A principal's schedules, oldest first."""
-    found = Schedule.objects.filter(owner_id=owner_id, pk__gt=after).order_by("pk")
-    return list(found.select_related("task_type", "recipient", "queue")[:limit])
 
 
 def artifact(*, tenant_id: int, digest: str) -> StoredArtifact:

@@ -10,9 +10,9 @@ from django.utils import timezone
 from pydantic import Field
 
 from apps.core.errors import Conflict, DomainError, only
-from apps.core.ids import decode_position, encode_cursor, format_ref
+from apps.core.ids import encode_cursor, format_ref
 from apps.core.operations import Reply, Route, Waits, operation
-from apps.core.schemas import Cursor, Empty, FitForAPath, Input, Moment, Name, NewName, Output, Text
+from apps.core.schemas import Empty, FitForAPath, Input, Moment, Name, NewName, Output, Paged, Text
 from apps.principals.tenancy import Caller
 from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors, services
@@ -975,11 +975,9 @@ def read_task_result(caller: Caller, given: ReadTaskResult) -> ResultPart:
     )
 
 
-class TaskTimeline(TaskNamed):
+class TaskTimeline(TaskNamed, Paged):
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     """How many runs; each has several events."""
-    cursor: Cursor | None = None
-    """`next` of the page before."""
 
 
 class Timeline(Output):
@@ -1000,20 +998,12 @@ def task_timeline(caller: Caller, given: TaskTimeline) -> Timeline:
     run with its holder, progress and end, and the end of the task.
     """
     services.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
-    story = selectors.timeline(
-        given.task_id, after=decode_position(given.cursor) if given.cursor else 0, limit=given.limit
-    )
+    story = selectors.timeline(given.task_id, after=given.position or 0, limit=given.limit)
     return Timeline(
         task_id=given.task_id,
         events=story.events,
         next=None if story.following is None else encode_cursor(story.following),
     )
-
-
-class ListDeadLetters(Input):
-    limit: Annotated[int, Field(ge=1, le=200)] = 50
-    cursor: Cursor | None = None
-    """`next` of the page before."""
 
 
 class DeadLetters(Output):
@@ -1023,10 +1013,9 @@ class DeadLetters(Output):
 
 
 @operation(title="List dead letters", scope=QUEUE, routes=[Route("GET", "/api/v1/dead-letters")], read_only=True)
-def list_dead_letters(caller: Caller, given: ListDeadLetters) -> DeadLetters:
+def list_dead_letters(caller: Caller, given: Paged) -> DeadLetters:
     """Failed tasks of which you are the requester or recipient, newest first."""
-    before = decode_position(given.cursor) if given.cursor else None
-    page = selectors.dead_letters(principal_id=caller.principal_id, before=before, limit=given.limit)
+    page = selectors.dead_letters(principal_id=caller.principal_id, before=given.position, limit=given.limit)
     return DeadLetters(
         dead_letters=page.letters,
         next=None if page.following is None else encode_cursor(page.following),
@@ -1229,12 +1218,6 @@ def schedule_task(caller: Caller, given: ScheduleTask) -> Reply:
     return Reply(_schedule(schedule), 201 if is_new else 200)
 
 
-class ListSchedules(Input):
-    limit: Annotated[int, Field(ge=1, le=200)] = 50
-    cursor: Cursor | None = None
-    """`next` of the page before."""
-
-
 class Schedules(Output):
     schedules: list[ScheduleOutput]
     next: str | None
@@ -1242,15 +1225,12 @@ class Schedules(Output):
 
 
 @operation(title="List schedules", scope=QUEUE, routes=[Route("GET", "/api/v1/schedules")], read_only=True)
-def list_schedules(caller: Caller, given: ListSchedules) -> Schedules:
+def list_schedules(caller: Caller, given: Paged) -> Schedules:
     """Your schedules: the next time of each, and what it queued last."""
-    after = decode_position(given.cursor) if given.cursor else 0
-    found = selectors.schedules(owner_id=caller.principal_id, after=after, limit=given.limit + 1)
-    page = found[: given.limit]
-    return Schedules(
-        schedules=[_schedule(schedule) for schedule in page],
-        next=encode_cursor(page[-1].pk) if len(found) > len(page) else None,
+    page, following = given.of(
+        Schedule.objects.filter(owner_id=caller.principal_id).select_related("task_type", "recipient", "queue")
     )
+    return Schedules(schedules=[_schedule(schedule) for schedule in page], next=following)
 
 
 class ScheduleNamed(Input):

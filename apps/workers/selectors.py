@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db.models import F, OuterRef, Prefetch, Subquery, Sum
 
 from apps.core.errors import NotFound
-from apps.core.ids import decode_position, encode_cursor
+from apps.core.schemas import Paged
 from apps.workers import sql
 from apps.workers.models import (
     ROUTABLE,
@@ -239,30 +239,28 @@ def _no_offer(worker_id: str, tool_name: str) -> NotFound:
     return NotFound(f"{worker_id[:100]} offers no tool {tool_name[:200]!r}.", code="unknown_tool")
 
 
+_FIRST_PAGE: Final = Paged(limit=500)
+
+
 def workers(
     *,
     capability: str | None = None,
     trust_tier: Tier | None = None,
     available_only: bool = True,
-    cursor: str | None = None,
-    limit: int = 500,
+    page: Paged = _FIRST_PAGE,
 ) -> WorkerList:
-    """A page of the registered workers, in the order of their first registration.
-
-    :param cursor: of the page before.
-    """
+    """A page of the registered workers, in the order of their first registration."""
     current = Prefetch("offers", Offer.objects.filter(withdrawn_at=None).only("worker_id", "name").order_by("name"))
-    after = decode_position(cursor) if cursor else 0
-    found = Worker.objects.registered().light().filter(pk__gt=after).order_by("pk").prefetch_related(current)
+    found = Worker.objects.registered().light().prefetch_related(current)
     if capability is not None:
         found = found.filter(capabilities__contains=[capability])
     if trust_tier is not None:
         found = found.filter(effective_tier=trust_tier)
     if available_only:
         found = found.filter(state__in=ROUTABLE, available=True)
-    page = list(found[: limit + 1])
+    shown, following = page.of(found)
     return WorkerList(
-        next=encode_cursor(page[limit - 1].pk) if len(page) > limit else None,
+        next=following,
         workers=[
             WorkerSummary(
                 worker_id=worker.worker_id,
@@ -273,7 +271,7 @@ def workers(
                 effective_tier=Tier(worker.effective_tier).value,
                 available=worker.available,
             )
-            for worker in page[:limit]
+            for worker in shown
         ],
     )
 

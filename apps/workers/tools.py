@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from apps.core.operations import Reply, Route, operation
-from apps.core.schemas import Cursor, Input, Output, Text
+from apps.core.schemas import Input, Output, Paged, Text
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.workers import selectors
@@ -45,7 +45,7 @@ class UnregisteredWorker(Output):
     status: Literal["unregistered"]
 
 
-class ListWorkers(Input):
+class ListWorkers(Paged):
     capability: Tag | None = None
     """Only MCP workers with this tag."""
     trust_tier: TierName | None = None
@@ -53,7 +53,6 @@ class ListWorkers(Input):
     available_only: bool = True
     """Only MCP workers that are ready and have room."""
     limit: Annotated[int, Field(ge=1, le=500)] = 500
-    cursor: Cursor | None = None
 
 
 class SearchCapabilities(Input):
@@ -136,8 +135,7 @@ def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
         capability=given.capability,
         trust_tier=None if given.trust_tier is None else Tier(given.trust_tier),
         available_only=given.available_only,
-        cursor=given.cursor,
-        limit=given.limit,
+        page=given,
     )
 
 

@@ -14,6 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.errors import Invalid
+from apps.core.schemas import Paged
 from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -271,15 +272,15 @@ def test_list_has_pages_and_reads_no_manifest(as_kee: Caller) -> None:
     register(as_kee, make_manifest("w0", tools=[{"name": "other", "input_schema": {"type": "object"}}]))
 
     with CaptureQueriesContext(connection) as queries:
-        pages = [selectors.workers(limit=2)]
+        pages = [selectors.workers(page=Paged(limit=2))]
         while pages[-1].next:
-            pages.append(selectors.workers(limit=2, cursor=pages[-1].next))
+            pages.append(selectors.workers(page=Paged(limit=2, cursor=pages[-1].next)))
     assert len(queries) == 6
 
     assert [[one.worker_id for one in page.workers] for page in pages] == [names[:2], names[2:4], names[4:]]
     assert [one.tools for one in pages[0].workers] == [["other"], ["analyze_repository"]]
     with refused("bad_cursor"):
-        selectors.workers(cursor="nonsense")
+        selectors.workers(page=Paged(cursor="nonsense"))
     with CaptureQueriesContext(connection) as more:
         selectors.catalogue()
         assert selectors.terms_of("w1", "analyze_repository").offer.worker_id == "w1"

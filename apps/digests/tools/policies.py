@@ -6,13 +6,12 @@ from typing import Annotated, Final
 from django.utils import timezone
 from pydantic import Field
 
-from apps.core.ids import decode_position
 from apps.core.operations import Route, operation
-from apps.core.schemas import Cursor, Input, Moment
+from apps.core.schemas import Input, Moment, Paged
 from apps.digests import selectors, services
 from apps.digests.models import THREAD_LIMIT
 from apps.digests.services import PolicyChange
-from apps.digests.shapes import Limit, PolicyOutput, ReplayOutput, Source, SourceOutput, SourcesOutput
+from apps.digests.shapes import PolicyOutput, ReplayOutput, Source, SourceOutput, SourcesOutput
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -135,12 +134,6 @@ def _duration(milliseconds: int | None) -> timedelta | None:
     return None if milliseconds is None else timedelta(milliseconds=milliseconds)
 
 
-class ListSources(Input):
-    limit: Limit = 50
-    cursor: Cursor | None = None
-    """`next` of the page before."""
-
-
 @operation(
     title="List sources",
     scope=Scope.ADMIN,
@@ -148,10 +141,9 @@ class ListSources(Input):
     read_only=True,
     tool=False,
 )
-def list_sources(caller: Caller, given: ListSources) -> SourcesOutput:
+def list_sources(caller: Caller, given: Paged) -> SourcesOutput:
     """The source systems for which something is set, in the order of their setting; all others have the defaults."""
-    after = decode_position(given.cursor) if given.cursor is not None else 0
-    return selectors.sources(after=after, limit=given.limit)
+    return selectors.sources(given)
 
 
 class SetSource(Input):

@@ -8,9 +8,9 @@ from django.utils import timezone
 from pydantic import Field
 
 from apps.core.errors import Conflict, FieldError, Invalid
-from apps.core.ids import decode_position, encode_cursor
+from apps.core.ids import encode_cursor
 from apps.core.operations import Route, Streams, Waits, operation
-from apps.core.schemas import Cursor, Input, Output
+from apps.core.schemas import Input, Output, Paged
 from apps.digests import hooks, metrics, selectors, services
 from apps.digests.formats import parse_entry, parse_through
 from apps.digests.models import FlushReason
@@ -189,10 +189,8 @@ def get_entry(caller: Caller, given: OneEntry) -> PastEntryOutput:
     return found
 
 
-class ExpandEntry(OneEntry):
-    limit: Limit = 50
-    cursor: Cursor | None = None
-    """`next` of the page before."""
+class ExpandEntry(OneEntry, Paged):
+    """The receipts of an entry, by pages."""
 
 
 @operation(
@@ -203,17 +201,10 @@ class ExpandEntry(OneEntry):
 )
 def expand_entry(caller: Caller, given: ExpandEntry) -> ExpandedOutput:
     """The single receipts inside an entry, page by page; only when the digest's summary is not enough."""
-    start = decode_position(given.cursor) if given.cursor else 0
-    page = selectors.expand(caller.principal_id, parse_entry(given.ref), start=start, limit=given.limit)
+    page = selectors.expand(caller.principal_id, parse_entry(given.ref), start=given.position or 0, limit=given.limit)
     services.mark_delivered(receipt_pks=[one.pk for one in page.receipts], now=timezone.now())
     metrics.EXPANSIONS.inc()
     return page
-
-
-class InboxHistory(Input):
-    limit: Limit = 50
-    cursor: Cursor | None = None
-    """`next` of the page before."""
 
 
 @operation(
@@ -223,13 +214,12 @@ class InboxHistory(Input):
     read_only=True,
     tool=False,
 )
-def inbox_history(caller: Caller, given: InboxHistory) -> HistoryOutput:
+def inbox_history(caller: Caller, given: Paged) -> HistoryOutput:
     """Everything that your inbox has ever shown, with what became of it.
 
     A page of large digests ends before `limit`; follow `next` until it is null.
     """
-    before = decode_position(given.cursor) if given.cursor else None
-    page = selectors.history(caller.principal_id, before=before, limit=given.limit)
+    page = selectors.history(caller.principal_id, before=given.position, limit=given.limit)
     _delivered(page.entries)
     return page
 
@@ -238,14 +228,12 @@ def _delivered(entries: Many[EntryOutput]) -> None:
     services.mark_delivered(receipt_pks=[pk for entry in entries for pk in entry.receipt_pks], now=timezone.now())
 
 
-class InboxReceipts(Input):
+class InboxReceipts(Paged):
     unread_only: bool = True
     unread: bool | None = None
     """Another name of `unread_only`."""
     limit: Limit = 10
     source_system: Source | None = None
-    cursor: Cursor | None = None
-    """`next` of the page before."""
 
 
 @operation(
@@ -263,7 +251,7 @@ def get_inbox_receipts(caller: Caller, given: InboxReceipts) -> ReceiptsOutput:
         caller.principal_id,
         unread_only=given.unread_only if given.unread is None else given.unread,
         source_system=given.source_system,
-        before=decode_position(given.cursor) if given.cursor else None,
+        before=given.position,
         limit=given.limit,
     )
     services.mark_delivered(receipt_pks=[one.pk for one in seen], now=timezone.now())
