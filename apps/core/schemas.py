@@ -41,7 +41,12 @@ class Output(BaseModel):
     Where a selector's answer has the same members, `model_validate` takes it as it is.
     """
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, from_attributes=True)
+    model_config = ConfigDict(
+        frozen=True,
+        use_attribute_docstrings=True,
+        from_attributes=True,
+        json_schema_serialization_defaults_required=True,
+    )
 
 
 class Empty(Input):

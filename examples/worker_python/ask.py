@@ -6,7 +6,7 @@ from pathlib import Path
 from worker import client
 
 with client:
-    task = client.queue("count_lines", {"folder": str(Path(sys.argv[1]).resolve())})
+    task = client.queue(task_type="count_lines", params={"folder": str(Path(sys.argv[1]).resolve())})
     seen = 0
     while not (status := client.status(task.task_id)).complete:
         # Its end comes to the inbox: no need to ask again and again.

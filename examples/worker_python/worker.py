@@ -8,7 +8,8 @@ from gatehouse_client import Client, Failed, Result, Task, Worker
 PARAMS = {"type": "object", "properties": {"folder": {"type": "string"}}, "required": ["folder"]}
 
 client = Client.from_environment()
-client.register_type("count_lines", PARAMS, lease_seconds=15)  # as often as you like: ask.py, which imports this, too
+# As often as you like: ask.py, which imports this, too.
+client.register_type(name="count_lines", params_schema=PARAMS, lease_seconds=15)
 worker = Worker(client, capacity=2)
 
 

@@ -19,7 +19,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import Run, run_key
 from gatehouse_client import Client
-from gatehouse_client.shapes import Queued
+from gatehouse_client.outputs import QueuedTask
 from tests.clients.test_worker import ends, has_ended, until
 from tests.factories import make_token
 from tests.server import Server
@@ -53,7 +53,7 @@ def counting(server: Server, token: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def is_resting(kee: Caller, task: Queued) -> bool:
+def is_resting(kee: Caller, task: QueuedTask) -> bool:
     """Whether its first run has saved what it had, and rests."""
     with acting_as(kee):
         return Run.objects.filter(pk=run_key(number(task.task_id), 1), message="resting").exists()
@@ -62,8 +62,8 @@ def is_resting(kee: Caller, task: Queued) -> bool:
 def test_task_of_a_killed_worker_continues_from_its_checkpoint(
     server: Server, token: str, client: Client, kee: Caller
 ) -> None:
-    client.register_type("counting", lease_seconds=1)
-    task = client.queue("counting", {"rests_at": 6})
+    client.register_type(name="counting", lease_seconds=1)
+    task = client.queue(task_type="counting", params={"rests_at": 6})
 
     with counting(server, token) as first:
         until(lambda: is_resting(kee, task))
@@ -78,8 +78,8 @@ def test_task_of_a_killed_worker_continues_from_its_checkpoint(
 
 
 def test_terminated_worker_releases_its_tasks(server: Server, token: str, client: Client, kee: Caller) -> None:
-    client.register_type("counting", lease_seconds=600)
-    task = client.queue("counting", {"rests_at": 6})
+    client.register_type(name="counting", lease_seconds=600)
+    task = client.queue(task_type="counting", params={"rests_at": 6})
 
     with counting(server, token) as worker:
         until(lambda: client.status(task.task_id).status == "leased")

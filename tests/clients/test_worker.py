@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from threading import Event
 from typing import Any
@@ -15,7 +16,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks.models import LiveTask
 from gatehouse_client import Client, Task, Worker
-from gatehouse_client.shapes import HeartbeatAnswer, Lease, Queued
+from gatehouse_client.outputs import BudgetLeft, HeartbeatAnswer, LeasedTask, Progress, QueuedTask, Spent
 from tests import remote as remotes
 from tests.clients.conftest import running
 from tests.clients.proxy import Proxy
@@ -39,46 +40,38 @@ def make_worker(client: Client, handler: Callable[[Task], Any], **more: Any) -> 
     return worker
 
 
-def make_lease(number: int = 1, lease_ms: int = 60_000) -> dict[str, Any]:
-    """A lease as the hub answers it."""
-    return {
-        "task_id": f"task_{number}",
-        "run_id": 1,
-        "lease_token": f"lt{number}",
-        "task_type": "greeting",
-        "params": {},
-        "checkpoint": None,
-        "lease_ms": lease_ms,
-    }
+def make_lease(number: int = 1, lease_ms: int = 60_000) -> LeasedTask:
+    about: Any = {"task_type": "greeting", "params": {}, "checkpoint": None}
+    return LeasedTask(task_id=f"task_{number}", run_id=1, lease_token=f"lt{number}", lease_ms=lease_ms, **about)
 
 
-def has_ended(client: Client, task: Queued) -> Callable[[], bool]:
+def has_ended(client: Client, task: QueuedTask) -> Callable[[], bool]:
     return lambda: client.status(task.task_id).complete
 
 
-def ends(kee: Caller, task: Queued) -> list[str]:
+def ends(kee: Caller, task: QueuedTask) -> list[str]:
     """The receipts that say how a task has ended."""
     with acting_as(kee):
         posted = Receipt.objects.filter(dedupe_key__contains=f":{task.task_id}:run_")
         return list(posted.values_list("event_type", flat=True))
 
 
-def end_of_lease(kee: Caller, task: Queued) -> datetime:
+def end_of_lease(kee: Caller, task: QueuedTask) -> datetime:
     with acting_as(kee):
         end = LiveTask.objects.get(pk=number(task.task_id)).lease_expires_at
     assert end is not None
     return end
 
 
-def is_put_off(kee: Caller, task: Queued) -> Callable[[], bool]:
+def is_put_off(kee: Caller, task: QueuedTask) -> Callable[[], bool]:
     """Whether the lease ends later than it was to end when this was asked first."""
     before = end_of_lease(kee, task)
     return lambda: end_of_lease(kee, task) > before
 
 
 def test_return_value_of_a_handler_is_the_result(client: Client) -> None:
-    client.register_type("greeting")
-    tasks = [client.queue("greeting", {"name": name}) for name in ("Ada", "Bob", "Cyd")]
+    client.register_type(name="greeting")
+    tasks = [client.queue(task_type="greeting", params={"name": name}) for name in ("Ada", "Bob", "Cyd")]
 
     def greet(task: Task) -> Any:
         said = f"Hello {task.params['name']}"
@@ -145,8 +138,8 @@ def _say_what_is_no_json(task: Task) -> None:
 def test_every_end_of_a_handler_is_reported(
     client: Client, kee: Caller, handler: Callable[[Task], Any], runs: int, error: dict[str, str]
 ) -> None:
-    client.register_type("greeting", max_attempts=2, backoff={"base_seconds": 0, "cap_seconds": 0})
-    task = client.queue("greeting")
+    client.register_type(name="greeting", max_attempts=2, backoff={"base_seconds": 0, "cap_seconds": 0})
+    task = client.queue(task_type="greeting")
     with running(make_worker(client, handler)):
         until(has_ended(client, task))
 
@@ -157,7 +150,7 @@ def test_every_end_of_a_handler_is_reported(
 
 
 def test_capacity_may_exceed_one_lease_request(client: Client) -> None:
-    client.register_type("greeting")
+    client.register_type(name="greeting")
     client.queue_many([{"task_type": "greeting"}] * 101)
     begun: list[str] = []
 
@@ -172,8 +165,8 @@ def test_capacity_may_exceed_one_lease_request(client: Client) -> None:
 
 
 def test_capacity_limits_running_tasks(client: Client) -> None:
-    client.register_type("greeting")
-    tasks = [client.queue("greeting") for _ in range(5)]
+    client.register_type(name="greeting")
+    tasks = [client.queue(task_type="greeting") for _ in range(5)]
     at_once: list[int] = []
     going: set[str] = set()
 
@@ -195,8 +188,8 @@ def test_heartbeats_renew_leases_and_carry_progress_and_spend(
     client: Client, kee: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatehouse_client.task._BEATS_PER_LEASE", 80)
-    client.register_type("greeting", lease_seconds=20)
-    task = client.queue("greeting")
+    client.register_type(name="greeting", lease_seconds=20)
+    task = client.queue(task_type="greeting")
     begun, may_end = Event(), Event()
 
     def work(task: Task) -> str:
@@ -212,7 +205,7 @@ def test_heartbeats_renew_leases_and_carry_progress_and_spend(
         for _ in range(2):
             until(is_put_off(kee, task))
         assert client.lease(task_types=["greeting"]) == []
-        until(lambda: client.status(task.task_id).progress == {"percent": 40, "message": "so far"})
+        until(lambda: client.status(task.task_id).progress == Progress(percent=40, message="so far"))
         may_end.set()
         until(has_ended(client, task))
 
@@ -221,7 +214,7 @@ def test_heartbeats_renew_leases_and_carry_progress_and_spend(
 
 
 def test_spend_is_reported_before_the_end_once(client: Client, kee: Caller) -> None:
-    client.register_type("greeting")
+    client.register_type(name="greeting")
 
     def work(task: Task) -> None:
         task.spend(tokens=7, cost_usd=0.25)
@@ -231,17 +224,17 @@ def test_spend_is_reported_before_the_end_once(client: Client, kee: Caller) -> N
         with pytest.raises(ValueError, match="used"):
             task.spend(tokens=-1)
 
-    tasks = [client.queue("greeting", {"saves": saves}) for saves in (False, True)]
+    tasks = [client.queue(task_type="greeting", params={"saves": saves}) for saves in (False, True)]
     with running(make_worker(client, work)):
         for task in tasks:
             until(has_ended(client, task))
 
-    assert [client.status(task.task_id).spent for task in tasks] == [{"tokens": 10, "cost_usd": 0.25}] * 2
+    assert [client.status(task.task_id).spent for task in tasks] == [Spent(tokens=10, cost_usd=0.25)] * 2
 
 
 def test_spent_budget_stops_the_run(client: Client, kee: Caller) -> None:
-    client.register_type("greeting")
-    queued = client.queue("greeting", budget={"tokens": 10, "when_spent": "cancel"})
+    client.register_type(name="greeting")
+    queued = client.queue(task_type="greeting", budget={"tokens": 10, "when_spent": "cancel"})
     left: list[Any] = []
 
     def work(task: Task) -> None:
@@ -255,17 +248,17 @@ def test_spent_budget_stops_the_run(client: Client, kee: Caller) -> None:
     with running(make_worker(client, work)):
         until(has_ended(client, queued))
 
-    assert left == [{"tokens": 6, "cost_usd": None}]
+    assert left == [BudgetLeft(tokens=6, cost_usd=None)]
     status = client.status(queued.task_id)
     assert (status.status, status.reason) == ("canceled", "budget_exhausted")
     assert status.budget is not None
-    assert status.budget["spent"]["tokens"] == 10
+    assert status.budget.spent.tokens == 10
 
 
 def test_refused_heartbeat_content_ends_no_lease(client: Client, kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gatehouse_client.task._BEATS_PER_LEASE", 80)
-    client.register_type("greeting", lease_seconds=20)
-    talker, other = client.queue("greeting", {"talks": True}), client.queue("greeting", {"talks": False})
+    client.register_type(name="greeting", lease_seconds=20)
+    talker, other = (client.queue(task_type="greeting", params={"talks": talks}) for talks in (True, False))
     begun: list[str] = []
     may_end = Event()
 
@@ -290,8 +283,8 @@ def test_refused_heartbeat_content_ends_no_lease(client: Client, kee: Caller, mo
 
 def test_cancel_order_reaches_the_handler(client: Client, kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gatehouse_client.task._BEATS_PER_LEASE", 80)
-    client.register_type("greeting", lease_seconds=20)
-    task = client.queue("greeting")
+    client.register_type(name="greeting", lease_seconds=20)
+    task = client.queue(task_type="greeting")
     begun = Event()
     stopped: list[str] = []
 
@@ -314,8 +307,8 @@ def test_cancel_order_reaches_the_handler(client: Client, kee: Caller, monkeypat
 
 
 def test_lost_lease_stops_the_handler(client: Client, shaky: Client, proxy: Proxy, kee: Caller) -> None:
-    client.register_type("greeting", lease_seconds=1)
-    task = client.queue("greeting")
+    client.register_type(name="greeting", lease_seconds=1)
+    task = client.queue(task_type="greeting")
     begun = Event()
     stopped: list[str] = []
 
@@ -330,7 +323,7 @@ def test_lost_lease_stops_the_handler(client: Client, shaky: Client, proxy: Prox
     with running(make_worker(shaky, work)):
         assert begun.wait(PATIENCE)
         proxy.cut()
-        rival: list[Lease] = []
+        rival: list[LeasedTask] = []
 
         def rival_has_it() -> bool:
             rival.extend(client.lease(task_types=["greeting"], lease_seconds=30))
@@ -348,8 +341,8 @@ def test_lost_lease_stops_the_handler(client: Client, shaky: Client, proxy: Prox
 
 
 def test_result_is_reported_when_the_hub_is_back(client: Client, shaky: Client, proxy: Proxy, kee: Caller) -> None:
-    client.register_type("greeting", lease_seconds=30)
-    task = client.queue("greeting")
+    client.register_type(name="greeting", lease_seconds=30)
+    task = client.queue(task_type="greeting")
     begun, may_end = Event(), Event()
 
     def work(task: Task) -> str:
@@ -370,11 +363,16 @@ def test_result_is_reported_when_the_hub_is_back(client: Client, shaky: Client, 
     assert ends(kee, task) == ["task_complete"]
 
 
+_ANSWER = HeartbeatAnswer(
+    task_id="task_1", status="ok", order="continue", lease_ms=60_000, reason=None, stuck=False, budget_left=None
+)
+
+
 def test_checkpoint_is_sent_until_it_is_saved() -> None:
     def answers(status: str, order: str) -> remotes.Behaviour:
-        return says(200, {"results": [{"task_id": "task_1", "status": status, "order": order, "lease_ms": 60_000}]})
+        return says(200, {"results": [{**vars(_ANSWER), "status": status, "order": order}]})
 
-    lease = Lease(**make_lease())
+    lease = make_lease()
     with remotes.serving() as hub, Client(hub.url, "ght_a") as client:
         task = Task(lease, client, is_ending=lambda: False)
         hub.script = [answers("ok", "checkpoint")]
@@ -399,14 +397,12 @@ def test_checkpoint_is_sent_until_it_is_saved() -> None:
 
 
 def test_heartbeat_interval_has_a_minimum() -> None:
-    lease = Lease(**make_lease())
+    lease = make_lease()
     with Client("http://127.0.0.1:9", "ght_a") as client:
         task = Task(lease, client, is_ending=lambda: False)
         for left, reason, interval in ((40_000, None, 10.0), (4, "budget_exhausted", 10.0), (0, None, 0.25)):
             before = time.monotonic()
-            answer = HeartbeatAnswer(
-                task_id="task_1", status="ok", order="cancel", lease_ms=left, reason=reason, budget_left=None
-            )
+            answer = replace(_ANSWER, order="cancel", lease_ms=left, reason=reason)
             task.handle(answer, task.next_beat())
             assert task.due_at - before >= interval
 
@@ -421,7 +417,7 @@ def test_worker_ends_in_time_without_its_hub() -> None:
         may_end.wait(PATIENCE)
 
     with remotes.serving() as hub, Client(hub.url, "ght_a", patience=PATIENCE) as client:
-        hub.script = [says(200, {"tasks": [make_lease(number, 600_000) for number in range(3)]})]
+        hub.script = [says(200, {"tasks": [vars(make_lease(number, 600_000)) for number in range(3)]})]
         with running(make_worker(client, work, capacity=3, grace=0.1)):
             until(lambda: len(begun) == 3)
             hub.always = says(503, {"detail": "Away."})
@@ -440,9 +436,11 @@ def test_worker_ends_in_time_without_its_hub() -> None:
 @pytest.mark.ci
 def test_stopped_worker_finishes_or_releases(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gatehouse_client.worker._LAST_WORDS", 10.0)
-    client.register_type("greeting", lease_seconds=60)
-    quick, slow, deaf = (client.queue("greeting", {"name": name}) for name in ("quick", "slow", "deaf"))
-    later: list[Queued] = []
+    client.register_type(name="greeting", lease_seconds=60)
+    quick, slow, deaf = (
+        client.queue(task_type="greeting", params={"name": name}) for name in ("quick", "slow", "deaf")
+    )
+    later: list[QueuedTask] = []
     begun: set[str] = set()
     may_end = Event()
 
@@ -454,7 +452,7 @@ def test_stopped_worker_finishes_or_releases(client: Client, monkeypatch: pytest
             task.wait(PATIENCE)
         else:
             until(lambda: task.draining)
-            later.append(client.queue("greeting", {"name": "later"}))
+            later.append(client.queue(task_type="greeting", params={"name": "later"}))
         return "done"
 
     with running(make_worker(client, work, grace=3.0)):
@@ -474,7 +472,7 @@ def test_stopped_worker_finishes_or_releases(client: Client, monkeypatch: pytest
 
 @pytest.mark.ci
 def test_tasks_end_once_with_lost_replies(client: Client, shaky: Client, proxy: Proxy, kee: Caller) -> None:
-    client.register_type("greeting", lease_seconds=2, max_expiries=100)
+    client.register_type(name="greeting", lease_seconds=2, max_expiries=100)
     chance = random.Random(7)  # noqa: S311  # a fault, no secret
     proxy.loses = lambda: chance.random() < 0.2
 
@@ -483,7 +481,7 @@ def test_tasks_end_once_with_lost_replies(client: Client, shaky: Client, proxy: 
         return int(task.params["number"]) ** 2
 
     with running(make_worker(shaky, work)), running(make_worker(shaky, work)):
-        tasks = [shaky.queue("greeting", {"number": number}) for number in range(40)]
+        tasks = [shaky.queue(task_type="greeting", params={"number": number}) for number in range(40)]
         for task in tasks:
             until(has_ended(client, task))
         proxy.loses = lambda: False

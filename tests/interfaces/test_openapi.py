@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from apps.core.operations import Operation, Route
 from apps.core.schemas import parse
+from clients.python import generate
 from tests.interfaces.asking import ROUTED, each_route
 
 
@@ -51,6 +52,11 @@ def _members(document: dict[str, Any], described: dict[str, Any]) -> dict[str, A
     name = body.get("$ref", "").rpartition("/")[2]
     found: dict[str, Any] = document["components"]["schemas"].get(name, body).get("properties", {})
     return found
+
+
+def test_shapes_of_the_client_are_current(document: dict[str, Any]) -> None:
+    stale = [path.name for path, text in generate.shapes(document).items() if path.read_text() != text]
+    assert not stale, "Run: .venv/bin/python -m clients.python.generate"
 
 
 def test_each_route_has_its_own_id(document: dict[str, Any]) -> None:

@@ -7,53 +7,71 @@ import random
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, Self, TypeVar, Unpack
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self, Unpack
 from urllib.parse import quote
 
 import httpx2
 
+from gatehouse_client.decoding import decode
 from gatehouse_client.errors import GatehouseError, RateLimited, Refused, Unreachable
-from gatehouse_client.shapes import (
-    Acked,
-    Completed,
-    CompletedMany,
-    Completion,
+from gatehouse_client.inputs import (
+    FailTask,
+    HeldLease,
+    LeaseFrom,
+    LeaseTasks,
+    PostReceipt,
+    QueueTask,
+    RegisterTaskType,
+    ReleaseTask,
+    ScheduleTask,
+    SetQueueLimitsBody,
+    TaskCompletion,
+)
+from gatehouse_client.outputs import (
+    AckedOutput,
+    CompletedTask,
+    CompletedTasks,
     DeadLetters,
-    Failure,
-    Heartbeat,
     HeartbeatAnswer,
-    Inbox,
-    Lease,
-    LeaseSource,
-    NewTask,
-    Posted,
-    Queued,
+    HeartbeatAnswers,
+    InboxOutput,
+    LeasedTask,
+    QueuedOne,
+    QueuedTask,
+    QueuedTasks,
     QueueFigures,
     QueuePolicy,
-    Rate,
-    ReceiptOptions,
-    ResultOptions,
-    Schedule,
-    ScheduleOptions,
+    Queues,
+    RunEnded,
+    RunsEnded,
+    ScheduleOutput,
     Schedules,
-    Shape,
-    TaskOptions,
     TaskResult,
     TaskStatus,
     Timeline,
-    TypePolicy,
-    Verdict,
+    UnsuccessfulRun,
 )
 
 logger = logging.getLogger("gatehouse_client")
 
-S = TypeVar("S", bound=Shape)
 _NO_ANSWER: Final = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.ProxyError, httpx2.RemoteProtocolError)
 _TOO_MANY: Final = 429
 _AWAY: Final = frozenset({502, 503, 504})
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 _LONGEST_POLL: Final = 50.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posted:
+    """A receipt that is stored, by this post or by one before."""
+
+    receipt_id: str
+    uuid: str
+    entry: str | None = None
+    """The entry that this post made visible, if any."""
+    is_duplicate: bool = False
 
 
 class Client:
@@ -110,28 +128,25 @@ class Client:
 
     # Requesting work
 
-    def register_type(
-        self, name: str, params_schema: dict[str, Any] | None = None, **policy: Unpack[TypePolicy]
-    ) -> None:
+    def register_type(self, **task_type: Unpack[RegisterTaskType]) -> None:
         """Register or change a task type."""
-        self._ask("POST", _path("task-types"), {"name": name, "params_schema": params_schema or {}, **policy})
+        self._ask("POST", _path("task-types"), task_type)
 
-    def queue(self, task_type: str, params: dict[str, Any] | None = None, **options: Unpack[TaskOptions]) -> Queued:
+    def queue(self, **task: Unpack[QueueTask]) -> QueuedTask:
         """Queue a task. Your own `idempotency_key` makes two calls one, also across restarts."""
-        task = {"task_type": task_type, "params": params or {}, **_with_key(options)}
-        return Queued.of(self._ask("POST", _path("tasks"), task))
+        return decode(QueuedTask, self._ask("POST", _path("tasks"), _with_key(task)))
 
-    def queue_many(self, tasks: Sequence[NewTask]) -> list[Queued | Refused]:
-        """Queue up to 1,000 tasks; returns an answer for each, in their order."""
-        answer = self._ask("POST", _path("tasks", "batch"), {"tasks": [_with_key(task) for task in tasks]})
-        return _answers(Queued, answer)
+    def queue_many(self, tasks: Sequence[QueueTask]) -> list[QueuedOne]:
+        """Queue up to 1,000 tasks; returns an answer for each, in their order. A refused one has a `code`."""
+        body = {"tasks": [_with_key(task) for task in tasks]}
+        return decode(QueuedTasks, self._ask("POST", _path("tasks", "batch"), body)).results
 
     def status(self, task_id: str) -> TaskStatus:
-        return TaskStatus.of(self._ask("GET", _path("tasks", task_id)))
+        return decode(TaskStatus, self._ask("GET", _path("tasks", task_id)))
 
     def result(self, task_id: str) -> TaskResult:
         """:raises NotFinished: if there is none yet. No need to poll: the end is told to the inbox."""
-        return TaskResult.of(self._ask("GET", _path("tasks", task_id, "result")))
+        return decode(TaskResult, self._ask("GET", _path("tasks", task_id, "result")))
 
     def cancel(self, task_id: str) -> str:
         """`canceled`; or `canceling`, if a worker holds the task and may still finish it."""
@@ -150,32 +165,29 @@ class Client:
         :param limit: runs per page; each has several events.
         :param cursor: `next` of the page before.
         """
-        return Timeline.of(self._ask("GET", _path("tasks", task_id, "timeline"), query=_page(limit, cursor)))
+        return decode(Timeline, self._ask("GET", _path("tasks", task_id, "timeline"), query=_page(limit, cursor)))
 
     def dead_letters(self, *, limit: int = 50, cursor: str | None = None) -> DeadLetters:
         """The failed tasks that you queued or receive, newest first.
 
         :param cursor: `next` of the page before.
         """
-        return DeadLetters.of(self._ask("GET", _path("dead-letters"), query=_page(limit, cursor)))
+        return decode(DeadLetters, self._ask("GET", _path("dead-letters"), query=_page(limit, cursor)))
 
-    def retry(self, task_id: str) -> Queued:
+    def retry(self, task_id: str) -> QueuedTask:
         """Queue a dead letter again, as a new task; a repeated call returns the same task.
 
         :raises Refused: `not_a_dead_letter` if the task has not failed for good.
         """
-        return Queued.of(self._ask("POST", _path("tasks", task_id, "retry"), {}))
+        return decode(QueuedTask, self._ask("POST", _path("tasks", task_id, "retry"), {}))
 
-    def schedule(
-        self, name: str, task_type: str, params: dict[str, Any] | None = None, **options: Unpack[ScheduleOptions]
-    ) -> Schedule:
+    def schedule(self, **schedule: Unpack[ScheduleTask]) -> ScheduleOutput:
         """Queue a task periodically. The same name again changes the schedule."""
-        body = {"name": name, "task_type": task_type, "params": params or {}, **options}
-        return Schedule.of(self._ask("POST", _path("schedules"), body))
+        return decode(ScheduleOutput, self._ask("POST", _path("schedules"), schedule))
 
     def schedules(self, *, limit: int = 50, cursor: str | None = None) -> Schedules:
         """:param cursor: `next` of the page before."""
-        return Schedules.of(self._ask("GET", _path("schedules"), query=_page(limit, cursor)))
+        return decode(Schedules, self._ask("GET", _path("schedules"), query=_page(limit, cursor)))
 
     def remove_schedule(self, name: str) -> bool:
         """Remove a schedule. False if there is none of this name, also after a lost answer."""
@@ -191,28 +203,21 @@ class Client:
 
     def queues(self) -> list[QueueFigures]:
         """Figures of each queue: waiting tasks, ages, throughput, failures."""
-        return [QueueFigures.of(one) for one in self._ask("GET", _path("queues"))["queues"]]
+        return decode(Queues, self._ask("GET", _path("queues"))).queues
 
-    def set_queue_limits(
-        self, queue: str, *, concurrency: int | None = None, rate: Rate | None = None, fair: bool = False
-    ) -> QueuePolicy:
-        """Set the limits of a queue; the limits of a type are part of `register_type`.
-
-        :param concurrency: how many of its tasks may be leased at once.
-        :param fair: whether its requesters share it fairly.
-        """
-        body = {"concurrency": concurrency, "rate": rate, "fair": fair}
-        return QueuePolicy.of(self._ask("PUT", _path("queues", queue), body))
+    def set_queue_limits(self, queue: str, **limits: Unpack[SetQueueLimitsBody]) -> QueuePolicy:
+        """Replace the limits of a queue; the limits of a type are part of `register_type`."""
+        return decode(QueuePolicy, self._ask("PUT", _path("queues", queue), limits))
 
     def pause_queue(self, queue: str, *, drain: bool = False) -> QueuePolicy:
         """Lease no tasks of a queue until it is resumed.
 
         :param drain: whether holders of its tasks are ordered to release them.
         """
-        return QueuePolicy.of(self._ask("POST", _path("queues", queue, "pause"), {"drain": drain}))
+        return decode(QueuePolicy, self._ask("POST", _path("queues", queue, "pause"), {"drain": drain}))
 
     def resume_queue(self, queue: str) -> QueuePolicy:
-        return QueuePolicy.of(self._ask("POST", _path("queues", queue, "resume"), {}))
+        return decode(QueuePolicy, self._ask("POST", _path("queues", queue, "resume"), {}))
 
     def pause_type(self, task_type: str) -> None:
         """Lease no task of a type until it is resumed. Leased tasks go on."""
@@ -223,105 +228,105 @@ class Client:
 
     # Working
 
-    def lease(self, *, capacity: int = 1, wait_seconds: float = 0.0, **source: Unpack[LeaseSource]) -> list[Lease]:
+    def lease(self, **wanted: Unpack[LeaseTasks]) -> list[LeasedTask]:
         """Take up to `capacity` tasks; none if there are none, and none come within `wait_seconds` (30 at most)."""
         # The leases of a lost answer are held by nobody, and expire.
-        body = {**source, "capacity": capacity, "wait_seconds": wait_seconds}
-        answer = self._ask("POST", _path("tasks", "lease"), body, wait=wait_seconds)
-        return [Lease.of(one) for one in answer.get("tasks", [])]
+        answer = self._ask("POST", _path("tasks", "lease"), wanted, wait=wanted.get("wait_seconds", 0.0))
+        return [decode(LeasedTask, one) for one in answer.get("tasks", [])]
 
-    def heartbeat(self, beats: Sequence[Heartbeat]) -> list[HeartbeatAnswer]:
+    def heartbeat(self, leases: Sequence[HeldLease]) -> list[HeartbeatAnswer]:
         """Renew leases and receive orders, one answer for each in their order. Checkpoints are saved when this returns."""
-        body = {"leases": [beat.as_member() for beat in beats]}
-        answer = self._ask("POST", _path("tasks", "heartbeat"), body)
-        return [HeartbeatAnswer.of(one) for one in answer["results"]]
+        answer = self._ask("POST", _path("tasks", "heartbeat"), {"leases": leases})
+        return decode(HeartbeatAnswers, answer).results
 
     def complete(
         self,
-        lease: Lease,
+        lease: LeasedTask,
         result: Any = None,
         *,
+        summary: str | None = None,
+        result_pointer: str | None = None,
+        result_channel: str | None = None,
+        checksum: str | None = None,
         lease_next: int = 0,
-        lease_from: LeaseSource | None = None,
-        **options: Unpack[ResultOptions],
-    ) -> Completed:
+        lease_from: LeaseFrom | None = None,
+    ) -> CompletedTask:
         """Complete a task, with its result or a pointer to it. The requester gets one receipt.
 
         :param lease_next: how many tasks to lease by the same request; they come as `next`.
         :raises LeaseLost: if the lease is over, or this run has ended otherwise.
         """
-        body = Completion(lease=lease, result=result, **options).as_member() | _next(lease_next, lease_from)
-        return Completed.of(self._ask("POST", _path("tasks", body.pop("task_id"), "complete"), body))
+        body = {
+            "lease_token": lease.lease_token,
+            "summary": summary,
+            "result_pointer": result_pointer,
+            "result_channel": result_channel,
+            "checksum": checksum,
+            "lease_next": lease_next,
+            "lease_from": lease_from,
+        }
+        if result is not None:
+            body["result"] = result
+        return decode(CompletedTask, self._ask("POST", _path("tasks", lease.task_id, "complete"), body))
 
     def complete_many(
-        self, completions: Sequence[Completion], *, lease_next: int = 0, lease_from: LeaseSource | None = None
-    ) -> CompletedMany:
-        """Complete up to 500 tasks. A lost lease among them is refused alone.
+        self, completions: Sequence[TaskCompletion], *, lease_next: int = 0, lease_from: LeaseFrom | None = None
+    ) -> CompletedTasks:
+        """Complete up to 500 tasks; `results` has an answer for each, in their order. A refused one has a `code`.
 
         :param lease_next: how many tasks to lease by the same request.
         """
-        body = {"completions": [one.as_member() for one in completions]} | _next(lease_next, lease_from)
-        answer = self._ask("POST", _path("tasks", "complete"), body)
-        following = [Lease.of(one) for one in answer.get("next", [])]
-        return CompletedMany(results=_answers(Completed, answer), next=following)
+        body = {"completions": completions, "lease_next": lease_next, "lease_from": lease_from}
+        return decode(CompletedTasks, self._ask("POST", _path("tasks", "complete"), body))
 
     def fail(
         self,
-        lease: Lease,
+        lease: LeasedTask,
         code: str,
         message: str,
         *,
         retryable: bool,
         retry_after: float | None = None,
         details: dict[str, Any] | None = None,
-    ) -> Verdict:
+    ) -> UnsuccessfulRun:
         """Fail a run. Another run follows after a pause, or the task ends as a dead letter.
 
         :raises LeaseLost: if the lease is over, or this run has ended otherwise.
         """
-        failure = Failure(
-            lease=lease, code=code, message=message, retryable=retryable, retry_after=retry_after, details=details
-        )
-        body = failure.as_member()
-        return Verdict.of(self._ask("POST", _path("tasks", body.pop("task_id"), "fail"), body))
+        body = {
+            "lease_token": lease.lease_token,
+            "error": {"code": code, "message": message, "details": details},
+            "retryable": retryable,
+            "retry_after": retry_after,
+        }
+        return decode(UnsuccessfulRun, self._ask("POST", _path("tasks", lease.task_id, "fail"), body))
 
-    def fail_many(self, failures: Sequence[Failure]) -> list[Verdict | Refused]:
-        """Fail up to 500 runs; returns an answer for each, in their order."""
-        body = {"failures": [one.as_member() for one in failures]}
-        return _answers(Verdict, self._ask("POST", _path("tasks", "fail"), body))
+    def fail_many(self, failures: Sequence[FailTask]) -> list[RunEnded]:
+        """Fail up to 500 runs; returns an answer for each, in their order. A refused one has a `code`."""
+        return decode(RunsEnded, self._ask("POST", _path("tasks", "fail"), {"failures": failures})).results
 
-    def release(self, lease: Lease) -> Verdict:
+    def release(self, lease: LeasedTask) -> UnsuccessfulRun:
         """Release a task. If it was to be canceled, this cancels it.
 
         :raises LeaseLost: if the lease is over, or this run has ended otherwise.
         """
-        return Verdict.of(
-            self._ask("POST", _path("tasks", lease.task_id, "release"), {"lease_token": lease.lease_token})
-        )
+        body = {"lease_token": lease.lease_token}
+        return decode(UnsuccessfulRun, self._ask("POST", _path("tasks", lease.task_id, "release"), body))
 
-    def release_many(self, leases: Sequence[Lease]) -> list[Verdict | Refused]:
-        """Release up to 500 tasks; returns an answer for each, in their order."""
-        body = {"releases": [{"task_id": one.task_id, "lease_token": one.lease_token} for one in leases]}
-        return _answers(Verdict, self._ask("POST", _path("tasks", "release"), body))
+    def release_many(self, leases: Sequence[LeasedTask]) -> list[RunEnded]:
+        """Release up to 500 tasks; returns an answer for each, in their order. A refused one has a `code`."""
+        releases: list[ReleaseTask] = [{"task_id": one.task_id, "lease_token": one.lease_token} for one in leases]
+        return decode(RunsEnded, self._ask("POST", _path("tasks", "release"), {"releases": releases})).results
 
     # Receipts
 
-    def post(
-        self, recipient_ai: str, *, source_system: str, dedupe_key: str, summary: str, **options: Unpack[ReceiptOptions]
-    ) -> Posted:
+    def post(self, **receipt: Unpack[PostReceipt]) -> Posted:
         """Post a receipt to one principal. The same receipt again changes nothing (`is_duplicate`).
 
         :raises Refused: `dedupe_conflict` if the key was used for another receipt.
         """
-        body = {
-            "recipient_ai": recipient_ai,
-            "source_system": source_system,
-            "dedupe_key": dedupe_key,
-            "summary": summary,
-            **options,
-        }
         try:
-            return Posted.of(self._ask("POST", _path("receipts"), body))
+            return decode(Posted, self._ask("POST", _path("receipts"), receipt))
         except Refused as refusal:
             if refusal.code != "duplicate_receipt":
                 raise
@@ -336,7 +341,7 @@ class Client:
         source_system: str | None = None,
         max_tokens: int | None = None,
         wait: float = 0.0,
-    ) -> Inbox:
+    ) -> InboxOutput:
         """Your unread entries, oldest first; consumes nothing.
 
         :param after: only entries with a greater sequence.
@@ -344,9 +349,9 @@ class Client:
         """
         query = {"after": after, "limit": limit, "source_system": source_system, "max_tokens": max_tokens, "wait": wait}
         answer = self._ask("GET", _path("inbox"), query={k: v for k, v in query.items() if v is not None}, wait=wait)
-        return Inbox.of(answer)
+        return decode(InboxOutput, answer)
 
-    def wait(self, seconds: float, *, after: int = 0, source_system: str | None = None) -> Inbox:
+    def wait(self, seconds: float, *, after: int = 0, source_system: str | None = None) -> InboxOutput:
         """Read as soon as there is an entry, at the latest after so many seconds."""
         until = time.monotonic() + seconds
         while True:
@@ -355,13 +360,13 @@ class Client:
             if inbox.entries or left <= _LONGEST_POLL:
                 return inbox
 
-    def ack(self, token: str) -> Acked:
+    def ack(self, token: str) -> AckedOutput:
         """Ack all entries up to one, as shown by the read that its `token` comes from."""
-        return Acked.of(self._ask("POST", _path("inbox", "ack-through"), {"through": token}))
+        return decode(AckedOutput, self._ask("POST", _path("inbox", "ack-through"), {"through": token}))
 
-    def ack_entries(self, refs: Sequence[str]) -> Acked:
+    def ack_entries(self, refs: Sequence[str]) -> AckedOutput:
         """Ack just these entries."""
-        return Acked.of(self._ask("POST", _path("inbox", "ack"), {"entries": refs}))
+        return decode(AckedOutput, self._ask("POST", _path("inbox", "ack"), {"entries": refs}))
 
     # Transport
 
@@ -369,7 +374,7 @@ class Client:
         self,
         method: str,
         path: str,
-        body: dict[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
         *,
         query: dict[str, Any] | None = None,
         wait: float = 0.0,
@@ -424,15 +429,6 @@ def _path(*parts: str) -> str:
 
 def _page(limit: int, cursor: str | None) -> dict[str, Any]:
     return {"limit": limit} | ({"cursor": cursor} if cursor else {})
-
-
-def _next(lease_next: int, lease_from: LeaseSource | None) -> dict[str, Any]:
-    return {"lease_next": lease_next, "lease_from": lease_from} if lease_next else {}
-
-
-def _answers(shape: type[S], answer: Mapping[str, Any]) -> list[S | Refused]:
-    """The answers of a batch."""
-    return [Refused.of(0, one) if one["code"] else shape.of(one) for one in answer["results"]]
 
 
 def _document(response: httpx2.Response) -> dict[str, Any]:

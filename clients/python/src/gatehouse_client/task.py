@@ -8,7 +8,8 @@ from typing import Any, Final, Literal
 
 from gatehouse_client.client import Client
 from gatehouse_client.errors import GatehouseError
-from gatehouse_client.shapes import Heartbeat, HeartbeatAnswer, Lease
+from gatehouse_client.inputs import HeldLease, ProgressInput, SpendInput
+from gatehouse_client.outputs import BudgetLeft, HeartbeatAnswer, LeasedTask
 
 # A lease survives a few failed heartbeats.
 _BEATS_PER_LEASE: Final = 4
@@ -77,7 +78,7 @@ class Task:
     raises `Stop` when the task was canceled, its lease is lost, or the worker must end.
     """
 
-    def __init__(self, lease: Lease, client: Client, *, is_ending: Callable[[], bool]) -> None:
+    def __init__(self, lease: LeasedTask, client: Client, *, is_ending: Callable[[], bool]) -> None:
         """:param is_ending: whether the worker is ending."""
         self.lease = lease
         self.task_id = lease.task_id
@@ -94,11 +95,11 @@ class Task:
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._sequence = 0
-        self._progress: tuple[float | None, str | None] = (None, None)
-        self._spent: tuple[int, float] = (0, 0.0)
-        self._spend_reported: tuple[int, float] = (0, 0.0)
+        self._progress: ProgressInput | None = None
+        self._spent: SpendInput = {"tokens": 0, "cost_usd": 0.0}
+        self._spend_reported = self._spent
         self._may_spend = True
-        self.budget_left: dict[str, Any] | None = None
+        self.budget_left: BudgetLeft | None = None
         """The rest of the budget as of the last heartbeat; None without a budget, or before the first."""
         self.due_at = 0.0
         """When the next heartbeat is due."""
@@ -131,7 +132,7 @@ class Task:
         """
         if percent is not None and not 0 <= percent <= _ALL:
             raise ValueError(f"{percent} is no percentage.")
-        self._progress = (percent, None if message is None else message[:_LONGEST_MESSAGE])
+        self._progress = {"percent": percent, "message": None if message is None else message[:_LONGEST_MESSAGE]}
         self.check()
 
     def spend(self, *, tokens: int = 0, cost_usd: float = 0.0) -> None:
@@ -140,8 +141,13 @@ class Task:
         If the budget is spent, the run is ordered to stop.
         """
         with self._lock:
-            spent = (self._spent[0] + tokens, self._spent[1] + cost_usd)
-            if not (tokens >= 0 and spent[0] <= _MOST_TOKENS and cost_usd >= 0 and spent[1] <= _MOST_COST_USD):
+            spent: SpendInput = {
+                "tokens": self._spent["tokens"] + tokens,
+                "cost_usd": self._spent["cost_usd"] + cost_usd,
+            }
+            if not (
+                0 <= tokens <= spent["tokens"] <= _MOST_TOKENS and 0 <= cost_usd <= spent["cost_usd"] <= _MOST_COST_USD
+            ):
                 raise ValueError(f"A run can't have used {spent}.")
             self._spent = spent
 
@@ -185,39 +191,33 @@ class Task:
         self.handle(answer, beat)
         return answer.status
 
-    def next_beat(self, checkpoint: dict[str, Any] | None = None) -> Heartbeat:
+    def next_beat(self, checkpoint: dict[str, Any] | None = None) -> HeldLease:
         with self._lock:
-            (percent, message), (tokens, cost) = (
-                self._progress,
-                self._spent if self._has_spend_to_report() else (0, 0.0),
-            )
-            self._progress = (None, None)
+            progress, self._progress = self._progress, None
             self._sequence += 1
-            return Heartbeat(
-                lease=self.lease,
-                percent=percent,
-                message=message,
-                checkpoint=checkpoint,
-                tokens=tokens,
-                cost_usd=cost,
-                sequence=self._sequence,
-            )
+            return {
+                "task_id": self.task_id,
+                "lease_token": self.lease.lease_token,
+                "progress": progress,
+                "checkpoint": checkpoint,
+                "spend": self._spent if self._has_spend_to_report() else None,
+                "sequence": self._sequence,
+            }
 
     def _has_spend_to_report(self) -> bool:
         return self._spent != self._spend_reported and self._may_spend
 
-    def last_beat(self) -> Heartbeat | None:
+    def last_beat(self) -> HeldLease | None:
         """The heartbeat to send before the outcome, if there is spend to report."""
         return self.next_beat() if self._has_spend_to_report() else None
 
-    def restore(self, beat: Heartbeat) -> None:
+    def restore(self, beat: HeldLease) -> None:
         """A heartbeat may be lost: send its content with the next one."""
         with self._lock:
-            if self._progress == (None, None):
-                self._progress = (beat.percent, beat.message)
+            self._progress = self._progress or beat["progress"]
         self.due_at = time.monotonic() + _SOON
 
-    def handle(self, answer: HeartbeatAnswer, beat: Heartbeat) -> None:
+    def handle(self, answer: HeartbeatAnswer, beat: HeldLease) -> None:
         """Handle the answer to a heartbeat."""
         # More spend of a run whose budget is spent would revoke its lease.
         self._may_spend = self._may_spend and answer.reason is None
@@ -229,8 +229,7 @@ class Task:
             # The lease of a run whose budget is spent is not renewed.
             self._renewed(answer.lease_ms if answer.reason is None else None)
             self.budget_left = answer.budget_left
-            if beat.tokens or beat.cost_usd:
-                self._spend_reported = (beat.tokens, beat.cost_usd)
+            self._spend_reported = beat["spend"] or self._spend_reported
             self._obey(answer.order)
 
     def _obey(self, order: str) -> None:

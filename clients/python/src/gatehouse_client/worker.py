@@ -23,7 +23,8 @@ from typing import Any, Final, TypeVar
 
 from gatehouse_client.client import Client
 from gatehouse_client.errors import GatehouseError, LeaseLost, RateLimited, Refused, Unreachable
-from gatehouse_client.shapes import Completed, Lease, LeaseSource
+from gatehouse_client.inputs import LeaseFrom
+from gatehouse_client.outputs import CompletedTask, LeasedTask
 from gatehouse_client.task import Failed, Result, Stop, Task
 
 logger = logging.getLogger("gatehouse_client")
@@ -130,7 +131,7 @@ class Worker:
                 # A hub that does not let the request wait is not asked without a pause.
                 self._rest(asked_at + _IDLE - time.monotonic())
 
-    def _lease(self, capacity: int) -> list[Lease]:
+    def _lease(self, capacity: int) -> list[LeasedTask]:
         hub = self._client.within(patience=0)
         try:
             return hub.lease(capacity=capacity, wait_seconds=self._wait_seconds, **self._source())
@@ -139,7 +140,7 @@ class Worker:
             self._rest(exc.retry_after)
             return []
 
-    def _source(self) -> LeaseSource:
+    def _source(self) -> LeaseFrom:
         return {
             "task_types": list(self._handlers),
             "queues": self._queues,
@@ -147,7 +148,7 @@ class Worker:
             "lease_seconds": self._lease_seconds,
         }
 
-    def _begin(self, lease: Lease) -> None:
+    def _begin(self, lease: LeasedTask) -> None:
         task = Task(lease, self._client, is_ending=lambda: self._stop_at is not None)
         with self._changed:
             self._running[lease.lease_token] = task
@@ -182,13 +183,13 @@ class Worker:
         except GatehouseError as exc:
             logger.warning("the spend of %s runs was not reported: %s", len(tasks), exc)
         try:
-            refusals = self._hurried(until).release_many([task.lease for task in tasks])
+            answers = self._hurried(until).release_many([task.lease for task in tasks])
         except GatehouseError as exc:
             logger.warning("%s tasks were not released, their leases will expire: %s", len(tasks), exc)
             return
-        for task, refusal in zip(tasks, refusals, strict=True):
-            if isinstance(refusal, Refused):
-                logger.warning("%s run %s was not released: %s", task.task_id, task.run_id, refusal)
+        for task, answer in zip(tasks, answers, strict=True):
+            if answer.code:
+                logger.warning("%s run %s was not released: %s", task.task_id, task.run_id, answer.detail)
 
     def _hurried(self, until: float) -> Client:
         left = max(until - time.monotonic(), _GLANCE)
@@ -228,7 +229,7 @@ class Worker:
             came_too_late = self._stop_at is not None
             report: partial[Any] = partial(self._client.release, task.lease) if came_too_late else self._outcome(task)
             answer = self._report(task, report)
-            for following in answer.next if isinstance(answer, Completed) else []:
+            for following in answer.next if isinstance(answer, CompletedTask) else []:
                 self._begin(following)
         finally:
             with self._changed:
