@@ -37,8 +37,8 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_in
 from apps.receipts.services import Group
 from apps.tasks import selectors as stored_results
-from apps.tasks import services as tasks
-from apps.tasks.services import QueueRequest
+from apps.tasks.services import artifacts, queueing
+from apps.tasks.shapes import QueueRequest
 from apps.workers import selectors as workers
 from apps.workers.models import ROUTABLE, State
 from apps.workers.services import registry
@@ -137,7 +137,7 @@ def call_worker(
                 caused_by=cause,
                 group=None if execution is None else group_of(execution),
             )
-            queued = tasks.queue(requester=caller, request=request)
+            queued = queueing.queue(requester=caller, request=request)
             return CallOutcome(**{**queued.model_dump(), "status": "queued"})
         registry.take_call(worker_id=worker_id)
     try:
@@ -322,7 +322,7 @@ def _payload(result: CallToolResult, tool: str) -> dict[str, Any]:
 def keep(*, caller: Caller, value: Any) -> str:
     """Store a JSON value as an artifact of the caller's tenant; returns its pointer."""
     content = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    return tasks.store_artifact(tenant_id=caller.tenant_id, content=content, media_type="application/json")
+    return artifacts.store_artifact(tenant_id=caller.tenant_id, content=content, media_type="application/json")
 
 
 def kept(*, tenant_id: int, pointer: str) -> Any:

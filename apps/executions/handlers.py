@@ -18,8 +18,8 @@ from apps.executions.errors import (
     WorkerUnavailable,
 )
 from apps.executions.services import worker_jobs
-from apps.tasks import services as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
+from apps.tasks.services import ending
 from apps.workers.models import Offer, WorkerRateLimited
 from apps.workers.services import registry
 
@@ -230,7 +230,7 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
     with context.caller.acting():
         step = sql.step_of_task(task_id=task_id)
         if again and step.is_halted:
-            tasks.cancel(caller=context.caller, task_id=task_id)
+            ending.cancel(caller=context.caller, task_id=task_id)
     if again and step.is_halted:
         raise Canceled
     try:

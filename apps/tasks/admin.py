@@ -16,7 +16,7 @@ from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
-from apps.tasks import selectors, services
+from apps.tasks import selectors
 from apps.tasks.models import (
     Artifact,
     Budget,
@@ -33,6 +33,7 @@ from apps.tasks.models import (
     run_key,
 )
 from apps.tasks.results import ARTIFACT, artifact_digest
+from apps.tasks.services import operating, scheduling, types
 from apps.tasks.states import Status
 
 _SHOWN_RUNS: Final = 50
@@ -85,13 +86,13 @@ class QueueAdmin(OperatorAdmin):
     @verb("Pause", explanation="Give out nothing; what is leased goes on.", permission="tasks.operate_queue")
     def pause(self, queue: Queue, given: Mapping[str, Any]) -> str:
         with acting_in(queue.tenant_id, _WHY):
-            services.pause_queue(caller=_gate_of(queue.tenant_id), name=queue.name, now=timezone.now())
+            types.pause_queue(caller=_gate_of(queue.tenant_id), name=queue.name, now=timezone.now())
         return f"{queue} is paused."
 
     @verb("Resume", explanation="Give out work again.", permission="tasks.operate_queue")
     def resume(self, queue: Queue, given: Mapping[str, Any]) -> str:
         with acting_in(queue.tenant_id, _WHY):
-            services.resume_queue(caller=_gate_of(queue.tenant_id), name=queue.name)
+            types.resume_queue(caller=_gate_of(queue.tenant_id), name=queue.name)
         return f"{queue} gives out work again."
 
     @verb(
@@ -101,7 +102,7 @@ class QueueAdmin(OperatorAdmin):
     )
     def retry_dead_letters(self, queue: Queue, given: Mapping[str, Any]) -> str:
         with acting_in(queue.tenant_id, _WHY):
-            retried, refusals = services.retry_queue(queue_id=queue.pk)
+            retried, refusals = operating.retry_queue(queue_id=queue.pk)
         refused = f" {len(refusals)} were refused, the first because: {refusals[0].detail}" if refusals else ""
         return f"{retried} dead letters of {queue} are queued again.{refused}"
 
@@ -171,13 +172,13 @@ class TaskTypeAdmin(OperatorAdmin):
     @verb("Pause", explanation="Give out none of it; what is leased goes on.", permission="tasks.operate_queue")
     def pause(self, task_type: TaskType, given: Mapping[str, Any]) -> str:
         with acting_in(task_type.tenant_id, _WHY):
-            services.pause_type(caller=_gate_of(task_type.tenant_id), name=task_type.name, now=timezone.now())
+            types.pause_type(caller=_gate_of(task_type.tenant_id), name=task_type.name, now=timezone.now())
         return f"{task_type} is paused."
 
     @verb("Resume", explanation="Give it out again.", permission="tasks.operate_queue")
     def resume(self, task_type: TaskType, given: Mapping[str, Any]) -> str:
         with acting_in(task_type.tenant_id, _WHY):
-            services.resume_type(caller=_gate_of(task_type.tenant_id), name=task_type.name)
+            types.resume_type(caller=_gate_of(task_type.tenant_id), name=task_type.name)
         return f"{task_type} is given out again."
 
     @admin.display(description="Tasks")
@@ -213,12 +214,12 @@ class ScheduleAdmin(OperatorAdmin):
 
     @verb("Stop", explanation="Queue nothing of it until it is resumed.", permission="tasks.operate_schedule")
     def stop(self, schedule: Schedule, given: Mapping[str, Any]) -> str:
-        services.stop_schedule(schedule_id=schedule.pk)
+        scheduling.stop_schedule(schedule_id=schedule.pk)
         return f"{schedule} is stopped."
 
     @verb("Resume", explanation="Queue again from the next moment on.", permission="tasks.operate_schedule")
     def resume(self, schedule: Schedule, given: Mapping[str, Any]) -> str:
-        services.resume_schedule(schedule_id=schedule.pk)
+        scheduling.resume_schedule(schedule_id=schedule.pk)
         return f"{schedule} queues again."
 
 
@@ -266,7 +267,7 @@ class TaskAdmin(OperatorAdmin):
     )
     def cancel(self, task: Task, given: Mapping[str, Any]) -> str:
         with acting_in(task.tenant_id, _WHY):
-            status = services.cancel_for_requester(task_id=task.pk)
+            status = operating.cancel_for_requester(task_id=task.pk)
         return f"{task} is {status}."
 
     @verb(
@@ -276,7 +277,7 @@ class TaskAdmin(OperatorAdmin):
     )
     def retry(self, task: Task, given: Mapping[str, Any]) -> str:
         with acting_in(task.tenant_id, _WHY):
-            queued = services.retry_dead_letter(task_id=task.pk)
+            queued = operating.retry_dead_letter(task_id=task.pk)
         return f"{task} was retried as {queued.task_id} before." if queued.is_duplicate else f"It is {queued.task_id}."
 
     @verb(
@@ -286,7 +287,7 @@ class TaskAdmin(OperatorAdmin):
     )
     def revoke_lease(self, task: Task, given: Mapping[str, Any]) -> str:
         with acting_in(task.tenant_id, _WHY):
-            status = services.revoke_lease(task_id=task.pk)
+            status = operating.revoke_lease(task_id=task.pk)
         return f"{task} is {status}."
 
     @admin.display(description="Retries")

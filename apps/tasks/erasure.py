@@ -8,7 +8,8 @@ from django.core.files.storage import storages
 from django.db import connection, transaction
 
 from apps.core.erasure import FORGOTTEN, Rows, belong, register
-from apps.tasks import selectors, services
+from apps.tasks import selectors
+from apps.tasks.services import scheduling
 from apps.tasks.states import FENCING_TOKEN_BITS
 
 _MARK: Final = f"'{FORGOTTEN}'::jsonb"
@@ -48,7 +49,7 @@ def forget_artifacts(tenant_id: int, _: object = None) -> None:
 
 def _stop_schedules(_: int, schedules: Collection[int]) -> None:
     for schedule_id in sorted(schedules):
-        services.stop_schedule(schedule_id=schedule_id)
+        scheduling.stop_schedule(schedule_id=schedule_id)
 
 
 register(

@@ -24,9 +24,11 @@ from apps.core.strict_json import UnstorableJSON
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
-from apps.tasks import handlers, results, services
+from apps.tasks import handlers, results
 from apps.tasks.handlers import Canceled, Failed, Postponed, Result
-from apps.tasks.services import (
+from apps.tasks.services import artifacts, beating, dependencies, ending, leasing, scheduling
+from apps.tasks.services.artifacts import NOTHING
+from apps.tasks.shapes import (
     BudgetLeft,
     Completion,
     Delivery,
@@ -36,9 +38,8 @@ from apps.tasks.services import (
     Heartbeat,
     HeartbeatResult,
     Released,
+    used_up,
 )
-from apps.tasks.services.artifacts import NOTHING
-from apps.tasks.shapes import used_up
 from apps.tasks.signals import dependency_finished, task_queued
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def work(tenant_id: int, queue: str) -> bool:
     size = 1
     while (begun := time.monotonic()) - started < _PATIENCE_SECONDS:
         with gate.acting():
-            grants = services.lease(worker=gate, queues=[queue], task_types=handlers.names(), capacity=size)
+            grants = leasing.lease(worker=gate, queues=[queue], task_types=handlers.names(), capacity=size)
             asked = Principal.objects.select_related("tenant").filter(pk__in={one.requester_id for one in grants})
             requesters = {principal.pk: on_behalf_of(principal) for principal in asked} if grants else {}
         if not grants:
@@ -141,7 +142,7 @@ class _Run:
         return self.spent != self.spend_heard and self.may_spend
 
     def artifact(self, content: bytes, media_type: str) -> str:
-        return services.store_artifact(tenant_id=self._batch.gate.tenant_id, content=content, media_type=media_type)
+        return artifacts.store_artifact(tenant_id=self._batch.gate.tenant_id, content=content, media_type=media_type)
 
     def sign_of_life(self, checkpoint: Any = None) -> Heartbeat:
         """A heartbeat with the newest progress and spend."""
@@ -192,7 +193,7 @@ class _Batch:
         """Renew leases, and stop the runs that are lost or canceled."""
         begun = time.monotonic()
         with self.gate.acting():
-            answers = services.heartbeat(worker=self.gate, heartbeats=beats)
+            answers = beating.heartbeat(worker=self.gate, heartbeats=beats)
         for beat, answer in zip(beats, answers, strict=True):
             run = self._runs.get(answer.task_id)
             if run is None:
@@ -395,7 +396,7 @@ def _delivery(gate: Caller, grant: Grant, result: Result) -> Delivery:
         content = NOTHING if result.content is None else results.as_json(result.content)
     except UnstorableJSON as exc:
         raise Invalid(exc.detail, errors=exc.errors, code="unrecordable_result") from exc
-    return services.prepare(
+    return artifacts.prepare(
         tenant_id=gate.tenant_id,
         task_id=grant.task_id,
         result=content,
@@ -436,13 +437,13 @@ def _report(gate: Caller, ended: Sequence[_EndedRun]) -> None:
     answers: list[object] = []
     if completions:
         with gate.acting():
-            answers += services.complete_many(worker=gate, completions=completions).answers
+            answers += ending.complete_many(worker=gate, completions=completions).answers
     if failures:
         with gate.acting():
-            answers += services.fail_many(worker=gate, failures=failures)
+            answers += ending.fail_many(worker=gate, failures=failures)
     if releases:
         with gate.acting():
-            answers += services.release_many(worker=gate, releases=releases)
+            answers += ending.release_many(worker=gate, releases=releases)
     for refusal in answers:
         if isinstance(refusal, DomainError):
             # Somebody else has the task, or it was canceled.
@@ -493,13 +494,13 @@ def execute(tenant_id: int, queue: str) -> None:
 @shared_task(name="tasks.fire", ignore_result=True)
 def fire(tenant_id: int, schedule_id: int) -> None:
     """Queue what a schedule has due. Safe to lose, repeat or overlap."""
-    services.fire_schedule(tenant_id=tenant_id, schedule_id=schedule_id)
+    scheduling.fire_schedule(tenant_id=tenant_id, schedule_id=schedule_id)
 
 
 @shared_task(name="tasks.release_dependants", ignore_result=True)
 def release_dependants(tenant_id: int) -> None:
     """Release tasks whose dependencies have ended. Safe to lose, repeat or overlap."""
-    services.release_dependants_in(tenant_id=tenant_id)
+    dependencies.release_dependants_in(tenant_id=tenant_id)
 
 
 def _publish(tenant_id: int, queue: str) -> None:

@@ -1,7 +1,7 @@
 from datetime import timedelta
 
 from apps.core.ticks import tick
-from apps.tasks import services
+from apps.tasks.services import dependencies, scheduling, sweeping, types
 from apps.tasks.signals import task_queued
 
 
@@ -9,7 +9,7 @@ from apps.tasks.signals import task_queued
 def bring_back() -> None:
     """Reclaim expired leases and ready due tasks, in batches until none is full."""
     for _ in range(10):
-        if max(services.bring_back()) < services.SWEEP_BATCH:
+        if max(sweeping.bring_back()) < sweeping.SWEEP_BATCH:
             return
 
 
@@ -17,27 +17,27 @@ def bring_back() -> None:
 def end_what_must() -> None:
     """End tasks that must not run again."""
     for _ in range(10):
-        if services.end_what_must() < services.SWEEP_BATCH:
+        if sweeping.end_what_must() < sweeping.SWEEP_BATCH:
             return
 
 
 @tick(every=timedelta(seconds=2))
 def admit_waiting() -> None:
     """Give free concurrency keys to waiting tasks that were locked when the key became free."""
-    services.admit_waiting()
+    sweeping.admit_waiting()
 
 
 @tick(every=timedelta(seconds=1))
 def announce() -> None:
     """Announce ready work with a handler here again, because its message may have been lost."""
-    for found in services.unannounced():
+    for found in sweeping.unannounced():
         task_queued.send(sender=None, tenant_id=found.tenant_id, queue=found.queue, task_type=found.task_type)
 
 
 @tick(every=timedelta(seconds=1))
 def announce_room() -> None:
     """Announce work that a limit may let through now, because rates free up with time."""
-    for found in services.kept_back():
+    for found in sweeping.kept_back():
         task_queued.send(sender=None, tenant_id=found.tenant_id, queue=found.queue, task_type=found.task_type)
 
 
@@ -45,7 +45,7 @@ def announce_room() -> None:
 def fire_schedules() -> None:
     """Queue what schedules have due."""
     for _ in range(10):
-        if services.fire_schedules() < services.SCHEDULE_BATCH:
+        if scheduling.fire_schedules() < scheduling.SCHEDULE_BATCH:
             return
 
 
@@ -53,7 +53,7 @@ def fire_schedules() -> None:
 def release_dependants() -> None:
     """Release dependants whose message was lost, and the further links of chains."""
     for _ in range(20):
-        if not services.release_dependants():
+        if not dependencies.release_dependants():
             return
 
 
@@ -61,25 +61,25 @@ def release_dependants() -> None:
 def count_minutes() -> None:
     """Count what has ended."""
     for _ in range(10):
-        if services.count_minutes() < services.MINUTES_BATCH:
+        if sweeping.count_minutes() < sweeping.MINUTES_BATCH:
             return
 
 
 @tick(every=timedelta(minutes=10))
 def forget_minutes() -> None:
     """Delete old counts."""
-    services.forget_minutes()
+    sweeping.forget_minutes()
 
 
 @tick(every=timedelta(seconds=5))
 def settle_fair_shares() -> None:
     """Note the requesters of tasks that were queued before their queue became fair."""
     for _ in range(50):
-        if services.settle_fair_shares() < services.FAIR_SHARES_BATCH:
+        if types.settle_fair_shares() < types.FAIR_SHARES_BATCH:
             return
 
 
-_retention = services.Walk()
+_retention = sweeping.Walk()
 
 
 @tick(every=timedelta(seconds=30))
@@ -94,10 +94,10 @@ def forget() -> None:
 @tick(every=timedelta(seconds=30))
 def make_partitions() -> None:
     """Make partitions for the tasks to come."""
-    services.make_partitions()
+    sweeping.make_partitions()
 
 
 @tick(every=timedelta(minutes=5))
 def drop_partitions() -> None:
     """Drop partitions whose tasks have all been kept their time."""
-    services.drop_partitions()
+    sweeping.drop_partitions()

@@ -15,7 +15,7 @@ from apps.core.operations import Reply, Route, Waits, operation
 from apps.core.schemas import Empty, FitForAPath, Input, Moment, Name, NewName, Output, Paged, Text
 from apps.principals.tenancy import Caller
 from apps.receipts.shapes import GroupInput
-from apps.tasks import selectors, services
+from apps.tasks import selectors
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import Queue, Schedule, TaskType
 from apps.tasks.results import (
@@ -31,9 +31,10 @@ from apps.tasks.results import (
     artifact_digest,
     artifact_pointer,
 )
-from apps.tasks.services import QueueDraft, ScheduleDraft, TypeDraft
+from apps.tasks.services import artifacts, beating, ending, leasing, operating, queueing, scheduling, types
 from apps.tasks.services.artifacts import NOTHING
-from apps.tasks.services.types import queue_named
+from apps.tasks.services.scheduling import ScheduleDraft
+from apps.tasks.services.types import QueueDraft, TypeDraft, queue_named
 from apps.tasks.shapes import (
     HIGHEST_SEQUENCE,
     MOST_COST_USD,
@@ -47,6 +48,7 @@ from apps.tasks.shapes import (
     Finished,
     Grant,
     Heartbeat,
+    HeartbeatResult,
     LeaseNext,
     QueuedTask,
     QueueFigures,
@@ -119,7 +121,7 @@ def queue_task(caller: Caller, given: QueueTask) -> Reply:
     """Queue a task and go on: a receipt arrives in the recipient's inbox when it has ended. Give an
     idempotency_key if you may have to repeat the request.
     """
-    queued = services.queue(requester=caller, request=request_of(given))
+    queued = queueing.queue(requester=caller, request=request_of(given))
     return Reply(queued, 200 if queued.is_duplicate else 201)
 
 
@@ -161,7 +163,7 @@ def check_task_status(caller: Caller, given: TaskNamed) -> TaskStatus:
     """The state of a task of which you are the requester or recipient. There is no need to poll: its end comes
     to your inbox.
     """
-    services.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
+    ending.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
     return selectors.status(given.task_id)
 
 
@@ -175,7 +177,7 @@ def check_task_status(caller: Caller, given: TaskNamed) -> TaskStatus:
 def fetch_task_result(caller: Caller, given: TaskNamed) -> TaskResult:
     """The result of a finished task: its pointer, and its content if this hub can read it."""
     with caller.acting():
-        found = services.fetch_result(caller=caller, task_id=task_of(given.task_id))
+        found = artifacts.fetch_result(caller=caller, task_id=task_of(given.task_id))
         try:
             place = selectors.located(found, tenant_id=caller.tenant_id, tenant_slug=caller.tenant_slug)
         except UnreadableResult:
@@ -206,7 +208,7 @@ def cancel_task(caller: Caller, given: TaskNamed) -> Reply:
     """Cancel a task that you asked for: at once if nobody holds it, else when its holder obeys or its lease
     ends.
     """
-    status = services.cancel(caller=caller, task_id=task_of(given.task_id))
+    status = ending.cancel(caller=caller, task_id=task_of(given.task_id))
     output = CancelOutput(task_id=given.task_id, status="canceled" if status == "canceled" else "canceling")
     return Reply(output, 200 if output.status == "canceled" else 202)
 
@@ -263,7 +265,7 @@ def lease_tasks(caller: Caller, given: LeaseTasks) -> Reply:
     """Lease up to `capacity` tasks. A lease lasts lease_ms from your last heartbeat. End each task with
     complete_task, fail_task or release_task. With wait_seconds the request waits for work.
     """
-    grants = services.lease(
+    grants = leasing.lease(
         worker=caller,
         queues=given.queues,
         task_types=given.task_types,
@@ -345,7 +347,7 @@ class HeartbeatAnswers(Output):
 )
 def heartbeat_tasks(caller: Caller, given: HeartbeatTasks) -> HeartbeatAnswers:
     """Renew your leases, well before lease_ms have passed, and get an order for each."""
-    answers = services.heartbeat(worker=caller, heartbeats=[_beat(held) for held in given.leases])
+    answers = beating.heartbeat(worker=caller, heartbeats=[_beat(held) for held in given.leases])
     return HeartbeatAnswers(results=[_heard(answer) for answer in answers])
 
 
@@ -363,7 +365,7 @@ def _beat(held: HeldLease) -> Heartbeat:
     )
 
 
-def _heard(answer: services.HeartbeatResult) -> HeartbeatAnswer:
+def _heard(answer: HeartbeatResult) -> HeartbeatAnswer:
     return HeartbeatAnswer(**{**asdict(answer), "task_id": format_ref("task", answer.task_id)})
 
 
@@ -380,7 +382,7 @@ class HeartbeatTask(HeldLease):
 )
 def heartbeat_task(caller: Caller, given: HeartbeatTask) -> HeartbeatAnswer:
     """Renew one lease. Unlike the batch form, a lost lease is refused with 409."""
-    (answer,) = services.heartbeat(worker=caller, heartbeats=[_beat(given)])
+    (answer,) = beating.heartbeat(worker=caller, heartbeats=[_beat(given)])
     if answer.status == "lost":
         raise Conflict(f"This lease is lost: {answer.reason}.", reason=answer.reason, code="lease_lost")
     return _heard(answer)
@@ -405,7 +407,7 @@ class ControlledTask(Output):
 )
 def control_task(caller: Caller, given: ControlTask) -> ControlledTask:
     """Give the holder of a task that you asked for an order, with its next heartbeat."""
-    services.control(caller=caller, task_id=task_of(given.task_id), order=Order(given.order))
+    beating.control(caller=caller, task_id=task_of(given.task_id), order=Order(given.order))
     return ControlledTask(task_id=given.task_id, order=given.order)
 
 
@@ -472,7 +474,7 @@ def complete_task(caller: Caller, given: CompleteTask) -> CompletedTask:
     """
     completion = completion_of(caller, given)
     with caller.acting():
-        completed = services.complete_many(worker=caller, completions=[completion], lease_next=given.wanted())
+        completed = ending.complete_many(worker=caller, completions=[completion], lease_next=given.wanted())
     finished = only(completed.answers)
     return CompletedTask(**finished.model_dump(), next=[leased(grant) for grant in completed.following])
 
@@ -483,8 +485,8 @@ def completion_of(caller: Caller, given: TaskCompletion) -> Completion:
     :raises DomainError: if the lease is not proved, or the result can't be taken.
     """
     task_id = task_of(given.task_id)
-    services.prove(worker=caller, task_id=task_id, lease_token=given.lease_token)
-    delivery = services.prepare(
+    ending.prove(worker=caller, task_id=task_id, lease_token=given.lease_token)
+    delivery = artifacts.prepare(
         tenant_id=caller.tenant_id,
         task_id=task_id,
         result=given.result if "result" in given.model_fields_set else NOTHING,
@@ -519,7 +521,7 @@ class FailTask(Input):
 )
 def fail_task(caller: Caller, given: FailTask) -> UnsuccessfulRun:
     """End a run as failed: the task is tried again after a delay, or becomes a dead letter. Safe to repeat."""
-    return only(services.fail_many(worker=caller, failures=[failed_run_of(given)]))
+    return only(ending.fail_many(worker=caller, failures=[failed_run_of(given)]))
 
 
 def failed_run_of(given: FailTask) -> FailedRun:
@@ -547,7 +549,7 @@ class ReleaseTask(Input):
 )
 def release_task(caller: Caller, given: ReleaseTask) -> UnsuccessfulRun:
     """Return a task to its queue for another task worker; no attempt is counted. Safe to repeat."""
-    return only(services.release_many(worker=caller, releases=[released_of(given)]))
+    return only(ending.release_many(worker=caller, releases=[released_of(given)]))
 
 
 def released_of(given: ReleaseTask) -> Released:
@@ -603,7 +605,7 @@ def queue_tasks(caller: Caller, given: QueueTasks) -> QueuedTasks:
     """Queue up to 1,000 tasks, as queue_task does. Each is answered or refused by itself. Give each an
     idempotency_key if you may have to repeat the request.
     """
-    answers = services.queue_many(requester=caller, requests=[request_of(one) for one in given.tasks])
+    answers = queueing.queue_many(requester=caller, requests=[request_of(one) for one in given.tasks])
     return QueuedTasks(results=[_queued(answer) for answer in answers])
 
 
@@ -642,7 +644,7 @@ def complete_tasks(caller: Caller, given: CompleteTasks) -> CompletedTasks:
     prepared = [_prepared(caller, one) for one in given.completions]
     ready = [one for one in prepared if isinstance(one, Completion)]
     with caller.acting():
-        completed = services.complete_many(worker=caller, completions=ready, lease_next=given.wanted())
+        completed = ending.complete_many(worker=caller, completions=ready, lease_next=given.wanted())
     answers = iter(completed.answers)
     results = [one if isinstance(one, DomainError) else next(answers) for one in prepared]
     return CompletedTasks(
@@ -685,7 +687,7 @@ class RunsEnded(Output):
 )
 def fail_tasks(caller: Caller, given: FailTasks) -> RunsEnded:
     """End several runs as failed, as fail_task does. A lost lease is refused by itself. Safe to repeat."""
-    answers = services.fail_many(worker=caller, failures=[failed_run_of(one) for one in given.failures])
+    answers = ending.fail_many(worker=caller, failures=[failed_run_of(one) for one in given.failures])
     return RunsEnded(results=_runs_ended([one.task_id for one in given.failures], answers))
 
 
@@ -701,7 +703,7 @@ class ReleaseTasks(Input):
 )
 def release_tasks(caller: Caller, given: ReleaseTasks) -> RunsEnded:
     """Release several tasks, as when you drain or stop. A lost lease is refused by itself. Safe to repeat."""
-    answers = services.release_many(worker=caller, releases=[released_of(one) for one in given.releases])
+    answers = ending.release_many(worker=caller, releases=[released_of(one) for one in given.releases])
     return RunsEnded(results=_runs_ended([one.task_id for one in given.releases], answers))
 
 
@@ -874,7 +876,7 @@ def register_task_type(caller: Caller, given: RegisterTaskType) -> Reply:
             "enabled": given.enabled,
         },
     )
-    task_type, is_new = services.register_type(caller=caller, draft=draft, now=timezone.now())
+    task_type, is_new = types.register_type(caller=caller, draft=draft, now=timezone.now())
     return Reply(task_type_output(task_type), 201 if is_new else 200)
 
 
@@ -961,7 +963,7 @@ def read_task_result(caller: Caller, given: ReadTaskResult) -> ResultPart:
     inline, an artifact, or a file that this hub reads.
     """
     with caller.acting():
-        found = services.fetch_result(caller=caller, task_id=task_of(given.task_id))
+        found = artifacts.fetch_result(caller=caller, task_id=task_of(given.task_id))
         place = selectors.located(found, tenant_id=caller.tenant_id, tenant_slug=caller.tenant_slug)
     part = selectors.read_part(place, offset=given.offset, limit=given.limit)
     reached = given.offset + len(part.content)
@@ -997,7 +999,7 @@ def task_timeline(caller: Caller, given: TaskTimeline) -> Timeline:
     """What happened to a task of which you are the requester or recipient, in order. It has the queueing, each
     run with its holder, progress and end, and the end of the task.
     """
-    services.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
+    ending.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
     story = selectors.timeline(given.task_id, after=given.position or 0, limit=given.limit)
     return Timeline(
         task_id=given.task_id,
@@ -1033,7 +1035,7 @@ def retry_task(caller: Caller, given: TaskNamed) -> Reply:
     """Queue a failed task again, as a new task with the same params. A second call answers the task of the
     first.
     """
-    queued = services.retry(caller=caller, task_id=task_of(given.task_id))
+    queued = operating.retry(caller=caller, task_id=task_of(given.task_id))
     return Reply(queued, 200 if queued.is_duplicate else 201)
 
 
@@ -1074,7 +1076,7 @@ class QueuePolicy(Output):
 def set_queue_limits(caller: Caller, given: SetQueueLimits) -> QueuePolicy:
     """Replace the limits of a queue; what is left out is not limited. register_task_type limits a single type."""
     draft = QueueDraft(name=given.queue, concurrency=given.concurrency, fair=given.fair, **rate_columns(given.rate))
-    return _policy(services.set_queue(caller=caller, draft=draft))
+    return _policy(types.set_queue(caller=caller, draft=draft))
 
 
 class QueueNamed(Input):
@@ -1096,7 +1098,7 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
     """Grant no leases from this queue until resume_queue. Leases that are held go on, unless you drain the
     queue.
     """
-    services.pause_queue(caller=caller, name=given.queue, now=timezone.now(), drain=given.drain)
+    types.pause_queue(caller=caller, name=given.queue, now=timezone.now(), drain=given.drain)
     return _policy(queue_named(tenant_id=caller.tenant_id, name=given.queue))
 
 
@@ -1108,7 +1110,7 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
 )
 def resume_queue(caller: Caller, given: QueueNamed) -> QueuePolicy:
     """Grant leases from a paused queue again."""
-    services.resume_queue(caller=caller, name=given.queue)
+    types.resume_queue(caller=caller, name=given.queue)
     return _policy(queue_named(tenant_id=caller.tenant_id, name=given.queue))
 
 
@@ -1135,7 +1137,7 @@ class TypeNamed(Input):
 )
 def pause_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
     """Grant no leases of this type until it is resumed. Leases that are held go on."""
-    return task_type_output(services.pause_type(caller=caller, name=given.task_type, now=timezone.now()))
+    return task_type_output(types.pause_type(caller=caller, name=given.task_type, now=timezone.now()))
 
 
 @operation(
@@ -1147,7 +1149,7 @@ def pause_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
 )
 def resume_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
     """Grant leases of this type again."""
-    return task_type_output(services.resume_type(caller=caller, name=given.task_type))
+    return task_type_output(types.resume_type(caller=caller, name=given.task_type))
 
 
 class ScheduleTask(Input):
@@ -1214,7 +1216,7 @@ def schedule_task(caller: Caller, given: ScheduleTask) -> Reply:
         misfire=given.misfire,
         enabled=given.enabled,
     )
-    schedule, is_new = services.set_schedule(caller=caller, draft=draft)
+    schedule, is_new = scheduling.set_schedule(caller=caller, draft=draft)
     return Reply(_schedule(schedule), 201 if is_new else 200)
 
 
@@ -1249,7 +1251,7 @@ class RemovedSchedule(Output):
 )
 def remove_schedule(caller: Caller, given: ScheduleNamed) -> RemovedSchedule:
     """Remove a schedule of yours. Tasks that it has queued go on."""
-    services.remove_schedule(caller=caller, name=given.name)
+    scheduling.remove_schedule(caller=caller, name=given.name)
     return RemovedSchedule(name=given.name)
 
 

@@ -12,8 +12,9 @@ from django.utils import timezone
 
 from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller
-from apps.tasks import services
-from apps.tasks.services import Completion, Delivery, QueueRequest, TypeDraft
+from apps.tasks.services import ending, leasing, queueing, types
+from apps.tasks.services.types import TypeDraft
+from apps.tasks.shapes import Completion, Delivery, QueueRequest
 from benchmarks import measure
 from benchmarks.bench import AGENTS, Bench, Client
 from benchmarks.measure import Countdown, Measure, Operation, Row, Slice, Work
@@ -158,7 +159,7 @@ def _make_lines(owner: Caller, clients: int) -> None:
     own = [f"{name}_{number}" for number in range(clients) for name in ("line", "stock")]
     for name in (_WAKING, _OUT_OF_THE_BOX, *own, *(f"{_ABANDONED}_{number}" for number in range(_WAITERS))):
         with owner.acting():
-            services.register_type(caller=owner, draft=TypeDraft(name=name, queue=name), now=timezone.now())
+            types.register_type(caller=owner, draft=TypeDraft(name=name, queue=name), now=timezone.now())
     _queue_up(owner, "line_0", AGENTS)
     _lease_and_complete(owner, "line_0", AGENTS)
 
@@ -172,7 +173,7 @@ def _queue_up(owner: Caller, name: str, tasks: int) -> None:
     for start in range(0, tasks, _AT_ONCE):
         with owner.acting():
             requests = _requests(name, range(start, min(start + _AT_ONCE, tasks)))
-            services.queue_many(requester=owner, requests=requests)
+            queueing.queue_many(requester=owner, requests=requests)
 
 
 def _queues(owner: Caller, batch: int) -> Work:
@@ -181,7 +182,7 @@ def _queues(owner: Caller, batch: int) -> Work:
 
         def queue() -> int:
             with owner.acting():
-                services.queue_many(requester=owner, requests=_requests(f"line_{number}", list(islice(turns, batch))))
+                queueing.queue_many(requester=owner, requests=_requests(f"line_{number}", list(islice(turns, batch))))
             return batch
 
         return queue
@@ -213,7 +214,7 @@ def _from_stock(owner: Caller, *, batch: int, clients: int, seconds: float, time
 
 def _lease_and_complete(worker: Caller, name: str, batch: int) -> int:
     with worker.acting():
-        grants = services.lease(worker=worker, queues=[name], capacity=batch)
+        grants = leasing.lease(worker=worker, queues=[name], capacity=batch)
     _complete(worker, [(grant.task_id, grant.lease_token) for grant in grants])
     return len(grants)
 
@@ -222,7 +223,7 @@ def _complete(worker: Caller, held: Sequence[tuple[int, str]]) -> None:
     """:raises DomainError: if one is refused: what was not done must not count."""
     completions = [Completion(task_id=task_id, lease_token=token, delivery=Delivery()) for task_id, token in held]
     with worker.acting():
-        answers = services.complete_many(worker=worker, completions=completions).answers
+        answers = ending.complete_many(worker=worker, completions=completions).answers
     for answer in answers:
         if isinstance(answer, DomainError):
             raise answer
@@ -249,11 +250,11 @@ def _lives(url: str, tokens: Sequence[str], batch: int) -> Work:
 
     def work(number: int) -> Operation:
         client, queue = Client(url, tokens[number]), _queues_over_http(url, tokens, batch)(number)
-        leasing = {"queues": [f"line_{number}"], "capacity": batch}
+        asked = {"queues": [f"line_{number}"], "capacity": batch}
 
         def live() -> int:
             queue()
-            leased = client.ask("POST", _LEASE, leasing)["tasks"]
+            leased = client.ask("POST", _LEASE, asked)["tasks"]
             ends = [{"task_id": task["task_id"], "lease_token": task["lease_token"]} for task in leased]
             if batch == 1:
                 client.ask(
@@ -274,11 +275,11 @@ def _lives(url: str, tokens: Sequence[str], batch: int) -> Work:
 def _wake_ups(bench: Bench, owner: Caller) -> Row:
     """From the commit of a queue call to the answer of a long poll, at a moderate rate."""
     url, seconds, rate = bench.web(), bench.scale.seconds * bench.scale.rounds, 60
-    queueing = Countdown(1)
+    pending = Countdown(1)
     committed, *polls = measure.side_by_side(
         [
-            partial(_queue_steadily, owner, rate, max(seconds, 1), queueing),
-            *[partial(_lease_until_over, url, bench.tokens[0], queueing)] * _WAITERS,
+            partial(_queue_steadily, owner, rate, max(seconds, 1), pending),
+            *[partial(_lease_until_over, url, bench.tokens[0], pending)] * _WAITERS,
         ]
     )
     answered = {task: at for poll in polls for task, at in poll.items()}
@@ -287,30 +288,30 @@ def _wake_ups(bench: Bench, owner: Caller) -> Row:
     return row.judged("p50 25 ms, p99 100 ms or less", met=(row.p50 or 0) <= 25 and (row.p99 or 0) <= 100)  # noqa: PLR2004
 
 
-def _queue_steadily(owner: Caller, rate: float, seconds: float, queueing: Countdown) -> dict[str, float]:
+def _queue_steadily(owner: Caller, rate: float, seconds: float, pending: Countdown) -> dict[str, float]:
     """When each task was committed."""
     committed: dict[str, float] = {}
-    with queueing.one():
+    with pending.one():
         began = time.monotonic()
         for nth in range(round(rate * seconds)):
             time.sleep(max(0.0, began + nth / rate - time.monotonic()))
             moments: list[float] = []
             with owner.acting():
                 transaction.on_commit(lambda moments=moments: moments.append(time.monotonic()))  # type: ignore[misc]
-                queued = services.queue(requester=owner, request=QueueRequest(task_type=_WAKING, params={"n": 1}))
+                queued = queueing.queue(requester=owner, request=QueueRequest(task_type=_WAKING, params={"n": 1}))
             committed[queued.task_id] = moments[0]
     return committed
 
 
-def _lease_until_over(url: str, token: str, queueing: Countdown) -> dict[str, float]:
+def _lease_until_over(url: str, token: str, pending: Countdown) -> dict[str, float]:
     """When each task came. It ends when nobody queues and nothing comes."""
     client, answered = Client(url, token), dict[str, float]()
     while True:
         # Asked before the poll: what was committed until then is in it.
-        ending = queueing.over
+        is_over = pending.over
         leased = _lease(client, {"queues": [_WAKING], "capacity": 10, "wait_seconds": 1, "lease_seconds": 600})
         answered |= dict.fromkeys((task["task_id"] for task in leased), time.monotonic())
-        if ending and not leased:
+        if is_over and not leased:
             return answered
 
 
@@ -342,7 +343,7 @@ def _lease_and_die(owner: Caller) -> list[float]:
         name = f"{_ABANDONED}_{number}"
         _queue_up(owner, name, 1)
         with owner.acting():
-            (grant,) = services.lease(worker=owner, queues=[name], lease_seconds=2)
+            (grant,) = leasing.lease(worker=owner, queues=[name], lease_seconds=2)
         deadlines.append(time.monotonic() + grant.lease_ms / 1000)
     return deadlines
 

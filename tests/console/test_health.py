@@ -32,7 +32,7 @@ from apps.plans.services import PlanRequest
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import services as tasks
+from apps.tasks.services import sweeping
 from tests import remote as remotes
 from tests.console.world import fill
 from tests.delivery.conftest import STORED, deliver, make_remote, move_away
@@ -91,7 +91,7 @@ def test_the_doctor_finds_the_test_stack_well_once_beat_lives(db: None) -> None:
     call_command("sync_schedules", stdout=StringIO())
     notifications.heartbeat("beat")
     notifications.heartbeat("worker")
-    tasks.make_partitions()
+    sweeping.make_partitions()
     out = StringIO()
     call_command("doctor", "--json", stdout=out)
     report = json.loads(out.getvalue())

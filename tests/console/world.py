@@ -16,8 +16,9 @@ from apps.plans import services as plans
 from apps.plans.services import PlanRequest
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.tasks import services
-from apps.tasks.services import ScheduleDraft
+from apps.tasks.services import scheduling, sweeping
+from apps.tasks.services.scheduling import ScheduleDraft
+from apps.tasks.shapes import BudgetDraft
 from tests.delivery.conftest import make_remote, make_webhook, move_away
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant, make_token
@@ -99,9 +100,9 @@ def _work(kee: Caller, worker: Caller) -> None:
     tasks.queue(kee)
     held = tasks.lease_one(worker)
     tasks.queue(kee)
-    tasks.queue(kee, depends_on=(held.task_id,), budget=services.BudgetDraft(tokens=1000, cost_usd=0.5))
+    tasks.queue(kee, depends_on=(held.task_id,), budget=BudgetDraft(tokens=1000, cost_usd=0.5))
     with acting_as(kee):
-        services.set_schedule(caller=kee, draft=ScheduleDraft(name="nightly", task_type="index", cron="0 3 * * *"))
+        scheduling.set_schedule(caller=kee, draft=ScheduleDraft(name="nightly", task_type="index", cron="0 3 * * *"))
     _count_ends()
 
 
@@ -109,5 +110,5 @@ def _count_ends() -> None:
     """What has ended is counted some seconds later."""
     with acting_as_system("test"), connection.cursor() as cursor:
         cursor.execute("select set_config('gatehouse.now', (now() + interval '1 minute')::text, true)")
-        services.count_minutes()
+        sweeping.count_minutes()
         cursor.execute("select set_config('gatehouse.now', '', true)")

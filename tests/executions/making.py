@@ -30,10 +30,10 @@ from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Obligation
 from apps.receipts.services import Poster, ReceiptDraft
-from apps.tasks import services as tasks
 from apps.tasks.models import FinishedTask, LiveTask
-from apps.tasks.services import Grant
+from apps.tasks.services import artifacts, ending, leasing
 from apps.tasks.services.artifacts import NOTHING
+from apps.tasks.shapes import Grant
 from apps.workers.services import health
 from apps.workers.services import registry as workers
 from apps.workers.trust import Tier
@@ -255,9 +255,9 @@ def statuses(caller: Caller, execution: Execution) -> dict[str, str]:
 def do_task(worker: Caller, content: Any = NOTHING, *, pointer: str | None = None) -> int:
     """Lease the next task as an outside worker and complete it with this result; answers its number."""
     grant = lease_task(worker)
-    delivery = tasks.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content, pointer=pointer)
+    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content, pointer=pointer)
     with worker.acting():
-        tasks.complete(
+        ending.complete(
             worker=worker,
             task_id=grant.task_id,
             lease_token=grant.lease_token,
@@ -294,19 +294,19 @@ def cancel_task(caller: Caller) -> int:
     """Cancel the only open task; returns its number."""
     with caller.acting():
         task_id = LiveTask.objects.get().task_id
-        tasks.cancel_many(caller=caller, task_ids=[task_id])
+        ending.cancel_many(caller=caller, task_ids=[task_id])
     return task_id
 
 
 def lease_task(worker: Caller) -> Grant:
     with worker.acting():
-        (grant,) = tasks.lease(worker=worker, queues=("execute",), capacity=1)
+        (grant,) = leasing.lease(worker=worker, queues=("execute",), capacity=1)
     return grant
 
 
 def release_task(worker: Caller, grant: Grant) -> None:
     with worker.acting():
-        tasks.release(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token)
+        ending.release(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token)
 
 
 def come_due(caller: Caller) -> None:

@@ -19,8 +19,8 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
-from apps.tasks import services as tasks
 from apps.tasks.models import LiveTask
+from apps.tasks.services import artifacts
 from apps.workers.models import WorkerRateLimited
 from apps.workers.services import registry as workers
 from tests.executions.making import (
@@ -334,7 +334,7 @@ def test_tenants_share_the_due_executions_fairly(kee: Caller, server: WorkerServ
 def test_unreadable_result_stays_behind_its_pointer(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
     execution = run(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
     content = rb'{"text": "\u0000"}'
-    pointer = tasks.store_artifact(tenant_id=kee.tenant_id, content=content, media_type="application/json")
+    pointer = artifacts.store_artifact(tenant_id=kee.tenant_id, content=content, media_type="application/json")
     do_task(outside, pointer=pointer)
 
     advance(execution)

@@ -13,11 +13,10 @@ from apps.executions import calls, errors, handlers
 from apps.executions.services.commands import Budget
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors as task_selectors
-from apps.tasks import services as tasks
 from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask
-from apps.tasks.services import Heartbeat, QueuedTask, QueueRequest
-from apps.tasks.shapes import TaskStatus
+from apps.tasks.services import beating, ending, leasing, queueing
+from apps.tasks.shapes import Heartbeat, QueuedTask, QueueRequest, TaskStatus
 from apps.workers.models import Call, Worker
 from tests.executions.making import (
     REPORT,
@@ -47,7 +46,7 @@ def queue_call(
 ) -> QueuedTask:
     whole = {"worker_id": worker_id, "tool_name": tool_name, "params": params}
     with caller.acting():
-        return tasks.queue(
+        return queueing.queue(
             requester=caller, request=QueueRequest(task_type=task_type or "mcp_worker_call", params=whole)
         )
 
@@ -60,9 +59,9 @@ def seen(caller: Caller, task: QueuedTask) -> TaskStatus:
 def leave_a_run_behind(caller: Caller) -> None:
     """What a process leaves that dies while the tool runs: an expired lease, and a checkpoint that says so."""
     with caller.acting():
-        (grant,) = tasks.lease(worker=caller, queues=["execute"])
+        (grant,) = leasing.lease(worker=caller, queues=["execute"])
         beat = Heartbeat(task_id=grant.task_id, lease_token=grant.lease_token, checkpoint={"called": True})
-        tasks.heartbeat(worker=caller, heartbeats=[beat])
+        beating.heartbeat(worker=caller, heartbeats=[beat])
         LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
 
 
@@ -116,7 +115,7 @@ def test_canceled_task_gives_up_its_call(kee: Caller, texter: WorkerServer) -> N
     assert texter.entered.wait(20)
 
     with kee.acting():
-        tasks.cancel(caller=kee, task_id=int(task.task_id.removeprefix("task_")))
+        ending.cancel(caller=kee, task_id=int(task.task_id.removeprefix("task_")))
     executor.join(30)
 
     assert not executor.is_alive()

@@ -22,10 +22,10 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
-from apps.tasks import services as tasks
 from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask
-from apps.tasks.services import Grant
+from apps.tasks.services import artifacts, ending, leasing
+from apps.tasks.shapes import Grant
 from tests.executions.making import (
     REPORT,
     advance,
@@ -308,9 +308,9 @@ def looked_at(kee: Caller, execution: Execution) -> None:
 
 
 def complete(worker: Caller, grant: Grant) -> None:
-    delivery = tasks.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result={"text": "done"})
+    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result={"text": "done"})
     with worker.acting():
-        tasks.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
+        ending.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
 
 
 @pytest.mark.parametrize("taking_back", [cancel, looked_at])
@@ -321,8 +321,8 @@ def test_canceling_tasks_does_not_deadlock_with_their_ends(
     impossible = {**call_step("z"), "worker_id": "nobody", "critical": True, "depends_on": ["a"]}
     execution = run(kee, [queue_step("a"), queue_step("b"), queue_step("c"), impossible], strategy=Strategy.ESCALATE)
     with hands.acting():
-        first, second, last = tasks.lease(worker=hands, queues=("execute",), capacity=3)
-        tasks.release(worker=hands, task_id=second.task_id, lease_token=second.lease_token)
+        first, second, last = leasing.lease(worker=hands, queues=("execute",), capacity=3)
+        ending.release(worker=hands, task_id=second.task_id, lease_token=second.lease_token)
     complete(hands, first)
     started = threading.Barrier(2)
 

@@ -25,10 +25,10 @@ from apps.executions.states import Mode
 from apps.principals.tenancy import Caller
 from apps.tasks import jobs as executor
 from apps.tasks import selectors as task_selectors
-from apps.tasks import services as tasks
 from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask
-from apps.tasks.services import QueuedTask
+from apps.tasks.services import leasing, operating, sweeping
+from apps.tasks.shapes import QueuedTask
 from apps.workers.models import Allowance, Call
 from apps.workers.trust import CALLS_PER_HOUR, share_of_an_hour
 from tests.executions.making import (
@@ -285,12 +285,12 @@ def test_job_is_canceled_if_its_task_is_canceled_between_runs(
         execute_queue(kee.tenant_id, "execute")
     if way == "lease lost":
         with kee.acting():
-            tasks.lease(worker=kee, queues=["execute"])
+            leasing.lease(worker=kee, queues=["execute"])
     cancel_task(kee)
     if way == "lease lost":
         with kee.acting():
             LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
-        tasks.end_what_must()
+        sweeping.end_what_must()
     report_health(kee, "healthy", "counter")
     server.jobs["job-1"]["ends_when_told"] = True
 
@@ -342,7 +342,7 @@ def test_job_that_only_a_run_without_lease_knows_is_canceled(kee: Caller, server
     with executing(kee, task):
         assert server.entered.wait(20)
         with kee.acting():
-            tasks.revoke_lease(task_id=number_of(task))
+            operating.revoke_lease(task_id=number_of(task))
         server.gate.set()
         until(lambda: len(server.jobs) == 2, "the second job's start")
         server.jobs["job-1"]["ends_when_told"] = True

@@ -24,8 +24,9 @@ from apps.principals.scopes import Kind, Scope
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
-from apps.tasks import services as tasks
-from apps.tasks.services import Failure, Grant, ScheduleDraft
+from apps.tasks.services import artifacts, ending, scheduling
+from apps.tasks.services.scheduling import ScheduleDraft
+from apps.tasks.shapes import Failure, Grant
 from apps.workers.services import registry as workers
 from tests.delivery.conftest import TOKEN, make_remote, make_webhook, move_away
 from tests.digests.makers import post
@@ -123,7 +124,7 @@ def _tasks(planted: Planted) -> None:
     making.make_type(kee, "quiet", queue=canary)
     nightly = ScheduleDraft(name="nightly", task_type="survey", params={"said": canary}, every_seconds=86_400)
     with acting_as(kee):
-        tasks.set_schedule(caller=kee, draft=nightly)
+        scheduling.set_schedule(caller=kee, draft=nightly)
 
     def leased() -> Grant:
         making.queue(kee, "survey", {"said": canary})
@@ -132,12 +133,12 @@ def _tasks(planted: Planted) -> None:
     dead, done, large, held = (leased() for _ in range(4))
     failure = Failure(code="broken", message=f"No {canary}", retryable=False)
     with acting_as(kee):
-        tasks.fail(worker=kee, task_id=dead.task_id, lease_token=dead.lease_token, failure=failure)
+        ending.fail(worker=kee, task_id=dead.task_id, lease_token=dead.lease_token, failure=failure)
     making.complete(kee, done, content={"said": canary}, summary=f"Found {canary}")
     making.complete(kee, large, content={"said": [canary] * 9000}, summary=f"Found {canary}")
     waiting = making.queue(kee, "survey", {"said": canary}).task_id
     with acting_as(kee):
-        artifact = tasks.fetch_result(caller=kee, task_id=large.task_id).result_pointer or ""
+        artifact = artifacts.fetch_result(caller=kee, task_id=large.task_id).result_pointer or ""
 
     lease = {"task_id": _ref(held), "lease_token": held.lease_token}
     failed = {"error": {"code": "x", "message": "It broke."}, "retryable": False}

@@ -40,7 +40,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.receipts.selectors import chain
 from apps.tasks.models import Artifact, FinishedTask, Schedule, Task
-from apps.tasks.services import ScheduleDraft, set_schedule
+from apps.tasks.services.scheduling import ScheduleDraft, set_schedule
 from apps.workers.services import registry
 from tests.digests.makers import post, post_grouped
 from tests.executions import making as executions

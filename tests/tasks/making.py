@@ -15,8 +15,9 @@ from apps.core.errors import DomainError
 from apps.digests.models import Entry
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
-from apps.tasks import selectors, services
+from apps.tasks import selectors
 from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Run, Spend, Task, TaskType
+from apps.tasks.services import artifacts, beating, ending, leasing, queueing, types
 from apps.tasks.services.types import QueueDraft, TypeDraft
 from apps.tasks.shapes import (
     Completed,
@@ -56,7 +57,7 @@ def make_type(
     **policy: Any,
 ) -> TaskType:
     with acting_as(caller):
-        made, _ = services.register_type(
+        made, _ = types.register_type(
             caller=caller,
             draft=TypeDraft(name=name, queue=queue, params_schema=schema or {}, requires=requires or [], policy=policy),
             now=T0,
@@ -66,22 +67,22 @@ def make_type(
 
 def set_queue(caller: Caller, name: str = "default", **limits: Any) -> None:
     with acting_as(caller):
-        services.set_queue(caller=caller, draft=QueueDraft(name=name, **limits))
+        types.set_queue(caller=caller, draft=QueueDraft(name=name, **limits))
 
 
 def pause(caller: Caller, name: str = "default", *, drain: bool = False) -> None:
     with acting_as(caller):
-        services.pause_queue(caller=caller, name=name, now=T0, drain=drain)
+        types.pause_queue(caller=caller, name=name, now=T0, drain=drain)
 
 
 def resume(caller: Caller, name: str = "default") -> None:
     with acting_as(caller):
-        services.resume_queue(caller=caller, name=name)
+        types.resume_queue(caller=caller, name=name)
 
 
 def queue(caller: Caller, task_type: str = "index", params: dict[str, Any] | None = None, **more: Any) -> QueuedTask:
     with acting_as(caller):
-        return services.queue(requester=caller, request=QueueRequest(task_type=task_type, params=params or {}, **more))
+        return queueing.queue(requester=caller, request=QueueRequest(task_type=task_type, params=params or {}, **more))
 
 
 def asked(task_type: str = "index", **more: Any) -> QueueRequest:
@@ -90,7 +91,7 @@ def asked(task_type: str = "index", **more: Any) -> QueueRequest:
 
 def queue_many(caller: Caller, *requests: QueueRequest) -> list[Any]:
     with acting_as(caller):
-        return services.queue_many(requester=caller, requests=requests)
+        return queueing.queue_many(requester=caller, requests=requests)
 
 
 def number(task: QueuedTask | str) -> int:
@@ -99,7 +100,7 @@ def number(task: QueuedTask | str) -> int:
 
 def lease(worker: Caller, *, queues: tuple[str, ...] = ("default",), **more: Any) -> list[Grant]:
     with acting_as(worker):
-        return services.lease(worker=worker, queues=queues, **more)
+        return leasing.lease(worker=worker, queues=queues, **more)
 
 
 def lease_one(worker: Caller, **more: Any) -> Grant:
@@ -121,7 +122,7 @@ def beats(*said: tuple[Grant, Mapping[str, Any]]) -> list[Heartbeat]:
 
 def beat_many(worker: Caller, *said: tuple[Grant, Mapping[str, Any]]) -> list[HeartbeatResult]:
     with acting_as(worker):
-        return services.heartbeat(worker=worker, heartbeats=beats(*said))
+        return beating.heartbeat(worker=worker, heartbeats=beats(*said))
 
 
 def beat(worker: Caller, grant: Grant, **more: Any) -> HeartbeatResult:
@@ -130,10 +131,10 @@ def beat(worker: Caller, grant: Grant, **more: Any) -> HeartbeatResult:
 
 
 def complete(worker: Caller, grant: Grant, content: Any = None, summary: str | None = None) -> Finished:
-    delivery = services.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content)
+    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content)
     with acting_as(worker):
         proof: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token}
-        return services.complete(worker=worker, **proof, delivery=delivery, summary=summary)
+        return ending.complete(worker=worker, **proof, delivery=delivery, summary=summary)
 
 
 def complete_many(
@@ -143,18 +144,18 @@ def complete_many(
         Completion(
             task_id=grant.task_id,
             lease_token=grant.lease_token,
-            delivery=services.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content),
+            delivery=artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content),
         )
         for grant in grants
     ]
     with acting_as(worker):
-        return services.complete_many(worker=worker, completions=completions, lease_next=lease_next)
+        return ending.complete_many(worker=worker, completions=completions, lease_next=lease_next)
 
 
 def fail(worker: Caller, grant: Grant, *, retryable: bool = True, retry_after: float | None = None) -> UnsuccessfulRun:
     failure = Failure(code="broken", message="It broke.", retryable=retryable, retry_after=retry_after)
     with acting_as(worker):
-        return services.fail(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, failure=failure)
+        return ending.fail(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, failure=failure)
 
 
 def fail_next(worker: Caller) -> int:
@@ -166,17 +167,17 @@ def fail_next(worker: Caller) -> int:
 
 def release(worker: Caller, grant: Grant) -> UnsuccessfulRun:
     with acting_as(worker):
-        return services.release(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token)
+        return ending.release(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token)
 
 
 def cancel(caller: Caller, task_id: int) -> str:
     with acting_as(caller):
-        return services.cancel(caller=caller, task_id=task_id)
+        return ending.cancel(caller=caller, task_id=task_id)
 
 
 def order(caller: Caller, task_id: int, what: Order) -> None:
     with acting_as(caller):
-        services.control(caller=caller, task_id=task_id, order=what)
+        beating.control(caller=caller, task_id=task_id, order=what)
 
 
 def status(caller: Caller, task_id: int) -> str:

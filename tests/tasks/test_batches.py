@@ -14,18 +14,19 @@ from apps.core.errors import DomainError
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
-from apps.tasks import services
 from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Task
-from apps.tasks.services import (
+from apps.tasks.services import beating, ending, leasing, queueing
+from apps.tasks.shapes import (
+    BudgetDraft,
     Completed,
     Delivery,
     FailedRun,
     Failure,
     Grant,
+    HeartbeatResult,
     LeaseNext,
     Released,
 )
-from apps.tasks.shapes import BudgetDraft, HeartbeatResult
 from tests.factories import make_principal
 from tests.tasks.making import (
     FUTURE,
@@ -58,13 +59,13 @@ def fail_many(worker: Caller, grants: Sequence[Grant], *, retryable: bool = True
     failure = Failure(code="broken", message="It broke.", retryable=retryable, retry_after=60)
     failures = [FailedRun(task_id=one.task_id, lease_token=one.lease_token, failure=failure) for one in grants]
     with acting_as(worker):
-        return services.fail_many(worker=worker, failures=failures)
+        return ending.fail_many(worker=worker, failures=failures)
 
 
 def release_many(worker: Caller, grants: Sequence[Grant]) -> list[Any]:
     releases = [Released(task_id=one.task_id, lease_token=one.lease_token) for one in grants]
     with acting_as(worker):
-        return services.release_many(worker=worker, releases=releases)
+        return ending.release_many(worker=worker, releases=releases)
 
 
 def test_each_request_of_a_batch_is_answered_as_alone(tenant: Tenant, kee: Caller) -> None:
@@ -187,7 +188,7 @@ def test_failures_of_a_batch_are_judged_by_their_tasks(kee: Caller, worker: Call
         queue(kee, name)
     once, twice, canceled = lease(worker, capacity=3)
     with acting_as(kee):
-        services.cancel(caller=kee, task_id=canceled.task_id)
+        ending.cancel(caller=kee, task_id=canceled.task_id)
 
     assert codes(fail_many(worker, [twice, once, canceled])) == ["scheduled", "failed", "canceled"]
     assert [len(terminal_receipts(kee, grant.task_id)) for grant in (once, twice, canceled)] == [1, 0, 1]
@@ -322,13 +323,13 @@ def test_task_costs_eight_statements(kee: Caller) -> None:
     complete(kee, lease_one(kee))
     with acting_as(kee):
         # Its type and queue; who is named; the task; its receipt.
-        assert _statements(lambda: services.queue(requester=kee, request=asked())) == 4
+        assert _statements(lambda: queueing.queue(requester=kee, request=asked())) == 4
         queue(kee)
-        assert _statements(lambda: services.lease(worker=kee, queues=["default"])) == 1
-        (grant,) = services.lease(worker=kee, queues=["default"])
+        assert _statements(lambda: leasing.lease(worker=kee, queues=["default"])) == 1
+        (grant,) = leasing.lease(worker=kee, queues=["default"])
         given: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token, "delivery": Delivery()}
         # The end; the receipt that it answers; its own receipt with what that closes and its place.
-        assert _statements(lambda: services.complete(worker=kee, **given)) == 3
+        assert _statements(lambda: ending.complete(worker=kee, **given)) == 3
 
 
 def test_each_verb_makes_few_statements(kee: Caller) -> None:
@@ -336,16 +337,16 @@ def test_each_verb_makes_few_statements(kee: Caller) -> None:
     queue_many(kee, *[asked()] * 8)
     with acting_as(kee):
         keyed = asked(idempotency_key="k")
-        one, other, third, fourth = services.lease(worker=kee, queues=["default"], capacity=4)
+        one, other, third, fourth = leasing.lease(worker=kee, queues=["default"], capacity=4)
         said, spending = beats((one, {}), (other, {}), (third, {})), beats((one, {"tokens": 1}))
         bounded = asked(budget=BudgetDraft(tokens=9))
         verbs: dict[str, tuple[Callable[[], Any], int]] = {
-            "queue": (lambda: services.queue(requester=kee, request=asked()), 2),
-            "queue with key": (lambda: services.queue(requester=kee, request=keyed), 3),
-            "queue with budget": (lambda: services.queue(requester=kee, request=bounded), 3),
-            "lease": (lambda: services.lease(worker=kee, queues=["default"]), 1),
-            "heartbeat of three": (lambda: services.heartbeat(worker=kee, heartbeats=said), 1),
-            "heartbeat with spend": (lambda: services.heartbeat(worker=kee, heartbeats=spending), 2),
+            "queue": (lambda: queueing.queue(requester=kee, request=asked()), 2),
+            "queue with key": (lambda: queueing.queue(requester=kee, request=keyed), 3),
+            "queue with budget": (lambda: queueing.queue(requester=kee, request=bounded), 3),
+            "lease": (lambda: leasing.lease(worker=kee, queues=["default"]), 1),
+            "heartbeat of three": (lambda: beating.heartbeat(worker=kee, heartbeats=said), 1),
+            "heartbeat with spend": (lambda: beating.heartbeat(worker=kee, heartbeats=spending), 2),
             "complete": (lambda: complete(kee, one), 1),
             "release": (lambda: release(kee, other), 2),
             "fail": (lambda: fail(kee, third), 2),
@@ -406,7 +407,7 @@ def test_checkpoint_and_spend_are_durable_when_acknowledged(
     queue_many(kee, *[asked()] * len(told))
     said = beats(*zip(lease(kee, capacity=len(told)), told, strict=True))
     with acting_as(kee):
-        assert _waits_for_the_disk(lambda: services.heartbeat(worker=kee, heartbeats=said)) is waits
+        assert _waits_for_the_disk(lambda: beating.heartbeat(worker=kee, heartbeats=said)) is waits
 
 
 @pytest.mark.parametrize("revokes", [False, True])
@@ -414,7 +415,7 @@ def test_revocation_by_a_heartbeat_is_durable(kee: Caller, *, revokes: bool) -> 
     said = beats((leased(kee, kee, stuck_after=1, revokes_stuck=revokes), {}))
     answers: list[HeartbeatResult] = []
     with acting_as(kee):
-        waits = _waits_for_the_disk(lambda: answers.extend(services.heartbeat(worker=kee, heartbeats=said)))
+        waits = _waits_for_the_disk(lambda: answers.extend(beating.heartbeat(worker=kee, heartbeats=said)))
 
     assert (answers[0].status, waits) == (("lost", True) if revokes else ("ok", False))
 
@@ -425,7 +426,7 @@ def test_claim_is_one_statement_and_three_within_limits(kee: Caller, worker: Cal
     queue_many(kee, *[asked()] * 3, *[asked("narrow")] * 3)
     with acting_as(worker):
         counts = [
-            _statements(partial(services.lease, worker=worker, queues=["default", "second"], task_types=types))
+            _statements(partial(leasing.lease, worker=worker, queues=["default", "second"], task_types=types))
             for types in (["index"], None)
         ]
     assert counts == [1, 3]

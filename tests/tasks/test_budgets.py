@@ -6,10 +6,9 @@ import pytest
 
 from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import services
 from apps.tasks.models import Budget, FinishedTask, Spend
-from apps.tasks.services import BudgetDraft, Grant
-from apps.tasks.shapes import BudgetLeft
+from apps.tasks.services import operating, sweeping
+from apps.tasks.shapes import BudgetDraft, BudgetLeft, Grant
 from apps.tasks.states import WhenSpent
 from tests.tasks.making import (
     FUTURE,
@@ -101,10 +100,10 @@ def test_task_with_a_spent_budget_ends_as_when_spent_says(
         assert fail(worker, grant).will_retry is False
     elif end == "expire":
         later(31)
-        assert services.end_what_must() == 1
+        assert sweeping.end_what_must() == 1
     else:
         with acting_as(kee):
-            assert services.revoke_lease(task_id=grant.task_id) == ends
+            assert operating.revoke_lease(task_id=grant.task_id) == ends
     assert end_of(kee, grant.task_id) == (ends, "budget_exhausted")
     assert len(terminal_receipts(kee, grant.task_id)) == 1
     with pytest.raises(DomainError):
@@ -125,7 +124,7 @@ def test_lease_of_a_spent_budget_is_not_renewed(kee: Caller, worker: Caller) -> 
     answer = beat(worker, grant)
     assert (answer.order, answer.lease_ms) == ("cancel", 0)
     assert lease(worker) == []
-    assert services.end_what_must() == 1
+    assert sweeping.end_what_must() == 1
     assert end_of(kee, grant.task_id) == ("failed", "budget_exhausted")
 
 
@@ -166,7 +165,7 @@ def test_retried_task_has_its_budget_again(kee: Caller, worker: Caller) -> None:
     beat(worker, dead, tokens=50)
     release(worker, dead)
     with acting_as(kee):
-        anew = services.retry(caller=kee, task_id=dead.task_id)
+        anew = operating.retry(caller=kee, task_id=dead.task_id)
     again = lease_one(worker)
     assert again.task_id == number(anew)
     assert beat(worker, again).budget_left == BudgetLeft(tokens=50, cost_usd=0.5)

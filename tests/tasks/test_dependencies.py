@@ -11,8 +11,8 @@ from apps.digests.models import Inbox
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
-from apps.tasks import services
 from apps.tasks.models import Dependency, FinishedTask, LiveTask, Task
+from apps.tasks.services import dependencies, ending
 from apps.tasks.shapes import Grant
 from apps.tasks.states import IfDependencyFails
 from tests.factories import make_caller, make_tenant
@@ -44,11 +44,11 @@ def test_task_is_ready_when_all_dependencies_have_succeeded(kee: Caller, worker:
     last = after(kee, first, second)
     assert status(kee, last) == "waiting"
     complete(worker, lease_one(worker))
-    assert services.release_dependants() == 1
+    assert dependencies.release_dependants() == 1
     assert status(kee, last) == "waiting"
     complete(worker, lease_one(worker))
     assert lease(worker) == []
-    assert services.release_dependants() == 1
+    assert dependencies.release_dependants() == 1
     assert lease_one(worker).task_id == last
     with acting_as(kee):
         assert not Dependency.objects.exists()
@@ -73,7 +73,7 @@ def test_failed_dependency_ends_its_dependants(kee: Caller, worker: Caller, poli
     more = {} if policy is None else {"if_dependency_fails": IfDependencyFails(policy)}
     last = after(kee, first, **more)
     fail_next(worker)
-    assert services.release_dependants() == 1
+    assert dependencies.release_dependants() == 1
     with acting_as(kee):
         record = FinishedTask.objects.get(task_id=last)
         assert (record.status, record.reason, record.fencing_token) == (end, "dependency_failed", 0)
@@ -91,8 +91,8 @@ def test_canceled_task_cancels_its_chain(kee: Caller) -> None:
     for _ in range(4):
         chain.append(after(kee, f"task_{chain[-1]}"))
     with acting_as(kee):
-        services.cancel(caller=kee, task_id=chain[0])
-    assert [services.release_dependants() for _ in range(5)] == [1, 1, 1, 1, 0]
+        ending.cancel(caller=kee, task_id=chain[0])
+    assert [dependencies.release_dependants() for _ in range(5)] == [1, 1, 1, 1, 0]
     assert {status(kee, task) for task in chain} == {"canceled"}
 
 
@@ -102,7 +102,7 @@ def test_dependant_with_run_at_waits_for_both(kee: Caller, worker: Caller) -> No
     first = queue(kee)
     last = after(kee, first, run_at=FUTURE + timedelta(hours=1))
     complete(worker, lease_one(worker))
-    services.release_dependants()
+    dependencies.release_dependants()
     assert status(kee, last) == "scheduled"
     at(FUTURE + timedelta(hours=2))
     assert lease_one(worker).task_id == last
@@ -117,7 +117,7 @@ def test_due_dependant_waits_for_its_dependency(kee: Caller, worker: Caller) -> 
     at(FUTURE + timedelta(hours=2))
     assert lease(worker) == []
     complete(worker, lease_one(worker, queues=("other",)))
-    services.release_dependants()
+    dependencies.release_dependants()
     assert lease_one(worker).task_id == last
 
 
@@ -125,9 +125,9 @@ def test_canceled_dependant_waits_for_nothing(kee: Caller, worker: Caller) -> No
     make_type(kee)
     last = after(kee, queue(kee))
     with acting_as(kee):
-        assert services.cancel(caller=kee, task_id=last) == "canceled"
+        assert ending.cancel(caller=kee, task_id=last) == "canceled"
     complete(worker, lease_one(worker))
-    services.release_dependants()
+    dependencies.release_dependants()
     with acting_as(kee):
         assert not Dependency.objects.exists()
 
@@ -163,10 +163,10 @@ def test_simultaneous_ends_release_a_dependant_once(kee: Caller, worker: Caller)
 
     def finish(grant: Grant) -> None:
         complete(worker, grant)
-        services.release_dependants()
+        dependencies.release_dependants()
 
     together(*(partial(finish, grant) for grant in lease(worker, capacity=6)))
-    services.release_dependants()
+    dependencies.release_dependants()
     assert lease_one(worker).task_id == last
     with acting_as(kee):
         assert LiveTask.objects.get(task_id=last).open_dependencies == 0
@@ -183,7 +183,7 @@ def test_locked_inbox_delays_only_its_own_ends(tenant: Tenant, kee: Caller, work
     fail_next(worker)
 
     with held(hexy, Inbox.objects.filter(principal_id=hexy.principal_id)):
-        assert services.release_dependants() == 1
+        assert dependencies.release_dependants() == 1
         assert (status(kee, busy), status(kee, other)) == ("waiting", "canceled")
-    assert services.release_dependants() == 1
+    assert dependencies.release_dependants() == 1
     assert status(kee, busy) == "canceled"

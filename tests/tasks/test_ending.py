@@ -14,9 +14,10 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation
 from apps.receipts.services import Group
-from apps.tasks import selectors, services
+from apps.tasks import selectors
 from apps.tasks.models import FinishedTask, LiveTask, Task
-from apps.tasks.services import Grant, UnsuccessfulRun
+from apps.tasks.services import artifacts, ending, operating, sweeping
+from apps.tasks.shapes import Grant, QueuedTask, UnsuccessfulRun
 from apps.tasks.states import MOST_RUNS
 from tests.factories import make_caller, make_principal, make_tenant, make_token
 from tests.tasks.making import (
@@ -160,8 +161,8 @@ def test_max_expiries_make_a_dead_letter(kee: Caller, worker: Caller) -> None:
             assert len(lease(worker)) == 1
         at(FUTURE + timedelta(seconds=30))
         assert lease(worker) == []
-        assert services.end_what_must() == 1
-        assert services.end_what_must() == 0
+        assert sweeping.end_what_must() == 1
+        assert sweeping.end_what_must() == 0
 
         record = FinishedTask.objects.get(task_id=number(task))
         assert (record.status, record.reason) == ("failed", "expiries_exhausted")
@@ -198,7 +199,7 @@ def test_obeyed_cancellation_ends_the_task(
 
 def cancel_many(caller: Caller, *task_ids: int) -> dict[int, str]:
     with acting_as(caller):
-        return {task: str(status) for task, status in services.cancel_many(caller=caller, task_ids=task_ids).items()}
+        return {task: str(status) for task, status in ending.cancel_many(caller=caller, task_ids=task_ids).items()}
 
 
 def test_cancel_many_answers_the_status_of_each(tenant: Tenant, kee: Caller, worker: Caller) -> None:
@@ -285,23 +286,23 @@ def test_only_its_parties_cancel_and_read_a_task(tenant: Tenant, kee: Caller, wo
     for other in (stranger, foreigner, worker):
         with acting_as(other):
             with refused("unknown_task"):
-                services.cancel(caller=other, task_id=number(task))
+                ending.cancel(caller=other, task_id=number(task))
             with refused("unknown_task"):
-                services.fetch_result(caller=other, task_id=number(task))
+                artifacts.fetch_result(caller=other, task_id=number(task))
     assert snapshot(kee) == before
 
 
 def expires(worker: Caller, grant: Grant) -> None:
     at(FUTURE + timedelta(minutes=5))
     assert lease(worker) == []
-    services.end_what_must()
+    sweeping.end_what_must()
 
 
 LAST_ENDS: list[Callable[[Caller, Grant], object]] = [
     lambda worker, grant: fail(worker, grant, retry_after=0),
     release,
     expires,
-    lambda _, grant: services.revoke_lease(task_id=grant.task_id),
+    lambda _, grant: operating.revoke_lease(task_id=grant.task_id),
     lambda worker, grant: [beat(worker, grant), beat(worker, grant)],  # the second is of a stuck run
 ]
 
@@ -322,9 +323,9 @@ def test_task_ends_after_its_last_possible_run(
         assert lease_one(worker).task_id == other
 
 
-def retry(caller: Caller, task_id: int) -> services.QueuedTask:
+def retry(caller: Caller, task_id: int) -> QueuedTask:
     with acting_as(caller):
-        return services.retry(caller=caller, task_id=task_id)
+        return operating.retry(caller=caller, task_id=task_id)
 
 
 def test_retry_makes_one_new_task_with_the_same_request(tenant: Tenant, kee: Caller, worker: Caller) -> None:
@@ -406,9 +407,9 @@ def test_dead_letters_of_a_queue_are_retried_together(kee: Caller, worker: Calle
     make_type(kee, "other", enabled=False)
     with acting_as(kee):
         queue_id = Task.objects.values_list("queue_id", flat=True)[0]
-        retried, refusals = services.retry_queue(queue_id=queue_id)
+        retried, refusals = operating.retry_queue(queue_id=queue_id)
         assert (retried, codes(refusals)) == (2, ["task_type_disabled"])
-        assert services.retry_queue(queue_id=queue_id)[0] == 0
+        assert operating.retry_queue(queue_id=queue_id)[0] == 0
         assert Task.objects.filter(retry_of__isnull=False).count() == 2
 
 

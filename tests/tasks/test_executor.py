@@ -17,8 +17,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import jobs as executor
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
 from apps.tasks.models import FinishedTask, LiveTask, Run, Spend
-from apps.tasks.services import BudgetDraft, BudgetLeft
-from apps.tasks.shapes import used_up
+from apps.tasks.shapes import BudgetDraft, BudgetLeft, used_up
 from tests import ground
 from tests.factories import make_caller, make_tenant
 from tests.tasks.making import cancel, lease, number, queue, status

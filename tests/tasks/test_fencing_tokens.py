@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import services
-from apps.tasks.services import Grant
+from apps.tasks.services import sweeping
+from apps.tasks.shapes import Grant
 from tests.tasks.making import (
     FUTURE,
     at,
@@ -99,7 +99,7 @@ def superseded(worker: Caller, grant: Grant) -> None:
 
 
 def requeued(worker: Caller, grant: Grant) -> None:
-    assert services.bring_back().requeued == 1
+    assert sweeping.bring_back().requeued == 1
 
 
 def completed(worker: Caller, grant: Grant) -> None:

@@ -10,9 +10,9 @@ import pytest
 from apps.core.errors import Conflict
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import services
 from apps.tasks.models import FinishedTask, LiveTask, Run, Spend, run_key
-from apps.tasks.shapes import Grant
+from apps.tasks.services import sweeping
+from apps.tasks.shapes import BudgetDraft, Grant
 from apps.tasks.states import Order
 from tests.factories import make_caller
 from tests.tasks.making import (
@@ -152,7 +152,7 @@ def test_sequence_starts_again_with_every_run(kee: Caller, worker: Caller) -> No
 
 def test_spend_counts_in_any_order(kee: Caller, worker: Caller) -> None:
     make_type(kee)
-    queue(kee, budget=services.BudgetDraft(tokens=100))
+    queue(kee, budget=BudgetDraft(tokens=100))
     grant = lease_one(worker)
     beat(worker, grant, sequence=2, percent=1.0, tokens=10)
     answer = beat(worker, grant, sequence=1, percent=2.0, tokens=30)
@@ -274,7 +274,7 @@ def test_silence_does_not_carry_over_to_the_next_run(kee: Caller, worker: Caller
         at(FUTURE)
         assert beat(worker, lease_one(worker)).status == "ok"
         at(FUTURE + timedelta(seconds=10))
-        services.bring_back()
+        sweeping.bring_back()
         again = lease_one(worker)
         assert (again.fencing_token, beat(worker, again).status) == (2, "ok")
 

@@ -12,8 +12,9 @@ from django.urls import reverse
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import selectors, services, sql
+from apps.tasks import selectors, sql
 from apps.tasks.models import LiveTask, Queue, Run, Task
+from apps.tasks.services import sweeping
 from tests.console.test_site import SENT
 from tests.factories import make_token
 from tests.tasks.making import (
@@ -195,10 +196,10 @@ def test_ends_are_counted_once_by_queue_and_status(kee: Caller, worker: Caller) 
     for _ in range(3):
         complete(worker, lease_one(worker))
     fail_next(worker)
-    assert services.count_minutes() == 0, "what has just ended may not be committed everywhere"
+    assert sweeping.count_minutes() == 0, "what has just ended may not be committed everywhere"
     later(6)
 
-    assert [services.count_minutes(), services.count_minutes()] == [4, 0]
+    assert [sweeping.count_minutes(), sweeping.count_minutes()] == [4, 0]
     with acting_as(kee):
         (found,) = selectors.queue_figures(tenant_id=kee.tenant_id).values()
     assert (found.failure_rate, found.expiries, found.dead_letters) == (0.25, 0, 1)
@@ -208,7 +209,7 @@ def test_ends_are_counted_once_by_queue_and_status(kee: Caller, worker: Caller) 
     queue(kee)
     complete(worker, lease_one(worker))
     later(12)
-    assert services.count_minutes() == 1
+    assert sweeping.count_minutes() == 1
 
 
 def test_ends_at_one_moment_are_counted_together(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +221,7 @@ def test_ends_at_one_moment_are_counted_together(kee: Caller, monkeypatch: pytes
             """insert into task_history (task_id, tenant_id, status, fencing_token, summary, receipt_id, finished_at)
                select task_id, tenant_id, 'succeeded', 0, '', 'r', now() - interval '1 minute' from task_live"""
         )
-    assert [services.count_minutes(), services.count_minutes()] == [5, 0]
+    assert [sweeping.count_minutes(), sweeping.count_minutes()] == [5, 0]
 
 
 def test_expired_leases_are_counted_with_the_end(kee: Caller, worker: Caller) -> None:
@@ -232,13 +233,13 @@ def test_expired_leases_are_counted_with_the_end(kee: Caller, worker: Caller) ->
             LiveTask.objects.update(lease_expires_at=LONG_AGO)
     complete(worker, lease_one(worker))
     later(6)
-    services.count_minutes()
+    sweeping.count_minutes()
     with acting_as(kee):
         (found,) = selectors.queue_figures(tenant_id=kee.tenant_id).values()
     assert found.expiries == 2
-    assert services.forget_minutes() == 0
+    assert sweeping.forget_minutes() == 0
     later(3 * 86_400)
-    assert services.forget_minutes() == 1
+    assert sweeping.forget_minutes() == 1
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.01, 0.5, 3, 60, 86_400])

@@ -10,9 +10,8 @@ from django.db import connection
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import services
 from apps.tasks.models import FinishedTask, LiveTask, Run, run_key
-from apps.tasks.services import leasing
+from apps.tasks.services import ending, leasing, sweeping
 from tests.factories import make_caller, make_tenant
 from tests.tasks.making import (
     FUTURE,
@@ -175,7 +174,7 @@ def test_forged_token_is_refused_before_any_query(kee: Caller, worker: Caller, s
         from django.test.utils import CaptureQueriesContext  # noqa: PLC0415
 
         with CaptureQueriesContext(connection) as queries, refused("bad_lease_token"):
-            services.prove(worker=worker, task_id=grant.task_id, lease_token=spoil(grant.lease_token))
+            ending.prove(worker=worker, task_id=grant.task_id, lease_token=spoil(grant.lease_token))
         assert len(queries) == 0
 
 
@@ -231,7 +230,7 @@ def test_task_released_here_is_next_at_once(kee: Caller, worker: Caller) -> None
     first = lease_one(worker)
     assert lease_one(worker).task_id == tasks[1]
     with acting_as(worker):
-        services.release(worker=worker, task_id=first.task_id, lease_token=first.lease_token)
+        ending.release(worker=worker, task_id=first.task_id, lease_token=first.lease_token)
     assert lease_one(worker).task_id == first.task_id
 
 
@@ -244,14 +243,14 @@ def test_heartbeat_seconds_is_the_longest_silence(kee: Caller, worker: Caller) -
     at(FUTURE + timedelta(seconds=29))
     assert beat(worker, grant).lease_ms == 30_000
     at(FUTURE + timedelta(seconds=58))
-    assert services.bring_back().requeued == 0
+    assert sweeping.bring_back().requeued == 0
     assert lease(worker) == []
     at(FUTURE + timedelta(seconds=59))
     again = lease_one(worker)
     assert (again.task_id, again.fencing_token, again.lease_ms) == (task, 2, 30_000)
     assert beat(worker, grant).reason == "superseded"
     at(FUTURE + timedelta(seconds=89))
-    assert services.bring_back().requeued == 1
+    assert sweeping.bring_back().requeued == 1
 
 
 def test_lease_shorter_than_heartbeat_seconds_stays_short(kee: Caller, worker: Caller) -> None:

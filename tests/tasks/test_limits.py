@@ -10,10 +10,10 @@ from django.db import connection
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import selectors, services
+from apps.tasks import selectors
 from apps.tasks.models import FairShare, LiveTask, Queue, RateWindow, Run
-from apps.tasks.services import LeaseNext
-from apps.tasks.shapes import Completed
+from apps.tasks.services import dependencies, ending, leasing, queueing, sweeping, types
+from apps.tasks.shapes import Completed, LeaseNext
 from apps.tasks.states import Status
 from tests.factories import make_caller, make_tenant
 from tests.tasks.making import (
@@ -141,18 +141,18 @@ def test_paused_type_does_not_block_others(kee: Caller, worker: Caller) -> None:
     make_type(kee, "going")
     queue_many(kee, asked("still", priority=10), asked("going"))
     with acting_as(kee):
-        services.pause_type(caller=kee, name="still", now=FUTURE)
+        types.pause_type(caller=kee, name="still", now=FUTURE)
     assert [grant.task_type for grant in lease(worker, capacity=9)] == ["going"]
     with acting_as(kee):
-        services.resume_type(caller=kee, name="still")
+        types.resume_type(caller=kee, name="still")
     assert [grant.task_type for grant in lease(worker, capacity=9)] == ["still"]
 
 
 def test_unknown_queue_or_type_is_not_paused(kee: Caller) -> None:
     with acting_as(kee):
         for code, resume, pause in (
-            ("unknown_task_type", services.resume_type, services.pause_type),
-            ("unknown_queue", services.resume_queue, services.pause_queue),
+            ("unknown_task_type", types.resume_type, types.pause_type),
+            ("unknown_queue", types.resume_queue, types.pause_queue),
         ):
             with refused(code):
                 resume(caller=kee, name="nothing")
@@ -203,9 +203,9 @@ def test_queue_that_becomes_fair_includes_waiting_tasks(tenant: Tenant, kee: Cal
     with acting_as(kee):
         LiveTask.objects.update(requester=None)
         assert lease(worker) == []
-        assert services.settle_fair_shares() == 4
+        assert types.settle_fair_shares() == 4
     assert len(lease(worker, capacity=9)) == 4
-    assert services.settle_fair_shares() == 0
+    assert types.settle_fair_shares() == 0
 
 
 def test_queue_limit_leaves_room_of_the_type_elsewhere(kee: Caller, worker: Caller) -> None:
@@ -348,10 +348,10 @@ def test_due_task_takes_a_free_key(kee: Caller, worker: Caller) -> None:
         soon, later = (queue(kee, concurrency_key="k", run_at=FUTURE + timedelta(seconds=wait)) for wait in (10, 20))
         assert [soon.status, later.status] == ["scheduled", "scheduled"]
         at(FUTURE + timedelta(seconds=10))
-        services.bring_back()
+        sweeping.bring_back()
         assert lease_one(worker).task_id == number(soon)
         at(FUTURE + timedelta(seconds=20))
-        services.bring_back()
+        sweeping.bring_back()
         assert lease(worker) == []
 
 
@@ -363,9 +363,9 @@ def test_canceled_task_frees_its_key(kee: Caller, worker: Caller, *, leased: boo
         at(FUTURE)
         if leased:
             lease_one(worker)
-        services.cancel(caller=kee, task_id=number(first))
+        ending.cancel(caller=kee, task_id=number(first))
         at(FUTURE + timedelta(seconds=10))
-        services.end_what_must()
+        sweeping.end_what_must()
         assert lease_one(worker).task_id == number(second)
 
 
@@ -385,7 +385,7 @@ def test_task_that_waits_for_more_is_passed_over(kee: Caller, worker: Caller) ->
     assert lease(worker, capacity=5) == []
 
     complete(worker, lease_one(worker, queues=("second",)))
-    services.release_dependants()
+    dependencies.release_dependants()
     assert [grant.task_id for grant in lease(worker, capacity=5)] == [depending]
     with acting_as(kee):
         assert LiveTask.objects.get(task_id=later).ready_at is None
@@ -433,7 +433,7 @@ def test_locked_task_gets_its_key_later(kee: Caller, worker: Caller) -> None:
         complete(worker, grant)
     assert lease(worker) == []
 
-    assert (services.admit_waiting(), services.admit_waiting()) == (1, 0)
+    assert (sweeping.admit_waiting(), sweeping.admit_waiting()) == (1, 0)
     assert lease_one(worker).task_id == waiting
 
 
@@ -443,7 +443,7 @@ def test_refused_rival_frees_its_concurrency_key(kee: Caller, worker: Caller) ->
     answers: list[Any] = []
 
     with acting_as(kee):
-        services.queue(requester=kee, request=asked(idempotency_key="i"))
+        queueing.queue(requester=kee, request=asked(idempotency_key="i"))
         batch = Other(
             lambda: answers.extend(
                 queue_many(kee, asked(idempotency_key="i", concurrency_key="k"), asked(concurrency_key="k"))
@@ -468,8 +468,8 @@ def test_completion_that_leases_next_does_not_wait_at_a_limit(kee: Caller, worke
 
     with acting_as(kee):
         # Who is at the limit holds it until it commits.
-        services.lease(worker=kee, queues=("default",), capacity=1)
-        services.queue(requester=kee, request=asked())
+        leasing.lease(worker=kee, queues=("default",), capacity=1)
+        queueing.queue(requester=kee, request=asked())
         going_on = Other(lambda: answers.append(complete_many(worker, [grant], lease_next=LeaseNext(capacity=1))))
         going_on.join(20)
         assert not going_on.is_alive()

@@ -11,10 +11,11 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
 from apps.receipts.services import Group
-from apps.tasks import selectors, services
+from apps.tasks import selectors
 from apps.tasks.models import LiveTask, TaskType
-from apps.tasks.services import BudgetDraft, QueueRequest
+from apps.tasks.services import leasing, queueing, types
 from apps.tasks.services.types import TypeDraft
+from apps.tasks.shapes import BudgetDraft, QueueRequest
 from apps.tasks.states import IfDependencyFails, WhenSpent
 from tests.factories import T0, make_caller, make_principal
 from tests.tasks.making import (
@@ -102,9 +103,9 @@ def test_scheduled_task_is_leased_at_run_at(kee: Caller) -> None:
     make_type(kee)
     with acting_as(kee), connection.cursor() as cursor:
         cursor.execute("select set_config('gatehouse.now', %s, true)", [T0.isoformat()])
-        later = services.queue(
+        later = queueing.queue(
             requester=kee,
-            request=services.QueueRequest(task_type="index", params={}, run_at=T0 + timedelta(seconds=10)),
+            request=QueueRequest(task_type="index", params={}, run_at=T0 + timedelta(seconds=10)),
         )
         assert (later.status, selectors.status(later.task_id).next_run_at) == (
             "scheduled",
@@ -114,7 +115,7 @@ def test_scheduled_task_is_leased_at_run_at(kee: Caller) -> None:
             cursor.execute(
                 "select set_config('gatehouse.now', %s, true)", [(T0 + timedelta(seconds=seconds)).isoformat()]
             )
-            assert len(services.lease(worker=kee, queues=["default"])) == given
+            assert len(leasing.lease(worker=kee, queues=["default"])) == given
 
 
 def test_run_at_in_the_past_is_now(kee: Caller) -> None:
@@ -146,7 +147,7 @@ def test_type_in_code_is_made_at_first_use(kee: Caller) -> None:
         assert (made.in_code, made.lease_seconds, made.queue.name) == (True, 3, "execute")
         assert LiveTask.objects.get(task_id=number(queued)).lease_seconds == 3
         with refused("task_type_in_code"):
-            services.register_type(caller=kee, draft=TypeDraft(name="slow_for_tests", queue="default"), now=T0)
+            types.register_type(caller=kee, draft=TypeDraft(name="slow_for_tests", queue="default"), now=T0)
 
 
 def test_type_registered_again_is_changed(kee: Caller) -> None:

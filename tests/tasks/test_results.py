@@ -10,8 +10,9 @@ from django.core.files.storage import storages
 
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import selectors, services
+from apps.tasks import selectors
 from apps.tasks.models import Artifact
+from apps.tasks.services import artifacts, ending
 from tests.factories import make_caller, make_tenant, make_token
 from tests.tasks.making import (
     beat,
@@ -30,12 +31,12 @@ def test_result_is_fetched_and_the_first_time_is_kept(kee: Caller, worker: Calle
     make_type(kee)
     task = queue(kee)
     with acting_as(kee), refused("not_finished"):
-        services.fetch_result(caller=kee, task_id=number(task))
+        artifacts.fetch_result(caller=kee, task_id=number(task))
     complete(worker, lease_one(worker), {"zz": [1, None], "a": "é"})
     with acting_as(kee):
-        first = services.fetch_result(caller=kee, task_id=number(task))
+        first = artifacts.fetch_result(caller=kee, task_id=number(task))
     with acting_as(kee):
-        second = services.fetch_result(caller=kee, task_id=number(task))
+        second = artifacts.fetch_result(caller=kee, task_id=number(task))
         opened = selectors.open_pointer(f"inline:{task.task_id}", tenant_id=kee.tenant_id)
     assert (first.content, first.result_pointer) == ({"zz": [1, None], "a": "é"}, f"inline:{task.task_id}")
     assert first.fetched_at == second.fetched_at is not None
@@ -58,7 +59,9 @@ def test_result_over_64_kib_becomes_an_artifact(kee: Caller, worker: Caller) -> 
 
 
 def test_artifact_is_stored_once_for_its_tenant(kee: Caller) -> None:
-    pointers = {services.store_artifact(tenant_id=kee.tenant_id, content=b"abc", media_type="text/plain") for _ in "12"}
+    pointers = {
+        artifacts.store_artifact(tenant_id=kee.tenant_id, content=b"abc", media_type="text/plain") for _ in "12"
+    }
     stranger = make_caller(make_tenant("globex"))
     (pointer,) = pointers
     with acting_as(kee):
@@ -69,10 +72,10 @@ def test_artifact_is_stored_once_for_its_tenant(kee: Caller) -> None:
 
 
 def test_damaged_artifact_is_rewritten_and_not_shown(kee: Caller) -> None:
-    pointer = services.store_artifact(tenant_id=kee.tenant_id, content=b"whole", media_type="text/plain")
+    pointer = artifacts.store_artifact(tenant_id=kee.tenant_id, content=b"whole", media_type="text/plain")
     place = Path(storages["artifacts"].path(selectors.place_of(kee.tenant_id, pointer.rpartition("-")[2])))
     place.write_bytes(b"wh")
-    services.store_artifact(tenant_id=kee.tenant_id, content=b"whole", media_type="text/plain")
+    artifacts.store_artifact(tenant_id=kee.tenant_id, content=b"whole", media_type="text/plain")
     assert place.read_bytes() == b"whole"
     place.write_bytes(b"other")
     with acting_as(kee), refused("artifacts_unavailable"):
@@ -93,7 +96,7 @@ def test_damaged_artifact_is_rewritten_and_not_shown(kee: Caller) -> None:
 def test_unusable_result_is_refused(kee: Caller, settings: Any, refusal: str, given: dict[str, Any]) -> None:
     settings.ARTIFACT_MAX_BYTES = 66_000
     with refused(refusal):
-        services.prepare(tenant_id=kee.tenant_id, task_id=1, **given)
+        artifacts.prepare(tenant_id=kee.tenant_id, task_id=1, **given)
     with acting_as(kee):
         assert not Artifact.objects.exists()
 
@@ -106,7 +109,7 @@ def test_timeline_has_every_event_in_order(kee: Caller, worker: Caller) -> None:
     beat(worker, grant, percent=10)
     complete(worker, grant)
     with acting_as(kee):
-        services.fetch_result(caller=kee, task_id=number(task))
+        artifacts.fetch_result(caller=kee, task_id=number(task))
         story = selectors.timeline(task.task_id)
         events = story.events
         assert story.following is None
@@ -127,9 +130,9 @@ def delivered(kee: Caller, worker: Caller, **result: Any) -> str:
     make_type(kee)
     task = queue(kee)
     grant = lease_one(worker)
-    delivery = services.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, **result)
+    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, **result)
     with acting_as(worker):
-        services.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
+        ending.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
     return task.task_id
 
 

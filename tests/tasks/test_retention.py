@@ -11,9 +11,10 @@ from apps.console import health
 from apps.core.sql import hot_cursor
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.tasks import services, sql
+from apps.tasks import sql
 from apps.tasks.models import Budget, FinishedTask, LiveTask, run_key
-from apps.tasks.services import BudgetDraft
+from apps.tasks.services import artifacts, dependencies, sweeping
+from apps.tasks.shapes import BudgetDraft
 from tests import ground
 from tests.factories import make_caller, make_tenant, make_token
 from tests.tasks.making import (
@@ -41,19 +42,19 @@ def test_ended_task_is_deleted_after_its_retention(kee: Caller, worker: Caller) 
     middle, brief, long = (do(kee, worker, name) for name in ("index", "brief", "long"))
     open_task = number(queue(kee))
     lease_one(worker)
-    walk = services.Walk()
+    walk = sweeping.Walk()
     assert walk.forget() == 0
     later(3 * DAY)
     assert walk.forget() == 1
     assert known(kee)[:2] == [{middle, long, open_task}, {middle, long}]
     later(91 * DAY)
-    walk = services.Walk()
+    walk = sweeping.Walk()
     assert walk.forget() == 1
     assert known(kee) == [{long, open_task}, {long}, {long, open_task}, {long}]
     with acting_as(kee):
         assert LiveTask.objects.count() == 1
         with refused("unknown_task"):
-            services.fetch_result(caller=kee, task_id=brief)
+            artifacts.fetch_result(caller=kee, task_id=brief)
 
 
 def test_retention_is_at_least_a_day_in_every_tenant(kee: Caller, worker: Caller) -> None:
@@ -63,9 +64,9 @@ def test_retention_is_at_least_a_day_in_every_tenant(kee: Caller, worker: Caller
     do(kee, worker)
     do(stranger, stranger)
     later(DAY - 10)
-    assert services.Walk().forget() == 0
+    assert sweeping.Walk().forget() == 0
     later(DAY + 10)
-    assert services.Walk().forget() == 2
+    assert sweeping.Walk().forget() == 2
     assert known(kee)[0] == known(stranger)[0] == set()
 
 
@@ -76,20 +77,20 @@ def test_dependency_is_kept(kee: Caller, worker: Caller) -> None:
     queue(kee, "other", depends_on=(first,))
     complete(worker, lease_one(worker))
     later(91 * DAY)
-    assert services.Walk().forget() == 0
-    services.release_dependants()
-    assert services.Walk().forget() == 1
+    assert sweeping.Walk().forget() == 0
+    dependencies.release_dependants()
+    assert sweeping.Walk().forget() == 1
 
 
 def test_idempotency_key_outlives_its_task(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     task = do(kee, worker, idempotency_key="k")
     later(91 * DAY)
-    assert services.Walk().forget() == 1
+    assert sweeping.Walk().forget() == 1
     again = queue(kee, idempotency_key="k")
     assert (again.is_duplicate, number(again)) == (True, task)
     later(401 * DAY)
-    assert services.Walk().forget() == 1
+    assert sweeping.Walk().forget() == 1
     assert not queue(kee, idempotency_key="k").is_duplicate
 
 
@@ -100,7 +101,7 @@ def test_walk_continues_and_starts_again(kee: Caller, worker: Caller, monkeypatc
     for name in ("long", "long", "long", "index", "long", "index"):
         do(kee, worker, name)
     later(91 * DAY)
-    walk = services.Walk()
+    walk = sweeping.Walk()
     assert [walk.forget() for _ in range(5)] == [0, 1, 1, 0, 0]
     assert len(known(kee)[0]) == 4
     later(501 * DAY)
@@ -133,17 +134,17 @@ def go_on_from(task: int) -> None:
 
 def at_the_edge(left: int) -> tuple[int, int]:
     """The next ids are the last ones of a partition, which holds nothing yet and whose range is answered."""
-    while services.make_partitions():
+    while sweeping.make_partitions():
         pass
     if not any(lower > last_id() for lower, _ in ranges()):
         # The last range is a wide one, and in use: go on to its end, so that another is made.
         go_on_from(max(upper for _, upper in ranges()) - 1)
-        services.make_partitions()
+        sweeping.make_partitions()
     used = last_id()
-    services.drop_partitions()
+    sweeping.drop_partitions()
     lower, upper = min((lower, upper) for lower, upper in ranges() if lower > used)
     go_on_from(upper - left)
-    assert services.make_partitions() == 1
+    assert sweeping.make_partitions() == 1
     return lower, upper
 
 
@@ -163,18 +164,18 @@ def test_partition_is_dropped_after_its_retention(tenant: Tenant, kee: Caller, w
     assert (old[-1], young) == (upper - 1, upper)
     assert place("tasks_run", run_key(old[0], 1)) == f"tasks_run_p{lower // WIDTH}"
     later(89 * DAY)
-    services.drop_partitions()
+    sweeping.drop_partitions()
     assert (lower, upper) in ranges()
 
     later(90 * DAY + 100)
-    assert services.Walk().forget() == 1, "only what is not left to the drop goes by itself"
-    assert services.drop_partitions() == 1
+    assert sweeping.Walk().forget() == 1, "only what is not left to the drop goes by itself"
+    assert sweeping.drop_partitions() == 1
     assert (lower, upper) not in ranges()
     assert known(kee) == [set(), set(), set(), set()]
     with acting_as(kee):
         assert not Budget.objects.exists()
         with refused("unknown_task"):
-            services.fetch_result(caller=kee, task_id=old[0])
+            artifacts.fetch_result(caller=kee, task_id=old[0])
     assert get(make_token(tenant), f"tasks/task_{old[0]}")[0] == 404
 
 
@@ -186,18 +187,18 @@ def test_partition_with_an_open_task_stays(kee: Caller, worker: Caller) -> None:
     waiting = number(queue(kee, "other"))
     do(kee, worker)
     later(90 * DAY + 100)
-    assert services.drop_partitions() == 0
-    assert services.Walk().forget() == 1
+    assert sweeping.drop_partitions() == 0
+    assert sweeping.Walk().forget() == 1
     later(112 * DAY)
-    assert services.Walk().forget() == 0
+    assert sweeping.Walk().forget() == 0
     later(113 * DAY)
-    assert services.Walk().forget() == 1
-    assert services.drop_partitions() == 0
+    assert sweeping.Walk().forget() == 1
+    assert sweeping.drop_partitions() == 0
     assert here in ranges()
     assert known(kee)[0] == {waiting}
     complete(worker, lease_one(worker, queues=("other",)))
     later(205 * DAY)
-    assert services.drop_partitions() == 1
+    assert sweeping.drop_partitions() == 1
     assert known(kee) == [set(), set(), set(), set()]
 
 
@@ -210,11 +211,11 @@ def test_longer_retention_of_a_type_keeps_its_partition(kee: Caller, worker: Cal
         do(kee, worker, name)
     long, last = here[1] - 2, number(queue(kee))
     later(113 * DAY)
-    assert services.drop_partitions() == 0
-    assert services.Walk().forget() == 2
+    assert sweeping.drop_partitions() == 0
+    assert sweeping.Walk().forget() == 2
     assert known(kee) == [{long, last}, {long}, {long}, {long}]
     later(501 * DAY)
-    assert services.drop_partitions() == 1
+    assert sweeping.drop_partitions() == 1
 
 
 def test_partition_of_a_dependency_stays(kee: Caller, worker: Caller) -> None:
@@ -227,14 +228,14 @@ def test_partition_of_a_dependency_stays(kee: Caller, worker: Caller) -> None:
     for _ in range(2):
         complete(worker, lease_one(worker))
     later(92 * DAY)
-    assert services.drop_partitions() == 0
-    services.release_dependants()
-    assert services.drop_partitions() == 1
+    assert sweeping.drop_partitions() == 0
+    dependencies.release_dependants()
+    assert sweeping.drop_partitions() == 1
 
 
 def test_tasks_are_inserted_without_a_partition(kee: Caller, worker: Caller) -> None:
     make_type(kee)
-    services.make_partitions()
+    sweeping.make_partitions()
     go_on_from(max(upper for _, upper in ranges()) + 3 * WIDTH)
     before = ranges()
     task = do(kee, worker)
@@ -242,13 +243,13 @@ def test_tasks_are_inserted_without_a_partition(kee: Caller, worker: Caller) -> 
         f"{table}_default" for table in TABLES
     ]
     # What comes then has partitions again, beyond what is in the default ones.
-    services.make_partitions()
+    sweeping.make_partitions()
     ((lower, upper),) = {found for found in ranges() - before if found[0] >= task}
     assert lower > task
     go_on_from(lower)
     assert place("tasks_task", do(kee, worker)) == f"tasks_task_p{lower // WIDTH}"
     later(91 * DAY)
-    assert services.Walk().forget() == 2
+    assert sweeping.Walk().forget() == 2
     assert (lower, upper) in ranges()
 
 
@@ -258,25 +259,25 @@ def test_doctor_reports_missing_partitions(kee: Caller, worker: Caller) -> None:
         return found.ok, found.says
 
     make_type(kee)
-    services.make_partitions()
+    sweeping.make_partitions()
     go_on_from(max(upper for _, upper in ranges()) - 1)
     do(kee, worker)
     assert doctored() == (True, "room for 0 tasks")
     do(kee, worker)
     assert doctored() == (False, "1 tasks past the last one")
-    services.make_partitions()
+    sweeping.make_partitions()
     assert doctored()[0]
 
 
 def test_partitions_grow_wider_with_the_history(kee: Caller) -> None:
     make_type(kee)
     _, upper = at_the_edge(1)
-    assert services.make_partitions() == 0
+    assert sweeping.make_partitions() == 0
     assert (upper, upper + WIDTH) in ranges()
     oldest = number(queue(kee))
     while max(ranges())[1] - oldest < 50 * WIDTH:
         go_on_from(max(ranges())[1] - 1)
-        assert services.make_partitions() == 1
+        assert sweeping.make_partitions() == 1
     made = sorted(found for found in ranges() if found[0] > upper)
     assert [above - below for below, above in made] == [
         max(1, (below - oldest) // (5 * WIDTH)) * WIDTH for below, _ in made
@@ -285,7 +286,7 @@ def test_partitions_grow_wider_with_the_history(kee: Caller) -> None:
 
 
 def test_partitions_are_protected_like_their_parents(db: None) -> None:
-    services.make_partitions()
+    sweeping.make_partitions()
     with connection.cursor() as cursor:
         for table in TABLES:
             cursor.execute(
@@ -351,12 +352,12 @@ def old(transactional_db: None) -> Iterator[tuple[Caller, tuple[int, int]]]:
         cursor.execute("update task_history set finished_at = now() - interval '91 days'")
         cursor.execute("alter table task_history enable trigger user")
     yield kee, here
-    services.drop_partitions()
+    sweeping.drop_partitions()
 
 
 def test_rival_drops_drop_a_partition_once(old: tuple[Caller, tuple[int, int]]) -> None:
     before = ranges()
-    dropped = together(services.drop_partitions, services.drop_partitions)
+    dropped = together(sweeping.drop_partitions, sweeping.drop_partitions)
     gone = before - ranges()
     assert old[1] in gone
     # Neighbours leave empty ones behind, of which either may drop some.
@@ -378,8 +379,8 @@ def test_tasks_go_on_while_partitions_come_and_go(old: tuple[Caller, tuple[int, 
 
     def come_and_go() -> None:
         while not worked.is_set() or here in ranges():
-            services.drop_partitions()
-            services.make_partitions()
+            sweeping.drop_partitions()
+            sweeping.make_partitions()
 
     together(work, come_and_go)
     with acting_as(kee):

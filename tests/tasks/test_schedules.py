@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.tasks import services, timetables
+from apps.tasks import timetables
 from apps.tasks.models import Schedule, Task
-from apps.tasks.services import ScheduleDraft
+from apps.tasks.services import scheduling
+from apps.tasks.services.scheduling import ScheduleDraft
 from apps.tasks.states import Misfire
 from apps.tasks.timetables import Timetable
 from tests.factories import make_token
@@ -28,12 +29,12 @@ NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 def schedule(caller: Caller, *, name: str = "daily", **more: Any) -> Schedule:
     given: dict[str, Any] = {"task_type": "index", "cron": "0 13 * * *", **more}
     with acting_as(caller):
-        made, _ = services.set_schedule(caller=caller, draft=ScheduleDraft(name=name, **given))
+        made, _ = scheduling.set_schedule(caller=caller, draft=ScheduleDraft(name=name, **given))
     return made
 
 
 def fire() -> int:
-    return services.fire_schedules()
+    return scheduling.fire_schedules()
 
 
 def queued() -> list[Task]:
@@ -119,24 +120,24 @@ def test_beat_has_a_row_for_each_schedule(kee: Caller) -> None:
     assert (row.task, row.enabled) == ("tasks.fire", True)
     assert (str(row.crontab.timezone), row.crontab.hour) == ("Europe/Vienna", "13")
     tenant_id, schedule_id = json.loads(row.args)
-    assert not services.fire_schedule(tenant_id=tenant_id, schedule_id=schedule_id)
+    assert not scheduling.fire_schedule(tenant_id=tenant_id, schedule_id=schedule_id)
     at(NOON + timedelta(days=1))
-    assert services.fire_schedule(tenant_id=tenant_id, schedule_id=schedule_id)
+    assert scheduling.fire_schedule(tenant_id=tenant_id, schedule_id=schedule_id)
     assert len(queued()) == 1
 
     schedule(kee, cron=None, every_seconds=30)
     row.refresh_from_db()
     assert (row.crontab, row.interval.every) == (None, 30)
     with acting_as(kee):
-        services.stop_schedule(schedule_id=made.pk)
+        scheduling.stop_schedule(schedule_id=made.pk)
     row.refresh_from_db()
     assert (row.enabled, kept(kee).next_at) == (False, None)
     with acting_as(kee):
-        services.resume_schedule(schedule_id=made.pk)
+        scheduling.resume_schedule(schedule_id=made.pk)
     row.refresh_from_db()
     assert row.enabled
     with acting_as(kee):
-        services.remove_schedule(caller=kee, name="daily")
+        scheduling.remove_schedule(caller=kee, name="daily")
     assert not PeriodicTask.objects.filter(pk=row.pk).exists()
 
 
@@ -156,7 +157,7 @@ def test_rival_clocks_queue_one_task(kee: Caller) -> None:
     made = schedule(kee, cron=None, every_seconds=3600)
     with acting_as(kee):
         Schedule.objects.update(anchor_at=made.anchor_at - timedelta(hours=1), next_at=made.anchor_at)
-    fired = together(*[lambda: services.fire_schedule(tenant_id=kee.tenant_id, schedule_id=made.pk)] * 6)
+    fired = together(*[lambda: scheduling.fire_schedule(tenant_id=kee.tenant_id, schedule_id=made.pk)] * 6)
     assert sorted(fired) == [False] * 5 + [True]
     assert len(queued()) == 1
 

@@ -12,7 +12,6 @@ from django.db.models import F, Model
 
 from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import services
 from apps.tasks.models import (
     Budget,
     FinishedTask,
@@ -20,7 +19,8 @@ from apps.tasks.models import (
     LiveTask,
     Task,
 )
-from apps.tasks.services import BudgetDraft, Grant, ending, recording
+from apps.tasks.services import artifacts, ending, recording, sweeping
+from apps.tasks.shapes import BudgetDraft, Grant
 from apps.tasks.states import CANCEL_REQUESTED, TRANSITIONS, Reason, Status, after_failure
 from tests.tasks.making import (
     FUTURE,
@@ -71,12 +71,12 @@ def take(world: World) -> None:
 
 def cancel_with_others(world: World) -> None:
     with acting_as(world.caller):
-        services.cancel_many(caller=world.caller, task_ids=[world.task_id])
+        ending.cancel_many(caller=world.caller, task_ids=[world.task_id])
 
 
 def sweep(world: World) -> None:
-    services.bring_back()
-    services.end_what_must()
+    sweeping.bring_back()
+    sweeping.end_what_must()
 
 
 def sweep_later(world: World) -> None:
@@ -90,7 +90,7 @@ def sweep_after_the_last_expiry(world: World) -> None:
 
 
 def fetch(world: World) -> None:
-    services.fetch_result(caller=world.caller, task_id=world.task_id)
+    artifacts.fetch_result(caller=world.caller, task_id=world.task_id)
 
 
 Verb = Callable[[World], object]

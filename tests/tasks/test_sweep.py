@@ -14,9 +14,10 @@ from apps.digests.models import Inbox
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
-from apps.tasks import handlers, selectors, services, sql
+from apps.tasks import handlers, selectors, sql
 from apps.tasks.models import FinishedTask, LiveTask, Run, TaskType, run_key
-from apps.tasks.services import LeaseNext, ending
+from apps.tasks.services import ending, sweeping, types
+from apps.tasks.shapes import LeaseNext
 from apps.tasks.signals import task_queued, tasks_finished
 from tests.factories import make_caller, make_tenant
 from tests.ground import as_owner
@@ -65,16 +66,16 @@ def test_locked_inbox_delays_only_its_own_ends(tenant: Tenant, kee: Caller, work
     queue(kee, recipient="Hexy")
     complete(worker, lease_one(worker))
     # More than a batch of the busy one's stands in front.
-    busy = {number(queue(kee, recipient="Hexy")) for _ in range(services.SWEEP_BATCH + 1)}
+    busy = {number(queue(kee, recipient="Hexy")) for _ in range(sweeping.SWEEP_BATCH + 1)}
     others = {number(queue(kee, recipient="Ona")) for _ in range(3)}
     lease(worker, capacity=len(busy) + len(others))
     expire(kee)
 
     with held(hexy, Inbox.objects.filter(principal_id=hexy.principal_id)):
-        assert services.end_what_must() == len(others)
+        assert sweeping.end_what_must() == len(others)
         assert _ended(kee) == others
-        assert services.end_what_must() == 0
-    assert [services.end_what_must() for _ in range(3)] == [services.SWEEP_BATCH, 1, 0]
+        assert sweeping.end_what_must() == 0
+    assert [sweeping.end_what_must() for _ in range(3)] == [sweeping.SWEEP_BATCH, 1, 0]
     assert _ended(kee) == busy | others
 
 
@@ -86,9 +87,9 @@ def test_locked_task_delays_no_other_end(kee: Caller, worker: Caller) -> None:
     expire(kee)
 
     with held(kee, LiveTask.objects.filter(task_id=at_hand)):
-        assert services.end_what_must() == 1
+        assert sweeping.end_what_must() == 1
     assert _ended(kee) == {other}
-    assert services.end_what_must() == 1
+    assert sweeping.end_what_must() == 1
 
 
 def test_sweep_reclaims_leases_of_every_tenant(tenant: Tenant, kee: Caller) -> None:
@@ -100,8 +101,8 @@ def test_sweep_reclaims_leases_of_every_tenant(tenant: Tenant, kee: Caller) -> N
         expire(caller)
     # A claim brings back those of its own queues.
     assert [grant.fencing_token for grant in lease(kee, queues=("first",))] == [2]
-    assert services.bring_back().requeued == 2
-    assert services.bring_back().requeued == 0
+    assert sweeping.bring_back().requeued == 2
+    assert sweeping.bring_back().requeued == 0
 
 
 def test_unannounced_work_is_found_once_a_queue(kee: Caller) -> None:
@@ -109,16 +110,16 @@ def test_unannounced_work_is_found_once_a_queue(kee: Caller) -> None:
     queue(kee)
     for _ in range(3):
         queue(kee, "slow_for_tests", {"folder": "/x"})
-    assert services.unannounced() == []
+    assert sweeping.unannounced() == []
     with acting_as(kee):
         LiveTask.objects.update(ready_at=LONG_AGO)
         own = TaskType.objects.select_related("queue").get(name="slow_for_tests")
 
-    (found,) = services.unannounced()
+    (found,) = sweeping.unannounced()
     assert (found.tenant_id, found.queue, found.task_type) == (kee.tenant_id, own.queue.name, own.name)
     assert found.task_type in handlers.names()
     pause(kee, own.queue.name)
-    assert services.unannounced() == []
+    assert sweeping.unannounced() == []
 
 
 @pytest.mark.parametrize("limited", ["queue", "type"])
@@ -128,18 +129,18 @@ def test_work_kept_back_by_a_limit_is_found(kee: Caller, limited: str) -> None:
     make_type(kee, "slow", **(rate if limited == "type" else {}))
     for name in ("index", "slow"):
         queue(kee, name)
-    assert [(found.queue, found.task_type) for found in services.kept_back()] == (
+    assert [(found.queue, found.task_type) for found in sweeping.kept_back()] == (
         [("default", "slow")] if limited == "type" else []
     )
     if limited == "queue":
         set_queue(kee, **rate)
-    assert [found.queue for found in services.kept_back()] == ["default"]
+    assert [found.queue for found in sweeping.kept_back()] == ["default"]
     pause(kee)
-    assert services.kept_back() == []
+    assert sweeping.kept_back() == []
     with acting_as(kee):
-        services.resume_queue(caller=kee, name="default")
+        types.resume_queue(caller=kee, name="default")
         LiveTask.objects.update(ready_at=None)
-    assert services.kept_back() == []
+    assert sweeping.kept_back() == []
 
 
 def test_queue_health_counts_by_status(kee: Caller) -> None:
@@ -175,7 +176,7 @@ def test_task_that_can_not_end_delays_no_other(tenant: Tenant, kee: Caller) -> N
             [broken, tenant.pk],
         )
 
-    assert services.end_what_must() == len(others)
+    assert sweeping.end_what_must() == len(others)
     assert _ended(kee) == set(others)
     with acting_as(kee):
         assert [one.task_id for one in LiveTask.objects.all()] == [broken]
@@ -188,7 +189,7 @@ def test_renewed_lease_is_not_ended(kee: Caller, order: str) -> None:
     grant = lease_one(kee)
     with acting_as(kee):
         if order == "cancel":
-            services.cancel(caller=kee, task_id=task)
+            ending.cancel(caller=kee, task_id=task)
         LiveTask.objects.update(lease_expires_at=LONG_AGO)
     with acting_as_system("test"), hot_cursor() as cursor:
         cursor.execute(sql.DOOMED)
@@ -218,9 +219,9 @@ def test_task_past_its_deadline_becomes_a_dead_letter(kee: Caller, worker: Calle
     task = number(queue(kee))
     grant = lease_one(worker) if leased else None
     later(595)
-    assert services.end_what_must() == 0
+    assert sweeping.end_what_must() == 0
     later(601)
-    assert [services.end_what_must(), services.end_what_must()] == [1, 0]
+    assert [sweeping.end_what_must(), sweeping.end_what_must()] == [1, 0]
     with acting_as(kee):
         record = FinishedTask.objects.get(task_id=task)
         assert (record.status, record.reason, record.fencing_token) == ("failed", "deadline_passed", int(leased))
@@ -239,9 +240,9 @@ def test_deadline_counts_from_run_at(kee: Caller) -> None:
     make_type(kee, deadline_seconds=600)
     queue(kee, run_at=FUTURE)
     at(FUTURE + timedelta(seconds=599))
-    assert services.end_what_must() == 0
+    assert sweeping.end_what_must() == 0
     at(FUTURE + timedelta(seconds=601))
-    assert services.end_what_must() == 1
+    assert sweeping.end_what_must() == 1
 
 
 def test_no_lease_outlives_the_deadline(kee: Caller, worker: Caller) -> None:
@@ -273,7 +274,7 @@ def test_task_past_its_deadline_is_not_leased(kee: Caller, worker: Caller) -> No
     assert lease(worker, capacity=5) == []
     set_queue(kee, concurrency=5)
     assert lease(worker, capacity=5) == []
-    assert services.end_what_must() == 1
+    assert sweeping.end_what_must() == 1
 
 
 def test_repeated_next_lease_is_cut_by_the_deadline(kee: Caller, worker: Caller) -> None:
@@ -354,20 +355,20 @@ def test_resumed_work_is_announced(kee: Caller) -> None:
     for task_type, line in (("index", "default"), ("index", "default"), ("still", "default"), ("index", "second")):
         queue(kee, task_type, queue=line)
     with acting_as(kee):
-        services.pause_type(caller=kee, name="still", now=FUTURE)
-        services.pause_queue(caller=kee, name="default", now=FUTURE)
+        types.pause_type(caller=kee, name="still", now=FUTURE)
+        types.pause_queue(caller=kee, name="default", now=FUTURE)
 
     with heard(task_queued) as announced:
         with acting_as(kee):
-            services.resume_queue(caller=kee, name="default")
+            types.resume_queue(caller=kee, name="default")
             assert announced == []
         assert announced == [work(kee)]
         with acting_as(kee):
-            services.pause_queue(caller=kee, name="second", now=FUTURE)
-            services.resume_type(caller=kee, name="still")
+            types.pause_queue(caller=kee, name="second", now=FUTURE)
+            types.resume_type(caller=kee, name="still")
         assert announced[1:] == [{**work(kee), "task_type": "still"}]
         with acting_as(kee):
-            services.resume_type(caller=kee, name="index")
+            types.resume_type(caller=kee, name="index")
         assert announced[2:] == [work(kee)]
 
 
@@ -385,7 +386,7 @@ def test_work_is_announced_when_a_limit_is_lifted(kee: Caller) -> None:
 
 def cancel_several(caller: Caller, task: int) -> None:
     with acting_as(caller):
-        services.cancel_many(caller=caller, task_ids=[task])
+        ending.cancel_many(caller=caller, task_ids=[task])
 
 
 ENDS: list[Callable[[Caller, int], object]] = [

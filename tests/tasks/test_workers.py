@@ -18,9 +18,10 @@ from django.db import connection
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
-from apps.tasks import selectors, services
+from apps.tasks import selectors
 from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Run, Schedule, Task, run_key
-from apps.tasks.services import ScheduleDraft
+from apps.tasks.services import scheduling
+from apps.tasks.services.scheduling import ScheduleDraft
 from apps.tasks.shapes import QueuedTask
 from apps.tasks.states import Misfire
 from tests.factories import make_caller, make_tenant
@@ -132,7 +133,7 @@ def test_rival_clocks_queue_each_time_once(caller: Caller, tmp_path: Path) -> No
     make_type(caller)
     with acting_as(caller):
         draft = ScheduleDraft(name="s", task_type="index", every_seconds=1, misfire=Misfire.ALL)
-        made, _ = services.set_schedule(caller=caller, draft=draft)
+        made, _ = scheduling.set_schedule(caller=caller, draft=draft)
 
     def queued() -> list[Task]:
         with acting_as(caller):

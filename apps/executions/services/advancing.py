@@ -45,9 +45,9 @@ from apps.executions.states import SETTLED, Status, StepStatus, Strategy
 from apps.executions.wakeups import wake_after_commit
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.tenancy import Caller, acting_in
-from apps.tasks import services as tasks
 from apps.tasks.models import FinishedTask
-from apps.tasks.services import QueueRequest
+from apps.tasks.services import queueing
+from apps.tasks.shapes import QueueRequest
 from apps.tasks.states import Status as TaskStatus
 
 logger = structlog.get_logger(__name__)
@@ -349,7 +349,7 @@ def _queue(claim: Claim, params: Mapping[str, Any]) -> None:
                 caused_by=claim.cause,
                 group=calls.group_of(work.execution),
             )
-            task = tasks.queue(requester=work.owner, request=request)
+            task = queueing.queue(requester=work.owner, request=request)
             step.task_id = parse_ref("task", task.task_id)
             step.move_to(StepStatus.QUEUED)
             step.envelope = reports.queued(step, at=work.now)

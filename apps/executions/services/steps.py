@@ -19,8 +19,8 @@ from apps.memory import services as memory
 from apps.plans import services as planning
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.scopes import Kind
-from apps.tasks import services as tasks
 from apps.tasks.models import FinishedTask
+from apps.tasks.services import ending
 from apps.tasks.states import Status as TaskStatus
 from apps.workers.models import WorkerRateLimited
 from apps.workers.services import registry
@@ -245,7 +245,7 @@ def let_go(work: UnitOfWork) -> None:
 def _cancel_tasks(work: UnitOfWork) -> None:
     """Cancel the execution's tasks. A leased task ends when its worker stops; its step waits for that."""
     steps = {step.task_id: step for step in work.in_state(StepStatus.QUEUED) if step.task_id is not None}
-    ended = tasks.cancel_many(caller=work.owner, task_ids=steps)
+    ended = ending.cancel_many(caller=work.owner, task_ids=steps)
     canceled = [steps[task_id] for task_id, status in ended.items() if status == TaskStatus.CANCELED]
     never_run = FinishedTask.objects.filter(
         task_id__in=[step.task_id for step in canceled if step.cost], fencing_token=0
