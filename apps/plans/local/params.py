@@ -1,30 +1,33 @@
 """What the params of a tool take: kinds of values, choices, and the words that go before a value."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import jsonschema_rs
 
 from apps.plans.catalogue import Tool
 from apps.plans.local import words
-from apps.plans.local.tokens import Found, Kind
+from apps.plans.local.tokens import Found, Kind, pairs, scan
 
+_ARGUMENT: Final = re.compile(r"(?m)^\s*[-*]?\s*`?(\w+)`?(?:\s*\([^)]*\))?:[ \t]+(\S.*)$")
 _OPTIONS: Final = re.compile(
     r"(?i)\b(?:one of|either|options?(?: are)?|allowed values?(?: are)?|possible values?(?: are)?|values|must be|can be)\s*:?\s*"
     r"((?:[\"'`(]?[\w.-]+[\"'`)]?\s*(?:,\s*(?:or\s+)?|\s+or\s+|\s*\|\s*))+[\"'`]?[\w.-]+)"
 )
-_DEFAULT: Final = re.compile(r"(?i)\bdefaults?(?:\s+(?:is|to|value))?\s*[:=]?\s*[\"'`]?([\w./-]*\w)")
+_DEFAULT: Final = re.compile(r"(?i)\bdefaults?(?:\s+(?:is|to|value))*\s*[:=]?\s*[\"'`]?([\w./-]*\w)")
+_EXAMPLE: Final = re.compile(r"(?i)(?:\be\.g\.,?|\bfor example,?|\bexample:|\bsuch as|\blike)\s+[\"'`]?([^\s\"'`,;)]+)")
 _IN_UNIT: Final = re.compile(
-    r"(?i)\b(?:in|of|number of)\s+(milliseconds|seconds|minutes|hours|days|weeks|months|years|ms|sec|min)\b"
+    r"(?i)\b(?:in|of)\s+(milliseconds|seconds|minutes|hours|days|weeks|months|years|ms|sec|min)\b"
 )
 _FORMATS: Final = {
     "email": (Kind.EMAIL,),
     "uri": (Kind.URL, Kind.DOMAIN),
     "url": (Kind.URL, Kind.DOMAIN),
     "date": (Kind.DATE,),
-    "date-time": (Kind.DATETIME, Kind.DATE),
+    "date-time": (Kind.DATETIME,),
     "time": (Kind.TIME,),
     "duration": (Kind.DURATION,),
     "uuid": (Kind.UUID,),
@@ -36,9 +39,18 @@ _ROLES: Final = {
     for head, listed in words.entries("params")
     for word in listed
 }
+_TOLD: Final = frozenset(
+    ("email", "url", "language", "country", "currency", "timezone", "phone", "path", "date", "sql")
+)
+"""Roles that a word of the description gives to a param whose name says nothing."""
 _CUES: Final = [(frozenset(head.split()), frozenset(listed)) for head, listed in words.entries("cues")]
 _NUMERIC: Final = frozenset((Kind.INTEGER, Kind.NUMBER, Kind.NUMBER_REF, Kind.DURATION, Kind.MONEY, Kind.QUANTITY))
-_TEXTUAL: Final = frozenset(("query", "text", "name", "request", "other"))
+_PROSE: Final = frozenset(("query", "text", "request"))
+_PLAIN: Final = _PROSE | {"name", "other"}
+_NAMED: Final = frozenset((Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT, Kind.INTEGER))
+_QUOTABLE: Final = frozenset(
+    (Kind.PATH, Kind.FILE, Kind.GLOB, Kind.SLUG, Kind.ID, Kind.REPO, Kind.SQL, Kind.EXPRESSION, Kind.USER, Kind.CHANNEL)
+)
 _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
     (Kind.DATE, Kind.DATETIME): 0.8,
     (Kind.DATETIME, Kind.DATE): 0.5,
@@ -50,13 +62,16 @@ _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
     (Kind.GLOB, Kind.PATH): 0.5,
     (Kind.UUID, Kind.ID): 1.0,
     (Kind.ID, Kind.SLUG): 0.9,
-    (Kind.VERSION, Kind.SLUG): 0.7,
     (Kind.SLUG, Kind.ID): 0.8,
     (Kind.DOTTED, Kind.ID): 0.6,
-    (Kind.INTEGER, Kind.NUMBER): 1.0,
     (Kind.EMAIL, Kind.USER): 0.9,
+    (Kind.MONEY, Kind.NUMBER): 0.7,
+    (Kind.MONEY, Kind.INTEGER): 0.6,
+    (Kind.QUANTITY, Kind.NUMBER): 0.8,
+    (Kind.QUANTITY, Kind.INTEGER): 0.8,
 }
 """(what was found, what the param takes): how well it serves."""
+_DEEP: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +97,8 @@ class Param:
     cues: frozenset[str]
     """Stems of its name, title and description, and small words, that may stand before its value."""
     role: str
-    """`query`, `text`, `name`, `id`, `path`, `request`, `knob`, `secret`, `choice`, `flag`, `number` or another."""
+    """What it is for: `query`, `text`, `request`, `name` and `other` take plain words; `slug`, `id` and `user` one plain word;
+    `knob`, `number`, `flag`, `choice`, `secret` none. Others are called as the kind they take."""
     side: str
     """`left` or `right` of a pair, `start` or `end` of a range, where its name says so."""
     unit: str
@@ -94,11 +110,11 @@ class Param:
 
 
 def params_of(tool: Tool) -> tuple[Param, ...]:
-    """The params of a tool in the order of its schema."""
-    required = set(tool.required)
+    """The params of a tool in the order of its schema. Descriptions may stand in the tool's own, as `name: description`."""
     inputs = {name: schema for name, schema in tool.inputs.items() if isinstance(schema, Mapping)}
-    names = {piece for name in inputs for piece in words.pieces(name)}
-    return tuple(_param(name, schema, name in required, tool, names) for name, schema in inputs.items())
+    told = {name: text for name, text in _ARGUMENT.findall(tool.description) if name in inputs}
+    siblings = {piece for name in inputs for piece in words.pieces(name)}
+    return tuple(_param(name, schema, tool, told.get(name, ""), siblings) for name, schema in inputs.items())
 
 
 def normal(text: object) -> str:
@@ -106,40 +122,47 @@ def normal(text: object) -> str:
     return " ".join(words.stem(piece) for piece in (words.pieces(str(text)) or [str(text)]))
 
 
-def _param(name: str, raw: Mapping[str, Any], required: bool, tool: Tool, siblings: set[str]) -> Param:  # noqa: FBT001
-    schema = _resolved(raw, tool.input_schema, 0)
+def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: set[str]) -> Param:
+    schema = resolved(raw, tool.input_schema)
     array = schema.get("type") == "array"
-    item = (
-        _resolved(schema["items"], tool.input_schema, 0)
-        if array and isinstance(schema.get("items"), Mapping)
-        else schema
-    )
-    description = str(schema.get("description") or item.get("description") or "")
-    kind = _type(item) if not array or item is not schema else ""
+    items = schema.get("items")
+    item = (resolved(items, tool.input_schema) if isinstance(items, Mapping) else {}) if array else schema
+    description = str(schema.get("description") or item.get("description") or told)
     own = words.pieces(name)
-    listed = _choices(item, description)
-    role, kinds = _role(own, kind, item, description)
-    if listed:
-        role, kinds = "choice", kinds & {Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT, Kind.INTEGER}
-    side = next((side for side in ("start", "end") if words.PAIRS[side] & set(own)), "")
+    kind = _type(item)
+    choices = _choices(item, kind, description)
+    side = next((side for side in ("start", "end") if words.PAIRS[side] & {*own, "_".join(own)}), "")
     for one, other in (("left", "right"), ("right", "left")):
-        if words.PAIRS[one] & set(own[-1:]) and words.PAIRS[other] & siblings:
+        if own and own[-1] in words.PAIRS[one] and words.PAIRS[other] & siblings:
             side = one
+    unit = next((words.UNITS[piece] for piece in reversed(own) if len(piece) > 1 and piece in words.UNITS), "")
+    if not unit and (in_unit := _IN_UNIT.search(description)):
+        unit = words.UNITS[in_unit.group(1).lower()]
+    role, kinds = _role(own, kind, item, description)
+    if role == "repo" and side == "right":
+        kinds = (Kind.SLUG,)
+    if kind in ("integer", "number"):
+        timed = (Kind.DURATION,) if unit in words.SECONDS else ()
+        kinds = (
+            *(one for one in (*kinds, *timed) if one in _NUMERIC),
+            Kind.INTEGER,
+            *((Kind.NUMBER,) if kind == "number" else ()),
+        )
     return Param(
         name=name,
         schema=schema,
-        required=required,
+        required=name in tool.required,
         type=kind,
-        kinds=kinds,
-        choices=listed,
-        closed="enum" in item or "const" in item or "_choices" in item,
+        kinds=frozenset(kinds) & _NAMED if choices else frozenset(kinds),
+        choices=choices,
+        closed="enum" in item or "const" in item,
         array=array,
-        default=schema.get("default", _told_default(description, kind)),
+        default=schema.get("default", _default(description, kind)),
         words=tuple(words.stem(piece) for piece in own),
         cues=_cues(own, f"{schema.get('title', '')} {description}"),
-        role=role,
+        role="choice" if choices else role,
         side=side,
-        unit=_unit(own, description),
+        unit=unit,
         minimum=_bound(item, "minimum", "exclusiveMinimum"),
         maximum=_bound(item, "maximum", "exclusiveMaximum"),
         pattern=item["pattern"] if isinstance(item.get("pattern"), str) else "",
@@ -147,104 +170,113 @@ def _param(name: str, raw: Mapping[str, Any], required: bool, tool: Tool, siblin
     )
 
 
-def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """A schema with its references and alternatives merged into it; of several alternatives, the first that is not null."""
+def resolved(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """A schema with its references and alternatives merged into it.
+
+    Alternatives that are constants or enums make one enum. Else the first one that is not null counts.
+    """
     flat = dict(schema)
     reference = flat.pop("$ref", None)
-    if isinstance(reference, str) and reference.startswith("#/") and depth < _DEEP:
+    if depth >= _DEEP:
+        return flat
+    if isinstance(reference, str) and reference.startswith("#/"):
         target: Any = root
         for step in reference[2:].split("/"):
             target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
         if isinstance(target, Mapping):
-            flat = {**_resolved(target, root, depth + 1), **flat}
+            flat = {**resolved(target, root, depth + 1), **flat}
     for key in ("allOf", "anyOf", "oneOf"):
         options = flat.pop(key, None)
-        if not isinstance(options, list) or depth >= _DEEP:
-            continue
         solved = [
-            _resolved(one, root, depth + 1) for one in options if isinstance(one, Mapping) and one.get("type") != "null"
+            resolved(one, root, depth + 1)
+            for one in _list(options)
+            if isinstance(one, Mapping) and one.get("type") != "null"
         ]
-        listed = [value for one in solved for value in (one.get("enum") or ([one["const"]] if "const" in one else []))]
-        if key == "allOf":
-            for one in solved:
-                flat = {**one, **flat}
-        elif solved:
-            flat = {**solved[0], **flat}
-            if listed and len(solved) > 1:
-                flat.pop("const", None)
-                closed = all("enum" in one or "const" in one for one in solved)
-                flat = (
-                    {**flat, "enum": listed}
-                    if closed
-                    else {**{k: v for k, v in flat.items() if k != "enum"}, "examples": listed}
-                )
+        listed = [value for one in solved for value in _values(one)]
+        for one in solved if key == "allOf" else solved[:1]:
+            flat = {**one, **flat}
+        if listed and len(solved) > 1:
+            flat = {name: value for name, value in flat.items() if name not in ("enum", "const")}
+            flat["enum" if all(_values(one) for one in solved) else "examples"] = listed
     if isinstance(flat.get("type"), list):
         flat["type"] = next((one for one in flat["type"] if one != "null"), "")
     return flat
 
 
+def _list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _values(item: Mapping[str, Any]) -> Sequence[Any]:
+    return [one for one in _list(item.get("enum")) if one is not None] or ([item["const"]] if "const" in item else [])
+
+
 def _type(item: Mapping[str, Any]) -> str:
-    kind = item.get("type")
-    if isinstance(kind, str):
-        return kind
-    values = item.get("enum") or [item.get("const")]
-    first = values[0] if isinstance(values, list) and values else None
+    if isinstance(item.get("type"), str):
+        return str(item["type"])
+    first = next(iter(_values(item)), None)
     return {bool: "boolean", int: "integer", float: "number", str: "string"}.get(type(first), "")
 
 
-def _choices(item: Mapping[str, Any], description: str) -> dict[str, Any]:
-    """The allowed values by their normal forms, and by the names of countries, languages and currencies they are codes of."""
-    values = item["enum"] if isinstance(item.get("enum"), list) else [item["const"]] if "const" in item else []
-    if not values and (told := _OPTIONS.search(description)) and _type(item) in ("string", ""):
+def _choices(item: Mapping[str, Any], kind: str, description: str) -> dict[str, Any]:
+    """The allowed values by normal form, also without words that most share, and by the names they are codes of."""
+    values = _values(item)
+    if not values and kind in ("string", "") and (told := _OPTIONS.search(description)):
         values = [word for word in re.findall(r"[\w.-]*\w", told.group(1)) if word.lower() not in ("or", "and")]
-    found: dict[str, Any] = {}
-    for value in values:
-        if value is not None:
-            found.setdefault(normal(value), value)
+    found = {normal(value): value for value in reversed(values)}
     if len(found) > 1:
+        heads = [name.split()[0] for name in found]
+        shared = {head for head in heads if heads.count(head) * 2 > len(heads)}
+        for name in list(found):
+            first, _, rest = name.partition(" ")
+            if rest and first in shared:
+                found.setdefault(rest, found[name])
+        by_code = {str(value).lower(): value for value in values}
         for table in (words.COUNTRIES, words.LANGUAGES, words.CURRENCIES):
-            codes = {code.lower(): code for code in table.values()}
-            if sum(str(value).lower() in codes for value in values) * 2 > len(values):
-                by_code = {str(value).lower(): value for value in values}
-                for word, code in table.items():
-                    if code.lower() in by_code:
-                        found.setdefault(normal(word), by_code[code.lower()])
+            if len(by_code.keys() & {code.lower() for code in table.values()}) * 2 > len(by_code):
+                named = {normal(word): by_code[code.lower()] for word, code in table.items() if code.lower() in by_code}
+                found = {**named, **found}
     return found
 
 
-def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) -> tuple[str, frozenset[Kind]]:
-    """The role of a param and the kinds it takes, from its format, its type and the last telling word of its name."""
+def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) -> tuple[str, tuple[Kind, ...]]:
+    """The role of a param and the kinds it takes, by its type, its format, its name, its description and its examples."""
     if kind == "boolean":
-        return "flag", frozenset()
+        return "flag", ()
+    role, kinds = next((_ROLES[key] for key in ("_".join(own), *reversed(own)) if key in _ROLES), ("other", ()))
     told = str(item.get("format", ""))
-    role, kinds = next(
-        (_ROLES[key] for key in ("_".join(own), *reversed(own)) if key in _ROLES),
-        ("other", ()),
-    )
     if told in _FORMATS:
-        kinds = _FORMATS[told]
-        role = role if role in ("request", "query") else str(kinds[0])
-    elif kind in ("integer", "number"):
-        kinds = tuple(_NUMERIC & {Kind.INTEGER, *kinds}) + ((Kind.NUMBER, Kind.QUANTITY) if kind == "number" else ())
-        if role not in ("knob", "id", "duration", "money", "coordinates"):
-            role = "number"
-    elif kind == "object":
-        kinds = (Kind.JSON,)
-    elif role == "other" and "iso 8601" in description.lower():
-        role, kinds = "datetime", (Kind.DATETIME, Kind.DATE)
-    return role, frozenset(kinds)
+        return (role if role in _PROSE else str(_FORMATS[told][0])), _FORMATS[told]
+    if kind in ("integer", "number"):
+        return role if role in ("knob", "id", "duration", "money", "coordinates") else "number", kinds
+    if kind == "object":
+        return "json", (Kind.JSON, Kind.PERIOD)
+    if role == "other":
+        spoken = (_ROLES[word] for word in words.prose(description.split(". ", maxsplit=1)[0]) if word in _ROLES)
+        role, kinds = next((one for one in spoken if one[0] in _TOLD), (role, kinds))
+    if role not in _PROSE:
+        if "iso 8601" in description.lower() and role not in ("date", "duration"):
+            kinds = (*kinds, Kind.DATETIME, Kind.DATE)
+        examples = [str(one) for one in _list(item.get("examples"))] + _EXAMPLE.findall(description)
+        kinds = (*kinds, *(shape for example in examples for shape in _shapes(example.rstrip("."))))
+    return role, kinds
 
 
-def _told_default(description: str, kind: str) -> Any:
+def _shapes(example: str) -> list[Kind]:
+    """The kinds that all of an example is."""
+    tokens, found, digits = scan(example)
+    whole = (one for one in (*found, *pairs(tokens, digits)) if one.last - one.first == len(tokens) - 1)
+    return [one.kind for one in whole]
+
+
+def _default(description: str, kind: str) -> Any:
     """A default that stands in the description only."""
-    if (told := _DEFAULT.search(description)) is None:
-        return None
-    text = told.group(1)
+    text = told.group(1) if (told := _DEFAULT.search(description)) else ""
     if kind in ("integer", "number"):
         return int(text) if text.isdigit() else None
     if kind == "boolean":
         return {"true": True, "false": False}.get(text.lower())
-    return text if kind == "string" and text.lower() not in words.SMALL else None
+    return text if kind == "string" and text and text.lower() not in words.SMALL else None
 
 
 def _cues(own: list[str], prose: str) -> frozenset[str]:
@@ -253,19 +285,8 @@ def _cues(own: list[str], prose: str) -> frozenset[str]:
     return frozenset(words.stem(word) for word in (*own, *told, *small))
 
 
-def _unit(own: list[str], description: str) -> str:
-    named = next((words.UNITS[piece] for piece in reversed(own) if len(piece) > 1 and piece in words.UNITS), "")
-    if not named and (told := _IN_UNIT.search(description)):
-        named = words.UNITS[told.group(1).lower()]
-    return named
-
-
 def _bound(item: Mapping[str, Any], *keys: str) -> float | None:
     return next((float(item[key]) for key in keys if isinstance(item.get(key), int | float)), None)
-
-
-_DEEP: Final = 6
-_VALIDATORS: dict[str, Any] = {}
 
 
 def fits(param: Param, found: Found) -> float:
@@ -274,53 +295,60 @@ def fits(param: Param, found: Found) -> float:
         return 1.0
     if param.closed or param.type == "boolean" or param.role == "secret":
         return 0.0
-    score = _kind_fits(param, found)
-    if score and found.role and param.side and found.role != param.side:
-        score *= 0.2
-    elif score and found.role in ("left", "right") and not param.side:
-        score *= 0.4
+    score = _of_kind(param, found) * _of_unit(param, found)
+    if found.role in ("start", "end", "left", "right") and found.role != param.side:
+        same = found.role in ("left", "right") or found.kind in _NUMERIC or param.side
+        score *= 0.2 if same else 0.6
+    elif found.role == "ordinal":
+        score *= 0.5
     return score if score and _allowed(param, coerced(param, found)) else 0.0
 
 
 def _picked(param: Param, found: Found) -> Any:
-    for text in (found.value, found.unit):
-        if text != "" and normal(text) in param.choices:
-            return param.choices[normal(text)]
-    return None
+    texts = [normal(text) for text in (found.value, found.unit) if text != ""]
+    return next((param.choices[text] for text in texts if text in param.choices), None)
 
 
-def _kind_fits(param: Param, found: Found) -> float:
+def _of_kind(param: Param, found: Found) -> float:
     kind = found.kind
     if kind in param.kinds:
-        return 1.0
+        return 0.7 if kind is Kind.INTEGER and param.type == "string" else 1.0
     best = max((_NEAR.get((kind, own), 0.0) for own in param.kinds), default=0.0)
-    if param.type in ("integer", "number", "object", "array"):
+    if param.type not in ("string", ""):
         return best
     if kind is Kind.QUOTED:
-        return 0.95 if param.role in _TEXTUAL else 0.8 if param.kinds & _WORDLIKE else 0.0
-    if param.role in _TEXTUAL and kind not in _NUMERIC:
-        return max(best, 0.4)
-    return best
+        return 0.95 if param.role in _PLAIN else 0.8 if param.kinds & _QUOTABLE else 0.0
+    return max(best, 0.4) if param.role in _PLAIN and kind not in _NUMERIC else best
 
 
-_WORDLIKE: Final = frozenset(
-    (Kind.PATH, Kind.FILE, Kind.GLOB, Kind.SLUG, Kind.ID, Kind.REPO, Kind.SQL, Kind.EXPRESSION, Kind.USER, Kind.CHANNEL)
-)
+def _of_unit(param: Param, found: Found) -> float:
+    """How well the unit of a number agrees with the param's."""
+    if (
+        found.kind not in _NUMERIC
+        or not found.unit
+        or found.unit == param.unit
+        or found.kind in param.kinds - {Kind.INTEGER, Kind.NUMBER}
+    ):
+        return 1.0
+    if found.unit in words.SECONDS:
+        return 1.0 if param.unit in words.SECONDS else 0.5
+    return 0.1 if param.unit else 1.0 if param.role == "money" else 0.7
+
+
+@lru_cache(maxsize=4096)
+def _validator(pattern: str) -> jsonschema_rs.Validator | None:
+    try:
+        return jsonschema_rs.validator_for({"pattern": pattern})
+    except (ValueError, jsonschema_rs.ValidationError):
+        return None
 
 
 def _allowed(param: Param, value: Any) -> bool:
     one = value[0] if isinstance(value, list) and value else value
     if isinstance(one, int | float):
-        low, high = param.minimum, param.maximum
-        return (low is None or one >= low) and (high is None or one <= high)
-    if param.pattern and isinstance(one, str):
-        if param.pattern not in _VALIDATORS:
-            try:
-                _VALIDATORS[param.pattern] = jsonschema_rs.validator_for({"pattern": param.pattern})
-            except ValueError:
-                _VALIDATORS[param.pattern] = None
-        validator = _VALIDATORS[param.pattern]
-        return validator is None or bool(validator.is_valid(one))
+        return (param.minimum is None or one >= param.minimum) and (param.maximum is None or one <= param.maximum)
+    if param.pattern and isinstance(one, str) and (validator := _validator(param.pattern)):
+        return validator.is_valid(one)
     return True
 
 
@@ -333,19 +361,23 @@ def coerced(param: Param, found: Found) -> Any:
 
 
 def _converted(param: Param, found: Found) -> Any:
-    value = found.value
-    if found.kind is Kind.DURATION or (found.unit in words.SECONDS and param.unit in words.SECONDS):
-        seconds = value if found.kind is Kind.DURATION else value * words.SECONDS[found.unit]
+    value, kind = found.value, found.kind
+    if kind is Kind.DURATION or (kind in _NUMERIC and found.unit in words.SECONDS and param.unit in words.SECONDS):
+        seconds = value if kind is Kind.DURATION else value * words.SECONDS[found.unit]
         value = seconds / words.SECONDS.get(param.unit or found.unit, 1.0)
         value = int(value) if value == int(value) else value
-    if param.type in ("integer", "number"):
-        return value
-    if param.type == "string" and Kind.DATETIME in param.kinds and found.kind is Kind.DATE:
-        return f"{value}T00:00:00Z"
-    if found.kind is Kind.DATETIME and Kind.DATE in param.kinds and Kind.DATETIME not in param.kinds:
-        return str(value)[:10]
-    if found.kind is Kind.DOMAIN and Kind.URL in param.kinds:
-        return f"https://{value}"
-    if found.kind is Kind.USER:
-        return str(value).removeprefix("@")
-    return value if param.type != "string" or isinstance(value, str) else str(value)
+    elif kind is Kind.DATE and Kind.DATETIME in param.kinds and Kind.DATE not in param.kinds:
+        value = f"{value}T{'23:59:59' if found.role == 'end' else '00:00:00'}Z"
+    elif kind is Kind.DATETIME and Kind.DATE in param.kinds and Kind.DATETIME not in param.kinds:
+        value = str(value)[:10]
+    elif kind is Kind.DOMAIN and Kind.URL in param.kinds:
+        value = f"https://{value}"
+    elif kind is Kind.USER:
+        value = str(value).removeprefix("@")
+    elif kind is Kind.PERIOD and param.type == "object":
+        names = [
+            next((n for n in param.schema.get("properties", ()) if words.PAIRS[s] & set(words.pieces(n))), s)
+            for s in ("start", "end")
+        ]
+        value = dict(zip(names, str(value).split("/"), strict=True))
+    return str(value) if param.type == "string" and not isinstance(value, str) else value

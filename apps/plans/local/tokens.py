@@ -11,7 +11,12 @@ from apps.plans.local import words
 
 
 class Kind(StrEnum):
-    """What a value is."""
+    """What a value is.
+
+    The halves of a pair (REPO `a/b`, DOTTED `a.b`) are SLUGs and those of COORDINATES are NUMBERs, with the roles `left` and
+    `right`. The ends of a PERIOD are DATEs or DATETIMEs with the roles `start` and `end`. A DURATION counts seconds. MONEY,
+    QUANTITY and DURATION are a number with its unit, which also are values alone.
+    """
 
     QUOTED = "quoted"
     URL = "url"
@@ -19,15 +24,11 @@ class Kind(StrEnum):
     PATH = "path"
     GLOB = "glob"
     FILE = "file"
-    """A file's name without a folder."""
     REPO = "repo"
-    """`owner/name`; each half is a SLUG with the role `left` or `right`."""
     DOTTED = "dotted"
-    """`database.collection`; each half is a SLUG with the role `left` or `right`."""
     CHANNEL = "channel"
     USER = "user"
     NUMBER_REF = "number_ref"
-    """`#12`."""
     ID = "id"
     UUID = "uuid"
     VERSION = "version"
@@ -35,16 +36,11 @@ class Kind(StrEnum):
     DATETIME = "datetime"
     TIME = "time"
     PERIOD = "period"
-    """A whole range of dates, `2025-03-01/2025-03-31`; its ends are DATEs with roles."""
     DURATION = "duration"
-    """In seconds; `unit` is the unit that was said."""
     INTEGER = "integer"
     NUMBER = "number"
-    """With a fraction."""
     MONEY = "money"
-    """An amount with its currency in `unit`."""
     QUANTITY = "quantity"
-    """An amount with its unit in `unit`."""
     CURRENCY = "currency"
     UNIT = "unit"
     PHONE = "phone"
@@ -59,7 +55,6 @@ class Kind(StrEnum):
     IP = "ip"
     COLOR = "color"
     SLUG = "slug"
-    """A word with hyphens or underscores, or half of a pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +73,8 @@ class Token:
 class Found:
     """A value and the tokens it was read from.
 
-    Values may overlap, and each token serves one param, with one exception: the two ends of a range or pair may stand on
-    the same tokens ("last week").
+    Values may overlap, and each token serves one param, with one exception: the start and the end of a range, and the days of
+    several date-times, may stand on the same tokens ("last week", "from 2 to 3 pm tomorrow").
     """
 
     kind: Kind
@@ -87,10 +82,11 @@ class Found:
     first: int
     last: int
     role: str = ""
-    """`start` or `end` of a range; `left` or `right` of a pair."""
+    """`start` or `end` of a range; `left` or `right` of a pair; `ordinal` for "3rd"."""
     unit: str = ""
+    """The unit or currency of a number; the code of a language, country, currency or unit."""
     rest: tuple[int, ...] = ()
-    """Places outside of first to last that also belong to it: "tomorrow with Ann at 9" has one time."""
+    """Places outside of first to last that also belong to it: "tomorrow with Ann at 9" has one date-time."""
 
     @property
     def places(self) -> frozenset[int]:
@@ -106,117 +102,143 @@ class Reading:
     found: tuple[Found, ...]
 
 
-FILES: Final = (
-    "txt|md|mdx|rst|pdf|csv|tsv|json|jsonl|ya?ml|py|ipynb|jsx?|tsx?|mjs|vue|css|scss|docx?|xlsx?|pptx?|odt|rtf|png|jpe?g|gif"
-    "|webp|svg|bmp|tiff?|heic|mp[34]|wav|mov|avi|mkv|zip|tar|gz|tgz|7z|rar|log|html?|xml|toml|ini|cfg|conf|env|lock|sh|bat"
-    "|sql|db|sqlite|parquet|go|rs|rb|php|java|kt|swift|c|h|cpp|hpp|cs|lua|r|pl|exe|bin|iso|eml|ics|vcf|epub|key|pem|crt"
+_FILES: Final = (
+    "txt|mdx?|rst|pdf|[ct]sv|jsonl?|ya?ml|py|ipynb|[jt]sx?|mjs|vue|s?css|docx?|xlsx?|pptx?|odt|rtf|png|jpe?g|gif|webp|svg|bmp|tiff?"
+    "|heic|mp[34]|wav|mov|avi|mkv|zip|tar|t?gz|7z|rar|log|html?|xml|toml|ini|cfg|conf|env|lock|sh|bat|sql|db|sqlite|parquet|go|rs"
+    "|rb|php|java|kt|swift|c|h|[ch]pp|cs|lua|r|pl|exe|bin|iso|eml|ics|vcf|epub|key|pem|crt"
 )
-DOMAINS: Final = (
-    "com|org|net|edu|gov|io|dev|app|ai|co|info|biz|me|eu|de|at|ch|uk|fr|it|es|nl|be|pl|se|no|dk|fi|us|ca|au|jp|in|cn|br"
+_DOMAINS: Final = (
+    "com|org|net|edu|gov|io|dev|app|ai|co|info|biz|me|eu|de|at|ch|uk|fr|it|es|nl|be|pl|se|no|dk|fi|us|ca|au|jp|in|br"
+)
+_MEASURED: Final = (
+    r"[\d.,]+(?i:[kmshdwxgloyc]|[ap]m|ms|st|nd|rd|th|min|mins|hrs?|[kcm]m|[km]g|lbs?|oz|ml|ft|mi|px|pct|[kmgt]b|[mk]ph|kwh|yr|yrs"
+    r"|eur|usd|gbp)(?![\w-])|(?i:\d+[hmsd]){2,}(?!\w)|\d+h\d\d(?!\w)|\d+[xX]\d+(?!\w)|[qQ][1-4](?![\w-])|\d+-[A-Za-z]+(?![\w-])"
 )
 _AHEAD: Final = r"(?<![\w/.@#-])"
 _BEHIND: Final = r"(?![\w/@-])(?!\.\w)"
-_FORMS: Final = (
-    (
-        Kind.QUOTED,
-        r"\"[^\"]+\"|“[^”]+”|«[^»]+»|„[^“”]+[“”]|`[^`]+`|‘[^’]+’(?!\w)|(?<!\w)'[^'\s](?:[^']|'(?=\w))*'(?!\w)",
+_OPERAND: Final = r"\(*-?\d+(?:\.\d+)?%?\)*"
+_FORMS: Final = {
+    Kind.QUOTED: r"\"[^\"]+\"|“[^”]+”|«[^»]+»|„[^“”]+[“”]|`[^`]+`|‘[^’]+’(?!\w)|(?<!\w)'[^'\s](?:[^']|'(?=\w))*'(?!\w)",
+    Kind.URL: r"\b[a-zA-Z][a-zA-Z+.-]*://[^\s<>\"'`,;]*[^\s<>\"'`,;.:!?)\]}]|\bwww\.[\w-]+\.[^\s<>\"',;]*[^\s<>\"',;.:!?)\]]",
+    Kind.EMAIL: r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b",
+    Kind.SQL: (
+        r"\b(?:SELECT\b[^;]+?\bFROM\b|INSERT\s+INTO\b|UPDATE\s+\S+\s+SET\b|DELETE\s+FROM\b|CREATE\s+TABLE\b|select\s+"
+        r"(?:\*|count\(|[\w.]+(?:\s*,\s*[\w.]+)+)[^;]*?\sfrom\b)[^;]*"
     ),
-    (
-        Kind.URL,
-        r"\b[a-zA-Z][a-zA-Z+.-]*://[^\s<>\"'`,;]*[^\s<>\"'`,;.:!?)\]}]|\bwww\.[\w-]+\.[^\s<>\"',;]*[^\s<>\"',;.:!?)\]]",
+    Kind.JSON: r"\{\s*(?:[\"'$\w][^{}]*:(?:[^{}]|\{[^{}]*\})*)?\}|\[\s*[{\"][^\[\]]*[}\"]\s*\]",
+    Kind.DATETIME: r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?",
+    Kind.DATE: r"\b\d{4}-\d\d-\d\d\b(?!-)|\b\d\d?([./])\d\d?\1(?:19|20)\d\d\b",
+    Kind.UUID: r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b|\b(?=[a-f]*\d)[0-9a-f]{32}\b",
+    Kind.PHONE: r"(?<![\w+])\+\d[\d ()./-]{6,}\d\b",
+    Kind.COLOR: r"(?<!\w)#(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{6}\b",
+    Kind.NUMBER_REF: r"(?<!\w)#\d+\b",
+    Kind.CHANNEL: r"(?<!\w)#[A-Za-z][\w-]*",
+    Kind.TIMEZONE: r"\b(?:Africa|America|Antarctica|Asia|Atlantic|Australia|Europe|Indian|Pacific|Etc)/[A-Z]\w*(?:/\w+)?",
+    Kind.USER: r"(?<!\w)@[A-Za-z_](?:[\w.-]*\w)?(?!/)",
+    Kind.GLOB: r"(?<!\S)(?=[^\s*]*\*)(?=\S*[A-Za-z./])[\w./{},-]*\*[\w./*{},\[\]-]*[\w*/}]|(?<!\S)\*(?=[\s,;?!]|$)",
+    Kind.IP: rf"{_AHEAD}(?:\d{{1,3}}\.){{3}}\d{{1,3}}(?:/\d\d?|:\d+)?\b",
+    Kind.PATH: (
+        rf"(?<![\w/.])(?:~|\.{{1,2}})?/(?:[\w.@+%/-]*[\w/])?|\b[A-Za-z]:\\[^\s,;]*\w|(?<!\S)\.\.?(?=\s|$)"
+        rf"|{_AHEAD}(?:[\w.@+-]+/)+[\w.+-]*\.(?i:{_FILES})\b|{_AHEAD}(?=[\w.-]*[A-Za-z])[\w.-]+(?:/[\w.+-]*\w){{2,}}/?"
+        rf"|{_AHEAD}(?=[\w.-]*[A-Za-z])[\w.-]+/(?=[\s,.;?!]|$)|(?<!\w)@[\w-]+/[\w.-]*\w"
     ),
-    (Kind.EMAIL, r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"),
-    (
-        Kind.SQL,
-        (
-            r"\b(?:SELECT\b[^;]+?\bFROM\b|INSERT\s+INTO\b|UPDATE\s+\S+\s+SET\b|DELETE\s+FROM\b|CREATE\s+TABLE\b|select\s+"
-            r"(?:\*|count\(|[\w.]+(?:\s*,\s*[\w.]+)+)[^;]*?\sfrom\b)[^;]*"
-        ),
+    Kind.FILE: rf"(?<![\w/@])(?=[\w.-]*[A-Za-z])[\w-]+(?:\.[\w-]+)*\.(?i:{_FILES}){_BEHIND}|(?<!\S)\.[a-z][\w.-]*\w{_BEHIND}",
+    Kind.DOMAIN: rf"(?<![\w/@.])(?:[A-Za-z0-9][\w-]*\.)+(?i:{_DOMAINS}){_BEHIND}",
+    Kind.VERSION: rf"{_AHEAD}[vV]?\d+\.\d+\.\d+(?:[-+][\w.]*\w)?\b|{_AHEAD}[vV]\d+(?:\.\d+)*\b",
+    Kind.ID: (
+        rf"{_AHEAD}(?:(?=[\w:-]*\d)(?=[\w:-]*[A-Za-z])(?!{_MEASURED})[A-Za-z0-9]+(?:[_:-][A-Za-z0-9]+)*|\d{{9,}}\.\d{{3,}}"
+        rf"|[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+){_BEHIND}"
     ),
-    (Kind.JSON, r"\{\s*(?:[\"'$\w].*?:.*)?\}|\[\s*[{\"].*[}\"]\s*\]"),
-    (Kind.DATETIME, r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?"),
-    (Kind.DATE, r"\b\d{4}-\d\d-\d\d\b"),
-    (Kind.UUID, r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"),
-    (Kind.PHONE, r"(?<![\w+])\+\d[\d ()./-]{6,}\d\b"),
-    (Kind.NUMBER_REF, r"(?<!\w)#\d+\b"),
-    (Kind.COLOR, r"(?<!\w)#(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{6}\b"),
-    (Kind.CHANNEL, r"(?<!\w)#[A-Za-z][\w-]*"),
-    (Kind.PATH, r"(?<!\w)@[\w-]+/[\w.-]*\w"),
-    (Kind.USER, r"(?<!\w)@[A-Za-z_](?:[\w.-]*\w)?"),
-    (Kind.GLOB, r"(?<!\S)(?=[^\s*]*\*)(?=\S*[A-Za-z./])[\w./{},-]*\*[\w./*{},\[\]-]*[\w*/}]|(?<!\S)\*(?=[\s,;?!]|$)"),
-    (Kind.IP, rf"{_AHEAD}(?:\d{{1,3}}\.){{3}}\d{{1,3}}(?:/\d\d?|:\d+)?\b"),
-    (
-        Kind.PATH,
-        (
-            rf"(?<![\w/.])(?:~|\.{{1,2}})?/(?:[\w.@+%-]*[\w/])?|\b[A-Za-z]:\\[^\s,;]*\w|{_AHEAD}(?:[\w.@+-]+/)+[\w.+-]*\.(?i:{FILES})\b"
-            rf"|{_AHEAD}(?=[\w.-]*[A-Za-z])[\w.-]+(?:/[\w.+-]*\w){{2,}}/?|{_AHEAD}(?=[\w.-]*[A-Za-z])[\w.-]+/(?=[\s,.;?!]|$)|(?<!\S)\.\.?(?=\s|$)(?<=\s\.|\.\.)"
-        ),
+    Kind.TIME: (
+        r"(?<![\w:])(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?[aApP]\.?[mM]\b)?(?![\w:])"
+        r"|(?<![\w.:-])(?:1[0-2]|0?[1-9])\s?[aApP]\.?[mM]\b"
     ),
-    (
-        Kind.FILE,
-        rf"(?<![\w/@])(?=[\w.-]*[A-Za-z])[\w-]+(?:\.[\w-]+)*\.(?i:{FILES}){_BEHIND}|(?<!\S)\.[a-z][\w.-]*\w{_BEHIND}",
+    Kind.EXPRESSION: (
+        rf"(?<![\w.,/-]){_OPERAND}(?:\s*[*/^×÷]\s*|\s+[-+]\s+|\s*\+\s*){_OPERAND}(?:\s*[-+*/^×÷]\s*{_OPERAND})*(?![\w/-])"
     ),
-    (Kind.DOMAIN, rf"(?<![\w/@.])(?:[A-Za-z0-9][\w-]*\.)+(?i:{DOMAINS}){_BEHIND}"),
-    (Kind.VERSION, rf"{_AHEAD}[vV]?\d+\.\d+\.\d+(?:[-+][\w.]*\w)?\b|{_AHEAD}[vV]\d+(?:\.\d+)*\b"),
-    (
-        Kind.ID,
-        (
-            rf"{_AHEAD}(?:(?=[\w.:-]*\d)(?=[\w.:-]*[A-Za-z])(?![\d.,]+(?i:k|m|s|h|d|w|x|am|pm|ms|st|nd|rd|th|min|mins|hrs?|km|cm|mm|kg|mg"
-            rf"|g|lbs?|oz|ml|l|ft|mi|px|pct|[kmgt]b|mph|kph|kwh|o|y|yr|yrs|eur|usd|gbp)(?![\w-]))(?![qQ][1-4]\b)(?!\d+[xX]\d+\b)"
-            rf"(?!(?i:\d+-[a-z]+)(?![\w-]))[A-Za-z0-9]+(?:[_:-][A-Za-z0-9]+)*|\d{{9,}}\.\d{{3,}}|[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+){_BEHIND}"
-        ),
-    ),
-    (
-        Kind.TIME,
-        r"(?<![\w:])(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?[aApP]\.?[mM]\b\.?)?(?![\w:])|(?<![\w.:-])(?:1[0-2]|0?[1-9])\s?[aApP]\.?[mM]\b",
-    ),
-    (
-        Kind.EXPRESSION,
-        (
-            r"(?<![\w.,/-])\(*-?\d+(?:\.\d+)?%?\)*(?:\s*[*/^×÷]\s*|\s+[-+]\s+|\s*\+\s*)\(*-?\d+(?:\.\d+)?%?\)*"
-            r"(?:\s*[-+*/^×÷]\s*\(*-?\d+(?:\.\d+)?%?\)*)*(?![\w/-])"
-        ),
-    ),
-)
-_WORD: Final = r"(?P<number>(?<![\w.-])-?\d+(?:,\d{3})+(?:\.\d+)?(?!\w)|(?:(?<![\w.-])-)?\d+(?:\.\d+)?)|[^\W\d_]+(?:['’][^\W\d_]+)*|\S"
+}
 _SCANNER: Final = re.compile(
-    "|".join(f"(?P<f{n}>{pattern})" for n, (_, pattern) in enumerate(_FORMS)) + f"|{_WORD}", re.DOTALL
+    r"(?P<word>(?!(?i:select|insert|update|delete|create)\b)[^\W\d_]+(?=\s|[,;:?!.]\s|[,;?!.]?$))|"
+    + "|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _FORMS.items())
+    .replace(r"\1", "(?P=date_mark)")
+    .replace("([./])", "(?P<date_mark>[./])")
+    + r"|(?P<digits>(?<![\w.-])-?\d+(?:,\d{3})+(?:\.\d+)?(?!\w)|(?:(?<![\w.-])-)?\d+(?:\.\d+)?)|(?<=\d)[xX×](?=\d)"
+    r"|[^\W\d_]\w*(?:['’][^\W\d_]+)*|\S",
+    re.DOTALL,
 )
-_KINDS: Final = {f"f{n}": kind for n, (kind, _) in enumerate(_FORMS)}
-ZONES: Final = re.compile(
-    r"(?:Africa|America|Antarctica|Asia|Atlantic|Australia|Europe|Indian|Pacific|Etc)/[A-Z]\w*(?:/\w+)?"
-)
-_HEX: Final = re.compile(r"[0-9a-f]{7,64}")
+_DATED: Final = (Kind.DATE, Kind.DATETIME, Kind.TIME)
 
 
 def scan(text: str) -> tuple[list[Token], list[Found], dict[int, float]]:
-    """The tokens of a text in order, the values that are told by their form, and the numbers by place."""
+    """The tokens of a text in order, the values that are told by their form, and the numbers in digits by place."""
     tokens: list[Token] = []
     found: list[Found] = []
-    numbers: dict[int, float] = {}
+    digits: dict[int, float] = {}
     for match in _SCANNER.finditer(text):
-        place, said = len(tokens), match.group()
+        place, said, group = len(tokens), match.group(), match.lastgroup
         low = said.lower().replace("’", "'")
-        group = match.lastgroup or ""
-        kind = _KINDS.get(group)
+        kind = None if group in (None, "word", "digits") else Kind("date" if group == "date_mark" else group)
         tokens.append(Token(place, match.start(), match.end(), said, low, low if kind else words.stem(said)))
-        if group == "number":
-            numbers[place] = float(said.replace(",", ""))
-        elif kind:
-            found.extend(_formed(kind, said, place))
-    return tokens, found, numbers
+        if group == "digits":
+            digits[place] = float(said.replace(",", ""))
+        elif kind and kind not in _DATED:
+            value = {Kind.QUOTED: said[1:-1].strip(), Kind.NUMBER_REF: said[1:]}.get(kind, said)
+            found.append(Found(kind, int(value) if kind is Kind.NUMBER_REF else value, place, place))
+    return tokens, found, digits
 
 
-def _formed(kind: Kind, said: str, place: int) -> Iterator[Found]:
-    """The values of a token that has a form of its own."""
-    value: Any = said
-    if kind is Kind.QUOTED:
-        value = said[1:-1].strip()
-    elif kind is Kind.NUMBER_REF:
-        value = int(said[1:])
-    elif kind is Kind.PATH and ZONES.fullmatch(said):
-        yield Found(Kind.TIMEZONE, said, place, place)
-    elif kind is Kind.EXPRESSION:
-        value = said.strip()
-    if kind not in (Kind.DATE, Kind.DATETIME, Kind.TIME):
-        yield Found(kind, value, place, place)
+def pairs(tokens: list[Token], digits: dict[int, float]) -> Iterator[Found]:
+    """Values of several tokens without a space between: `a/b`, `a.b`, `fix-login`, `640x480`; and coordinates."""
+    place = 0
+    while place + 2 < len(tokens):
+        run = [place]
+        while run[-1] + 2 < len(tokens) and _joined(tokens, run[-1]):
+            run.append(run[-1] + 2)
+        if len(run) > 1:
+            yield from _joint(tokens, run)
+        elif place in digits and place + 2 in digits:
+            yield from _sides(tokens, digits, place)
+        place = run[-1] + 1
+
+
+def _joined(tokens: list[Token], place: int) -> bool:
+    one, mark, other = tokens[place : place + 3]
+    return (
+        mark.text in ("/", ".", "-")
+        and one.end == mark.start
+        and mark.end == other.start
+        and one.text[-1].isalnum()
+        and other.text[0].isalnum()
+        and not (one.text.isdigit() and other.text.isdigit())
+        and not (one.low in words.SMALL and other.low in words.SMALL)
+    )
+
+
+def _joint(tokens: list[Token], run: list[int]) -> Iterator[Found]:
+    first, last = run[0], run[-1]
+    text = "".join(token.text for token in tokens[first : last + 1])
+    marks = [tokens[place + 1].text for place in run[:-1]]
+    mark = "/" if "/" in marks else "." if "." in marks else "-"
+    left, _, right = text.partition(mark)
+    if mark == "-":
+        yield Found(Kind.SLUG, text, first, last)
+    elif len(left) > 1 or mark == "/":
+        middle = run[marks.index(mark)]
+        yield Found(Kind.REPO if mark == "/" else Kind.DOTTED, text, first, last)
+        yield Found(Kind.SLUG, left, first, middle, "left")
+        yield Found(Kind.SLUG, right, middle + 2, last, "right")
+
+
+def _sides(tokens: list[Token], digits: dict[int, float], place: int) -> Iterator[Found]:
+    """The two numbers of 640x480, or of 48.2082, 16.3738."""
+    one, mark, other = tokens[place : place + 3]
+    if mark.low in ("x", "×"):
+        for side, at in (("left", place), ("right", place + 2)):
+            yield Found(Kind.INTEGER, int(digits[at]), at, at, side)
+    elif mark.text == "," and "." in one.text and "." in other.text and abs(digits[place]) <= _POLE:
+        yield Found(Kind.COORDINATES, f"{one.text},{other.text}", place, place + 2)
+        for side, at in (("left", place), ("right", place + 2)):
+            yield Found(Kind.NUMBER, digits[at], at, at, side)
+
+
+_POLE: Final = 90

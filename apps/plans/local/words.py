@@ -63,6 +63,7 @@ VERBS: Final = frozenset(stem(word) for line in _lines("verbs") for word in line
 CURRENCIES: Final[Mapping[str, str]] = _table("currencies")
 LANGUAGES: Final[Mapping[str, str]] = _table("languages")
 COUNTRIES: Final[Mapping[str, str]] = _table("countries")
+COUNTRY_STARTS: Final = frozenset(name.split()[0] for name in COUNTRIES if " " in name)
 PAIRS: Final[Mapping[str, frozenset[str]]] = {head: frozenset(listed) for head, listed in entries("pairs")}
 """Words of the names of params that take one side of a pair or a range: `left`, `right`, `start`, `end`."""
 UNITS: Final[Mapping[str, str]] = {word: head.split()[-1] for head, listed in entries("units") for word in listed}
