@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.test import Client
+from django.contrib.auth.hashers import PBKDF2PasswordHasher
+from django.test import Client, override_settings
 from hypothesis import HealthCheck, settings
 
 from apps.principals.models import Operator, Tenant
@@ -21,6 +22,20 @@ __all__ = ["acme", "server", "started_server"]
 settings.register_profile("alike", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("anew", settings.get_profile("alike"), derandomize=False)
 settings.load_profile("alike")
+
+
+class QuickHasher(PBKDF2PasswordHasher):
+    """Django's default with one iteration; other processes of a test can read what it writes."""
+
+    iterations = 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_settings() -> Iterator[None]:
+    """Hash passwords once, and look for a static file when it is asked for, not whenever a test makes a client."""
+    hasher = f"{QuickHasher.__module__}.{QuickHasher.__qualname__}"
+    with override_settings(PASSWORD_HASHERS=[hasher], WHITENOISE_AUTOREFRESH=True):
+        yield
 
 
 @pytest.fixture
