@@ -144,6 +144,8 @@ class Proposal:
     doubtful: bool = False
     """Everything has a value, and the margin to another plan is small."""
     assumptions: tuple[str, ...] = ()
+    wishes: tuple[str, ...] = ()
+    """Parts of the request that need no tool: what the asker is to make of the results ("and summarize it")."""
     nearest: tuple[tuple[Tool, float, str], ...] = ()
     """For a refusal: the tools that come nearest, with a score from 0 to 1 and why each is not taken."""
 

@@ -1,0 +1,176 @@
+"""What one step gives another: the results of earlier parts, and of gentle tools that no part asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from apps.plans.catalogue import types_meet
+from apps.plans.local.index import Profile
+from apps.plans.local.matching import Match, Matcher
+from apps.plans.local.options import Option
+from apps.plans.local.params import Param
+from apps.plans.local.parts import Part, bits
+from apps.plans.local.words import GROUPS, near, pieces, stem
+from apps.plans.proposals import UNSURE, Evidence
+from apps.plans.shapes import RESULT_POINTER
+
+_LEVELS: Final = 2
+_GIVERS: Final = 9
+_MOST_GIVERS: Final = 3
+_FAIR: Final = 0.7
+"""From here on a result serves a param though no word of the request says so."""
+_LOOSE: Final = 0.5
+_SAME_ROOT: Final = 0.8
+_BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
+_POINTER: Final = stem("pointer")
+_TEXTS: Final = frozenset(
+    map(
+        stem,
+        ("text", "content", "body", "transcript", "markdown", "summary", "translation", "result", "output", "message"),
+    )
+)
+_OWN: Final = frozenset({"text", "name", "query"})
+"""Roles whose values belong to one step and are not inherited by the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A value that a step gives: the step, by its match, and the path into its result."""
+
+    match: Match
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The look for tools that give what is missing."""
+
+    matcher: Matcher
+    is_usable: Callable[[str], bool]
+    level: int
+    """How many steps back it has come."""
+
+
+def given(part: Part, profile: Profile, earlier: Sequence[Match]) -> dict[str, list[Option]]:
+    """Return what the parts before can give to the params of a tool: their results, and ids that they were given."""
+    found: dict[str, list[Option]] = {}
+    if not earlier:
+        return found
+    back = sum(1 << token.place for token in part.tokens if token.low in _BACK)
+    for distance, match in enumerate(reversed(earlier)):
+        for param in profile.params:
+            if param.required or param.role == "text":
+                options = found.setdefault(param.name, [])
+                options += _results(part, param, match, back, distance)
+                inherited = match.options.get(param.name)
+                if param.required and inherited is not None and param.role not in _OWN and not param.choices:
+                    gain = 1.1 if back else 0.8
+                    options.append(Option(inherited.value, inherited.evidence, gain, back, inherited.text))
+    return found
+
+
+def _results(part: Part, param: Param, match: Match, back: int, distance: int) -> Iterator[Option]:
+    for how, path, names in _outputs(match.profile, param):
+        said = 0
+        for place, stemmed in part.stems.items():
+            if any(near(stemmed, name) >= _SAME_ROOT for name in names):
+                said |= 1 << place
+        if (back | said) or (param.required and how >= _FAIR):
+            gain = (1.6 if back or said else 0.6) + how - 0.1 * distance
+            text = " ".join(sorted({*match.profile.nouns, *names}))
+            yield Option(Source(match, path), Evidence.STEP, gain, back | said, text)
+
+
+def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str, ...], frozenset[str]]]:
+    """What of a tool's result could be a param's value: how well, the path, and the words that may name it."""
+    own = set(param.words)
+    if _POINTER in own and any(
+        near(word, other) for word in own - {_POINTER} for other in (*profile.nouns, profile.verb)
+    ):
+        yield 0.8, (RESULT_POINTER,), frozenset(profile.nouns)
+    for key, schema in profile.tool.outputs.items():
+        words = frozenset(map(stem, pieces(key)))
+        how = _feeds(key, words, schema, param, profile) if types_meet(schema, param.schema) else 0.0
+        if how:
+            yield how, (key,), words - {"id"}
+
+
+def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: Profile) -> float:
+    own = frozenset(param.words)
+    said = schema.get("format") if isinstance(schema, Mapping) else None
+    common = (own & words) - {"id", "name"}
+    text = param.role == "text"
+    rules = (
+        (1.0, (key == param.name and words != {"id"}) or words == own),
+        (0.9, words == {"id"} and "id" in own and bool((own - {"id"}) & set(profile.nouns))),
+        (0.8, bool(said) and said == param.schema.get("format")),
+        (0.8, param.role == "path" and "path" in words),
+        (0.75, text and bool(words & _TEXTS)),
+        (_FAIR, bool(common) and (len(words) == 1 or len(own) == 1)),
+        (_FAIR, key == param.name),
+        (0.5, text),
+    )
+    return max((how for how, holds in rules if holds), default=0.0)
+
+
+def produced(
+    part: Part, match: Match, matcher: Matcher, is_usable: Callable[[str], bool], level: int = 1
+) -> dict[str, list[Option]]:
+    """Return what gentle tools could give to the params of a tool that nothing in the request fills."""
+    search = _Search(matcher, is_usable, level)
+    found: dict[str, list[Option]] = {}
+    for param in match.profile.params:
+        option = match.options.get(param.name)
+        if (
+            not param.required
+            or param.choices
+            or (option is not None and option.evidence != Evidence.CUT and option.fit > _LOOSE)
+        ):
+            continue
+        options: list[Option] = []
+        for profile in matcher.library.givers(param, _GIVERS):
+            uid = profile.tool.uid
+            outputs = [one for one in _outputs(profile, param) if one[0] > _FAIR]
+            if len(options) == _MOST_GIVERS or profile is match.profile or not outputs:
+                continue
+            if matcher.is_gentle(uid) and is_usable(uid):
+                options += _fed(part, profile, max(outputs, key=lambda one: one[:2]), search)
+        if options:
+            found[param.name] = options
+    return found
+
+
+def _fed(
+    part: Part,
+    profile: Profile,
+    output: tuple[float, tuple[str, ...], frozenset[str]],
+    search: _Search,
+) -> Iterator[Option]:
+    """The value that a tool gives, if the part itself fills all that the tool requires."""
+    how, path, names = output
+    feeding = search.matcher.match(part, profile, {})
+    if feeding.missing and search.level < _LEVELS:
+        deeper = produced(part, feeding, search.matcher, search.is_usable, search.level + 1)
+        feeding = search.matcher.match(part, profile, deeper)
+    values = feeding.options.values()
+    if feeding.missing or not profile.tool.required or any(one.evidence in UNSURE for one in values):
+        return
+    mask = 0
+    for one in values:
+        mask |= one.mask
+    text = " ".join(sorted({*profile.nouns, *names}))
+    yield Option(Source(feeding, path), Evidence.STEP, how + 0.3 * len(values) - 0.5 * search.level, mask, text)
+
+
+def explain_by_givers(match: Match) -> None:
+    """Words that speak of what a giving tool works on are explained by it."""
+    givers: list[Match] = [one.value.match for one in match.options.values() if isinstance(one.value, Source)]
+    while givers:
+        giver = givers.pop()
+        givers += [one.value.match for one in giver.options.values() if isinstance(one.value, Source)]
+        for place in bits(match.unexplained):
+            if giver.profile.explains(match.part.stems[place]) >= _FAIR:
+                match.unexplained &= ~(1 << place)
+                match.score += 1.6

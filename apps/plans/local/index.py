@@ -1,0 +1,357 @@
+"""The tools of a tenant, ready to search: BM25 over an index that grows and shrinks tool by tool.
+
+The answer of a search depends on the tools alone, never on their order. Documents are weighed against a typical length, terms
+are summed in sorted order, and ties go by key.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rapidfuzz.distance import OSA
+
+from apps.core.lexical import K1, B
+from apps.plans.catalogue import Tool
+from apps.plans.local.params import Param, params_of
+from apps.plans.local.words import SMALL, VERBS, clusters, near, pieces, prose, stem
+
+_PLACES: Final = 5
+_SURE: Final = 0.85
+_SYNONYM: Final = 0.75
+_SYNONYM_WEIGHT: Final = 0.6
+_KIND_WEIGHT: Final = 1.0
+_LONG: Final = 7
+_ROOT: Final = 6
+_SENTENCE: Final = 16
+_OPENING: Final = 40
+"""So many words at the beginning of a description say what the tool does; the others are details and examples."""
+_FAMILY: Final = 3
+_TYPICAL: Final = 30
+_LEAST_REPAIRED: Final = 6
+_TWO_EDITS: Final = 9
+_SHOWING: Final = tuple(map(stem, ("get", "list", "search", "check", "describe", "track")))
+_LINKS: Final = frozenset(["to", "of", "from", "by", "for", "on", "off", "in", "at", "and", "with"])
+_WASTE: Final = 1_000
+"""So many removed documents may keep their place in the postings before these are swept."""
+
+
+@dataclass(slots=True)
+class _Postings:
+    """The documents of one term, by number, and how much the term tells in each."""
+
+    docs: array[int] = field(default_factory=lambda: array("i"))
+    impacts: array[float] = field(default_factory=lambda: array("f"))
+    count: int = 0
+    """How many of the documents are still there."""
+
+
+class Index:
+    """Documents by key, each a mapping from terms to weighted frequencies. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._postings: dict[str, _Postings] = {}
+        self._numbers: dict[str, int] = {}
+        self._keys: list[str] = []
+        self._terms: dict[int, tuple[str, ...]] = {}
+        self._live: NDArray[np.bool_] = np.zeros(1024, dtype=np.bool_)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._numbers
+
+    def put(self, key: str, document: Mapping[str, float]) -> None:
+        """Add a document, or replace the one of this key."""
+        self.remove(key)
+        number = len(self._keys)
+        self._keys.append(key)
+        self._numbers[key] = number
+        if number >= len(self._live):
+            self._live = np.concatenate([self._live, np.zeros_like(self._live)])
+        self._live[number] = True
+        self._terms[number] = tuple(document)
+        for term, frequency in document.items():
+            postings = self._postings.get(term)
+            if postings is None:
+                postings = self._postings[term] = _Postings()
+            postings.docs.append(number)
+            postings.impacts.append(frequency / (K1 + frequency))
+            postings.count += 1
+
+    def remove(self, key: str) -> None:
+        """Take a document out, if it is there."""
+        number = self._numbers.pop(key, None)
+        if number is None:
+            return
+        self._live[number] = False
+        for term in self._terms.pop(number):
+            self._postings[term].count -= 1
+        if len(self._keys) - len(self._numbers) > max(_WASTE, len(self._numbers)):
+            self._sweep()
+
+    def has(self, term: str) -> bool:
+        """Does any document have this term?"""
+        found = self._postings.get(term)
+        return found is not None and found.count > 0
+
+    def idf(self, term: str) -> float:
+        """How much a term tells; one that no document has tells the most."""
+        found = self._postings.get(term)
+        having = 0 if found is None else found.count
+        return math.log(1 + (len(self._numbers) - having + 0.5) / (having + 0.5))
+
+    def search(self, query: Mapping[str, float], limit: int) -> list[tuple[str, float]]:
+        """Return the best documents with their scores, best first, ties by key.
+
+        :param query: how much each term counts.
+        """
+        scores: NDArray[np.float32] = np.zeros(len(self._keys), dtype=np.float32)
+        for term in sorted(query):
+            postings = self._postings.get(term)
+            if postings is not None and postings.count:
+                docs = np.frombuffer(postings.docs, dtype=np.int32)
+                impacts = np.frombuffer(postings.impacts, dtype=np.float32)
+                scores[docs] += np.float32(query[term] * self.idf(term)) * impacts
+        scores *= self._live[: len(scores)]
+        found = np.flatnonzero(scores > 0)
+        if len(found) > limit:
+            least = np.partition(scores[found], len(found) - limit)[len(found) - limit]
+            found = found[scores[found] >= least - 10**-_PLACES]
+        ranked = [(self._keys[number], round(float(scores[number]), _PLACES)) for number in found]
+        return sorted(ranked, key=lambda one: (-one[1], one[0]))[:limit]
+
+    def _sweep(self) -> None:
+        """Number the documents anew, without those that were removed."""
+        order = sorted(self._numbers.values())
+        moved = np.full(len(self._keys), -1, dtype=np.int32)
+        moved[order] = np.arange(len(order), dtype=np.int32)
+        for term, postings in list(self._postings.items()):
+            docs = moved[np.frombuffer(postings.docs, dtype=np.int32)]
+            kept = docs >= 0
+            if not kept.any():
+                del self._postings[term]
+                continue
+            impacts = np.frombuffer(postings.impacts, dtype=np.float32)[kept]
+            self._postings[term] = _Postings(
+                array("i", docs[kept].tolist()), array("f", impacts.tolist()), postings.count
+            )
+        self._keys = [self._keys[number] for number in order]
+        self._numbers = {key: number for number, key in enumerate(self._keys)}
+        self._terms = {int(moved[number]): terms for number, terms in self._terms.items()}
+        self._live[:] = False
+        self._live[: len(order)] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What the planner knows of a tool: its params, and how surely each word belongs to it."""
+
+    tool: Tool
+    params: tuple[Param, ...]
+    verb: str
+    """The stem of what it does, by its name or else the first word of its description; empty if neither is a verb."""
+    nouns: tuple[str, ...]
+    """The stems of its name that say what it works on."""
+    prefix: str
+    """The first word of its name, if other words follow: it may name the service."""
+    vocabulary: Mapping[str, float]
+    """How surely a stem belongs to it, from 0 to 1."""
+    meanings: Mapping[int, float]
+    """The same for clusters of synonyms."""
+    roots: Mapping[str, float]
+    """The same for the beginnings of long stems."""
+    services: frozenset[str]
+    """Stems of what its workers and their capabilities are called."""
+    choices: Mapping[str, tuple[tuple[tuple[str, ...], Any], ...]]
+    """For each param, the stems of each of its choices with the choice's value."""
+    particle: str
+    """"on" or "off", if its name says so."""
+    deprecated: bool
+    acts: bool
+    """Is its verb one that does more than show something?"""
+
+    def explains(self, stemmed: str) -> float:
+        """How surely a word of a request speaks of this tool: 1 its own word, 0 not at all."""
+        best = self.vocabulary.get(stemmed, 0.0)
+        if best >= _SURE:
+            return best
+        for cluster in clusters(stemmed):
+            best = max(best, _SYNONYM * self.meanings.get(cluster, 0.0))
+        if len(stemmed) >= _LONG:
+            best = max(best, _SYNONYM * self.roots.get(stemmed[:_ROOT], 0.0))
+        return best
+
+
+class Library:
+    """The tools that a tenant has, ready to search. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._index = Index()
+        self._profiles: dict[str, Profile] = {}
+        self._prefixes: Counter[str] = Counter()
+        self._nouns: Counter[str] = Counter()
+        self._spellings: dict[tuple[str, int], set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._profiles)
+
+    def put(self, tool: Tool, services: Iterable[str] = ()) -> None:
+        """Add a tool, or replace it.
+
+        :param services: the ids of its workers and their capabilities.
+        """
+        self.remove(tool.uid)
+        profile = _profile(tool, frozenset(stem(word) for name in services for word in pieces(name)))
+        self._profiles[tool.uid] = profile
+        self._prefixes[profile.prefix] += 1
+        self._nouns.update(profile.nouns)
+        document = _document(profile)
+        self._index.put(tool.uid, document)
+        for term in document:
+            if term.isalpha():
+                self._spellings.setdefault((term[0], len(term)), set()).add(term)
+
+    def remove(self, uid: str) -> None:
+        """Take a tool out, if it is there."""
+        profile = self._profiles.pop(uid, None)
+        if profile is not None:
+            self._prefixes[profile.prefix] -= 1
+            self._nouns.subtract(profile.nouns)
+            self._index.remove(uid)
+
+    def profile(self, uid: str) -> Profile | None:
+        return self._profiles.get(uid)
+
+    def search(self, stems: Iterable[str], kinds: Iterable[str], limit: int) -> list[tuple[Profile, float]]:
+        """Return the tools that share most words with a request, best first.
+
+        :param kinds: the kinds of the values in the request.
+        """
+        query: dict[str, float] = {f"={kind}": _KIND_WEIGHT for kind in kinds}
+        for stemmed in stems:
+            query[stemmed] = 1.0
+            known = clusters(stemmed)
+            for cluster in known:
+                query[f"~{cluster}"] = max(query.get(f"~{cluster}", 0.0), _SYNONYM_WEIGHT / math.sqrt(len(known)))
+        return [(self._profiles[uid], score) for uid, score in self._index.search(query, limit)]
+
+    def givers(self, param: Param, limit: int) -> list[Profile]:
+        """Return the tools whose results may hold a value for a param, likeliest first."""
+        query = {f">{param.name}": 3.0}
+        for word in param.words:
+            query[f">{word}"] = 1.0
+            if len(param.words) > 1:
+                query[word] = 0.5
+                query.update({f"~{cluster}": 0.3 for cluster in clusters(word)})
+        return [self._profiles[uid] for uid, _ in self._index.search(query, limit)]
+
+    def is_noun(self, stemmed: str) -> bool:
+        """Does the name of some tool say that it works on this?"""
+        return self._nouns[stemmed] > 0
+
+    def knows(self, stemmed: str) -> bool:
+        """Is it a word of some tool, or of general English?"""
+        return self._index.has(stemmed) or bool(clusters(stemmed)) or stemmed in VERBS
+
+    def tells(self, stemmed: str) -> float:
+        """How much a word tells of a tool: 0.35 where most tools have it, 1.6 where few have it."""
+        return min(1.6, max(0.35, self._index.idf(stemmed) / 2.2))
+
+    def is_family(self, prefix: str) -> bool:
+        """Do the names of several tools begin with this word, which is no verb? It names their service then."""
+        return prefix not in VERBS and self._prefixes[prefix] >= _FAMILY
+
+    def repaired(self, word: str) -> str:
+        """The stem of the catalogue's word that a word is a misspelling of, or of the word itself."""
+        own = stem(word)
+        if len(own) < _LEAST_REPAIRED or not word.isalpha() or self.knows(own):
+            return own
+        most = 1 if len(own) < _TWO_EDITS else 2
+        near = [
+            (distance, other)
+            for length in range(len(own) - most, len(own) + most + 1)
+            for other in self._spellings.get((own[0], length), ())
+            if (distance := OSA.distance(own, other, score_cutoff=most)) <= most and self._index.has(other)
+        ]
+        return min(near)[1] if near else own
+
+
+def _profile(tool: Tool, services: frozenset[str]) -> Profile:
+    params = params_of(tool)
+    name = [stem(word) for word in pieces(tool.name)]
+    said = [stem(word) for word in prose(tool.description) if word not in SMALL]
+    verb = next((word for word in name if word in VERBS), said[0] if said and said[0] in VERBS else "")
+    nouns = tuple(dict.fromkeys(word for word in name if word != verb and word not in _LINKS))
+    prefix = name[0] if len(name) > 1 and name[0] not in VERBS else ""
+    found: dict[str, float] = {}
+
+    def learn(words: Iterable[str], sure: float) -> None:
+        for word in words:
+            found[word] = max(found.get(word, 0.0), sure)
+
+    learn(name, 1.0)
+    learn(services, 0.9)
+    first = len(
+        [word for word in prose(re.split(r"(?<=[.!?])\s|\n", tool.description, maxsplit=1)[0]) if word not in SMALL]
+    )
+    learn(said[: min(first, _SENTENCE)], 0.85)
+    learn(said[first:_OPENING], 0.6)
+    learn(said[_OPENING:], 0.35)
+    for param in params:
+        learn(param.words, 0.75)
+        learn((stem(word) for choice in param.choices for word in prose(choice)), 0.75)
+        learn((stem(word) for word in prose(str(param.schema.get("description", ""))) if word not in SMALL), 0.5)
+    meanings: dict[int, float] = {}
+    roots: dict[str, float] = {}
+    for word, sure in found.items():
+        for cluster in clusters(word):
+            meanings[cluster] = max(meanings.get(cluster, 0.0), sure)
+        if len(word) >= _LONG:
+            roots[word[:_ROOT]] = max(roots.get(word[:_ROOT], 0.0), sure)
+    choices = {
+        param.name: tuple(
+            (tuple(stem(word) for word in prose(choice)) or (choice,), value) for choice, value in param.choices.items()
+        )
+        for param in params
+    }
+    return Profile(
+        tool=tool,
+        params=params,
+        verb=verb,
+        nouns=nouns,
+        prefix=prefix,
+        vocabulary=found,
+        meanings=meanings,
+        roots=roots,
+        services=services,
+        choices=choices,
+        particle=next((word for word in name if word in ("on", "off")), ""),
+        deprecated="deprecated" in tool.description.lower(),
+        acts=bool(verb) and not any(near(verb, shown) for shown in _SHOWING),
+    )
+
+
+def _document(profile: Profile) -> dict[str, float]:
+    """The terms of a tool with their weighted frequencies: stems, clusters of synonyms and kinds of required values."""
+    found: dict[str, float] = {}
+    for word, sure in profile.vocabulary.items():
+        found[word] = 3.0 if word in profile.nouns or word == profile.verb else 1.5 * sure * sure
+        for cluster in clusters(word):
+            found[f"~{cluster}"] = max(found.get(f"~{cluster}", 0.0), found[word])
+    size = 1 - B + B * len(profile.vocabulary) / _TYPICAL
+    found = {term: frequency / size for term, frequency in found.items()}
+    for param in profile.params:
+        for kind in param.kinds if param.required else ():
+            found[f"={kind}"] = 1.0
+    for name in profile.tool.outputs:
+        found.update({f">{term}": 1.0 for term in (name, *map(stem, pieces(name)))})
+    return found

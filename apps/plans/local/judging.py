@@ -1,0 +1,114 @@
+"""How sure a match is: a logistic model over margins, unexplained words and the evidence of each value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from apps.plans.local.matching import Match
+from apps.plans.local.parts import Part, bits
+from apps.plans.local.words import GROUPS
+from apps.plans.proposals import Evidence
+
+WEIGHTS: Final = {
+    "bias": 1.6,
+    "unexplained": -1.6,
+    "weak": -0.5,
+    "missing": -4.0,
+    "margin": 0.8,
+    "other": 0.6,
+    "verb": 1.0,
+    "named": 1.2,
+    "cut": -0.5,
+    "loose": -1.0,
+    "alike": -1.5,
+    "score": 0.15,
+    "gentle": 0.3,
+}
+"""Fitted on plans over tools that the product does not ship."""
+READY: Final = 0.85
+CONFIRM: Final = 0.5
+_CUED: Final = 0.8
+_MARGIN: Final = 0.6
+_MARGIN_OF_CHANGES: Final = 1.0
+_AGREES: Final = 0.6
+_MOST_MARGIN: Final = 3.0
+_MOST_SCORE: Final = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How likely a match is what was meant, and whether it may run at once."""
+
+    p: float
+    sure: bool
+    """Nothing speaks against running it without a question."""
+    features: dict[str, float]
+
+
+def judged(match: Match, rivals: Sequence[Match], *, gentle: bool) -> Verdict:
+    """Judge a match beside the next best tools for the same part."""
+    features = measured(match, rivals, gentle=gentle)
+    total = WEIGHTS["bias"] + math.fsum(WEIGHTS[name] * value for name, value in features.items())
+    p = 1 / (1 + math.exp(-total))
+    margin = _MARGIN if gentle else _MARGIN_OF_CHANGES
+    sure = (
+        p >= READY
+        and not features["unexplained"]
+        and not features["weak"]
+        and not features["missing"]
+        and not features["loose"]
+        and not features["alike"]
+        and features["margin"] >= margin
+        and features["other"] >= _MARGIN / 2
+        and features["verb"] >= (_AGREES if match.profile.acts else 0)
+        and features["named"] >= _AGREES
+    )
+    return Verdict(p, sure, features)
+
+
+def measured(match: Match, rivals: Sequence[Match], *, gentle: bool) -> dict[str, float]:
+    """The features of a match."""
+    near = [match.score - one.score for one in rivals if not one.missing or match.missing]
+    cut = [one for one in match.options.values() if one.evidence == Evidence.CUT]
+    kinds = [
+        str(one.kind)
+        for name, one in match.options.items()
+        if one.kind is not None and one.cued < _CUED and not one.shared and _is_required(match, name)
+    ]
+    return {
+        "unexplained": float(match.unexplained.bit_count()),
+        "weak": float(match.weak.bit_count()),
+        "missing": float(len(match.missing)),
+        "margin": min([_MOST_MARGIN, *near]),
+        "other": min(_MOST_MARGIN, match.rival),
+        "verb": match.verb,
+        "named": match.named,
+        "cut": float(len(cut)),
+        "loose": float(sum(one.cued < _CUED for one in cut)),
+        "alike": float(len(kinds) - len(set(kinds))),
+        "score": max(-_MOST_SCORE, min(_MOST_SCORE, match.score)),
+        "gentle": float(gentle),
+    }
+
+
+def _is_required(match: Match, name: str) -> bool:
+    return any(one.required for one in match.profile.params if one.name == name)
+
+
+def holding(part: Part, match: Match) -> tuple[str, ...]:
+    """The words of a part that negate, condition, except or repeat it, where no sure value holds them."""
+    kept = 0
+    for option in match.options.values():
+        kept |= option.mask
+    tokens = part.reading.tokens
+    starts = {one.first for one in part.found}
+    return tuple(
+        tokens[place].text
+        for place in bits(((1 << part.stop) - 1) & ~((1 << part.first) - 1) & ~kept)
+        if any(tokens[place].low in GROUPS[name] for name in ("negation", "condition", "exception", "repeat"))
+        and not (place + 1 in starts and tokens[place].low in ("until", "till", "but"))
+        and not (part.question and tokens[place].low in GROUPS["question"])
+    )

@@ -1,0 +1,237 @@
+"""How a part of a request fits a tool: the best joint assignment of the part's values to the tool's params.
+
+A score adds what the words say of the tool, how well each value fits its param, and a price for each word that nothing
+explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from apps.plans.local.index import Library, Profile
+from apps.plans.local.options import FIRM, REPAIRED, Option, Options
+from apps.plans.local.params import Param
+from apps.plans.local.parts import HELD, Part
+from apps.plans.local.tokens import Kind
+from apps.plans.local.words import GROUPS, near, stem
+from apps.plans.proposals import Evidence
+
+MISSING: Final = 3.5
+UNEXPLAINED: Final = 1.6
+_REQUIRED: Final = 0.6
+_OPTIONAL: Final = -0.3
+_BEAM: Final = 32
+_FINALISTS: Final = 10
+_NO_RIVAL: Final = 99.0
+_VERB: Final = 2.0
+_NO_VERB: Final = -1.6
+_OTHER_VERB: Final = -3.0
+"""What an acting tool is worse by when the request asks for another act."""
+_UNASKED: Final = -1.0
+_ACT_IN_ANSWER: Final = -3.0
+"""What an acting tool is worse by when the request is a question."""
+_NOUN: Final = 2.2
+_UNSAID_NOUN: Final = -0.7
+_NO_NOUN: Final = -1.2
+_DEPRECATED: Final = -1.5
+_BY_KIND: Final = 0.7
+_PASSING: Final = 0.3
+"""How well a verb agrees that is some word of the tool's, but not its verb."""
+_SORTS: Final[Mapping[Kind, frozenset[str]]] = {
+    kind: frozenset(map(stem, words))
+    for kind, words in {
+        Kind.URL: ("url", "page", "website", "webpage", "link", "site"),
+        Kind.PATH: ("file", "directory", "folder", "path"),
+        Kind.FILE: ("file", "document", "image"),
+        Kind.REPO: ("repository", "repo", "project"),
+        Kind.CHANNEL: ("channel", "message"),
+        Kind.CURRENCY: ("currency", "money", "exchange"),
+        Kind.SQL: ("query", "sql"),
+        Kind.LANGUAGE: ("language",),
+        Kind.EMAIL: ("email", "mail"),
+        Kind.EXPRESSION: ("expression",),
+        Kind.UNIT: ("unit",),
+    }.items()
+}
+"""What a value of a kind is called, so that nobody needs to say it."""
+
+_State = tuple[float, int, int, tuple[tuple[str, Option], ...]]
+"""A score, the tokens used, those that may be used again, and the options taken."""
+
+
+@dataclass(slots=True)
+class Match:
+    """A tool with the values that it would get."""
+
+    profile: Profile
+    part: Part
+    score: float
+    options: dict[str, Option] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    unexplained: int = 0
+    weak: int = 0
+    """Tokens that only a detail of the tool's description explains."""
+    verb: float = 0.0
+    """How well the part's verb is the tool's."""
+    named: float = 0.0
+    """How well the part names what the tool works on."""
+    rival: float = _NO_RIVAL
+    """By how much the next best assignment of other values to the same tool is worse."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {name: option.value for name, option in self.options.items()}
+
+
+@dataclass(slots=True)
+class _Said:
+    """What the words that are no values say of a tool."""
+
+    score: float = 0.0
+    unexplained: int = 0
+    weak: int = 0
+    nouns: dict[str, float] = field(default_factory=dict)
+    aside: float = 0.0
+    """How sure the surest word is that belongs to the tool and is not in its name."""
+
+
+class Matcher:
+    """Fits the parts of one request to tools."""
+
+    def __init__(self, library: Library, context: Mapping[str, Any], is_gentle: Callable[[str], bool]) -> None:
+        self.library = library
+        self.context = context
+        self.is_gentle = is_gentle
+
+    def match(self, part: Part, profile: Profile, offered: Mapping[str, Sequence[Option]]) -> Match:
+        """Return the best way to call a tool for a part.
+
+        :param offered: for params, values from elsewhere: earlier steps, producers.
+        """
+        options = Options(part, profile, self.library, self.context)
+        choices = {param.name: options.of(param, offered.get(param.name, ())) for param in profile.params}
+        states: list[_State] = [(0.0, 0, 0, ())]
+        for param in sorted(profile.params, key=lambda one: (not one.required, len(choices[one.name]), one.name)):
+            found = choices[param.name]
+            if found or param.required:
+                states = _extended(states, param, found, part.content)
+        return _Whole(self, part, profile, options.explained).best(states[:_FINALISTS])
+
+
+def _extended(states: Iterable[_State], param: Param, found: Iterable[Option], content: int) -> list[_State]:
+    """The best states with one more param, left out or filled."""
+    price, gain = (-MISSING, _REQUIRED) if param.required else (0.0, _OPTIONAL)
+    later: list[_State] = []
+    for score, used, shared, got in states:
+        later.append((score + price, used, shared, got))
+        for option in found:
+            clash = option.mask & used
+            if not clash or not clash & ~(option.shared & shared):
+                taken = (*got, (param.name, option))
+                later.append((score + gain + option.gain, used | option.mask, shared | option.shared, taken))
+    later.sort(key=lambda one: -(one[0] + UNEXPLAINED * (one[1] & content).bit_count()))
+    return later[:_BEAM]
+
+
+class _Whole:
+    """One part and one tool: what whole assignments are worth."""
+
+    def __init__(self, matcher: Matcher, part: Part, profile: Profile, explained: Mapping[int, float]) -> None:
+        self.part, self.profile, self.library, self.explained = part, profile, matcher.library, explained
+        self.gentle = matcher.is_gentle(profile.tool.uid)
+        self.nouns = {place: self._nouns_at(place) for place in explained if part.content >> place & 1}
+        self.needed = [
+            noun
+            for noun in profile.nouns
+            if noun not in profile.services and not (noun == profile.prefix and self.library.is_family(noun))
+        ]
+
+    def best(self, states: Iterable[_State]) -> Match:
+        """Return the best assignment by what its words leave unexplained."""
+        found = sorted(
+            (self._match(score, used, dict(got)) for score, used, _, got in states), key=lambda one: -one.score
+        )
+        best = found[0]
+        best.rival = next((best.score - one.score for one in found[1:] if one.values != best.values), _NO_RIVAL)
+        return best
+
+    def _match(self, score: float, used: int, options: dict[str, Option]) -> Match:
+        part, profile = self.part, self.profile
+        said = self._said(used, options)
+        for option in options.values():
+            self._named_by(option, said.nouns)
+        score += said.score + self._named(said.nouns)
+        verb = self._verb(used)
+        if part.verb and not used >> part.verb_at & 1:
+            score += _VERB * verb if verb else _NO_VERB
+            if not verb and profile.acts:
+                score += _OTHER_VERB
+            if not verb and self.explained[part.verb_at] < FIRM:
+                said.unexplained |= 1 << part.verb_at
+        elif profile.acts and not part.verb:
+            score += _ACT_IN_ANSWER if part.question else _UNASKED
+        if profile.deprecated:
+            score += _DEPRECATED
+        missing = tuple(param.name for param in profile.params if param.required and param.name not in options)
+        named = max(said.nouns.values(), default=FIRM * said.aside if self.needed else 0.8)
+        score -= UNEXPLAINED * said.unexplained.bit_count()
+        return Match(profile, part, score, options, missing, said.unexplained, said.weak, verb, named)
+
+    def _verb(self, used: int) -> float:
+        """How well the part's verb is the tool's; as a value, it agrees."""
+        part, profile = self.part, self.profile
+        if part.verb and used >> part.verb_at & 1:
+            return 1.0
+        same = near(part.verb, profile.verb) if part.verb and profile.verb else 0.0
+        return same or (_PASSING if profile.vocabulary.get(part.verb, 0.0) >= FIRM else 0.0)
+
+    def _nouns_at(self, place: int) -> tuple[tuple[str, float], ...]:
+        """The nouns of the tool's name that a word says."""
+        stemmed, repaired = self.part.stems[place], self.part.repaired.get(place, "")
+        found = ((noun, near(stemmed, noun) or REPAIRED * near(repaired, noun)) for noun in self.profile.nouns)
+        return tuple((noun, how if place != self.part.verb_at else FIRM * how) for noun, how in found if how)
+
+    def _said(self, used: int, options: Mapping[str, Option]) -> _Said:
+        part, profile, said = self.part, self.profile, _Said()
+        for place, sure in self.explained.items():
+            low = part.low(place)
+            if profile.particle and low in ("on", "off"):
+                said.score += 1.0 if low == profile.particle else -3.0
+            if used >> place & 1:
+                continue
+            if low in HELD:
+                said.unexplained |= 0 if self._is_harmless(low, options) else 1 << place
+            elif nouns := self.nouns.get(place):
+                for noun, how in nouns:
+                    said.nouns[noun] = max(said.nouns.get(noun, 0.0), how)
+            elif part.content >> place & 1 and place != part.verb_at:
+                said.aside = max(said.aside, sure)
+                said.score += (1.0 if sure >= FIRM else 0.5) * sure * self.library.tells(part.stems[place])
+                if not sure:
+                    said.unexplained |= 1 << place
+                elif sure < FIRM:
+                    said.weak |= 1 << place
+        return said
+
+    def _is_harmless(self, low: str, options: Mapping[str, Option]) -> bool:
+        if low in GROUPS["bulk"]:
+            return self.gentle
+        refers = any(one.evidence in (Evidence.STEP, Evidence.CONTEXT) for one in options.values())
+        return low in GROUPS["back"] and (refers or not self.part.number)
+
+    def _named_by(self, option: Option, nouns: dict[str, float]) -> None:
+        """A value names its own sort: a path a file, an address a page."""
+        sorts = _SORTS.get(option.kind, frozenset()) if option.kind else frozenset()
+        if option.evidence == Evidence.STEP:
+            sorts = frozenset(option.text.split())
+        for noun in self.profile.nouns:
+            if noun in sorts:
+                nouns.setdefault(noun, _BY_KIND)
+
+    def _named(self, nouns: Mapping[str, float]) -> float:
+        """What the nouns of the tool's name are worth, said and unsaid."""
+        score = sum(_NOUN * how * self.library.tells(noun) for noun, how in nouns.items())
+        score += sum(_UNSAID_NOUN * self.library.tells(noun) for noun in self.needed if noun not in nouns)
+        return score + (_NO_NOUN if self.needed and not nouns else 0.0)

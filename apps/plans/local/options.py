@@ -1,0 +1,343 @@
+"""The values that a part of a request has for a param: its choices, typed values, and words cut out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from apps.plans.local.index import Library, Profile
+from apps.plans.local.params import Param, coerced, fits
+from apps.plans.local.parts import DETERMINERS, HELD, PUNCTUATION, Part, mask_of, stretch
+from apps.plans.local.tokens import Kind
+from apps.plans.local.words import GROUPS, SMALL, near
+from apps.plans.proposals import Evidence
+
+FIRM: Final = 0.6
+"""A word counts as explained from this certainty on; below it, it is a weak trace."""
+_MOST: Final = 8
+_LONGEST_SPAN: Final = 25
+_LEAST_OF_OPTIONAL: Final = 0.9
+_LEAST_OF_CUT: Final = 0.2
+_LEAST_OF_OPTIONAL_CUT: Final = 1.9
+_PREPOSITIONS: Final = GROUPS["preposition"]
+_NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled", "labeled"})
+_SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling"})
+_LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
+_BOUNDS: Final = (
+    _PREPOSITIONS
+    | GROUPS["named"]
+    | GROUPS["joiner"]
+    | GROUPS["be"]
+    | {"who", "which", "because", "than", "between", "until", "till", "since", "after", "before", "near", "under"}
+    | {"below", "above", "per", "by", "due", "without", "except"}
+)
+_FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
+_TO: Final = frozenset({"to", "until", "till", "into", "through", "and", "before"})
+_ON: Final = frozenset({"on", "enable", "enabled", "activate", "activated", "true", "yes"})
+_OFF: Final = frozenset({"off", "disable", "disabled", "deactivate", "deactivated", "false", "no"})
+_NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
+_FREE: Final = frozenset({"text", "query", "name", "other"})
+"""Roles whose values may be of several words."""
+_PLAIN: Final[Mapping[str, float]] = {
+    "text": 0.8,
+    "query": 0.8,
+    "name": 0.8,
+    "other": 0.7,
+    "slug": 0.5,
+    "user": 0.5,
+    "channel": 0.4,
+    "repo": 0.2,
+    "color": 0.2,
+    "unit": 0.2,
+    "timezone": 0.2,
+    "id": 0.0,
+    "path": 0.0,
+    "version": 0.0,
+}
+"""For each role that plain words may serve, how well they do."""
+_UNNAMING: Final = frozenset({"id", "new", "is", "name"})
+_UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "only", "on", "activ"})
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A value that a param may take."""
+
+    value: Any
+    evidence: Evidence
+    gain: float
+    mask: int = 0
+    """The tokens that it takes."""
+    text: str = ""
+    first: int = -1
+    last: int = -1
+    kind: Kind | None = None
+    cued: float = 0.0
+    """How plainly the words around it announce it."""
+    fit: float = 1.0
+    """How well its kind is the param's."""
+    shared: int = 0
+    """Of its tokens, those that another value may take as well: both ends of a range."""
+
+
+class Options:
+    """The options of one part for the params of one tool."""
+
+    def __init__(self, part: Part, profile: Profile, library: Library, context: Mapping[str, Any]) -> None:
+        self.part, self.profile, self.library, self.context = part, profile, library, context
+        self.explained = {
+            place: 0.0 if part.typed >> place & 1 else profile.explains(stemmed)
+            for place, stemmed in part.stems.items()
+        }
+        for place, stemmed in part.repaired.items():
+            self.explained[place] = max(self.explained[place], REPAIRED * profile.explains(stemmed))
+        self._spans: list[tuple[int, int]] | None = None
+
+    def of(self, param: Param, offered: Sequence[Option]) -> list[Option]:
+        """The likeliest values of a param, best first."""
+        part = self.part
+        if param.name in self.context:
+            value = self.context[param.name]
+            said = sum(1 << one.place for one in part.tokens if one.text == value)
+            return [Option(value, Evidence.CONTEXT, 3.0, said, param.name)]
+        if param.role == "secret":
+            return []
+        if param.role == "request" and param.required:
+            return [self._option(part.text, Evidence.REQUEST, 1.0, (part.first, part.stop - 1))]
+        found = [*offered, *self._choices(param)]
+        if param.type == "boolean":
+            found += self._switches(param)
+        elif not param.closed:
+            found += self._typed(param)
+        if not param.choices and param.type in ("string", "") and param.role in _PLAIN:
+            found += self._cut(param)
+        found.sort(key=lambda one: -(one.gain + 0.15 * one.mask.bit_count()))
+        return found[:_MOST]
+
+    def _option(self, value: Any, evidence: Evidence, gain: float, place: tuple[int, int], cued: float = 0.0) -> Option:
+        first, last = place
+        text = self.part.words(first, last)
+        return Option(value, evidence, gain, stretch(first, last), text, first, last, None, cued)
+
+    def _choices(self, param: Param) -> Iterator[Option]:
+        part = self.part
+        for wanted, value in self.profile.choices[param.name]:
+            size = len(wanted)
+            for place in range(part.first, part.stop - size + 1):
+                how = min(near(part.stems[place + step], wanted[step]) for step in range(size))
+                low = part.low(place)
+                if how < 1 and (not how or size > 1 or low in SMALL or (place == part.verb_at and not param.required)):
+                    continue
+                if part.typed >> place & 1 and low.strip("'\"`") != " ".join(wanted):
+                    continue
+                gain = (1.6 if how == 1 else 0.7) - (0.2 if place == part.verb_at else 0.0)
+                if part.stems.get(part.before(place), "") in param.words:
+                    gain += 1.0
+                yield self._option(value, Evidence.CHOICE, gain, (place, place + size - 1))
+
+    def _switches(self, param: Param) -> Iterator[Option]:
+        part = self.part
+        key = [word for word in param.words if word not in _UNTOLD]
+        for place in range(part.first, part.stop - len(key) + 1) if key else ():
+            said = [part.stems[place + step] for step in range(len(key))]
+            if said == key and not part.typed >> place & 1:
+                gain = 2.0 if param.required else 2.6
+                yield self._option(value=True, evidence=Evidence.CHOICE, gain=gain, place=(place, place + len(key) - 1))
+                return
+        for token in part.tokens if param.required or not key else ():
+            if (token.low in _ON or token.low in _OFF) and not part.typed >> token.place & 1:
+                yield self._option(token.low in _ON, Evidence.CHOICE, 1.6, (token.place, token.place))
+
+    def _typed(self, param: Param) -> Iterator[Option]:
+        several = []
+        for found in self.part.found:
+            how = fits(param, found)
+            if not how:
+                continue
+            cued = self.cue(param, found.first, found.last, found.kind)
+            gain = (how if found.kind in _NUMBERS else 2.4 * how - 0.6) + cued
+            if found.role:
+                gain += 1.0 if param.side == found.role else -1.5
+            if gain < _LEAST_OF_OPTIONAL and not param.required:
+                continue
+            evidence = Evidence.QUOTED if found.kind == Kind.QUOTED else Evidence.TYPED
+            option = self._option(coerced(param, found), evidence, gain, (found.first, found.last), cued)
+            mask = mask_of(found)
+            several.append(replace(option, mask=mask, kind=found.kind, fit=how, shared=mask if found.role else 0))
+        yield from several
+        if param.array and len(several) > 1:
+            yield from self._lists(several)
+
+    def _lists(self, several: Sequence[Option]) -> Iterator[Option]:
+        """Values of one kind side by side, as one list."""
+        run: list[Option] = []
+        for option in sorted(several, key=lambda one: one.first):
+            if run and option.kind != run[-1].kind:
+                run = []
+            if run and option.first <= run[-1].last:
+                continue
+            run.append(option)
+            if len(run) > 1:
+                values = [item for one in run for item in (one.value if isinstance(one.value, list) else [one.value])]
+                mask = 0
+                for one in run:
+                    mask |= one.mask
+                text = self.part.words(run[0].first, option.last)
+                gain = run[0].gain + 0.8 * (len(run) - 1)
+                yield replace(run[0], value=values, mask=mask, gain=gain, last=option.last, text=text)
+
+    # Words cut out of the part
+
+    def _cut(self, param: Param) -> Iterator[Option]:
+        least = _LEAST_OF_CUT if param.required else _LEAST_OF_OPTIONAL_CUT
+        for first, last in self.spans():
+            if last > first + 1 and param.role not in _FREE:
+                continue
+            base = _PLAIN[param.role] + self._span_fit(param, first, last)
+            if base < -1:
+                continue
+            cued = self.cue(param, first, last, None)
+            if base + cued > least:
+                text = self.part.words(first, last)
+                listed = [one.strip() for one in text.replace(" and ", ",").split(",") if one.strip()]
+                yield self._option(listed if param.array else text, Evidence.CUT, base + cued, (first, last), cued)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
+        if self._spans is None:
+            part = self.part
+            quoted = bound = 0
+            for one in part.found:
+                if one.kind == Kind.QUOTED:
+                    quoted |= stretch(one.first, one.last)
+            for place, sure in self.explained.items():
+                low = part.low(place)
+                edge = sure >= FIRM or place == part.verb_at or part.typed >> place & 1
+                if edge or low in _BOUNDS or low in PUNCTUATION or low in SMALL:
+                    bound |= 1 << place
+            starts = [place for place in range(part.first, part.stop) if self._may_begin(place, bound)]
+            ends = [
+                place for place in range(part.first, part.stop) if place + 1 == part.stop or bound >> (place + 1) & 1
+            ]
+            found = {
+                (first, last)
+                for first in starts
+                for end in ends
+                if first <= end < first + _LONGEST_SPAN
+                and self._may_end(first, last := self._without_marks(first, end))
+                and not stretch(first, last) & quoted
+            }
+            self._spans = sorted(found)
+        return self._spans
+
+    def _is_said(self, first: int) -> bool:
+        return self.part.low(first - 1) in _SAYING
+
+    def _may_begin(self, first: int, bound: int) -> bool:
+        part, low = self.part, self.part.low(first)
+        if first == part.first:
+            if part.question or first == part.verb_at or self.explained[first] >= FIRM:
+                return False
+        elif not bound >> (first - 1) & 1:
+            return False
+        if low in PUNCTUATION or part.joined >> first & 1 or (low in HELD and not self._is_said(first)):
+            return False
+        if low in GROUPS["article"]:
+            return part.reading.tokens[first].text[0].isupper() or self._is_said(first)
+        return low not in _BOUNDS and low not in DETERMINERS
+
+    def _without_marks(self, first: int, last: int) -> int:
+        while last > first and self.part.low(last) in PUNCTUATION:
+            last -= 1
+        return last
+
+    def _may_end(self, first: int, last: int) -> bool:
+        part, low = self.part, self.part.low(last)
+        if low in PUNCTUATION or (first == last and (part.typed >> first & 1 or low in SMALL)):
+            return False
+        if low in _BOUNDS or low in DETERMINERS or low in ("please", "it", "them"):
+            return self._is_said(first) and last + 1 == part.stop
+        return True
+
+    def _span_fit(self, param: Param, first: int, last: int) -> float:
+        """How well a stretch of words suits the role of a param, whatever stands around it."""
+        part, tokens = self.part, self.part.reading.tokens[first : last + 1]
+        long, query, size = param.role == "text", param.role == "query", last - first + 1
+        content = [one for one in tokens if one.low not in SMALL]
+        inner = sum(one.low in _BOUNDS or one.low in PUNCTUATION for one in tokens)
+        typed = (stretch(first, last) & part.typed).bit_count()
+        if long:
+            return 0.12 * min(size, 8) - (len(content) < 2) * 0.5 - typed * (0.1 if self._is_said(first) else 0.7)  # noqa: PLR2004
+        score = -1.0 if not content else 0.0
+        if query:
+            score += 0.05 * size - 0.2 * inner - 0.7 * typed
+        else:
+            score -= 0.8 * inner + 0.25 * max(0, size - 3) + 1.5 * typed
+        if param.role == "name" and sum(one.text[:1].isupper() for one in tokens if one.place != part.first) >= max(
+            1, len(content)
+        ):
+            score += 0.4
+        for one in content:
+            stemmed = part.stems[one.place]
+            score -= 0.6 if stemmed in self.profile.nouns else 0.0
+            score -= (0.2 if query else 0.6) if one.text.islower() and self.library.is_noun(stemmed) else 0.0
+        return score
+
+    # What announces a value
+
+    def cue(self, param: Param, first: int, last: int, kind: Kind | None) -> float:
+        """How plainly the words around a value say that it is this param's."""
+        part, profile = self.part, self.profile
+        own = [word for word in param.words if word not in _UNNAMING] or list(param.words)
+        place = part.before(first)
+        low, stemmed = part.low(place), part.stems.get(place, "")
+        number = kind in _NUMBERS
+        if low in SMALL or low in PUNCTUATION:
+            score = (
+                2.4 if low in _LINKING and part.stems.get(place - 1, "") in own else self._introduced(param, low, kind)
+            )
+        else:
+            score = self._named(param, stemmed, own, number=number)
+        if param.side in ("start", "end") and low:
+            mine, other = (_FROM, _TO) if param.side == "start" else (_TO, _FROM)
+            score += 1.4 if low in mine else -1.6 if low in other else 0.0
+        after = part.stems.get(last + 1, "")
+        if after in own:
+            score += 1.0
+        elif kind is None and after in profile.nouns:
+            score += 0.4
+        elif number and param.role == "knob" and self.explained.get(last + 1, 0.0) >= FIRM:
+            score += 0.8
+        if place == part.verb_at >= 0 and kind in (None, Kind.QUOTED):
+            score += 0.4 if param is profile.params[0] else 0.1
+        return score
+
+    def _introduced(self, param: Param, low: str, kind: Kind | None) -> float:
+        """What a small word or a mark before a value says."""
+        score = 0.0
+        if low in _NAMING:
+            score += 2.5 if param.role == "name" or param.words[-1:] == ("name",) else -0.5
+        if low in _SAYING and not (low == "that" and kind not in (None, Kind.QUOTED)):
+            score += 2.2 if param.role == "text" else -0.3
+        elif low in param.cues:
+            score += 0.9
+        elif low in _PREPOSITIONS and param.role in _FREE and kind not in _NUMBERS:
+            score += 0.3
+        return score
+
+    def _named(self, param: Param, stemmed: str, own: Sequence[str], *, number: bool) -> float:
+        """What a word with content before a value says."""
+        if not stemmed:
+            return 0.0
+        if stemmed in own:
+            return 2.4
+        if any(near(stemmed, word) for word in own):
+            return 1.4
+        if param.required and (param.role == "id" or number) and stemmed in self.profile.nouns:
+            return 1.2
+        return 0.6 if stemmed in param.cues else 0.0
+
+
+REPAIRED: Final = 0.7
+"""How sure a misspelt word is, beside one that is spelt right."""

@@ -1,0 +1,197 @@
+"""The parts of a request: where it can be cut, and what each stretch says before any tool is looked at.
+
+A request is cut before verbs and questions, at "and", "then", commas and full stops. Sets of words are bit masks over the
+places of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+from apps.plans.local.index import Library
+from apps.plans.local.tokens import Found, Kind, Reading, Token
+from apps.plans.local.words import GROUPS, HOLDING, SMALL, VERBS, stem
+
+MOST_PARTS: Final = 3
+_MOST_CUTS: Final = 4
+_VERB_WITHIN: Final = 6
+PUNCTUATION: Final = frozenset(",:;.?!()")
+DETERMINERS: Final = GROUPS["article"] | {"my", "our", "your", "his", "her", "their", "its", "some", "=", "#"}
+HELD: Final = frozenset().union(*(GROUPS[name] for name in HOLDING))
+"""Words that change what is asked for, so that somebody must explain them."""
+_STOPS: Final = frozenset((",", ";", ".", "!", "?"))
+_JOINERS: Final = frozenset({"and", "then", "also", "please", "finally", "afterwards", "next", "plus"})
+_PARTICLES: Final = frozenset({"up", "down", "back", "out", "in", "off", "on"})
+_WORDLIKE: Final = frozenset({Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT, Kind.PERIOD, Kind.DATE, Kind.SLUG})
+_ASKING: Final = GROUPS["question"] | GROUPS["be"] | GROUPS["have"]
+_LEADING: Final = frozenset({",", "to", "for"}).union(
+    *(GROUPS[name] for name in ("polite", "modal", "pronoun", "joiner", "time"))
+)
+"""Words that may stand before the verb."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a request that asks for one thing."""
+
+    reading: Reading
+    first: int
+    stop: int
+    number: int
+    stems: Mapping[int, str]
+    """The stem of each token."""
+    repaired: Mapping[int, str]
+    """For words that are misspelt, the stem of the catalogue's word that is likely meant."""
+    found: tuple[Found, ...]
+    typed: int
+    """Tokens of values with a form of their own."""
+    content: int
+    """Tokens that somebody must explain."""
+    joined: int
+    """Tokens that belong to the verb before: the "back" of "roll back"."""
+    verb_at: int
+    """The place of the verb; -1 if there is none."""
+    verb: str
+    question: bool
+
+    @property
+    def tokens(self) -> Sequence[Token]:
+        return self.reading.tokens[self.first : self.stop]
+
+    @property
+    def text(self) -> str:
+        return self.words(self.first, self.stop - 1)
+
+    def low(self, place: int) -> str:
+        """The token at a place in lower case; empty beyond the part."""
+        return self.reading.tokens[place].low if self.first <= place < self.stop else ""
+
+    def words(self, first: int, last: int) -> str:
+        """The request's own words from one token to another."""
+        return self.reading.text[self.reading.tokens[first].start : self.reading.tokens[last].end]
+
+    def before(self, place: int) -> int:
+        """The place of the token before, determiners left out; below `first` if there is none."""
+        place -= 1
+        while place >= self.first and self.reading.tokens[place].low in DETERMINERS:
+            place -= 1
+        return place
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The places in a mask, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def stretch(first: int, last: int) -> int:
+    """The mask of all places from one to another."""
+    return (1 << (last + 1)) - (1 << first)
+
+
+def mask_of(found: Found) -> int:
+    mask = stretch(found.first, found.last)
+    for place in found.rest:
+        mask |= 1 << place
+    return mask
+
+
+def read_part(reading: Reading, first: int, stop: int, number: int, library: Library) -> Part:
+    """Prepare a stretch of tokens: its verb, its values, and the words that need an explanation."""
+    tokens = reading.tokens
+    found = tuple(one for one in reading.found if first <= one.first and one.last < stop)
+    typed = 0
+    for one in found:
+        if not _is_wordlike(one, tokens):
+            typed |= mask_of(one)
+    plain = [place for place in range(first, stop) if not typed >> place & 1]
+    stems = {place: tokens[place].low if typed >> place & 1 else tokens[place].stem for place in range(first, stop)}
+    repaired = {
+        place: other
+        for place in plain
+        if tokens[place].text.islower() and (other := library.repaired(tokens[place].low)) != stems[place]
+    }
+    joined = 0
+    for place in plain:
+        if place - 1 in stems and tokens[place].low in _PARTICLES and not typed >> (place - 1) & 1:
+            whole = stem(tokens[place - 1].low + tokens[place].low)
+            if library.knows(whole):
+                stems[place - 1] = whole
+                joined |= 1 << place
+    content = typed
+    for place in plain:
+        low = tokens[place].low
+        if low not in SMALL and not joined >> place & 1 and any(map(str.isalnum, low)):
+            content |= 1 << place
+    verb_at, question = _verb(tokens, stems, first, stop, typed)
+    verb = stems[verb_at] if verb_at >= 0 else ""
+    return Part(reading, first, stop, number, stems, repaired, found, typed, content, joined, verb_at, verb, question)
+
+
+def _is_wordlike(found: Found, tokens: Sequence[Token]) -> bool:
+    """Is it a plain word that may as well mean something else: a language, a country, "one"?"""
+    word = tokens[found.first]
+    if found.first != found.last or not word.text.isalpha():
+        return False
+    return found.kind in _WORDLIKE or word.low in ("one", "a", "an")
+
+
+def _verb(tokens: Sequence[Token], stems: Mapping[int, str], first: int, stop: int, typed: int) -> tuple[int, bool]:
+    """The place of the verb, and whether the part is a question."""
+    place = first
+    while place < stop and tokens[place].low in _LEADING:
+        place += 1
+    if place < stop and not typed >> place & 1:
+        if tokens[place].low in _ASKING:
+            return -1, True
+        if stems[place] in VERBS:
+            return place, False
+    for place in range(first, min(stop, first + _VERB_WITHIN)):
+        if not typed >> place & 1 and stems[place] in VERBS and tokens[place].low not in SMALL:
+            return place, False
+    return -1, False
+
+
+def cuts(reading: Reading, stop: int, library: Library) -> list[tuple[tuple[int, int], ...]]:
+    """Return the ways to cut a request into stretches of tokens, the whole first.
+
+    :param stop: the end of the request, its last punctuation left out.
+    """
+    tokens = reading.tokens
+    held = {place for one in reading.found if not _is_wordlike(one, tokens) for place in one.places}
+    found: dict[int, int] = {}
+    for token in tokens[1 : max(stop - 1, 1)]:
+        if token.place in held or (token.low not in _STOPS and token.low not in ("and", "then")):
+            continue
+        start = token.place + 1
+        while start < stop and (tokens[start].low in _JOINERS or tokens[start].low in _STOPS):
+            start += 1
+        if start >= stop or start in held or not (_begins(tokens, start, library) or token.low in (".", "!", "?")):
+            continue
+        end = token.place
+        while end > 1 and (tokens[end - 1].low in _STOPS or tokens[end - 1].low in ("and", "then")):
+            end -= 1
+        found.setdefault(start, end)
+    places = sorted(found.items())[:_MOST_CUTS]
+    ways = []
+    for count in range(MOST_PARTS):
+        for chosen in combinations(places, count):
+            starts = [0, *(start for start, _ in chosen)]
+            stops = [*(end for _, end in chosen), stop]
+            ways.append(tuple(zip(starts, stops, strict=True)))
+    return ways
+
+
+def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
+    """Does something begin here that could be asked for: a verb, or a question?"""
+    low = tokens[start].low
+    if low in GROUPS["question"]:
+        return True
+    following = tokens[start + 1].low if start + 1 < len(tokens) else ""
+    joined = stem(low + following) if following in _PARTICLES else ""
+    return low not in SMALL and (library.repaired(low) in VERBS or (bool(joined) and library.knows(joined)))

@@ -1,0 +1,388 @@
+"""The local planner: a request and the tools of a tenant in, a proposal out. The same request gives the same proposal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.plans.local.chaining import Source, explain_by_givers, given, produced
+from apps.plans.local.index import Library, Profile
+from apps.plans.local.judging import CONFIRM, Verdict, holding, judged
+from apps.plans.local.matching import Match, Matcher
+from apps.plans.local.parts import Part, bits, cuts, read_part
+from apps.plans.local.tokens import Reading
+from apps.plans.local.values import read
+from apps.plans.local.words import SMALL, stem
+from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Missing, Proposal, ProposedStep, Question, Ref, Value
+
+PROPOSER: Final = "local"
+_CANDIDATES: Final = 10
+_BARRED: Final = 4
+_SEARCHED: Final = 40
+_MOST_TOKENS: Final = 300
+_RIVALS: Final = 4
+_STEP_PRICE: Final = 2.4
+_NEAR: Final = 0.6
+_FITTING: Final = 3.0
+_LIKELY: Final = 2.0
+_MOST_IN_WISH: Final = 4
+_WISHES: Final = frozenset(
+    map(
+        stem,
+        [
+            "summarize",
+            "summarise",
+            "summary",
+            "compare",
+            "conclude",
+            "conclusion",
+            "overview",
+            "report",
+            "explain",
+            "recommend",
+        ],
+    )
+)
+"""What an asker does with results when no tool does it."""
+
+
+class History(Protocol):
+    """What earlier plans say of tools."""
+
+    def likely(self, stems: Iterable[str]) -> Mapping[str, float]:
+        """The uids of the tools that served such words, each with how likely it is."""
+
+    def follows(self, uid: str, after: str) -> float | None:
+        """How likely a tool comes after another one; None: nothing is known."""
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """What is done about a part: a match, the next best ones, and the best of what may not be used."""
+
+    part: Part
+    match: Match | None
+    rivals: Sequence[Match] = ()
+    barred: Match | None = None
+    wish: bool = False
+
+
+@dataclass(slots=True)
+class _Draft:
+    chosen: list[_Chosen] = field(default_factory=list)
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        bad, score = 0, -_STEP_PRICE * (len(self.chosen) - 1)
+        for one in self.chosen:
+            if one.wish:
+                score += 1.0
+            elif one.match is None:
+                bad, score = bad + 3, score - 5.0
+            else:
+                bad += one.match.unexplained.bit_count() + 2 * len(one.match.missing)
+                score += one.match.score
+        return bad == 0, score
+
+
+def propose(asked: Asked, library: Library, catalogue: Catalogue, history: History | None = None) -> Proposal:
+    """Propose steps for a request, or say what is missing."""
+    return _Proposing(asked, library, catalogue, history).proposal()
+
+
+class _Proposing:
+    """The work on one request."""
+
+    def __init__(self, asked: Asked, library: Library, catalogue: Catalogue, history: History | None) -> None:
+        self.asked, self.library, self.catalogue, self.history = asked, library, catalogue, history
+        context = dict(asked.context)
+        if asked.delegation_path:
+            context["delegation_path"] = list(asked.delegation_path)
+        self.reading: Reading = read(asked.intent, asked.now)
+        self.matcher = Matcher(library, context, self.is_gentle)
+        self._gentle: dict[str, bool] = {}
+        self._usable: dict[str, bool] = {}
+        self._done: dict[tuple[int, int, tuple[str, ...]], _Chosen] = {}
+
+    def is_gentle(self, uid: str) -> bool:
+        """Does a tool change nothing, whoever runs it?"""
+        if uid not in self._gentle:
+            offers = self.catalogue.open_offers(uid) or self.catalogue.offers_of(uid)
+            self._gentle[uid] = bool(offers) and all(one.effects <= GENTLE_EFFECTS for one in offers)
+        return self._gentle[uid]
+
+    def is_usable(self, uid: str) -> bool:
+        if uid not in self._usable:
+            self._usable[uid] = bool(self.catalogue.open_offers(uid))
+        return self._usable[uid]
+
+    def proposal(self) -> Proposal:
+        tokens = self.reading.tokens
+        stop = len(tokens)
+        while stop and tokens[stop - 1].text in ".!?":
+            stop -= 1
+        if not stop:
+            return _refused([Missing(kind=Lack.CONFIDENCE, detail="The request asks for nothing.")])
+        if stop > _MOST_TOKENS:
+            return _refused([Missing(kind=Lack.LIMIT, detail=f"The request has more than {_MOST_TOKENS} words.")])
+        drafts = [self._draft(way) for way in cuts(self.reading, stop, self.library)]
+        return self._concluded(max(drafts, key=lambda one: one.rank))
+
+    # The best tools for the parts
+
+    def _draft(self, way: Sequence[tuple[int, int]]) -> _Draft:
+        draft = _Draft()
+        for number, (first, stop) in enumerate(way):
+            earlier = [one.match for one in draft.chosen if one.match is not None]
+            draft.chosen.append(self._choose(first, stop, number, earlier))
+        return draft
+
+    def _choose(self, first: int, stop: int, number: int, earlier: Sequence[Match]) -> _Chosen:
+        key = (first, stop, tuple(one.profile.tool.uid for one in earlier))
+        if key not in self._done:
+            self._done[key] = self._chosen(read_part(self.reading, first, stop, number, self.library), earlier)
+        return self._done[key]
+
+    def _chosen(self, part: Part, earlier: Sequence[Match]) -> _Chosen:
+        usable: list[Match] = []
+        barred: list[Match] = []
+        for profile, bonus in self._candidates(part, earlier):
+            match = self.matcher.match(part, profile, given(part, profile, earlier))
+            match.score += bonus
+            (usable if self.is_usable(profile.tool.uid) else barred).append(match)
+        usable.sort(key=_order)
+        for place, match in enumerate(usable[:3]):
+            if match.missing or any(one.evidence in UNSURE or one.fit < 1 for one in match.options.values()):
+                offered = produced(part, match, self.matcher, self.is_usable)
+                if offered:
+                    for name, options in given(part, match.profile, earlier).items():
+                        offered[name] = [*offered.get(name, []), *options]
+                    again = self.matcher.match(part, match.profile, offered)
+                    explain_by_givers(again)
+                    if again.score > match.score:
+                        usable[place] = again
+        usable.sort(key=_order)
+        barred.sort(key=_order)
+        best = usable[0] if usable else None
+        wish = _is_wish(part, best) and part.number > 0
+        return _Chosen(part, None if wish else best, usable[1 : 1 + _RIVALS], barred[0] if barred else None, wish)
+
+    def _candidates(self, part: Part, earlier: Sequence[Match]) -> list[tuple[Profile, float]]:
+        settled = self.asked.tools.get(part.number)
+        if settled is not None and (profile := self.library.profile(settled)) is not None:
+            return [(profile, 0.0)]
+        stems = {
+            stemmed
+            for place, stemmed in part.stems.items()
+            if not part.typed >> place & 1 and part.reading.tokens[place].low not in SMALL
+        }
+        if part.question:
+            stems |= {part.stems[place] for place in range(part.first, min(part.stop, part.first + 2))}
+        kinds = {str(one.kind) for one in part.found}
+        likely = self.history.likely(stems) if self.history is not None else {}
+        found: dict[str, Profile] = {}
+        counts = {True: 0, False: 0}
+        for profile, _ in self.library.search(stems, kinds, _SEARCHED):
+            usable = self.is_usable(profile.tool.uid)
+            if counts[usable] < (_CANDIDATES if usable else _BARRED) and self.catalogue.offers_of(profile.tool.uid):
+                counts[usable] += 1
+                found[profile.tool.uid] = profile
+        for uid in sorted(likely, key=lambda one: (-likely[one], one))[:_CANDIDATES]:
+            if (profile := self.library.profile(uid)) is not None and self.is_usable(uid):
+                found[uid] = profile
+        return [(profile, self._bonus(uid, likely, earlier)) for uid, profile in found.items()]
+
+    def _bonus(self, uid: str, likely: Mapping[str, float], earlier: Sequence[Match]) -> float:
+        bonus = _LIKELY * likely.get(uid, 0.0)
+        if self.history is not None and earlier:
+            bonus += self.history.follows(uid, earlier[-1].profile.tool.uid) or 0.0
+        return bonus
+
+    # The answer
+
+    def _concluded(self, draft: _Draft) -> Proposal:
+        steps: list[ProposedStep] = []
+        places: dict[int, int] = {}
+        missing: list[Missing] = []
+        questions: list[Question] = []
+        wishes: list[str] = []
+        confidence, doubtful = 1.0, False
+        for chosen in draft.chosen:
+            if chosen.wish:
+                wishes.append(chosen.part.text)
+                continue
+            if chosen.match is None:
+                missing.append(self._lacking(chosen, None))
+                continue
+            verdict = judged(chosen.match, chosen.rivals, gentle=self.is_gentle(chosen.match.profile.tool.uid))
+            place = self._lay(chosen.match, chosen, verdict, steps, places)
+            confidence *= verdict.p
+            held = holding(chosen.part, chosen.match)
+            if held:
+                detail = (
+                    f"The request says “{held[0]}”, and a plan can't hold a condition, an exception or a repetition."
+                )
+                missing.append(Missing(kind=Lack.CONDITION, detail=detail, text=chosen.part.text))
+            elif reason := self._barred(chosen):
+                missing.append(reason)
+            elif chosen.match.missing and self._fits(chosen.match):
+                questions += [self._question(chosen.match, place, name) for name in chosen.match.missing]
+            elif (twin := self._twin(chosen)) is not None:
+                names = (chosen.match.profile.tool.name, twin.profile.tool.name)
+                text = f"Two tools fit “{chosen.part.text}”: {names[0]} or {names[1]}. Which one is meant?"
+                questions.append(Question(step=place, param=None, text=text, choices=names))
+            elif verdict.p < CONFIRM or chosen.match.missing:
+                missing.append(self._lacking(chosen, verdict))
+            elif not verdict.sure:
+                doubtful = True
+        if not steps and not missing:
+            missing.append(Missing(kind=Lack.TOOL, detail="No tool does this.", text=self.asked.intent))
+        nearest = self._nearest(draft) if missing else ()
+        return Proposal(
+            proposer=PROPOSER,
+            steps=tuple(steps),
+            confidence=round(confidence, 4),
+            questions=tuple(questions),
+            missing=tuple(missing),
+            doubtful=doubtful,
+            nearest=nearest,
+            wishes=tuple(wishes),
+        )
+
+    def _lay(
+        self, match: Match, chosen: _Chosen | None, verdict: Verdict, steps: list[ProposedStep], places: dict[int, int]
+    ) -> int:
+        """Add a match as a step, after the steps that it takes values from, and return its place."""
+        if id(match) in places:
+            return places[id(match)]
+        values: dict[str, Value] = {}
+        for name, option in match.options.items():
+            value: Any = option.value
+            if isinstance(value, Source):
+                value = Ref(self._lay(value.match, None, verdict, steps, places), value.path)
+            values[name] = Value(
+                value=value, evidence=option.evidence, text=option.text if option.evidence != Evidence.STEP else ""
+            )
+        places[id(match)] = len(steps)
+        rivals = chosen.rivals if chosen is not None else ()
+        steps.append(
+            ProposedStep(
+                tool=match.profile.tool,
+                values=values,
+                missing=match.missing,
+                part=chosen.part.number if chosen is not None else None,
+                text=match.part.text,
+                confidence=round(verdict.p, 4),
+                alternatives=tuple((one.profile.tool, _share(one, match)) for one in rivals[:3]),
+            )
+        )
+        return places[id(match)]
+
+    def _fits(self, match: Match) -> bool:
+        """Does the tool fit, whatever is missing?"""
+        return (
+            not match.unexplained
+            and match.score + 5.0 * len(match.missing) >= _FITTING
+            and (match.verb > 0 or match.named > 0)
+        )
+
+    def _twin(self, chosen: _Chosen) -> Match | None:
+        """Another tool that fits as well."""
+        match = chosen.match
+        if match is None or chosen.part.number in self.asked.tools:
+            return None
+        for other in chosen.rivals:
+            if (
+                match.score - other.score < _NEAR / 2
+                and not other.missing
+                and other.unexplained.bit_count() <= match.unexplained.bit_count()
+            ):
+                return other
+        return None
+
+    def _barred(self, chosen: _Chosen) -> Missing | None:
+        """Why the tool that fits best may not be used, if there is such a one."""
+        barred, match = chosen.barred, chosen.match
+        if (
+            barred is None
+            or barred.unexplained.bit_count() > 1
+            or (match is not None and match.score > barred.score - 1.0)
+        ):
+            return None
+        tool = barred.profile.tool
+        offer = self.catalogue.offers_of(tool.uid)[0]
+        reason = self.catalogue.bar(offer)
+        detail = f"{tool.name} of {offer.worker_id} does this and may not be used: {reason}."
+        return Missing(kind=Lack.PERMISSION, detail=detail, text=chosen.part.text, tool_name=tool.name)
+
+    def _lacking(self, chosen: _Chosen, verdict: Verdict | None) -> Missing:
+        part, match = chosen.part, chosen.match
+        if (reason := self._barred(chosen)) is not None:
+            return reason
+        if match is None or verdict is None:
+            return Missing(kind=Lack.TOOL, detail=f"No registered tool does “{part.text}”.", text=part.text)
+        words = [part.reading.tokens[place].text for place in bits(match.unexplained)]
+        tool = match.profile.tool
+        if words:
+            told = ", ".join(f"“{word}”" for word in words[:3])
+            detail = f"No registered tool does this: {tool.name} comes nearest, and nothing of it explains {told}."
+            return Missing(kind=Lack.TOOL, detail=detail, text=part.text, tool_name=tool.name)
+        detail = f"{tool.name} comes nearest to “{part.text}”, and it is not sure that it is meant."
+        return Missing(kind=Lack.CONFIDENCE, detail=detail, text=part.text, tool_name=tool.name)
+
+    def _question(self, match: Match, place: int, name: str) -> Question:
+        param = next(one for one in match.profile.params if one.name == name)
+        choices = tuple(dict.fromkeys(map(str, param.choices.values())))
+        told = f" One of: {', '.join(choices[:12])}." if choices else ""
+        said = str(param.schema.get("description", "")).split("\n")[0].strip()
+        about = f" ({said.rstrip('.')[:120]})" if said else ""
+        text = f"What is “{name}”{about} for {match.profile.tool.name}?{told}"
+        return Question(
+            step=place, param=name, text=text, choices=tuple(dict.fromkeys(param.choices.values())), schema=param.schema
+        )
+
+    def _nearest(self, draft: _Draft) -> tuple[tuple[Tool, float, str], ...]:
+        found: dict[str, tuple[Tool, float, str]] = {}
+        for chosen in draft.chosen:
+            for match in [
+                *([chosen.match] if chosen.match else []),
+                *([chosen.barred] if chosen.barred else []),
+                *chosen.rivals,
+            ]:
+                words = [match.part.reading.tokens[place].text for place in bits(match.unexplained)]
+                why = (
+                    "it may not be used"
+                    if not self.is_usable(match.profile.tool.uid)
+                    else f"it lacks {', '.join(match.missing)}"
+                    if match.missing
+                    else f"nothing of it explains {', '.join(words[:3])}"
+                    if words
+                    else "it fits weakly"
+                )
+                found.setdefault(
+                    match.profile.tool.uid, (match.profile.tool, round(1 / (1 + math.exp(-match.score / 4)), 4), why)
+                )
+        return tuple(sorted(found.values(), key=lambda one: (-one[1], one[0].uid))[:5])
+
+
+def _order(match: Match) -> tuple[float, str]:
+    return -match.score, match.profile.tool.uid
+
+
+def _share(one: Match, best: Match) -> float:
+    return round(1 / (1 + math.exp(best.score - one.score)), 4)
+
+
+def _refused(missing: Sequence[Missing]) -> Proposal:
+    return Proposal(proposer=PROPOSER, missing=tuple(missing))
+
+
+def _is_wish(part: Part, match: Match | None) -> bool:
+    """Does a part ask for what the asker itself makes of the results, and no tool does it?"""
+    if match is not None and not match.missing and not match.unexplained and match.named:
+        return False
+    content = [part.stems[place] for place in bits(part.content)]
+    return len(content) <= _MOST_IN_WISH and any(one in _WISHES for one in content)
