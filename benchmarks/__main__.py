@@ -14,7 +14,7 @@ import django
 from django.core.management import call_command
 
 from benchmarks import suites
-from config.stack.servers import start_servers
+from config.stack.supervisor import start_servers
 
 
 def main(argv: Sequence[str]) -> int:

@@ -169,7 +169,7 @@ class Bench:
     def start(self, program: Program) -> psutil.Process:
         """Start a program that ends with the run."""
         child = spawn(program)
-        self._stack.callback(end_all, [child], program.farewell)
+        self._stack.callback(end_all, [child])
         return child
 
     def end(self) -> None:

@@ -12,29 +12,25 @@ from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
 from config.stack import programs
-from config.stack.folders import DataFolder
-from config.stack.processes import MARK, Program, StackError, exit_code, spawn
-from config.stack.supervisor import Supervisor, end_leftovers, readiness, say
+from config.stack.folders import PRODUCT, DataFolder
+from config.stack.processes import MARK, Program, StackError, end_all, exit_code, marked
+from config.stack.supervisor import Supervisor, readiness, say
 
 _PATIENCE = 120.0
-_RUNNING, _NOT_RUNNING = 0, 3
+_NOT_RUNNING = 3
 _INTERRUPTED = 130
 _LAST_PORT = 65535
-_UNANALYZED = {"venv", "node_modules", "__pycache__", "site-packages"}
 
 
 def main(arguments: list[str]) -> int:
     options = _parser(arguments[0]).parse_args(arguments[1:])
-    run = _COMMANDS[options.command]
-    data = DataFolder(_given(options.data or os.environ.get("GATEHOUSE_DATA") or str(programs.PRODUCT / "var")))
-    if run in (up, demo) and os.environ.get(MARK) != data.mark:
+    data = DataFolder(_given(options.data or os.environ.get("GATEHOUSE_DATA") or str(PRODUCT / "var")))
+    if options.command in {"up", "demo"} and os.environ.get(MARK) != data.mark:
         # Forked processes are recognized by the environment that this process was started with.
         os.execve(sys.executable, [sys.executable, "-m", "config.stack", *arguments], os.environ | {MARK: data.mark})  # noqa: S606
     try:
-        return run(options, data)
+        return _COMMANDS[options.command](options, data)
     except StackError as failure:
         sys.stderr.write(f"{failure}\n")
         return 1
@@ -71,53 +67,50 @@ def _port(text: str) -> int:
 
 def up(options: argparse.Namespace, data: DataFolder) -> int:
     """Start everything and stay in the foreground until Ctrl-C."""
-    with _claimed(data) as claimed:
-        if not claimed:
-            raise StackError(f"It runs already, with its data in {data.path}: {_address(data)}. To end it: bin/up down")
-        supervisor = Supervisor(data=data, port=options.port, with_workers=not options.no_workers)
-        with _supervised(supervisor):
-            supervisor.start()
-            if not supervisor.stopping.is_set():
-                _introduce(supervisor)
-            supervisor.run(until=lambda: False)
+    data.create()
+    if not data.claim():
+        address = data.stack().get("url", "still starting")
+        raise StackError(f"It runs already, with its data in {data.path}: {address}. To end it: bin/up down")
+    first = not data.password_file.exists()
+    supervisor = Supervisor(data=data, port=options.port, with_workers=not options.no_workers)
+    with _ended(supervisor):
+        supervisor.start()
+        url, password = supervisor.url, data.password_file.read_text(encoding="utf-8").strip()
+        shown = f"password {password} (shown once, kept in {data.password_file})"
+        say(f"Console {url}/admin/  user admin  {shown if first else f'password in {data.password_file}'}")
+        say(f"API docs {url}/api/docs/  token in {data.token_file}  Agents: MCP at {url}/mcp")
+        say("Try: bin/demo  Stop: Ctrl-C")
+        supervisor.run(until=lambda: False)
     return 0
 
 
 def demo(options: argparse.Namespace, data: DataFolder) -> int:
     """Run the main job once on a Python code base and show it; what was started for it is ended."""
-    path = programs.PRODUCT / "apps" if options.path is None else _code_base(_given(options.path))
+    path = _given(options.path or str(PRODUCT / "apps"))
+    if not (str(path).isprintable() and path.is_dir() and next(path.rglob("*.py"), None)):
+        raise StackError(f"There is no folder with Python code at {path}.")
+    data.create()
     deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        with _claimed(data) as claimed:
-            if claimed:
-                return _own_demo(path, Supervisor(data=data, port=options.port))
+    while not data.claim():
         # Another process runs the stack: use it when it is ready. It may also be about to end.
-        if data.stack().get("ready"):
-            say(f"Using what runs already at {_address(data)}")
-            child = spawn(_demo_program(path, data, stack="running"))
-            try:
-                return child.wait() or 0
-            except KeyboardInterrupt:
-                child.send_signal(signal.SIGTERM)
-                child.wait()
-                return _INTERRUPTED
+        if data.stack():
+            say(f"Using what runs already at {data.stack()['url']}")
+            program = _demo_program(path, data, stack="running")
+            os.execve(program.argv[0], program.argv, program.env)  # noqa: S606
+        if time.monotonic() > deadline:
+            raise StackError(f"What runs already, with its data in {data.path}, does not become ready.")
         time.sleep(0.1)
-    raise StackError(f"What runs already, with its data in {data.path}, does not become ready.")
-
-
-def _own_demo(path: Path, supervisor: Supervisor) -> int:
+    supervisor = Supervisor(data=data, port=options.port)
     # The job is over by then: nothing is left that a process would have to finish.
-    supervisor.farewell = ((signal.SIGTERM, 0.5), (signal.SIGKILL, 5))
-    with _supervised(supervisor):
+    with _ended(supervisor, patience=0.5):
         supervisor.start()
-        if supervisor.stopping.is_set():
-            return _INTERRUPTED
-        child: psutil.Process = supervisor.launch(_demo_program(path, supervisor.data, stack="own"))
-        supervisor.run(until=lambda: exit_code(child) is not None)
-        if exit_code(child) is None:
-            child.send_signal(signal.SIGTERM)
-        code = child.wait() or 0
-        return _INTERRUPTED if supervisor.stopping.is_set() else code
+        child = supervisor.launch(_demo_program(path, data, stack="own"))
+        try:
+            supervisor.run(until=lambda: exit_code(child) is not None)
+        except KeyboardInterrupt:
+            end_all([child], sign=signal.SIGTERM)
+            raise
+        return exit_code(child) or 0
     return _INTERRUPTED
 
 
@@ -132,23 +125,18 @@ def status(_options: argparse.Namespace, data: DataFolder) -> int:
     say(f"Ready: {stack['url']}" if ready else f"Not ready: {stack.get('url', '')} {body}")
     for name, pid in stack.get("processes", {}).items():
         say(f"  {name:<24} pid {pid:<8} {data.log(name)}")
-    return _RUNNING if ready else 1
+    return 0 if ready else 1
 
 
 def down(_options: argparse.Namespace, data: DataFolder) -> int:
     """End what runs, wherever it was started."""
-    if not _somebody_runs(data):
-        end_leftovers(data.mark)
-        say(f"Nothing runs with its data in {data.path}.")
-        return 0
-    # Whoever holds the lock wrote its process id there, so this id can't be another program's.
-    os.kill(int((data.path / "lock").read_text()), signal.SIGTERM)
-    deadline = time.monotonic() + _PATIENCE
-    while _somebody_runs(data):
-        if time.monotonic() > deadline:
-            raise StackError("It has been asked to end and still runs.")
-        time.sleep(0.1)
-    say("Ended.")
+    if _somebody_runs(data):
+        # Whoever holds the lock wrote its process id there, so this id can't be another program's.
+        os.kill(int((data.path / "lock").read_text()), signal.SIGTERM)
+        while _somebody_runs(data):
+            time.sleep(0.1)
+    end_all(marked(data.mark))
+    say(f"Nothing runs with its data in {data.path}.")
     return 0
 
 
@@ -157,26 +145,19 @@ def reset(options: argparse.Namespace, data: DataFolder) -> int:
     if not data.path.is_dir():
         say(f"There is nothing in {data.path}.")
         return 0
-    with _claimed(data) as claimed:
-        if not claimed:
-            raise StackError("It runs; end it first: bin/up down")
-        if not options.yes and input(f"Erase everything in {data.path}? Type yes: ") != "yes":
-            raise StackError("Nothing was erased.")
-        end_leftovers(data.mark)
-        data.erase()
+    if not data.claim():
+        raise StackError("It runs; end it first: bin/up down")
+    if not options.yes and input(f"Erase everything in {data.path}? Type yes: ") != "yes":
+        raise StackError("Nothing was erased.")
+    data.clear()
+    (data.path / "lock").unlink()
+    if not any(data.path.iterdir()):
+        data.path.rmdir()
     say(f"Erased {data.path}.")
     return 0
 
 
 _COMMANDS = {command.__name__: command for command in (up, status, down, reset, demo)}
-
-
-def _introduce(supervisor: Supervisor) -> None:
-    data, url = supervisor.data, supervisor.url
-    secret = supervisor.password()
-    shown = "password in" if secret is None else f"password {secret} (shown once, kept in"
-    say(f"Console {url}/admin/  user admin  {shown} {data.password_file}{'' if secret is None else ')'}")
-    say(f"API docs {url}/api/docs/  token in {data.token_file}  Agents: MCP at {url}/mcp  Try: bin/demo  Stop: Ctrl-C")
 
 
 def _demo_program(path: Path, data: DataFolder, *, stack: str) -> Program:
@@ -185,41 +166,18 @@ def _demo_program(path: Path, data: DataFolder, *, stack: str) -> Program:
     :param stack: `own` if it was started for the demo, `running` if not.
     """
     written = data.stack()
-    token = next(tokens["kee"] for tokens in reversed(data.secrets().tokens.values()) if "kee" in tokens)
     environment = {
         **os.environ,
         "DATABASE_URL": written["database_url"],
         "REDIS_URL": written["redis_url"],
         "GATEHOUSE_DATA": str(data.path),
         "GATEHOUSE_URL": written["url"],
-        "GATEHOUSE_TOKEN": token,
+        "GATEHOUSE_TOKEN": data.tokens(written["database_url"])["kee"],
         "GATEHOUSE_DEMO_STACK": stack,
-        "GATEHOUSE_DEMO_WORKERS": "bundled" if written.get("with_workers", True) else "none",
+        "GATEHOUSE_DEMO_WORKERS": "bundled" if written["with_workers"] else "none",
     }
-    arguments = (str(programs.PRODUCT / "manage.py"), "demo", str(path))
-    program = programs.python_program("demo", *arguments, data=data, env=environment)
-    return replace(program, streams=(0, 1, 2), on_orphaned=signal.SIGTERM)
-
-
-def _code_base(path: Path) -> Path:
-    """
-    :raises StackError: if there is no Python to analyse.
-    """
-    try:
-        str(path).encode()
-    except UnicodeEncodeError as fault:
-        raise StackError(f"The name of {str(path)!r} is not text, which no request can hold.") from fault
-    if not path.is_dir():
-        raise StackError(f"There is no folder {path}; give the folder of a Python code base.")
-    if not any(_python_files(path)):
-        raise StackError(f"There is no Python in {path}: not one .py file, environments and hidden folders left out.")
-    return path
-
-
-def _python_files(folder: Path) -> Iterator[str]:
-    for _, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _UNANALYZED]
-        yield from (name for name in files if name.endswith(".py"))
+    arguments = (str(PRODUCT / "manage.py"), "demo", str(path))
+    return replace(programs.python_program("demo", *arguments, data=data, env=environment), log=None)
 
 
 def _given(text: str) -> Path:
@@ -228,53 +186,37 @@ def _given(text: str) -> Path:
 
 
 @contextmanager
-def _claimed(data: DataFolder) -> Iterator[bool]:
-    data.create()
-    claim = data.claim()
-    if claim is None:
-        yield False
-        return
-    try:
-        os.truncate(claim, 0)
-        os.write(claim, str(os.getpid()).encode())
-        yield True
-    finally:
-        os.close(claim)
+def _ended(supervisor: Supervisor, *, patience: float = 15) -> Iterator[None]:
+    """End everything on the way out. A signal is a way out: it interrupts the block, which then ends quietly."""
+    signs = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signs.remove(signal.SIGHUP)  # nohup stays in force
 
+    def ignore() -> None:
+        for sign in signs:
+            signal.signal(sign, signal.SIG_IGN)
 
-@contextmanager
-def _supervised(supervisor: Supervisor) -> Iterator[None]:
-    """End everything on the way out, whatever the way out is; a signal is a way out."""
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        ignore()
+        raise KeyboardInterrupt
 
-    def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
-        if not supervisor.stopping.is_set():
-            supervisor.stopping.set()
-            say("\nEnding …")
-
-    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(sign) is not signal.SIG_IGN or sign is signal.SIGINT:  # nohup stays in force
-            signal.signal(sign, ask_to_stop)
+    for sign in signs:
+        signal.signal(sign, interrupt)
     try:
         yield
-    except StackError:
-        # What breaks because it was asked to end is no failure.
-        if not supervisor.stopping.is_set():
-            raise
+    except KeyboardInterrupt:
+        say("\nEnding …")
     finally:
-        supervisor.stop()
+        ignore()
+        supervisor.stop(patience=patience)
 
 
 def _somebody_runs(data: DataFolder) -> bool:
     if not (data.path / "lock").exists():
         return False
-    claim = data.claim()
-    if claim is not None:
-        os.close(claim)
-    return claim is None
-
-
-def _address(data: DataFolder) -> str:
-    return str(data.stack().get("url", "still starting"))
+    claimed = data.claim()
+    data.release()
+    return not claimed
 
 
 if __name__ == "__main__":

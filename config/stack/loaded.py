@@ -15,7 +15,6 @@ import traceback
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
 import psutil
 
@@ -42,22 +41,36 @@ def load(environment: dict[str, str]) -> None:
     gc.freeze()
 
 
-def fork(program: Program) -> psutil.Process:
-    """Start a Python program in a fork of this process. Call from the main thread: the kernel's death signal follows it."""
-    prepare = die_with_parent(program.on_orphaned)
+def fork(program: Program, *, locked: int | None) -> psutil.Process:
+    """Start a Python program in a fork of this process. Call from the main thread: the kernel's death signal follows it.
+
+    :param locked: a lock that is to go with this process, not with its children.
+    """
+    prepare = die_with_parent(signal.SIGKILL)
     sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        raised = None
-        try:
-            if prepare:
-                prepare()
-            _become(program)
-            _run(program.argv[1:])
-        except BaseException as exc:  # noqa: BLE001  # this is the bottom of the new process
-            raised = exc
-        _end(raised)
-    return psutil.Process(pid)
+    if pid := os.fork():
+        return psutil.Process(pid)
+    code: int | str | None = 1
+    try:
+        if prepare:
+            prepare()
+        if locked is not None:
+            os.close(locked)
+        _become(program)
+        _run(program.argv[1:])
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # noqa: BLE001  # this is the bottom of the new process
+        traceback.print_exc()
+    # As the interpreter would end, without the supervisor's own cleaning up.
+    if isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # as multiprocessing ends its children
+    atexit._run_exitfuncs()  # noqa: SLF001
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _become(program: Program) -> None:
@@ -65,14 +78,10 @@ def _become(program: Program) -> None:
     os.setsid()
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, signal.SIG_DFL if sign != signal.SIGINT else signal.default_int_handler)
-    with program.opened_streams() as streams:
-        for stream, file in enumerate(streams):
-            os.dup2(file, stream)
-    # The locks of the data folder and of the sockets' folder are to go with the supervisor, not with its children.
-    for path in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the descriptor of this very listing
-            if path.readlink().name == "lock":
-                os.close(int(path.name))
+    if program.log is not None:
+        with Path(os.devnull).open("rb") as nothing, program.log.open("ab") as log:
+            for stream, file in enumerate((nothing, log, log)):
+                os.dup2(file.fileno(), stream)
     os.environ.clear()
     os.environ.update(program.env)
     os.chdir(program.cwd)
@@ -103,18 +112,3 @@ def _run(arguments: tuple[str, ...]) -> None:
         sys.argv = list(arguments)
         sys.path.insert(0, str(Path(arguments[0]).parent))
         runpy.run_path(arguments[0], run_name="__main__")
-
-
-def _end(raised: BaseException | None) -> NoReturn:
-    """End as the interpreter would, without the supervisor's own cleaning up."""
-    code = int(raised is not None)
-    if isinstance(raised, SystemExit):
-        code = raised.code if isinstance(raised.code, int) else int(raised.code is not None)
-        sys.stderr.write(f"{raised.code}\n" if isinstance(raised.code, str) else "")
-    elif raised is not None:
-        traceback.print_exception(raised)
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # as multiprocessing ends its children
-    atexit._run_exitfuncs()  # noqa: SLF001
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)

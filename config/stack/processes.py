@@ -9,11 +9,13 @@ import os
 import pwd
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,71 +23,41 @@ MARK = "GATEHOUSE_STACK"
 _PR_SET_PDEATHSIG = 1
 LOG_LIMIT = 10_000_000
 
-# What to send and how many seconds to wait before the next, harsher one.
-Farewell = Sequence[tuple[signal.Signals, float]]
-POLITE: Farewell = ((signal.SIGTERM, 10), (signal.SIGKILL, 5))
-
 
 class StackError(Exception):
     """An anticipated failure, told to the person at the terminal in one sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The unprivileged user that servers run as when root starts the stack."""
-
-    uid: int
-    gid: int
-
-    def own(self, path: Path) -> None:
-        os.chown(path, self.uid, self.gid)
-
-
-def server_account() -> Account | None:
-    """The account for embedded servers: PostgreSQL refuses root, so root borrows ``nobody``."""
-    if os.geteuid() != 0:
-        return None
-    entry = pwd.getpwnam("nobody")
-    return Account(uid=entry.pw_uid, gid=entry.pw_gid)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One process to run: what, as whom, where it writes, and how it is asked to end."""
+    """One process to run: what, in which environment, and where it writes."""
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
-    log: Path
-    account: Account | None = None
-    farewell: Farewell = POLITE
-    # What the kernel sends it when the supervisor itself is killed.
-    on_orphaned: signal.Signals = signal.SIGKILL
-    pass_fds: tuple[int, ...] = ()
-    # Standard input, output and error, in place of none and the log.
-    streams: tuple[int, int, int] | None = None
-
-    @contextmanager
-    def opened_streams(self) -> Iterator[tuple[int, int, int]]:
-        if self.streams is not None:
-            yield self.streams
-            return
-        with Path(os.devnull).open("rb") as nothing, self.log.open("ab") as log:
-            yield nothing.fileno(), log.fileno(), log.fileno()
+    log: Path | None
+    """None: it has the terminal of this process."""
+    server: bool = False
+    """An embedded server. It runs as `servers_user`, and shuts down in order when this process is killed."""
+    fd: int | None = None
+    """A socket that it inherits."""
 
 
-def exit_code(process: psutil.Process) -> int | None:
-    """How a child ended, a negative number for a signal; None while it runs."""
-    try:
-        return process.wait(timeout=0)
-    except psutil.TimeoutExpired:
-        return None
+def servers_user() -> dict[str, Any]:
+    """Who runs the embedded servers, as arguments of Popen: PostgreSQL refuses root, so root borrows ``nobody``."""
+    if os.geteuid() != 0:
+        return {}
+    entry = pwd.getpwnam("nobody")
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
-def server_environment(mark: str) -> dict[str, str]:
-    """The whole environment of an embedded server; nothing of the caller's leaks into it."""
-    return {"PATH": os.defpath, "LC_ALL": "C", MARK: mark}
+def make_for_servers(folder: Path) -> Path:
+    """Make a private folder of the servers' user."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if user := servers_user():
+        os.chown(folder, user["user"], user["group"])
+    return folder
 
 
 def spawn(program: Program) -> psutil.Popen:
@@ -93,30 +65,21 @@ def spawn(program: Program) -> psutil.Popen:
 
     Call from a thread that lives as long as the stack: the kernel's death signal follows the thread.
     """
-    account = program.account
-    with program.opened_streams() as (given, output, errors):
+    with Path(program.log or os.devnull).open("ab") as log:
+        output = log if program.log else None
         return psutil.Popen(
             program.argv,
             env=dict(program.env),
             cwd=program.cwd,
-            stdin=given,
+            stdin=subprocess.DEVNULL if program.log else None,
             stdout=output,
-            stderr=errors,
+            stderr=output,
             start_new_session=True,
-            pass_fds=program.pass_fds,
-            user=None if account is None else account.uid,
-            group=None if account is None else account.gid,
-            extra_groups=None if account is None else [],
-            preexec_fn=die_with_parent(program.on_orphaned),  # only prctl and getppid run between fork and exec
+            pass_fds=() if program.fd is None else (program.fd,),
+            # Only prctl and getppid run between fork and exec.
+            preexec_fn=die_with_parent(signal.SIGINT if program.server else signal.SIGKILL),
+            **(servers_user() if program.server else {}),
         )
-
-
-def bound_log(log: Path, limit: int = LOG_LIMIT) -> None:
-    """Keep a log below its limit, with one predecessor. Whoever appends to it goes on at its new beginning."""
-    with suppress(FileNotFoundError):
-        if log.stat().st_size > limit:
-            shutil.copyfile(log, log.with_suffix(".old.log"))
-            os.truncate(log, 0)
 
 
 def die_with_parent(farewell: signal.Signals) -> Callable[[], None] | None:
@@ -137,6 +100,14 @@ def die_with_parent(farewell: signal.Signals) -> Callable[[], None] | None:
     return request
 
 
+def exit_code(process: psutil.Process) -> int | None:
+    """How a child ended, a negative number for a signal; None while it runs."""
+    try:
+        return process.wait(timeout=0)
+    except psutil.TimeoutExpired:
+        return None
+
+
 def marked(mark: str) -> list[psutil.Process]:
     """Every live process that belongs to the stack with this mark, but for this one."""
     found = []
@@ -148,26 +119,32 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def end_all(processes: Iterable[psutil.Process], farewell: Farewell = POLITE) -> None:
+def end_all(processes: Iterable[psutil.Process], *, sign: signal.Signals = signal.SIGINT, patience: float = 15) -> None:
     """End all of them together, and reap those that are children. psutil never signals a process id that was reused.
 
-    :raises StackError: if one survives the last signal.
+    :param sign: SIGINT asks a database for its fast shutdown, a broker to save, and a Python process to end.
+    :param patience: how many seconds to wait before they are killed.
+    :raises StackError: if one survives that.
     """
     remaining = list(processes)
-    for sign, patience in farewell:
+    for each, seconds in ((sign, patience), (signal.SIGKILL, 5.0)):
         for process in remaining:
             with suppress(psutil.NoSuchProcess):
-                process.send_signal(sign)
-        _, remaining = psutil.wait_procs(remaining, timeout=patience)
-        if not remaining:
-            return
+                process.send_signal(each)
+        _, remaining = psutil.wait_procs(remaining, timeout=seconds)
     if remaining:
         raise StackError(f"These processes would not end: {', '.join(str(process.pid) for process in remaining)}.")
 
 
+def bound_log(log: Path, limit: int = LOG_LIMIT) -> None:
+    """Keep a log below its limit, with one predecessor. Whoever appends to it goes on at its new beginning."""
+    with suppress(FileNotFoundError):
+        if log.stat().st_size > limit:
+            shutil.copyfile(log, log.with_suffix(".old.log"))
+            os.truncate(log, 0)
+
+
 def last_lines(log: Path, count: int = 12) -> str:
     """The end of a log, for the message that says why something did not start."""
-    try:
-        return "\n".join(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-count:])
-    except FileNotFoundError:
-        return "    (no log)"
+    text = log.read_text(errors="replace") if log.exists() else "(no log)"
+    return "\n".join(f"    {line}" for line in text.splitlines()[-count:])

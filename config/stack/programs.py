@@ -1,14 +1,13 @@
 """The product's own programs, seen from outside: what to run, and which tokens each side needs."""
 
+import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from config.stack.folders import DataFolder
+from config.stack.folders import PRODUCT, DataFolder
 from config.stack.processes import Program
 
-PRODUCT = Path(__file__).resolve().parent.parent.parent
 BUNDLED_WORKERS = PRODUCT / "examples" / "workers"
 
 # Executions may be slow: they have a worker of their own, so that they never delay a flush or a delivery. Deliveries
@@ -28,7 +27,7 @@ def python_program(name: str, *argv: str, data: DataFolder, env: Mapping[str, st
         env=env,
         cwd=PRODUCT,
         log=data.log(name),
-        pass_fds=() if fd is None else (fd,),
+        fd=fd,
     )
 
 
@@ -40,11 +39,10 @@ def web(data: DataFolder, env: Mapping[str, str], *, fd: int) -> Program:
     )
 
 
-def provision(data: DataFolder, env: Mapping[str, str], *, streams: tuple[int, int, int]) -> Program:
+def provision(data: DataFolder, env: Mapping[str, str], wanted: Mapping[str, list[str]]) -> Program:
     """What brings the database up to date: see :mod:`config.stack.provision`."""
-    files = (str(data.password_file), str(data.worker_key_file))
-    program = python_program("provision", "-m", "config.stack.provision", *files, data=data, env=env)
-    return replace(program, streams=streams)
+    arguments = (str(data.path), json.dumps(wanted))
+    return python_program("provision", "-m", "config.stack.provision", *arguments, data=data, env=env)
 
 
 def celery_workers(data: DataFolder, env: Mapping[str, str]) -> list[Program]:

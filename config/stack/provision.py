@@ -1,59 +1,50 @@
-"""Bring the database up to date in one process: ``python -m config.stack.provision``.
+"""Bring the database up to date in one process: ``python -m config.stack.provision DATA TOKENS``.
 
-Standard input holds the tokens to issue as JSON: lists of arguments of ``issue_token``, by name. The arguments are the
-password file and the bundled workers' key file. The answer is JSON on standard output. Everything may be repeated.
+TOKENS is JSON: the tokens to issue by name, each as the arguments of ``issue_token``. Those that are missing go into the
+data folder's secrets. Everything may be repeated.
 """
 
 import io
 import json
 import os
+import secrets
 import sys
-from contextlib import redirect_stdout
+from pathlib import Path
 
 import django
 from django.core.management import CommandError, call_command
 
+from config.stack.folders import DataFolder, database_key, write_private
 from config.unreachable import told_in_a_sentence
 
-# The exit code that says: the last line of standard error is for the person at the terminal.
-REFUSED = 4
 
-
-def provision(*, password_file: str, worker_key_file: str, tokens: dict[str, list[str]]) -> dict[str, object]:
+def provision(data: DataFolder, wanted: dict[str, list[str]]) -> None:
     """Migrate, write the schedules, add the operator, the tokens and the default target, trust the bundled workers' key."""
+    if not data.password_file.exists():
+        write_private(data.password_file, secrets.token_urlsafe(12) + "\n")
     call_command("migrate", interactive=False, verbosity=0)
     call_command("sync_schedules")
-    call_command("ensure_operator", "--username", "admin", "--password-file", password_file)
-    issued = {name: _issue(arguments) for name, arguments in tokens.items()}
+    call_command("ensure_operator", "--username", "admin", "--password-file", str(data.password_file))
+    kept = data.secrets()
+    tokens = kept["tokens"].setdefault(database_key(os.environ["DATABASE_URL"]), {})
+    for name, arguments in wanted.items():
+        if name not in tokens:
+            answer = io.StringIO()
+            call_command("issue_token", *arguments, "--json", stdout=answer)
+            tokens[name] = json.loads(answer.getvalue())["token"]
+    data.keep_secrets(kept)
+    write_private(data.token_file, tokens.get("agent", "") + "\n")
     call_command("default_target")
     call_command("source_tokens")
-    call_command(
-        "mcp_workers", "enroll-key", "--name", "bundled", "--ceiling", "verified", "--private-file", worker_key_file
-    )
-    return {"migrations": _applied_migrations(), "tokens": issued}
-
-
-def _issue(arguments: list[str]) -> str:
-    answer = io.StringIO()
-    call_command("issue_token", *arguments, "--json", stdout=answer)
-    token: str = json.loads(answer.getvalue())["token"]
-    return token
-
-
-def _applied_migrations() -> int:
-    from django.db import connection  # noqa: PLC0415  # needs the settings, which are read below
-    from django.db.migrations.recorder import MigrationRecorder  # noqa: PLC0415
-
-    return len(MigrationRecorder(connection).applied_migrations())
+    key = str(data.worker_key_file)
+    call_command("mcp_workers", "enroll-key", "--name", "bundled", "--ceiling", "verified", "--private-file", key)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     django.setup()
-    with redirect_stdout(sys.stderr), told_in_a_sentence(REFUSED):
+    with told_in_a_sentence(1):
         try:
-            outcome = provision(password_file=sys.argv[1], worker_key_file=sys.argv[2], tokens=json.load(sys.stdin))
+            provision(DataFolder(Path(sys.argv[1])), json.loads(sys.argv[2]))
         except CommandError as refusal:
-            sys.stderr.write(f"{refusal}\n")
-            raise SystemExit(REFUSED) from None
-    sys.stdout.write(json.dumps(outcome))
+            sys.exit(str(refusal))

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from config.stack.servers import start_servers
+from config.stack.supervisor import start_servers
 
 _TIERS: dict[str, Callable[[set[str]], bool]] = {
     "fast": lambda marks: not marks & {"ci", "long"},

@@ -19,14 +19,8 @@ import psutil
 import psycopg
 import redis
 
-from config.stack.folders import DataFolder, RuntimeFolder, sweep_abandoned
-from config.stack.processes import (
-    StackError,
-    end_all,
-    last_lines,
-    marked,
-    server_account,
-)
+from config.stack.folders import data_of_a_run
+from config.stack.processes import StackError, last_lines
 from config.stack.supervisor import Supervisor, readiness
 
 _PATIENCE: Final = 60.0
@@ -74,7 +68,7 @@ class Ground(Supervisor):
 
     def logs(self) -> dict[str, str]:
         """The end of each program's log."""
-        return {name: last_lines(one.program.log) for name, one in self.kept.items()}
+        return {name: last_lines(one.log) for name, one in self.kept.items()}
 
     def await_serving(self) -> None:
         """Wait until the web is ready."""
@@ -89,7 +83,7 @@ class Ground(Supervisor):
         for _ in range(_STARTS):
             self.restart(name)
             try:
-                self.await_server(name)
+                self.await_server(type(self.servers[name]), self.kept[name])
             except StackError:
                 self.kept[name].child.wait(timeout=_PATIENCE)
                 time.sleep(0.1)
@@ -114,8 +108,6 @@ def prepared(
     :param tokens: the tokens to issue, by name, each as the arguments of ``issue_token``.
     :raises StackError: if something does not start.
     """
-    account = server_account()
-    sweep_abandoned(account)
     servers = {"DATABASE_URL", "REDIS_URL"}
     environ = {name: value for name, value in os.environ.items() if name not in servers} | {
         "DJANGO_SETTINGS_MODULE": settings,
@@ -123,19 +115,13 @@ def prepared(
         "SOURCE_RATE_LIMITS": '{"default": 1000000000}',
     }
     with ExitStack() as stack:
-        folder = RuntimeFolder(account)
-        stack.callback(folder.remove)
-        # The children of a killed process carry the folder's name.
-        stack.callback(lambda: end_all(marked(folder.path.name)))
-        data = DataFolder(folder.path / "data")
-        # The servers' account walks through it.
-        data.path.mkdir(mode=0o711)
-        data.create()
+        data = data_of_a_run()
+        stack.callback(data.release)
+        stack.callback(data.clear)
         ground = Ground(
             data=data,
             with_workers=False,
             environ=environ,
-            mark=folder.path.name,
             wanted=dict(tokens),
             # This process may have loaded the product with other settings.
             forks=False,

@@ -34,8 +34,7 @@ def test_database_of_another_release_is_left_unchanged(made_by_another_release: 
 def test_bin_up_prints_the_refusal_in_a_sentence(made_by_another_release: None, tmp_path: Path) -> None:
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     told = subprocess.run(
-        [sys.executable, "-m", "config.stack.provision", str(tmp_path / "password"), str(tmp_path / "key")],
-        input="{}",
+        [sys.executable, "-m", "config.stack.provision", str(tmp_path), "{}"],
         cwd=settings.BASE_DIR,
         env={**os.environ, "DATABASE_URL": url},
         capture_output=True,
@@ -43,6 +42,6 @@ def test_bin_up_prints_the_refusal_in_a_sentence(made_by_another_release: None, 
         check=False,
         timeout=120,
     )
-    assert (told.returncode, told.stdout) == (4, "")
+    assert (told.returncode, told.stdout) == (1, "")
     assert told.stderr.splitlines()[-1].startswith("Another release made this database: ")
     assert "Traceback" not in told.stderr

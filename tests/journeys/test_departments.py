@@ -16,11 +16,12 @@ import httpx2
 import pytest
 
 from config.stack import programs
+from config.stack.folders import PRODUCT
 from tests.bundled_workers.processes import GRADIENTS, RECEIPTS, write_pdf
 from tests.chaos.ground import Ground, prepared
 from tests.server import Server
 
-SCRIPT: Final = programs.PRODUCT / "examples" / "delegates" / "department.py"
+SCRIPT: Final = PRODUCT / "examples" / "delegates" / "department.py"
 PATIENCE: Final = 240.0
 
 
@@ -123,7 +124,7 @@ def manage(ground: Ground, *command: str) -> None:
     done = subprocess.run(
         [sys.executable, "manage.py", *command],
         env=ground.environment,
-        cwd=programs.PRODUCT,
+        cwd=PRODUCT,
         capture_output=True,
         text=True,
         check=False,
@@ -260,7 +261,7 @@ def test_departments_of_one_deployment_share_its_gate_and_have_an_inbox_each(tmp
     data = tmp_path / "data"
     data.mkdir()
     (data / "incidents.csv").write_text("when,what\n")
-    folder = programs.PRODUCT / "examples"
+    folder = PRODUCT / "examples"
     departments = (RESEARCH, CODE, DATA)
     tokens = {
         "kee": token("Kee", "ai", *KEE),
@@ -334,7 +335,7 @@ def test_what_a_department_does_for_an_execution_that_is_canceled_is_canceled_be
         start_department(ground, CODE, ground, asking=ground.tokens["manager"], one_deployment=True)
         workers_ready(ground, kee, (CODE.name,))
         # Long enough to be canceled meanwhile: the product, and all that it is installed with.
-        plan = ask(ground, kee, "create_delegation_plan", intent=f"Analyze the Python codebase at '{programs.PRODUCT}'")
+        plan = ask(ground, kee, "create_delegation_plan", intent=f"Analyze the Python codebase at '{PRODUCT}'")
         assert plan["status"] == "ready", plan["plan"]["missing"]
         begun = ask(ground, kee, "execute_delegation_plan", plan_id=plan["plan_id"])
 
@@ -375,7 +376,7 @@ def test_departments_of_their_own_deployments_report_home_and_the_chain_goes_thr
     write_pdf(documents / "gradients.pdf", GRADIENTS, title="On gradients")
     data.mkdir()
     (data / "incidents.csv").write_text("when,what\n")
-    folder = programs.PRODUCT / "examples"
+    folder = PRODUCT / "examples"
     departments = (RESEARCH, CODE, DATA)
     tokens = {"kee": token("Kee", "ai", *KEE)}
     for one in departments:

@@ -15,7 +15,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from config.stack.servers import start_servers
+from config.stack.supervisor import start_servers
 from tests.mutants.table import MUTANTS, Mutant
 
 _ROOT: Final = Path(__file__).resolve().parents[2]

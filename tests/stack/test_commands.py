@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from config.stack.__main__ import main
 from config.stack.folders import DataFolder
-from config.stack.processes import StackError, bound_log
-from config.stack.supervisor import DEFAULT_PORT, listen
+from config.stack.processes import MARK, StackError, bound_log
+from config.stack.supervisor import DEFAULT_PORT, Supervisor, listen
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "postgresql://somebody:hidden@127.0.0.1:9/nothing"
@@ -43,12 +44,11 @@ def test_data_folder_keeps_its_port_until_it_is_erased(tmp_path: Path) -> None:
     data = DataFolder(tmp_path / "data")
     data.create()
     kept = data.secrets()
-    assert kept.port is None
-    kept.port = 8123
-    kept.save()
-    assert data.secrets() == kept
-    data.erase()
-    assert not data.path.exists()
+    assert "port" not in kept
+    data.keep_secrets(kept | {"port": 8123})
+    assert data.secrets() == kept | {"port": 8123}
+    data.clear()
+    assert data.secrets().keys() == kept.keys()
 
 
 def test_log_over_its_limit_leaves_one_predecessor(tmp_path: Path) -> None:
@@ -60,11 +60,21 @@ def test_log_over_its_limit_leaves_one_predecessor(tmp_path: Path) -> None:
     assert (log.read_text(), (tmp_path / "web.old.log").read_text()) == ("third", "second ")
 
 
-def test_help_shows_every_command_with_its_options() -> None:
-    shown = _run("-m", "config.stack", "up", "--help").stdout
+def _typed(*arguments: str) -> int:
+    """The exit code of a command line that starts nothing."""
+    try:
+        return main(list(arguments))
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def test_help_shows_every_command_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _typed("up", "--help") == 0
+    shown = capsys.readouterr().out
     for word in ("bin/up up", "bin/up status", "bin/up down", "bin/up reset", "--port", "--no-workers", "--yes"):
         assert word in shown
-    assert _run("-m", "config.stack", "demo", "--help").stdout.startswith("usage: bin/demo [-h]")
+    assert _typed("demo", "--help") == 0
+    assert capsys.readouterr().out.startswith("usage: bin/demo [-h]")
 
 
 @pytest.mark.parametrize(
@@ -75,12 +85,27 @@ def test_help_shows_every_command_with_its_options() -> None:
         (["demo", "--port", "many"], ["many", "65535"]),
     ],
 )
-def test_refusal_of_a_command_line_says_what_is_right(typed: list[str], told: list[str]) -> None:
-    refused = _run("-m", "config.stack", *typed)
-    assert refused.returncode == 2
-    assert "Traceback" not in refused.stderr
+def test_refusal_of_a_command_line_says_what_is_right(
+    typed: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _typed(*typed) == 2
+    shown = capsys.readouterr().err
     for word in told:
-        assert word in refused.stderr
+        assert word in shown
+
+
+@pytest.mark.parametrize("path", ["missing", "empty/notes.txt", "empty"])
+def test_demo_refuses_a_folder_without_python(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_text("no code")
+    data = tmp_path / "data"
+    monkeypatch.setenv("GATEHOUSE_CALLER_DIR", str(tmp_path))
+    monkeypatch.setenv(MARK, DataFolder(data).mark)
+    assert _typed("demo", path, "--data", "data") == 1
+    assert capsys.readouterr().err == f"There is no folder with Python code at {tmp_path / path}.\n"
+    assert not data.exists()
 
 
 @pytest.mark.ci
@@ -101,10 +126,13 @@ def test_command_says_in_a_sentence_that_nothing_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variable", ["DATABASE_URL", "REDIS_URL"])
 def test_refusal_names_the_variable_of_a_server(variable: str, tmp_path: Path) -> None:
     nowhere = {"DATABASE_URL": NOWHERE, "REDIS_URL": "redis://127.0.0.1:9/0"}[variable]
-    refused = _run("-m", "config.stack", "up", "--data", str(tmp_path / "data"), **{variable: nowhere})
-    assert refused.returncode == 1
-    assert f"that {variable} names can't be " in refused.stderr
-    assert refused.stderr.count("\n") == 1
+    environ = {name: os.environ[name] for name in ("DATABASE_URL", "REDIS_URL")} | {variable: nowhere}
+    data = DataFolder(tmp_path)
+    data.create()
+    supervisor = Supervisor(data=data, environ=environ, environment=environ)
+    with pytest.raises(StackError, match=rf"^The server that {variable} names can't be used: .*$") as refusal:
+        supervisor.start_servers()
+    assert "hidden" not in str(refusal.value)
 
 
 def test_python_without_django_is_told_which_one_to_take() -> None:

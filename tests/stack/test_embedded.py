@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,111 +12,91 @@ import psycopg
 import pytest
 import redis
 
-from config.stack.folders import RuntimeFolder, lock, sweep_abandoned
-from config.stack.processes import MARK, StackError, end_all, exit_code, marked, server_account, spawn
-from config.stack.servers import Postgres, Valkey
+from config.stack.folders import DataFolder, data_of_a_run
+from config.stack.processes import MARK, StackError, end_all, exit_code, marked, servers_user
+from config.stack.supervisor import Supervisor
 
 
-@pytest.fixture
-def runtime() -> Iterator[RuntimeFolder]:
-    folder = RuntimeFolder(server_account())
+@pytest.fixture(scope="module")
+def data() -> Iterator[DataFolder]:
+    """A folder with a path that no socket could have. Its servers are made once for all these tests."""
+    run = data_of_a_run()
+    folder = DataFolder(run.path / "files" / "Größe und Länge" / ("so tief " * 20).strip())
+    folder.create()
     yield folder
-    end_all(marked(folder.path.name))
-    folder.remove()
-
-
-@pytest.fixture
-def cluster(runtime: RuntimeFolder) -> Postgres:
-    home, account = runtime.folder("deep") / "Größe und Länge" / ("so tief " * 20).strip(), server_account()
-    home.mkdir(parents=True)
-    if account is not None:
-        account.own(home)
-    sockets = runtime.folder("sockets")
-    return Postgres(home=home, sockets=sockets, log=runtime.path / "log", mark=runtime.path.name, account=account)
+    folder.clear()
+    run.clear()
+    run.release()
 
 
 @contextmanager
-def _running(server: Postgres | Valkey) -> Iterator[psutil.Popen]:
-    program = server.program()
-    child = spawn(program)
+def _running(data: DataFolder, borrowed: str = "REDIS_URL") -> Iterator[Supervisor]:
+    """One server; the other one is that of the test run."""
+    environ = {borrowed: os.environ[borrowed]}
+    supervisor = Supervisor(data=data, environ=environ, environment=dict(environ), forks=False, tell=lambda _line: None)
     try:
-        server.wait_ready(lambda: exit_code(child) is None)
-        yield child
+        supervisor.start_servers()
+        yield supervisor
     finally:
-        end_all([child], program.farewell)
+        supervisor.stop()
 
 
-def test_refused_rows_are_logged_without_their_words(cluster: Postgres) -> None:
-    with _running(cluster), psycopg.connect(cluster.url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE kept (word text CHECK (word IS NULL))")
+def _connect(supervisor: Supervisor) -> psycopg.Connection:
+    return psycopg.connect(supervisor.environment["DATABASE_URL"], autocommit=True)
+
+
+def test_refused_rows_are_logged_without_their_words(data: DataFolder) -> None:
+    with _running(data) as supervisor, _connect(supervisor) as connection:
+        connection.execute("CREATE TABLE refused (word text CHECK (word IS NULL))")
         for values, given in (("('zanzibar')", None), ("(%s)", ["zanzibar"])):
             with pytest.raises(psycopg.errors.CheckViolation, match="zanzibar"):
-                connection.execute(f"INSERT INTO kept VALUES {values}", given)
-    log = cluster.log.read_text()
+                connection.execute(f"INSERT INTO refused VALUES {values}", given)
+    log = data.log("postgres").read_text()
     assert (log.count("violates check constraint"), "zanzibar" in log) == (2, False)
 
 
-def test_data_outlives_a_killed_database_in_a_deep_folder(cluster: Postgres) -> None:
-    with _running(cluster) as child, psycopg.connect(cluster.url) as connection:
-        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
-        connection.commit()
-        child.kill()
-        child.wait()
-
-    with _running(cluster), psycopg.connect(cluster.url) as connection:
-        assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
-
-
-def test_messages_outlive_the_broker(runtime: RuntimeFolder) -> None:
-    broker = Valkey(
-        home=runtime.folder("servers"),
-        sockets=runtime.folder("sockets"),
-        log=runtime.path / "log",
-        mark=runtime.path.name,
-        account=server_account(),
-    )
-    with _running(broker), redis.Redis.from_url(broker.url) as client:
-        client.rpush("queue", "message")
-
-    with _running(broker), redis.Redis.from_url(broker.url) as client:
-        assert client.lrange("queue", 0, -1) == [b"message"]
-
-
-def test_process_named_by_a_stale_pid_file_is_left_alone(cluster: Postgres) -> None:
-    with _running(cluster) as child:
-        pid_file = (cluster.cluster / "postmaster.pid").read_text()
-        child.kill()
-        child.wait()
-    account = server_account()
+def test_killed_database_keeps_its_rows_and_leaves_a_stranger_alone(data: DataFolder) -> None:
+    with _running(data) as supervisor:
+        with _connect(supervisor) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+        pid_file = data.servers / "postgres" / "postmaster.pid"
+        text, killed = pid_file.read_text(), supervisor.kept["postgres"].child
+        killed.kill()
+        killed.wait()
     # The database's own user: the one case in which PostgreSQL would take the stranger for its rival.
-    stranger = subprocess.Popen(["sleep", "600"], user=None if account is None else account.uid)
+    stranger = subprocess.Popen(["sleep", "600"], **servers_user())
     try:
-        (cluster.cluster / "postmaster.pid").write_text(pid_file.replace(str(child.pid), str(stranger.pid), 1))
-
-        with _running(cluster), psycopg.connect(cluster.url) as connection:
-            assert connection.execute("SELECT 1").fetchone() == (1,)
-
+        pid_file.write_text(text.replace(str(killed.pid), str(stranger.pid), 1))
+        with _running(data) as supervisor, _connect(supervisor) as connection:
+            assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
         assert stranger.poll() is None
     finally:
         stranger.kill()
         stranger.wait()
 
 
-def test_foreign_database_is_neither_ended_nor_doubled(cluster: Postgres) -> None:
-    other = replace(cluster, mark="another")
-    with _running(other) as child:
-        with pytest.raises(StackError, match=rf"pid {child.pid}"):
-            cluster.program()
+def test_foreign_database_is_neither_ended_nor_doubled(data: DataFolder) -> None:
+    foreign = DataFolder(data.path)
+    foreign.mark, foreign.sockets = "foreign", data.sockets.with_suffix(".foreign")
+    with _running(foreign) as other:
+        with pytest.raises(StackError, match="shared memory"), _running(data):
+            pass
+        assert exit_code(other.kept["postgres"].child) is None
+        with _connect(other) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
 
-        assert exit_code(child) is None
 
-
-def test_cluster_of_another_version_is_refused(cluster: Postgres) -> None:
-    cluster.program()
-    (cluster.cluster / "PG_VERSION").write_text("17\n")
-
-    with pytest.raises(StackError, match="made by PostgreSQL 17"):
-        cluster.program()
+def test_messages_outlive_the_broker(tmp_path: Path) -> None:
+    data = DataFolder(tmp_path)
+    data.create()
+    for expected in ([], [b"message"]):
+        with (
+            _running(data, borrowed="DATABASE_URL") as supervisor,
+            redis.Redis.from_url(supervisor.environment["REDIS_URL"]) as client,
+        ):
+            assert client.lrange("queue", 0, -1) == expected
+            client.rpush("queue", "message")
+    data.clear()
 
 
 def test_mark_tells_our_processes() -> None:
@@ -141,28 +120,10 @@ def test_mark_tells_our_processes() -> None:
             theirs.kill()
 
 
-def test_leftovers_of_a_killed_run_are_removed(runtime: RuntimeFolder) -> None:
-    abandoned = runtime.path.with_name("gatehouse-abandoned0")
-    abandoned.mkdir()
-    descriptor = lock(abandoned / "lock")
-    assert descriptor is not None
-    os.close(descriptor)
-    left = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={MARK: abandoned.name})
-    assert left.stdin is not None
-
-    sweep_abandoned(server_account())
-
-    assert left.poll() is not None
-    left.stdin.close()
-    assert not abandoned.exists()
-    assert runtime.path.exists()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
-def test_servers_die_with_a_killed_owner(runtime: RuntimeFolder) -> None:
+def test_servers_die_with_a_killed_owner() -> None:
     script = (
-        "import os\n"
-        "from config.stack.servers import start_servers\n"
+        "from config.stack.supervisor import start_servers\n"
         "environ = {}\n"
         "start_servers(environ)\n"
         "print(environ['GATEHOUSE_DATA'], flush=True)\n"
@@ -176,13 +137,17 @@ def test_servers_die_with_a_killed_owner(runtime: RuntimeFolder) -> None:
         cwd=Path(__file__).resolve().parents[2],
     ) as owner:
         assert owner.stdout is not None
-        mark = Path(owner.stdout.readline().strip()).parent.name
-        servers = marked(mark)
+        data = DataFolder(Path(owner.stdout.readline().strip()))
+        servers = marked(data.mark)
+        assert not data.claim()
         owner.kill()
 
     _, alive = psutil.wait_procs(servers, timeout=30)
-    assert len(servers) == 2
-    assert alive == []
+    assert (len(servers), alive) == (2, [])
+    # The next run takes over the folder.
+    assert data.claim()
+    data.clear()
+    data.release()
 
 
 def test_role_of_the_product_is_no_superuser() -> None:

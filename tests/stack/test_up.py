@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
 import psutil
 import psycopg
 import pytest
 
 from config.stack.folders import DataFolder
 from config.stack.processes import marked
-from config.stack.supervisor import ask
+from config.stack.supervisor import readiness
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0
@@ -89,8 +90,10 @@ def _stack(data: Path) -> dict[str, Any]:
 
 def _works(data: Path) -> bool:
     """Ready, and a token from an earlier start is still known: the data is there."""
-    url, token = _stack(data)["url"], (data / "api-token").read_text().strip()
-    return ask(f"{url}/readyz")[0] == HTTPStatus.OK and ask(f"{url}/api/v1/whoami", token=token)[0] == HTTPStatus.OK
+    url, headers = _stack(data)["url"], {"Authorization": f"Bearer {(data / 'api-token').read_text().strip()}"}
+    if readiness(url)[0] != HTTPStatus.OK:
+        return False
+    return httpx2.get(f"{url}/api/v1/whoami", headers=headers, trust_env=False).status_code == HTTPStatus.OK
 
 
 @pytest.mark.ci
@@ -108,7 +111,7 @@ def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
             lambda: not set(before.values()) & set(_stack(data)["processes"].values()),
             why=lambda: _stack(data)["processes"],
         )
-        _wait(lambda: _works(data), why=lambda: ask(f"{_stack(data)['url']}/readyz"))
+        _wait(lambda: _works(data), why=lambda: readiness(_stack(data)["url"]))
         running = marked(DataFolder(data).mark)
 
         child.send_signal(signal.SIGINT)
@@ -165,20 +168,3 @@ def test_named_servers_are_used_in_place_of_embedded_ones(data: Path) -> None:
         assert not {"postgres", "valkey"} & set(_stack(data)["processes"])
         assert not (data / "postgres").exists()
         assert not (data / "valkey").exists()
-
-
-def test_demo_refuses_a_folder_without_python(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "notes.txt").write_text("no code")
-    data = tmp_path / "data"
-
-    for path, complaint in {
-        "missing": "There is no folder",
-        "empty/notes.txt": "There is no folder",
-        "empty": "There is no Python in",
-    }.items():
-        refusal = _call("demo", path, "--data", str(data), cwd=tmp_path)
-
-        assert refusal.returncode == 1
-        assert refusal.stderr.startswith(complaint)
-        assert not data.exists()
