@@ -36,7 +36,7 @@ from apps.tasks.shapes import (
     Failure,
     Grant,
     Heartbeat,
-    HeartbeatResult,
+    HeartbeatAnswer,
     Released,
     used_up,
 )
@@ -189,13 +189,13 @@ class _Batch:
         # What the thread could not report has come back.
         self._report()
 
-    def beat(self, beats: Sequence[Heartbeat]) -> list[HeartbeatResult]:
+    def beat(self, beats: Sequence[Heartbeat]) -> list[HeartbeatAnswer]:
         """Renew leases, and stop the runs that are lost or canceled."""
         begun = time.monotonic()
         with self.gate.acting():
             answers = beating.heartbeat(worker=self.gate, heartbeats=beats)
         for beat, answer in zip(beats, answers, strict=True):
-            run = self._runs.get(answer.task_id)
+            run = self._runs.get(beat.task_id)
             if run is None:
                 continue
             if answer.status == "ok":

@@ -1,25 +1,19 @@
 """What the services take and answer, and the read models of tasks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
 
 from apps.core.errors import DomainError
-from apps.core.schemas import Output
+from apps.core.schemas import Input, Output
 from apps.receipts.services import Group
 from apps.tasks.states import IfDependencyFails, Order, WhenSpent
 
 # How often it makes sense to ask how far a task is.
 POLL_SECONDS: Final = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetDraft:
-    """What a task may use up; what is left out is not limited."""
-
-    tokens: int | None = None
-    cost_usd: float | None = None
-    when_spent: WhenSpent = WhenSpent.FAIL
 
 
 # The most that one run may say that it has used.
@@ -40,6 +34,15 @@ def used_up(so_far: tuple[int, float], tokens: int, cost_usd: float) -> tuple[in
     return total
 
 
+class BudgetInput(Input):
+    """What a task may use up, as its heartbeats report it. Name one limit, or both."""
+
+    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    cost_usd: Annotated[float, Field(ge=0.000001, le=MOST_COST_USD)] | None = None
+    when_spent: WhenSpent = WhenSpent.FAIL
+    """How the task ends when nothing is left: `fail` makes a dead letter, which can be retried."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRequest:
     """What a requester asks for. `recipient` gets the receipt of the end; default: the requester."""
@@ -57,7 +60,7 @@ class QueueRequest:
     depends_on: tuple[int, ...] | None = None
     if_dependency_fails: IfDependencyFails | None = None
     retry_of: int | None = None
-    budget: BudgetDraft | None = None
+    budget: BudgetInput | None = None
 
 
 class QueuedTask(Output):
@@ -123,17 +126,21 @@ class BudgetLeft(Output):
     cost_usd: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatResult:
-    """`lost` has a reason; `retry` means that another transaction has locked the task."""
+class HeartbeatAnswer(Output):
+    """`lost`: stop, the task is no longer yours. `retry`: repeat at once. Then obey the order. `cancel`: stop
+    and release. `drain`: save a checkpoint, release, lease no more. `checkpoint`: save one and go on. With
+    the reason `budget_exhausted`, report no more spend; the lease is not renewed again.
+    """
 
-    task_id: int
+    task_id: str
     status: Literal["ok", "lost", "retry"]
     order: Order
     lease_ms: int
     reason: str | None = None
     stuck: bool = False
+    """Whether nothing new was said for as many heartbeats as the type allows."""
     budget_left: BudgetLeft | None = None
+    """null: no budget bounds this task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,9 +205,9 @@ class LeaseNext:
     """What to lease after a completion. Default: more of the same types from the same queues."""
 
     capacity: int
-    queues: tuple[str, ...] = ()
-    task_types: tuple[str, ...] | None = None
-    capabilities: tuple[str, ...] = ()
+    queues: Sequence[str] = ()
+    task_types: Sequence[str] | None = None
+    capabilities: Sequence[str] = ()
     lease_seconds: int | None = None
 
 

@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -39,8 +38,7 @@ from apps.tasks.shapes import (
     HIGHEST_SEQUENCE,
     MOST_COST_USD,
     MOST_TOKENS,
-    BudgetDraft,
-    BudgetLeft,
+    BudgetInput,
     Completion,
     DeadLetter,
     FailedRun,
@@ -48,7 +46,7 @@ from apps.tasks.shapes import (
     Finished,
     Grant,
     Heartbeat,
-    HeartbeatResult,
+    HeartbeatAnswer,
     LeaseNext,
     QueuedTask,
     QueueFigures,
@@ -60,7 +58,7 @@ from apps.tasks.shapes import (
     UnsuccessfulRun,
 )
 from apps.tasks.signals import queue_topic, type_topic
-from apps.tasks.states import IfDependencyFails, Misfire, Order, WhenSpent
+from apps.tasks.states import IfDependencyFails, Misfire, Order
 
 QUEUE = "tasks:queue"
 WORK = "tasks:work"
@@ -71,15 +69,6 @@ TaskRef = Annotated[Text, Field(max_length=30)]
 LeaseToken = Annotated[Text, Field(max_length=120)]
 TypeName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Reference = Annotated[Text, Field(min_length=1, max_length=100)]
-
-
-class BudgetInput(Input):
-    """What a task may use up, as its heartbeats report it. Name one limit, or both."""
-
-    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
-    cost_usd: Annotated[float, Field(ge=0.000001, le=MOST_COST_USD)] | None = None
-    when_spent: WhenSpent = WhenSpent.FAIL
-    """How the task ends when nothing is left: `fail` makes a dead letter, which can be retried."""
 
 
 class QueueTask(Input):
@@ -140,11 +129,7 @@ def request_of(given: QueueTask) -> QueueRequest:
         concurrency_key=given.concurrency_key,
         depends_on=tuple(task_of(ref) for ref in given.depends_on) or None,
         if_dependency_fails=given.on_dependency_failure if given.depends_on else None,
-        budget=None
-        if given.budget is None
-        else BudgetDraft(
-            tokens=given.budget.tokens, cost_usd=given.budget.cost_usd, when_spent=given.budget.when_spent
-        ),
+        budget=given.budget,
     )
 
 
@@ -318,23 +303,6 @@ class HeartbeatTasks(Input):
     leases: Annotated[list[HeldLease], Field(min_length=1, max_length=500)]
 
 
-class HeartbeatAnswer(Output):
-    """`lost`: stop, the task is no longer yours. `retry`: repeat at once. Then obey the order. `cancel`: stop
-    and release. `drain`: save a checkpoint, release, lease no more. `checkpoint`: save one and go on. With
-    the reason `budget_exhausted`, report no more spend; the lease is not renewed again.
-    """
-
-    task_id: str
-    status: Literal["ok", "lost", "retry"]
-    order: Literal["continue", "cancel", "drain", "checkpoint"]
-    lease_ms: int
-    reason: str | None
-    stuck: bool
-    """Whether nothing new was said for as many heartbeats as the type allows."""
-    budget_left: BudgetLeft | None
-    """null: no budget bounds this task."""
-
-
 class HeartbeatAnswers(Output):
     results: list[HeartbeatAnswer]
 
@@ -347,8 +315,7 @@ class HeartbeatAnswers(Output):
 )
 def heartbeat_tasks(caller: Caller, given: HeartbeatTasks) -> HeartbeatAnswers:
     """Renew your leases, well before lease_ms have passed, and get an order for each."""
-    answers = beating.heartbeat(worker=caller, heartbeats=[_beat(held) for held in given.leases])
-    return HeartbeatAnswers(results=[_heard(answer) for answer in answers])
+    return HeartbeatAnswers(results=beating.heartbeat(worker=caller, heartbeats=[_beat(held) for held in given.leases]))
 
 
 def _beat(held: HeldLease) -> Heartbeat:
@@ -363,10 +330,6 @@ def _beat(held: HeldLease) -> Heartbeat:
         cost_usd=spend.cost_usd,
         sequence=held.sequence,
     )
-
-
-def _heard(answer: HeartbeatResult) -> HeartbeatAnswer:
-    return HeartbeatAnswer(**{**asdict(answer), "task_id": format_ref("task", answer.task_id)})
 
 
 class HeartbeatTask(HeldLease):
@@ -385,7 +348,7 @@ def heartbeat_task(caller: Caller, given: HeartbeatTask) -> HeartbeatAnswer:
     (answer,) = beating.heartbeat(worker=caller, heartbeats=[_beat(given)])
     if answer.status == "lost":
         raise Conflict(f"This lease is lost: {answer.reason}.", reason=answer.reason, code="lease_lost")
-    return _heard(answer)
+    return answer
 
 
 class ControlTask(TaskNamed):
@@ -430,14 +393,7 @@ class LeasesNext(Input):
         """What to lease, as the services take it; None if nothing."""
         if not self.lease_next:
             return None
-        source = self.lease_from or LeaseFrom()
-        return LeaseNext(
-            capacity=self.lease_next,
-            queues=tuple(source.queues),
-            task_types=None if source.task_types is None else tuple(source.task_types),
-            capabilities=tuple(source.capabilities),
-            lease_seconds=source.lease_seconds,
-        )
+        return LeaseNext(capacity=self.lease_next, **(self.lease_from or LeaseFrom()).model_dump())
 
 
 class TaskCompletion(Input):
@@ -526,13 +482,7 @@ def fail_task(caller: Caller, given: FailTask) -> UnsuccessfulRun:
 
 def failed_run_of(given: FailTask) -> FailedRun:
     """The failure as the services take it."""
-    failure = Failure(
-        code=given.error.code,
-        message=given.error.message,
-        details=given.error.details,
-        retryable=given.retryable,
-        retry_after=given.retry_after,
-    )
+    failure = Failure(**given.error.model_dump(), retryable=given.retryable, retry_after=given.retry_after)
     return FailedRun(task_id=task_of(given.task_id), lease_token=given.lease_token, failure=failure)
 
 
@@ -906,28 +856,15 @@ def rate_output(limited: Queue | TaskType) -> Mapping[str, float] | None:
 
 def task_type_output(task_type: TaskType) -> TaskTypeOutput:
     """A type as its callers see it."""
-    return TaskTypeOutput(
-        name=task_type.name,
-        queue=task_type.queue.name,
-        title=task_type.title,
-        params_schema=task_type.params_schema,
-        requires=task_type.requires,
-        priority=task_type.priority,
-        max_attempts=task_type.max_attempts,
-        max_expiries=task_type.max_expiries,
-        lease_seconds=task_type.lease_seconds,
-        max_lease_seconds=task_type.max_lease_seconds,
-        heartbeat_seconds=task_type.heartbeat_seconds,
-        backoff={"base_seconds": task_type.backoff_seconds, "cap_seconds": task_type.backoff_cap_seconds},
-        concurrency=task_type.concurrency,
-        rate=rate_output(task_type),
-        deadline_seconds=task_type.deadline_seconds,
-        retention_seconds=task_type.retention_seconds,
-        misfire=task_type.misfire,
-        strict=task_type.strict,
-        enabled=task_type.enabled,
-        paused=task_type.paused_at is not None,
-        executed_here=task_type.in_code,
+    return TaskTypeOutput.model_validate(
+        {
+            **vars(task_type),
+            "queue": task_type.queue.name,
+            "backoff": {"base_seconds": task_type.backoff_seconds, "cap_seconds": task_type.backoff_cap_seconds},
+            "rate": rate_output(task_type),
+            "paused": task_type.paused_at is not None,
+            "executed_here": task_type.in_code,
+        }
     )
 
 
@@ -1203,19 +1140,7 @@ def schedule_task(caller: Caller, given: ScheduleTask) -> Reply:
     """Queue a task at every time of a timetable, as if you had asked for it then. Each time queues one task.
     The receipts of the ends arrive in the recipient's inbox.
     """
-    draft = ScheduleDraft(
-        name=given.name,
-        task_type=given.task_type,
-        params=given.params,
-        recipient=given.recipient_ai,
-        queue=given.queue,
-        priority=given.priority,
-        cron=given.cron,
-        every_seconds=given.every_seconds,
-        timezone=given.timezone,
-        misfire=given.misfire,
-        enabled=given.enabled,
-    )
+    draft = ScheduleDraft(recipient=given.recipient_ai, **given.model_dump(exclude={"recipient_ai"}))
     schedule, is_new = scheduling.set_schedule(caller=caller, draft=draft)
     return Reply(_schedule(schedule), 201 if is_new else 200)
 
@@ -1256,20 +1181,15 @@ def remove_schedule(caller: Caller, given: ScheduleNamed) -> RemovedSchedule:
 
 
 def _schedule(schedule: Schedule) -> ScheduleOutput:
-    return ScheduleOutput(
-        name=schedule.name,
-        task_type=schedule.task_type.name,
-        params=schedule.params,
-        recipient_ai=schedule.recipient.name,
-        queue=None if schedule.queue is None else schedule.queue.name,
-        priority=schedule.priority,
-        cron=schedule.cron,
-        every_seconds=schedule.every_seconds,
-        timezone=schedule.timezone,
-        misfire=schedule.misfire or schedule.task_type.misfire,
-        enabled=schedule.next_at is not None,
-        next_at=schedule.next_at,
-        last_at=schedule.last_at,
-        last_task_id=None if schedule.last_task_id is None else f"task_{schedule.last_task_id}",
-        last_refusal=schedule.last_refusal or None,
+    return ScheduleOutput.model_validate(
+        {
+            **vars(schedule),
+            "task_type": schedule.task_type.name,
+            "recipient_ai": schedule.recipient.name,
+            "queue": None if schedule.queue is None else schedule.queue.name,
+            "misfire": schedule.misfire or schedule.task_type.misfire,
+            "enabled": schedule.next_at is not None,
+            "last_task_id": None if schedule.last_task_id is None else f"task_{schedule.last_task_id}",
+            "last_refusal": schedule.last_refusal or None,
+        }
     )

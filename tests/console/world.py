@@ -18,7 +18,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks.services import scheduling, sweeping
 from apps.tasks.services.scheduling import ScheduleDraft
-from apps.tasks.shapes import BudgetDraft
+from apps.tasks.shapes import BudgetInput
 from tests.delivery.conftest import make_remote, make_webhook, move_away
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant, make_token
@@ -100,7 +100,7 @@ def _work(kee: Caller, worker: Caller) -> None:
     tasks.queue(kee)
     held = tasks.lease_one(worker)
     tasks.queue(kee)
-    tasks.queue(kee, depends_on=(held.task_id,), budget=BudgetDraft(tokens=1000, cost_usd=0.5))
+    tasks.queue(kee, depends_on=(held.task_id,), budget=BudgetInput(tokens=1000, cost_usd=0.5))
     with acting_as(kee):
         scheduling.set_schedule(caller=kee, draft=ScheduleDraft(name="nightly", task_type="index", cron="0 3 * * *"))
     _count_ends()

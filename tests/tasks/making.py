@@ -26,7 +26,7 @@ from apps.tasks.shapes import (
     Finished,
     Grant,
     Heartbeat,
-    HeartbeatResult,
+    HeartbeatAnswer,
     LeaseNext,
     QueuedTask,
     QueueRequest,
@@ -120,12 +120,12 @@ def beats(*said: tuple[Grant, Mapping[str, Any]]) -> list[Heartbeat]:
     return [Heartbeat(task_id=grant.task_id, lease_token=grant.lease_token, **more) for grant, more in said]
 
 
-def beat_many(worker: Caller, *said: tuple[Grant, Mapping[str, Any]]) -> list[HeartbeatResult]:
+def beat_many(worker: Caller, *said: tuple[Grant, Mapping[str, Any]]) -> list[HeartbeatAnswer]:
     with acting_as(worker):
         return beating.heartbeat(worker=worker, heartbeats=beats(*said))
 
 
-def beat(worker: Caller, grant: Grant, **more: Any) -> HeartbeatResult:
+def beat(worker: Caller, grant: Grant, **more: Any) -> HeartbeatAnswer:
     (answer,) = beat_many(worker, (grant, more))
     return answer
 

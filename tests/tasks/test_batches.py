@@ -17,13 +17,13 @@ from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Task
 from apps.tasks.services import beating, ending, leasing, queueing
 from apps.tasks.shapes import (
-    BudgetDraft,
+    BudgetInput,
     Completed,
     Delivery,
     FailedRun,
     Failure,
     Grant,
-    HeartbeatResult,
+    HeartbeatAnswer,
     LeaseNext,
     Released,
 )
@@ -339,7 +339,7 @@ def test_each_verb_makes_few_statements(kee: Caller) -> None:
         keyed = asked(idempotency_key="k")
         one, other, third, fourth = leasing.lease(worker=kee, queues=["default"], capacity=4)
         said, spending = beats((one, {}), (other, {}), (third, {})), beats((one, {"tokens": 1}))
-        bounded = asked(budget=BudgetDraft(tokens=9))
+        bounded = asked(budget=BudgetInput(tokens=9))
         verbs: dict[str, tuple[Callable[[], Any], int]] = {
             "queue": (lambda: queueing.queue(requester=kee, request=asked()), 2),
             "queue with key": (lambda: queueing.queue(requester=kee, request=keyed), 3),
@@ -413,7 +413,7 @@ def test_checkpoint_and_spend_are_durable_when_acknowledged(
 @pytest.mark.parametrize("revokes", [False, True])
 def test_revocation_by_a_heartbeat_is_durable(kee: Caller, *, revokes: bool) -> None:
     said = beats((leased(kee, kee, stuck_after=1, revokes_stuck=revokes), {}))
-    answers: list[HeartbeatResult] = []
+    answers: list[HeartbeatAnswer] = []
     with acting_as(kee):
         waits = _waits_for_the_disk(lambda: answers.extend(beating.heartbeat(worker=kee, heartbeats=said)))
 

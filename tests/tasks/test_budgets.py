@@ -8,7 +8,7 @@ from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import Budget, FinishedTask, Spend
 from apps.tasks.services import operating, sweeping
-from apps.tasks.shapes import BudgetDraft, BudgetLeft, Grant
+from apps.tasks.shapes import BudgetInput, BudgetLeft, Grant
 from apps.tasks.states import WhenSpent
 from tests.tasks.making import (
     FUTURE,
@@ -30,7 +30,7 @@ from tests.tasks.making import (
     terminal_receipts,
 )
 
-HUNDRED = BudgetDraft(tokens=100)
+HUNDRED = BudgetInput(tokens=100)
 
 
 def begun(kee: Caller, worker: Caller, **asked: Any) -> Grant:
@@ -56,7 +56,7 @@ def end_of(caller: Caller, task: int) -> tuple[str, str | None]:
 
 def test_heartbeat_answers_what_is_left_of_the_budget(kee: Caller, worker: Caller) -> None:
     make_type(kee)
-    grant = begun(kee, worker, budget=BudgetDraft(tokens=100, cost_usd=2.5))
+    grant = begun(kee, worker, budget=BudgetInput(tokens=100, cost_usd=2.5))
     answer = beat(worker, grant)
     assert (answer.order, answer.budget_left) == ("continue", BudgetLeft(tokens=100, cost_usd=2.5))
     answer = beat(worker, grant, tokens=40, cost_usd=0.5)
@@ -90,7 +90,7 @@ def test_task_with_a_spent_budget_ends_as_when_spent_says(
     kee: Caller, worker: Caller, policy: WhenSpent, ends: str, end: str
 ) -> None:
     make_type(kee, lease_seconds=30)
-    grant = begun(kee, worker, budget=BudgetDraft(tokens=10, when_spent=policy))
+    grant = begun(kee, worker, budget=BudgetInput(tokens=10, when_spent=policy))
     assert beat(worker, grant, tokens=10).order == "cancel"
     assert status(kee, grant.task_id) == "canceling"
     if end == "release":
@@ -156,12 +156,12 @@ def test_overspending_run_does_not_affect_its_batch(kee: Caller, worker: Caller)
 def test_budget_needs_a_limit(kee: Caller) -> None:
     make_type(kee)
     with refused("invalid"):
-        queue(kee, budget=BudgetDraft())
+        queue(kee, budget=BudgetInput())
 
 
 def test_retried_task_has_its_budget_again(kee: Caller, worker: Caller) -> None:
     make_type(kee)
-    dead = begun(kee, worker, budget=BudgetDraft(tokens=50, cost_usd=0.5))
+    dead = begun(kee, worker, budget=BudgetInput(tokens=50, cost_usd=0.5))
     beat(worker, dead, tokens=50)
     release(worker, dead)
     with acting_as(kee):

@@ -17,7 +17,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import jobs as executor
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
 from apps.tasks.models import FinishedTask, LiveTask, Run, Spend
-from apps.tasks.shapes import BudgetDraft, BudgetLeft, used_up
+from apps.tasks.shapes import BudgetInput, BudgetLeft, used_up
 from tests import ground
 from tests.factories import make_caller, make_tenant
 from tests.tasks.making import cancel, lease, number, queue, status
@@ -348,7 +348,7 @@ def test_heartbeat_that_the_database_refuses_keeps_other_leases(kee: Caller, mon
 def test_spend_of_a_handler_is_reported_before_its_end(kee: Caller) -> None:
     quiet, bound = (
         ask(kee, tokens=7),
-        number(queue(kee, "quick_for_tests", {"tokens": 40, "beat": True}, budget=BudgetDraft(tokens=100))),
+        number(queue(kee, "quick_for_tests", {"tokens": 40, "beat": True}, budget=BudgetInput(tokens=100))),
     )
     work(kee)
     assert ends(kee) == {quiet: "succeeded", bound: "succeeded"}
@@ -361,7 +361,7 @@ def test_spend_of_a_handler_is_reported_before_its_end(kee: Caller) -> None:
 @pytest.mark.parametrize(("more", "end"), [({"wait": True}, "failed"), ({"later": 5}, "succeeded")])
 def test_run_with_a_spent_budget_is_canceled_and_reports_no_more(kee: Caller, more: dict[str, Any], end: str) -> None:
     params = {"tokens": 40, "beat": True, **more}
-    task = number(queue(kee, "quick_for_tests", params, budget=BudgetDraft(tokens=40)))
+    task = number(queue(kee, "quick_for_tests", params, budget=BudgetInput(tokens=40)))
     work(kee)
     assert ends(kee) == {task: end}
     with acting_as(kee):

@@ -12,7 +12,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import FinishedTask, LiveTask, Run, Spend, run_key
 from apps.tasks.services import sweeping
-from apps.tasks.shapes import BudgetDraft, Grant
+from apps.tasks.shapes import BudgetInput, Grant
 from apps.tasks.states import Order
 from tests.factories import make_caller
 from tests.tasks.making import (
@@ -152,7 +152,7 @@ def test_sequence_starts_again_with_every_run(kee: Caller, worker: Caller) -> No
 
 def test_spend_counts_in_any_order(kee: Caller, worker: Caller) -> None:
     make_type(kee)
-    queue(kee, budget=BudgetDraft(tokens=100))
+    queue(kee, budget=BudgetInput(tokens=100))
     grant = lease_one(worker)
     beat(worker, grant, sequence=2, percent=1.0, tokens=10)
     answer = beat(worker, grant, sequence=1, percent=2.0, tokens=30)

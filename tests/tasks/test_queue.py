@@ -15,7 +15,7 @@ from apps.tasks import selectors
 from apps.tasks.models import LiveTask, TaskType
 from apps.tasks.services import leasing, queueing, types
 from apps.tasks.services.types import TypeDraft
-from apps.tasks.shapes import BudgetDraft, QueueRequest
+from apps.tasks.shapes import BudgetInput, QueueRequest
 from apps.tasks.states import IfDependencyFails, WhenSpent
 from tests.factories import T0, make_caller, make_principal
 from tests.tasks.making import (
@@ -179,7 +179,7 @@ FIRST: dict[str, Any] = {
     "depends_on": None,
     "if_dependency_fails": None,
     "retry_of": None,
-    "budget": BudgetDraft(tokens=100),
+    "budget": BudgetInput(tokens=100),
 }
 
 
@@ -200,9 +200,9 @@ OTHERS: list[tuple[str, Any]] = [
     ("depends_on", EARLIER),
     ("if_dependency_fails", IfDependencyFails.FAIL),
     ("retry_of", 7),
-    ("budget", BudgetDraft(tokens=101)),
-    ("budget", BudgetDraft(tokens=100, cost_usd=1.0)),
-    ("budget", BudgetDraft(tokens=100, when_spent=WhenSpent.CANCEL)),
+    ("budget", BudgetInput(tokens=101)),
+    ("budget", BudgetInput(tokens=100, cost_usd=1.0)),
+    ("budget", BudgetInput(tokens=100, when_spent=WhenSpent.CANCEL)),
     ("budget", None),
 ]
 

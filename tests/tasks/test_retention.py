@@ -14,7 +14,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import sql
 from apps.tasks.models import Budget, FinishedTask, LiveTask, run_key
 from apps.tasks.services import artifacts, dependencies, sweeping
-from apps.tasks.shapes import BudgetDraft
+from apps.tasks.shapes import BudgetInput
 from tests import ground
 from tests.factories import make_caller, make_tenant, make_token
 from tests.tasks.making import (
@@ -159,7 +159,7 @@ def place(table: str, key: int) -> str:
 def test_partition_is_dropped_after_its_retention(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     lower, upper = at_the_edge(2)
     make_type(kee)
-    old = [do(kee, worker, budget=BudgetDraft(tokens=100)) for _ in range(2)]
+    old = [do(kee, worker, budget=BudgetInput(tokens=100)) for _ in range(2)]
     young = do(kee, worker)
     assert (old[-1], young) == (upper - 1, upper)
     assert place("tasks_run", run_key(old[0], 1)) == f"tasks_run_p{lower // WIDTH}"

@@ -20,7 +20,7 @@ from apps.tasks.models import (
     Task,
 )
 from apps.tasks.services import artifacts, ending, recording, sweeping
-from apps.tasks.shapes import BudgetDraft, Grant
+from apps.tasks.shapes import BudgetInput, Grant
 from apps.tasks.states import CANCEL_REQUESTED, TRANSITIONS, Reason, Status, after_failure
 from tests.tasks.making import (
     FUTURE,
@@ -187,7 +187,7 @@ def test_backoff_doubles_with_full_jitter_up_to_the_cap(failures: int, base: flo
 
 def test_immutable_rows_are_not_changed(kee: Caller) -> None:
     make_type(kee)
-    queue(kee, idempotency_key="k", budget=BudgetDraft(tokens=5))
+    queue(kee, idempotency_key="k", budget=BudgetInput(tokens=5))
     complete(kee, lease_one(kee), 1)
     changes: list[tuple[type[Model], dict[str, object]]] = [
         (Budget, {"max_tokens": 6}),

@@ -19,7 +19,7 @@ from apps.tasks.services.budgets import Balance, spent_end
 from apps.tasks.services.ending import refuse_stranger
 from apps.tasks.services.leasing import reason_lost
 from apps.tasks.services.recording import Back, End, Hold
-from apps.tasks.shapes import Heartbeat, HeartbeatResult
+from apps.tasks.shapes import Heartbeat, HeartbeatAnswer
 from apps.tasks.states import (
     BUDGET_SPENT,
     CANCEL_REQUESTED,
@@ -47,7 +47,7 @@ class _Kept:
 
 
 @transaction.atomic
-def heartbeat(*, worker: Caller, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatResult]:
+def heartbeat(*, worker: Caller, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatAnswer]:
     """Renew leases and answer what to do, for each lease in order.
 
     A lost lease is an answer, not an error: the others of the batch are renewed. No lease outlives its task's deadline.
@@ -270,13 +270,14 @@ def _answer(
     balance: Balance | None,
     *,
     stuck: bool,
-) -> HeartbeatResult:
+) -> HeartbeatAnswer:
+    task_id = format_ref("task", heartbeat.task_id)
     reason = "bad_lease_token" if lease is None else lost.get(lease)
     if lease is not None and lease in held:
         kept = held[lease]
         spent = balance is not None and balance.when_spent is not None
-        return HeartbeatResult(
-            task_id=heartbeat.task_id,
+        return HeartbeatAnswer(
+            task_id=task_id,
             status="ok",
             order=Order.CANCEL if spent or not kept.lease_ms else order_of(kept.flags),
             lease_ms=kept.lease_ms,
@@ -285,5 +286,5 @@ def _answer(
             budget_left=None if balance is None else balance.left,
         )
     if reason is None:
-        return HeartbeatResult(task_id=heartbeat.task_id, status="retry", order=Order.CONTINUE, lease_ms=0)
-    return HeartbeatResult(task_id=heartbeat.task_id, status="lost", order=Order.CANCEL, lease_ms=0, reason=reason)
+        return HeartbeatAnswer(task_id=task_id, status="retry", order=Order.CONTINUE, lease_ms=0)
+    return HeartbeatAnswer(task_id=task_id, status="lost", order=Order.CANCEL, lease_ms=0, reason=reason)

@@ -15,17 +15,17 @@ from apps.tasks import sql
 from apps.tasks.lease_tokens import Lease
 from apps.tasks.models import Budget
 from apps.tasks.services.recording import End
-from apps.tasks.shapes import BudgetDraft, BudgetLeft, Heartbeat
+from apps.tasks.shapes import BudgetInput, BudgetLeft, Heartbeat
 from apps.tasks.states import CANCELS_SPENT, Outcome, Reason, Status, WhenSpent
 
 
-def check(draft: BudgetDraft | None) -> None:
+def check(draft: BudgetInput | None) -> None:
     """:raises Invalid: if the budget limits nothing."""
     if draft is not None and draft.tokens is None and draft.cost_usd is None:
         raise Invalid("A budget limits tokens, or cost, or both.", errors=[FieldError("/budget", "limits nothing")])
 
 
-def keep(tenant_id: int, made: Mapping[int, tuple[BudgetDraft | None, datetime]]) -> None:
+def keep(tenant_id: int, made: Mapping[int, tuple[BudgetInput | None, datetime]]) -> None:
     """Note the budgets of tasks that are being queued, by their ids, each with its time."""
     rows = [
         Budget(

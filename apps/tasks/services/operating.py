@@ -18,7 +18,7 @@ from apps.tasks.services.budgets import spent_end
 from apps.tasks.services.ending import cancel, refuse_stranger
 from apps.tasks.services.queueing import queue_many
 from apps.tasks.services.recording import Back, End
-from apps.tasks.shapes import BudgetDraft, QueuedTask, QueueRequest
+from apps.tasks.shapes import BudgetInput, QueuedTask, QueueRequest
 from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, MOST_RUNS, Outcome, Reason, Status, WhenSpent
 
 RETRY_BATCH: Final = 500
@@ -105,9 +105,9 @@ def _request(task: Task, record: FinishedTask, budget: Budget | None) -> QueueRe
     )
 
 
-def _anew(budget: Budget) -> BudgetDraft:
+def _anew(budget: Budget) -> BudgetInput:
     """The same budget with nothing spent."""
-    return BudgetDraft(
+    return BudgetInput(
         tokens=budget.max_tokens,
         cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd),
         when_spent=WhenSpent(budget.when_spent),

@@ -318,6 +318,7 @@ def _digest(request: QueueRequest) -> bytes:
     document: dict[str, Any] = asdict(request)
     del document["idempotency_key"]
     document["run_at"] = None if request.run_at is None else request.run_at.isoformat()
+    document["budget"] = None if request.budget is None else request.budget.model_dump()
     return strict_json.digest(document)
 
 

@@ -56,30 +56,6 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeartbeatAnswer:
-    """
-    `lost`: stop, the task is no longer yours. `retry`: repeat at once. Then obey the order. `cancel`: stop
-    and release. `drain`: save a checkpoint, release, lease no more. `checkpoint`: save one and go on. With
-    the reason `budget_exhausted`, report no more spend; the lease is not renewed again.
-    """
-
-    task_id: str
-    status: Literal["ok", "lost", "retry"]
-    order: Literal["continue", "cancel", "drain", "checkpoint"]
-    lease_ms: int
-    reason: str | None
-    stuck: bool
-    """Whether nothing new was said for as many heartbeats as the type allows."""
-    budget_left: BudgetLeft | None
-    """null: no budget bounds this task."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeartbeatAnswers:
-    results: list[HeartbeatAnswer]
-
-
-@dataclass(frozen=True, kw_only=True)
 class LeasedTask:
     task_id: str
     run_id: int
@@ -324,6 +300,31 @@ class EntryOutput:
     supersedes: str | None
     delivery_handle: str | None
     tokens_estimate: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeartbeatAnswer:
+    """
+    `lost`: stop, the task is no longer yours. `retry`: repeat at once. Then obey the order. `cancel`: stop
+    and release. `drain`: save a checkpoint, release, lease no more. `checkpoint`: save one and go on. With
+    the reason `budget_exhausted`, report no more spend; the lease is not renewed again.
+    """
+
+    task_id: str
+    status: Literal["ok", "lost", "retry"]
+    order: Literal["cancel", "drain", "checkpoint", "continue"]
+    """What the answer to a heartbeat orders; the first that holds."""
+    lease_ms: int
+    reason: str | None
+    stuck: bool
+    """Whether nothing new was said for as many heartbeats as the type allows."""
+    budget_left: BudgetLeft | None
+    """null: no budget bounds this task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeartbeatAnswers:
+    results: list[HeartbeatAnswer]
 
 
 @dataclass(frozen=True, kw_only=True)
