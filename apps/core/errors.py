@@ -29,11 +29,15 @@ class DomainError(Exception):
     """An anticipated refusal, safe to show to the caller.
 
     Raise one of the families below with a code: ``Conflict("The lease is over.", code="lease_lost")``. A class of its
-    own is for a refusal that somebody catches. Interfaces map families to statuses. Further keyword arguments become
-    members of the answer (`existing_receipt_id`, …).
+    own is for a refusal that somebody catches. Further keyword arguments become members of the answer
+    (`existing_receipt_id`, …).
     """
 
     code: str = "refused"
+    status: int
+    """Of the answer over HTTP; set by the family."""
+    mending: str = ""
+    """What a model that called a tool may do; set by the family."""
 
     def __init__(
         self, detail: str, *, code: str | None = None, errors: Sequence[FieldError] = (), **extra: Any
@@ -49,42 +53,56 @@ class NotFound(DomainError):
     """The thing named does not exist, or is not visible to the caller."""
 
     code = "not_found"
+    status = 404
+    mending = "Check the identifier: what this token may not see is not found either."
 
 
 class Forbidden(DomainError):
     """The caller is known and may not do this."""
 
     code = "forbidden"
+    status = 403
+    mending = "This token can't do it. Ask whoever issued it; calling again won't help."
 
 
 class Conflict(DomainError):
     """The request was legal once, but the world has moved on."""
 
     code = "conflict"
+    status = 409
+    mending = "Look at the present state first; the same call will be refused again."
 
 
 class Invalid(DomainError):
     """The request can't be understood or breaks a rule; repeating it unchanged is useless."""
 
     code = "invalid"
+    status = 422
+    mending = "Change the arguments named above and call again."
 
 
 class Malformed(DomainError):
     """The request could not even be read (bad JSON, bad reference syntax)."""
 
     code = "malformed"
+    status = 400
+    mending = "Change the arguments named above and call again."
 
 
 class TooLarge(DomainError):
     """A body or a field is over its limit."""
 
     code = "too_large"
+    status = 413
+    mending = "Send less, or store the content as an artifact and pass its pointer."
 
 
 class RateLimited(DomainError):
     """Too many requests; `retry_after` seconds from now there is room again."""
 
     code = "rate_limited"
+    status = 429
+    mending = "Wait before calling again."
 
     def __init__(self, detail: str, *, retry_after: int, **extra: Any) -> None:
         super().__init__(detail, retry_after=retry_after, **extra)
@@ -95,6 +113,8 @@ class Unavailable(DomainError):
     """Something that this request needs does not answer just now; nothing was changed."""
 
     code = "unavailable"
+    status = 503
+    mending = "Nothing was changed. Call again later."
 
 
 A = TypeVar("A")

@@ -1,4 +1,4 @@
-"""Refusals over HTTP: RFC 9457 problem documents, mapped by family in this one place."""
+"""Refusals over HTTP: RFC 9457 problem documents."""
 
 import logging
 from collections.abc import Mapping
@@ -12,31 +12,11 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import Resolver404, resolve
 from rest_framework import exceptions
 
-from apps.core.errors import (
-    Conflict,
-    DomainError,
-    Forbidden,
-    Invalid,
-    Malformed,
-    NotFound,
-    RateLimited,
-    TooLarge,
-    Unavailable,
-)
+from apps.core.errors import DomainError, RateLimited
 from apps.core.sql import DatabaseAway, is_away
 
 logger = logging.getLogger(__name__)
 
-STATUS_OF_FAMILY: Final[dict[type[DomainError], int]] = {
-    NotFound: 404,
-    Forbidden: 403,
-    Conflict: 409,
-    Invalid: 422,
-    Malformed: 400,
-    TooLarge: 413,
-    RateLimited: 429,
-    Unavailable: 503,
-}
 TITLES: Final = {
     400: "Malformed request",
     401: "No valid credential",
@@ -52,11 +32,6 @@ TITLES: Final = {
     500: "Defect",
     503: "Unavailable",
 }
-
-
-def status_of(refusal: DomainError) -> int:
-    """The HTTP status of a refusal's family."""
-    return next(status for family, status in STATUS_OF_FAMILY.items() if isinstance(refusal, family))
 
 
 def trace_id() -> str:
@@ -88,7 +63,7 @@ def handle(exc: Exception, context: dict[str, Any]) -> HttpResponse | None:
     if isinstance(exc, DomainError):
         headers = {"Retry-After": str(exc.retry_after)} if isinstance(exc, RateLimited) else {}
         errors = [{"pointer": error.pointer, "message": error.message} for error in exc.errors]
-        return _respond(status_of(exc), exc.code, exc.detail, {**exc.extra, "errors": errors}, headers, service=service)
+        return _respond(exc.status, exc.code, exc.detail, {**exc.extra, "errors": errors}, headers, service=service)
     if isinstance(exc, PermissionDenied):
         exc = exceptions.PermissionDenied()
     if not isinstance(exc, exceptions.APIException):

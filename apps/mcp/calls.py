@@ -23,17 +23,7 @@ from pydantic import BaseModel
 from rest_framework.exceptions import APIException
 
 from apps.core import operations, strict_json
-from apps.core.errors import (
-    Conflict,
-    DomainError,
-    Forbidden,
-    Invalid,
-    Malformed,
-    NotFound,
-    RateLimited,
-    TooLarge,
-    Unavailable,
-)
+from apps.core.errors import DomainError, Forbidden, TooLarge, near
 from apps.core.ids import BadCursor, decode_cursor, encode_cursor
 from apps.core.notifications import Wait, check_place, in_thread
 from apps.core.operations import Operation, Reply
@@ -47,18 +37,6 @@ PAGE: Final = 200
 _DEFAULT_MAX_BODY: Final = 524_288
 # What the message around the arguments may take.
 _ENVELOPE: Final = 16_384
-
-_MENDING: Final[dict[type[DomainError], str]] = {
-    Invalid: "Change the arguments named above and call again.",
-    Malformed: "Change the arguments named above and call again.",
-    TooLarge: "Send less, or store the content as an artifact and pass its pointer.",
-    NotFound: "Check the identifier: what this token may not see is not found either.",
-    Forbidden: "This token can't do it. Ask whoever issued it; calling again won't help.",
-    Conflict: "Look at the present state first; the same call will be refused again.",
-    RateLimited: "Wait before calling again.",
-    Unavailable: "Nothing was changed. Call again later.",
-}
-
 
 T = TypeVar("T")
 
@@ -95,7 +73,8 @@ def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResu
     """
     declared = next((tool for tool in tools() if tool.name == params.name), None)
     if declared is None:
-        raise ProtocolError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
+        names = [tool.name for tool in tools() if tool.visible_to(exchange.caller)]
+        raise ProtocolError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}.{near(params.name, names)}")
     try:
         operations.permit(declared, exchange.caller)
         if exchange.body_size > max_body(declared) + _ENVELOPE:
@@ -183,10 +162,9 @@ def refused(exc: DomainError) -> CallToolResult:
     """A refusal that the model can read and act on: the sentence, the places, what to do."""
     errors = [{"pointer": error.pointer, "message": error.message} for error in exc.errors]
     places = [f"- {error.pointer or '/'}: {error.message}" for error in exc.errors]
-    mending = next((text for family, text in _MENDING.items() if isinstance(exc, family)), "")
     document: dict[str, Any] = {"code": exc.code, "detail": exc.detail, "errors": errors, **exc.extra}
     return CallToolResult(
-        content=[TextContent(text="\n".join([f"{exc.code}: {exc.detail}", *places, mending]))],
+        content=[TextContent(text="\n".join([f"{exc.code}: {exc.detail}", *places, exc.mending]))],
         structured_content=document,
         is_error=True,
     )

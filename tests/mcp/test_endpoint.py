@@ -190,6 +190,11 @@ def test_method_and_parameters_are_checked(
         )
 
 
+def test_unknown_tool_is_answered_with_the_nearest_name(token: str) -> None:
+    refusal = modern("tools/call", {"name": "read_imbox"}, token).json()["error"]
+    assert refusal["message"] == "Unknown tool: read_imbox. Did you mean read_inbox?"
+
+
 @ERAS
 def test_tool_is_listed_only_with_its_scope(tenant: Tenant, sampled: None, ask: Ask) -> None:
     def shown(scopes: list[Scope]) -> set[str]:
