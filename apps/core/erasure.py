@@ -34,7 +34,8 @@ class Rows:
     """What the rows of a table lose.
 
     Give `redacted` (new values of columns, as SQL), or `remove` (a function of primary keys), or neither: then rows are
-    deleted. `also` is SQL for rows that belong to rows already erased. `then` runs with the keys of erased rows.
+    deleted. `also` is SQL for rows that belong to rows already erased. `then` runs once at the end, with the keys of all
+    rows that were erased.
     """
 
     table: str
@@ -63,8 +64,6 @@ class Rows:
         erased = set(_column(statement, tenant=tenant_id, needle=_needle(key), numbers=list(numbers)))
         if erased and self.remove is not None:
             self.remove(erased)
-        if erased and self.then is not None:
-            self.then(tenant_id, erased)
         return erased
 
 
@@ -147,7 +146,18 @@ def erase(tenant_id: int, key: str) -> dict[str, set[int]]:
             break
         for name, numbers in found.items():
             erased.setdefault(name, set()).update(numbers)
+    _follow(tenant_id, erased)
     return erased
+
+
+def _follow(tenant_id: int, erased: Mapping[str, Collection[int]]) -> None:
+    """Do once what follows from erased rows: two tables may name the same function."""
+    following: dict[Callable[[int, Collection[int]], object], set[int]] = {}
+    for name, numbers in erased.items():
+        if (then := _registered[name].then) is not None:
+            following.setdefault(then, set()).update(numbers)
+    for then, numbers in following.items():
+        then(tenant_id, numbers)
 
 
 def named(table: str, tenant_id: int, key: str) -> list[int]:
@@ -164,7 +174,9 @@ def remaining(tenant_id: int, key: str) -> dict[str, int]:
 
 def redact(tenant_id: int, table: str, number: int) -> bool:
     """Erase one row of a registered table, within :func:`redacting`; False if there is none, or nothing is left in it."""
-    return bool(_registered[table].erase(tenant_id, numbers=[number]))
+    erased = _registered[table].erase(tenant_id, numbers=[number])
+    _follow(tenant_id, {table: erased} if erased else {})
+    return bool(erased)
 
 
 def redactable() -> list[str]:
