@@ -343,11 +343,10 @@ def kept(*, tenant_id: int, pointer: str) -> Any:
 def record(target: Target, outcome: Called | DomainError) -> None:
     """Record in the registry how a call went, in the transaction that writes its outcome.
 
-    Only the worker's own failures count: neither the caller's mistakes nor a cancel.
+    Only the worker's own failures count, not the caller's mistakes. Nobody records a canceled call.
     """
-    if isinstance(outcome, DomainError) and (
-        not isinstance(outcome, WorkerCallFailed) or outcome.code in {"call_canceled", "payload_too_large"}
-    ):
+    is_failure = isinstance(outcome, WorkerCallFailed) and outcome.code != "payload_too_large"
+    if isinstance(outcome, DomainError) and not is_failure:
         return
     registry.record_call(
         worker_id=target.worker_id,

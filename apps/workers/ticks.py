@@ -15,8 +15,7 @@ def mark_late() -> None:
 
 @tick(every=timedelta(seconds=5))
 def lapse_trust() -> None:
-    with acting_as_system("expired signatures"):
-        registry.lapse_trust()
+    registry.lapse_trust()
 
 
 @tick(every=timedelta(seconds=5))

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from apps.core.sql import database_now
-from apps.executions import calls, errors, handlers
+from apps.executions import calls, handlers
 from apps.executions.services.commands import Budget
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors as task_selectors
@@ -121,7 +121,6 @@ def test_canceled_task_gives_up_its_call(kee: Caller, texter: WorkerServer) -> N
     assert not executor.is_alive()
     assert seen(kee, task).status == "canceled"
     with kee.acting():
-        calls.record(calls.target_of(worker_id="texter", tool_name="hold"), errors.CallCanceled("Not wanted any more."))
         assert not Call.objects.exists()
 
 

@@ -15,7 +15,7 @@ from apps.core.errors import DomainError
 from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
-from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
+from apps.principals.tenancy import Caller, acting_as, acting_in
 from apps.workers import selectors, trust
 from apps.workers.models import ToolVersion, Worker, WorkerEvent
 from apps.workers.services import registry
@@ -47,8 +47,7 @@ def again(caller: Caller, worker_id: str = ID) -> bool:
 
 
 def lapse() -> int:
-    with acting_as_system("test"):
-        return registry.lapse_trust()
+    return registry.lapse_trust(batch=1)
 
 
 def tier(worker_id: str = ID) -> str:

@@ -37,6 +37,7 @@ from apps.workers.trust import BadSignature, Tier, calls_per_hour, effective_tie
 
 RECENT_CALLS: Final = 64
 FORGET_BATCH: Final = 1000
+LAPSE_BATCH: Final = 200
 _HOUR: Final = 3_600
 
 
@@ -393,13 +394,18 @@ def revoke_key(*, tenant_id: int, key_id: str, why: str) -> int:
     return _strip(trusting, f"the key {key_id} was revoked: {why}", now, may_return=False)
 
 
-@transaction.atomic
-def lapse_trust() -> int:
-    """End the trust in workers whose signature has expired. Runs as the system."""
-    now = database_now()
-    lapsed = Worker.objects.trusted().filter(trust_ends_at__lte=now)
-    workers = lapsed.select_for_update(skip_locked=True).order_by("id")
-    return _strip(workers, "the signature has ended", now, may_return=True)
+def lapse_trust(*, batch: int = LAPSE_BATCH) -> int:
+    """End the trust in workers whose signature has expired; returns their number. Opens a transaction per batch."""
+    lapsed = 0
+    while True:
+        with acting_as_system("expired signatures"):
+            now = database_now()
+            found = Worker.objects.trusted().filter(trust_ends_at__lte=now).order_by("id")
+            workers = found.select_for_update(skip_locked=True)[:batch]
+            some = _strip(workers, "the signature has ended", now, may_return=True)
+        lapsed += some
+        if some < batch:
+            return lapsed
 
 
 def _strip(workers: Iterable[Worker], why: str, now: datetime, *, may_return: bool) -> int:
