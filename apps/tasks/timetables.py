@@ -1,5 +1,6 @@
 """The times of schedules: intervals from an anchor, or times that match a cron expression."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -14,6 +15,9 @@ from apps.core.errors import Invalid
 # The 29th of February falls on a given weekday every 28 years, and once in 40 across a century.
 _SEARCHED: Final = timedelta(days=366 * 41)
 _HOURS: Final = 24
+_LAST: Final = 4
+# As a day, not as a step.
+_SEVEN: Final = re.compile(r"(?<![\d/])7(?!\d)")
 
 
 class Timetable(Protocol):
@@ -106,7 +110,7 @@ def read(*, cron: str | None, every_seconds: int | None, timezone: str, anchor: 
         return Every(timedelta(seconds=every_seconds), anchor)
     if cron is None or every_seconds is not None:
         raise _invalid("Give either cron or every_seconds, and not both.")
-    fields = cron.split()
+    fields = fields_of(cron)
     if len(fields) != len(_FIELDS):
         ranges = ", ".join(f"{field.name} ({field.first}-{field.last})" for field in _FIELDS)
         raise _invalid(f"A cron expression has five fields: {ranges}. {cron!r} has {len(fields)}.")
@@ -118,6 +122,12 @@ def read(*, cron: str | None, every_seconds: int | None, timezone: str, anchor: 
         frozenset(field.read(text)) for field, text in zip(_FIELDS, fields, strict=True)
     )
     return Cron(minutes=minutes, hours=hours, days_of_month=days, months=months, days_of_week=weekdays, zone=zone)
+
+
+def fields_of(cron: str) -> list[str]:
+    """The fields of a cron expression as beat reads them: its Sunday is 0, and not 7 too."""
+    *fields, last = cron.split() or [""]
+    return [*fields, _SEVEN.sub("0", last.replace("0-7", "0-6")) if len(fields) == _LAST else last]
 
 
 def _invalid(detail: str) -> Invalid:

@@ -239,6 +239,14 @@ def test_cron_follows_the_local_clock() -> None:
     assert [moment.hour for moment in found] == [7, 6, 6]
 
 
+def test_sunday_may_be_seven(kee: Caller) -> None:
+    assert cron("0 8 * * 5-7") == cron("0 8 * * 0,5,6")
+    assert cron("0 8 * * 0-7") == cron("0 8 * * */7,1-6")
+    make_type(kee)
+    schedule(kee, cron="0 8 * * 7")
+    assert PeriodicTask.objects.get(name__startswith="schedule:").crontab.day_of_week == "0"
+
+
 def test_skipped_local_time_runs_an_hour_later() -> None:
     night = datetime(2026, 3, 28, 23, tzinfo=UTC)
     (moment,) = moments(cron("30 2 * * *", "Europe/Vienna"), night, 1)

@@ -258,7 +258,7 @@ def _tell_beat(schedule: Schedule) -> None:
     if schedule.every_seconds is not None:
         interval = _one_of(IntervalSchedule, every=schedule.every_seconds, period=IntervalSchedule.SECONDS)
     else:
-        minute, hour, day_of_month, month_of_year, day_of_week = (schedule.cron or "").split()
+        minute, hour, day_of_month, month_of_year, day_of_week = timetables.fields_of(schedule.cron or "")
         crontab = _one_of(
             CrontabSchedule,
             minute=minute,
