@@ -1,5 +1,6 @@
 from collections.abc import Mapping
-from typing import Any, Final
+from datetime import timedelta
+from typing import Any, Final, cast
 
 from django import forms
 from django.contrib import admin, messages
@@ -11,7 +12,12 @@ from django.utils import timezone
 from django.utils.html import format_html_join
 from unfold.admin import TabularInline
 from unfold.decorators import action
-from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import (
+    UnfoldAdminCheckboxSelectMultipleWidget,
+    UnfoldAdminSelectWidget,
+    UnfoldAdminTextareaWidget,
+    UnfoldAdminTextInputWidget,
+)
 
 from apps.core.admin import OperatorAdmin, ReasonForm, linked, verb
 from apps.core.errors import DomainError
@@ -19,8 +25,8 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_in
 from apps.workers import selectors
 from apps.workers.models import Offer, SigningKey, SourceEntry, ToolVersion, Worker, WorkerEvent, WorkerSource
-from apps.workers.services import registry
-from apps.workers.trust import ALLOWED, Tier, calls_per_hour
+from apps.workers.services import discovery, registry
+from apps.workers.trust import ALLOWED, Tier
 
 _WHY: Final = "console: operating MCP workers"
 
@@ -41,6 +47,7 @@ class OfferInline(_Rows):
             "name",
             linked("tool", "Version, with its schemas"),
             "effects",
+            "approved_at",
             "barred",
             "offered_at",
             "withdrawn_at",
@@ -69,14 +76,86 @@ class EventInline(_Rows):
     ordering = ["-id"]
 
 
+class AddServerForm(ReasonForm):
+    tenant = forms.ModelChoiceField(Tenant.objects.all(), widget=UnfoldAdminSelectWidget)
+    url = forms.CharField(
+        max_length=2000, widget=UnfoldAdminTextInputWidget, help_text="Where it serves MCP over HTTP: https://…/mcp"
+    )
+
+
+class ApproveForm(ReasonForm):
+    """Shows what is about to be trusted: each tool that the worker offers now, and what it claims to touch."""
+
+    tools = forms.MultipleChoiceField(widget=UnfoldAdminCheckboxSelectMultipleWidget)
+
+    def __init__(self, request: HttpRequest, object_id: int | str | None = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(request, object_id, *args, **kwargs)
+        offers = Offer.objects.current().filter(worker_id=int(object_id or 0), approved_at=None).select_related("tool")
+        cast("forms.MultipleChoiceField", self.fields["tools"]).choices = [
+            (offer.tool.uid, f"{offer.name} - touches: {', '.join(offer.tool.effects) or 'nothing'}")
+            for offer in offers.order_by("name")
+        ]
+
+
+class SourceForm(ReasonForm):
+    address = forms.CharField(max_length=2000, required=False, widget=UnfoldAdminTextInputWidget)
+    every = forms.IntegerField(
+        required=False, min_value=5, widget=UnfoldAdminTextInputWidget, help_text="Seconds between two looks."
+    )
+
+
 @admin.register(Worker)
 class WorkerAdmin(OperatorAdmin):
-    actions_detail = ["quarantine", "release", "unregister"]
+    actions_list = ["add_server"]
+    actions_detail = ["approve", "quarantine", "release", "unregister"]
     list_display = ["worker_id", "state", "effective_tier", "tier_reason", "current_load", "last_heartbeat_at"]
     list_filter = ["state", "effective_tier", "tenant"]
     search_fields = ["worker_id"]
     readonly_fields = ["what_it_may", linked("signing_key", "Signed by")]
     inlines = [OfferInline, EventInline]
+
+    @action(  # type: ignore[untyped-decorator]  # unfold's has no types
+        description="Add a server",
+        url_path="add-server",
+        permissions=["workers.operate_worker"],
+        dialog={
+            "title": "Add a server",
+            "description": "Look at an MCP server now and register it. Its tools can't be used until you approve them.",
+            "form_class": AddServerForm,
+            "form_submit_text": "Look at it",
+        },
+    )
+    def add_server(self, request: HttpRequest, form: forms.Form) -> HttpResponse:
+        given, target = form.cleaned_data, reverse("admin:workers_worker_changelist")
+        try:
+            seen = discovery.visit(given["url"])
+            with acting_in(given["tenant"].pk, _WHY):
+                principal = discovery.principal_for_servers(tenant_id=given["tenant"].pk)
+                added = discovery.add_server(principal=principal, url=given["url"], seen=seen, why=given["reason"])
+                worker = selectors.worker_named(added.worker_id)
+                self.log_change(request, worker, f"Add a server: {given['reason']}")
+        except DomainError as refusal:
+            messages.error(request, refusal.detail)
+        else:
+            target = reverse("admin:workers_worker_change", args=[worker.pk])
+            messages.success(
+                request, f"{worker} offers {len(added.tools)} tools. Look at them, then approve those you trust."
+            )
+        return HttpResponse(headers={"HX-Redirect": target})
+
+    @verb(
+        "Approve tools",
+        explanation="They may be used in plans whatever the tier, and what they claim to touch counts."
+        " Another version of a tool needs another approval.",
+        permission="workers.operate_worker",
+        form=ApproveForm,
+    )
+    def approve(self, worker: Worker, given: Mapping[str, Any]) -> str:
+        with acting_in(worker.tenant_id, _WHY):
+            names = registry.approve(
+                tenant_id=worker.tenant_id, worker_id=worker.worker_id, uids=given["tools"], why=given["reason"]
+            )
+        return f"Approved: {', '.join(names)}."
 
     @verb(
         "Quarantine",
@@ -111,7 +190,7 @@ class WorkerAdmin(OperatorAdmin):
     @admin.display(description="What its tier allows")
     def what_it_may(self, worker: Worker) -> str:
         tier = Tier(worker.effective_tier)
-        an_hour = calls_per_hour(worker.constraints.get("rate_limit_per_hour"), tier)
+        an_hour = worker.calls_per_hour(tier)
         return format_html_join(
             "",
             "<div>{}: <strong>{}</strong></div>",
@@ -200,3 +279,18 @@ class WorkerSourceAdmin(OperatorAdmin):
     list_select_related = ["principal"]
     search_fields = ["name", "address"]
     inlines = [SourceEntryInline]
+    actions_detail = ["look_now", "change"]
+
+    @verb("Look now", explanation="Ask all that it lists for their tools.", permission="workers.operate_worker")
+    def look_now(self, source: WorkerSource, _given: Mapping[str, Any]) -> str:
+        return self._changed(source)
+
+    @verb("Change", explanation="What you leave empty stays.", permission="workers.operate_worker", form=SourceForm)
+    def change(self, source: WorkerSource, given: Mapping[str, Any]) -> str:
+        every = given["every"] and timedelta(seconds=given["every"])
+        return self._changed(source, address=given["address"] or None, every=every)
+
+    def _changed(self, source: WorkerSource, **given: Any) -> str:
+        with acting_in(source.tenant_id, _WHY):
+            discovery.change_source(tenant_id=source.tenant_id, name=source.name, **given)
+        return f"{source} is looked at within a second."

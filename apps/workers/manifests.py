@@ -265,11 +265,7 @@ def manifest_of(seen: Seen, *, endpoint: str, stated: Mapping[str, Any]) -> tupl
         if fault is not None:
             left_out.append(f"{legible(tool.name)[:100]} {fault}")
             continue
-        claims = {}
-        if tool.annotations is not None and tool.annotations.read_only_hint is True:
-            claims["filesystem"] = "read"
-        if tool.annotations is not None and tool.annotations.open_world_hint is False:
-            claims["network"] = "none"
+        claims = _claims(tool)
         contract: dict[str, Any] = {
             "name": tool.name,
             "description": (tool.description or "")[:_DESCRIPTION],
@@ -287,6 +283,18 @@ def manifest_of(seen: Seen, *, endpoint: str, stated: Mapping[str, Any]) -> tupl
         **{name: stated[name] for name in _STATED if stated.get(name)},
     }
     return manifest, left_out
+
+
+def _claims(tool: Tool) -> dict[str, str]:
+    """What a tool's hints claim of its side effects. A tool without hints claims nothing, and counts as touching everything."""
+    hints = tool.annotations
+    if hints is None or {hints.read_only_hint, hints.destructive_hint, hints.open_world_hint} == {None}:
+        return {}
+    return {
+        "filesystem": "read" if hints.read_only_hint else "write",
+        "network": "none" if hints.open_world_hint is False else "outbound",
+        "execution": "none",
+    }
 
 
 def _worker_id(server_name: str, endpoint: str) -> str:

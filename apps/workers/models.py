@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 
 from apps.core.errors import Conflict, NotFound, RateLimited
 from apps.principals.models import Principal, TenantModel
-from apps.workers.trust import RENEW_BEFORE, Tier
+from apps.workers.trust import RENEW_BEFORE, Tier, calls_per_hour, higher
 
 
 class UnknownWorker(NotFound):
@@ -174,6 +174,7 @@ class Worker(TenantModel):
     claimed_tier = models.CharField(max_length=10, choices=Tier)
     effective_tier = models.CharField(max_length=10, choices=Tier)
     tier_reason = models.CharField(max_length=300)
+    approved_at = models.DateTimeField(null=True, help_text="When an operator last approved a tool of it.")
     signing_key = models.ForeignKey(
         SigningKey, on_delete=models.PROTECT, null=True, related_name="workers", db_index=False
     )
@@ -273,6 +274,11 @@ class Worker(TenantModel):
         has_ended = self.trust_ends_at is not None and self.trust_ends_at <= now
         return Tier.UNTRUSTED if has_ended else Tier(self.effective_tier)
 
+    def calls_per_hour(self, tier: Tier) -> float:
+        """How many calls an hour it may be sent; one with approved tools as many as a verified one at least."""
+        limit = self.constraints.get("rate_limit_per_hour")
+        return calls_per_hour(limit, tier if self.approved_at is None else higher(tier, Tier.VERIFIED))
+
     def move_to(self, state: State) -> None:
         """Change the state in memory; services lock and save.
 
@@ -333,6 +339,9 @@ class Offer(TenantModel):
     name = models.CharField(max_length=200)
     offered_at = models.DateTimeField()
     withdrawn_at = models.DateTimeField(null=True)
+    approved_at = models.DateTimeField(
+        null=True, help_text="When an operator approved this version of the tool; it may be used whatever the tier."
+    )
     runs = models.BigIntegerField(default=0)
     successes = models.BigIntegerField(default=0)
     total_seconds = models.FloatField(default=0)

@@ -30,8 +30,8 @@ from apps.workers.models import (
     WorkerSource,
 )
 from apps.workers.searching import Entry, SearchIndex
-from apps.workers.shapes import CapabilityMatch, OfferView, WorkerList, WorkerManifest, WorkerSummary
-from apps.workers.trust import Tier, calls_per_hour, forbidden_effects, share_of_an_hour
+from apps.workers.shapes import CapabilityMatch, OfferView, ToolShown, WorkerList, WorkerManifest, WorkerSummary
+from apps.workers.trust import Tier, forbidden_effects, share_of_an_hour
 
 _HOUR: Final = timedelta(hours=1)
 
@@ -152,6 +152,25 @@ def catalogue(worker_ids: Collection[str] | None = None) -> RegistryView:
     )
 
 
+def tools_shown(*, tenant_id: int, worker_id: str) -> list[ToolShown]:
+    """What a worker offers now, by name: what each tool claims to touch, and whether an operator has approved it.
+
+    :raises UnknownWorker: if no worker of this id is registered.
+    """
+    worker_named(worker_id)
+    offers = Offer.objects.current().filter(tenant_id=tenant_id, worker__worker_id=worker_id).select_related("tool")
+    return [
+        ToolShown(
+            name=offer.name,
+            description=offer.tool.description,
+            effects=sorted(offer.tool.effects),
+            tool_uid=offer.tool.uid,
+            approved=offer.approved_at is not None,
+        )
+        for offer in offers.order_by("name")
+    ]
+
+
 def tenants_to_remember() -> list[int]:
     """The tenants with workers that memory does not hold as they are. Runs as the system."""
     return sorted(set(Worker.objects.unremembered().values_list("tenant_id", flat=True)))
@@ -168,7 +187,7 @@ def waits_for_room(calls: Mapping[str, int]) -> dict[str, timedelta]:
         if limit == 0:
             continue
         now: datetime = worker.asked_at
-        share = share_of_an_hour(calls_per_hour(limit, worker.tier_at(now)))
+        share = share_of_an_hour(worker.calls_per_hour(worker.tier_at(now)))
         taken_until: datetime = max(worker.taken_until or now, now)
         needed = taken_until + calls[worker.worker_id] * share - now
         waits[worker.worker_id] = max(needed - max(share, _HOUR), timedelta(0))
@@ -342,7 +361,7 @@ def _offer_view(offer: Offer, tier: Tier) -> OfferView:
         expected_runtime=worker.hints.get("expected_runtime"),
         latency_band=worker.hints.get("latency_band"),
         cost=_cost(offer),
-        calls_per_hour=calls_per_hour(worker.constraints.get("rate_limit_per_hour"), tier),
+        calls_per_hour=worker.calls_per_hour(tier),
         max_payload_bytes=worker.constraints.get("max_payload_bytes"),
         runs=offer.runs,
         successes=offer.successes,
@@ -364,7 +383,8 @@ def _cost(offer: Offer) -> float:
 
 def bar(offer: Offer, tier: Tier) -> str | None:
     """Why an offer may not be used now by a worker of this tier; None if it may."""
-    if forbidden := forbidden_effects(frozenset(offer.tool.effects), tier):
+    forbidden = forbidden_effects(frozenset(offer.tool.effects), tier)
+    if forbidden and offer.approved_at is None:
         return f"the tier {tier} does not allow {', '.join(sorted(forbidden))}"
     if offer.worker.constraints.get("rate_limit_per_hour") == 0:
         return "its limit is no calls at all"

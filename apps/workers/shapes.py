@@ -114,6 +114,28 @@ class HeartbeatTaken(Output):
     """Sign the manifest anew and register: trust in the present signature ends within five minutes, or has ended."""
 
 
+class ToolShown(Output):
+    name: str
+    description: str
+    effects: list[str]
+    """What calls touch, as the server claims: read, write, network, bidirectional, exec. Unclaimed counts as all of these."""
+    tool_uid: str
+    approved: bool = False
+
+
+class ServerShown(Output):
+    """What an MCP server offers, before or after it was added."""
+
+    url: str
+    server_name: str
+    worker_id: str
+    source: str | None = None
+    """The source that keeps looking at it; None: it was not added."""
+    tools: list[ToolShown]
+    left_out: list[str]
+    """Tools that can't be used, each with the reason."""
+
+
 class WorkerSummary(Output):
     worker_id: str
     capabilities: list[str]

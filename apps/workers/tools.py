@@ -4,17 +4,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from apps.core.errors import NotFound
 from apps.core.operations import Reply, Route, operation
-from apps.core.schemas import Input, Output, Paged, Text
+from apps.core.schemas import Input, Name, Output, Paged, Text
 from apps.principals.scopes import Scope
+from apps.principals.selectors import principal_named
 from apps.principals.tenancy import Caller
 from apps.workers import selectors
-from apps.workers.services import health, registry
+from apps.workers.services import discovery, health, registry
 from apps.workers.shapes import (
+    MOST_TOOLS,
     CapabilityMatch,
     HeartbeatTaken,
     RegisteredWorker,
     RegisterWorker,
+    ServerShown,
     Tag,
     TierName,
     ToolRef,
@@ -26,6 +30,7 @@ from apps.workers.trust import Tier
 
 _SEES_WORKERS = (Scope.PLANS, Scope.WORKERS_REGISTER, Scope.TASKS_QUEUE)
 _MANIFEST_BYTES = 1_048_576
+ALL_TOOLS = "*"
 
 
 class WorkerHeartbeat(Input):
@@ -38,6 +43,17 @@ class WorkerHeartbeat(Input):
 
 class OneWorker(Input):
     worker_id: WorkerId
+
+
+class AddServer(Input):
+    url: Annotated[Text, Field(min_length=1, max_length=2000)]
+    """Where it serves MCP over HTTP."""
+    approve: Annotated[list[Annotated[Text, Field(max_length=200)]], Field(max_length=MOST_TOOLS)] = []
+    """Names of tools to approve; `*`: all that it shows now. Left out, nothing is approved and the answer shows what there is."""
+    name: Annotated[Text, Field(min_length=1, max_length=100)] | None = None
+    """Of the source; left out, the worker's id."""
+    principal: Name | None = None
+    """For whom it is registered; left out, you."""
 
 
 class UnregisteredWorker(Output):
@@ -126,6 +142,32 @@ def unregister_worker(caller: Caller, given: OneWorker) -> UnregisteredWorker:
     """Remove an MCP worker that you registered. Plans no longer choose it; its history stays."""
     worker = registry.unregister(caller=caller, worker_id=given.worker_id)
     return UnregisteredWorker(worker_id=worker.worker_id, status="unregistered")
+
+
+@operation(
+    title="Add an MCP server",
+    scope=Scope.ADMIN,
+    routes=[Route("POST", "/api/v1/workers/servers")],
+    tool=False,
+    own_transactions=True,
+)
+def add_mcp_server(caller: Caller, given: AddServer) -> ServerShown:
+    """Add an MCP server by its URL, look at its tools now, and approve those named in `approve`.
+
+    An approved tool may be used in plans, and what it claims to touch counts. Another version of it needs another approval.
+    Repeat the call to approve more.
+    """
+    seen = discovery.visit(given.url)
+    with caller.acting():
+        principal = principal_named(given.principal or caller.name)
+        named = {tool.name: tool.tool_uid for tool in discovery.shown(given.url, seen).tools}
+        unknown = [name for name in given.approve if name != ALL_TOOLS and name not in named]
+        if unknown:
+            raise NotFound(f"{given.url} has no tool {unknown[0]!r}; it has {', '.join(named)}.", code="unknown_tool")
+        uids = [uid for name, uid in named.items() if name in given.approve or ALL_TOOLS in given.approve]
+        return discovery.add_server(
+            principal=principal, url=given.url, seen=seen, name=given.name, approve=uids, why=f"by {caller.name}"
+        )
 
 
 @operation(title="List MCP workers", scope=_SEES_WORKERS, routes=[Route("GET", "/api/v1/workers")], read_only=True)

@@ -104,6 +104,10 @@ def effective_tier(claimed: Tier, *, ceiling: Tier | None, because: str) -> Gran
     return Grant(ceiling, f"{because}; the key grants no more than {ceiling}")
 
 
+def higher(one: Tier, other: Tier) -> Tier:
+    return max(one, other, key=_RANK.__getitem__)
+
+
 def calls_per_hour(stated: int | None, tier: Tier) -> float:
     """Return how many calls an hour a worker of this tier may be sent."""
     return (CALLS_PER_HOUR if stated is None else stated) * RATE_MULTIPLIER[tier]

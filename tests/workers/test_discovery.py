@@ -63,7 +63,7 @@ def test_any_mcp_server_is_found_and_untrusted(as_kee: Caller, shouter: McpServe
     assert selectors.search("whisper a text", tenant_id=as_kee.tenant_id)[0].tool_name == "whisper"
     assert {offer.tier for offer in offers().values()} == {"untrusted"}
     assert offers()["shout"].effects == {"read", "write", "network", "exec", "bidirectional"}
-    assert offers()["look"].effects == {"read", "exec"}
+    assert offers()["look"].effects == {"read"}
     assert all(offer.barred for offer in offers().values())
 
 

@@ -87,6 +87,10 @@ class Migration(migrations.Migration):
                     ("claimed_tier", models.CharField(choices=TIER_CHOICES, max_length=10)),
                     ("effective_tier", models.CharField(choices=TIER_CHOICES, max_length=10)),
                     ("tier_reason", models.CharField(max_length=300)),
+                    (
+                        "approved_at",
+                        models.DateTimeField(help_text="When an operator last approved a tool of it.", null=True),
+                    ),
                     ("signing_key", _to("workers.signingkey", null=True, related_name="workers")),
                     (
                         "signed_at",
@@ -287,6 +291,13 @@ class Migration(migrations.Migration):
                     ("name", models.CharField(max_length=200)),
                     ("offered_at", models.DateTimeField()),
                     ("withdrawn_at", models.DateTimeField(null=True)),
+                    (
+                        "approved_at",
+                        models.DateTimeField(
+                            help_text="When an operator approved this version of the tool; it may be used whatever the tier.",
+                            null=True,
+                        ),
+                    ),
                     ("runs", models.BigIntegerField(default=0)),
                     ("successes", models.BigIntegerField(default=0)),
                     ("total_seconds", models.FloatField(default=0)),

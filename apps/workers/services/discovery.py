@@ -3,7 +3,7 @@
 A discovered worker is judged like any registration: an unsigned one is untrusted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -12,23 +12,32 @@ from django.db import transaction
 from django.db.models import Q
 
 from apps.core.errors import Conflict, DomainError, Invalid, NotFound
+from apps.core.mcp_client import legible
 from apps.core.outbound import CallFailed
 from apps.core.schemas import parse
 from apps.core.sealing import SealBroken, seal, unseal
 from apps.core.sql import database_now
 from apps.principals.models import Principal
+from apps.principals.scopes import Kind
+from apps.principals.selectors import principal_named
+from apps.principals.services import add_principal
 from apps.principals.tenancy import Caller, acting_as, acting_in, on_behalf_of
 from apps.workers import manifests, sources
 from apps.workers.manifests import Seen
 from apps.workers.models import SigningKey, SourceEntry, SourceKind, Worker, WorkerSource, pause_after
+from apps.workers.selectors import tools_shown
 from apps.workers.services.health import CALL_DEADLINE, TEXT, claim, do_all
+from apps.workers.services.registry import approve as approve_tools
 from apps.workers.services.registry import register, take_out
-from apps.workers.shapes import RegisterWorker, StatedWorker
+from apps.workers.shapes import RegisterWorker, ServerShown, StatedWorker, ToolShown
 from apps.workers.sources import BadSource, Entry, Listing, Source
 
-DEFAULT_EVERY: Final = timedelta(minutes=5)
+DEFAULT_EVERY: Final = timedelta(minutes=1)
 LEAST_EVERY: Final = timedelta(seconds=5)
 _WHY: Final = "discovering workers"
+SERVERS: Final = "mcp-servers"
+_PATIENCE: Final = timedelta(seconds=15)
+"""How long an operator waits for a server to show its tools."""
 
 
 @transaction.atomic
@@ -49,11 +58,8 @@ def add_source(
     :raises Conflict: `source_name_taken`.
     :raises Invalid: `unusable_endpoint`, or `bad_settings` if a source of this kind has no such option.
     """
-    if kind != SourceKind.STATIC:
-        manifests.endpoint(address, allow_loopback=settings.ALLOW_LOOPBACK, networks=settings.ALLOWED_NETWORKS)
-    sources.check_options(kind, address, options, has_secret=bool(secret))
-    if every < LEAST_EVERY:
-        raise Invalid(f"MCP workers are asked every {LEAST_EVERY.seconds} seconds at most.", code="bad_settings")
+    _check_source(kind, address, options, has_secret=bool(secret))
+    _check_every(every)
     now = database_now()
     source, created = WorkerSource.objects.get_or_create(
         tenant_id=principal.tenant_id,
@@ -71,6 +77,122 @@ def add_source(
     )
     if not created:
         raise Conflict(f"There is a source {name!r} already.", code="source_name_taken")
+    return source
+
+
+def _check_source(kind: SourceKind, address: str, options: Mapping[str, Any], *, has_secret: bool) -> None:
+    if kind != SourceKind.STATIC:
+        manifests.endpoint(address, allow_loopback=settings.ALLOW_LOOPBACK, networks=settings.ALLOWED_NETWORKS)
+    sources.check_options(kind, address, options, has_secret=has_secret)
+
+
+def _check_every(every: timedelta) -> None:
+    if every < LEAST_EVERY:
+        raise Invalid(f"MCP workers are asked every {LEAST_EVERY.seconds} seconds at most.", code="bad_settings")
+
+
+def visit(url: str) -> Seen:
+    """Ask a server for its tools now, as an operator who is about to trust it. Not within a transaction.
+
+    :raises Invalid: `unusable_endpoint`; `server_unusable`, if it does not answer as an MCP server.
+    """
+    manifests.endpoint(url, allow_loopback=settings.ALLOW_LOOPBACK, networks=settings.ALLOWED_NETWORKS)
+    try:
+        return manifests.look(url, deadline=_PATIENCE)
+    except CallFailed as fault:
+        raise Invalid(f"{url} does not answer as an MCP server: {fault}", code="server_unusable") from fault
+
+
+def shown(url: str, seen: Seen) -> ServerShown:
+    """What a server offers, and what its tools claim to touch: what an operator is about to trust.
+
+    :raises Invalid: `nothing_to_offer`, if it has no usable tool.
+    """
+    derived, left_out = _manifest_of({"endpoint": url}, seen)
+    manifest = manifests.read(derived, allow_loopback=settings.ALLOW_LOOPBACK, networks=settings.ALLOWED_NETWORKS)
+    return ServerShown(
+        url=url,
+        server_name=seen.server_name,
+        worker_id=manifest.worker_id,
+        tools=[
+            ToolShown(name=tool.name, description=tool.description, effects=sorted(tool.effects), tool_uid=tool.uid)
+            for tool in manifest.tools
+        ],
+        left_out=left_out,
+    )
+
+
+@transaction.atomic
+def principal_for_servers(*, tenant_id: int, name: str = SERVERS) -> Principal:
+    """The principal for whom an operator adds servers; the default one is made if there is none.
+
+    :raises UnknownPrincipal: if there is none of another name.
+    """
+    found = Principal.objects.filter(tenant_id=tenant_id, name=name).first()
+    if found is None and name == SERVERS:
+        return add_principal(tenant_id=tenant_id, name=name, kind=Kind.SERVICE, now=database_now())
+    return found or principal_named(name)
+
+
+@transaction.atomic
+def add_server(
+    *, principal: Principal, url: str, seen: Seen, name: str | None = None, approve: Collection[str] = (), why: str
+) -> ServerShown:
+    """Add a server by its address, register it with the tools that it has just shown, and approve some of them.
+
+    The address again adds nothing, and approves what is named besides.
+
+    :param name: of the source; None: the worker's id.
+    :param approve: uids of tools.
+    :raises Conflict: `source_name_taken`; `worker_id_taken`.
+    :raises NotFound: `unknown_tool`, if it does not offer a tool to approve.
+    """
+    found, now = shown(url, seen), database_now()
+    source = WorkerSource.objects.filter(principal=principal, kind=SourceKind.PULL, address=url).first()
+    if source is None:
+        name = name or found.worker_id
+        source = add_source(principal=principal, name=name, kind=SourceKind.PULL, address=url, options={})
+    entry, _ = SourceEntry.objects.get_or_create(
+        tenant_id=principal.tenant_id,
+        source=source,
+        key=legible(url),
+        defaults={"stated": {"endpoint": url}, "named_at": now, "next_at": now + source.every},
+    )
+    _register_from(entry, on_behalf_of(principal), entry.stated, seen, now)
+    entry.asked_at = now
+    entry.save(update_fields=["asked_at", "worker"])
+    if approve:
+        approve_tools(tenant_id=principal.tenant_id, worker_id=found.worker_id, uids=approve, why=why)
+    tools = tools_shown(tenant_id=principal.tenant_id, worker_id=found.worker_id)
+    return found.model_copy(update={"source": source.name, "tools": tools})
+
+
+@transaction.atomic
+def change_source(
+    *,
+    tenant_id: int,
+    name: str,
+    address: str | None = None,
+    every: timedelta | None = None,
+    enabled: bool | None = None,
+) -> WorkerSource:
+    """Change a source, and look at it and ask its workers now. What is None stays.
+
+    :raises NotFound: `unknown_source`.
+    :raises Invalid: `unusable_endpoint`, or `bad_settings`.
+    """
+    source, now = _lock_source(tenant_id, name), database_now()
+    if address is not None:
+        _check_source(SourceKind(source.kind), address, source.options, has_secret=bool(source.sealed_secret))
+        source.address, source.cursor = address, ""
+    if every is not None:
+        _check_every(every)
+        source.every = every
+    if enabled is not None:
+        source.enabled = enabled
+    source.next_at, source.faults = now, 0
+    source.save(update_fields=["address", "cursor", "every", "enabled", "next_at", "faults"])
+    source.entries.update(next_at=now)
     return source
 
 

@@ -33,7 +33,7 @@ from apps.workers.models import (
     WorkerEvent,
     WorkerRateLimited,
 )
-from apps.workers.trust import BadSignature, Tier, calls_per_hour, effective_tier, share_of_an_hour, unsigned
+from apps.workers.trust import BadSignature, Tier, effective_tier, share_of_an_hour, unsigned
 
 RECENT_CALLS: Final = 64
 FORGET_BATCH: Final = 1000
@@ -79,6 +79,8 @@ def register(
     speaks_for_itself = found and is_known and worker.beats
     changed = not is_known or unsigned(worker.manifest) != unsigned(manifest.original)
     regraded = _grade(worker, manifest.claimed_tier, key=key if signed else None, signed=signed, reason=reason, now=now)
+    if is_elsewhere and signed is None:
+        _disapprove(worker)
     worker.principal_id, worker.endpoint, worker.unregistered_at = caller.principal_id, manifest.endpoint, None
     worker.capabilities, worker.claimed_tier = list(manifest.capabilities), manifest.claimed_tier
     worker.constraints, worker.hints = dict(manifest.constraints), dict(manifest.hints)
@@ -239,6 +241,36 @@ def expel(*, tenant_id: int, worker_id: str, why: str) -> Worker:
 
 
 @transaction.atomic
+def approve(*, tenant_id: int, worker_id: str, uids: Collection[str], why: str) -> list[str]:
+    """Approve versions of tools: they may be used whatever the worker's tier, and their effects are taken as they are claimed.
+
+    Another version of a tool, or a worker at another endpoint, needs another approval. Returns the names of the tools.
+
+    :raises UnknownWorker: if none of this id is registered.
+    :raises NotFound: `unknown_tool`, if it does not offer one of these versions now; nothing is approved.
+    """
+    worker = _lock(worker_id, tenant_id)
+    now = database_now()
+    offers = Offer.objects.filter(worker=worker, withdrawn_at=None, tool__uid__in=uids)
+    names = sorted(offers.values_list("name", flat=True))
+    if len(names) != len(set(uids)):
+        raise NotFound(f"{worker_id} no longer offers what was shown. Look at its tools again.", code="unknown_tool")
+    offers.update(approved_at=now)
+    worker.approved_at = now
+    worker.save(update_fields=["approved_at"])
+    record(worker, WorkerEvent.Kind.TRUST, f"approved {', '.join(names)}: {why}", now)
+    _describe(tenant_id, Q(pk=worker.pk))
+    return names
+
+
+def _disapprove(worker: Worker) -> None:
+    """End the approvals of a worker that has left or moved; the caller saves the worker."""
+    if worker.approved_at is not None:
+        worker.approved_at = None
+        Offer.objects.filter(worker=worker).update(approved_at=None)
+
+
+@transaction.atomic
 def quarantine(*, tenant_id: int, worker_id: str, why: str) -> Worker:
     """Exclude a worker from plans and calls until it is released, whatever it reports, even if it registers again.
 
@@ -316,7 +348,8 @@ def take_out(worker: Worker, why: str, now: datetime, *, void_until: datetime | 
     worker.unregistered_at = now
     if void_until is not None:
         worker.void_until = max(void_until, worker.signed_at or void_until)
-    worker.save(update_fields=["unregistered_at", "void_until"])
+        _disapprove(worker)
+    worker.save(update_fields=["unregistered_at", "void_until", "approved_at"])
     record(worker, WorkerEvent.Kind.UNREGISTERED, why, now)
     _describe(worker.tenant_id, Q(pk=worker.pk))
 
@@ -435,7 +468,7 @@ def take_call(*, worker_id: str) -> None:
     """
     # Any: a worker with the database's clock.
     worker: Any = Worker.objects.light().filter(worker_id=worker_id).annotate(asked_at=sql.GATEHOUSE_NOW).get()
-    per_hour = calls_per_hour(worker.constraints.get("rate_limit_per_hour"), worker.tier_at(worker.asked_at))
+    per_hour = worker.calls_per_hour(worker.tier_at(worker.asked_at))
     seconds: int | None = _HOUR
     if per_hour:
         seconds = sql.take_call(tenant_id=worker.tenant_id, worker_id=worker.pk, share=share_of_an_hour(per_hour))

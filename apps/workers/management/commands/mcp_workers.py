@@ -1,4 +1,11 @@
-"""Keys, sources and the registry of MCP workers.
+"""MCP servers, sources, keys and the registry of MCP workers.
+
+Add an MCP server by its URL. The command shows its tools and what they claim to touch, and asks which to approve. Plans may
+use approved tools. Another version of a tool needs another approval:
+
+    manage.py mcp_workers add http://127.0.0.1:8765/mcp
+    manage.py mcp_workers add https://weather.example.com/mcp --tool get_weather --tool get_forecast
+    manage.py mcp_workers approve weather-1f2e3d4c --all
 
 Keys sign manifests. Enroll a key of this machine, which is made where its file does not exist, or the public half of another:
 
@@ -21,8 +28,10 @@ The file holds Consul's token:
     manage.py mcp_workers add-source services --kind consul --address https://consul.example.com:8501 \\
         --principal agent --service mcp-worker --secret-file token.txt
 
-Change or remove a source:
+Change a source or remove it. `look-now` asks all that it lists again:
 
+    manage.py mcp_workers change-source files --address https://files.example.com/v2/mcp --every 30
+    manage.py mcp_workers look-now files
     manage.py mcp_workers change-secret shared --secret-file password.txt
     manage.py mcp_workers list-sources
     manage.py mcp_workers remove-source files
@@ -33,10 +42,12 @@ Register the MCP workers again that memory holds and the registry has lost. Each
 """
 
 import json
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
 from joserfc.jwk import OKPKey
@@ -44,11 +55,15 @@ from joserfc.jwk import OKPKey
 from apps.core.errors import DomainError
 from apps.principals import selectors as principals
 from apps.principals.models import Principal
-from apps.principals.tenancy import acting_as_system
+from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors, trust
+from apps.workers.manifests import Seen
 from apps.workers.models import SourceKind
 from apps.workers.services import discovery, memory, registry
+from apps.workers.shapes import ToolShown
 from apps.workers.trust import Tier
+
+_OWN_TRANSACTIONS: Final = frozenset({"rebuild", "add"})
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -67,6 +82,20 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.formatter_class = RawDescriptionHelpFormatter
         verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+        server = verbs.add_parser("add", help="add an MCP server by its URL and approve its tools")
+        server.add_argument("url")
+        server.add_argument("--name", help="of the source (default: the worker's id)")
+        server.add_argument(
+            "--principal",
+            default=discovery.SERVERS,
+            help=f"for whom it is registered (default: {discovery.SERVERS}, made if needed)",
+        )
+        approve = verbs.add_parser("approve", help="approve tools of a registered MCP worker")
+        approve.add_argument("worker_id")
+        for one in (server, approve):
+            which = one.add_mutually_exclusive_group()
+            which.add_argument("--tool", action="append", metavar="NAME", help="approve this tool; may be repeated")
+            which.add_argument("--all", action="store_true", help="approve all tools that it shows now")
         enroll = verbs.add_parser("enroll-key", help="trust what a key signs, up to a ceiling")
         enroll.add_argument("--name", required=True, help="the key's id is this and the beginning of its thumbprint")
         enroll.add_argument("--ceiling", required=True, choices=Tier.values)
@@ -86,12 +115,19 @@ class Command(BaseCommand):
         add.add_argument("--service", help="Consul: the name of the service (default: mcp-worker)")
         add.add_argument("--worker", type=_json_object, metavar="JSON", help="defaults for servers without a manifest")
         add.add_argument(
-            "--every", type=int, default=300, metavar="SECONDS", help="how often each worker is asked (default: 300)"
+            "--every", type=int, default=60, metavar="SECONDS", help="how often each worker is asked (default: 60)"
         )
         add.add_argument("--secret-file", type=Path, help="holds the password of etcd's user, or Consul's token")
         secret = verbs.add_parser("change-secret", help="replace the password or token of a source")
         secret.add_argument("name")
         secret.add_argument("--secret-file", type=Path, required=True)
+        change = verbs.add_parser("change-source", help="change a source, and look at it now")
+        change.add_argument("name")
+        change.add_argument("--address")
+        change.add_argument("--every", type=int, metavar="SECONDS")
+        change.add_argument("--enabled", choices=["yes", "no"])
+        now = verbs.add_parser("look-now", help="look at a source now, and ask all that it lists")
+        now.add_argument("name")
         listed = verbs.add_parser("list-sources", help="list the sources with their workers and faults")
         listed.add_argument("--json", action="store_true")
         remove = verbs.add_parser("remove-source", help="remove a source, and the workers that only it lists")
@@ -99,20 +135,68 @@ class Command(BaseCommand):
         rebuild = verbs.add_parser(
             "rebuild", help="register the workers again that memory holds and the registry lacks"
         )
-        for one in (enroll, revoke, add, secret, listed, remove, rebuild):
+        for one in (server, approve, enroll, revoke, add, secret, change, now, listed, remove, rebuild):
             one.add_argument("--tenant", default="default")
 
     def handle(self, *_args: Any, verb: str, tenant: str, **given: Any) -> None:
         run = getattr(self, f"_{verb.replace('-', '_')}")
         try:
+            seen = discovery.visit(given["url"]) if verb == "add" else None
             with acting_as_system("MCP workers: a command"):
                 tenant_id = principals.tenant_named(tenant).pk
-                if verb != "rebuild":
+                if verb not in _OWN_TRANSACTIONS:
                     run(tenant_id, **given)
-            if verb == "rebuild":  # opens its own transactions
+            if verb == "rebuild":
                 run(tenant_id)
+            elif seen is not None:
+                with acting_in(tenant_id, "MCP workers: a command"):
+                    run(tenant_id, seen=seen, **given)
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
+
+    def _add(self, tenant_id: int, *, url: str, name: str | None, principal: str, seen: Seen, **given: Any) -> None:
+        server = discovery.shown(url, seen)
+        self.stdout.write(f"{server.server_name or url} shows {len(server.tools)} tools:")
+        uids = self._chosen(server.tools, **given)
+        added = discovery.add_server(
+            principal=discovery.principal_for_servers(tenant_id=tenant_id, name=principal),
+            url=url,
+            seen=seen,
+            name=name,
+            approve=uids,
+            why="by a command",
+        )
+        approved = sum(tool.approved for tool in added.tools)
+        self.stdout.write(f"{added.worker_id} is added as source {added.source}; {approved} of its tools are approved")
+        for fault in added.left_out:
+            self.stdout.write(f"left out: {fault}")
+        if not approved:
+            self.stdout.write(
+                f"Plans can't use it yet. Approve it: manage.py mcp_workers approve {added.worker_id} --all"
+            )
+
+    def _approve(self, tenant_id: int, *, worker_id: str, **given: Any) -> None:
+        offered = selectors.tools_shown(tenant_id=tenant_id, worker_id=worker_id)
+        uids = self._chosen(offered, **given)
+        names = (
+            registry.approve(tenant_id=tenant_id, worker_id=worker_id, uids=uids, why="by a command") if uids else []
+        )
+        self.stdout.write(f"approved: {', '.join(names) or 'nothing'}")
+
+    def _chosen(self, shown: Sequence[ToolShown], **given: Any) -> list[str]:
+        """The uids of the tools to approve: those named, all, or all if the person at the terminal says so."""
+        for tool in shown:
+            first = (tool.description.strip().splitlines() or [""])[0][:100]
+            self.stdout.write(f"  {tool.name}  touches: {', '.join(tool.effects) or 'nothing'}  {first}")
+        if given["tool"]:
+            by_name = {tool.name: tool.tool_uid for tool in shown}
+            if unknown := [name for name in given["tool"] if name not in by_name]:
+                raise CommandError(f"There is no tool {unknown[0]!r}; there are {', '.join(by_name)}.")
+            return [by_name[name] for name in given["tool"]]
+        everything = given["all"]
+        if not everything and sys.stdin.isatty():
+            everything = input("Approve all of them? [y/N] ").strip().casefold() in {"y", "yes"}
+        return [tool.tool_uid for tool in shown] if everything else []
 
     def _enroll_key(
         self, tenant_id: int, *, name: str, ceiling: str, private_file: Path, public_file: Path | None, **_: Any
@@ -151,6 +235,22 @@ class Command(BaseCommand):
     def _change_secret(self, tenant_id: int, *, name: str, secret_file: Path, **_: Any) -> None:
         discovery.change_secret(tenant_id=tenant_id, name=name, secret=_secret(secret_file))
         self.stdout.write(f"{name} has another secret from now on")
+
+    def _change_source(
+        self, tenant_id: int, *, name: str, address: str | None, every: int | None, enabled: str | None, **_: Any
+    ) -> None:
+        discovery.change_source(
+            tenant_id=tenant_id,
+            name=name,
+            address=address,
+            every=None if every is None else timedelta(seconds=every),
+            enabled=None if enabled is None else enabled == "yes",
+        )
+        self.stdout.write(f"{name} is changed, and looked at within a second")
+
+    def _look_now(self, tenant_id: int, *, name: str, **_: Any) -> None:
+        discovery.change_source(tenant_id=tenant_id, name=name)
+        self.stdout.write(f"{name} is looked at within a second; see: manage.py mcp_workers list-sources")
 
     def _list_sources(self, tenant_id: int, **given: Any) -> None:
         found = selectors.sources(tenant_id=tenant_id)

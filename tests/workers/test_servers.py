@@ -1,0 +1,173 @@
+"""An ordinary MCP server: an operator adds it by its URL, sees what it is about to trust, and approves tools of it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+from mcp.types import ToolAnnotations
+
+from apps.core.errors import NotFound
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from apps.workers import selectors
+from apps.workers.models import Offer, Worker, WorkerSource
+from apps.workers.services import discovery, registry
+from apps.workers.services.registry import take_call
+from tests.workers.factories import discover
+from tests.workers.servers import McpServer, make_tool, serving
+
+READS = ToolAnnotations(read_only_hint=True)
+WRITES = ToolAnnotations(destructive_hint=True, open_world_hint=False)
+
+
+@pytest.fixture
+def server() -> Iterator[McpServer]:
+    with serving() as served:
+        served.tools = [make_tool("shout"), make_tool("look", annotations=READS), make_tool("save", annotations=WRITES)]
+        yield served
+
+
+def add(caller: Caller, server: McpServer, *approve: str) -> str:
+    seen = discovery.visit(server.endpoint)
+    with acting_as(caller):
+        uids = [tool.tool_uid for tool in discovery.shown(server.endpoint, seen).tools if tool.name in approve]
+        principal = discovery.principal_for_servers(tenant_id=caller.tenant_id)
+        return discovery.add_server(
+            principal=principal, url=server.endpoint, seen=seen, approve=uids, why="test"
+        ).worker_id
+
+
+def barred(caller: Caller, worker_id: str, name: str) -> str | None:
+    with acting_as(caller):
+        return selectors.terms_of(worker_id, name).offer.barred
+
+
+@pytest.mark.django_db(transaction=True)
+def test_hints_are_claims_of_side_effects(kee: Caller, server: McpServer) -> None:
+    worker_id = add(kee, server)
+
+    with acting_as(kee):
+        shown = {
+            tool.name: tool.effects for tool in selectors.tools_shown(tenant_id=kee.tenant_id, worker_id=worker_id)
+        }
+    assert shown == {
+        "look": ["network", "read"],
+        "save": ["read", "write"],
+        "shout": ["bidirectional", "exec", "network", "read", "write"],
+    }
+
+
+@pytest.mark.django_db(transaction=True)
+def test_only_approved_tools_may_be_used(kee: Caller, server: McpServer) -> None:
+    worker_id = add(kee, server, "save")
+
+    assert barred(kee, worker_id, "save") is None
+    assert barred(kee, worker_id, "look") == "the tier untrusted does not allow network, read"
+    with acting_as(kee):
+        for _ in range(150):  # more than an untrusted worker takes
+            take_call(worker_id=worker_id)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_address_again_approves_more_and_adds_nothing(kee: Caller, server: McpServer) -> None:
+    worker_id = add(kee, server, "save")
+    assert add(kee, server, "look") == worker_id
+
+    assert (barred(kee, worker_id, "save"), barred(kee, worker_id, "look")) == (None, None)
+    with acting_as(kee):
+        assert WorkerSource.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_another_version_of_a_tool_needs_another_approval(kee: Caller, server: McpServer) -> None:
+    worker_id = add(kee, server, "save", "look")
+    server.tools[2] = server.tools[2].model_copy(update={"description": "Also sends a copy to us."})
+    with acting_as(kee):
+        discover(ask=True)
+
+    assert barred(kee, worker_id, "save") is not None
+    assert barred(kee, worker_id, "look") is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_approval_ends_when_the_worker_is_taken_out(kee: Caller, server: McpServer) -> None:
+    worker_id = add(kee, server, "save")
+    with acting_as(kee):
+        registry.expel(tenant_id=kee.tenant_id, worker_id=worker_id, why="test")
+    add(kee, server)
+
+    assert barred(kee, worker_id, "save") is not None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_not_offered_is_not_approved(kee: Caller, server: McpServer) -> None:
+    worker_id = add(kee, server)
+    with acting_as(kee), pytest.raises(NotFound, match="no longer offers"):
+        registry.approve(tenant_id=kee.tenant_id, worker_id=worker_id, uids=["f" * 32], why="test")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_source_is_changed_and_looked_at_now(kee: Caller, server: McpServer) -> None:
+    worker_id = add(kee, server)
+    server.tools.append(make_tool("whisper"))
+    call_command("mcp_workers", "look-now", worker_id, "--tenant", "acme", stdout=StringIO())
+    discovery.discover()
+
+    with acting_as(kee):
+        assert Offer.objects.current().filter(name="whisper").exists()
+    call_command("mcp_workers", "change-source", worker_id, "--every", "30", "--tenant", "acme", stdout=StringIO())
+    with acting_as(kee):
+        assert WorkerSource.objects.get().every.seconds == 30
+
+
+@pytest.mark.django_db(transaction=True)
+def test_operator_adds_and_approves_in_the_console(console: Client, kee: Caller, server: McpServer) -> None:
+    sent: dict[str, Any] = {"_form_submitted": "on", "reason": "ticket 7"}
+    console.post(reverse("admin:workers_worker_add_server"), {**sent, "tenant": kee.tenant_id, "url": server.endpoint})
+    with acting_as(kee):
+        worker = Worker.objects.get()
+        uid = Offer.objects.get(name="save").tool.uid
+    dialog = console.get(reverse("admin:workers_worker_approve", args=[worker.pk])).content.decode()
+    assert "save - touches: read, write" in dialog
+    console.post(reverse("admin:workers_worker_approve", args=[worker.pk]), {**sent, "tools": [uid]})
+
+    assert barred(kee, worker.worker_id, "save") is None
+    assert barred(kee, worker.worker_id, "look") is not None
+
+
+@pytest.mark.ci
+@pytest.mark.django_db(transaction=True)
+def test_command_typed_in_a_shell(kee: Caller, server: McpServer, tenant: Tenant) -> None:
+    said = _typed("add", server.endpoint, "--tool", "look", "--tenant", tenant.slug)
+
+    assert "save  touches: read, write  Will save a text." in said
+    assert "1 of its tools are approved" in said
+    with acting_as(kee):
+        worker_id = Worker.objects.get().worker_id
+    assert "approved: look, save, shout" in _typed("approve", worker_id, "--all", "--tenant", tenant.slug)
+    assert barred(kee, worker_id, "shout") is None
+
+
+def _typed(*arguments: str) -> str:
+    database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+    done = subprocess.run(  # our own command
+        [sys.executable, "manage.py", "mcp_workers", *arguments],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "DATABASE_URL": database},
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
