@@ -10,7 +10,8 @@ from typing import Final
 from apps.plans.local import words
 from apps.plans.local.tokens import Found, Kind, Token
 
-When = date | datetime | time | tuple[date, date] | tuple[time, time] | None
+Moment = date | datetime | time
+When = Moment | tuple[Moment, Moment] | None
 """What a match says: a day, a moment, a time of day, or a period with its first and last; None: nothing for sure."""
 
 _COUNTS: Final = {**words.NUMBERS, "a": 1, "an": 1, "a couple of": 2, "couple of": 2}
@@ -25,18 +26,22 @@ _UNIT: Final = r"(?:second|minute|min|hour|hr|day|week|month|year)s?\b"
 _COUNT: Final = rf"(?:\d{{1,4}}|{'|'.join(sorted(_COUNTS, key=len, reverse=True))})"
 _YEAR: Final = r"(?:19|20)\d\d(?![\d:/-]|\.\d)"
 _TH: Final = r"(?:st|nd|rd|th)?"
-_TO: Final = r"\s?(?:-|–|to|and|until|through)\s?"
+_UPTO: Final = r"\s?(?:-|–|to|and|until|through)\s?"
 _MOMENT: Final = r"[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?"
-_CLOCK: Final = r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?[ap]\.?m\b)?|(?:1[0-2]|0?[1-9])\s?[ap]\.?m\b"
+_PM: Final = r"[ap](?:m\b|\.m\.)"
+_CLOCK: Final = (
+    rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?{_PM})?|(?:1[0-2]|0?[1-9])\s?{_PM}|(?:1[0-2]|[1-9])\s+o['’]?clock"
+)
 _FORMS: Final = re.compile(
-    rf"""(?ix)(?<![\w/.\#@-])(?:
-    (?P<iso>\d{{4}}-\d\d-\d\d(?:{_MOMENT})?)
-    |(?:{_DAY},?\s+(?:the\s+)?)?(?:(?P<d0>\d\d?){_TH}{_TO})?(?P<d1>\d\d?){_TH}\s+(?:of\s+)?(?P<m1>{_MONTH})(?:,?\s+(?P<y1>{_YEAR}))?
-    |(?:{_DAY},?\s+)?(?P<m2>{_MONTH})\s+(?:the\s+)?(?P<d2>\d\d?){_TH}(?![\d:.])(?:{_TO}(?P<d3>\d\d?){_TH}(?![\d:.]))?
+    rf"""(?ix)(?<![\w/.\#@])(?:(?=\d)|(?<!\w-))(?:
+    (?P<iso>\d{{4}}(?:-\d\d-\d\d(?:{_MOMENT})?|/\d\d/\d\d))
+    |(?:{_DAY},?\s+(?:the\s+)?)?(?:(?P<d0>\d\d?){_TH}{_UPTO})?(?P<d1>\d\d?){_TH}\s+(?:of\s+)?(?P<m1>{_MONTH})(?:,?\s+(?P<y1>{_YEAR}))?
+    |(?:{_DAY},?\s+)?(?P<m2>{_MONTH})\s+(?:the\s+)?(?P<d2>\d\d?){_TH}(?![\d:.])(?:{_UPTO}(?P<d3>\d\d?){_TH}(?![\d:.]))?
      (?:,?\s+(?P<y2>{_YEAR}))?
     |(?P<dots>\d\d?\.\d\d?\.(?:19|20)\d\d)|(?P<slashes>\d\d?/\d\d?/(?:19|20)\d\d)
     |(?:(?P<whichmonth>this|next|last)\s+)?(?P<m3>{_MONTH})(?:\s+(?:of\s+)?(?P<y3>{_YEAR}))?
-    |q(?P<q>[1-4])(?:\s+(?:of\s+)?(?P<yq>{_YEAR}))?
+    |(?:q(?P<q>[1-4])|(?:the\s+)?(?P<nthq>first|second|third|fourth)\s+quarter)(?:\s+(?:of\s+)?(?P<yq>{_YEAR}))?
+    |(?:the\s+)(?P<nth>\d\d?)(?:st|nd|rd|th)(?=\s*(?:$|[,.;?!]|(?:at|for|from|to|until|and|with)\b))
     |(?P<near>(?:the\s+)?day\s+after\s+tomorrow|(?:the\s+)?day\s+before\s+yesterday|today|tonight|tomorrow|yesterday)
     |(?P<edge>end|start|beginning)\s+of\s+(?P<ofwhich>the|this|next)\s+(?P<of>week|month|quarter|year)
     |(?P<which>this|next|last|previous|past|coming|current)\s+(?P<span>week(?:end)?|month|year|quarter)
@@ -46,10 +51,10 @@ _FORMS: Final = re.compile(
     |(?:(?P<whichday>this|next|last|past|coming)\s+)?(?P<day>{_DAY})
     |(?<=\bin\s)(?P<y4>{_YEAR})(?!\s*[a-z%])|(?<=\bsince\s)(?P<y5>{_YEAR})
     |(?P<noon>noon|midday|midnight)\b
-    |(?:a\s+)?(?P<past>half\s+past|quarter\s+past|quarter\s+to)\s+(?P<hour>{_COUNT})(?:\s?(?P<pm>[ap]\.?m)\b)?
-    |(?:(?P<since>1[0-2]|0?[1-9]){_TO})?(?P<clock>{_CLOCK})
+    |(?:a\s+)?(?P<past>half\s+past|quarter\s+past|quarter\s+to)\s+(?P<hour>{_COUNT})(?:\s?(?P<pm>{_PM}))?
+    |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK})
     |(?:at|@)\s+(?P<at>[01]?\d|2[0-3])(?:\s+o'?clock)?(?!\s*(?:[%°:.,/-]\d|%|°|percent|degrees|[a-z]+s\b))
-    )(?![\w/])"""
+    )(?![\w/])(?!-[a-z])"""
 )
 _AFTER: Final = frozenset(("since", "after", "from", "starting", "beginning"))
 _BEFORE: Final = frozenset(("until", "till", "before", "by", "through"))
@@ -58,15 +63,19 @@ _DAILY: Final = _AFTER | _BEFORE | {"on", "to", "and", "or"}
 _NAMES_TOO: Final = frozenset(("may", "march", "april", "june", "august"))
 _SHORT: Final = 4
 _A_YEAR: Final = 12
+_MANY: Final = 20
+_LATE: Final = frozenset(("tonight", "evening", "afternoon", "night"))
+_TO: Final = frozenset(("to", "until", "till", "through"))
+_DASHES: Final = frozenset(("-", "–", "—"))
 _JOINERS: Final = frozenset(("at", "on", "by", "the", "from", "for", ","))
 
 
 class _Said(dict[str, str]):
     """The named groups of one match in lower case, and what stands around them."""
 
-    def __init__(self, match: re.Match[str], before: str, now: datetime) -> None:
+    def __init__(self, match: re.Match[str], before: str, now: datetime, *, late: bool) -> None:
         super().__init__({name: text.lower() for name, text in match.groupdict().items() if text})
-        self.before, self.now, self.today = before, now, now.date()
+        self.before, self.now, self.today, self.late = before, now, now.date(), late
         self.capital = match.group().rsplit(maxsplit=1)[-1][:1].isupper()
 
     def day(self, month: str, day: str, year: str | None) -> date:
@@ -103,7 +112,7 @@ def _count(text: str) -> int:
 
 
 def _iso(said: _Said) -> When:
-    text = said["iso"].upper().replace("UTC", "Z").replace(" Z", "Z").replace(" +", "+")
+    text = said["iso"].upper().replace("UTC", "Z").replace(" Z", "Z").replace(" +", "+").replace("/", "-")
     if len(text) == len("2026-01-01"):
         return date.fromisoformat(text)
     moment = datetime.fromisoformat(text)
@@ -141,7 +150,14 @@ def _months(said: _Said) -> When:
 
 
 def _quarter(said: _Said) -> When:
-    return _whole(int(said.get("yq", said.today.year)), 3 * int(said["q"]) - 2, 3)
+    number = int(said["q"]) if "q" in said else ("first", "second", "third", "fourth").index(said["nthq"]) + 1
+    return _whole(int(said.get("yq", said.today.year)), 3 * number - 2, 3)
+
+
+def _nth(said: _Said) -> When:
+    """ "the 5th" is the next such day, today included."""
+    first, last = _whole(said.today.year, said.today.month + (int(said["nth"]) < said.today.day))
+    return first.replace(day=int(said["nth"])) if int(said["nth"]) <= last.day else None
 
 
 def _near(said: _Said) -> When:
@@ -191,14 +207,14 @@ def _year(said: _Said) -> When:
 
 
 def _clock(said: _Said) -> When:
-    """Times of day. Without am or pm, hours count from 0 to 23."""
+    """Times of day. Without am or pm, hours count from 0 to 23, or from noon where the request says "tonight"."""
     if "noon" in said:
         return time(0 if said["noon"] == "midnight" else 12)
     text = said.get("clock") or said.get("at") or f"{_count(said['hour'])}{said.get('pm', '')}"
-    plain = text.replace(".", "").replace(" ", "")
+    plain = re.sub(r"[.\s'’]|o.?clock", "", text)
     hour, minute, second = (int(part) for part in (plain.rstrip("apm") + ":0:0").split(":")[:3])
-    if plain.endswith("m"):
-        hour = hour % _A_YEAR + (_A_YEAR if plain.endswith("pm") else 0)
+    if plain.endswith("m") or (said.late and 0 < hour < _A_YEAR):
+        hour = hour % _A_YEAR + (0 if plain.endswith("am") else _A_YEAR)
     shift = {"half past": 30, "quarter past": 15, "quarter to": -15}.get(" ".join(said.get("past", "").split()), 0)
     end = (datetime.combine(said.today, time(hour, minute, second)) + timedelta(minutes=shift)).time()
     if "since" not in said:
@@ -214,7 +230,8 @@ _READERS: Final[Mapping[str, Callable[[_Said], When]]] = {
         ("m1 m2", _day_month),
         ("dots slashes", _numeric),
         ("m3", _months),
-        ("q", _quarter),
+        ("q nthq", _quarter),
+        ("nth", _nth),
         ("near", _near),
         ("edge", _edge),
         ("span", _span),
@@ -229,52 +246,88 @@ _READERS: Final[Mapping[str, Callable[[_Said], When]]] = {
 
 
 def dates(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[Found]:
-    """Dates, times and periods of a request."""
+    """Dates, times and periods of a request. After "since" a date is a start only, and after "until" an end only."""
+    spans = list(_spans(text, tokens, now))
+    place = 0
+    while place < len(spans):
+        first, last, when, whole = spans[place]
+        after = spans[place + 1] if place + 1 < len(spans) else None
+        before = tokens[first - 1].low if first else ""
+        if (
+            after
+            and after[0] == last + 2
+            and between(tokens, first, last)
+            and (ends := _ends(when, after[2], tokens[after[1]]))
+        ):
+            yield Found(Kind.PERIOD, "/".join(stamp(one) for one in ends), first, after[1])
+            yield Found(_kind(ends[0]), stamp(ends[0]), first, last, "start")
+            yield Found(_kind(ends[1]), stamp(ends[1]), after[0], after[1], "end")
+            place += 2
+            continue
+        role = "" if whole else "start" if before in _AFTER else "end" if before in _BEFORE else ""
+        if isinstance(when, tuple):
+            if not role:
+                yield Found(Kind.PERIOD, "/".join(stamp(one) for one in when), first, last)
+            for one, side in zip(when, ("start", "end"), strict=True):
+                if role in ("", side):
+                    yield Found(_kind(one), stamp(one), first, last, side)
+        elif when is not None:
+            yield Found(_kind(when), stamp(when), first, last, role)
+        place += 1
+
+
+def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[int, int, When, bool]]:
+    """First and last place of what a match says, and whether it names both ends of a range."""
     starts = {token.start: token.place for token in tokens}
-    ends = {token.end: token.place for token in tokens}
+    ends = {token.end - (2 if token.low.endswith("'s") else 0): token.place for token in tokens}
+    late = not _LATE.isdisjoint(token.low for token in tokens)
     for match in _FORMS.finditer(text):
         first, last = starts.get(match.start()), ends.get(match.end())
         if first is None or last is None:
             continue
-        before = tokens[first - 1].low if first else ""
-        said = _Said(match, before, now)
+        said = _Said(match, tokens[first - 1].low if first else "", now, late=late)
         try:
             when = next(reader for name, reader in _READERS.items() if name in said)(said)
         except (ValueError, OverflowError):
             continue  # no such day: "31 February", "in 9000 years"
-        both = said.keys() & {"d0", "d3", "since"}
-        yield from _found(
-            when, first, last, "" if both else "start" if before in _AFTER else "end" if before in _BEFORE else ""
-        )
+        if when is not None:
+            yield first, last, when, bool(said.keys() & {"d0", "d3", "since"})
 
 
-def _found(when: When, first: int, last: int, role: str) -> Iterator[Found]:
-    if isinstance(when, tuple):
-        start, end = (stamp(one) for one in when)
-        kind = _kind(when[0])
-        if not role:
-            yield Found(Kind.PERIOD, f"{start}/{end}", first, last)
-        if role != "end":
-            yield Found(kind, start, first, last, "start")
-        if role != "start":
-            yield Found(kind, end, first, last, "end")
-    elif when is not None:
-        yield Found(_kind(when), stamp(when), first, last, role)
+def between(tokens: Sequence[Token], first: int, last: int) -> bool:
+    """Whether the value at these places and the one two places on are the ends of a range."""
+    mark, before = tokens[last + 1].low, tokens[first - 1].low if first else ""
+    return mark in _DASHES or (mark in _TO and before != "to") or (mark == "and" and before == "between")
 
 
-def _kind(when: date | datetime | time) -> Kind:
+def _ends(one: When, other: When, last: Token) -> tuple[Moment, Moment] | None:
+    """The ends of a range of two dates or periods. Where the year was said once, it holds for both."""
+    start, end = one[0] if isinstance(one, tuple) else one, other[1] if isinstance(other, tuple) else other
+    if isinstance(start, time) and isinstance(end, time):
+        return start, end
+    if start is None or end is None or isinstance(start, time) or isinstance(end, time) or type(start) is not type(end):
+        return None
+    if start > end and last.low[:3].title() in calendar.day_abbr:
+        end += timedelta(days=7)
+    elif start > end and last.text.isdigit():
+        start = start.replace(year=end.year if start.replace(year=end.year) <= end else end.year - 1)
+    elif start > end:
+        end = end.replace(year=start.year + (end.replace(year=start.year) < start))
+    return (start, end) if start <= end else None
+
+
+def _kind(when: Moment) -> Kind:
     return Kind.TIME if isinstance(when, time) else Kind.DATETIME if isinstance(when, datetime) else Kind.DATE
 
 
 def moments(tokens: Sequence[Token], found: Sequence[Found], now: datetime) -> Iterator[Found]:
     """The date-times that the days and times of a request make together. A time without a day is one of today, if ahead."""
-    periods = {(one.first, one.last) for one in found if one.kind is Kind.PERIOD}
-    days = [one for one in found if one.kind is Kind.DATE and (one.first, one.last) not in periods]
-    for clock in (one for one in found if one.kind is Kind.TIME):
+    spans = {(one.first, one.last) for one in found if one.kind is Kind.PERIOD}
+    days = [one for one in found if one.kind is Kind.DATE and (one.first, one.last) not in spans][:_MANY]
+    for clock in [one for one in found if one.kind is Kind.TIME][:_MANY]:
         for day in days:
             one, other = sorted((day, clock), key=lambda item: item.first)
-            near = all(token.low in _JOINERS for token in tokens[one.last + 1 : other.first])
-            if near or len(days) == 1:
+            if len(days) == 1 or all(token.low in _JOINERS for token in tokens[one.last + 1 : other.first]):
                 moment = datetime.combine(date.fromisoformat(day.value), time.fromisoformat(clock.value), now.tzinfo)
                 rest = tuple(range(day.first, day.last + 1))
                 yield Found(Kind.DATETIME, stamp(moment), clock.first, clock.last, clock.role or day.role, "", rest)
@@ -283,7 +336,7 @@ def moments(tokens: Sequence[Token], found: Sequence[Found], now: datetime) -> I
             yield Found(Kind.DATETIME, stamp(today), clock.first, clock.last, clock.role)
 
 
-def stamp(when: date | datetime | time) -> str:
+def stamp(when: Moment) -> str:
     """The ISO form: a date, a date-time with its zone, or a time to the minute."""
     if isinstance(when, datetime):
         return when.replace(microsecond=0).isoformat().replace("+00:00", "Z")

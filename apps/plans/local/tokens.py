@@ -112,7 +112,7 @@ _DOMAINS: Final = (
 )
 _MEASURED: Final = (
     r"[\d.,]+(?i:[kmshdwxgloyc]|[ap]m|ms|st|nd|rd|th|min|mins|hrs?|[kcm]m|[km]g|lbs?|oz|ml|ft|mi|px|pct|[kmgt]b|[mk]ph|kwh|yr|yrs"
-    r"|eur|usd|gbp)(?![\w-])|(?i:\d+[hmsd]){2,}(?!\w)|\d+h\d\d(?!\w)|\d+[xX]\d+(?!\w)|[qQ][1-4](?![\w-])|\d+-[A-Za-z]+(?![\w-])"
+    r"|eur|usd|gbp)(?!\w)|\d+[xX]\d+(?!\w)|[qQ][1-4](?![\w-])|\d+-[A-Za-z]+(?![\w-])"
 )
 _AHEAD: Final = r"(?<![\w/.@#-])"
 _BEHIND: Final = r"(?![\w/@-])(?!\.\w)"
@@ -120,21 +120,22 @@ _OPERAND: Final = r"\(*-?\d+(?:\.\d+)?%?\)*"
 _FORMS: Final = {
     Kind.QUOTED: r"\"[^\"]+\"|“[^”]+”|«[^»]+»|„[^“”]+[“”]|`[^`]+`|‘[^’]+’(?!\w)|(?<!\w)'[^'\s](?:[^']|'(?=\w))*'(?!\w)",
     Kind.URL: r"\b[a-zA-Z][a-zA-Z+.-]*://[^\s<>\"'`,;]*[^\s<>\"'`,;.:!?)\]}]|\bwww\.[\w-]+\.[^\s<>\"',;]*[^\s<>\"',;.:!?)\]]",
-    Kind.EMAIL: r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b",
+    Kind.EMAIL: r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b",
     Kind.SQL: (
         r"\b(?:SELECT\b[^;]+?\bFROM\b|INSERT\s+INTO\b|UPDATE\s+\S+\s+SET\b|DELETE\s+FROM\b|CREATE\s+TABLE\b|select\s+"
         r"(?:\*|count\(|[\w.]+(?:\s*,\s*[\w.]+)+)[^;]*?\sfrom\b)[^;]*"
     ),
-    Kind.JSON: r"\{\s*(?:[\"'$\w][^{}]*:(?:[^{}]|\{[^{}]*\})*)?\}|\[\s*[{\"][^\[\]]*[}\"]\s*\]",
+    Kind.JSON: r"\{(?=\s*\}|[^{}]*:)(?:[^{}]|\{[^{}]*+\})*+\}|\[\s*[{\"][^\[\]]*[}\"]\s*\]",
     Kind.DATETIME: r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?",
-    Kind.DATE: r"\b\d{4}-\d\d-\d\d\b(?!-)|\b\d\d?([./])\d\d?\1(?:19|20)\d\d\b",
+    Kind.DATE: r"\b\d{4}-\d\d-\d\d\b(?!-)|\b\d{4}/\d\d/\d\d\b(?!/)|\b\d\d?([./])\d\d?\1(?:19|20)\d\d\b",
     Kind.UUID: r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b|\b(?=[a-f]*\d)[0-9a-f]{32}\b",
-    Kind.PHONE: r"(?<![\w+])\+\d[\d ()./-]{6,}\d\b",
+    Kind.PHONE: r"(?<![\w+])\+\d[\d ()./-]{6,}\d\b|(?<![\w-])(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])",
+    Kind.DURATION: r"(?<![\w.])(?:\d+\s?[dhms]\s?(?=\d)|\d+\s?[dhms](?!\w)){2,}|(?<![\w.])\d+h\d\d(?!\w)",
     Kind.COLOR: r"(?<!\w)#(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{6}\b",
-    Kind.NUMBER_REF: r"(?<!\w)#\d+\b",
+    Kind.NUMBER_REF: r"#\d+\b",
     Kind.CHANNEL: r"(?<!\w)#[A-Za-z][\w-]*",
     Kind.TIMEZONE: r"\b(?:Africa|America|Antarctica|Asia|Atlantic|Australia|Europe|Indian|Pacific|Etc)/[A-Z]\w*(?:/\w+)?",
-    Kind.USER: r"(?<!\w)@[A-Za-z_](?:[\w.-]*\w)?(?!/)",
+    Kind.USER: r"(?<!\w)@[A-Za-z_](?>(?:[\w.-]*\w)?)(?!/)",
     Kind.GLOB: r"(?<!\S)(?=[^\s*]*\*)(?=\S*[A-Za-z./])[\w./{},-]*\*[\w./*{},\[\]-]*[\w*/}]|(?<!\S)\*(?=[\s,;?!]|$)",
     Kind.IP: rf"{_AHEAD}(?:\d{{1,3}}\.){{3}}\d{{1,3}}(?:/\d\d?|:\d+)?\b",
     Kind.PATH: (
@@ -142,16 +143,17 @@ _FORMS: Final = {
         rf"|{_AHEAD}(?:[\w.@+-]+/)+[\w.+-]*\.(?i:{_FILES})\b|{_AHEAD}(?=[\w.-]*[A-Za-z])[\w.-]+(?:/[\w.+-]*\w){{2,}}/?"
         rf"|{_AHEAD}(?=[\w.-]*[A-Za-z])[\w.-]+/(?=[\s,.;?!]|$)|(?<!\w)@[\w-]+/[\w.-]*\w"
     ),
-    Kind.FILE: rf"(?<![\w/@])(?=[\w.-]*[A-Za-z])[\w-]+(?:\.[\w-]+)*\.(?i:{_FILES}){_BEHIND}|(?<!\S)\.[a-z][\w.-]*\w{_BEHIND}",
+    Kind.FILE: rf"(?<![\w/@.])(?=[\w.-]*[A-Za-z])[\w-]+(?:\.[\w-]+)*\.(?i:{_FILES}){_BEHIND}|(?<!\S)\.[a-z][\w.-]*\w{_BEHIND}",
     Kind.DOMAIN: rf"(?<![\w/@.])(?:[A-Za-z0-9][\w-]*\.)+(?i:{_DOMAINS}){_BEHIND}",
     Kind.VERSION: rf"{_AHEAD}[vV]?\d+\.\d+\.\d+(?:[-+][\w.]*\w)?\b|{_AHEAD}[vV]\d+(?:\.\d+)*\b",
     Kind.ID: (
+        r"\b[A-Z]{2}\d\d(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b|\b\d{4}(?:[ -]\d{4}){3}\b|"
         rf"{_AHEAD}(?:(?=[\w:-]*\d)(?=[\w:-]*[A-Za-z])(?!{_MEASURED})[A-Za-z0-9]+(?:[_:-][A-Za-z0-9]+)*|\d{{9,}}\.\d{{3,}}"
         rf"|[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+){_BEHIND}"
     ),
     Kind.TIME: (
-        r"(?<![\w:])(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?[aApP]\.?[mM]\b)?(?![\w:])"
-        r"|(?<![\w.:-])(?:1[0-2]|0?[1-9])\s?[aApP]\.?[mM]\b"
+        r"(?<![\w:])(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?[aApP](?:[mM]\b|\.[mM]\.))?(?![\w:])"
+        r"|(?<![\w.:])(?:1[0-2]|0?[1-9])\s?[aApP](?:[mM]\b|\.[mM]\.)"
     ),
     Kind.EXPRESSION: (
         rf"(?<![\w.,/-]){_OPERAND}(?:\s*[*/^×÷]\s*|\s+[-+]\s+|\s*\+\s*){_OPERAND}(?:\s*[-+*/^×÷]\s*{_OPERAND})*(?![\w/-])"
@@ -163,9 +165,12 @@ _SCANNER: Final = re.compile(
     .replace(r"\1", "(?P=date_mark)")
     .replace("([./])", "(?P<date_mark>[./])")
     + r"|(?P<digits>(?<![\w.-])-?\d+(?:,\d{3})+(?:\.\d+)?(?!\w)|(?:(?<![\w.-])-)?\d+(?:\.\d+)?)|(?<=\d)[xX×](?=\d)"
+    r"|(?:US|[ACS]|NZ|HK)\$|°[CFcf]?"
     r"|[^\W\d_]\w*(?:['’][^\W\d_]+)*|\S",
     re.DOTALL,
 )
+_LONGEST: Final = 15
+"""Longer numbers are not exact as floats: they are ids."""
 _DATED: Final = (Kind.DATE, Kind.DATETIME, Kind.TIME)
 
 
@@ -179,12 +184,25 @@ def scan(text: str) -> tuple[list[Token], list[Found], dict[int, float]]:
         low = said.lower().replace("’", "'")
         kind = None if group in (None, "word", "digits") else Kind("date" if group == "date_mark" else group)
         tokens.append(Token(place, match.start(), match.end(), said, low, low if kind else words.stem(said)))
-        if group == "digits":
+        if group == "digits" and len(said) <= _LONGEST:
             digits[place] = float(said.replace(",", ""))
+        elif group == "digits":
+            found.append(Found(Kind.ID, said, place, place))
+        elif kind is Kind.DURATION:
+            found.append(Found(kind, _seconds(low), place, place, "", "minute"))
         elif kind and kind not in _DATED:
             value = {Kind.QUOTED: said[1:-1].strip(), Kind.NUMBER_REF: said[1:]}.get(kind, said)
             found.append(Found(kind, int(value) if kind is Kind.NUMBER_REF else value, place, place))
     return tokens, found, digits
+
+
+def _seconds(text: str) -> float:
+    """How long "1h 30m" is; a number without a unit counts minutes."""
+    counted = re.findall(r"(\d+)\s?([dhms]?)", text)
+    return sum(
+        int(number) * words.SECONDS[{"d": "day", "h": "hour", "s": "second"}.get(unit, "minute")]
+        for number, unit in counted
+    )
 
 
 def pairs(tokens: list[Token], digits: dict[int, float]) -> Iterator[Found]:
@@ -209,8 +227,8 @@ def _joined(tokens: list[Token], place: int) -> bool:
         and mark.end == other.start
         and one.text[-1].isalnum()
         and other.text[0].isalnum()
-        and not (one.text.isdigit() and other.text.isdigit())
-        and not (one.low in words.SMALL and other.low in words.SMALL)
+        and not (one.text[0].isdigit() and other.text[0].isdigit())
+        and not (mark.text != "-" and one.low in words.SMALL and other.low in words.SMALL)
     )
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001 - people type these marks
 """What a request says in a form of its own: the values that can be told without knowing any tool."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +12,9 @@ from apps.plans.local.tokens import Found, Kind, Reading, Token, pairs, scan
 __all__ = ["Found", "Kind", "Reading", "Token", "read"]
 
 _ZONES: Final = frozenset(("UTC", "GMT", "CET", "CEST", "EST", "EDT", "CST", "CDT", "MST", "MDT", "PST", "PDT", "JST"))
-_RANGED: Final = frozenset(
-    (Kind.INTEGER, Kind.NUMBER, Kind.MONEY, Kind.QUANTITY, Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD)
-)
-_TO: Final = frozenset(("to", "until", "till", "through"))
-_DASHES: Final = frozenset(("-", "–", "—"))
+_RANGED: Final = frozenset((Kind.INTEGER, Kind.NUMBER, Kind.MONEY, Kind.QUANTITY))
+_LETTERS: Final = frozenset("shdwymglkb") | {"in"}
+"""Units that are told only right behind a number."""
 _SHORT: Final = 2
 
 
@@ -25,11 +22,11 @@ def read(text: str, now: datetime) -> Reading:
     """The tokens of a request and its values; words such as "tomorrow" are relative to `now`."""
     tokens, found, digits = scan(text)
     found += pairs(tokens, digits)
-    taken = {one.first for one in found}
-    found += (one for one in _numbers(tokens, digits) if one.first not in taken)
-    found += _named(tokens)
-    found = _ranges(tokens, [*found, *dates.dates(text, tokens, now)])
-    found += dates.moments(tokens, found, now)
+    taken = {one.first for one in found if one.kind in _RANGED}
+    dated = list(dates.dates(text, tokens, now))
+    numbers = [one for one in _numbers(tokens, digits) if one.first not in taken]
+    found += _ranges(tokens, _clear([*numbers, *_named(tokens)], dated, tokens))
+    found += [*dated, *dates.moments(tokens, dated, now)]
     order = sorted(range(len(found)), key=lambda n: (found[n].first, -found[n].last, n))
     return Reading(text=text, tokens=tuple(tokens), found=tuple(found[n] for n in order))
 
@@ -54,6 +51,9 @@ def _numbers(tokens: Sequence[Token], digits: Mapping[int, float]) -> Iterator[F
         between = [token.low for token in tokens[one.last + 1 : other.first]]
         if between in ([], ["and"], [","]) and words.SECONDS[one.unit] > words.SECONDS[other.unit]:
             yield replace(one, value=one.value + other.value, last=other.last, unit=other.unit)
+    for one in durations:
+        if [token.low for token in tokens[one.last + 1 : one.last + 4]] == ["and", "a", "half"]:
+            yield replace(one, value=one.value + words.SECONDS[one.unit] / 2, last=one.last + 3)
 
 
 def _number(tokens: Sequence[Token], digits: Mapping[int, float], place: int) -> tuple[float, int] | None:
@@ -69,8 +69,8 @@ def _number(tokens: Sequence[Token], digits: Mapping[int, float], place: int) ->
         return (1.0, place) if counts or (low == "one" and after[0].isalpha() and after[0] not in words.SMALL) else None
     elif low == "half" and after[0] in ("a", "an") and after[1] in words.UNITS:
         return 0.5, place + 1
-    elif low in ("minus", "negative") and (number := _number(tokens, digits, place + 1)):
-        return -number[0], number[1]
+    elif low == "minus" and place + 1 in digits:
+        total, last = -digits[place + 1], place + 1
     elif low in words.NUMBERS:
         total = float(words.NUMBERS[low])
         step = 2 if after[0] == "-" else 1
@@ -78,8 +78,7 @@ def _number(tokens: Sequence[Token], digits: Mapping[int, float], place: int) ->
             total, last = total + words.NUMBERS[after[step - 1]], place + step
     else:
         return None
-    while last + 1 < len(tokens):
-        one = tokens[last + 1]
+    for one in tokens[last + 1 : last + 3]:
         thousands = one.low == "k" and tokens[last].end == one.start
         if not thousands and one.low not in words.SCALES:
             break
@@ -108,12 +107,14 @@ def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> li
         code = words.CURRENCIES[after.low]
         return [replace(alone, unit=code), replace(alone, kind=Kind.MONEY, last=last + 1, unit=code)]
     unit = words.UNITS.get(after.low, "")
-    if not unit or not (close or (len(after.low) > 1 and after.low != "in") or not after.text.isalpha()):
+    if not unit or not (close or after.low not in _LETTERS or not after.text.isalpha()):
         return [alone]
     whole = replace(alone, kind=Kind.QUANTITY, last=last + 1, unit=unit)
     if unit in words.SECONDS:
         whole = replace(whole, kind=Kind.DURATION, value=value * words.SECONDS[unit])
     named = [Found(Kind.UNIT, after.text, last + 1, last + 1, "", unit)] if not _unit_alone(after.low) else []
+    if close and after.low == "m":  # meters or minutes
+        named.append(replace(whole, kind=Kind.DURATION, value=value * words.SECONDS["minute"], unit="minute"))
     return [replace(alone, unit=unit), whole, *named]
 
 
@@ -144,18 +145,34 @@ def _named(tokens: Sequence[Token]) -> Iterator[Found]:
             yield Found(Kind.TIMEZONE, token.text, place, place)
 
 
-def _ranges(tokens: Sequence[Token], found: list[Found]) -> list[Found]:
-    """The values, with the roles `start` and `end` for those two that are the ends of a range, and ranges of dates as one."""
-    out = list(found)
-    for n, one in enumerate(found):
-        for m, other in enumerate(found) if one.kind in _RANGED and one.last + 2 < len(tokens) else ():
-            if other.kind is not one.kind or other.first != one.last + 2:
-                continue
-            mark, before = tokens[one.last + 1].low, tokens[one.first - 1].low if one.first else ""
-            if not (mark in _DASHES or (mark in _TO and before != "to") or (mark == "and" and before == "between")):
-                continue
-            if one.kind in (Kind.DATE, Kind.DATETIME):
-                out.append(Found(Kind.PERIOD, f"{one.value}/{other.value}", one.first, other.last))
-            out[n] = replace(one, role="start", unit=one.unit or other.unit)
-            out[m] = replace(other, role="end")
-    return out
+def _ranges(tokens: Sequence[Token], found: Sequence[Found]) -> list[Found]:
+    """The values, with the roles `start` and `end` for numbers that are the ends of a range, with their units."""
+    begins = {(one.kind, one.first): one for one in found if not one.role}
+    roles: dict[int, str] = {}
+    units: dict[int, str] = {}
+    for one in found:
+        other = begins.get((one.kind, one.last + 2)) if one.kind in _RANGED and not one.role else None
+        if other is not None and dates.between(tokens, one.first, one.last):
+            roles |= dict.fromkeys(one.places, "start") | dict.fromkeys(other.places, "end")
+            units[one.first] = other.unit
+    return [
+        replace(
+            one,
+            role=one.role or roles.get(one.first, roles.get(one.last, "")),
+            unit=one.unit or units.get(one.first, ""),
+        )
+        if one.kind in _RANGED
+        else one
+        for one in found
+    ]
+
+
+def _clear(numbers: Sequence[Found], dated: Sequence[Found], tokens: Sequence[Token]) -> list[Found]:
+    """Numbers and units that are no part of a date. A year alone, "at 9" and "2 weeks" are both."""
+    parts: set[int] = set()
+    for one in dated:
+        if one.last > one.first and not (one.kind is Kind.TIME and tokens[one.first].low in ("at", "@")):
+            parts.update(range(one.first, one.last + 1))
+    return [
+        one for one in numbers if (one.unit in words.SECONDS and one.kind is not Kind.UNIT) or not parts & one.places
+    ]

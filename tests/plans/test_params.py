@@ -1,0 +1,215 @@
+"""What a tool's params take, by their schemas, names and descriptions."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from apps.plans.catalogue import Tool
+from apps.plans.local.params import Param, coerced, fits, params_of
+from apps.plans.local.values import Kind, read
+
+NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
+TEXT = {"type": "string"}
+NUMBER = {"type": "number"}
+INTEGER = {"type": "integer"}
+
+
+def params(schema: dict[str, Any], description: str = "") -> dict[str, Param]:
+    tool = Tool(uid="t", name="tool", description=description, input_schema=schema, output_schema={})
+    return {param.name: param for param in params_of(tool)}
+
+
+def param(name: str, schema: dict[str, Any], *siblings: str) -> Param:
+    return params({"properties": {name: schema, **dict.fromkeys(siblings, TEXT)}})[name]
+
+
+def given(one: Param, text: str) -> list[tuple[float, Any]]:
+    """How well each value of a text fits a param and what it becomes there, best first."""
+    scored = [(fits(one, value), coerced(one, value)) for value in read(text, NOW).found if fits(one, value)]
+    return sorted(scored, key=lambda pair: -pair[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "role", "kind"),
+    [
+        ("contact", {"type": "string", "format": "email"}, "email", Kind.EMAIL),
+        ("page", {"type": "string", "format": "uri"}, "url", Kind.URL),
+        ("when", {"type": "string", "format": "date-time"}, "datetime", Kind.DATETIME),
+        ("dueDate", TEXT, "date", Kind.DATE),
+        ("file_path", TEXT, "path", Kind.PATH),
+        ("page_id", TEXT, "id", Kind.UUID),
+        ("issue_number", INTEGER, "id", Kind.NUMBER_REF),
+        ("branch", TEXT, "slug", Kind.ID),
+        ("perPage", INTEGER, "knob", Kind.INTEGER),
+        ("max_results", INTEGER, "knob", Kind.INTEGER),
+        ("duration_hours", NUMBER, "duration", Kind.DURATION),
+        ("timeout_ms", INTEGER, "duration", Kind.DURATION),
+        ("amount", NUMBER, "money", Kind.MONEY),
+        ("to", {"type": "string", "description": "Language to translate into"}, "language", Kind.LANGUAGE),
+        ("sku", {"type": "string", "description": "e.g. +15551234567"}, "id", Kind.PHONE),
+        ("spot", {"type": "string", "examples": ["about-us"]}, "other", Kind.SLUG),
+        ("recipients", {"type": "array", "items": TEXT}, "email", Kind.EMAIL),
+    ],
+)
+def test_role_and_kinds(name: str, schema: dict[str, Any], role: str, kind: Kind) -> None:
+    one = param(name, schema)
+    assert one.role == role
+    assert kind in one.kinds
+
+
+@pytest.mark.parametrize("name", ["query", "body", "title", "prompt", "song"])
+def test_plain_text_takes_no_kind(name: str) -> None:
+    assert not param(name, TEXT).kinds
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"enum": ["open", "in_progress", None]}, {"open": "open", "in progress": "in_progress"}),
+        ({"const": "all"}, {"all": "all"}),
+        ({"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}], "default": None}, {"a": "a", "b": "b"}),
+        ({"oneOf": [{"const": "asc"}, {"const": "desc"}]}, {"asc": "asc", "desc": "desc"}),
+        ({"$ref": "#/$defs/State"}, {"on": "on", "off": "off"}),
+        ({"type": "array", "items": {"$ref": "#/$defs/State"}}, {"on": "on", "off": "off"}),
+        ({"type": "string", "description": "One of: asc, desc"}, {"asc": "asc", "desc": "desc"}),
+        ({"type": "string", "description": "Must be 'asc' or 'desc'."}, {"asc": "asc", "desc": "desc"}),
+        ({"enum": [1, 2]}, {"1": 1, "2": 2}),
+        ({"enum": ["get", "get_diff", "get_files"]}, {"get": "get", "diff": "get_diff", "file": "get_files"}),
+        ({"enum": ["AT", "DE"]}, {"austria": "AT", "germani": "DE"}),
+        ({"enum": ["de", "fr"]}, {"german": "de", "french": "fr"}),
+    ],
+)
+def test_choices(schema: dict[str, Any], expected: dict[str, Any]) -> None:
+    one = params({"properties": {"x": schema}, "$defs": {"State": {"type": "string", "enum": ["on", "off"]}}})["x"]
+    assert expected.items() <= one.choices.items()
+    assert one.role == "choice"
+
+
+@pytest.mark.parametrize(
+    ("schema", "default"),
+    [
+        ({"type": "integer", "default": 5}, 5),
+        ({"type": "integer", "description": "Page size (default: 30, at most 100)"}, 30),
+        ({"type": "string", "description": "Branch. Defaults to `main`."}, "main"),
+        ({"type": "boolean", "description": "Whether to, defaults to true"}, True),
+        ({"type": "string", "description": "Uses the default branch"}, None),
+    ],
+)
+def test_defaults(schema: dict[str, Any], default: object) -> None:
+    assert param("x", schema).default == default or (default is None and param("x", schema).default == "branch")
+
+
+def test_args_section_describes_params() -> None:
+    text = "Send a message.\n\n    Args:\n        to: Email of the recipient\n        wait: How long to wait, in seconds\n    "
+    one = params({"properties": {"to": TEXT, "wait": INTEGER}}, text)
+    assert "recipi" in one["to"].cues
+    assert one["wait"].unit == "second"
+
+
+@pytest.mark.parametrize(
+    ("name", "siblings", "side"),
+    [
+        ("owner", ("repo",), "left"),
+        ("repo", ("owner",), "right"),
+        ("collection", ("database",), "right"),
+        ("longitude", ("latitude",), "right"),
+        ("repo", (), ""),
+        ("start_date", (), "start"),
+        ("until", (), "end"),
+        ("min_price", (), "start"),
+    ],
+)
+def test_side(name: str, siblings: tuple[str, ...], side: str) -> None:
+    assert param(name, TEXT, *siblings).side == side
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "siblings", "text", "value"),
+    [
+        ("owner", TEXT, ["repo"], "acme/shop", "acme"),
+        ("repo", TEXT, ["owner"], "acme/shop", "shop"),
+        ("repo", TEXT, [], "acme/shop", "acme/shop"),
+        ("database", TEXT, ["collection"], "shop.orders", "shop"),
+        ("latitude", NUMBER, ["longitude"], "48.2, 16.37", 48.2),
+        ("width", INTEGER, ["height"], "640x480", 640),
+        ("duration_hours", NUMBER, [], "90 minutes", 1.5),
+        ("minutes", INTEGER, [], "2 hours", 120),
+        ("retention_days", INTEGER, [], "two weeks", 14),
+        ("page_id", TEXT, [], "12", "12"),
+        ("price", NUMBER, [], "$40", 40),
+        ("distance_km", NUMBER, [], "5 km", 5),
+        ("pull_number", INTEGER, [], "#42", 42),
+        ("start", {"type": "string", "format": "date-time"}, [], "since Monday", "2026-11-23T00:00:00Z"),
+        ("start_date", {"type": "string", "format": "date"}, [], "last week", "2026-11-16"),
+        ("end_date", {"type": "string", "format": "date"}, [], "last week", "2026-11-22"),
+        ("due_date", {"type": "string", "format": "date"}, [], "by Friday at 9", "2026-11-27"),
+        ("max_price", INTEGER, [], "between 10 and 20 EUR", 20),
+        ("emails", {"type": "array", "items": TEXT}, [], "a@b.example", ["a@b.example"]),
+        ("website", {"type": "string", "format": "uri"}, [], "shop.example.com", "https://shop.example.com"),
+        ("assignee", TEXT, [], "@ann", "ann"),
+        ("country", {"enum": ["AT", "DE"]}, [], "Austria", "AT"),
+        ("subject", TEXT, [], "'Hello'", "Hello"),
+        (
+            "window",
+            {"type": "object", "properties": {"from": TEXT, "to": TEXT}},
+            [],
+            "between 2026-01-01 and 2026-01-31",
+            {"from": "2026-01-01", "to": "2026-01-31"},
+        ),
+    ],
+)
+def test_best_value(name: str, schema: dict[str, Any], siblings: list[str], text: str, value: object) -> None:
+    assert given(param(name, schema, *siblings), text)[0][1] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "text"),
+    [
+        ("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "500 results"),
+        ("key", {"type": "string", "pattern": "^[A-Z]+-\\d+$"}, "c_17"),
+        ("email", {"type": "string", "format": "email"}, "'Ann'"),
+        ("state", {"enum": ["open", "closed"]}, "c_17"),
+        ("password", TEXT, "'abc'"),
+        ("draft", {"type": "boolean"}, "12"),
+        ("count", INTEGER, "2026-01-01"),
+    ],
+)
+def test_unfit_values(name: str, schema: dict[str, Any], text: str) -> None:
+    assert given(param(name, schema), text) == []
+
+
+def test_other_end_of_a_range_fits_worse() -> None:
+    price = param("max_price", INTEGER)
+    (best, _), (worse, value) = given(price, "between 10 and 20")
+    assert value == 10
+    assert worse < best / 2
+    assert given(param("limit", INTEGER), "between 10 and 20")[0][0] < 0.5
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$ref": "#/properties/a"}}},
+        {"properties": {"a": {"$ref": "#/nowhere"}, "b": True, "c": {"type": ["null", "string"]}}},
+        {
+            "properties": {
+                "a": {"pattern": "(["},
+                "b": {"anyOf": 3},
+                "": {},
+                "c": {"items": {"enum": [None]}, "type": "array"},
+            }
+        },
+        {
+            "properties": {
+                "a": {"type": "array", "items": [TEXT]},
+                "b": {"allOf": [{"type": "string"}, {"minLength": 1}]},
+            }
+        },
+    ],
+)
+def test_odd_schemas_are_read(schema: dict[str, Any]) -> None:
+    for one in params(schema).values():
+        for value in read("a_1 'b' 3 acme/shop tomorrow at 9", NOW).found:
+            if fits(one, value):
+                coerced(one, value)

@@ -1,0 +1,329 @@
+"""The tokens and typed values of a request."""
+
+import time
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apps.plans.local.values import Found, Kind, read
+
+NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
+"""A Tuesday."""
+
+
+def found(text: str) -> set[tuple[object, ...]]:
+    """Kind and value of all that is found, with the role where there is one."""
+    return {
+        (one.kind.value, one.value, one.role) if one.role else (one.kind.value, one.value)
+        for one in read(text, NOW).found
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ('write "it\'s done"', "quoted", "it's done"),
+        ("write 'it's done' now", "quoted", "it's done"),
+        ("write “hello there”", "quoted", "hello there"),
+        ("open https://a.example/b?c=d, please", "url", "https://a.example/b?c=d"),
+        ("mail ann.b+c@shop.example!", "email", "ann.b+c@shop.example"),
+        ("show /srv/app/main.py", "path", "/srv/app/main.py"),
+        ("show ~/notes", "path", "~/notes"),
+        ("show ./a/b", "path", "./a/b"),
+        ("list src/ for me", "path", "src/"),
+        ("show docs/guide/intro.md", "path", "docs/guide/intro.md"),
+        ("show C:\\temp\\a.txt", "path", "C:\\temp\\a.txt"),
+        ("install @scope/package", "path", "@scope/package"),
+        ("all **/*.py files", "glob", "**/*.py"),
+        ("add README.md", "file", "README.md"),
+        ("post to #team-news", "channel", "#team-news"),
+        ("ask @ann.b", "user", "@ann.b"),
+        ("close #42", "number_ref", 42),
+        ("close acme/shop#42", "number_ref", 42),
+        ("channel C024BE91L", "id", "C024BE91L"),
+        ("thread 1726000000.123456", "id", "1726000000.123456"),
+        ("commit 3f2a9c1", "id", "3f2a9c1"),
+        ("issue SHOP-1A", "id", "SHOP-1A"),
+        ("template email_1", "id", "email_1"),
+        ("start i-0abc12", "id", "i-0abc12"),
+        ("pay to DE89 3704 0044 0532 0130 00", "id", "DE89 3704 0044 0532 0130 00"),
+        ("page 1f3c9a7be2d04c5f8a6b7c8d9e0f1a2b", "uuid", "1f3c9a7be2d04c5f8a6b7c8d9e0f1a2b"),
+        ("run 123e4567-e89b-12d3-a456-426614174000", "uuid", "123e4567-e89b-12d3-a456-426614174000"),
+        ("release v1.2.3-rc1", "version", "v1.2.3-rc1"),
+        ("ping 10.0.0.1", "ip", "10.0.0.1"),
+        ("look up shop.example.com", "domain", "shop.example.com"),
+        ("call +43 664 1234567", "phone", "+43 664 1234567"),
+        ("call (415) 555-2671", "phone", "(415) 555-2671"),
+        ("run SELECT * FROM a WHERE b = 3", "sql", "SELECT * FROM a WHERE b = 3"),
+        ('set {"a": {"b": 1}}', "json", '{"a": {"b": 1}}'),
+        ("what is (3 + 4) * 2", "expression", "(3 + 4) * 2"),
+        ("paint it #ff8800", "color", "#ff8800"),
+        ("time in America/New_York", "timezone", "America/New_York"),
+        ("at 9 UTC", "timezone", "UTC"),
+        ("translate it to French", "language", "French"),
+        ("holidays of the United Kingdom", "country", "United Kingdom"),
+        ("holidays in the US", "country", "US"),
+        ("dollars to euros", "currency", "EUR"),
+        ("5 miles in km", "unit", "km"),
+        ("branch fix-login", "slug", "fix-login"),
+    ],
+)
+def test_form_tells_kind(text: str, kind: str, value: object) -> None:
+    assert (kind, value) in found(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("twelve files", {("integer", 12)}),
+        ("twenty-five files", {("integer", 25), ("slug", "twenty-five")}),
+        ("two hundred thousand files", {("integer", 200_000)}),
+        ("a dozen eggs", {("integer", 12)}),
+        ("one file", {("integer", 1)}),
+        ("which one is it", set()),
+        ("1,200 files", {("integer", 1200)}),
+        ("1.5k files", {("integer", 1500)}),
+        ("2.5 files", {("number", 2.5)}),
+        ("minus 5 or -7", {("integer", -5), ("integer", -7)}),
+        ("the 3rd file", {("integer", 3, "ordinal")}),
+        ("20%", {("integer", 20), ("quantity", 20), ("unit", "%")}),
+        ("$40", {("integer", 40), ("money", 40), ("currency", "USD")}),
+        ("40 euros", {("integer", 40), ("money", 40), ("currency", "EUR")}),
+        ("$1.5k", {("integer", 1500), ("money", 1500), ("currency", "USD")}),
+        ("5 miles", {("integer", 5), ("quantity", 5), ("unit", "miles")}),
+        ("45 minutes", {("integer", 45), ("duration", 2700), ("unit", "minutes")}),
+        ("half an hour", {("number", 0.5), ("duration", 1800), ("unit", "hour")}),
+        ("1h30m", {("duration", 5400)}),
+        ("between 5 and 10 files", {("integer", 5, "start"), ("integer", 10, "end")}),
+        ("from 5 to 10", {("integer", 5, "start"), ("integer", 10, "end")}),
+        ("pages 3-5", {("integer", 3, "start"), ("integer", 5, "end")}),
+        ("resize to 640x480", {("integer", 640, "left"), ("integer", 480, "right")}),
+        (
+            "at -33.9, 151.2",
+            {("coordinates", "-33.9,151.2"), ("number", -33.9, "left"), ("number", 151.2, "right")},
+        ),
+        ("acme/shop", {("repo", "acme/shop"), ("slug", "acme", "left"), ("slug", "shop", "right")}),
+        ("acme/web_app2", {("repo", "acme/web_app2"), ("slug", "acme", "left"), ("slug", "web_app2", "right")}),
+        ("shop.orders", {("dotted", "shop.orders"), ("slug", "shop", "left"), ("slug", "orders", "right")}),
+        ("mail it and/or call", set()),
+    ],
+)
+def test_numbers_and_pairs(text: str, expected: set[tuple[object, ...]]) -> None:
+    assert found(text) == expected
+
+
+def test_units_belong_to_both_ends_of_a_range() -> None:
+    values = [one for one in read("from 10 to 20 EUR", NOW).found if one.kind is Kind.INTEGER]
+    assert [(one.value, one.role, one.unit) for one in values] == [(10, "start", "EUR"), (20, "end", "EUR")]
+    assert ("money", 20) not in found("from 10 to 20 EUR")
+
+
+@pytest.mark.parametrize("text", ["an hour and a half", "1 hour and 30 minutes", "90 minutes", "1h 30m", "1h30"])
+def test_durations_are_seconds(text: str) -> None:
+    assert ("duration", 5400) in found(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("on 2026-12-01", "2026-12-01"),
+        ("on 25.12.2026", "2026-12-25"),
+        ("on 12/25/2026", "2026-12-25"),
+        ("on 2026/12/25", "2026-12-25"),
+        ("on 3 March 2027", "2027-03-03"),
+        ("on the 3rd of March", "2027-03-03"),
+        ("on Monday, March 3rd", "2027-03-03"),
+        ("Nov 25, 2027", "2027-11-25"),
+        ("on the 5th", "2026-12-05"),
+        ("today", "2026-11-24"),
+        ("yesterday's", "2026-11-23"),
+        ("the day after tomorrow", "2026-11-26"),
+        ("on Friday", "2026-11-27"),
+        ("next Tuesday", "2026-12-01"),
+        ("last fri", "2026-11-20"),
+        ("3 days ago", "2026-11-21"),
+        ("in two weeks", "2026-12-08"),
+        ("a month from now", "2026-12-24"),
+        ("end of next month", "2026-12-31"),
+    ],
+)
+def test_dates(text: str, value: str) -> None:
+    assert ("date", value) in found(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2026-12-01 15:30", "2026-12-01T15:30:00Z"),
+        ("2026-12-01T15:30:00+02:00", "2026-12-01T15:30:00+02:00"),
+        ("tomorrow at 9", "2026-11-25T09:00:00Z"),
+        ("at 9 tomorrow", "2026-11-25T09:00:00Z"),
+        ("tomorrow with Ann at 3pm", "2026-11-25T15:00:00Z"),
+        ("Friday, 5:30 p.m.", "2026-11-27T17:30:00Z"),
+        ("tonight at 8", "2026-11-24T20:00:00Z"),
+        ("noon on Friday", "2026-11-27T12:00:00Z"),
+        ("half past 3 on Friday", "2026-11-27T03:30:00Z"),
+        ("quarter to five pm on Friday", "2026-11-27T16:45:00Z"),
+        ("in two hours", "2026-11-24T14:00:00Z"),
+        ("at 5pm", "2026-11-24T17:00:00Z"),
+    ],
+)
+def test_date_times(text: str, value: str) -> None:
+    assert ("datetime", value) in found(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("between 2026-01-01 and 2026-01-31", "2026-01-01", "2026-01-31"),
+        ("from Monday to Friday", "2026-11-30", "2026-12-04"),
+        ("from 3 to 6 January", "2027-01-03", "2027-01-06"),
+        ("March 3-7, 2027", "2027-03-03", "2027-03-07"),
+        ("from 10 Dec to 3 Jan", "2026-12-10", "2027-01-03"),
+        ("from March to May 2025", "2025-03-01", "2025-05-31"),
+        ("last week", "2026-11-16", "2026-11-22"),
+        ("this weekend", "2026-11-28", "2026-11-29"),
+        ("next month", "2026-12-01", "2026-12-31"),
+        ("last quarter", "2026-07-01", "2026-09-30"),
+        ("in March", "2026-03-01", "2026-03-31"),
+        ("last December", "2025-12-01", "2025-12-31"),
+        ("in 2025", "2025-01-01", "2025-12-31"),
+        ("Q3 2025", "2025-07-01", "2025-09-30"),
+        ("the last 7 days", "2026-11-17", "2026-11-24"),
+        ("10am-2pm", "10:00", "14:00"),
+        ("from 11 to 1pm", "11:00", "13:00"),
+    ],
+)
+def test_periods_have_two_ends(text: str, start: str, end: str) -> None:
+    assert {one[1:] for one in found(text) if one[0] in ("date", "time")} == {(start, "start"), (end, "end")}
+    assert ("period", f"{start}/{end}") in found(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "role"),
+    [
+        ("since Monday", "2026-11-23", "start"),
+        ("since March", "2026-03-01", "start"),
+        ("after 2026-12-01", "2026-12-01", "start"),
+        ("until next week", "2026-12-06", "end"),
+        ("by Friday", "2026-11-27", "end"),
+    ],
+)
+def test_one_end_of_a_period(text: str, value: str, role: str) -> None:
+    assert found(text) == {("date", value, role)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["on 3/4/2026", "on 31 February", "every Monday", "may I march on", "the sun", "in 9999 years", "on 2026-13-45"],
+)
+def test_unsure_dates_are_not_read(text: str) -> None:
+    assert not {one for one in found(text) if one[0] in ("date", "datetime", "period")}
+
+
+def test_numbers_within_dates_are_no_values() -> None:
+    assert found("on Nov 25, 2027") == {("date", "2027-11-25")}
+    assert ("integer", 7) in found("the last 7 days")
+
+
+def test_split_date_time_names_its_places() -> None:
+    reading = read("lunch tomorrow with Ann at 1pm", NOW)
+    (one,) = (one for one in reading.found if one.kind is Kind.DATETIME)
+    assert [reading.tokens[place].text for place in sorted(one.places)] == ["tomorrow", "1pm"]
+
+
+TEXTS = st.text(max_size=80) | st.lists(
+    st.sampled_from(
+        [
+            "a",
+            "at",
+            "to",
+            "from",
+            "and",
+            "between",
+            "in",
+            "last",
+            "next",
+            "the",
+            "since",
+            "3",
+            "5",
+            "12",
+            "1,200",
+            "1.5",
+            "k",
+            "%",
+            "$",
+            "€",
+            "EUR",
+            "10am",
+            "5:30",
+            "pm",
+            "May",
+            "Friday",
+            "tomorrow",
+            "week",
+            "hours",
+            "half",
+            "one",
+            "dozen",
+            "#4",
+            "#a",
+            "@b",
+            "acme",
+            "/",
+            "shop",
+            ".",
+            "-",
+            "x",
+            "*",
+            "'",
+            '"',
+            "(",
+            ")",
+            "{",
+            "}",
+            "[",
+            "]",
+            "v1",
+            "a.b",
+            "a/b",
+            "/srv/a",
+            "*.py",
+            "a_1",
+            "2026-01-31",
+            "31.12.2026",
+            "Q3",
+            "ago",
+        ]
+    ),
+    max_size=14,
+).map(" ".join)
+
+
+@given(TEXTS, st.datetimes(timezones=st.just(UTC)))
+def test_reading_any_text(text: str, now: datetime) -> None:
+    reading = read(text, now)
+    assert reading == read(text, now)
+    at = 0
+    for place, token in enumerate(reading.tokens):
+        assert token.place == place
+        assert not text[at : token.start].strip()
+        assert text[token.start : token.end] == token.text
+        at = token.end
+    assert not text[at:].strip()
+    for one in reading.found:
+        assert isinstance(one, Found)
+        assert 0 <= one.first <= one.last < len(reading.tokens)
+        assert all(0 <= place < len(reading.tokens) for place in one.places)
+
+
+@pytest.mark.parametrize(
+    "part", ["'", "«", "a.", "a/", "{a:", "{", "(", "1+", "SELECT ", "1 to ", "a_", "-", "at 9 on Friday ", "*"]
+)
+def test_long_requests_are_read_in_time(part: str) -> None:
+    begin = time.process_time()
+    read(part * (4000 // len(part)), NOW)
+    assert time.process_time() - begin < 1
