@@ -61,8 +61,8 @@ class Scale:
 # The figures of a tiny run mean nothing; it shows that a suite works.
 SCALES: Final = {
     "tiny": Scale(rounds=1, seconds=0.2, memories=200, workers=5, tools=100, clients=2),
-    "quick": Scale(rounds=3, seconds=0.5, memories=10_000, workers=200, tools=2_000),
-    "full": Scale(rounds=5, seconds=4, memories=100_000, workers=1_000, tools=20_000),
+    "quick": Scale(rounds=3, seconds=0.5, memories=10_000, workers=200, tools=10_000),
+    "full": Scale(rounds=5, seconds=4, memories=100_000, workers=1_000, tools=100_000),
 }
 
 

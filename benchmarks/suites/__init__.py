@@ -7,7 +7,6 @@ SUITES: Final = {
     "inbox": "inbox:run",
     "memory": "memory:run",
     "planning": "planning:run",
-    "plans": "planning:run_speed",
     "recall": "recall:run",
     "tasks": "tasks:run",
     "workers": "workers:run",

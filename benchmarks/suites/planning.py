@@ -1,218 +1,219 @@
-"""Plans: how good they are on the user's data or a small set, and how fast they are among few and many tools."""
+"""Plans: how good they are on everyday requests and on the user's data, and how fast they are among many tools."""
 
+import json
 import random
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from datetime import UTC, datetime
 from functools import partial
+from itertools import permutations
+from pathlib import Path
 from typing import Any, Final
 
-import jsonschema_rs
-from django.utils import timezone
+from django.conf import settings
 
-from apps.plans import planner, selectors, shelf
-from apps.plans import services as plans
-from apps.plans.calibration import calibration_error, error_by_chance
-from apps.plans.history import Past
-from apps.principals.tenancy import Caller
-from apps.workers import selectors as registry
-from apps.workers.services import registry as workers
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.plans.local.index import Library
+from apps.plans.local.proposing import propose
+from apps.plans.proposals import UNSURE, Asked, Proposal, ProposedStep, Ref
+from apps.workers.shapes import OfferView
 from benchmarks.bench import Bench
-from benchmarks.data import BadData, Data, Example, own, read_planning
-from benchmarks.measure import Operation, Row, Slice, apart
-from benchmarks.suites.workers import NOUNS, VERBS, manifest, tool
+from benchmarks.data import BadData, Data, own, read_planning
+from benchmarks.measure import Row, Slice, apart
+from benchmarks.suites.workers import NOUNS, VERBS, tool
 
-_A_WORKER: Final = 200
-_ANYTHING: Final = {"type": "object"}
-_TIME: Final = "2026-01-03T20:15:00Z"
-_CALIBRATED: Final = 0.05
-_FASTEST: Final = {10_000: 3.0, 20_000: 6.0}
-
-
-class F1:
-    """How much of what was said is right, and how much of what is right was said."""
-
-    right = total = 0
-
-    def add(self, said: frozenset[Any], meant: frozenset[Any]) -> None:
-        self.right += len(said & meant)
-        self.total += len(said) + len(meant)
-
-    @property
-    def percent(self) -> float:
-        return 100 * 2 * self.right / max(self.total, 1)
+_SETS: Final = Path(settings.BASE_DIR) / "tests/plans/sets"
+_NOW: Final = datetime(2026, 11, 24, 12, tzinfo=UTC)
+_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)[\d:.]*(?:Z|[+-]\d\d:?\d\d)?)?")
+_PLANS: Final = ("ready", "confirm")
+_PARTIAL: Final = "partial plans count"
+# What is counted, of which requests, which answers, right ones or wrong ones, and the goal in per cent.
+_FIGURES: Final = (
+    ("right", ("possible",), _PLANS, True, (65, 100)),
+    ("right and ready", ("possible",), ("ready",), True, (33, 100)),
+    ("right and to be confirmed", ("possible",), ("confirm",), True, ()),
+    ("wrong and to be confirmed", ("possible",), ("confirm",), False, (0, 10)),
+    ("wrong and ready", ("possible",), ("ready",), False, (0, 2)),
+    ("a plan for the impossible", ("impossible", "ambiguous"), _PLANS, False, (0, 5)),
+    ("an effect on a condition, ready", ("condition",), ("ready",), False, (0, 0)),
+    ("asked for what lacks", ("incomplete",), ("asked",), True, (80, 100)),
+)
 
 
-class Score:
-    """Micro averages over all answers, and the confidences beside what was right."""
+class Shelf:
+    """Tools that may all be used, as planning needs them."""
 
-    exact = ready = answers = 0
+    def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
+        self.library, found, offers = Library(), dict[str, Tool](), dict[str, OfferView]()
+        for one in tools:
+            service, uid = one.get("service", "bench"), f"{one.get('service', 'bench')}/{one['name']}"
+            takes, gives = (one.get(f"{way}Schema") or one.get(f"{way}_schema") or {} for way in ("input", "output"))
+            about = {"name": one["name"], "description": one.get("description") or ""}
+            found[uid] = Tool(uid=uid, input_schema=takes, output_schema=gives, **about)
+            effects = frozenset({"read" if (one.get("annotations") or {}).get("readOnlyHint") else "write"})
+            offers[uid] = OfferView(worker_id=service, tool_uid=uid, effects=effects, tier="trusted")
+            self.library.put(found[uid], [service])
+        self.catalogue = Catalogue(1, found.values(), offers.values())
 
-    def __init__(self) -> None:
-        self.nodes, self.links = F1(), F1()
-        self.by_plan: list[tuple[float, bool]] = []
-        self.by_step: list[tuple[float, bool]] = []
+    def propose(self, intent: str) -> Proposal:
+        return propose(Asked(intent=intent, now=_NOW), self.library, self.catalogue)
 
-    def add(self, document: Mapping[str, Any], meant: Example) -> None:
-        """Count one plan, or the best partial plan of a refusal."""
-        ready = document["status"] == "ready"
-        plan = document if ready else document.get("partial_plan") or {}
-        steps = plan.get("steps", [])
-        tools = {step["step_id"]: step["tool_name"] for step in steps if step.get("tool_name")}
-        links = frozenset(
-            (tools[source], tools[step["step_id"]])
-            for step in steps
-            for source in _sources(step, steps, tools)
-            if step["step_id"] in tools and tools[source] != tools[step["step_id"]]
+
+def answer(plan: Proposal) -> str:
+    """Which of the four answers a proposal is."""
+    if plan.missing or not plan.steps:
+        return "refused"
+    if plan.questions:
+        return "asked"
+    unsure = any(value.evidence in UNSURE for step in plan.steps for value in step.values.values())
+    return "confirm" if unsure or plan.doubtful else "ready"
+
+
+def faults(request: Mapping[str, Any], steps: Sequence[ProposedStep]) -> list[str]:
+    """What is wrong with these steps, beside the accepted plan that they come nearest to."""
+    found = [["other tools: " + ", ".join(step.tool.uid for step in steps)]]
+    for wanted in (request["steps"], *request.get("accept", ())):
+        for order in permutations(steps) if len(wanted) == len(steps) else ():
+            pairs = list(zip(wanted, order, strict=True))
+            if all(step.tool.uid.endswith(f"{want.get('service', '')}/{want['tool']}") for want, step in pairs):
+                found.append([fault for want, step in pairs for fault in _wrong_values(want["args"], step, steps)])
+    return min(found[1:] or found, key=len)
+
+
+def _wrong_values(args: Mapping[str, Any], step: ProposedStep, steps: Sequence[ProposedStep]) -> Iterator[str]:
+    for name in sorted({*args, *step.values}):
+        default = step.tool.input_schema.get("properties", {}).get(name, {}).get("default")
+        given = step.values[name].value if name in step.values else default
+        if not _same(args.get(name, default), given, steps):
+            yield f"{step.tool.name}.{name} is {given!r}"
+
+
+def _same(wanted: Any, given: Any, steps: Sequence[ProposedStep]) -> bool:
+    """Is it a value that was expected? `any` lists several of them, `ref` names the tool whose result it is."""
+    match wanted, given:
+        case {"any": choices}, _:
+            same = any(_same(one, given, steps) for one in choices)
+        case {"ref": tool_name}, Ref() | [Ref()]:
+            source = given if isinstance(given, Ref) else given[0]
+            same = steps[source.step].tool.name == tool_name
+        case Mapping(), Mapping():
+            same = wanted.keys() == given.keys() and all(_same(wanted[name], given[name], steps) for name in wanted)
+        case list(), list():
+            same = len(wanted) == len(given) and all(any(_same(one, it, steps) for it in given) for one in wanted)
+        case str(), str() if (moment := _TIME.fullmatch(wanted)) and (other := _TIME.fullmatch(given)):
+            same = moment[1] == other[1] and moment[2] in {None, other[2]}
+        case str(), str():
+            same = len({" ".join(text.split()).strip("'\"").rstrip(".").casefold() for text in (wanted, given)}) == 1
+        case _:
+            same = wanted == given and isinstance(wanted, bool) is isinstance(given, bool)
+    return same
+
+
+def judge(request: Mapping[str, Any], plan: Proposal) -> bool:
+    """Is the plan right, or the question one for a param that lacks? Nothing is right for what is not possible."""
+    if request["kind"] == "incomplete":
+        asked = {(plan.steps[one.step].tool.name, one.param) for one in plan.questions}
+        return any((request["steps"][-1]["tool"], param) in asked for param in request["asks"])
+    return request["kind"] == "possible" and not faults(request, plan.steps)
+
+
+def everyday(name: str, shelf: Shelf, requests: Sequence[Mapping[str, Any]], seen: str = "tuned on") -> Iterator[Row]:
+    """The figures of one set, or of its part that was looked at once."""
+    counted, plans = Counter[tuple[str, str, bool]](), []
+    for request in requests:
+        plan = shelf.propose(request["text"])
+        plans.append((plan.confidence, judge(request, plan)))
+        counted[request["kind"], answer(plan), plans[-1][1]] += 1
+        if request.get("why") == "condition":
+            offers = [one for step in plan.steps for one in shelf.catalogue.offers_of(step.tool.uid)]
+            acts = any(not one.effects <= GENTLE_EFFECTS for one in offers)
+            counted["condition", answer(plan) if acts else "gentle", False] += 1
+    for figure, kinds, answers, right, goal in _FIGURES:
+        of = sum(count for (kind, _, _), count in counted.items() if kind in kinds)
+        some, every = (
+            round(100 * sum(counted[kind, one, right] for kind in kinds for one in those) / max(of, 1), 1)
+            for those in (answers, ("ready", "confirm", "asked", "refused"))
         )
-        said, right = frozenset(tools.values()), frozenset(meant.nodes)
-        self.nodes.add(said, right)
-        self.links.add(links, meant.links)
-        self.exact += said == right
-        self.ready += ready
-        self.answers += 1
-        self.by_plan.append((plan.get("confidence", 0.0), said == right))
-        self.by_step.extend(
-            (step.get("confidence", 0.0), tools[step["step_id"]] in right) for step in steps if step["step_id"] in tools
-        )
+        partly = {"peer": every, "peer_is": _PARTIAL} if figure == "right" else {}
+        row = Row(case=f"{name}: {figure}", unit="%", ours=some, note=f"{of} requests, {seen}", **partly)
+        yield row.judged("{} to {}".format(*goal), met=goal[0] <= some <= goal[1]) if of and goal else row
+    yield _calibration(name, plans)
 
 
-def _sources(step: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], tools: Mapping[str, str]) -> set[str]:
-    """The worker steps right above a step, looking through waits."""
-    by_id, found = {one["step_id"]: one for one in steps}, set[str]()
-    for source in (*step.get("depends_on", ()), *step.get("order_hint", ())):
-        found |= {source} if source in tools else set(by_id[source].get("wait_for_step_ids", ()))
-    return found & tools.keys()
+def _calibration(name: str, plans: Sequence[tuple[float, bool]]) -> Row:
+    """How far confidences are from how often they are right."""
+    bins = [[held - right for held, right in plans if min(int(10 * held), 9) == number] for number in range(10)]
+    error = sum(abs(sum(one)) for one in bins) / max(len(plans), 1)
+    row = Row(case=f"{name}: calibration error", unit="ECE", ours=round(error, 3))
+    return row.judged("at most 0.05", met=error <= 0.05)  # noqa: PLR2004
 
 
 def run(bench: Bench) -> Iterator[Row]:
-    """How good plans are."""
+    """Everyday requests, the user's data or a small set of our own, and speed."""
     tiny = bench.scale.rounds == 1
+    for path in sorted(_SETS.glob("requests-*.jsonl")):
+        name = path.stem.partition("-")[2]
+        shelf, parts = Shelf(_read(path.with_name(f"tools-{name}.jsonl"))), dict[str, list[dict[str, Any]]]()
+        for request in _read(path)[: 20 if tiny else None]:
+            parts.setdefault(request.get("seen", "tuned on"), []).append(request)
+        for seen, requests in parts.items():
+            yield from everyday(name, shelf, requests, seen)
     try:
-        small = own(**({"history": 40, "tests": 20} if tiny else {}))
-        data = read_planning(bench.file) if bench.file and bench.file.is_dir() else small
+        data = read_planning(bench.file) if bench.file and bench.file.is_dir() else own(tests=20 if tiny else 120)
     except BadData as fault:
         raise SystemExit(str(fault)) from fault
-    score, latencies, learning = apart(partial(_judged, bench.agents[0], data))
-    note = f"{len(data.tools):,} tools, {len(data.history):,} past plans, {score.answers:,} requests."
-    for case, value in (
-        ("node F1", score.nodes.percent),
-        ("edge F1", score.links.percent),
-        ("exact sets", 100 * score.exact / max(score.answers, 1)),
-        ("plans that can be carried out", 100 * score.ready / max(score.answers, 1)),
-    ):
-        yield Row(case=case, unit="%", ours=round(value, 1), note=note)
-    for case, told in (("calibration error, plans", score.by_plan), ("calibration error, steps", score.by_step)):
-        error = calibration_error(told)
-        row = Row(case=case, unit="ECE", ours=round(error, 3), note=f"By chance: {error_by_chance(told):.3f}.")
-        yield row.judged(f"at most {_CALIBRATED}", met=error <= _CALIBRATED)
-    yield Row(case="learning", unit="s", ours=round(learning, 1))
-    yield Row.of("a plan", [Slice.of(latencies)])
+    yield from _tools_and_links(data)
+    for count, goal in ((100, None), (2_000, None), (10_000, 15), (100_000, 30)):
+        if count <= bench.scale.tools:
+            row = Row.of(f"a plan among {count:,} tools", [apart(partial(_timed, count))])
+            yield row if goal is None else row.judged(f"p50 under {goal} ms", met=(row.p50 or 0) < goal)
 
 
-def _judged(agent: Caller, data: Data) -> tuple[Score, list[float], float]:
-    uids = _register(agent, data.tools)
-    with agent.acting():
-        past = [one for one in (_past(example, uids) for example in data.history) if one.tools]
-        plans.take_over_history(tenant_id=agent.tenant_id, plans=past, now=timezone.now())
-    began = time.perf_counter()
-    plans.learn(tenant_id=agent.tenant_id, now=timezone.now())
-    learning = time.perf_counter() - began
-    score, latencies = Score(), []
-    with agent.acting():
-        _plan(agent, "Warm up.")
-        for example in data.test:
-            began = time.perf_counter()
-            document = _plan(agent, example.request)
-            latencies.append(time.perf_counter() - began)
-            score.add(document, example)
-    return score, latencies, learning
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def run_speed(bench: Bench) -> Iterator[Row]:
-    """How long plans of two clauses take, beside a search of the registry for the same words."""
-    agent, held = bench.agents[0], 0
-    for count in [count for count in (100, 2_000, 10_000, 20_000) if count <= bench.scale.tools]:
-        apart(partial(_register, agent, [_tool(number) for number in range(held, count)], prefix=f"many-{held}"))
-        held = count
-        case, sides = f"a plan among {count:,} tools", [partial(side, agent, count) for side in (_planning, _searching)]
-        row = bench.row(case, *sides, "a search of the registry")
-        goal = _FASTEST.get(count)
-        yield row if goal is None else row.judged(f"p50 under {goal:g} ms", met=(row.p50 or 0) < goal)
+def _tools_and_links(data: Data) -> Iterator[Row]:
+    """How many tools and links are found: F1, where a refusal counts as empty, and where its partial plan counts."""
+    shelf, plans = Shelf(data.tools), list[tuple[float, bool]]()
+    found: dict[str, list[tuple[bool, Set[Any], Set[Any]]]] = {"node F1": [], "edge F1": []}
+    for meant in data.test:
+        plan = shelf.propose(meant.request)
+        names, is_plan, links = [step.tool.name for step in plan.steps], answer(plan) in _PLANS, set[tuple[str, str]]()
+        for step in plan.steps:
+            flat = [
+                one for it in step.values.values() for one in (it.value if isinstance(it.value, list) else [it.value])
+            ]
+            sources = {*step.after, *(one.step for one in flat if isinstance(one, Ref))}
+            links |= {(names[source], step.tool.name) for source in sources}
+        found["node F1"].append((is_plan, {*names}, {*meant.nodes}))
+        found["edge F1"].append((is_plan, links, meant.links))
+        plans.append((plan.confidence, {*names} == {*meant.nodes}))
+    note = f"{len(data.tools):,} tools, {len(plans):,} requests"
+    for case, cases in found.items():
+        ours = _f1((said if is_plan else set(), meant) for is_plan, said, meant in cases)
+        peer = _f1((said, meant) for _, said, meant in cases)
+        yield Row(case=case, unit="%", ours=ours, peer=peer, peer_is=_PARTIAL, note=note)
+    exact = sum(is_plan and said == meant for is_plan, said, meant in found["node F1"]) / max(len(plans), 1)
+    yield Row(case="exact sets", unit="%", ours=round(100 * exact, 1), note=note)
+    yield _calibration("tools", plans)
 
 
-def _planning(agent: Caller, count: int, _number: int) -> Operation:
-    requests = _requests(count)
-
-    def plan() -> None:
-        with agent.acting():
-            _plan(agent, next(requests))
-
-    return plan
+def _f1(cases: Iterable[tuple[Set[Any], Set[Any]]]) -> float:
+    counts = [(len(said & meant), len(said) + len(meant)) for said, meant in cases]
+    return round(200 * sum(right for right, _ in counts) / max(sum(of for _, of in counts), 1), 1)
 
 
-def _searching(agent: Caller, count: int, _number: int) -> Operation:
-    requests = _requests(count)
-
-    def search() -> None:
-        with agent.acting():
-            registry.search(next(requests), tenant_id=agent.tenant_id)
-
-    return search
-
-
-def _plan(agent: Caller, request: str) -> Mapping[str, Any]:
-    asked = planner.Request(
-        plan_id="plan-1", delegate_id="delegate", principal_ai=agent.name, intent=request, created_at=_TIME
-    )
-    with shelf.held(tenant_id=agent.tenant_id) as held:
-        return planner.plan(asked, held.ranker).document()
-
-
-def _past(example: Example, uids: Mapping[str, str]) -> Past:
-    return Past(
-        request=example.request,
-        tools=tuple(uids[name] for name in example.nodes if name in uids),
-        links=frozenset((uids[one], uids[other]) for one, other in example.links if one in uids and other in uids),
-    )
-
-
-def _register(agent: Caller, tools: Sequence[Mapping[str, Any]], *, prefix: str = "data") -> dict[str, str]:
-    """Register the tools on as many workers as they need; returns their uids by name."""
-    offered = list({tool["name"]: _offered(tool) for tool in tools}.values())
-    uids: dict[str, str] = {}
-    for start in range(0, len(offered), _A_WORKER):
-        worker_id = f"{prefix}-{start // _A_WORKER}"
-        with agent.acting():
-            workers.register(caller=agent, original=manifest(worker_id, offered[start : start + _A_WORKER]))
-            uids.update(selectors.offered_tools(worker_id, tenant_id=agent.tenant_id))
-    return uids
-
-
-def _offered(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as a manifest takes it: a schema that is no schema allows anything."""
-    found = dict(tool)
-    for name in ("input_schema", "output_schema"):
-        try:
-            jsonschema_rs.validator_for(found[name], offline=True)
-        except (ValueError, TypeError):
-            found[name] = _ANYTHING
-        if not isinstance(found[name], Mapping) or found[name].get("type") != "object":
-            found[name] = _ANYTHING
-    return found
-
-
-def _tool(number: int) -> dict[str, Any]:
-    verb, noun, kind = _words(number)
-    return tool(f"{verb}_{noun}_{kind}", f"{verb.capitalize()} the {noun} of the {kind} sort at a path.")
-
-
-def _words(number: int) -> tuple[str, str, str]:
-    verb, noun = VERBS[number % len(VERBS)], NOUNS[number // len(VERBS) % len(NOUNS)]
-    return verb, noun, f"kind{number // 100}q"
-
-
-def _requests(count: int) -> Iterator[str]:
-    chance = random.Random(1)  # noqa: S311  # no secret
-    while True:
-        said = ["{} the {} of sort {}".format(*_words(chance.randrange(count))) for _ in range(2)]
-        yield f"{said[0]} at /srv/a, then {said[1]} at /srv/b"
+def _timed(count: int) -> Slice:
+    """Plans of two parts among so many tools, one after the other."""
+    words = [(VERBS[n % 10], NOUNS[n // 10 % 10], f"kind{n // 100}q") for n in range(count)]
+    shelf = Shelf(tool("_".join(one), "{} the {} of the {} sort at a path.".format(*one)) for one in words)
+    chance, latencies = random.Random(1), list[float]()  # noqa: S311  # no secret
+    for _ in range(100):
+        said = ["{} the {} of sort {}".format(*chance.choice(words)) for _ in range(2)]
+        began = time.perf_counter()
+        shelf.propose(f"{said[0]} at /srv/a, then {said[1]} at /srv/b")
+        latencies.append(time.perf_counter() - began)
+    return Slice.of(latencies[5:])
