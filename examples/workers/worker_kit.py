@@ -50,7 +50,6 @@ log = logging.getLogger("worker")
 BOOTSTRAP_TOOL: Final = "worker_bootstrap"
 SIGNATURES: Final = jws.JWSRegistry(algorithms=["Ed25519"], strict_check_header=False)
 SIGNATURE_SECONDS: Final = 3600
-LONGEST_PAUSE: Final = 30.0
 ARTIFACT: Final = re.compile(r"artifact:(?://)?(sha256-[0-9a-f]{64})", re.ASCII)
 DESCRIBED: Final = {"name", "description", "input_schema", "output_schema"}
 
@@ -194,16 +193,13 @@ class Worker:
         if not (os.environ.get("GATEHOUSE_URL") and os.environ.get("GATEHOUSE_TOKEN")):
             log.info("GATEHOUSE_URL and GATEHOUSE_TOKEN are not set: serving without a hub")
             return
-        failures = 0
         async with hub() as http:
             while True:
-                pause = await self.report(http)
-                failures = failures + 1 if pause is None else 0
-                backoff = min(2.0**failures, LONGEST_PAUSE) * random.uniform(0.25, 0.5)  # noqa: S311 - spreads load
-                await asyncio.sleep(backoff if pause is None else pause)
+                await asyncio.sleep(await self.report(http))
 
-    async def report(self, http: httpx2.AsyncClient) -> float | None:
-        """Register, or send a heartbeat. Return the seconds until the next report, None after a failure."""
+    async def report(self, http: httpx2.AsyncClient) -> float:
+        """Register, or send a heartbeat. Return the seconds until the next report; a failed one is repeated soon."""
+        again = random.uniform(0.5, 2.0)  # noqa: S311 - spreads load, guards nothing
         path, load = "/workers/register", min(1.0, self.running_calls / self.capacity)
         body = self.signed(await self.manifest())
         if self.is_registered:
@@ -214,16 +210,14 @@ class Worker:
             answer = response.json()
         except (httpx2.HTTPError, ValueError) as away:
             log.warning("%s: no answer (%s)", path, away)
-            return None
-        is_forgotten = response.status_code == HTTPStatus.NOT_FOUND
-        if self.is_registered and (is_forgotten or (response.is_success and answer.get("register_again"))):
-            self.is_registered = False
-            return 0.0
+            return again
         if not response.is_success:
             log.warning("%s: not accepted (%s %s)", path, response.status_code, answer)
-            return None
+            self.is_registered = self.is_registered and response.status_code != HTTPStatus.NOT_FOUND
+            return again
         if self.is_registered:
-            return float(answer["next_heartbeat_seconds"])
+            self.is_registered = not answer.get("register_again")
+            return float(answer["next_heartbeat_seconds"]) if self.is_registered else 0.0
         self.is_registered = True
         tier, reason = answer.get("effective_tier"), answer.get("reason")
         log.info("registered as %s, effective tier %s (%s)", self.worker_id, tier, reason)

@@ -56,16 +56,16 @@ def running(script: str, *arguments: str, **environment: str) -> Iterator[Runnin
         process.stdout.close()
 
 
-def call(endpoint: str, tool: str, arguments: dict[str, Any], *, mode: str = "auto") -> CallToolResult:
+def call(endpoint: str, tool: str, arguments: dict[str, Any]) -> CallToolResult:
     async def answer() -> CallToolResult:
-        async with Client(endpoint, mode=mode, read_timeout_seconds=DEADLINE) as client:
+        async with Client(endpoint, read_timeout_seconds=DEADLINE) as client:
             return await client.call_tool(tool, arguments)
 
     return asyncio.run(answer())
 
 
-def result_of(endpoint: str, tool: str, arguments: dict[str, Any], *, mode: str = "auto") -> dict[str, Any]:
-    answer = call(endpoint, tool, arguments, mode=mode)
+def result_of(endpoint: str, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    answer = call(endpoint, tool, arguments)
     assert not answer.is_error, answer.content
     assert answer.structured_content is not None
     structured: dict[str, Any] = answer.structured_content
