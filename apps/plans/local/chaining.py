@@ -31,8 +31,8 @@ _TEXTS: Final = frozenset(
         ("text", "content", "body", "transcript", "markdown", "summary", "translation", "result", "output", "message"),
     )
 )
-_OWN: Final = frozenset({"text", "name", "query"})
-"""Roles whose values belong to one step and are not inherited by the next."""
+_INHERITED: Final = frozenset({"id", "repo", "path", "slug", "channel", "user", "url"})
+"""Roles whose values a later step takes over from an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def given(part: Part, profile: Profile, earlier: Sequence[Match]) -> dict[str, l
                 options = found.setdefault(param.name, [])
                 options += _results(part, param, match, back, distance)
                 inherited = match.options.get(param.name)
-                if param.required and inherited is not None and param.role not in _OWN and not param.choices:
+                if param.required and inherited is not None and param.role in _INHERITED and not param.choices:
                     gain = 1.1 if back else 0.8
                     options.append(Option(inherited.value, inherited.evidence, gain, back, inherited.text))
     return found

@@ -213,7 +213,7 @@ class Library:
         profile = _profile(tool, frozenset(stem(word) for name in services for word in pieces(name)))
         self._profiles[tool.uid] = profile
         self._prefixes[profile.prefix] += 1
-        self._nouns.update(profile.nouns)
+        self._nouns.update((*profile.nouns, *profile.services))
         document = _document(profile)
         self._index.put(tool.uid, document)
         for term in document:
@@ -225,7 +225,7 @@ class Library:
         profile = self._profiles.pop(uid, None)
         if profile is not None:
             self._prefixes[profile.prefix] -= 1
-            self._nouns.subtract(profile.nouns)
+            self._nouns.subtract((*profile.nouns, *profile.services))
             self._index.remove(uid)
 
     def profile(self, uid: str) -> Profile | None:
@@ -289,7 +289,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
     params = params_of(tool)
     name = [stem(word) for word in pieces(tool.name)]
     said = [stem(word) for word in prose(tool.description) if word not in SMALL]
-    verb = next((word for word in name if word in VERBS), said[0] if said and said[0] in VERBS else "")
+    verb = _verb(name, said)
     nouns = tuple(dict.fromkeys(word for word in name if word != verb and word not in _LINKS))
     prefix = name[0] if len(name) > 1 and name[0] not in VERBS else ""
     found: dict[str, float] = {}
@@ -308,7 +308,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
     learn(said[_OPENING:], 0.35)
     for param in params:
         learn(param.words, 0.75)
-        learn((stem(word) for choice in param.choices for word in prose(choice)), 0.75)
+        learn((word for choice in param.choices for word in choice.split()), 0.55)
         learn((stem(word) for word in prose(str(param.schema.get("description", ""))) if word not in SMALL), 0.5)
     meanings: dict[int, float] = {}
     roots: dict[str, float] = {}
@@ -318,9 +318,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         if len(word) >= _LONG:
             roots[word[:_ROOT]] = max(roots.get(word[:_ROOT], 0.0), sure)
     choices = {
-        param.name: tuple(
-            (tuple(stem(word) for word in prose(choice)) or (choice,), value) for choice, value in param.choices.items()
-        )
+        param.name: tuple((tuple(choice.split()) or (choice,), value) for choice, value in param.choices.items())
         for param in params
     }
     return Profile(
@@ -338,6 +336,15 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         deprecated="deprecated" in tool.description.lower(),
         acts=bool(verb) and not any(near(verb, shown) for shown in _SHOWING),
     )
+
+
+def _verb(name: list[str], said: list[str]) -> str:
+    """What a tool does: the first verb of its name, unless its description begins with another and has that as a noun."""
+    named = next((word for word in name if word in VERBS), "")
+    told = said[0] if said and said[0] in VERBS else ""
+    if told and (not named or told in name or (named in said and not near(named, told))):
+        return told
+    return named
 
 
 def _document(profile: Profile) -> dict[str, float]:

@@ -76,7 +76,7 @@ def measured(match: Match, rivals: Sequence[Match], *, gentle: bool) -> dict[str
     kinds = [
         str(one.kind)
         for name, one in match.options.items()
-        if one.kind is not None and one.cued < _CUED and not one.shared and _is_required(match, name)
+        if one.kind is not None and one.cued < _CUED and not one.side and _is_required(match, name)
     ]
     return {
         "unexplained": float(match.unexplained.bit_count()),

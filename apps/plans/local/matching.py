@@ -27,16 +27,18 @@ _FINALISTS: Final = 10
 _NO_RIVAL: Final = 99.0
 _VERB: Final = 2.0
 _NO_VERB: Final = -1.6
-_OTHER_VERB: Final = -3.0
+_OTHER_VERB: Final = -1.5
 """What an acting tool is worse by when the request asks for another act."""
-_UNASKED: Final = -1.0
+_UNASKED: Final = -2.0
 _ACT_IN_ANSWER: Final = -3.0
 """What an acting tool is worse by when the request is a question."""
 _NOUN: Final = 2.2
 _UNSAID_NOUN: Final = -0.7
-_NO_NOUN: Final = -1.2
+_NO_NOUN: Final = -2.0
 _DEPRECATED: Final = -1.5
 _BY_KIND: Final = 0.7
+_ASKED_WITHIN: Final = 3
+_ASIDE: Final = 0.5
 _PASSING: Final = 0.3
 """How well a verb agrees that is some word of the tool's, but not its verb."""
 _SORTS: Final[Mapping[Kind, frozenset[str]]] = {
@@ -57,8 +59,10 @@ _SORTS: Final[Mapping[Kind, frozenset[str]]] = {
 }
 """What a value of a kind is called, so that nobody needs to say it."""
 
-_State = tuple[float, int, int, tuple[tuple[str, Option], ...]]
-"""A score, the tokens used, those that may be used again, and the options taken."""
+_State = tuple[float, int, Mapping[str, int], tuple[tuple[str, Option], ...]]
+"""A score, the tokens used, those that each side of ranges and pairs uses, and the options taken."""
+_SIDES: Final = {"first": "second", "second": "first"}
+_NONE_USED: Final[Mapping[str, int]] = {"first": 0, "second": 0}
 
 
 @dataclass(slots=True)
@@ -112,7 +116,7 @@ class Matcher:
         """
         options = Options(part, profile, self.library, self.context)
         choices = {param.name: options.of(param, offered.get(param.name, ())) for param in profile.params}
-        states: list[_State] = [(0.0, 0, 0, ())]
+        states: list[_State] = [(0.0, 0, _NONE_USED, ())]
         for param in sorted(profile.params, key=lambda one: (not one.required, len(choices[one.name]), one.name)):
             found = choices[param.name]
             if found or param.required:
@@ -124,13 +128,14 @@ def _extended(states: Iterable[_State], param: Param, found: Iterable[Option], c
     """The best states with one more param, left out or filled."""
     price, gain = (-MISSING, _REQUIRED) if param.required else (0.0, _OPTIONAL)
     later: list[_State] = []
-    for score, used, shared, got in states:
-        later.append((score + price, used, shared, got))
+    for score, used, sides, got in states:
+        later.append((score + price, used, sides, got))
         for option in found:
             clash = option.mask & used
-            if not clash or not clash & ~(option.shared & shared):
-                taken = (*got, (param.name, option))
-                later.append((score + gain + option.gain, used | option.mask, shared | option.shared, taken))
+            if clash and (not option.side or clash & ~sides[_SIDES[option.side]] or clash & sides[option.side]):
+                continue
+            after = {**sides, option.side: sides[option.side] | option.mask} if option.side else sides
+            later.append((score + gain + option.gain, used | option.mask, after, (*got, (param.name, option))))
     later.sort(key=lambda one: -(one[0] + UNEXPLAINED * (one[1] & content).bit_count()))
     return later[:_BEAM]
 
@@ -170,12 +175,14 @@ class _Whole:
                 score += _OTHER_VERB
             if not verb and self.explained[part.verb_at] < FIRM:
                 said.unexplained |= 1 << part.verb_at
+        elif part.question:
+            score += _ACT_IN_ANSWER if profile.acts else _VERB / 2 * verb
         elif profile.acts and not part.verb:
-            score += _ACT_IN_ANSWER if part.question else _UNASKED
+            score += _UNASKED
         if profile.deprecated:
             score += _DEPRECATED
         missing = tuple(param.name for param in profile.params if param.required and param.name not in options)
-        named = max(said.nouns.values(), default=FIRM * said.aside if self.needed else 0.8)
+        named = max(said.nouns.values(), default=_ASIDE * said.aside if self.needed else 0.8)
         score -= UNEXPLAINED * said.unexplained.bit_count()
         return Match(profile, part, score, options, missing, said.unexplained, said.weak, verb, named)
 
@@ -184,6 +191,9 @@ class _Whole:
         part, profile = self.part, self.profile
         if part.verb and used >> part.verb_at & 1:
             return 1.0
+        if part.question and profile.verb:
+            asking = [part.stems[place] for place in range(part.first, min(part.stop, part.first + _ASKED_WITHIN))]
+            return max(near(stemmed, profile.verb) for stemmed in asking)
         same = near(part.verb, profile.verb) if part.verb and profile.verb else 0.0
         return same or (_PASSING if profile.vocabulary.get(part.verb, 0.0) >= FIRM else 0.0)
 

@@ -18,8 +18,8 @@ FIRM: Final = 0.6
 _MOST: Final = 8
 _LONGEST_SPAN: Final = 25
 _LEAST_OF_OPTIONAL: Final = 0.9
-_LEAST_OF_CUT: Final = 0.2
-_LEAST_OF_OPTIONAL_CUT: Final = 1.9
+_LEAST_CUE_OF_OPTIONAL: Final = 0.3
+_LEAST_OF_CUT: Final = -1.5
 _PREPOSITIONS: Final = GROUPS["preposition"]
 _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled", "labeled"})
 _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling"})
@@ -40,20 +40,8 @@ _NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
 _FREE: Final = frozenset({"text", "query", "name", "other"})
 """Roles whose values may be of several words."""
 _PLAIN: Final[Mapping[str, float]] = {
-    "text": 0.8,
-    "query": 0.8,
-    "name": 0.8,
-    "other": 0.7,
-    "slug": 0.5,
-    "user": 0.5,
-    "channel": 0.4,
-    "repo": 0.2,
-    "color": 0.2,
-    "unit": 0.2,
-    "timezone": 0.2,
-    "id": 0.0,
-    "path": 0.0,
-    "version": 0.0,
+    **{"text": 0.2, "query": 0.3, "name": 0.2, "other": 0.0, "slug": -0.2, "user": 0.0, "channel": -0.2},
+    **{"repo": -0.5, "color": -0.2, "unit": -0.2, "timezone": -0.2, "id": -0.8, "path": -1.0, "version": -0.8},
 }
 """For each role that plain words may serve, how well they do."""
 _UNNAMING: Final = frozenset({"id", "new", "is", "name"})
@@ -77,8 +65,8 @@ class Option:
     """How plainly the words around it announce it."""
     fit: float = 1.0
     """How well its kind is the param's."""
-    shared: int = 0
-    """Of its tokens, those that another value may take as well: both ends of a range."""
+    side: str = ""
+    """`first` or `second` of a range or a pair, which may stand on the same tokens as the other."""
 
 
 class Options:
@@ -131,9 +119,9 @@ class Options:
                     continue
                 if part.typed >> place & 1 and low.strip("'\"`") != " ".join(wanted):
                     continue
-                gain = (1.6 if how == 1 else 0.7) - (0.2 if place == part.verb_at else 0.0)
-                if part.stems.get(part.before(place), "") in param.words:
-                    gain += 1.0
+                gain = (1.9 if how == 1 else 1.0) - (0.2 if place == part.verb_at else 0.0)
+                around = (part.stems.get(part.before(place), ""), part.stems.get(place + size, ""))
+                gain += 1.0 if any(word in param.words for word in around) else 0.0
                 yield self._option(value, Evidence.CHOICE, gain, (place, place + size - 1))
 
     def _switches(self, param: Param) -> Iterator[Option]:
@@ -159,12 +147,15 @@ class Options:
             gain = (how if found.kind in _NUMBERS else 2.4 * how - 0.6) + cued
             if found.role:
                 gain += 1.0 if param.side == found.role else -1.5
+            if param.array:
+                gain -= 0.3
             if gain < _LEAST_OF_OPTIONAL and not param.required:
                 continue
             evidence = Evidence.QUOTED if found.kind == Kind.QUOTED else Evidence.TYPED
             option = self._option(coerced(param, found), evidence, gain, (found.first, found.last), cued)
             mask = mask_of(found)
-            several.append(replace(option, mask=mask, kind=found.kind, fit=how, shared=mask if found.role else 0))
+            side = "" if not found.role else "first" if found.role in ("start", "left") else "second"
+            several.append(replace(option, mask=mask, kind=found.kind, fit=how, side=side))
         yield from several
         if param.array and len(several) > 1:
             yield from self._lists(several)
@@ -190,18 +181,14 @@ class Options:
     # Words cut out of the part
 
     def _cut(self, param: Param) -> Iterator[Option]:
-        least = _LEAST_OF_CUT if param.required else _LEAST_OF_OPTIONAL_CUT
         for first, last in self.spans():
-            if last > first + 1 and param.role not in _FREE:
-                continue
-            base = _PLAIN[param.role] + self._span_fit(param, first, last)
-            if base < -1:
+            if last > first + 1 and param.role not in _FREE and not param.array:
                 continue
             cued = self.cue(param, first, last, None)
-            if base + cued > least:
+            gain = _PLAIN[param.role] + self._span_fit(param, first, last) + cued
+            if gain > _LEAST_OF_CUT and (param.required or cued >= _LEAST_CUE_OF_OPTIONAL):
                 text = self.part.words(first, last)
-                listed = [one.strip() for one in text.replace(" and ", ",").split(",") if one.strip()]
-                yield self._option(listed if param.array else text, Evidence.CUT, base + cued, (first, last), cued)
+                yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, (first, last), cued)
 
     def spans(self) -> list[tuple[int, int]]:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
@@ -245,6 +232,8 @@ class Options:
             return False
         if low in GROUPS["article"]:
             return part.reading.tokens[first].text[0].isupper() or self._is_said(first)
+        if low in GROUPS["pronoun"]:
+            return self._is_said(first)
         return low not in _BOUNDS and low not in DETERMINERS
 
     def _without_marks(self, first: int, last: int) -> int:
@@ -267,18 +256,26 @@ class Options:
         content = [one for one in tokens if one.low not in SMALL]
         inner = sum(one.low in _BOUNDS or one.low in PUNCTUATION for one in tokens)
         typed = (stretch(first, last) & part.typed).bit_count()
+        said = long and self._is_said(first)
+        crossed = sum(first < place <= last for place in part.turns)
+        if said:
+            return 0.12 * min(size, 8) - 0.1 * typed - 0.5 * crossed
+        score = (0.0 if content else -1.0) - 1.5 * crossed
         if long:
-            return 0.12 * min(size, 8) - (len(content) < 2) * 0.5 - typed * (0.1 if self._is_said(first) else 0.7)  # noqa: PLR2004
-        score = -1.0 if not content else 0.0
-        if query:
+            score += 0.1 * min(size, 8) - 0.7 * typed - (len(content) < 2) * 0.3  # noqa: PLR2004  # a sentence has more
+        elif query:
             score += 0.05 * size - 0.2 * inner - 0.7 * typed
+        elif param.array:
+            score -= 1.5 * typed
         else:
             score -= 0.8 * inner + 0.25 * max(0, size - 3) + 1.5 * typed
         if param.role == "name" and sum(one.text[:1].isupper() for one in tokens if one.place != part.first) >= max(
             1, len(content)
         ):
             score += 0.4
-        for one in content:
+        if param.role in ("id", "version") and size == 1 and not tokens[0].text.islower():
+            score += 0.6
+        for one in content if not long else ():
             stemmed = part.stems[one.place]
             score -= 0.6 if stemmed in self.profile.nouns else 0.0
             score -= (0.2 if query else 0.6) if one.text.islower() and self.library.is_noun(stemmed) else 0.0
@@ -309,8 +306,8 @@ class Options:
             score += 0.4
         elif number and param.role == "knob" and self.explained.get(last + 1, 0.0) >= FIRM:
             score += 0.8
-        if place == part.verb_at >= 0 and kind in (None, Kind.QUOTED):
-            score += 0.4 if param is profile.params[0] else 0.1
+        if place == part.verb_at >= 0 and kind in (None, Kind.QUOTED) and (param.required or not profile.tool.required):
+            score += 0.8 if param is profile.params[0] else 0.5
         return score
 
     def _introduced(self, param: Param, low: str, kind: Kind | None) -> float:
@@ -322,8 +319,8 @@ class Options:
             score += 2.2 if param.role == "text" else -0.3
         elif low in param.cues:
             score += 0.9
-        elif low in _PREPOSITIONS and param.role in _FREE and kind not in _NUMBERS:
-            score += 0.3
+        elif low in _PREPOSITIONS and kind not in _NUMBERS:
+            score += 0.4
         return score
 
     def _named(self, param: Param, stemmed: str, own: Sequence[str], *, number: bool) -> float:
@@ -337,6 +334,12 @@ class Options:
         if param.required and (param.role == "id" or number) and stemmed in self.profile.nouns:
             return 1.2
         return 0.6 if stemmed in param.cues else 0.0
+
+
+def _listed(text: str) -> list[str]:
+    """The items of a list in words."""
+    items = (item.strip() for item in text.replace(" and ", ",").split(","))
+    return [next((item[len(one) :] for one in ("the ", "a ", "an ") if item.startswith(one)), item) for item in items if item]
 
 
 REPAIRED: Final = 0.7

@@ -56,6 +56,8 @@ class Part:
     """The place of the verb; -1 if there is none."""
     verb: str
     question: bool
+    turns: tuple[int, ...]
+    """Places where another part could begin."""
 
     @property
     def tokens(self) -> Sequence[Token]:
@@ -130,7 +132,10 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
             content |= 1 << place
     verb_at, question = _verb(tokens, stems, first, stop, typed)
     verb = stems[verb_at] if verb_at >= 0 else ""
-    return Part(reading, first, stop, number, stems, repaired, found, typed, content, joined, verb_at, verb, question)
+    turns = tuple(start for start in turnings(reading, stop, library) if first < start < stop)
+    return Part(
+        reading, first, stop, number, stems, repaired, found, typed, content, joined, verb_at, verb, question, turns
+    )
 
 
 def _is_wordlike(found: Found, tokens: Sequence[Token]) -> bool:
@@ -157,11 +162,8 @@ def _verb(tokens: Sequence[Token], stems: Mapping[int, str], first: int, stop: i
     return -1, False
 
 
-def cuts(reading: Reading, stop: int, library: Library) -> list[tuple[tuple[int, int], ...]]:
-    """Return the ways to cut a request into stretches of tokens, the whole first.
-
-    :param stop: the end of the request, its last punctuation left out.
-    """
+def turnings(reading: Reading, stop: int, library: Library) -> dict[int, int]:
+    """The places where another part may begin, each with the place where the one before ends."""
     tokens = reading.tokens
     held = {place for one in reading.found if not _is_wordlike(one, tokens) for place in one.places}
     found: dict[int, int] = {}
@@ -177,7 +179,15 @@ def cuts(reading: Reading, stop: int, library: Library) -> list[tuple[tuple[int,
         while end > 1 and (tokens[end - 1].low in _STOPS or tokens[end - 1].low in ("and", "then")):
             end -= 1
         found.setdefault(start, end)
-    places = sorted(found.items())[:_MOST_CUTS]
+    return found
+
+
+def cuts(reading: Reading, stop: int, library: Library) -> list[tuple[tuple[int, int], ...]]:
+    """Return the ways to cut a request into stretches of tokens, the whole first.
+
+    :param stop: the end of the request, its last punctuation left out.
+    """
+    places = sorted(turnings(reading, stop, library).items())[:_MOST_CUTS]
     ways = []
     for count in range(MOST_PARTS):
         for chosen in combinations(places, count):
