@@ -13,23 +13,29 @@ from apps.plans.local.words import GROUPS
 from apps.plans.proposals import Evidence
 
 WEIGHTS: Final = {
-    "bias": 1.6,
-    "unexplained": -1.6,
-    "weak": -0.5,
-    "missing": -4.0,
-    "margin": 0.8,
-    "other": 0.6,
-    "verb": 1.0,
-    "named": 1.2,
-    "cut": -0.5,
-    "loose": -1.0,
-    "alike": -1.5,
-    "score": 0.15,
-    "gentle": 0.3,
+    "bias": -1.94,
+    "unexplained": -1.29,
+    "weak": -1.07,
+    "missing": 0.00,
+    "margin": 0.24,
+    "other": 0.40,
+    "verb": -0.34,
+    "named": 0.29,
+    "cut": -0.14,
+    "loose": -0.94,
+    "alike": -2.85,
+    "score": 0.33,
+    "gentle": 0.38,
+    "unsaid": 0.28,
+    "misfit": -1.69,
+    "swallowed": -2.49,
+    "question": -0.13,
+    "verbless": 0.28,
+    "deprived": -0.88,
 }
 """Fitted on plans over tools that the product does not ship."""
-READY: Final = 0.85
-CONFIRM: Final = 0.5
+READY: Final = 0.8
+CONFIRM: Final = 0.6
 _CUED: Final = 0.8
 _MARGIN: Final = 0.6
 _MARGIN_OF_CHANGES: Final = 1.0
@@ -91,6 +97,12 @@ def measured(match: Match, rivals: Sequence[Match], *, gentle: bool) -> dict[str
         "alike": float(len(kinds) - len(set(kinds))),
         "score": max(-_MOST_SCORE, min(_MOST_SCORE, match.score)),
         "gentle": float(gentle),
+        "unsaid": match.unsaid,
+        "misfit": math.fsum(1 - one.fit for one in match.options.values()),
+        "swallowed": float(match.swallowed),
+        "question": float(match.part.question and match.profile.acts),
+        "verbless": float(not match.part.verb and not match.part.question),
+        "deprived": float(bool(match.part.verb) and match.verb < _AGREES),
     }
 
 

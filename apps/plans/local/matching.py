@@ -13,7 +13,7 @@ from typing import Any, Final
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.options import FIRM, REPAIRED, Option, Options
 from apps.plans.local.params import Param
-from apps.plans.local.parts import HELD, Part
+from apps.plans.local.parts import HELD, Part, bits
 from apps.plans.local.tokens import Kind
 from apps.plans.local.words import GROUPS, near, stem
 from apps.plans.proposals import Evidence
@@ -81,6 +81,10 @@ class Match:
     """How well the part's verb is the tool's."""
     named: float = 0.0
     """How well the part names what the tool works on."""
+    unsaid: float = 0.0
+    """How much the nouns of its name tell that the part does not say."""
+    swallowed: int = 0
+    """How many words of other tools' names stand in values that were cut from plain words."""
     rival: float = _NO_RIVAL
     """By how much the next best assignment of other values to the same tool is worse."""
 
@@ -184,7 +188,29 @@ class _Whole:
         missing = tuple(param.name for param in profile.params if param.required and param.name not in options)
         named = max(said.nouns.values(), default=_ASIDE * said.aside if self.needed else 0.8)
         score -= UNEXPLAINED * said.unexplained.bit_count()
-        return Match(profile, part, score, options, missing, said.unexplained, said.weak, verb, named)
+        return Match(
+            profile=profile,
+            part=part,
+            score=score,
+            options=options,
+            missing=missing,
+            unexplained=said.unexplained,
+            weak=said.weak,
+            verb=verb,
+            named=named,
+            unsaid=sum(self.library.tells(noun) for noun in self.needed if noun not in said.nouns),
+            swallowed=self._swallowed(options),
+        )
+
+    def _swallowed(self, options: Mapping[str, Option]) -> int:
+        mask = 0
+        for option in options.values():
+            mask |= option.mask if option.evidence == Evidence.CUT else 0
+        tokens, stems = self.part.reading.tokens, self.part.stems
+        return sum(
+            tokens[place].text.islower() and self.library.is_noun(stems[place])
+            for place in bits(mask & self.part.content & ~self.part.typed)
+        )
 
     def _verb(self, used: int) -> float:
         """How well the part's verb is the tool's; as a value, it agrees."""

@@ -339,7 +339,11 @@ class Options:
 def _listed(text: str) -> list[str]:
     """The items of a list in words."""
     items = (item.strip() for item in text.replace(" and ", ",").split(","))
-    return [next((item[len(one) :] for one in ("the ", "a ", "an ") if item.startswith(one)), item) for item in items if item]
+    return [
+        next((item[len(one) :] for one in ("the ", "a ", "an ") if item.startswith(one)), item)
+        for item in items
+        if item
+    ]
 
 
 REPAIRED: Final = 0.7
