@@ -33,6 +33,7 @@ _ROOT: Final = 6
 _SENTENCE: Final = 16
 _OPENING: Final = 40
 """So many words at the beginning of a description say what the tool does; the others are details and examples."""
+_TEXTUAL: Final = frozenset({"text", "name", "query"})
 _FAMILY: Final = 3
 _TYPICAL: Final = 30
 _LEAST_REPAIRED: Final = 6
@@ -176,6 +177,8 @@ class Profile:
     particle: str
     """"on" or "off", if its name says so."""
     deprecated: bool
+    params_words: frozenset[str]
+    """Stems of the names of its params that text takes."""
     acts: bool
     """Is its verb one that does more than show something?"""
 
@@ -199,6 +202,7 @@ class Library:
         self._profiles: dict[str, Profile] = {}
         self._prefixes: Counter[str] = Counter()
         self._nouns: Counter[str] = Counter()
+        self._verbs: Counter[str] = Counter()
         self._spellings: dict[tuple[str, int], set[str]] = {}
 
     def __len__(self) -> int:
@@ -213,6 +217,7 @@ class Library:
         profile = _profile(tool, frozenset(stem(word) for name in services for word in pieces(name)))
         self._profiles[tool.uid] = profile
         self._prefixes[profile.prefix] += 1
+        self._verbs[profile.verb] += 1
         self._nouns.update((*profile.nouns, *profile.services))
         document = _document(profile)
         self._index.put(tool.uid, document)
@@ -225,6 +230,7 @@ class Library:
         profile = self._profiles.pop(uid, None)
         if profile is not None:
             self._prefixes[profile.prefix] -= 1
+            self._verbs[profile.verb] -= 1
             self._nouns.subtract((*profile.nouns, *profile.services))
             self._index.remove(uid)
 
@@ -253,6 +259,10 @@ class Library:
                 query[word] = 0.5
                 query.update({f"~{cluster}": 0.3 for cluster in clusters(word)})
         return [self._profiles[uid] for uid, _ in self._index.search(query, limit)]
+
+    def is_verb(self, stemmed: str) -> bool:
+        """Is it a verb of general English, or what some tool does?"""
+        return stemmed in VERBS or (bool(stemmed) and self._verbs[stemmed] > 0)
 
     def is_noun(self, stemmed: str) -> bool:
         """Does the name of some tool say that it works on this?"""
@@ -334,13 +344,14 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         choices=choices,
         particle=next((word for word in name if word in ("on", "off")), ""),
         deprecated="deprecated" in tool.description.lower(),
+        params_words=frozenset(word for param in params if param.role in _TEXTUAL for word in param.words),
         acts=bool(verb) and not any(near(verb, shown) for shown in _SHOWING),
     )
 
 
 def _verb(name: list[str], said: list[str]) -> str:
     """What a tool does: the first verb of its name, unless its description begins with another and has that as a noun."""
-    named = next((word for word in name if word in VERBS), "")
+    named = name[0] if said[:1] == name[:1] else next((word for word in name if word in VERBS), "")
     told = said[0] if said and said[0] in VERBS else ""
     if told and (not named or told in name or (named in said and not near(named, told))):
         return told

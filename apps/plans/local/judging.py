@@ -13,25 +13,25 @@ from apps.plans.local.words import GROUPS
 from apps.plans.proposals import Evidence
 
 WEIGHTS: Final = {
-    "bias": -1.94,
-    "unexplained": -1.29,
-    "weak": -1.07,
+    "bias": -1.91,
+    "unexplained": -1.64,
+    "weak": -0.91,
     "missing": 0.00,
-    "margin": 0.24,
-    "other": 0.40,
-    "verb": -0.34,
-    "named": 0.29,
-    "cut": -0.14,
-    "loose": -0.94,
-    "alike": -2.85,
-    "score": 0.33,
-    "gentle": 0.38,
-    "unsaid": 0.28,
-    "misfit": -1.69,
-    "swallowed": -2.49,
-    "question": -0.13,
-    "verbless": 0.28,
-    "deprived": -0.88,
+    "margin": 0.31,
+    "other": 0.35,
+    "verb": -0.42,
+    "named": 0.26,
+    "cut": -0.03,
+    "loose": -1.18,
+    "alike": -0.85,
+    "score": 0.30,
+    "gentle": 0.52,
+    "unsaid": 0.22,
+    "misfit": -1.72,
+    "swallowed": -2.70,
+    "question": 0.11,
+    "verbless": 0.33,
+    "deprived": -0.68,
 }
 """Fitted on plans over tools that the product does not ship."""
 READY: Final = 0.8
@@ -65,7 +65,6 @@ def judged(match: Match, rivals: Sequence[Match], *, gentle: bool) -> Verdict:
         and not features["unexplained"]
         and not features["weak"]
         and not features["missing"]
-        and not features["loose"]
         and not features["alike"]
         and features["margin"] >= margin
         and features["other"] >= _MARGIN / 2
@@ -93,7 +92,7 @@ def measured(match: Match, rivals: Sequence[Match], *, gentle: bool) -> dict[str
         "verb": match.verb,
         "named": match.named,
         "cut": float(len(cut)),
-        "loose": float(sum(one.cued < _CUED for one in cut)),
+        "loose": math.fsum(max(0.0, 1 - one.cued) for one in cut),
         "alike": float(len(kinds) - len(set(kinds))),
         "score": max(-_MOST_SCORE, min(_MOST_SCORE, match.score)),
         "gentle": float(gentle),

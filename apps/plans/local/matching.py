@@ -35,8 +35,32 @@ _ACT_IN_ANSWER: Final = -3.0
 _NOUN: Final = 2.2
 _UNSAID_NOUN: Final = -0.7
 _NO_NOUN: Final = -2.0
+_INVERTED: Final = 0.4
 _DEPRECATED: Final = -1.5
 _BY_KIND: Final = 0.7
+_MAKING: Final = frozenset(
+    map(stem, ("create", "add", "make", "send", "post", "set", "start", "open", "log", "submit"))
+)
+_PLAIN_ACTS: Final = tuple(
+    map(
+        stem,
+        (
+            "delete",
+            "remove",
+            "cancel",
+            "stop",
+            "close",
+            "update",
+            "move",
+            "get",
+            "list",
+            "search",
+            "read",
+            "check",
+            "undo",
+        ),
+    )
+)
 _ASKED_WITHIN: Final = 3
 _ASIDE: Final = 0.5
 _PASSING: Final = 0.3
@@ -171,14 +195,16 @@ class _Whole:
         said = self._said(used, options)
         for option in options.values():
             self._named_by(option, said.nouns)
+        score -= _INVERTED * self._inversions(options)
         score += said.score + self._named(said.nouns)
         verb = self._verb(used)
         if part.verb and not used >> part.verb_at & 1:
             score += _VERB * verb if verb else _NO_VERB
-            if not verb and profile.acts:
-                score += _OTHER_VERB
-            if not verb and self.explained[part.verb_at] < FIRM:
-                said.unexplained |= 1 << part.verb_at
+            if not verb and self._may_mean(part.verb):
+                said.weak |= 1 << part.verb_at
+            elif not verb:
+                score += _OTHER_VERB if profile.acts else 0.0
+                said.unexplained |= 0 if self.explained[part.verb_at] >= FIRM else 1 << part.verb_at
         elif part.question:
             score += _ACT_IN_ANSWER if profile.acts else _VERB / 2 * verb
         elif profile.acts and not part.verb:
@@ -202,6 +228,19 @@ class _Whole:
             swallowed=self._swallowed(options),
         )
 
+    def _inversions(self, options: Mapping[str, Option]) -> int:
+        """How many values of one kind stand in another order than their params."""
+        places = [
+            (options[param.name].kind, options[param.name].first)
+            for param in self.profile.params
+            if param.name in options and options[param.name].kind is not None
+        ]
+        return sum(
+            kind == other and first > later
+            for place, (kind, first) in enumerate(places)
+            for other, later in places[place + 1 :]
+        )
+
     def _swallowed(self, options: Mapping[str, Option]) -> int:
         mask = 0
         for option in options.values():
@@ -211,6 +250,10 @@ class _Whole:
             tokens[place].text.islower() and self.library.is_noun(stems[place])
             for place in bits(mask & self.part.content & ~self.part.typed)
         )
+
+    def _may_mean(self, verb: str) -> bool:
+        """May a verb stand for a tool that makes something: to bill, to schedule? Not one that ends or shows things."""
+        return self.profile.verb in _MAKING and not any(near(verb, other) for other in _PLAIN_ACTS)
 
     def _verb(self, used: int) -> float:
         """How well the part's verb is the tool's; as a value, it agrees."""
@@ -238,7 +281,7 @@ class _Whole:
             if used >> place & 1:
                 continue
             if low in HELD:
-                said.unexplained |= 0 if self._is_harmless(low, options) else 1 << place
+                said.unexplained |= 0 if self._is_harmless(place, low, options) else 1 << place
             elif nouns := self.nouns.get(place):
                 for noun, how in nouns:
                     said.nouns[noun] = max(said.nouns.get(noun, 0.0), how)
@@ -251,15 +294,20 @@ class _Whole:
                     said.weak |= 1 << place
         return said
 
-    def _is_harmless(self, low: str, options: Mapping[str, Option]) -> bool:
+    def _is_harmless(self, place: int, low: str, options: Mapping[str, Option]) -> bool:
         if low in GROUPS["bulk"]:
             return self.gentle
+        if low in GROUPS["question"] and self.part.question:
+            return True
+        if low in ("until", "till") and any(one.first == place + 1 for one in options.values()):
+            return True
         refers = any(one.evidence in (Evidence.STEP, Evidence.CONTEXT) for one in options.values())
         return low in GROUPS["back"] and (refers or not self.part.number)
 
     def _named_by(self, option: Option, nouns: dict[str, float]) -> None:
         """A value names its own sort: a path a file, an address a page."""
-        sorts = _SORTS.get(option.kind, frozenset()) if option.kind else frozenset()
+        kind = Kind.REPO if option.kind == Kind.SLUG and option.side else option.kind
+        sorts = _SORTS.get(kind, frozenset()) if kind else frozenset()
         if option.evidence == Evidence.STEP:
             sorts = frozenset(option.text.split())
         for noun in self.profile.nouns:

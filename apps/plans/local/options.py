@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.params import Param, coerced, fits
-from apps.plans.local.parts import DETERMINERS, HELD, PUNCTUATION, Part, mask_of, stretch
+from apps.plans.local.parts import BOUNDS, DETERMINERS, HELD, PUNCTUATION, Part, mask_of, stretch
 from apps.plans.local.tokens import Kind
-from apps.plans.local.words import GROUPS, SMALL, near
+from apps.plans.local.words import GROUPS, SMALL, near, stem
 from apps.plans.proposals import Evidence
 
 FIRM: Final = 0.6
@@ -24,26 +24,37 @@ _PREPOSITIONS: Final = GROUPS["preposition"]
 _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled", "labeled"})
 _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling"})
 _LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
-_BOUNDS: Final = (
-    _PREPOSITIONS
-    | GROUPS["named"]
-    | GROUPS["joiner"]
-    | GROUPS["be"]
-    | {"who", "which", "because", "than", "between", "until", "till", "since", "after", "before", "near", "under"}
-    | {"below", "above", "per", "by", "due", "without", "except"}
-)
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
 _TO: Final = frozenset({"to", "until", "till", "into", "through", "and", "before"})
+_TO_MEASURE: Final = _TO | {"in", "as"}
+_MEASURES: Final = (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE)
+_ENDS: Final = {
+    "start": frozenset(map(stem, ("source", "src", "from", "old", "origin", "sender"))),
+    "end": frozenset(map(stem, ("destination", "dest", "target", "to", "new", "recipient"))),
+}
 _ON: Final = frozenset({"on", "enable", "enabled", "activate", "activated", "true", "yes"})
 _OFF: Final = frozenset({"off", "disable", "disabled", "deactivate", "deactivated", "false", "no"})
 _NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
 _FREE: Final = frozenset({"text", "query", "name", "other"})
 """Roles whose values may be of several words."""
 _PLAIN: Final[Mapping[str, float]] = {
-    **{"text": 0.2, "query": 0.3, "name": 0.2, "other": 0.0, "slug": -0.2, "user": 0.0, "channel": -0.2},
-    **{"repo": -0.5, "color": -0.2, "unit": -0.2, "timezone": -0.2, "id": -0.8, "path": -1.0, "version": -0.8},
+    "text": 0.2,
+    "query": 0.3,
+    "name": 0.2,
+    "other": 0.0,
+    "slug": -0.2,
+    "user": 0.0,
+    "channel": -0.2,
+    "repo": -0.5,
+    "color": -0.2,
+    "unit": -0.2,
+    "timezone": -0.2,
+    "id": -0.8,
+    "path": -1.0,
+    "version": -0.8,
 }
 """For each role that plain words may serve, how well they do."""
+_METHODS: Final = frozenset(map(stem, ("method", "action", "operation", "command", "op", "mode")))
 _UNNAMING: Final = frozenset({"id", "new", "is", "name"})
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "only", "on", "activ"})
 
@@ -117,6 +128,8 @@ class Options:
                 low = part.low(place)
                 if how < 1 and (not how or size > 1 or low in SMALL or (place == part.verb_at and not param.required)):
                     continue
+                if place == part.verb_at and not _acts(param) and part.low(place + 1) in DETERMINERS:
+                    continue
                 if part.typed >> place & 1 and low.strip("'\"`") != " ".join(wanted):
                     continue
                 gain = (1.9 if how == 1 else 1.0) - (0.2 if place == part.verb_at else 0.0)
@@ -146,9 +159,11 @@ class Options:
             cued = self.cue(param, found.first, found.last, found.kind)
             gain = (how if found.kind in _NUMBERS else 2.4 * how - 0.6) + cued
             if found.role:
-                gain += 1.0 if param.side == found.role else -1.5
+                gain += 1.0 if param.side == found.role else -1.5 if param.side else -0.8
             if param.array:
                 gain -= 0.3
+            if param.role == "knob" and found.unit:
+                gain -= 1.0
             if gain < _LEAST_OF_OPTIONAL and not param.required:
                 continue
             evidence = Evidence.QUOTED if found.kind == Kind.QUOTED else Evidence.TYPED
@@ -175,7 +190,7 @@ class Options:
                 for one in run:
                     mask |= one.mask
                 text = self.part.words(run[0].first, option.last)
-                gain = run[0].gain + 0.8 * (len(run) - 1)
+                gain = run[0].gain + 1.8 * (len(run) - 1)
                 yield replace(run[0], value=values, mask=mask, gain=gain, last=option.last, text=text)
 
     # Words cut out of the part
@@ -201,7 +216,7 @@ class Options:
             for place, sure in self.explained.items():
                 low = part.low(place)
                 edge = sure >= FIRM or place == part.verb_at or part.typed >> place & 1
-                if edge or low in _BOUNDS or low in PUNCTUATION or low in SMALL:
+                if edge or low in BOUNDS or low in PUNCTUATION or low in SMALL:
                     bound |= 1 << place
             starts = [place for place in range(part.first, part.stop) if self._may_begin(place, bound)]
             ends = [
@@ -234,7 +249,7 @@ class Options:
             return part.reading.tokens[first].text[0].isupper() or self._is_said(first)
         if low in GROUPS["pronoun"]:
             return self._is_said(first)
-        return low not in _BOUNDS and low not in DETERMINERS
+        return low not in BOUNDS and low not in DETERMINERS
 
     def _without_marks(self, first: int, last: int) -> int:
         while last > first and self.part.low(last) in PUNCTUATION:
@@ -245,7 +260,7 @@ class Options:
         part, low = self.part, self.part.low(last)
         if low in PUNCTUATION or (first == last and (part.typed >> first & 1 or low in SMALL)):
             return False
-        if low in _BOUNDS or low in DETERMINERS or low in ("please", "it", "them"):
+        if low in BOUNDS or low in DETERMINERS or low in ("please", "it", "them"):
             return self._is_said(first) and last + 1 == part.stop
         return True
 
@@ -254,13 +269,14 @@ class Options:
         part, tokens = self.part, self.part.reading.tokens[first : last + 1]
         long, query, size = param.role == "text", param.role == "query", last - first + 1
         content = [one for one in tokens if one.low not in SMALL]
-        inner = sum(one.low in _BOUNDS or one.low in PUNCTUATION for one in tokens)
+        inner = sum(one.low in BOUNDS or one.low in PUNCTUATION for one in tokens)
         typed = (stretch(first, last) & part.typed).bit_count()
         said = long and self._is_said(first)
         crossed = sum(first < place <= last for place in part.turns)
+        crossed += sum(part.stems[one.place] in self.profile.params_words for one in tokens[1:] if one.low not in SMALL)
         if said:
             return 0.12 * min(size, 8) - 0.1 * typed - 0.5 * crossed
-        score = (0.0 if content else -1.0) - 1.5 * crossed
+        score = (0.0 if content else -1.0) - 1.2 * crossed
         if long:
             score += 0.1 * min(size, 8) - 0.7 * typed - (len(content) < 2) * 0.3  # noqa: PLR2004  # a sentence has more
         elif query:
@@ -291,14 +307,12 @@ class Options:
         low, stemmed = part.low(place), part.stems.get(place, "")
         number = kind in _NUMBERS
         if low in SMALL or low in PUNCTUATION:
-            score = (
-                2.4 if low in _LINKING and part.stems.get(place - 1, "") in own else self._introduced(param, low, kind)
-            )
+            earlier = part.stems.get(place - 1, "")
+            linked = low in _LINKING and earlier in own and (earlier not in profile.nouns or low in (":", "is", "="))
+            score = 2.4 if linked else self._introduced(param, low, kind)
         else:
             score = self._named(param, stemmed, own, number=number)
-        if param.side in ("start", "end") and low:
-            mine, other = (_FROM, _TO) if param.side == "start" else (_TO, _FROM)
-            score += 1.4 if low in mine else -1.6 if low in other else 0.0
+        score += self._sided(param, low, place, kind)
         after = part.stems.get(last + 1, "")
         if after in own:
             score += 1.0
@@ -309,6 +323,16 @@ class Options:
         if place == part.verb_at >= 0 and kind in (None, Kind.QUOTED) and (param.required or not profile.tool.required):
             score += 0.8 if param is profile.params[0] else 0.5
         return score
+
+    def _sided(self, param: Param, low: str, place: int, kind: Kind | None) -> float:
+        """What "from" and "to" say of a param that is where something begins or ends."""
+        side = next((side for side, words in _ENDS.items() if words & set(param.words)), param.side)
+        if side not in ("start", "end") or not low:
+            return 0.0
+        if kind in _MEASURES and (self.part.typed >> place & 1 or low in _TO_MEASURE):
+            return 1.4 if (low in _TO_MEASURE) == (side == "end") else -1.6
+        mine, other = (_FROM, _TO) if side == "start" else (_TO, _FROM)
+        return 1.4 if low in mine else -1.6 if low in other else 0.0
 
     def _introduced(self, param: Param, low: str, kind: Kind | None) -> float:
         """What a small word or a mark before a value says."""
@@ -334,6 +358,11 @@ class Options:
         if param.required and (param.role == "id" or number) and stemmed in self.profile.nouns:
             return 1.2
         return 0.6 if stemmed in param.cues else 0.0
+
+
+def _acts(param: Param) -> bool:
+    """Does the param say what is to be done?"""
+    return any(word in _METHODS for word in param.words)
 
 
 def _listed(text: str) -> list[str]:

@@ -22,6 +22,15 @@ PUNCTUATION: Final = frozenset(",:;.?!()")
 DETERMINERS: Final = GROUPS["article"] | {"my", "our", "your", "his", "her", "their", "its", "some", "=", "#"}
 HELD: Final = frozenset().union(*(GROUPS[name] for name in HOLDING))
 """Words that change what is asked for, so that somebody must explain them."""
+BOUNDS: Final = (
+    GROUPS["preposition"]
+    | GROUPS["named"]
+    | GROUPS["joiner"]
+    | GROUPS["be"]
+    | {"who", "which", "because", "than", "between", "until", "till", "since", "after", "before", "near", "under"}
+    | {"below", "above", "per", "by", "due", "without", "except"}
+)
+"""Words that a value cut out of plain words neither begins nor ends with."""
 _STOPS: Final = frozenset((",", ";", ".", "!", "?"))
 _JOINERS: Final = frozenset({"and", "then", "also", "please", "finally", "afterwards", "next", "plus"})
 _PARTICLES: Final = frozenset({"up", "down", "back", "out", "in", "off", "on"})
@@ -125,12 +134,13 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
             if library.knows(whole):
                 stems[place - 1] = whole
                 joined |= 1 << place
-    content = typed
-    for place in plain:
+    content = 0
+    for place in stems:
         low = tokens[place].low
-        if low not in SMALL and not joined >> place & 1 and any(map(str.isalnum, low)):
+        small = low in SMALL or low in BOUNDS or joined >> place & 1
+        if any(map(str.isalnum, low)) and not small:
             content |= 1 << place
-    verb_at, question = _verb(tokens, stems, first, stop, typed)
+    verb_at, question = _verb(tokens, stems, plain, library)
     verb = stems[verb_at] if verb_at >= 0 else ""
     turns = tuple(start for start in turnings(reading, stop, library) if first < start < stop)
     return Part(
@@ -146,20 +156,18 @@ def _is_wordlike(found: Found, tokens: Sequence[Token]) -> bool:
     return found.kind in _WORDLIKE or word.low in ("one", "a", "an")
 
 
-def _verb(tokens: Sequence[Token], stems: Mapping[int, str], first: int, stop: int, typed: int) -> tuple[int, bool]:
+def _verb(
+    tokens: Sequence[Token], stems: Mapping[int, str], plain: Sequence[int], library: Library
+) -> tuple[int, bool]:
     """The place of the verb, and whether the part is a question."""
-    place = first
-    while place < stop and tokens[place].low in _LEADING:
-        place += 1
-    if place < stop and not typed >> place & 1:
-        if tokens[place].low in _ASKING:
+    begun = next((place for place in stems if tokens[place].low not in _LEADING), -1)
+    if begun in plain:
+        if tokens[begun].low in _ASKING:
             return -1, True
-        if stems[place] in VERBS:
-            return place, False
-    for place in range(first, min(stop, first + _VERB_WITHIN)):
-        if not typed >> place & 1 and stems[place] in VERBS and tokens[place].low not in SMALL:
-            return place, False
-    return -1, False
+        if library.is_verb(stems[begun]):
+            return begun, False
+    early = (place for place in plain if place < next(iter(stems)) + _VERB_WITHIN and tokens[place].low not in SMALL)
+    return next((place for place in early if stems[place] in VERBS), -1), False
 
 
 def turnings(reading: Reading, stop: int, library: Library) -> dict[int, int]:
@@ -204,4 +212,4 @@ def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
         return True
     following = tokens[start + 1].low if start + 1 < len(tokens) else ""
     joined = stem(low + following) if following in _PARTICLES else ""
-    return low not in SMALL and (library.repaired(low) in VERBS or (bool(joined) and library.knows(joined)))
+    return low not in SMALL and (library.is_verb(library.repaired(low)) or (bool(joined) and library.knows(joined)))
