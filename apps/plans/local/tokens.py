@@ -73,8 +73,8 @@ class Token:
 class Found:
     """A value and the tokens it was read from.
 
-    Values may overlap, and each token serves one param, with one exception: the start and the end of a range, and the days of
-    several date-times, may stand on the same tokens ("last week", "from 2 to 3 pm tomorrow").
+    Values may overlap, and each token serves one param. The two ends of a range and the days of several date-times are an
+    exception: they may stand on the same tokens ("last week", "from 2 to 3 pm tomorrow").
     """
 
     kind: Kind
