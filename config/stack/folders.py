@@ -2,7 +2,6 @@
 
 import fcntl
 import hashlib
-import itertools
 import json
 import os
 import secrets
@@ -14,7 +13,7 @@ from typing import Any
 from config.stack.processes import StackError, end_all, make_for_servers, marked, servers_user
 
 PRODUCT = Path(__file__).resolve().parent.parent.parent
-KEYS = ("secret_key", "lease_keys", "sealing_keys")
+KEYS = ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS")
 _CONTENT = (
     *("postgres", "postgres.new", "valkey", "log", "metrics", "files", "artifacts", "static"),
     *("secrets.json", "stack.json", "admin-password", "api-token", "worker-key"),
@@ -131,14 +130,15 @@ def database_key(url: str) -> str:
 
 def data_of_a_run() -> DataFolder:
     """An empty data folder that no other run uses, claimed. It may be one that a killed run has left."""
-    for number in itertools.count():
+    number = 0
+    while True:
         data = DataFolder(PRODUCT / "var" / f"run-{number}")
+        number += 1
         data.create()
         if data.claim():
             data.clear()
             data.create()
             return data
-    raise AssertionError
 
 
 def readable_package(site: Path, *folders: str, name: str) -> Path:

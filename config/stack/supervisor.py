@@ -41,12 +41,7 @@ _READY_WITHIN = 120.0
 # How long to wait, once it serves, for the first heartbeats of beat and of the Celery workers.
 _SETTLED_WITHIN = 30.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-
-
-def say(line: str) -> None:
-    """Tell the person at the terminal."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+say: Callable[[str], None] = partial(print, flush=True)
 
 
 @dataclass(slots=True)
@@ -102,7 +97,7 @@ class Supervisor:
         self.url = f"http://127.0.0.1:{port}"
         self.environment = {
             **self.environ,
-            **{name: self.environ.get(name) or kept[key] for key, name in _ENVIRONMENT_OF_KEYS.items()},
+            **{name: self.environ.get(name) or kept[name] for name in KEYS},
             MARK: self.data.mark,
             "GATEHOUSE_DATA": str(self.data.path),
             "GATEHOUSE_URL": self.url,
@@ -128,21 +123,18 @@ class Supervisor:
         :raises StackError: if one does not.
         """
         self.data.prepare()
-        embedded: list[type[Postgres | Valkey]] = []
         for kind in (Postgres, Valkey):
             if self.environ.get(kind.variable):
-                self._ok(f"{self.await_server(kind, None)} ({kind.variable})")
+                self._ok(f"{self.await_server(kind)} ({kind.variable})")
             else:
-                embedded.append(kind)
-        for kind in embedded:
-            server = kind(data=self.data, durable=self.durable)
-            self.environment[kind.variable] = server.url
-            self.servers[kind.name] = server
-            self._keep(kind.name, server.start)
+                server = self.servers[kind.name] = kind(data=self.data, durable=self.durable)
+                self.environment[kind.variable] = server.url
+        for name, server in self.servers.items():
+            self._keep(name, server.start)
         if self.forks:
             loaded.load(self.environment)
-        for kind in embedded:
-            self._ok(f"{self.await_server(kind, self.kept[kind.name])} (embedded, unix socket)")
+        for server in self.servers.values():
+            self._ok(f"{self.await_server(server)} (embedded, unix socket)")
 
     def run(self, until: Callable[[], bool]) -> None:
         """Restart what ends, until the condition holds."""
@@ -179,22 +171,22 @@ class Supervisor:
         one = self.kept[name]
         one.child, one.started, one.again_at = one.start(), time.monotonic(), None
 
-    def await_server(self, kind: type[Postgres | Valkey], one: Kept | None) -> str:
-        """Wait until a server answers; return which it is.
+    def await_server(self, server: Postgres | Valkey | type[Postgres | Valkey]) -> str:
+        """Wait until a server answers; return which it is. One that the environment names must answer at once.
 
-        :param one: the embedded server, or None for one that the environment names.
         :raises StackError: if it ends, or does not answer in time.
         """
+        one = self.kept.get(server.name)
         deadline = time.monotonic() + _READY_WITHIN
         while True:
             try:
-                return kind.version(self.environment[kind.variable])
+                return server.version(self.environment[server.variable])
             except (psycopg.Error, redis.RedisError, ValueError) as failure:
                 if one is None:
                     reason = str(failure).strip().splitlines()[0]
-                    raise StackError(f"The server that {kind.variable} names can't be used: {reason}") from failure
+                    raise StackError(f"The server that {server.variable} names can't be used: {reason}") from failure
                 if not one.running() or time.monotonic() > deadline:
-                    raise StackError(f"{kind.name} did not start ({one.log}):\n{last_lines(one.log)}") from failure
+                    raise StackError(f"{server.name} did not start ({one.log}):\n{last_lines(one.log)}") from failure
             time.sleep(0.02)
 
     def _provision(self, wanted: dict[str, list[str]]) -> None:
@@ -225,9 +217,8 @@ class Supervisor:
             time.sleep(0.25)
 
     def _write_stack_file(self) -> None:
-        names = ("DATABASE_URL", "REDIS_URL", *_ENVIRONMENT_OF_KEYS.values())
         written = {
-            **{name.lower(): self.environment[name] for name in names},
+            **{name.lower(): self.environment[name] for name in ("DATABASE_URL", "REDIS_URL", *KEYS)},
             "url": self.url,
             "with_workers": self.with_workers,
             "processes": {name: one.child.pid for name, one in self.kept.items()},
@@ -254,9 +245,6 @@ class Supervisor:
                 self._write_stack_file()
 
 
-_ENVIRONMENT_OF_KEYS = {key: f"GATEHOUSE_{key.upper()}" for key in KEYS}
-
-
 def start_servers(environ: MutableMapping[str, str], *, durable: bool = False) -> Callable[[], None]:
     """Start servers for a test run or a measurement; they end with this process, even when it is killed.
 
@@ -281,7 +269,7 @@ def start_servers(environ: MutableMapping[str, str], *, durable: bool = False) -
         raise
     environ.update(supervisor.environment | {"GATEHOUSE_DATA": str(data.path)})
     # The same in every process of the run, so that a token of one is good in another.
-    for name in _ENVIRONMENT_OF_KEYS.values():
+    for name in KEYS:
         environ.setdefault(name, secrets.token_urlsafe(48))
     return stop
 

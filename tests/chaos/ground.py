@@ -83,7 +83,7 @@ class Ground(Supervisor):
         for _ in range(_STARTS):
             self.restart(name)
             try:
-                self.await_server(type(self.servers[name]), self.kept[name])
+                self.await_server(self.servers[name])
             except StackError:
                 self.kept[name].child.wait(timeout=_PATIENCE)
                 time.sleep(0.1)
