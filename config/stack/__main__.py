@@ -17,7 +17,6 @@ from config.stack.folders import PRODUCT, DataFolder
 from config.stack.processes import MARK, Program, StackError, end_all, exit_code, marked
 from config.stack.supervisor import Supervisor, readiness, say
 
-_PATIENCE = 120.0
 _NOT_RUNNING = 3
 _INTERRUPTED = 130
 _LAST_PORT = 65535
@@ -90,15 +89,12 @@ def demo(options: argparse.Namespace, data: DataFolder) -> int:
     if not (str(path).isprintable() and path.is_dir() and next(path.rglob("*.py"), None)):
         raise StackError(f"There is no folder with Python code at {path}.")
     data.create()
-    deadline = time.monotonic() + _PATIENCE
     while not data.claim():
-        # Another process runs the stack: use it when it is ready. It may also be about to end.
+        # Another process runs the stack: use it when it is ready. It may also end before.
         if data.stack():
             say(f"Using what runs already at {data.stack()['url']}")
             program = _demo_program(path, data, stack="running")
             os.execve(program.argv[0], program.argv, program.env)  # noqa: S606
-        if time.monotonic() > deadline:
-            raise StackError(f"What runs already, with its data in {data.path}, does not become ready.")
         time.sleep(0.1)
     supervisor = Supervisor(data=data, port=options.port)
     # The job is over by then: nothing is left that a process would have to finish.
@@ -172,7 +168,7 @@ def _demo_program(path: Path, data: DataFolder, *, stack: str) -> Program:
         "REDIS_URL": written["redis_url"],
         "GATEHOUSE_DATA": str(data.path),
         "GATEHOUSE_URL": written["url"],
-        "GATEHOUSE_TOKEN": data.tokens(written["database_url"])["kee"],
+        "GATEHOUSE_TOKEN": data.secrets()["tokens"][written["database_url"]]["kee"],
         "GATEHOUSE_DEMO_STACK": stack,
         "GATEHOUSE_DEMO_WORKERS": "bundled" if written["with_workers"] else "none",
     }

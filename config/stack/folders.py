@@ -98,7 +98,7 @@ class DataFolder:
         return _read(self.stack_file)
 
     def secrets(self) -> dict[str, Any]:
-        """The keys of this folder, the tokens of each database, and the web port. Missing keys are made."""
+        """The keys of this folder, the tokens by the URL of their database, and the web port. Missing keys are made."""
         kept = _read(self.path / "secrets.json")
         if missing := [name for name in KEYS if name not in kept]:
             kept |= {"tokens": {}} | {name: secrets.token_urlsafe(48) for name in missing}
@@ -108,11 +108,6 @@ class DataFolder:
     def keep_secrets(self, kept: dict[str, Any]) -> None:
         write_private(self.path / "secrets.json", json.dumps(kept, indent=2))
 
-    def tokens(self, database_url: str) -> dict[str, str]:
-        """The tokens that were issued in this database, by name."""
-        issued: dict[str, str] = self.secrets()["tokens"].get(database_key(database_url), {})
-        return issued
-
     def clear(self) -> None:
         """Remove what a stack puts here, all but the lock. Whoever calls this holds it."""
         end_all(marked(self.mark))
@@ -121,11 +116,6 @@ class DataFolder:
                 shutil.rmtree(entry)
             else:
                 entry.unlink(missing_ok=True)
-
-
-def database_key(url: str) -> str:
-    """By what the tokens of a database are kept: another database, other tokens."""
-    return hashlib.sha256(url.encode()).hexdigest()[:12]
 
 
 def data_of_a_run() -> DataFolder:

@@ -14,7 +14,7 @@ from pathlib import Path
 import django
 from django.core.management import CommandError, call_command
 
-from config.stack.folders import DataFolder, database_key, write_private
+from config.stack.folders import DataFolder, write_private
 from config.unreachable import told_in_a_sentence
 
 
@@ -26,7 +26,7 @@ def provision(data: DataFolder, wanted: dict[str, list[str]]) -> None:
     call_command("sync_schedules")
     call_command("ensure_operator", "--username", "admin", "--password-file", str(data.password_file))
     kept = data.secrets()
-    tokens = kept["tokens"].setdefault(database_key(os.environ["DATABASE_URL"]), {})
+    tokens = kept["tokens"].setdefault(os.environ["DATABASE_URL"], {})
     for name, arguments in wanted.items():
         if name not in tokens:
             answer = io.StringIO()

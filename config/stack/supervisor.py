@@ -195,7 +195,7 @@ class Supervisor:
         if self.launch(program).wait():
             log = self.data.log(program.name)
             raise StackError(f"The database could not be prepared ({log}):\n{last_lines(log, 1).strip()}")
-        self.tokens = self.data.tokens(self.environment["DATABASE_URL"])
+        self.tokens = self.data.secrets()["tokens"][self.environment["DATABASE_URL"]]
         self._ok("migrations")
 
     def _wait_ready(self) -> None:
