@@ -84,13 +84,20 @@ class DataFolder:
             self.lock = None
 
     def prepare(self) -> None:
-        """End what a killed supervisor has left running, and make anew what no start takes over from another."""
+        """End what a killed supervisor has left running, and make anew what no start takes over from another.
+
+        :raises StackError: if somebody else has made the folder of the sockets.
+        """
         end_all(marked(self.mark))
         self.stack_file.unlink(missing_ok=True)
         shutil.rmtree(self.path / "metrics", ignore_errors=True)
         shutil.rmtree(self.sockets, ignore_errors=True)
         (self.path / "metrics").mkdir()
         self.servers.mkdir(mode=0o711, parents=True, exist_ok=True)
+        try:
+            self.sockets.mkdir(mode=0o700)
+        except OSError as failure:
+            raise StackError(f"The folder {self.sockets} can't be made: {failure.strerror}.") from failure
         make_for_servers(self.sockets)
 
     def stack(self) -> dict[str, Any]:

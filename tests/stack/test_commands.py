@@ -138,6 +138,7 @@ def test_refusal_names_the_variable_of_a_server(variable: str, tmp_path: Path) -
     supervisor = Supervisor(data=data, environ=environ, environment=environ)
     with pytest.raises(StackError, match=rf"^The server that {variable} names can't be used: .*$") as refusal:
         supervisor.start_servers()
+    data.clear()
     assert "hidden" not in str(refusal.value)
 
 

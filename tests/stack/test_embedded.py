@@ -1,6 +1,7 @@
 """The embedded servers keep what they were told, whatever happens to their processes."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,7 +112,8 @@ def test_mark_tells_our_processes() -> None:
                 child.stdout.readline()
 
             assert [process.pid for process in marked("ours")] == [ours.pid]
-            end_all(marked("ours"))
+            # A test run in the background ignores SIGINT, and so do its children.
+            end_all(marked("ours"), sign=signal.SIGTERM)
 
             assert ours.poll() is not None
             assert theirs.poll() is None
