@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -19,9 +19,7 @@ _OPTIONS: Final = re.compile(
 )
 _DEFAULT: Final = re.compile(r"(?i)\bdefaults?(?:\s+(?:is|to|value))*\s*[:=]?\s*[\"'`]?([\w./-]*\w)")
 _EXAMPLE: Final = re.compile(r"(?i)(?:\be\.g\.,?|\bfor example,?|\bexample:|\bsuch as|\blike)\s+[\"'`]?([^\s\"'`,;)]+)")
-_IN_UNIT: Final = re.compile(
-    r"(?i)\b(?:in|of)\s+(milliseconds|seconds|minutes|hours|days|weeks|months|years|ms|sec|min)\b"
-)
+_IN_UNIT: Final = re.compile(r"(?i)(?:^(?:(?:number|amount) of )?|\b(?:in|of) )(?:degrees )?([a-z°%]{2,})\b")
 _FORMATS: Final = {
     "email": (Kind.EMAIL,),
     "uri": (Kind.URL, Kind.DOMAIN),
@@ -59,7 +57,9 @@ _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
     (Kind.PATH, Kind.FILE): 0.9,
     (Kind.REPO, Kind.PATH): 0.6,
     (Kind.REPO, Kind.ID): 0.6,
-    (Kind.GLOB, Kind.PATH): 0.5,
+    (Kind.GLOB, Kind.PATH): 0.4,
+    (Kind.PATH, Kind.GLOB): 0.4,
+    (Kind.FILE, Kind.GLOB): 0.7,
     (Kind.UUID, Kind.ID): 1.0,
     (Kind.ID, Kind.SLUG): 0.9,
     (Kind.SLUG, Kind.ID): 0.8,
@@ -71,6 +71,8 @@ _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
     (Kind.QUANTITY, Kind.INTEGER): 0.8,
 }
 """(what was found, what the param takes): how well it serves."""
+_CURRENCIES: Final = frozenset(words.CURRENCIES.values())
+_DEGREES: Final = frozenset("CFK")
 _DEEP: Final = 6
 
 
@@ -114,7 +116,9 @@ def params_of(tool: Tool) -> tuple[Param, ...]:
     inputs = {name: schema for name, schema in tool.inputs.items() if isinstance(schema, Mapping)}
     told = {name: text for name, text in _ARGUMENT.findall(tool.description) if name in inputs}
     siblings = {piece for name in inputs for piece in words.pieces(name)}
-    return tuple(_param(name, schema, tool, told.get(name, ""), siblings) for name, schema in inputs.items())
+    params = [_param(name, schema, tool, told.get(name, ""), siblings) for name, schema in inputs.items()]
+    sided = {param.side for param in params if param.required} & {"left", "right"}
+    return tuple(replace(param, side="") if param.side in sided and not param.required else param for param in params)
 
 
 def normal(text: object) -> str:
@@ -136,8 +140,10 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
         if own and own[-1] in words.PAIRS[one] and words.PAIRS[other] & siblings:
             side = one
     unit = next((words.UNITS[piece] for piece in reversed(own) if len(piece) > 1 and piece in words.UNITS), "")
-    if not unit and (in_unit := _IN_UNIT.search(description)):
-        unit = words.UNITS[in_unit.group(1).lower()]
+    if not unit and kind in ("integer", "number"):
+        unit = next(
+            (words.UNITS[one.lower()] for one in _IN_UNIT.findall(description) if one.lower() in words.UNITS), ""
+        )
     role, kinds = _role(own, kind, item, description)
     if role == "repo" and side == "right":
         kinds = (Kind.SLUG,)
@@ -295,12 +301,7 @@ def fits(param: Param, found: Found) -> float:
         return 1.0
     if param.closed or param.type == "boolean" or param.role == "secret":
         return 0.0
-    score = _of_kind(param, found) * _of_unit(param, found)
-    if found.role in ("start", "end", "left", "right") and found.role != param.side:
-        same = found.role in ("left", "right") or found.kind in _NUMERIC or param.side
-        score *= 0.2 if same else 0.6
-    elif found.role == "ordinal":
-        score *= 0.5
+    score = _of_kind(param, found) * _of_unit(param, found) * _of_side(param, found)
     return score if score and _allowed(param, coerced(param, found)) else 0.0
 
 
@@ -323,16 +324,27 @@ def _of_kind(param: Param, found: Found) -> float:
 
 def _of_unit(param: Param, found: Found) -> float:
     """How well the unit of a number agrees with the param's."""
-    if (
-        found.kind not in _NUMERIC
-        or not found.unit
-        or found.unit == param.unit
-        or found.kind in param.kinds - {Kind.INTEGER, Kind.NUMBER}
-    ):
+    unit, kind = found.unit, found.kind
+    if kind not in _NUMERIC or not unit or unit == param.unit:
         return 1.0
-    if found.unit in words.SECONDS:
+    if unit in _CURRENCIES or param.role == "money":
+        return 1.0 if unit in _CURRENCIES and param.role == "money" else 0.3 if unit in _CURRENCIES else 0.1
+    if unit in words.SECONDS:
         return 1.0 if param.unit in words.SECONDS else 0.5
-    return 0.1 if param.unit else 1.0 if param.role == "money" else 0.7
+    if unit == "degree":
+        return 1.0 if param.unit in _DEGREES or not param.unit else 0.1
+    return 0.1 if param.unit else 0.7
+
+
+def _of_side(param: Param, found: Found) -> float:
+    """How well an end of a range, or half of a pair, serves a param that is made for it, or for none."""
+    if found.role not in ("start", "end", "left", "right"):
+        return 0.5 if found.role == "ordinal" else 1.0
+    if found.role == param.side:
+        return 1.0
+    if {found.role, param.side} in ({"start", "end"}, {"left", "right"}):
+        return 0.0
+    return 0.6 if found.role in ("start", "end") and found.kind not in _NUMERIC else 0.2
 
 
 @lru_cache(maxsize=4096)
@@ -366,6 +378,12 @@ def _converted(param: Param, found: Found) -> Any:
         seconds = value if kind is Kind.DURATION else value * words.SECONDS[found.unit]
         value = seconds / words.SECONDS.get(param.unit or found.unit, 1.0)
         value = int(value) if value == int(value) else value
+        if param.type == "string":
+            value = f"PT{seconds:g}S" if param.format == "duration" else f"{value:g}{(param.unit or found.unit)[0]}"
+    elif kind in (Kind.LANGUAGE, Kind.COUNTRY) and (
+        {"code", "iso"} & param.cues or param.schema.get("maxLength") in (2, 3)
+    ):
+        value = found.unit
     elif kind is Kind.DATE and Kind.DATETIME in param.kinds and Kind.DATE not in param.kinds:
         value = f"{value}T{'23:59:59' if found.role == 'end' else '00:00:00'}Z"
     elif kind is Kind.DATETIME and Kind.DATE in param.kinds and Kind.DATETIME not in param.kinds:
