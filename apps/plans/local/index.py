@@ -179,6 +179,10 @@ class Profile:
     deprecated: bool
     params_words: frozenset[str]
     """Stems of the names of its params that text takes."""
+    told: bool
+    """Does its verb stand in its description only?"""
+    forms: frozenset[str]
+    """The words of its name and description, as they stand there."""
     acts: bool
     """Is its verb one that does more than show something?"""
 
@@ -317,7 +321,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
     learn(said[first:_OPENING], 0.6)
     learn(said[_OPENING:], 0.35)
     for param in params:
-        learn(param.words, 0.75)
+        learn(param.words, 0.5 if param.type == "boolean" else 0.75)
         learn((word for choice in param.choices for word in choice.split()), 0.55)
         learn((stem(word) for word in prose(str(param.schema.get("description", ""))) if word not in SMALL), 0.5)
     meanings: dict[int, float] = {}
@@ -345,6 +349,8 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         particle=next((word for word in name if word in ("on", "off")), ""),
         deprecated="deprecated" in tool.description.lower(),
         params_words=frozenset(word for param in params if param.role in _TEXTUAL for word in param.words),
+        told=verb not in name,
+        forms=frozenset((*pieces(tool.name), *prose(tool.description))),
         acts=bool(verb) and not any(near(verb, shown) for shown in _SHOWING),
     )
 

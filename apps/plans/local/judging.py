@@ -13,25 +13,25 @@ from apps.plans.local.words import GROUPS
 from apps.plans.proposals import Evidence
 
 WEIGHTS: Final = {
-    "bias": -1.91,
-    "unexplained": -1.64,
-    "weak": -0.91,
+    "bias": -1.74,
+    "unexplained": -1.69,
+    "weak": -0.85,
     "missing": 0.00,
-    "margin": 0.31,
-    "other": 0.35,
-    "verb": -0.42,
-    "named": 0.26,
-    "cut": -0.03,
-    "loose": -1.18,
-    "alike": -0.85,
-    "score": 0.30,
-    "gentle": 0.52,
-    "unsaid": 0.22,
-    "misfit": -1.72,
-    "swallowed": -2.70,
-    "question": 0.11,
-    "verbless": 0.33,
-    "deprived": -0.68,
+    "margin": 0.38,
+    "other": 0.29,
+    "verb": -0.59,
+    "named": 0.54,
+    "cut": 0.09,
+    "loose": -1.58,
+    "alike": -1.17,
+    "score": 0.29,
+    "gentle": 1.02,
+    "unsaid": 0.10,
+    "misfit": -1.15,
+    "swallowed": -3.13,
+    "question": -0.10,
+    "verbless": 0.43,
+    "deprived": -1.14,
 }
 """Fitted on plans over tools that the product does not ship."""
 READY: Final = 0.8
@@ -39,6 +39,7 @@ CONFIRM: Final = 0.6
 _CUED: Final = 0.8
 _MARGIN: Final = 0.6
 _MARGIN_OF_CHANGES: Final = 1.0
+_MISFIT: Final = 0.3
 _AGREES: Final = 0.6
 _MOST_MARGIN: Final = 3.0
 _MOST_SCORE: Final = 12.0
@@ -66,6 +67,8 @@ def judged(match: Match, rivals: Sequence[Match], *, gentle: bool) -> Verdict:
         and not features["weak"]
         and not features["missing"]
         and not features["alike"]
+        and features["misfit"] < _MISFIT
+        and not (match.plural and not gentle)
         and features["margin"] >= margin
         and features["other"] >= _MARGIN / 2
         and features["verb"] >= (_AGREES if match.profile.acts else 0)

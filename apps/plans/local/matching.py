@@ -62,6 +62,9 @@ _PLAIN_ACTS: Final = tuple(
     )
 )
 _ASKED_WITHIN: Final = 3
+_FROM_DESCRIPTION: Final = 0.6
+_MADE: Final = 0.75
+"""How well a verb agrees that names what the tool makes or sends: to mail, to invoice."""
 _ASIDE: Final = 0.5
 _PASSING: Final = 0.3
 """How well a verb agrees that is some word of the tool's, but not its verb."""
@@ -69,7 +72,6 @@ _SORTS: Final[Mapping[Kind, frozenset[str]]] = {
     kind: frozenset(map(stem, words))
     for kind, words in {
         Kind.URL: ("url", "page", "website", "webpage", "link", "site"),
-        Kind.PATH: ("file", "directory", "folder", "path"),
         Kind.FILE: ("file", "document", "image"),
         Kind.REPO: ("repository", "repo", "project"),
         Kind.CHANNEL: ("channel", "message"),
@@ -82,6 +84,9 @@ _SORTS: Final[Mapping[Kind, frozenset[str]]] = {
     }.items()
 }
 """What a value of a kind is called, so that nobody needs to say it."""
+
+_FILES: Final = frozenset(map(stem, ("file", "document", "path")))
+_FOLDERS: Final = frozenset(map(stem, ("directory", "folder", "path")))
 
 _State = tuple[float, int, Mapping[str, int], tuple[tuple[str, Option], ...]]
 """A score, the tokens used, those that each side of ranges and pairs uses, and the options taken."""
@@ -107,6 +112,8 @@ class Match:
     """How well the part names what the tool works on."""
     unsaid: float = 0.0
     """How much the nouns of its name tell that the part does not say."""
+    plural: bool = False
+    """Does the part speak of several of what the tool speaks of as one?"""
     swallowed: int = 0
     """How many words of other tools' names stand in values that were cut from plain words."""
     rival: float = _NO_RIVAL
@@ -178,7 +185,7 @@ class _Whole:
         self.needed = [
             noun
             for noun in profile.nouns
-            if noun not in profile.services and not (noun == profile.prefix and self.library.is_family(noun))
+            if noun != profile.prefix or not (noun in profile.services or self.library.is_family(noun))
         ]
 
     def best(self, states: Iterable[_State]) -> Match:
@@ -225,6 +232,7 @@ class _Whole:
             verb=verb,
             named=named,
             unsaid=sum(self.library.tells(noun) for noun in self.needed if noun not in said.nouns),
+            plural=self._is_plural(used),
             swallowed=self._swallowed(options),
         )
 
@@ -240,6 +248,10 @@ class _Whole:
             for place, (kind, first) in enumerate(places)
             for other, later in places[place + 1 :]
         )
+
+    def _is_plural(self, used: int) -> bool:
+        words = (self.part.low(place) for place in self.nouns if self.nouns[place] and not used >> place & 1)
+        return any(low.endswith("s") and low not in self.profile.forms for low in words)
 
     def _swallowed(self, options: Mapping[str, Option]) -> int:
         mask = 0
@@ -264,6 +276,10 @@ class _Whole:
             asking = [part.stems[place] for place in range(part.first, min(part.stop, part.first + _ASKED_WITHIN))]
             return max(near(stemmed, profile.verb) for stemmed in asking)
         same = near(part.verb, profile.verb) if part.verb and profile.verb else 0.0
+        if same < 1 and profile.told:
+            same *= _FROM_DESCRIPTION
+        if not same and profile.verb in _MAKING and any(near(part.verb, noun) for noun in profile.nouns):
+            same = _MADE
         return same or (_PASSING if profile.vocabulary.get(part.verb, 0.0) >= FIRM else 0.0)
 
     def _nouns_at(self, place: int) -> tuple[tuple[str, float], ...]:
@@ -310,6 +326,8 @@ class _Whole:
         sorts = _SORTS.get(kind, frozenset()) if kind else frozenset()
         if option.evidence == Evidence.STEP:
             sorts = frozenset(option.text.split())
+        if kind == Kind.PATH:
+            sorts = _FILES if "." in option.text.rsplit("/", 1)[-1] else _FOLDERS
         for noun in self.profile.nouns:
             if noun in sorts:
                 nouns.setdefault(noun, _BY_KIND)

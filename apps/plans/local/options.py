@@ -25,7 +25,7 @@ _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled",
 _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling"})
 _LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
-_TO: Final = frozenset({"to", "until", "till", "into", "through", "and", "before"})
+_TO: Final = frozenset({"to", "until", "till", "into", "through", "before"})
 _TO_MEASURE: Final = _TO | {"in", "as"}
 _MEASURES: Final = (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE)
 _ENDS: Final = {
@@ -156,8 +156,9 @@ class Options:
             how = fits(param, found)
             if not how:
                 continue
-            cued = self.cue(param, found.first, found.last, found.kind)
-            gain = (how if found.kind in _NUMBERS else 2.4 * how - 0.6) + cued
+            first, last = min(found.places), max(found.places)
+            cued = self.cue(param, first, last, found.kind)
+            gain = (how if found.kind in _NUMBERS else 3 * how - 1.2) + cued
             if found.role:
                 gain += 1.0 if param.side == found.role else -1.5 if param.side else -0.8
             if param.array:
@@ -167,7 +168,7 @@ class Options:
             if gain < _LEAST_OF_OPTIONAL and not param.required:
                 continue
             evidence = Evidence.QUOTED if found.kind == Kind.QUOTED else Evidence.TYPED
-            option = self._option(coerced(param, found), evidence, gain, (found.first, found.last), cued)
+            option = self._option(coerced(param, found), evidence, gain, (first, last), cued)
             mask = mask_of(found)
             side = "" if not found.role else "first" if found.role in ("start", "left") else "second"
             several.append(replace(option, mask=mask, kind=found.kind, fit=how, side=side))
@@ -220,7 +221,9 @@ class Options:
                     bound |= 1 << place
             starts = [place for place in range(part.first, part.stop) if self._may_begin(place, bound)]
             ends = [
-                place for place in range(part.first, part.stop) if place + 1 == part.stop or bound >> (place + 1) & 1
+                place
+                for place in range(part.first, part.stop)
+                if place + 1 == part.stop or bound >> (place + 1) & 1 or part.low(place - 1).endswith("ing")
             ]
             found = {
                 (first, last)
@@ -274,6 +277,7 @@ class Options:
         said = long and self._is_said(first)
         crossed = sum(first < place <= last for place in part.turns)
         crossed += sum(part.stems[one.place] in self.profile.params_words for one in tokens[1:] if one.low not in SMALL)
+        crossed += size == 1 and part.stems[first] in self.profile.params_words
         if said:
             return 0.12 * min(size, 8) - 0.1 * typed - 0.5 * crossed
         score = (0.0 if content else -1.0) - 1.2 * crossed
@@ -311,11 +315,11 @@ class Options:
             linked = low in _LINKING and earlier in own and (earlier not in profile.nouns or low in (":", "is", "="))
             score = 2.4 if linked else self._introduced(param, low, kind)
         else:
-            score = self._named(param, stemmed, own, number=number)
+            score = self._named(param, stemmed, own, kind)
         score += self._sided(param, low, place, kind)
         after = part.stems.get(last + 1, "")
         if after in own:
-            score += 1.0
+            score += 1.0 if not part.low(last).endswith("ing") else 0.0
         elif kind is None and after in profile.nouns:
             score += 0.4
         elif number and param.role == "knob" and self.explained.get(last + 1, 0.0) >= FIRM:
@@ -329,7 +333,7 @@ class Options:
         side = next((side for side, words in _ENDS.items() if words & set(param.words)), param.side)
         if side not in ("start", "end") or not low:
             return 0.0
-        if kind in _MEASURES and (self.part.typed >> place & 1 or low in _TO_MEASURE):
+        if kind in _MEASURES and kind in param.kinds and (self.part.typed >> place & 1 or low in _TO_MEASURE):
             return 1.4 if (low in _TO_MEASURE) == (side == "end") else -1.6
         mine, other = (_FROM, _TO) if side == "start" else (_TO, _FROM)
         return 1.4 if low in mine else -1.6 if low in other else 0.0
@@ -347,7 +351,7 @@ class Options:
             score += 0.4
         return score
 
-    def _named(self, param: Param, stemmed: str, own: Sequence[str], *, number: bool) -> float:
+    def _named(self, param: Param, stemmed: str, own: Sequence[str], kind: Kind | None) -> float:
         """What a word with content before a value says."""
         if not stemmed:
             return 0.0
@@ -355,9 +359,9 @@ class Options:
             return 2.4
         if any(near(stemmed, word) for word in own):
             return 1.4
-        if param.required and (param.role == "id" or number) and stemmed in self.profile.nouns:
+        if param.required and (param.role == "id" or kind in _NUMBERS) and stemmed in self.profile.nouns:
             return 1.2
-        return 0.6 if stemmed in param.cues else 0.0
+        return (0.6 if kind else 0.2) if stemmed in param.cues else 0.0
 
 
 def _acts(param: Param) -> bool:

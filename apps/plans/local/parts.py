@@ -28,7 +28,8 @@ BOUNDS: Final = (
     | GROUPS["joiner"]
     | GROUPS["be"]
     | {"who", "which", "because", "than", "between", "until", "till", "since", "after", "before", "near", "under"}
-    | {"below", "above", "per", "by", "due", "without", "except"}
+    | {"below", "above", "per", "by", "due", "without", "except", "that", "whose", "where", "containing", "matching"}
+    | {"mentioning", "regarding", "concerning", "including"}
 )
 """Words that a value cut out of plain words neither begins nor ends with."""
 _STOPS: Final = frozenset((",", ";", ".", "!", "?"))
@@ -115,7 +116,7 @@ def mask_of(found: Found) -> int:
 def read_part(reading: Reading, first: int, stop: int, number: int, library: Library) -> Part:
     """Prepare a stretch of tokens: its verb, its values, and the words that need an explanation."""
     tokens = reading.tokens
-    found = tuple(one for one in reading.found if first <= one.first and one.last < stop)
+    found = tuple(one for one in reading.found if first <= min(one.places) and max(one.places) < stop)
     typed = 0
     for one in found:
         if not _is_wordlike(one, tokens):

@@ -25,6 +25,8 @@ _SEARCHED: Final = 40
 _MOST_TOKENS: Final = 300
 _RIVALS: Final = 4
 _STEP_PRICE: Final = 2.4
+_AGREES: Final = 0.6
+_MISSED: Final = 5.0
 _NEAR: Final = 0.6
 _FITTING: Final = 3.0
 _LIKELY: Final = 2.0
@@ -166,9 +168,10 @@ class _Proposing:
                         usable[place] = again
         usable.sort(key=_order)
         barred.sort(key=_order)
-        best = usable[0] if usable else None
+        best = _asked_for(usable)
         wish = _is_wish(part, best) and part.number > 0
-        return _Chosen(part, None if wish else best, usable[1 : 1 + _RIVALS], barred[0] if barred else None, wish)
+        rivals = [one for one in usable if one is not best][:_RIVALS]
+        return _Chosen(part, None if wish else best, rivals, barred[0] if barred else None, wish)
 
     def _candidates(self, part: Part, earlier: Sequence[Match]) -> list[tuple[Profile, float]]:
         settled = self.asked.tools.get(part.number)
@@ -217,6 +220,13 @@ class _Proposing:
             if chosen.match is None:
                 missing.append(self._lacking(chosen, None))
                 continue
+            if any(
+                one.match is not None
+                and one.match.profile is chosen.match.profile
+                and one.match.values == chosen.match.values
+                for one in draft.chosen[: chosen.part.number]
+            ):
+                continue
             verdict = judged(chosen.match, chosen.rivals, gentle=self.is_gentle(chosen.match.profile.tool.uid))
             place = self._lay(chosen.match, chosen, verdict, steps, places)
             confidence *= verdict.p
@@ -234,7 +244,7 @@ class _Proposing:
                 names = (chosen.match.profile.tool.name, twin.profile.tool.name)
                 text = f"Two tools fit “{chosen.part.text}”: {names[0]} or {names[1]}. Which one is meant?"
                 questions.append(Question(step=place, param=None, text=text, choices=names))
-            elif verdict.p < CONFIRM or chosen.match.missing:
+            elif verdict.p < CONFIRM or chosen.match.missing or self._is_unexplained(chosen.match):
                 missing.append(self._lacking(chosen, verdict))
             elif not verdict.sure:
                 doubtful = True
@@ -288,6 +298,10 @@ class _Proposing:
             and match.score + 5.0 * len(match.missing) >= _FITTING
             and (match.verb > 0 or match.named > 0)
         )
+
+    def _is_unexplained(self, match: Match) -> bool:
+        """Is there a word that nothing explains, for a tool that changes something?"""
+        return bool(match.unexplained) and not self.is_gentle(match.profile.tool.uid)
 
     def _twin(self, chosen: _Chosen) -> Match | None:
         """Another tool that fits as well."""
@@ -366,6 +380,18 @@ class _Proposing:
                     match.profile.tool.uid, (match.profile.tool, round(1 / (1 + math.exp(-match.score / 4)), 4), why)
                 )
         return tuple(sorted(found.values(), key=lambda one: (-one[1], one[0].uid))[:5])
+
+
+def _asked_for(matches: Sequence[Match]) -> Match | None:
+    """The best of some matches, best first: one that lacks a value is better than one whose verb was not asked for."""
+    if not matches:
+        return None
+    best = matches[0]
+    if best.part.verb and best.verb < _AGREES:
+        for other in matches[1:]:
+            if other.missing and other.verb > _AGREES and not other.unexplained and other.score > best.score - _MISSED:
+                return other
+    return best
 
 
 def _order(match: Match) -> tuple[float, str]:
