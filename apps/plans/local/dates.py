@@ -4,6 +4,7 @@
 import calendar
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from typing import Final
 
@@ -42,7 +43,7 @@ _FORMS: Final = re.compile(
     |(?:(?P<whichmonth>this|next|last)\s+)?(?P<m3>{_MONTH})(?:\s+(?:of\s+)?(?P<y3>{_YEAR}))?
     |(?:q(?P<q>[1-4])|(?:the\s+)?(?P<nthq>first|second|third|fourth)\s+quarter)(?:\s+(?:of\s+)?(?P<yq>{_YEAR}))?
     |(?:the\s+)(?P<nth>\d\d?)(?:st|nd|rd|th)(?=\s*(?:$|[,.;?!]|(?:at|for|from|to|until|and|with)\b))
-    |(?P<near>(?:the\s+)?day\s+after\s+tomorrow|(?:the\s+)?day\s+before\s+yesterday|today|tonight|tomorrow|yesterday)
+    |(?P<near>(?:the\s+)?day\s+after\s+tomorrow|(?:the\s+)?day\s+before\s+yesterday|today|tonight|tomorrow|tmrw|yesterday)
     |(?P<edge>end|start|beginning)\s+of\s+(?P<ofwhich>the|this|next)\s+(?P<of>week|month|quarter|year)
     |(?P<which>this|next|last|previous|past|coming|current)\s+(?P<span>week(?:end)?|month|year|quarter)
     |(?P<back>last|past|previous|next|coming)\s+(?:(?P<n1>{_COUNT})\s+)?(?P<u1>{_UNIT})
@@ -162,7 +163,7 @@ def _nth(said: _Said) -> When:
 
 def _near(said: _Said) -> When:
     text = said["near"]
-    shift = int("tomorrow" in text) - int("yesterday" in text)
+    shift = int("tom" in text or "tmrw" in text) - int("yesterday" in text)
     return said.today + timedelta(days=shift * (2 if "day " in text else 1))
 
 
@@ -327,10 +328,14 @@ def moments(tokens: Sequence[Token], found: Sequence[Found], now: datetime) -> I
     for clock in [one for one in found if one.kind is Kind.TIME][:_MANY]:
         for day in days:
             one, other = sorted((day, clock), key=lambda item: item.first)
-            if len(days) == 1 or all(token.low in _JOINERS for token in tokens[one.last + 1 : other.first]):
-                moment = datetime.combine(date.fromisoformat(day.value), time.fromisoformat(clock.value), now.tzinfo)
-                rest = tuple(range(day.first, day.last + 1))
-                yield Found(Kind.DATETIME, stamp(moment), clock.first, clock.last, clock.role or day.role, "", rest)
+            near = all(token.low in _JOINERS for token in tokens[one.last + 1 : other.first])
+            if not near and len(days) > 1:
+                continue
+            moment = datetime.combine(date.fromisoformat(day.value), time.fromisoformat(clock.value), now.tzinfo)
+            whole = Found(Kind.DATETIME, stamp(moment), one.first, other.last, clock.role or day.role)
+            if clock.role or not near:
+                whole = replace(whole, first=clock.first, last=clock.last, rest=tuple(range(day.first, day.last + 1)))
+            yield whole
         today = datetime.combine(now.date(), time.fromisoformat(clock.value), now.tzinfo)
         if not days and (today > now or (clock.role == "start" and today < now)):
             yield Found(Kind.DATETIME, stamp(today), clock.first, clock.last, clock.role)
