@@ -109,6 +109,7 @@ def test_suites_measure(names: list[str]) -> None:
     assert all(row["ours"] is not None for row in rows)
 
 
+@pytest.mark.ci
 def test_unknown_suite_is_refused_by_name() -> None:
     done = bench("nope")
     assert done.returncode == 2

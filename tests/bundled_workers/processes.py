@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fpdf import FPDF
 from mcp import Client
 from mcp.types import CallToolResult
 
@@ -88,6 +87,9 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
 
 def write_pdf(path: Path, pages: Sequence[Sequence[str]], *, title: str = "") -> Path:
     """Write a PDF with these lines on its pages."""
+    # Its import takes half a second in each process that collects tests.
+    from fpdf import FPDF  # noqa: PLC0415
+
     pdf = FPDF()
     pdf.set_title(title)
     pdf.set_font("Helvetica", size=10)

@@ -205,6 +205,7 @@ def _manage(*arguments: str, **environment: str) -> "subprocess.CompletedProcess
     )
 
 
+@pytest.mark.ci
 def test_the_deployment_checks_are_clean_in_production() -> None:
     checked = _manage("check", "--deploy", "--fail-level", "WARNING", GATEHOUSE_ENV="production")
     assert checked.returncode == 0, checked.stderr

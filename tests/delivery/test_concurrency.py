@@ -273,6 +273,7 @@ def test_hanging_target_holds_no_lock_and_delays_no_other(
 # Wakes.
 
 
+@pytest.mark.ci
 def test_worker_killed_after_its_call_leads_to_one_more_wake(kee: Caller, agent: Remote) -> None:
     target = make_webhook(kee, agent.url).target
     write(kee, kee)

@@ -191,6 +191,7 @@ def test_job_with_unusable_result_is_not_started_again(
     assert words in (done.error or {})["message"]
 
 
+@pytest.mark.ci
 def test_next_run_follows_the_job_of_a_killed_process(kee: Caller, server: WorkerServer) -> None:
     make_counter(kee, server, writes=True, tools=CANCELABLE)
     task = queue_count(kee)

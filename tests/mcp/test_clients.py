@@ -78,6 +78,7 @@ def test_client_lists_and_calls_tools(server: Server, acme: Tenant, mode: str) -
     assert unknown == INVALID_PARAMS
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("mode", "version"), [("2026-07-28", "2026-07-28"), ("legacy", "2025-11-25")])
 def test_bridge_carries_messages_over_stdio(server: Server, acme: Tenant, mode: str, version: str) -> None:
     async def converse() -> tuple[str, set[str], CallToolResult]:
@@ -99,6 +100,7 @@ def test_bridge_carries_messages_over_stdio(server: Server, acme: Tenant, mode: 
     assert result.structured_content["principal"] == "Kee"
 
 
+@pytest.mark.ci
 def test_bridge_answers_where_the_hub_refuses_or_is_away(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(url: str) -> str:
         return subprocess.run(
