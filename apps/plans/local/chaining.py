@@ -21,6 +21,7 @@ _GIVERS: Final = 9
 _MOST_GIVERS: Final = 3
 _FAIR: Final = 0.7
 """From here on a result serves a param though no word of the request says so."""
+_EXACT: Final = 0.9
 _LOOSE: Final = 0.5
 _SAME_ROOT: Final = 0.8
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
@@ -121,12 +122,17 @@ def produced(
     """Return what gentle tools could give to the params of a tool that nothing in the request fills."""
     search = _Search(matcher, is_usable, level)
     found: dict[str, list[Option]] = {}
+    taken = 0
+    for option in match.options.values():
+        taken |= option.mask if option.evidence not in UNSURE and option.fit > _LOOSE else 0
+    if not part.typed & ~taken:
+        return found
     for param in match.profile.params:
-        option = match.options.get(param.name)
+        filled = match.options.get(param.name)
         if (
             not param.required
             or param.choices
-            or (option is not None and option.evidence != Evidence.CUT and option.fit > _LOOSE)
+            or (filled is not None and filled.evidence != Evidence.CUT and filled.fit > _LOOSE)
         ):
             continue
         options: list[Option] = []
@@ -150,12 +156,12 @@ def _fed(
 ) -> Iterator[Option]:
     """The value that a tool gives, if the part itself fills all that the tool requires."""
     how, path, names = output
-    feeding = search.matcher.match(part, profile, {})
+    feeding = search.matcher.alone(part, profile)
     if feeding.missing and search.level < _LEVELS:
         deeper = produced(part, feeding, search.matcher, search.is_usable, search.level + 1)
         feeding = search.matcher.match(part, profile, deeper)
     values = feeding.options.values()
-    if feeding.missing or not profile.tool.required or any(one.evidence in UNSURE for one in values):
+    if feeding.missing or not profile.tool.required or any(one.evidence in UNSURE or one.fit < _EXACT for one in values):
         return
     mask = 0
     for one in values:

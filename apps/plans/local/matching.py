@@ -143,6 +143,14 @@ class Matcher:
         self.library = library
         self.context = context
         self.is_gentle = is_gentle
+        self._alone: dict[tuple[int, int, str], Match] = {}
+
+    def alone(self, part: Part, profile: Profile) -> Match:
+        """Return the best way to call a tool with what the part itself says."""
+        key = (part.first, part.stop, profile.tool.uid)
+        if key not in self._alone:
+            self._alone[key] = self.match(part, profile, {})
+        return self._alone[key]
 
     def match(self, part: Part, profile: Profile, offered: Mapping[str, Sequence[Option]]) -> Match:
         """Return the best way to call a tool for a part.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -19,6 +20,7 @@ _MOST: Final = 8
 _LONGEST_SPAN: Final = 25
 _LEAST_OF_OPTIONAL: Final = 0.9
 _LEAST_CUE_OF_OPTIONAL: Final = 0.3
+_LEAST_CUE_OF_LIST: Final = 0.8
 _LEAST_OF_CUT: Final = -1.5
 _PREPOSITIONS: Final = GROUPS["preposition"]
 _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled", "labeled"})
@@ -54,6 +56,19 @@ _PLAIN: Final[Mapping[str, float]] = {
     "version": -0.8,
 }
 """For each role that plain words may serve, how well they do."""
+_FOLDER: Final = re.compile(r"[~./\\]|[A-Za-z]:[/\\]")
+_POINTER: Final = stem("pointer")
+_UNSUITED: Final = 0.4
+_IMAGES: Final = frozenset({"png", "jpg", "jpeg", "gif", "webp", "svg", "bmp", "tif", "tiff", "heic"})
+_ENDINGS: Final = {
+    "imag": _IMAGES,
+    "photo": _IMAGES,
+    "pictur": _IMAGES,
+    "audio": frozenset({"mp3", "wav", "ogg", "flac", "m4a", "aac"}),
+    "video": frozenset({"mp4", "mov", "avi", "mkv", "webm"}),
+    "pdf": frozenset({"pdf"}),
+}
+_TEXT_ENDINGS: Final = frozenset({"txt", "md", "csv", "json", "html", "log", "docx"})
 _METHODS: Final = frozenset(map(stem, ("method", "action", "operation", "command", "op", "mode")))
 _UNNAMING: Final = frozenset({"id", "new", "is", "name"})
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "only", "on", "activ"})
@@ -109,7 +124,7 @@ class Options:
             found += self._switches(param)
         elif not param.closed:
             found += self._typed(param)
-        if not param.choices and param.type in ("string", "") and param.role in _PLAIN:
+        if not param.choices and param.type in ("string", "") and param.role in _PLAIN and _POINTER not in param.words:
             found += self._cut(param)
         found.sort(key=lambda one: -(one.gain + 0.15 * one.mask.bit_count()))
         return found[:_MOST]
@@ -153,7 +168,7 @@ class Options:
     def _typed(self, param: Param) -> Iterator[Option]:
         several = []
         for found in self.part.found:
-            how = fits(param, found)
+            how = fits(param, found) * _suits(param, str(found.value))
             if not how:
                 continue
             first, last = min(found.places), max(found.places)
@@ -202,7 +217,8 @@ class Options:
                 continue
             cued = self.cue(param, first, last, None)
             gain = _PLAIN[param.role] + self._span_fit(param, first, last) + cued
-            if gain > _LEAST_OF_CUT and (param.required or cued >= _LEAST_CUE_OF_OPTIONAL):
+            least = _LEAST_CUE_OF_LIST if param.array else _LEAST_CUE_OF_OPTIONAL
+            if gain > _LEAST_OF_CUT and (param.required or cued >= least):
                 text = self.part.words(first, last)
                 yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, (first, last), cued)
 
@@ -362,6 +378,16 @@ class Options:
         if param.required and (param.role == "id" or kind in _NUMBERS) and stemmed in self.profile.nouns:
             return 1.2
         return (0.6 if kind else 0.2) if stemmed in param.cues else 0.0
+
+
+def _suits(param: Param, value: str) -> float:
+    """How well a path suits what the param's name says of it: a folder is no list of files, a text is no image."""
+    if value.endswith("/") or "." not in value.rsplit("/", 1)[-1]:
+        return _UNSUITED if param.array and _FOLDER.match(value) and "file" in param.words else 1.0
+    ending = value.rsplit(".", 1)[-1].lower()
+    wanted = next((_ENDINGS[word] for word in param.words if word in _ENDINGS), None)
+    known = any(ending in endings for endings in (*_ENDINGS.values(), _TEXT_ENDINGS))
+    return _UNSUITED if wanted and known and ending not in wanted else 1.0
 
 
 def _acts(param: Param) -> bool:
