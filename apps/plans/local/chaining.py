@@ -161,7 +161,11 @@ def _fed(
         deeper = produced(part, feeding, search.matcher, search.is_usable, search.level + 1)
         feeding = search.matcher.match(part, profile, deeper)
     values = feeding.options.values()
-    if feeding.missing or not profile.tool.required or any(one.evidence in UNSURE or one.fit < _EXACT for one in values):
+    if (
+        feeding.missing
+        or not profile.tool.required
+        or any(one.evidence in UNSURE or one.fit < _EXACT for one in values)
+    ):
         return
     mask = 0
     for one in values:
