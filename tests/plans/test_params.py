@@ -50,6 +50,9 @@ def given(one: Param, text: str) -> list[tuple[float, Any]]:
         ("sku", {"type": "string", "description": "e.g. +15551234567"}, "id", Kind.PHONE),
         ("spot", {"type": "string", "examples": ["about-us"]}, "other", Kind.SLUG),
         ("recipients", {"type": "array", "items": TEXT}, "email", Kind.EMAIL),
+        ("head", INTEGER, "knob", Kind.INTEGER),
+        ("head", TEXT, "slug", Kind.SLUG),
+        ("file_name", TEXT, "path", Kind.FILE),
     ],
 )
 def test_role_and_kinds(name: str, schema: dict[str, Any], role: str, kind: Kind) -> None:
@@ -93,11 +96,31 @@ def test_choices(schema: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"type": "integer", "description": "Page size (default: 30, at most 100)"}, 30),
         ({"type": "string", "description": "Branch. Defaults to `main`."}, "main"),
         ({"type": "boolean", "description": "Whether to, defaults to true"}, True),
-        ({"type": "string", "description": "Uses the default branch"}, None),
+        ({"type": "string", "description": "Uses the default branch of the repository"}, None),
     ],
 )
 def test_defaults(schema: dict[str, Any], default: object) -> None:
-    assert param("x", schema).default == default or (default is None and param("x", schema).default == "branch")
+    assert param("x", schema).default == default
+
+
+@pytest.mark.parametrize("text", ["Provide either text or regex, not both", "The name (optional, defaults to all)"])
+def test_prose_is_no_list_of_choices(text: str) -> None:
+    assert not param("x", {"type": "string", "description": text}).choices
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "unit"),
+    [
+        ("timeout_ms", "", "millisecond"),
+        ("since_minutes", "", "minute"),
+        ("min_amount", "", ""),
+        ("radius", "Radius of the search, in meters", "m"),
+        ("brightness", "Percent of the maximum", "%"),
+        ("b", "Second number", ""),
+    ],
+)
+def test_unit(name: str, description: str, unit: str) -> None:
+    assert param(name, {"type": "integer", "description": description}).unit == unit
 
 
 def test_args_section_describes_params() -> None:
@@ -171,6 +194,7 @@ def test_best_value(name: str, schema: dict[str, Any], siblings: list[str], text
         ("email", {"type": "string", "format": "email"}, "'Ann'"),
         ("state", {"enum": ["open", "closed"]}, "c_17"),
         ("password", TEXT, "'abc'"),
+        ("after", {"type": "string", "description": "Cursor of the page before"}, "acme/shop"),
         ("draft", {"type": "boolean"}, "12"),
         ("count", INTEGER, "2026-01-01"),
     ],

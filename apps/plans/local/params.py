@@ -13,13 +13,22 @@ from apps.plans.local import words
 from apps.plans.local.tokens import Found, Kind, pairs, scan
 
 _ARGUMENT: Final = re.compile(r"(?m)^\s*[-*]?\s*`?(\w+)`?(?:\s*\([^)]*\))?:[ \t]+(\S.*)$")
+_QUOTE: Final = r"[\"'`]"
+_WORD: Final = rf"{_QUOTE}?[\w.-]*\w{_QUOTE}?"
+_OR: Final = r"(?:\s*,\s*(?:or\s+)?|\s+or\s+|\s*\|\s*)"
 _OPTIONS: Final = re.compile(
-    r"(?i)\b(?:one of|either|options?(?: are)?|allowed values?(?: are)?|possible values?(?: are)?|values|must be|can be)\s*:?\s*"
-    r"((?:[\"'`(]?[\w.-]+[\"'`)]?\s*(?:,\s*(?:or\s+)?|\s+or\s+|\s*\|\s*))+[\"'`]?[\w.-]+)"
+    rf"(?i)\b(?:one of|(?:options|values)(?: are| include)?)\s*:?\s*\(?({_WORD}(?:{_OR}{_WORD})+)"
+    rf"|\b(?:either|must be|can be)\s*:?\s*({_QUOTE}[\w.-]+{_QUOTE}(?:{_OR}{_QUOTE}[\w.-]+{_QUOTE})+)"
 )
-_DEFAULT: Final = re.compile(r"(?i)\bdefaults?(?:\s+(?:is|to|value))*\s*[:=]?\s*[\"'`]?([\w./-]*\w)")
+_LISTED: Final = re.compile(rf"(?m)^\s*(?:[-*]|\d+\.)\s*{_QUOTE}([\w.-]+){_QUOTE}")
+_DEFAULT: Final = re.compile(
+    rf"(?i)\bdefaults?\b(?:(?:\s+value)?(?:\s+(?:is|to)|\s*[:=])|(?<=\(default)|(?=\s+\d))\s*"
+    rf"(?:{_QUOTE}([\w./-]+){_QUOTE}|([\w./-]*\w)(?=\s*(?:[.,;)\]]|$)))"
+)
 _EXAMPLE: Final = re.compile(r"(?i)(?:\be\.g\.,?|\bfor example,?|\bexample:|\bsuch as|\blike)\s+[\"'`]?([^\s\"'`,;)]+)")
-_IN_UNIT: Final = re.compile(r"(?i)(?:^(?:(?:number|amount) of )?|\b(?:in|of) )(?:degrees )?([a-z°%]{2,})\b")
+_IN_UNIT: Final = re.compile(
+    r"(?i)(?:^(?:(?:number|amount) of )?(?=\w+s\b|percent)|\b(?:in|of) )(?:degrees )?([a-z°%]{2,})\b"
+)
 _FORMATS: Final = {
     "email": (Kind.EMAIL,),
     "uri": (Kind.URL, Kind.DOMAIN),
@@ -32,13 +41,19 @@ _FORMATS: Final = {
     "hostname": (Kind.DOMAIN,),
     "ipv4": (Kind.IP,),
 }
+_KNOB: Final = "knob"
 _ROLES: Final = {
-    word: (head.split()[0], tuple(Kind(kind) for kind in head.split()[1].split(",") if kind != "-"))
+    (head.startswith(_KNOB), word + end): (
+        head.split()[0],
+        tuple(Kind(kind) for kind in head.split()[1].split(",") if kind != "-"),
+    )
+    for end in ("s", "")
     for head, listed in words.entries("params")
     for word in listed
 }
+"""By whether it is a knob, and the word: "head" of a file is a knob, "head" of a branch is none."""
 _TOLD: Final = frozenset(
-    ("email", "url", "language", "country", "currency", "timezone", "phone", "path", "date", "sql")
+    ("email", "url", "language", "country", "currency", "timezone", "phone", "path", "date", "sql", "cursor")
 )
 """Roles that a word of the description gives to a param whose name says nothing."""
 _CUES: Final = [(frozenset(head.split()), frozenset(listed)) for head, listed in words.entries("cues")]
@@ -100,7 +115,7 @@ class Param:
     """Stems of its name, title and description, and small words, that may stand before its value."""
     role: str
     """What it is for: `query`, `text`, `request`, `name` and `other` take plain words; `slug`, `id` and `user` one plain word;
-    `knob`, `number`, `flag`, `choice`, `secret` none. Others are called as the kind they take."""
+    `knob`, `number`, `flag`, `choice`, `secret`, `cursor` none. Others are called as the kind they take."""
     side: str
     """`left` or `right` of a pair, `start` or `end` of a range, where its name says so."""
     unit: str
@@ -139,7 +154,8 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
     for one, other in (("left", "right"), ("right", "left")):
         if own and own[-1] in words.PAIRS[one] and words.PAIRS[other] & siblings:
             side = one
-    unit = next((words.UNITS[piece] for piece in reversed(own) if len(piece) > 1 and piece in words.UNITS), "")
+    named = (piece for piece in reversed(own) if len(piece) > 1 and (piece != "min" or len(own) == 1))
+    unit = next((words.UNITS[piece] for piece in named if piece in words.UNITS), "")
     if not unit and kind in ("integer", "number"):
         unit = next(
             (words.UNITS[one.lower()] for one in _IN_UNIT.findall(description) if one.lower() in words.UNITS), ""
@@ -227,8 +243,12 @@ def _type(item: Mapping[str, Any]) -> str:
 def _choices(item: Mapping[str, Any], kind: str, description: str) -> dict[str, Any]:
     """The allowed values by normal form, also without words that most share, and by the names they are codes of."""
     values = _values(item)
-    if not values and kind in ("string", "") and (told := _OPTIONS.search(description)):
-        values = [word for word in re.findall(r"[\w.-]*\w", told.group(1)) if word.lower() not in ("or", "and")]
+    if not values and kind in ("string", ""):
+        told, listed = _OPTIONS.search(description), _LISTED.findall(description)
+        if told and not listed:
+            listed = re.findall(r"[\w.-]*\w", told.group(1) or told.group(2))
+        values = [word for word in listed if word not in words.SMALL and word not in words.GROUPS["negation"]]
+        values = values if len(values) > 1 else []
     found = {normal(value): value for value in reversed(values)}
     if len(found) > 1:
         heads = [name.split()[0] for name in found]
@@ -249,16 +269,21 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
     """The role of a param and the kinds it takes, by its type, its format, its name, its description and its examples."""
     if kind == "boolean":
         return "flag", ()
-    role, kinds = next((_ROLES[key] for key in ("_".join(own), *reversed(own)) if key in _ROLES), ("other", ()))
+    number = kind in ("integer", "number")
+    names = ["_".join(own), *(word for word in reversed(own) if word != "name"), *own]
+    keys = [(knob, word) for knob in (number, not number) for word in names]
+    role, kinds = next((_ROLES[key] for key in keys if key in _ROLES), ("other", ()))
     told = str(item.get("format", ""))
     if told in _FORMATS:
         return (role if role in _PROSE else str(_FORMATS[told][0])), _FORMATS[told]
-    if kind in ("integer", "number"):
-        return role if role in ("knob", "id", "duration", "money", "coordinates") else "number", kinds
+    if number:
+        bounds = own[:1] in (["max"], ["maximum"], ["min"], ["minimum"], ["num"])
+        kept = ("money", "duration", _KNOB) if bounds else ("money", "duration", _KNOB, "id", "coordinates")
+        return role if role in kept else "number", kinds
     if kind == "object":
         return "json", (Kind.JSON, Kind.PERIOD)
     if role == "other":
-        spoken = (_ROLES[word] for word in words.prose(description.split(". ", maxsplit=1)[0]) if word in _ROLES)
+        spoken = (_ROLES[False, word] for word in _opening(description) if (False, word) in _ROLES)
         role, kinds = next((one for one in spoken if one[0] in _TOLD), (role, kinds))
     if role not in _PROSE:
         if "iso 8601" in description.lower() and role not in ("date", "duration"):
@@ -277,7 +302,7 @@ def _shapes(example: str) -> list[Kind]:
 
 def _default(description: str, kind: str) -> Any:
     """A default that stands in the description only."""
-    text = told.group(1) if (told := _DEFAULT.search(description)) else ""
+    text = (told.group(1) or told.group(2)) if (told := _DEFAULT.search(description)) else ""
     if kind in ("integer", "number"):
         return int(text) if text.isdigit() else None
     if kind == "boolean":
@@ -285,8 +310,13 @@ def _default(description: str, kind: str) -> Any:
     return text if kind == "string" and text and text.lower() not in words.SMALL else None
 
 
+def _opening(description: str) -> list[str]:
+    """The words of the first sentence."""
+    return words.prose(description.split(". ", maxsplit=1)[0])
+
+
 def _cues(own: list[str], prose: str) -> frozenset[str]:
-    told = [word for word in words.prose(prose.split(". ", maxsplit=1)[0]) if word not in words.SMALL]
+    told = [word for word in _opening(prose) if word not in words.SMALL]
     small = [word for heads, listed in _CUES if listed & set(own) for word in heads]
     return frozenset(words.stem(word) for word in (*own, *told, *small))
 
@@ -299,7 +329,7 @@ def fits(param: Param, found: Found) -> float:
     """How well a value serves a param: 0 not at all, 1 exactly its kind."""
     if param.choices and _picked(param, found) is not None:
         return 1.0
-    if param.closed or param.type == "boolean" or param.role == "secret":
+    if param.closed or param.type == "boolean" or param.role in ("secret", "cursor"):
         return 0.0
     score = _of_kind(param, found) * _of_unit(param, found) * _of_side(param, found)
     return score if score and _allowed(param, coerced(param, found)) else 0.0
