@@ -1,5 +1,6 @@
 """What the params of a tool take: kinds of values, choices, and the words that go before a value."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from apps.plans.catalogue import Tool
 from apps.plans.local import words
 from apps.plans.local.tokens import Found, Kind, pairs, scan
 
-_ARGUMENT: Final = re.compile(r"(?m)^\s*[-*]?\s*`?(\w+)`?(?:\s*\([^)]*\))?:[ \t]+(\S.*)$")
+_ARGUMENT: Final = re.compile(r"(?m)^[ \t]*(?:[-*][ \t]*)?`?(\w+)`?(?:[ \t]*\([^)\n]*\))?:[ \t]+(\S.*)$")
 _QUOTE: Final = r"[\"'`]"
 _WORD: Final = rf"{_QUOTE}?[\w.-]*\w{_QUOTE}?"
 _OR: Final = r"(?:\s*,\s*(?:or\s+)?|\s+or\s+|\s*\|\s*)"
@@ -20,7 +21,7 @@ _OPTIONS: Final = re.compile(
     rf"(?i)\b(?:one of|(?:options|values)(?: are| include)?)\s*:?\s*\(?({_WORD}(?:{_OR}{_WORD})+)"
     rf"|\b(?:either|must be|can be)\s*:?\s*({_QUOTE}[\w.-]+{_QUOTE}(?:{_OR}{_QUOTE}[\w.-]+{_QUOTE})+)"
 )
-_LISTED: Final = re.compile(rf"(?m)^\s*(?:[-*]|\d+\.)\s*{_QUOTE}([\w.-]+){_QUOTE}")
+_LISTED: Final = re.compile(rf"(?m)^[ \t]*(?:[-*]|\d+\.)[ \t]*{_QUOTE}([\w.-]+){_QUOTE}")
 _DEFAULT: Final = re.compile(
     rf"(?i)\bdefaults?\b(?:(?:\s+value)?(?:\s+(?:is|to)|\s*[:=])|(?<=\(default)|(?=\s+\d))\s*"
     rf"(?:{_QUOTE}([\w./-]+){_QUOTE}|([\w./-]*\w)(?=\s*(?:[.,;)\]]|$)))"
@@ -281,7 +282,7 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
         kept = ("money", "duration", _KNOB) if bounds else ("money", "duration", _KNOB, "id", "coordinates")
         return role if role in kept else "number", kinds
     if kind == "object":
-        return "json", (Kind.JSON, Kind.PERIOD)
+        return "json", (Kind.JSON, *((Kind.PERIOD,) if _ends(item) else ()))
     if role == "other":
         spoken = (_ROLES[False, word] for word in _opening(description) if (False, word) in _ROLES)
         role, kinds = next((one for one in spoken if one[0] in _TOLD), (role, kinds))
@@ -387,6 +388,8 @@ def _validator(pattern: str) -> jsonschema_rs.Validator | None:
 
 def _allowed(param: Param, value: Any) -> bool:
     one = value[0] if isinstance(value, list) and value else value
+    if param.type == "object" and not isinstance(one, Mapping):
+        return False
     if isinstance(one, int | float):
         return (param.minimum is None or one >= param.minimum) and (param.maximum is None or one <= param.maximum)
     if param.pattern and isinstance(one, str) and (validator := _validator(param.pattern)):
@@ -423,9 +426,22 @@ def _converted(param: Param, found: Found) -> Any:
     elif kind is Kind.USER:
         value = str(value).removeprefix("@")
     elif kind is Kind.PERIOD and param.type == "object":
-        names = [
-            next((n for n in param.schema.get("properties", ()) if words.PAIRS[s] & set(words.pieces(n))), s)
-            for s in ("start", "end")
-        ]
-        value = dict(zip(names, str(value).split("/"), strict=True))
+        value = dict(zip(_ends(param.schema), str(value).split("/"), strict=True))
+    elif kind is Kind.JSON and param.type in ("object", ""):
+        value = _parsed(str(value))
     return str(value) if param.type == "string" and not isinstance(value, str) else value
+
+
+def _ends(schema: Mapping[str, Any]) -> list[str]:
+    """The properties of an object that are the start and the end of a range; empty: it has not both."""
+    inner = schema.get("properties")
+    names = [str(name) for name in inner] if isinstance(inner, Mapping) else []
+    found = [next((n for n in names if words.PAIRS[side] & set(words.pieces(n))), "") for side in ("start", "end")]
+    return found if all(found) else []
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -82,8 +82,8 @@ NUMBERS: Final[Mapping[str, int]] = {
 }
 SCALES: Final[Mapping[str, int]] = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
 _CLUSTERS: Final[dict[str, frozenset[int]]] = {}
-for _number, _line in enumerate(_lines("clusters")):
-    for _word in _line.split():
+for _number, _group in enumerate(";".join(_lines("clusters")).split(";")):
+    for _word in _group.split():
         _CLUSTERS[stem(_word)] = _CLUSTERS.get(stem(_word), frozenset()) | {_number}
 
 
