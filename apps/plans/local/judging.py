@@ -13,25 +13,28 @@ from apps.plans.local.words import GROUPS
 from apps.plans.proposals import Evidence
 
 WEIGHTS: Final = {
-    "bias": -1.74,
-    "unexplained": -1.69,
-    "weak": -0.85,
+    "bias": -2.04,
+    "unexplained": -1.62,
+    "weak": -0.76,
     "missing": 0.00,
-    "margin": 0.38,
-    "other": 0.29,
-    "verb": -0.59,
-    "named": 0.54,
-    "cut": 0.09,
-    "loose": -1.58,
-    "alike": -1.17,
-    "score": 0.29,
-    "gentle": 1.02,
-    "unsaid": 0.10,
-    "misfit": -1.15,
-    "swallowed": -3.13,
-    "question": -0.10,
-    "verbless": 0.43,
-    "deprived": -1.14,
+    "margin": 0.41,
+    "other": 0.15,
+    "verb": -0.37,
+    "named": 0.46,
+    "cut": 0.23,
+    "loose": -1.35,
+    "alike": -1.76,
+    "score": 0.28,
+    "gentle": 0.95,
+    "unsaid": 0.05,
+    "misfit": -1.78,
+    "swallowed": -2.73,
+    "question": -0.09,
+    "verbless": 0.45,
+    "unasked": 0.03,
+    "share": 0.13,
+    "clean": 0.67,
+    "deprived": -0.91,
 }
 """Fitted on plans over tools that the product does not ship."""
 READY: Final = 0.8
@@ -40,6 +43,8 @@ _CLAUSE: Final = GROUPS["pronoun"] | GROUPS["article"]
 _CUED: Final = 0.8
 _MARGIN: Final = 0.6
 _MARGIN_OF_CHANGES: Final = 1.0
+_BY_KIND: Final = 0.7
+_UNSAID: Final = 0.5
 _MISFIT: Final = 0.3
 _AGREES: Final = 0.6
 _MOST_MARGIN: Final = 3.0
@@ -74,6 +79,7 @@ def judged(match: Match, rivals: Sequence[Match], *, gentle: bool) -> Verdict:
         and features["other"] >= _MARGIN / 2
         and features["verb"] >= (_AGREES if match.profile.acts else 0)
         and features["named"] >= _AGREES
+        and (features["named"] > _BY_KIND or features["unsaid"] < _UNSAID)
     )
     return Verdict(p, sure, features)
 
@@ -105,6 +111,9 @@ def measured(match: Match, rivals: Sequence[Match], *, gentle: bool) -> dict[str
         "swallowed": float(match.swallowed),
         "question": float(match.part.question and match.profile.acts),
         "verbless": float(not match.part.verb and not match.part.question),
+        "unasked": float(match.profile.acts and not match.part.verb and not match.part.question),
+        "share": max(-_MOST_SCORE, min(_MOST_SCORE, match.score)) / max(1, match.part.content.bit_count()),
+        "clean": float(not match.unexplained and not match.weak and not cut),
         "deprived": float(bool(match.part.verb) and match.verb < _AGREES),
     }
 

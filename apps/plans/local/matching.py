@@ -61,6 +61,7 @@ _PLAIN_ACTS: Final = tuple(
         ),
     )
 )
+_POINTING: Final = frozenset({"that", "this", "these", "those", "there", "his", "her", "its"})
 _ASKED_WITHIN: Final = 3
 _FROM_DESCRIPTION: Final = 0.6
 _MADE: Final = 0.75
@@ -323,7 +324,7 @@ class _Whole:
             return self.gentle
         if low in GROUPS["question"] and self.part.question:
             return True
-        if low in ("until", "till") and any(one.first == place + 1 for one in options.values()):
+        if low in _POINTING or (low in ("until", "till") and any(one.first == place + 1 for one in options.values())):
             return True
         refers = any(one.evidence in (Evidence.STEP, Evidence.CONTEXT) for one in options.values())
         return low in GROUPS["back"] and (refers or not self.part.number)

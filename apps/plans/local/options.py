@@ -49,8 +49,6 @@ _PLAIN: Final[Mapping[str, float]] = {
     "channel": -0.2,
     "repo": -0.5,
     "color": -0.2,
-    "unit": -0.2,
-    "timezone": -0.2,
     "id": -0.8,
     "path": -1.0,
     "version": -0.8,
@@ -312,6 +310,8 @@ class Options:
             score += 0.4
         if param.role in ("id", "version") and size == 1 and not tokens[0].text.islower():
             score += 0.6
+        if content and all(self.explained[one.place] >= FIRM for one in content):
+            score -= 1.2
         for one in content if not long else ():
             stemmed = part.stems[one.place]
             score -= 0.6 if stemmed in self.profile.nouns else 0.0
