@@ -84,10 +84,9 @@ def report_of_plan(caller: Caller, plan_id: str) -> ExecutionReport:
         return report_on(execution)
     plan = plans.plan_for(plan_id, caller=caller)
     intent = plan.document["intent"]
-    if not plan.is_ready and not plan.is_forgotten:
-        (step,) = plan.document["steps"]
-        action = f"{step['recommendation']} Then create_delegation_plan."
-        return _without_execution(plan, plan.status, f"{intent}: nothing was done.", action)
+    successor = plans.successor_of(plan_id)
+    if not plan.is_ready and not plan.is_forgotten and successor is None:
+        return _without_execution(plan, plan.status, f"{intent}: nothing was done.", plan.next_step)
     if plans.can_be_begun(plan):
         action = f'execute_delegation_plan(plan_id="{plan_id}")'
         return _without_execution(plan, "not_started", f"{intent}: not begun.", action)
@@ -95,7 +94,6 @@ def report_of_plan(caller: Caller, plan_id: str) -> ExecutionReport:
     execution = execution_of_plan(caller, plan_id)
     if execution is not None:
         return report_on(execution)
-    successor = plans.successor_of(plan_id)
     if successor is None:
         return _without_execution(plan, "abandoned", f"{intent}: not begun in time.", "create_delegation_plan")
     action = f'get_plan_status(plan_id="{successor}")'

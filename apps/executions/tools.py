@@ -21,6 +21,7 @@ from apps.executions.states import FINAL, MONEY, SETTLED, Mode, Status, StepStat
 from apps.executions.wakeups import execution_topic
 from apps.plans.services import Replacement
 from apps.plans.shapes import Money, StepType
+from apps.plans.tools import PlanAnswer, answer_of
 from apps.principals.tenancy import Caller
 
 _PATIENCE: Final = timedelta(seconds=5)
@@ -145,16 +146,10 @@ class Replan(PlanRef):
     """The cost limit of the remaining steps; default: what is left of the old plan's and its execution's budget."""
 
 
-class Replanned(Output):
-    plan: dict[str, Any]
-    """The new plan. Steps with `done` keep their results."""
-    plan_id: str
+class Replanned(PlanAnswer):
     replaces: str
-    status: Literal["ready", "needs_escalation"]
     kept_steps: list[str]
-    can_execute_now: bool
-    receipt_id: str
-    receipt_uuid: str
+    """Those with `done`, which keep their results."""
 
 
 class ExecutionList(Output):
@@ -175,7 +170,7 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
 
     Go on with other work then: each task's end comes to your inbox, and when your part is needed (combining results,
     a decision) a receipt asks for it and says which call answers it. Calling this again for the same plan answers the
-    same execution. A plan with status needs_escalation has nothing to carry out and is refused.
+    same execution. A plan that is not ready is refused.
     """
     budget = given.budget or ExecutionBudget()
     with caller.acting():
@@ -246,14 +241,9 @@ def replan_plan(caller: Caller, given: Replan) -> Replanned:
         now=timezone.now(),
     )
     return Replanned(
-        plan=dict(made.document),
-        plan_id=made.plan_id,
+        **answer_of(made),
         replaces=given.plan_id,
-        status=made.document["status"],
         kept_steps=[step["step_id"] for step in made.document["steps"] if step.get("done")],
-        can_execute_now=made.readiness.can_execute_now,
-        receipt_id=made.receipt_id,
-        receipt_uuid=str(made.receipt_uuid),
     )
 
 

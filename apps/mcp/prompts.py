@@ -64,8 +64,9 @@ HABITS: Final = (
         "delegate",
         "Delegate an intent",
         "Turn an intent into a plan that MCP workers carry out.",
-        "Have this done by MCP workers: {intent}\n\nCall create_delegation_plan with this intent, look at the plan's "
-        "steps, then start it with execute_delegation_plan. Do not wait for it: receipts in your inbox tell you when a step "
+        "Have this done by MCP workers: {intent}\n\nCall create_delegation_plan with this intent. The first "
+        "line of its answer says what to do: confirm_plan if a value is a guess and right, answer_plan if something was not said, and "
+        "execute_delegation_plan once the plan is ready. Do not wait for it: receipts in your inbox tell you when a step "
         "needs you, when a task of it has ended, and if the whole ends otherwise than complete. What it came to, "
         "get_plan_status tells at any time. The MCP workers that are there stand below.",
         required=(("intent", "What is to be done, in one or two sentences."),),

@@ -1,18 +1,34 @@
 from collections.abc import Mapping
 from typing import Any
 
+from django import forms
 from django.contrib import admin
-from django.http import HttpRequest
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import format_html
 from unfold.admin import TabularInline
+from unfold.widgets import UnfoldAdminTextareaWidget
 
-from apps.core.admin import OperatorAdmin, as_json, link_to, start_of, verb
+from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked, start_of, verb
 from apps.plans import drawing, services
-from apps.plans.documents import PlanStatus
 from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, PlanStep, WaitingPlan
-from apps.principals.tenancy import acting_in
+from apps.principals.models import Principal
+from apps.principals.tenancy import acting_in, on_behalf_of
 from apps.receipts.models import Receipt
+
+
+class AnswersForm(ReasonForm):
+    """The answers to a plan's questions."""
+
+    answers = forms.JSONField(
+        help_text='By question: {"question-1": "main"}', widget=UnfoldAdminTextareaWidget(attrs={"rows": 3})
+    )
+
+    def clean_answers(self) -> dict[str, Any]:
+        found = self.cleaned_data["answers"]
+        if not isinstance(found, dict) or not found:
+            raise forms.ValidationError("Give a JSON object of answers by question.")
+        return found
 
 
 class StepInline(TabularInline):
@@ -30,50 +46,33 @@ class StepInline(TabularInline):
 
 @admin.register(Plan)
 class PlanAdmin(OperatorAdmin):
-    list_display = ["intent_start", "status", "principal_link", "confidence", "created_at", "plan_id"]
+    list_display = ["intent_start", "status", linked("principal", "Asked by"), "confidence", "created_at", "plan_id"]
     list_filter = ["status", "tenant"]
     list_select_related = ["principal"]
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
+    actions_detail = ["confirm", "answer"]
     readonly_fields = [
-        *(
-            "refusal",
-            "graph",
-            "partial_graph",
-            "provenance",
-            "receipt_link",
-            "execution_link",
-            "successor_link",
-            "written",
-        ),
+        *("next_step", "graph", "provenance", "receipt_link", "execution_link", "successor_link", "written"),
     ]
-
-    def get_fields(self, request: HttpRequest, obj: Plan | None = None) -> list[str]:
-        """A plan shows what it does before its document. A refusal shows what is missing before what was found."""
-        is_refused = obj is not None and obj.status == PlanStatus.NEEDS_ESCALATION
-        return [
-            *("plan_id", "intent", "status", *(["refusal"] if is_refused else []), "scope", "confidence"),
-            "partial_graph" if is_refused else "graph",
-            "provenance",
-            *("principal", "delegate", "receipt_link", "execution_link", "replaces", "successor_link", "created_at"),
-            *("planner_version", "registry_epoch", "history_epoch", "plan_hash", "written"),
-        ]
+    # What a plan needs and does stands before its document.
+    fields = [
+        *("plan_id", "intent", "status", "next_step", "scope", "confidence", "graph", "provenance"),
+        *("principal", "delegate", "receipt_link", "execution_link", "replaces", "successor_link", "created_at"),
+        *("planner_version", "registry_epoch", "history_epoch", "plan_hash", "written"),
+    ]
 
     @admin.display(description="Intent")
     def intent_start(self, plan: Plan) -> str:
         return start_of(plan.intent) or "(forgotten)"
 
-    @admin.display(description="What is missing")
-    def refusal(self, plan: Plan) -> str:
-        return drawing.refusal(plan.document)
+    @admin.display(description="What it needs")
+    def next_step(self, plan: Plan) -> str:
+        return drawing.needs(plan.document)
 
-    @admin.display(description="Steps")
+    @admin.display(description="Steps, those of the partial plan if it is not whole")
     def graph(self, plan: Plan) -> str:
-        return drawing.graph(plan.document)
-
-    @admin.display(description="Best partial plan, which is not carried out")
-    def partial_graph(self, plan: Plan) -> str:
         return drawing.graph(plan.document)
 
     @admin.display(description="Document")
@@ -83,10 +82,6 @@ class PlanAdmin(OperatorAdmin):
     @admin.display(description="Params, alternatives, confidence")
     def provenance(self, plan: Plan) -> str:
         return drawing.details(plan.document)
-
-    @admin.display(description="Asked by")
-    def principal_link(self, plan: Plan) -> str:
-        return link_to(plan.principal)
 
     @admin.display(description="Receipt")
     def receipt_link(self, plan: Plan) -> str:
@@ -104,68 +99,66 @@ class PlanAdmin(OperatorAdmin):
         )
         return format_html('<a href="{}" class="text-primary-600">those of this plan</a>', address)
 
+    @verb(
+        "Confirm",
+        explanation="The principal's guesses are right: a plan that is ready takes the place of this one.",
+        permission="plans.operate_plan",
+    )
+    def confirm(self, plan: Plan, _given: Mapping[str, Any]) -> str:
+        asker = Principal.objects.select_related("tenant").get(pk=plan.principal_id)
+        with acting_in(plan.tenant_id, "console: a plan is confirmed"):
+            made = services.confirm(caller=on_behalf_of(asker), plan_id=plan.plan_id, now=timezone.now())
+        return f"{made.plan_id} takes its place and is {made.document['status']}."
+
+    @verb(
+        "Answer",
+        explanation="A plan with these answers takes the place of this one.",
+        permission="plans.operate_plan",
+        form=AnswersForm,
+    )
+    def answer(self, plan: Plan, given: Mapping[str, Any]) -> str:
+        asker = Principal.objects.select_related("tenant").get(pk=plan.principal_id)
+        made = services.answer(
+            caller=on_behalf_of(asker), plan_id=plan.plan_id, answers=given["answers"], now=timezone.now()
+        )
+        return f"{made.plan_id} takes its place and is {made.document['status']}."
+
 
 @admin.register(PlanStep)
 class PlanStepAdmin(OperatorAdmin):
-    list_display = ["plan_link", "step_id", "step_type", "worker_id", "tool_name"]
+    list_display = [linked("plan"), "step_id", "step_type", "worker_id", "tool_name"]
     list_filter = ["step_type"]
     list_select_related = ["plan"]
     search_fields = ["worker_id", "tool_name"]
 
-    @admin.display(description="Plan")
-    def plan_link(self, step: PlanStep) -> str:
-        return link_to(step.plan)
-
 
 @admin.register(Delegate)
 class DelegateAdmin(OperatorAdmin):
-    list_display = ["delegate_id", "scope", "parent_link", "principal_link", "created_at"]
+    list_display = ["delegate_id", "scope", linked("parent"), linked("principal", "Acts as"), "created_at"]
     list_select_related = ["parent", "principal"]
-
-    @admin.display(description="Parent")
-    def parent_link(self, delegate: Delegate) -> str:
-        return link_to(delegate.parent)
-
-    @admin.display(description="Acts as")
-    def principal_link(self, delegate: Delegate) -> str:
-        return link_to(delegate.principal)
 
 
 @admin.register(WaitingPlan)
 class WaitingPlanAdmin(OperatorAdmin):
-    list_display = ["id", "plan_link", "expires_at"]
+    list_display = ["id", linked("plan"), "expires_at"]
     list_filter = ["tenant"]
     list_select_related = ["plan"]
     ordering = ["-id"]
-
-    @admin.display(description="Plan")
-    def plan_link(self, waiting: WaitingPlan) -> str:
-        return link_to(waiting.plan)
 
 
 @admin.register(Outcome)
 class OutcomeAdmin(OperatorAdmin):
-    list_display = ["id", "plan_link", "tools", "weight", "recorded_at"]
+    list_display = ["id", linked("plan"), "tools", "weight", "recorded_at"]
     list_filter = ["tenant"]
     list_select_related = ["plan"]
     ordering = ["-id"]
-
-    @admin.display(description="Plan")
-    def plan_link(self, outcome: Outcome) -> str:
-        return link_to(outcome.plan)
 
 
 @admin.register(LearnedModel)
 class LearnedModelAdmin(OperatorAdmin):
     list_display = [
-        "number",
-        "tenant",
-        "state",
-        "learned_from",
-        "node_f1",
-        "node_f1_before",
-        "calibration_error",
-        "learned_at",
+        *("number", "tenant", "state", "learned_from"),
+        *("node_f1", "node_f1_before", "calibration_error", "learned_at"),
     ]
     list_filter = ["state", "tenant"]
     ordering = ["-id"]

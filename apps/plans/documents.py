@@ -1,131 +1,410 @@
-"""The Plan as a document: frozen steps, the JSON that clients see, canonical bytes and their hash."""
+"""The Plan as a document: its shape, the JSON that clients see, its canonical bytes and their hash."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum, StrEnum
-from functools import cache
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 import rfc8785
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from apps.plans.shapes import StepType
+from apps.plans.shapes import MOST_MONEY, WORKER_STEPS, StepType
 
 SCHEMA_VERSION: Final = "1.0"
 SUBMITTED: Final = "submitted"
 """The `planner_version` of a plan that somebody else than the planner made."""
-_SCHEMAS: Final = Path(__file__).parent / "schemas"
+_FOREIGN: Final = {"foreign": True}
+
+T = TypeVar("T")
 
 
 class PlanStatus(StrEnum):
-    """Whether a plan can be carried out, or says what is missing."""
+    """Whether a plan can be carried out, and what it needs where it can't."""
 
     READY = "ready"
+    NEEDS_CONFIRMATION = "needs_confirmation"
+    NEEDS_INPUT = "needs_input"
     NEEDS_ESCALATION = "needs_escalation"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One instruction. Fields that are None do not appear in the document."""
+WHOLE: Final = frozenset({PlanStatus.READY, PlanStatus.NEEDS_CONFIRMATION})
+"""The statuses of plans that have all their steps. The others have a `partial_plan` and one step, which escalates."""
 
-    step_id: str
-    step_type: StepType
-    depends_on: tuple[str, ...] = ()
-    order_hint: tuple[str, ...] | None = None
-    worker_id: str | None = None
-    tool_name: str | None = None
-    tool_uid: str | None = None
-    params: Mapping[str, Any] | None = None
-    provenance: Mapping[str, Any] | None = None
-    estimated_runtime_seconds: float | None = None
-    estimated_cost: float | None = None
-    confidence: float | None = None
+
+def _moment(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("has no offset from UTC")
+    return text
+
+
+def _distinct(ids: Sequence[str]) -> Sequence[str]:
+    if len(set(ids)) < len(ids):
+        raise ValueError("names one of them twice")
+    return ids
+
+
+# The members are strict: a text is no number. Only lists and enumerations are read from their JSON form.
+List = Annotated[tuple[T, ...], Field(strict=False)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")]
+StepId = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+StepIds = Annotated[List[StepId], Field(max_length=256), AfterValidator(_distinct)]
+ToolName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+ToolUid = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+Short = Annotated[str, StringConstraints(max_length=100)]
+Sentence = Annotated[str, StringConstraints(max_length=2000)]
+Prose = Annotated[str, StringConstraints(max_length=20_000)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Dollars = Annotated[float, Field(ge=0, le=MOST_MONEY)]
+
+
+class Member(BaseModel):
+    """A part of a document. Members without a value are left out of it, and no member is null."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _has_a_value(cls, value: object, info: ValidationInfo) -> object:
+        if value is None and info.context:
+            raise PydanticCustomError("null", "Input should have a value")
+        return value
+
+    def document(self) -> dict[str, Any]:
+        """The member as JSON values."""
+        return self.model_dump(mode="json", exclude_none=True, by_alias=True)
+
+
+class Source(Member):
+    """Where the value of a param is from."""
+
+    model_config = ConfigDict(extra="allow")
+
+    source: Annotated[str, StringConstraints(min_length=1, max_length=50)]
+    """A kind of evidence, see `proposals.Evidence`; other authors may name others."""
+    key: str | None = None
+    """Of the context."""
+    text: str | None = None
+    """The words of the intent."""
+    clause: Annotated[int, Field(ge=0)] | None = None
+    step_id: StepId | None = None
+    path: str | None = None
+    """Into the result of the step."""
+
+    @model_validator(mode="after")
+    def _names_its_key(self) -> Self:
+        if self.source == "context" and self.key is None:
+            raise PydanticCustomError("missing_member", "A source in the context has a key")
+        return self
+
+
+class Alternative(Member):
+    """A tool that might have stood in the place of a step's."""
+
+    tool_name: ToolName
+    tool_uid: ToolUid | None = None
+    score: Share
+
+
+class Step(Member):
+    """One instruction."""
+
+    step_id: StepId
+    step_type: Annotated[StepType, Field(strict=False)]
+    depends_on: StepIds = ()
+    order_hint: StepIds | None = None
+    worker_id: Name | None = None
+    tool_name: ToolName | None = None
+    tool_uid: ToolUid | None = None
+    params: dict[str, Any] | None = None
+    provenance: dict[str, Source] | None = None
+    mode: Literal["direct", "async"] | None = None
+    estimated_runtime_seconds: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    estimated_cost: Dollars | None = None
+    confidence: Share | None = None
     critical: bool | None = None
-    fallback_worker_ids: tuple[str, ...] | None = None
-    alternatives: tuple[Mapping[str, Any], ...] | None = None
-    wait_for_step_ids: tuple[str, ...] | None = None
-    wait_for_receipts: tuple[str, ...] | None = None
-    aggregate_step_ids: tuple[str, ...] | None = None
-    synthesis_instructions: str | None = None
-    executor: str | None = None
-    report_summary: str | None = None
+    fallback_worker_ids: Annotated[List[Name], Field(max_length=10), AfterValidator(_distinct)] | None = None
+    alternatives: Annotated[List[Alternative], Field(max_length=10)] | None = None
+    wait_for_step_ids: Annotated[StepIds, Field(min_length=1)] | None = None
+    wait_for_receipts: (
+        Annotated[
+            List[Annotated[str, StringConstraints(min_length=1, max_length=100)]],
+            Field(max_length=256),
+            AfterValidator(_distinct),
+        ]
+        | None
+    ) = None
+    aggregate_step_ids: Annotated[StepIds, Field(min_length=1)] | None = None
+    synthesis_instructions: Prose | None = None
+    executor: Literal["principal", "self"] | None = None
+    report_summary: Prose | None = None
     decision_required: bool | None = None
-    recommendation: str | None = None
-    clause: int | None = None
+    recommendation: Prose | None = None
+    expected_output_schema_ref: Annotated[str, StringConstraints(max_length=500)] | None = None
+    clause: Annotated[int, Field(ge=0)] | None = None
     """The number of the part of the intent that asked for it; a step that only feeds another has none."""
     done: bool | None = None
     """It ran to its end under the plan that this one replaces, and is not run again."""
 
-    def document(self) -> dict[str, Any]:
-        """Return the step as JSON values."""
-        return {name: _plain(value) for name in _STEP_NAMES if (value := getattr(self, name)) is not None}
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> Self:
+        needs = {
+            StepType.WAIT_FOR: () if self.wait_for_receipts else ("wait_for_step_ids",),
+            StepType.AGGREGATE: ("aggregate_step_ids", "synthesis_instructions"),
+            StepType.ESCALATE: ("report_summary", "decision_required"),
+        }
+        for name in needs.get(self.step_type, ("worker_id", "tool_name", "params")):
+            if getattr(self, name) is None:
+                raise PydanticCustomError(
+                    "missing_member", "A step of type {type} has {name}", {"type": str(self.step_type), "name": name}
+                )
+        return self
+
+    @property
+    def runs_tool(self) -> bool:
+        return self.step_type in WORKER_STEPS
+
+    @property
+    def is_to_do(self) -> bool:
+        """Does it run a tool, and has it not done so under an earlier plan?"""
+        return self.runs_tool and not self.done
+
+    @property
+    def parents(self) -> frozenset[str]:
+        """The ids of the steps that it names as those that come first."""
+        return frozenset((*self.depends_on, *(self.wait_for_step_ids or ()), *(self.aggregate_step_ids or ())))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Missing(Member):
+    """One reason why there is no plan."""
+
+    kind: Annotated[str, StringConstraints(min_length=1, max_length=50)]
+    """See `proposals.Lack`."""
+    detail: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
+    clause: Prose | None = None
+    step_id: StepId | None = None
+    worker_id: Name | None = None
+    tool_name: ToolName | None = None
+    param: Annotated[str, StringConstraints(max_length=200)] | None = None
+    schema_: Any = Field(None, alias="schema")
+
+
+class Candidate(Member):
+    """A tool that comes near what was asked."""
+
+    tool_name: ToolName
+    tool_uid: Short | None = None
+    worker_id: Name | None = None
+    score: Share
+    description: Sentence | None = None
+    clause: Prose | None = None
+    reason: Sentence | None = None
+    """Why it is not used."""
+
+
+class Doubt(Member):
+    """One thing to look at before a plan is confirmed: a value that is a guess, or the choice of a tool."""
+
+    detail: Sentence
+    step_id: StepId | None = None
+    tool_name: ToolName | None = None
+    param: str | None = None
+    value: Any = None
+    evidence: Short | None = None
+    text: str | None = None
+    """The words of the intent that the value was taken from."""
+
+
+class Question(Member):
+    """One thing that `answer_plan` is to tell."""
+
+    question_id: StepId
+    text: Sentence
+    step_id: StepId
+    """A step of the partial plan."""
+    tool_name: ToolName
+    param: str | None = None
+    """The param that lacks a value. None: the answer is the name of a tool."""
+    choices: Annotated[List[Any], Field(max_length=300)] | None = None
+    schema_: Any = Field(None, alias="schema")
+    """The JSON Schema of the answer."""
+
+
+class Partial(Member):
+    """What there is of a plan that can't be carried out. Its steps have `missing_params`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    steps: Annotated[List[dict[str, Any]], Field(max_length=256)]
+
+
+class Inputs(Member):
+    memory_ids: Annotated[List[Annotated[int, Field(ge=1)]], Field(max_length=200)] = ()
+    receipt_ids: Annotated[List[Short], Field(max_length=200)] = ()
+    concept_names: Annotated[List[Annotated[str, StringConstraints(max_length=200)]], Field(max_length=200)] = ()
+
+
+class Outputs(Member):
+    async_task_ids: Annotated[List[Short], Field(max_length=256)] = ()
+    result_pointers: Annotated[List[Annotated[str, StringConstraints(max_length=500)]], Field(max_length=256)] = ()
+
+
+class References(Member):
+    inputs: Inputs = Inputs()
+    expected_outputs: Outputs = Outputs()
+
+
+class Constraints(Member):
+    """The hard bounds that a plan was made under."""
+
+    max_total_cost: Dollars | None = None
+    max_cost_per_step: Dollars | None = None
+    timeout_seconds: Annotated[float, Field(ge=0, le=31_536_000)] | None = None
+    exclude_workers: Annotated[List[Short], Field(max_length=200)] | None = None
+    prefer: Literal["balanced", "cheap", "fast", "safe"] | None = None
+
+
+class Excluded(Member):
+    """What failed before, and is not used again."""
+
+    worker_id: Name
+    tool_name: ToolName
+    reason: Annotated[str, StringConstraints(max_length=1000)]
+
+
+class ModelUse(Member):
+    """What asking a language model took."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    model: Short
+    calls: Annotated[int, Field(ge=0)] = 0
+    """0: the answer was remembered."""
+    input_tokens: Annotated[int, Field(ge=0)] = 0
+    output_tokens: Annotated[int, Field(ge=0)] = 0
+    seconds: Annotated[float, Field(ge=0)] = 0.0
+    cost: Annotated[float, Field(ge=0)] | None = None
+    """In USD. None: no prices are set."""
+    failure: Sentence | None = None
+    """Why nothing of its answer was used."""
+
+
+class Plan(Member):
     """A bundle of instructions with references: what to do, never what came of it."""
 
-    plan_id: str
-    delegate_id: str
-    principal_ai: str
-    intent: str
-    created_at: str
-    scope: str
-    status: PlanStatus
-    confidence: float
-    steps: tuple[Step, ...]
-    planner_version: str
-    registry_epoch: int
-    history_epoch: int = 0
-    assumptions: tuple[str, ...] = ()
-    references: Mapping[str, Any] = field(default_factory=dict)
-    estimated_total_runtime_seconds: float = 0
-    execution_cost_estimate: float = 0.0
-    can_run_parallel: bool = False
-    missing: tuple[Mapping[str, Any], ...] | None = None
-    candidates: tuple[Mapping[str, Any], ...] | None = None
-    partial_plan: Mapping[str, Any] | None = None
-    constraints: Mapping[str, Any] | None = None
-    delegation_path: tuple[str, ...] | None = None
-    replaces: str | None = None
-    revision: int | None = None
-    excluded: tuple[Mapping[str, Any], ...] | None = None
+    schema_version: Literal["1.0"] = SCHEMA_VERSION
+    plan_id: Name
+    delegate_id: Name
+    principal_ai: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+    intent: Annotated[str, StringConstraints(min_length=1, max_length=20_000)]
+    created_at: Annotated[str, AfterValidator(_moment)]
+    scope: Annotated[str, StringConstraints(max_length=200)]
+    status: Annotated[PlanStatus, Field(strict=False)] = PlanStatus.READY
+    confidence: Share = 0.0
+    steps: Annotated[List[Step], Field(min_length=1, max_length=256)]
+    proposer: Annotated[str, StringConstraints(max_length=50)] | None = None
+    """Who found the tools and values: `local`, `model` or `submitted`."""
+    proposer_reason: Sentence | None = None
+    """Why this proposer was used."""
+    model_use: ModelUse | None = None
+    planner_version: Annotated[str, StringConstraints(max_length=50)] = SUBMITTED
+    registry_epoch: Annotated[int, Field(ge=0)] = 0
+    history_epoch: Annotated[int, Field(ge=0)] = 0
+    assumptions: Annotated[List[Sentence], Field(max_length=100)] = ()
+    references: References = References()
+    estimated_total_runtime_seconds: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    execution_cost_estimate: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    can_run_parallel: bool | None = None
+    unsure: Annotated[List[Doubt], Field(max_length=100)] | None = None
+    """What to look at before `confirm_plan`."""
+    questions: Annotated[List[Question], Field(max_length=100)] | None = None
+    """What `answer_plan` answers."""
+    missing: Annotated[List[Missing], Field(max_length=100)] | None = None
+    candidates: Annotated[List[Candidate], Field(max_length=50)] | None = None
+    partial_plan: Partial | None = None
+    settled_tools: dict[str, ToolUid] | None = None
+    """The tools of parts of the intent that answers have named, by the number of the part."""
+    constraints: Constraints | None = None
+    delegation_path: Annotated[List[Short], Field(max_length=32)] | None = None
+    """The keys of the DeleGates that the request came through."""
+    replaces: Name | None = None
+    """The plan that this one takes the place of."""
+    revision: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
+    """The number of this plan among those for this intent; a first one has none."""
+    excluded: Annotated[List[Excluded], Field(max_length=200)] | None = None
+    plan_hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
+    # These are told beside a plan, and stand in none.
+    next_step: str | None = None
+    receipt_id: Short | None = None
+    receipt_uuid: Short | None = None
 
     @property
     def is_submitted(self) -> bool:
         """Has somebody else than the planner made it?"""
         return self.planner_version == SUBMITTED
 
-    def document(self) -> dict[str, Any]:
-        """Return the plan as JSON values, without its hash."""
-        told = ((name, getattr(self, name)) for name in _PLAN_NAMES)
-        found: dict[str, Any] = {name: _plain(value) for name, value in told if value is not None}
-        found["schema_version"] = SCHEMA_VERSION
-        found["steps"] = [step.document() for step in self.steps]
-        return found
 
-
-_STEP_NAMES: Final = tuple(spec.name for spec in dataclasses.fields(Step))
-_PLAN_NAMES: Final = tuple(spec.name for spec in dataclasses.fields(Plan) if spec.name != "steps")
+MEMBERS: Final = sorted({*Plan.model_fields, *Step.model_fields})
 
 
 def read(document: Mapping[str, Any]) -> Plan:
-    """Return the plan that a document tells, which has been judged valid and names its planner, its epoch and how sure it is."""
-    told = {name: document[name] for name in _PLAN_NAMES if name in document}
-    steps = tuple(
-        Step(**{name: step[name] for name in _STEP_NAMES if name in step} | {"step_type": StepType(step["step_type"])})
-        for step in document["steps"]
-    )
-    return Plan(**told | {"status": PlanStatus(document["status"]), "steps": steps})
+    """The plan of a document that has been judged valid."""
+    return Plan.model_validate(document)
+
+
+def parse(document: object) -> tuple[Plan | None, list[ErrorDetails]]:
+    """What anybody's document is, or what is wrong with its shape."""
+    try:
+        return Plan.model_validate(document, context=_FOREIGN), []
+    except ValidationError as refusal:
+        return None, refusal.errors(include_url=False, include_input=False)
+
+
+def partial_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What there is of a plan: itself if it is whole, else its partial plan."""
+    if document.get("status", PlanStatus.READY) in WHOLE:
+        return document
+    return document.get("partial_plan") or {"steps": ()}
+
+
+def next_step(document: Mapping[str, Any]) -> str:
+    """What to do next with a plan, in one plain sentence."""
+    plan_id, status = document["plan_id"], document.get("status", PlanStatus.READY)
+    if status == PlanStatus.READY:
+        return f'Carry it out with execute_delegation_plan(plan_id="{plan_id}").'
+    if status == PlanStatus.NEEDS_CONFIRMATION:
+        first, more = _first(document.get("unsure"), "detail", "It rests on a guess.")
+        return f'{first}{more} Is it right? Then confirm_plan(plan_id="{plan_id}").'
+    if status == PlanStatus.NEEDS_INPUT:
+        first, more = _first(document.get("questions"), "text", "Something is missing.")
+        return f'{first}{more} Tell it with answer_plan(plan_id="{plan_id}").'
+    steps = document.get("steps")
+    return steps[0]["recommendation"] if steps else "It was forgotten on request: ask for another plan."
+
+
+def _first(told: Sequence[Mapping[str, Any]] | None, name: str, otherwise: str) -> tuple[str, str]:
+    if not told:
+        return otherwise, ""
+    return told[0][name], f" (And {len(told) - 1} more.)" if len(told) > 1 else ""
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:
-    """Return the document's RFC 8785 bytes.
+    """The document's RFC 8785 bytes.
 
     :raises rfc8785.CanonicalizationError: if it holds what canonical JSON cannot (an integer beyond 2**53, NaN).
     """
@@ -142,25 +421,6 @@ def can_be_told(value: object) -> bool:
 
 
 def plan_hash(document: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the canonical document, its own `plan_hash` left out."""
+    """The SHA-256 of the canonical document, its own `plan_hash` left out."""
     body = {name: value for name, value in document.items() if name != "plan_hash"}
     return hashlib.sha256(canonical(body)).hexdigest()
-
-
-@cache
-def schema(version: str = SCHEMA_VERSION) -> dict[str, Any]:
-    """Return the JSON Schema of the Plan in one version."""
-    found: dict[str, Any] = json.loads((_SCHEMAS / f"plan-{version}.json").read_text(encoding="utf-8"))
-    return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.value if isinstance(value, Enum) else value
-    if value is None or isinstance(value, (int, float)):
-        return value
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (dict, Mapping)):  # to ask for a mapping alone takes longer
-        return {str(name): _plain(item) for name, item in value.items()}
-    return value

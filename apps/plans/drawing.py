@@ -15,6 +15,8 @@ from typing import Any, Final
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from apps.plans.documents import next_step, partial_of
+
 _WIDE, _HIGH, _GAP_X, _GAP_Y, _EDGE = 190, 58, 22, 36, 12
 # As far a wide picture is made smaller, so that its words can still be read; then it scrolls.
 _SMALLEST: Final = 0.75
@@ -46,7 +48,7 @@ class _Box:
 
 
 def graph(document: Mapping[str, Any], marks: Mapping[str, Mark] = MappingProxyType({})) -> SafeString:
-    """The steps of a plan, or of a refusal those of its partial plan, as an SVG.
+    """The steps of a plan, or those of its partial plan, as an SVG.
 
     :param marks: by step id.
     """
@@ -86,11 +88,17 @@ def details(document: Mapping[str, Any]) -> SafeString:
     return _within("What the steps were given", table)
 
 
-def refusal(document: Mapping[str, Any]) -> SafeString:
-    """That a plan is refused, and what is missing, a sentence each."""
+def needs(document: Mapping[str, Any]) -> SafeString:
+    """What to do next with a plan, and below it each guess, question or reason, a sentence each."""
+    reasons = [
+        one.get("detail") or one.get("text", "")
+        for name in ("unsure", "questions", "missing")
+        for one in document.get(name) or ()
+    ]
     return format_html(
-        '<p class="font-semibold text-red-600 dark:text-red-500">Refused: it can\'t be carried out.</p><ul>{}</ul>',
-        format_html_join("", "<li>{}</li>", ((one.get("detail", ""),) for one in document.get("missing") or ())),
+        '<p class="font-semibold">{}</p><ul>{}</ul>',
+        next_step(document),
+        format_html_join("", "<li>{}</li>", ((one,) for one in reasons)),
     )
 
 
@@ -104,8 +112,7 @@ def _within(label: str, wide: SafeString) -> SafeString:
 
 
 def _steps(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    told = document.get("partial_plan") if document.get("status") == "needs_escalation" else document
-    steps: Sequence[Mapping[str, Any]] = (told or {}).get("steps") or ()
+    steps: Sequence[Mapping[str, Any]] = partial_of(document)["steps"]
     return steps
 
 

@@ -89,12 +89,14 @@ class Plan(TenantModel):
             models.UniqueConstraint(fields=["tenant", "plan_id"], name="plans_plan_id_once"),
             models.UniqueConstraint(fields=["tenant", "replaces"], name="plans_plan_replaced_once"),
             models.CheckConstraint(
-                condition=Q(status__in=["ready", "needs_escalation"]), name="plans_plan_status_known"
+                condition=Q(status__in=["ready", "needs_confirmation", "needs_input", "needs_escalation"]),
+                name="plans_plan_status_known",
             ),
             models.CheckConstraint(
                 condition=Q(confidence__gte=0, confidence__lte=1), name="plans_plan_confidence_between_0_and_1"
             ),
         ]
+        permissions = [("operate_plan", "Can confirm plans and answer their questions")]
         indexes = [
             # Serves selectors.plans_of(): one principal's plans, newest first.
             models.Index(name="plans_plan_of_principal", fields=["tenant", "principal", "-id"]),

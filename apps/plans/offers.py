@@ -13,7 +13,7 @@ from typing import Any, Final
 from apps.plans.shapes import StepType
 from apps.workers.shapes import OfferView as Offer
 
-DIRECT_SECONDS: Final = 5.0
+DIRECT_SECONDS: Final = 10.0
 """A call that takes longer is queued."""
 
 _TRUSTED_RUNS: Final = 20

@@ -5,7 +5,7 @@ what they propose.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -32,6 +32,14 @@ class Evidence(StrEnum):
     """Words of the request without quotes: where they begin and end is a guess."""
     ASSUMED = "assumed"
     """It stands nowhere: a model made it up."""
+    ANSWER = "answer"
+    """The principal answered a question."""
+    CONFIRMED = "confirmed"
+    """It was a guess, and the principal confirmed it."""
+    DELEGATION = "delegation"
+    """The way that the request came, for a tool that passes it on."""
+    ESCALATION = "escalation"
+    """What another worker asks for, in its words."""
 
 
 UNSURE: Final = frozenset({Evidence.CUT, Evidence.ASSUMED})
@@ -51,7 +59,7 @@ class Value:
     """The value of one param and where it comes from."""
 
     value: Any
-    """A JSON value, a :class:`Ref`, or a list of these."""
+    """A JSON value, in which a :class:`Ref` may stand for any part."""
     evidence: Evidence
     text: str = ""
     """The words of the request that it was taken from, or the context's key."""
@@ -148,6 +156,58 @@ class Proposal:
     """Parts of the request that need no tool: what the asker is to make of the results ("and summarize it")."""
     nearest: tuple[tuple[Tool, float, str], ...] = ()
     """For a refusal: the tools that come nearest, with a score from 0 to 1 and why each is not taken."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Is nothing missing, to be asked, or to be confirmed?"""
+        values = (value for step in self.steps for value in step.values.values())
+        return bool(self.steps) and not (
+            self.missing or self.questions or self.doubtful or any(value.evidence in UNSURE for value in values)
+        )
+
+    def confirmed(self) -> "Proposal":
+        """The same, after the principal has confirmed its guesses."""
+
+        def sure(value: Value) -> Value:
+            return replace(value, evidence=Evidence.CONFIRMED) if value.evidence in UNSURE else value
+
+        steps = (
+            replace(step, values={name: sure(value) for name, value in step.values.items()}) for step in self.steps
+        )
+        return replace(self, steps=tuple(steps), doubtful=False)
+
+    def answered(self, answers: Mapping[tuple[int, str], Any]) -> "Proposal":
+        """The same with the values of params that the principal has told, by step and param, which are asked no more."""
+        steps = []
+        for place, step in enumerate(self.steps):
+            told = {param: value for (of, param), value in answers.items() if of == place}
+            values = {param: Value(value=value, evidence=Evidence.ANSWER) for param, value in told.items()}
+            missing = tuple(name for name in step.missing if name not in told)
+            steps.append(replace(step, values={**step.values, **values}, missing=missing))
+        left = tuple(one for one in self.questions if (one.step, one.param) not in answers)
+        return replace(self, steps=tuple(steps), questions=left)
+
+    def led_by(self, first: Sequence[ProposedStep]) -> "Proposal":
+        """The same after some other steps."""
+        by = len(first)
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, Ref):
+                return Ref(value.step + by, value.path)
+            if isinstance(value, Mapping):
+                return {name: moved(item) for name, item in value.items()}
+            return [moved(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+        steps = (
+            replace(
+                step,
+                values={name: replace(one, value=moved(one.value)) for name, one in step.values.items()},
+                after=frozenset(place + by for place in step.after),
+            )
+            for step in self.steps
+        )
+        questions = tuple(replace(one, step=one.step + by) for one in self.questions)
+        return replace(self, steps=(*first, *steps), questions=questions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Questions about plans, and the registry as the planner sees it."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,16 +12,15 @@ from django.db.models import Exists, Max, Min, OuterRef
 from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
+from apps.core.errors import NotFound
 from apps.memory.models import Memory
 from apps.memory.states import Kind
-from apps.plans import drawing, shelf, sql, validation
+from apps.plans import documents, drawing, shelf, sql, validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
-from apps.plans.errors import UnknownDelegate, UnknownPlan
-from apps.plans.grounding import MemoryRef, memory_refs
-from apps.plans.learning import MOST
+from apps.plans.errors import UnknownPlan
 from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, WaitingPlan
-from apps.plans.shapes import WORKER_STEPS
+from apps.plans.shapes import WORKER_STEPS, PlanSummary
 from apps.plans.validation import Limits, Problem
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
@@ -32,7 +32,9 @@ HABITS: Final = "delegation"
 
 _START: Final = 200
 """How much of an intent a list shows."""
+_MOST_LEARNED: Final = 4_000
 _FEWEST_NEW, _MOST_NEW = 5, 50
+_MEMORY: Final = re.compile(r"(?:(?P<kind>observation|obs|pattern)[:-])?(?P<number>[1-9][0-9]{0,17})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,11 @@ class StoredPlan:
     def is_ready(self) -> bool:
         """Can it be carried out, or does it say what is missing?"""
         return self.status == PlanStatus.READY
+
+    @property
+    def next_step(self) -> str:
+        """What to do next, in one plain sentence."""
+        return documents.next_step(self.document)
 
 
 def plan_row(plan_id: str) -> Plan:
@@ -98,23 +105,8 @@ def plan_for(plan_id: str, *, caller: Caller) -> StoredPlan:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSummary:
-    """A plan as a list shows it."""
-
-    key: int
-    plan_id: str
-    status: PlanStatus
-    intent: str
-    """Its beginning; empty: it was forgotten on request."""
-    is_submitted: bool
-    replaces: str | None
-    can_be_begun: bool
-    created_at: datetime
-
-
-def plans_of(principal_id: int, *, before: int | None = None, limit: int) -> list[PlanSummary]:
-    """The plans that a principal of the current tenant has asked for or submitted, newest first.
+def plans_of(principal_id: int, *, before: int | None = None, limit: int) -> list[tuple[int, PlanSummary]]:
+    """The plans that a principal of the current tenant has asked for or submitted, newest first, each with its key.
 
     :param before: the key of the last one of the page before.
     """
@@ -126,15 +118,17 @@ def plans_of(principal_id: int, *, before: int | None = None, limit: int) -> lis
     )
     names = ("pk", "plan_id", "status", "start", "planner_version", "replaces__plan_id", "created_at", "waits")
     return [
-        PlanSummary(
-            key=key,
-            plan_id=plan_id,
-            status=PlanStatus(status) if start else PlanStatus.NEEDS_ESCALATION,
-            intent=start,
-            is_submitted=version == SUBMITTED,
-            replaces=replaces,
-            can_be_begun=bool(start) and waits,
-            created_at=created_at,
+        (
+            key,
+            PlanSummary(
+                plan_id=plan_id,
+                status=status if start else PlanStatus.NEEDS_ESCALATION.value,
+                intent=start,
+                is_submitted=version == SUBMITTED,
+                replaces=replaces,
+                can_be_begun=bool(start) and waits,
+                created_at=created_at,
+            ),
         )
         for key, plan_id, status, start, version, replaces, created_at, waits in told.values_list(*names)[:limit]
     ]
@@ -157,10 +151,10 @@ def expired(*, limit: int) -> list[tuple[int, str]]:
 
 
 def delegate_named(delegate_id: str) -> Delegate:
-    """:raises UnknownDelegate: if the tenant has none of this id."""
+    """:raises NotFound: if the tenant has none of this id (`unknown_delegate`)."""
     found = Delegate.objects.filter(delegate_id=delegate_id).first()
     if found is None:
-        raise UnknownDelegate(f"There is no DeleGate {delegate_id[:100]!r}.")
+        raise NotFound(f"There is no DeleGate {delegate_id[:100]!r}.", code="unknown_delegate")
     return found
 
 
@@ -247,7 +241,7 @@ def judgement(document: object, *, tenant_id: int, principal_id: int) -> Judgeme
     delegate = Delegate.objects.filter(delegate_id=named).first() if isinstance(named, str) else None
     workers_named = validation.workers_named(document)
     with shelf.held(tenant_id=tenant_id, delegate=delegate) as held:
-        catalogue = held.ranker.catalogue.within(held.pool).of_workers(workers_named)
+        catalogue = held.catalogue.within(held.pool).of_workers(workers_named)
     problems = validation.validate(document, catalogue, limits=Limits())
     if isinstance(document, dict) and not any(found.code == "schema" for found in problems):
         if delegate is None and named != DELEGATE:
@@ -293,6 +287,30 @@ def _unknown_references(document: Mapping[str, Any], principal_id: int) -> list[
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryRef:
+    """A memory named by number; a bare number is an observation or a pattern."""
+
+    text: str
+    number: int
+    is_observation: bool
+    is_pattern: bool
+
+
+def memory_refs(given: Iterable[object]) -> tuple[list[MemoryRef], list[str]]:
+    """The references to memories that have a known form, and the texts of those that have none."""
+    found, strange = [], []
+    for one in given:
+        text = str(one)
+        match = _MEMORY.fullmatch(text)
+        if match is None or isinstance(one, bool):
+            strange.append(text[:100])
+            continue
+        kind = match["kind"]
+        found.append(MemoryRef(text, int(match["number"]), kind != "pattern", kind in {None, "pattern"}))
+    return found, strange
+
+
 def known_memory(refs: Iterable[MemoryRef]) -> frozenset[MemoryRef]:
     """Those among the references that name something this tenant remembers."""
     asked = list(refs)
@@ -318,7 +336,7 @@ def known_receipt_ids(receipt_ids: Iterable[str], principal_id: int) -> frozense
 
 def outcomes_to_learn_from() -> list[Outcome]:
     """The latest outcomes of the current tenant, oldest first, as many as are learned from."""
-    return list(reversed(Outcome.objects.order_by("-id")[:MOST]))
+    return list(reversed(Outcome.objects.order_by("-id")[:_MOST_LEARNED]))
 
 
 def first_noted(outcomes: Iterable[int]) -> datetime | None:
@@ -346,7 +364,7 @@ def written_habits() -> dict[str, str]:
 def offered_tools(worker_id: str, *, tenant_id: int) -> dict[str, str]:
     """The uids of what a worker offers, by name."""
     with shelf.held(tenant_id=tenant_id) as held:
-        catalogue = held.ranker.catalogue
+        catalogue = held.catalogue
         return {catalogue.by_uid[uid].name: uid for uid in sorted(catalogue.tools_of(worker_id))}
 
 

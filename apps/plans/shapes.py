@@ -1,11 +1,14 @@
 """What plans and those who carry them out write and read alike: types of steps, references between them, and bounds of cost."""
 
 import re
+from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from django.db.models import TextChoices
 from pydantic import Field
+
+from apps.core.schemas import Output
 
 Amount = TypeVar("Amount", float, Decimal)
 
@@ -41,3 +44,19 @@ def place_in_list(part: str) -> int | None:
 def tighter(one: Amount | None, other: Amount | None) -> Amount | None:
     """The tighter of two bounds; None bounds nothing."""
     return min((bound for bound in (one, other) if bound is not None), default=None)
+
+
+class PlanSummary(Output):
+    """A plan as a list shows it."""
+
+    plan_id: str
+    status: Literal["ready", "needs_confirmation", "needs_input", "needs_escalation"]
+    intent: str
+    """Its first 200 characters; empty: it was forgotten on request."""
+    is_submitted: bool
+    """Have you made it yourself?"""
+    replaces: str | None
+    """The plan whose place it took."""
+    can_be_begun: bool
+    """Does it wait to be carried out? What becomes of one that was begun, get_plan_status tells."""
+    created_at: datetime

@@ -1,23 +1,21 @@
 """Operations of the DeleGate."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from django.utils import timezone
 from pydantic import ConfigDict, Field
 
-from apps.core.ids import decode_position, encode_cursor
+from apps.core.ids import encode_cursor
 from apps.core.operations import Reply, Route, operation
-from apps.core.schemas import Cursor, FitForAPath, Input, Name, Output, Text
+from apps.core.schemas import FitForAPath, Input, Name, Output, Paged, Text
 from apps.memory import selectors as memory
-from apps.plans import selectors, services
-from apps.plans.documents import plan_hash
+from apps.plans import selectors, services, shelf
+from apps.plans.documents import PlanStatus, next_step, plan_hash
 from apps.plans.models import Delegate
 from apps.plans.offers import Priority
 from apps.plans.services import MadePlan, PlanRequest
-from apps.plans.shapes import Money
+from apps.plans.shapes import Money, PlanSummary
 from apps.plans.validation import Limits
 from apps.principals.scopes import Scope
 from apps.principals.selectors import caller_or_named
@@ -62,18 +60,25 @@ class CreatePlan(Input):
     """What a DeleGate that passes this on was given in its own delegation_path. One that stands in it already refuses."""
 
 
-class CreatedPlan(Output):
+class PlanAnswer(Output):
+    next_step: str
+    """What to do next, in one plain sentence."""
     plan: dict[str, Any]
-    """The whole plan. With status needs_escalation it says what is missing and which tools come nearest."""
+    """The whole plan. What is to be confirmed stands in `unsure`, what is asked in `questions`, and why there is no plan in
+    `missing`.
+    """
     plan_id: str
-    status: Literal["ready", "needs_escalation"]
+    status: PlanStatus
+    can_execute_now: bool
+    """Is the plan ready, does it still wait to be begun, and has every worker in it room?"""
+    receipt_id: str
+    receipt_uuid: str
+
+
+class CreatedPlan(PlanAnswer):
     steps: list[dict[str, Any]]
     estimated_runtime_seconds: float
     """What the plan says, and how long its calls wait just now, where workers have been sent what they take in an hour."""
-    can_execute_now: bool
-    """Is the plan ready, and has every worker in it room?"""
-    receipt_id: str
-    receipt_uuid: str
 
 
 class BarePlan(Output):
@@ -81,6 +86,7 @@ class BarePlan(Output):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
+    next_step: str
     plan_id: str
     receipt_id: str
     receipt_uuid: str
@@ -114,11 +120,6 @@ class DelegateOutput(Output):
     """None: it may promote nothing."""
 
 
-class ListDelegates(Input):
-    limit: Annotated[int, Field(ge=1, le=500)] = 500
-    cursor: Cursor | None = None
-
-
 class DelegateList(Output):
     delegates: list[DelegateOutput]
     next: str | None
@@ -129,33 +130,11 @@ class OnePlan(Input):
     plan_id: Id
 
 
-class FoundPlan(Output):
-    plan: dict[str, Any]
-    plan_id: str
-    status: Literal["ready", "needs_escalation"]
-    can_execute_now: bool
-    """Is the plan ready, does it still wait to be begun, and has every worker in it room?"""
-    receipt_id: str
-    receipt_uuid: str
-
-
-class ListPlans(Input):
-    limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: Cursor | None = None
-
-
-class PlanSummary(Output):
-    plan_id: str
-    status: Literal["ready", "needs_escalation"]
-    intent: str
-    """Its first 200 characters; empty: it was forgotten on request."""
-    is_submitted: bool
-    """Have you made it yourself?"""
-    replaces: str | None
-    """The plan whose place it took."""
-    can_be_begun: bool
-    """Does it wait to be carried out? What becomes of one that was begun, get_plan_status tells."""
-    created_at: datetime
+class AnswerPlan(OnePlan):
+    answers: Annotated[dict[Id, Any], Field(min_length=1, max_length=100)]
+    """Your answers by question_id: a value that the question's schema takes, or one of its choices. What you leave out is
+    asked again.
+    """
 
 
 class PlanList(Output):
@@ -199,20 +178,37 @@ class Verdict(Output):
 def create_delegation_plan(caller: Caller, given: CreatePlan) -> CreatedPlan:
     """Turn an intent into a plan of worker calls, without carrying it out. Then pass its plan_id to execute_delegation_plan.
 
-    An intent that the registered workers cannot serve gives a plan with status needs_escalation that names what is missing.
+    Only a plan with status ready can be carried out. With needs_confirmation some value is a guess: confirm_plan. With
+    needs_input something was not said: answer_plan. With needs_escalation the plan says why there is none. The first line
+    of the answer, next_step, says what to do.
     """
-    made = _create(caller, given)
-    return CreatedPlan(
-        plan=dict(made.document),
-        plan_id=made.plan_id,
-        status=made.document["status"],
-        steps=made.document["steps"],
-        estimated_runtime_seconds=made.document["estimated_total_runtime_seconds"]
-        + round(made.readiness.wait.total_seconds(), 3),
-        can_execute_now=made.readiness.can_execute_now,
-        receipt_id=made.receipt_id,
-        receipt_uuid=str(made.receipt_uuid),
-    )
+    return _created(_create(caller, given))
+
+
+@operation(
+    title="Confirm a plan",
+    scope=Scope.PLANS,
+    routes=[Route("POST", "/api/v1/plans/{plan_id}/confirm", status=201)],
+)
+def confirm_plan(caller: Caller, given: OnePlan) -> CreatedPlan:
+    """Confirm what a plan with status needs_confirmation guesses, see its `unsure`. A plan that is ready takes its place.
+
+    Is a guess wrong, ask for another plan with the right value in quotes or in the context.
+    """
+    return _created(services.confirm(caller=caller, plan_id=given.plan_id, now=timezone.now()))
+
+
+@operation(
+    title="Answer a plan's questions",
+    scope=Scope.PLANS,
+    routes=[Route("POST", "/api/v1/plans/{plan_id}/answer", status=201)],
+    own_transactions=True,
+)
+def answer_plan(caller: Caller, given: AnswerPlan) -> CreatedPlan:
+    """Answer what a plan with status needs_input asks, see its `questions`. A plan with your answers takes its place."""
+    shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
+    now = timezone.now()
+    return _created(services.answer(caller=caller, plan_id=given.plan_id, answers=given.answers, now=now))
 
 
 @operation(
@@ -225,34 +221,22 @@ def create_delegation_plan(caller: Caller, given: CreatePlan) -> CreatedPlan:
 def request_plan(caller: Caller, given: CreatePlan) -> BarePlan:
     """As create_delegation_plan, answering the plan itself."""
     made = _create(caller, given)
-    receipt = {"receipt_id": made.receipt_id, "receipt_uuid": str(made.receipt_uuid)}
-    return BarePlan.model_validate({**made.document, **receipt})
+    beside = {"next_step": next_step(made.document), "receipt_id": made.receipt_id}
+    return BarePlan.model_validate({**made.document, **beside, "receipt_uuid": str(made.receipt_uuid)})
 
 
 @operation(title="Read a plan", scope=Scope.PLANS, routes=[Route("GET", "/api/v1/plans/{plan_id}")], read_only=True)
-def get_plan(caller: Caller, given: OnePlan) -> FoundPlan:
+def get_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     """Read a plan that you asked for, as it was made."""
-    found = selectors.plan_for(given.plan_id, caller=caller)
-    return FoundPlan(
-        plan=dict(found.document),
-        plan_id=found.plan_id,
-        status=found.status.value,
-        can_execute_now=selectors.can_be_begun(found) and selectors.readiness(found.document).can_execute_now,
-        receipt_id=found.receipt_id,
-        receipt_uuid=str(found.receipt_uuid),
-    )
+    return PlanAnswer(**answer_of(selectors.plan_for(given.plan_id, caller=caller)))
 
 
 @operation(title="List plans", scope=Scope.PLANS, routes=[Route("GET", "/api/v1/plans")], read_only=True)
-def list_plans(caller: Caller, given: ListPlans) -> PlanList:
+def list_plans(caller: Caller, given: Paged) -> PlanList:
     """List the plans that you asked for or submitted, refusals included, newest first."""
-    before = None if given.cursor is None else decode_position(given.cursor)
-    found = selectors.plans_of(caller.principal_id, before=before, limit=given.limit + 1)
+    found = selectors.plans_of(caller.principal_id, before=given.position, limit=given.limit + 1)
     page = found[: given.limit]
-    return PlanList(
-        plans=[PlanSummary.model_validate(one) for one in page],
-        next=encode_cursor(page[-1].key) if len(found) > len(page) else None,
-    )
+    return PlanList(plans=[one for _, one in page], next=encode_cursor(page[-1][0]) if len(found) > len(page) else None)
 
 
 @operation(
@@ -278,20 +262,13 @@ def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
     scope=Scope.PLANS,
     routes=[Route("POST", "/api/v1/plans/submit", status=201, max_body=_PLAN_BYTES)],
 )
-def submit_plan(caller: Caller, given: SubmitPlan) -> FoundPlan:
+def submit_plan(caller: Caller, given: SubmitPlan) -> PlanAnswer:
     """Keep a plan that you have made yourself, without carrying it out. Then pass the plan_id of the answer to execute_delegation_plan.
 
     It is judged as by validate_plan; one with any fault is refused with all of them. The plan is kept under an id of its own.
     """
     made = services.submit(caller=caller, document=given.plan, caused_by=given.caused_by_receipt_id, now=timezone.now())
-    return FoundPlan(
-        plan=dict(made.document),
-        plan_id=made.plan_id,
-        status=made.document["status"],
-        can_execute_now=made.readiness.can_execute_now,
-        receipt_id=made.receipt_id,
-        receipt_uuid=str(made.receipt_uuid),
-    )
+    return PlanAnswer(**answer_of(made))
 
 
 @operation(
@@ -314,10 +291,9 @@ def set_delegate(caller: Caller, given: SetDelegate) -> DelegateOutput:
 
 
 @operation(title="List DeleGates", scope=Scope.ADMIN, routes=[Route("GET", "/api/v1/delegates")], read_only=True)
-def list_delegates(_caller: Caller, given: ListDelegates) -> DelegateList:
+def list_delegates(_caller: Caller, given: Paged) -> DelegateList:
     """List the DeleGates of the tenant: as whom each acts, which is above it, and what it may promote by itself."""
-    after = decode_position(given.cursor) if given.cursor else 0
-    found = selectors.delegates(after=after, limit=given.limit + 1)
+    found = selectors.delegates(after=given.position or 0, limit=given.limit + 1)
     page = found[: given.limit]
     return DelegateList(
         delegates=_shown(page),
@@ -341,16 +317,34 @@ def _shown(delegates: Sequence[Delegate]) -> list[DelegateOutput]:
 
 
 def _create(caller: Caller, given: CreatePlan) -> MadePlan:
-    request = _request(given)
-    services.prepare(caller=caller)
-    if services.asks_a_model():
-        with caller.acting():
-            caller_or_named(caller, given.principal_ai)
-            sketch = services.sketch(caller=caller, request=request, now=timezone.now())
-        request = replace(request, suggested=services.suggestions(document=sketch))
+    request, now = _request(given), timezone.now()
+    shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
+    proposed = services.propose(caller=caller, request=request, now=now)
     with caller.acting():
         caller_or_named(caller, given.principal_ai)
-        return services.create_plan(caller=caller, request=request, now=timezone.now())
+        return services.create_plan(caller=caller, request=request, now=now, proposed=proposed)
+
+
+def _created(made: MadePlan) -> CreatedPlan:
+    seconds = made.document.get("estimated_total_runtime_seconds", 0) + round(made.readiness.wait.total_seconds(), 3)
+    return CreatedPlan(**answer_of(made), steps=made.document["steps"], estimated_runtime_seconds=seconds)
+
+
+def answer_of(made: MadePlan | selectors.StoredPlan) -> dict[str, Any]:
+    """The members of :class:`PlanAnswer`."""
+    if isinstance(made, MadePlan):
+        can_execute_now = made.readiness.can_execute_now
+    else:
+        can_execute_now = selectors.can_be_begun(made) and selectors.readiness(made.document).can_execute_now
+    return {
+        "next_step": next_step(made.document),
+        "plan": dict(made.document),
+        "plan_id": made.plan_id,
+        "status": made.document["status"],
+        "can_execute_now": can_execute_now,
+        "receipt_id": made.receipt_id,
+        "receipt_uuid": str(made.receipt_uuid),
+    }
 
 
 def _request(given: CreatePlan) -> PlanRequest:

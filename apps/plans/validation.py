@@ -12,32 +12,30 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import jsonschema_rs
+from pydantic_core import ErrorDetails
 
 from apps.core.errors import near, pointer_to
 from apps.plans import documents, references
 from apps.plans.catalogue import Catalogue, Tool, contract_key, types_meet
-from apps.plans.documents import PlanStatus
+from apps.plans.documents import WHOLE, Constraints, Plan, PlanStatus, Step
 from apps.plans.offers import expected_seconds, payload_bytes
 from apps.plans.references import Malformed, Misplaced, Reference
-from apps.plans.shapes import WORKER_STEPS, StepType, tighter
+from apps.plans.shapes import StepType, tighter
 from apps.workers.shapes import OfferView as Offer
 
 MAX_PROBLEMS: Final = 100
 _ROUNDING: Final = 0.01
-"""By which part of it a sum may be told otherwise than its steps make it; a plan tells money to 6 and time to 3 places."""
+"""By which part of it a sum may differ from its steps' sum; a plan tells money to 6 and time to 3 places."""
 _MOST_WEIGHED: Final = 64
-"""Of how many steps at most it is looked at which may run at once: with more the plan is too long anyway."""
-
+"""Of so many steps at most it is counted how many may run at once: a plan with more is too long anyway."""
 _SECRETS: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----|\bght_[A-Za-z0-9]+_[A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bxox[abprs]-[A-Za-z0-9-]{10,}|\bsk-[A-Za-z0-9_-]{20,}"
 )
-
-
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _EXACT: Final = 2**53
 
@@ -63,22 +61,27 @@ class Limits:
 
 
 def validate(document: object, catalogue: Catalogue, *, limits: Limits | None = None) -> list[Problem]:
-    """Return every fault of a plan, in a fixed order; an empty list is a valid plan.
+    """Every fault of a plan, in a fixed order; an empty list is a valid plan.
 
-    Where its shape is wrong, only what does not hang on the wrong places is judged besides.
+    Where its shape is wrong, only what does not depend on the wrong places is judged besides.
     """
     if not isinstance(document, dict):
         return [Problem("", "schema", "A plan is a JSON object.")]
-    shape: list[Problem] = []
+    plan, faults = documents.parse(document)
+    shape = list(map(_fault_of_shape, faults[:MAX_PROBLEMS]))
     try:
-        shape = _shape(document)
         if not _is_plainly_canonical(document):
             documents.canonical(document)
+        is_hashed = plan is None or plan.plan_hash is None or plan.plan_hash == documents.plan_hash(document)
     except (ValueError, RecursionError) as refusal:
         return [*shape, Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])][:MAX_PROBLEMS]
-    judge = _judged if not shape else partial(_judged_besides, shape)
-    found = itertools.chain(shape, judge(document, catalogue, limits or Limits()))
-    return list(itertools.islice(found, MAX_PROBLEMS))
+    bounds = limits or Limits()
+    if plan is not None:
+        found = _judged(_Case(plan, catalogue, bounds), _RULES)
+    else:
+        found = _judged_besides([fault["loc"] for fault in faults], document, catalogue, bounds)
+    hashed = [] if is_hashed else [Problem("/plan_hash", "plan_hash", "This is not the hash of this plan.")]
+    return list(itertools.islice(itertools.chain(shape, found, hashed), MAX_PROBLEMS))
 
 
 def workers_named(document: object) -> frozenset[str]:
@@ -92,61 +95,24 @@ def workers_named(document: object) -> frozenset[str]:
     return frozenset(one for one in found if isinstance(one, str))
 
 
-def _judged(document: dict[str, Any], catalogue: Catalogue, limits: Limits) -> Iterable[Problem]:
-    graph = _Graph(document["steps"])
-    return _unsortable(graph) or _ruled(_RULES, document, graph, catalogue, limits)
-
-
-def _judged_besides(
-    shape: Sequence[Problem], document: dict[str, Any], catalogue: Catalogue, limits: Limits
-) -> Iterable[Problem]:
-    """What is wrong with the steps whose own shape is right; what the plan says of itself is left for when all of it is."""
-    wrong = [fault.path.split("/")[1:] for fault in shape]
-    given = document.get("steps")
-    if len(shape) == MAX_PROBLEMS or ["steps"] in wrong or not isinstance(given, list):
-        return []
-    numbers = {int(path[1]) for path in wrong if path[:1] == ["steps"]}
-    members = {path[0] for path in wrong if path}
-    steps = {number: step for number, step in enumerate(given) if number not in numbers}
-    sound = {name: value for name, value in document.items() if name not in members} | {"steps": [*steps.values()]}
-    graph = _Graph(sound["steps"], tuple(steps))
-    if numbers:
-        # What a step hangs on may be one of those that can't be read.
-        return _repeated(graph) or _ruled(_RULES_OF_A_STEP, sound, graph, catalogue, limits)
-    return _unsortable(graph) or _ruled(_RULES_OF_STEPS, sound, graph, catalogue, limits)
-
-
-def _unsortable(graph: _Graph) -> list[Problem]:
-    unknown = itertools.islice(_unknown_steps(graph), MAX_PROBLEMS)
-    return [*_repeated(graph), *unknown] or _cycles(graph) or _hints(graph)
-
-
-def _ruled(
-    rules: Iterable[_Rule], document: dict[str, Any], graph: _Graph, catalogue: Catalogue, limits: Limits
-) -> Iterator[Problem]:
-    """One fault after the other, so that who has heard of enough looks for no more."""
-    bounds = bounds_of(document, limits)
-    for rule in rules:
-        yield from rule(document, graph, catalogue, bounds)
-
-
-def bounds_of(document: Mapping[str, Any], limits: Limits) -> Limits:
+def bounds_of(constraints: Constraints | None, limits: Limits) -> Limits:
     """The given bounds, or the plan's own where they are tighter."""
-    own = document.get("constraints") or {}
+    own = constraints or Constraints()
     return replace(
         limits,
-        max_total_cost=tighter(limits.max_total_cost, own.get("max_total_cost")),
-        max_cost_per_step=tighter(limits.max_cost_per_step, own.get("max_cost_per_step")),
-        max_runtime_seconds=tighter(limits.max_runtime_seconds, own.get("timeout_seconds")),
+        max_total_cost=tighter(limits.max_total_cost, own.max_total_cost),
+        max_cost_per_step=tighter(limits.max_cost_per_step, own.max_cost_per_step),
+        max_runtime_seconds=tighter(limits.max_runtime_seconds, own.timeout_seconds),
     )
 
 
-def estimates(document: Mapping[str, Any], catalogue: Catalogue) -> dict[str, float]:
-    """What a valid plan takes and costs by its steps, as a plan tells it."""
-    graph = _Graph(document["steps"])
+def estimates(plan: Plan, catalogue: Catalogue) -> dict[str, Any]:
+    """What a plan takes and costs by its steps, and whether two of them may run at once, as a plan tells it."""
+    case = _Case(plan, catalogue, Limits())
     return {
-        "estimated_total_runtime_seconds": round(_runtime(graph, catalogue), 3),
-        "execution_cost_estimate": round(_cost(graph, catalogue), 6),
+        "estimated_total_runtime_seconds": round(case.runtime, 3),
+        "execution_cost_estimate": round(case.cost, 6),
+        "can_run_parallel": case.has_independent_steps,
     }
 
 
@@ -156,7 +122,7 @@ def carries_secret(value: str) -> bool:
 
 
 def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
-    """Return what a tool refuses in the params; a reference stands for its target and is not judged here."""
+    """What a tool refuses in the params; a reference stands for its target and is not judged here."""
     held = {found.pointer for found in references.within(params) if isinstance(found, Reference) and found.whole}
     errors = validator(contract_key(tool.input_schema)).iter_errors(dict(params))
     faults = (
@@ -166,12 +132,13 @@ def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
         for found in _faults(error, tool, params, held)
     )
     unknown = (_unknown_param(tool, (name,)) for name in params if tool.inputs and _is_undeclared(tool, (name,)))
-    found: dict[Problem, None] = {}
-    for fault in itertools.chain(faults, unknown):
-        found[fault] = None
-        if len(found) == MAX_PROBLEMS:
-            break
-    return list(found)
+    return list(itertools.islice(dict.fromkeys(itertools.chain(faults, unknown)), MAX_PROBLEMS))
+
+
+@lru_cache(maxsize=8192)
+def validator(schema_key: str) -> jsonschema_rs.Validator:
+    """The compiled validator of a schema's text. It never fetches anything."""
+    return jsonschema_rs.validator_for(schema_key, validate_formats=True, offline=True)
 
 
 def _is_about_reference(error: jsonschema_rs.ValidationError, held: set[str]) -> bool:
@@ -232,57 +199,48 @@ def _unknown_param(tool: Tool, place: Sequence[str]) -> Problem:
     return Problem(pointer_to(*place), "param_unknown", f"{tool.name} takes no {'.'.join(place)[-100:]}.{meant}")
 
 
-@lru_cache(maxsize=8192)
-def validator(schema_key: str) -> jsonschema_rs.Validator:
-    """Return the compiled validator of a schema's text. It never fetches anything."""
-    return jsonschema_rs.validator_for(schema_key, validate_formats=True, offline=True)
-
-
-_PLAN_KEY: Final = contract_key(documents.schema())
-_STEP_SCHEMA: Final = documents.schema()["$defs"]["step"]
-_MEMBERS: Final = sorted({*documents.schema()["properties"], *_STEP_SCHEMA["properties"]})
-
-
-def _shape(document: dict[str, Any]) -> list[Problem]:
-    errors = itertools.islice(validator(_PLAN_KEY).iter_errors(document), MAX_PROBLEMS)
-    return list(itertools.islice(itertools.chain.from_iterable(map(_faults_of_shape, errors)), MAX_PROBLEMS))
-
-
-def _faults_of_shape(error: jsonschema_rs.ValidationError) -> Iterator[Problem]:
-    """What the schema has against a plan; a member that it does not know is told where it stands."""
-    if error.kind.name != "additionalProperties":
-        yield Problem(pointer_to(*error.instance_path), "schema", error.message[:500])
-        return
-    for name in sorted(error.kind.as_dict()["unexpected"])[:MAX_PROBLEMS]:
-        path = pointer_to(*error.instance_path, name)
-        message = f"A plan has no member {name[:100]!r} here.{near(name, _MEMBERS)}"
-        yield Problem(path, "unknown_member", message)
+def _fault_of_shape(fault: ErrorDetails) -> Problem:
+    *above, last = fault["loc"] or ("",)
+    if fault["type"] == "extra_forbidden":
+        message = f"A plan has no member {str(last)[:100]!r} here.{near(str(last), documents.MEMBERS)}"
+        return Problem(pointer_to(*fault["loc"]), "unknown_member", message)
+    if fault["type"] == "missing":
+        return Problem(pointer_to(*above), "schema", f"{last} is missing.")
+    return Problem(pointer_to(*fault["loc"]), "schema", f"{fault['msg']}."[:500])
 
 
 def _is_plainly_canonical(value: Any) -> bool:
-    """Has it certainly a canonical form? To write that down only to see whether it can be would take the most of judging."""
+    """Has it certainly a canonical form? To write that down only to see whether it can be takes longer than judging."""
     if isinstance(value, str):
         return value.isascii() or not _SURROGATES.search(value)
     if isinstance(value, dict):
-        for name, item in value.items():
-            if not (isinstance(name, str) and name.isascii() and _is_plainly_canonical(item)):
-                return False
-        return True
+        return all(
+            isinstance(name, str) and name.isascii() and _is_plainly_canonical(item) for name, item in value.items()
+        )
     if isinstance(value, list):
         return all(map(_is_plainly_canonical, value))
     return value is None or (isinstance(value, (int, float)) and abs(value) < _EXACT)
 
 
-class _Graph:
-    """The steps by id, what each depends on, and what lies upstream of each."""
+class _Case:
+    """A plan under judgement: its steps by id, what each depends on, and what their workers offer."""
 
-    def __init__(self, steps: list[dict[str, Any]], numbers: Sequence[int] | None = None) -> None:
-        """:param numbers: where in the plan the steps stand, if not all of them are given."""
-        self.steps = steps
-        self.by_id = {step["step_id"]: step for step in steps}
-        places = range(len(steps)) if numbers is None else numbers
-        self.position = {step["step_id"]: number for number, step in zip(places, steps, strict=True)}
-        self.parents = {step["step_id"]: self._parents_of(step, number) for number, step in enumerate(steps)}
+    def __init__(self, plan: Plan, catalogue: Catalogue, limits: Limits, numbers: Sequence[int] | None = None) -> None:
+        """:param numbers: where in the document the steps stand, if not all of them are given."""
+        self.plan = plan
+        self.catalogue = catalogue
+        self.limits = bounds_of(plan.constraints, limits)
+        self.steps = plan.steps
+        self.by_id = {step.step_id: step for step in self.steps}
+        places = range(len(self.steps)) if numbers is None else numbers
+        self._position = {step.step_id: number for number, step in zip(places, self.steps, strict=True)}
+        # An escalate that names none reports on the whole plan, so it comes after all that are listed before it.
+        self.parents = {
+            step.step_id: frozenset(earlier.step_id for earlier in self.steps[:number])
+            if step.step_type == StepType.ESCALATE and not step.parents
+            else step.parents
+            for number, step in enumerate(self.steps)
+        }
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -290,124 +248,181 @@ class _Graph:
 
     @cached_property
     def upstream(self) -> Mapping[str, frozenset[str]]:
+        """All steps that must be over before each one begins."""
         found: dict[str, frozenset[str]] = {}
         for step_id in self.order:
             parents = self.parents[step_id]
             found[step_id] = parents.union(*(found[parent] for parent in parents))
         return found
 
-    def _parents_of(self, step: Mapping[str, Any], number: int) -> frozenset[str]:
-        """The ids of every step that must be over before this one begins.
+    @cached_property
+    def to_do(self) -> list[Step]:
+        return [step for step in self.steps if step.is_to_do]
 
-        An escalate that names none reports on the whole plan, so it comes after all that are listed before it.
-        """
-        named = frozenset(
-            name
-            for member in ("depends_on", "wait_for_step_ids", "aggregate_step_ids")
-            for name in step.get(member, ())
+    @cached_property
+    def runtime(self) -> float:
+        """How long the longest way takes, by the steps' own estimates, else by what is expected of their workers."""
+        finish: dict[str, float] = {}
+        for step_id in self.order:
+            begin = max((finish[parent] for parent in self.parents[step_id]), default=0.0)
+            finish[step_id] = begin + self._seconds(self.by_id[step_id])
+        return max(finish.values(), default=0.0)
+
+    def _seconds(self, step: Step) -> float:
+        if not step.is_to_do:
+            return 0.0
+        if step.estimated_runtime_seconds is not None:
+            return step.estimated_runtime_seconds
+        source = self.offer(step)
+        return expected_seconds(source[1]) if source else 0.0
+
+    @property
+    def cost(self) -> float:
+        """What the steps that are left say they cost, else what their workers ask."""
+        return math.fsum(
+            step.estimated_cost if step.estimated_cost is not None else self.price(step) for step in self.to_do
         )
-        if step["step_type"] == StepType.ESCALATE and not named:
-            return frozenset(earlier["step_id"] for earlier in self.steps[:number])
-        return named
 
-    def path(self, step_id: str) -> str:
-        return f"/steps/{self.position[step_id]}"
+    def price(self, step: Step) -> float:
+        source = self.offer(step)
+        return source[1].cost if source else 0.0
+
+    @property
+    def has_independent_steps(self) -> bool:
+        todo = [step.step_id for step in self.to_do]
+        return any(
+            one not in self.upstream[other] and other not in self.upstream[one]
+            for one, other in itertools.combinations(todo, 2)
+        )
+
+    def offer(self, step: Step) -> tuple[Tool, Offer] | None:
+        return self.catalogue.find(step.worker_id or "", step.tool_name or "")
+
+    def path(self, step_id: str, *more: object) -> str:
+        return pointer_to("steps", self._position[step_id], *more)
 
 
-_Rule = Callable[[dict[str, Any], _Graph, Catalogue, "Limits"], Iterator[Problem]]
+_Rule = Callable[[_Case], Iterator[Problem]]
+_ANYBODY: Final = {
+    **dict.fromkeys(("plan_id", "delegate_id", "principal_ai", "intent"), "x"),
+    "created_at": "2026-01-01T00:00:00Z",
+    "scope": "",
+}
+"""Stands for the required members of a plan that are wrong."""
 
 
-def _repeated(graph: _Graph) -> list[Problem]:
+def _judged(case: _Case, rules: Iterable[_Rule]) -> Iterator[Problem]:
+    """One fault after the other, so that whoever has heard enough does not look further."""
+    unsortable = [*_repeated(case), *itertools.islice(_unknown_steps(case), MAX_PROBLEMS)]
+    yield from unsortable or _unordered(case) or itertools.chain.from_iterable(rule(case) for rule in rules)
+
+
+def _judged_besides(
+    wrong: Sequence[tuple[int | str, ...]], document: dict[str, Any], catalogue: Catalogue, limits: Limits
+) -> Iterator[Problem]:
+    """What is wrong with the steps whose own shape is right. What the plan says of itself is not looked at."""
+    given = document.get("steps")
+    if len(wrong) >= MAX_PROBLEMS or ("steps",) in wrong or not isinstance(given, list):
+        return
+    numbers = {place[1] for place in wrong if place[:1] == ("steps",)}
+    steps = {number: step for number, step in enumerate(given) if number not in numbers}
+    members = {name: value for name, value in document.items() if name not in {place[0] for place in wrong if place}}
+    sound = {**_ANYBODY, **members, "steps": list(steps.values())}
+    if not steps or (plan := documents.parse(sound)[0]) is None:
+        return
+    case = _Case(plan, catalogue, limits, tuple(steps))
+    if not numbers:
+        yield from _judged(case, _RULES_OF_STEPS)
+    else:  # what a step depends on may be one of those that can't be read
+        yield from _repeated(case) or itertools.chain.from_iterable(rule(case) for rule in _RULES_OF_A_STEP)
+
+
+def _repeated(case: _Case) -> list[Problem]:
     return [
-        Problem(graph.path(step_id), "duplicate_step", f"{times} steps are called {step_id}.")
-        for step_id, times in Counter(step["step_id"] for step in graph.steps).items()
+        Problem(case.path(step_id), "duplicate_step", f"{times} steps are called {step_id}.")
+        for step_id, times in Counter(step.step_id for step in case.steps).items()
         if times > 1
     ]
 
 
-def _unknown_steps(graph: _Graph) -> Iterator[Problem]:
+def _unknown_steps(case: _Case) -> Iterator[Problem]:
     return (
-        Problem(f"/steps/{number}/{name}/{place}", "unknown_step", f"There is no step {target}.")
-        for number, step in enumerate(graph.steps)
+        Problem(case.path(step.step_id, name, place), "unknown_step", f"There is no step {target}.")
+        for step in case.steps
         for name in ("depends_on", "order_hint", "wait_for_step_ids", "aggregate_step_ids")
-        for place, target in enumerate(step.get(name, ()))
-        if target not in graph.by_id
+        for place, target in enumerate(getattr(step, name) or ())
+        if target not in case.by_id
     )
 
 
-def _cycles(graph: _Graph) -> list[Problem]:
+def _unordered(case: _Case) -> list[Problem]:
+    """Steps that depend on each other, and hints that no order could follow."""
     try:
-        graphlib.TopologicalSorter(graph.parents).prepare()
+        graphlib.TopologicalSorter(case.parents).prepare()
     except graphlib.CycleError as error:
         around = list(reversed(error.args[1]))
-        return [Problem(graph.path(around[0]), "cycle", f"The steps depend on each other: {' -> '.join(around)}.")]
-    return []
-
-
-def _hints(graph: _Graph) -> list[Problem]:
-    """A step that is to come after what itself waits for it, or is to come after it, has a hint that no order could follow."""
-    hinted = {step["step_id"]: tuple(step.get("order_hint", ())) for step in graph.steps}
-    if not any(hinted.values()):
-        return []
+        return [Problem(case.path(around[0]), "cycle", f"The steps depend on each other: {' -> '.join(around)}.")]
+    hinted = {step.step_id: step.order_hint or () for step in case.steps}
     against = [
         (step_id, place)
         for step_id, targets in hinted.items()
         for place, target in enumerate(targets)
-        if step_id in {target, *graph.upstream[target]}
+        if step_id in {target, *case.upstream[target]}
     ]
+    if not against:
+        try:
+            graphlib.TopologicalSorter({one: case.parents[one].union(hinted[one]) for one in hinted}).prepare()
+        except graphlib.CycleError as error:
+            pairs = itertools.pairwise(error.args[1])
+            against = [(one, hinted[one].index(other)) for other, one in pairs if other in hinted[one]][:1]
     return [
         Problem(
-            f"{graph.path(step_id)}/order_hint/{place}",
+            case.path(step_id, "order_hint", place),
             "order_hint",
             f"{step_id} can't come after {hinted[step_id][place]}: no order follows this hint and all else.",
         )
-        for step_id, place in against or _hints_in_a_circle(graph, hinted)
+        for step_id, place in against
     ]
 
 
-def _hints_in_a_circle(graph: _Graph, hinted: Mapping[str, tuple[str, ...]]) -> list[tuple[str, int]]:
-    """The first hint of a circle that hints make with each other; the step and the place among its hints."""
-    try:
-        graphlib.TopologicalSorter({one: graph.parents[one].union(hinted[one]) for one in hinted}).prepare()
-    except graphlib.CycleError as error:
-        before: list[str] = error.args[1]
-        return [(one, hinted[one].index(other)) for other, one in itertools.pairwise(before) if other in hinted[one]][
-            :1
-        ]
-    return []
-
-
-def _ending(document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
-    closing = [step["step_id"] for step in graph.steps if step["step_type"] == StepType.ESCALATE]
-    last = graph.steps[-1]["step_id"]
-    if last not in closing:
-        yield Problem(graph.path(last), "no_final_escalate", "A plan ends in an escalate step.")
-    asks = any(step.get("decision_required") for step in graph.steps)
-    if document.get("status", PlanStatus.READY) == PlanStatus.READY and not _workers(graph) and not asks:
+def _status(case: _Case) -> Iterator[Problem]:
+    """A plan has what its status says: all steps and an end, or what is missing and one step that asks for a decision."""
+    plan = case.plan
+    needs = {
+        PlanStatus.NEEDS_CONFIRMATION: ("unsure",),
+        PlanStatus.NEEDS_INPUT: ("questions", "partial_plan"),
+        PlanStatus.NEEDS_ESCALATION: ("missing", "partial_plan"),
+    }.get(plan.status, ())
+    for name in {"unsure", "questions", "missing", *needs}:
+        if bool(getattr(plan, name)) != (name in needs):
+            message = f"A plan that is {plan.status} has {'some' if name in needs else 'no'} {name}."
+            yield Problem(pointer_to(name), "missing" if name == "missing" else "status", message)
+    last = plan.steps[-1]
+    if plan.status not in WHOLE:
+        if len(plan.steps) > 1 or last.step_type != StepType.ESCALATE or not last.decision_required:
+            yield Problem("/steps", "status", f"A plan that is {plan.status} has one step, which asks for a decision.")
+        return
+    if last.step_type != StepType.ESCALATE:
+        yield Problem(case.path(last.step_id), "no_final_escalate", "A plan ends in an escalate step.")
+    if not any(step.runs_tool or step.decision_required for step in plan.steps):
         yield Problem("/steps", "empty", "The plan runs no tool and asks for no decision.")
 
 
-def _waits(_document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
-    for step in graph.steps:
-        where = graph.path(step["step_id"])
-        for place, target in enumerate(step.get("wait_for_step_ids", ())):
-            if graph.by_id[target]["step_type"] != StepType.QUEUE_EXECUTION:
+def _waits(case: _Case) -> Iterator[Problem]:
+    for step in case.steps:
+        for place, target in enumerate(step.wait_for_step_ids or ()):
+            if case.by_id[target].step_type != StepType.QUEUE_EXECUTION:
                 message = f"{target} is not queued: there is nothing to wait for."
-                yield Problem(f"{where}/wait_for_step_ids/{place}", "wait_for_nothing", message)
-        for place, target in enumerate(step.get("aggregate_step_ids", ())):
-            if graph.by_id[target]["step_type"] not in {*WORKER_STEPS, StepType.AGGREGATE}:
-                yield Problem(f"{where}/aggregate_step_ids/{place}", "no_result", f"{target} bears no result.")
+                yield Problem(case.path(step.step_id, "wait_for_step_ids", place), "wait_for_nothing", message)
+        for place, target in enumerate(step.aggregate_step_ids or ()):
+            if not case.by_id[target].runs_tool and case.by_id[target].step_type != StepType.AGGREGATE:
+                message = f"{target} bears no result."
+                yield Problem(case.path(step.step_id, "aggregate_step_ids", place), "no_result", message)
 
 
 _OF_WORKERS: Final = (
-    "worker_id",
-    "tool_name",
-    "tool_uid",
-    "params",
-    "provenance",
-    "mode",
-    "fallback_worker_ids",
-    "alternatives",
+    *("worker_id", "tool_name", "tool_uid", "params", "provenance", "mode"),
+    *("fallback_worker_ids", "alternatives"),
 )
 _OF_TYPES: Final = {
     StepType.CALL_WORKER: _OF_WORKERS,
@@ -421,171 +436,130 @@ _BOUND: Final = frozenset(name for names in _OF_TYPES.values() for name in names
 _MODES: Final = {StepType.CALL_WORKER: "direct", StepType.QUEUE_EXECUTION: "async"}
 
 
-def _members(document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
-    """No step has what steps of its type know nothing of, or says of itself that it is of another."""
-    for step in graph.steps:
-        where, step_type = graph.path(step["step_id"]), step["step_type"]
-        for name in step:
-            if name in _BOUND and name not in _OF_TYPES[step_type]:
-                yield Problem(f"{where}/{name}", "misplaced_member", f"A step of type {step_type} has no {name}.")
-    if document.get("status") == PlanStatus.READY and document.get("missing"):
-        yield Problem("/missing", "missing", "A plan that is ready lacks nothing.")
-
-
-def _calls(_document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
-    """What a step says of how it calls, and of where its params are from, fits its type and its params."""
-    for step in _workers(graph):
-        where, step_type = graph.path(step["step_id"]), step["step_type"]
-        if step.get("mode", _MODES[step_type]) != _MODES[step_type]:
-            message = f"A step of type {step_type} is {_MODES[step_type]}, not {step['mode']}."
-            yield Problem(f"{where}/mode", "mode", message)
-        for name in step.get("provenance", {}):
-            if name not in step["params"]:
+def _members(case: _Case) -> Iterator[Problem]:
+    """No step has members of another type of step, or another mode, or a source of a param that it has not."""
+    for step in case.steps:
+        for name in sorted(_BOUND.difference(_OF_TYPES[step.step_type])):
+            if getattr(step, name) is not None:
+                message = f"A step of type {step.step_type} has no {name}."
+                yield Problem(case.path(step.step_id, name), "misplaced_member", message)
+        mode = _MODES.get(step.step_type)
+        if mode and step.mode not in {None, mode}:
+            message = f"A step of type {step.step_type} is {mode}, not {step.mode}."
+            yield Problem(case.path(step.step_id, "mode"), "mode", message)
+        for name in step.provenance or () if step.runs_tool else ():
+            if name not in (step.params or {}):
                 message = f"The step has no param {name[:100]}."
-                yield Problem(where + pointer_to("provenance", name), "provenance", message)
+                yield Problem(case.path(step.step_id, "provenance", name), "provenance", message)
 
 
-def _done(document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
+def _done(case: _Case) -> Iterator[Problem]:
     """Only a plan that takes another's place has steps that are done, and they have waited for nothing that is not."""
-    done = {step["step_id"] for step in _workers(graph) if step.get("done")}
-    for step in graph.steps:
-        if not step.get("done"):
+    done = {step.step_id for step in case.steps if step.runs_tool and step.done}
+    for step in case.steps:
+        if not step.done:
             continue
-        where = graph.path(step["step_id"])
-        if step["step_id"] not in done or not document.get("replaces"):
-            yield Problem(f"{where}/done", "done_nowhere", "No earlier plan can have done this step.")
-        for parent in sorted(graph.parents[step["step_id"]] - done):
-            yield Problem(f"{where}/done", "done_too_early", f"It depends on {parent}, which is still to be done.")
+        where = case.path(step.step_id, "done")
+        if step.step_id not in done or not case.plan.replaces:
+            yield Problem(where, "done_nowhere", "No earlier plan can have done this step.")
+        for parent in sorted(case.parents[step.step_id] - done):
+            yield Problem(where, "done_too_early", f"It depends on {parent}, which is still to be done.")
 
 
-def _tools(_document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
-    for step in _to_do(graph):
-        where = graph.path(step["step_id"])
-        match _offer(step, catalogue):
-            case None:
-                yield _unknown(step, where, catalogue)
+def _tools(case: _Case) -> Iterator[Problem]:
+    """Each worker offers the tool, may run it, takes these params, and is not excluded; its fallbacks likewise."""
+    catalogue = case.catalogue
+    excluded = frozenset((case.plan.constraints and case.plan.constraints.exclude_workers) or ())
+    for step in case.to_do:
+        worker_id, tool_name, fallbacks = step.worker_id or "", step.tool_name or "", step.fallback_worker_ids or ()
+        match case.offer(step):
             case tool, offer:
-                yield from _fits(step, where, tool, offer, catalogue)
-        yield from _fallbacks(step, where, catalogue)
+                yield from _fits(case, step, tool, offer)
+            case None if catalogue.has_worker(worker_id):
+                meant = near(tool_name, sorted(catalogue.by_uid[uid].name for uid in catalogue.tools_of(worker_id)))
+                message = f"{worker_id} offers no {tool_name}.{meant}"
+                yield Problem(case.path(step.step_id, "tool_name"), "unknown_tool", message)
+            case None:
+                message = f"There is no worker {worker_id}."
+                yield Problem(case.path(step.step_id, "worker_id"), "unknown_worker", message)
+        for place, other in enumerate(fallbacks):
+            where, found = case.path(step.step_id, "fallback_worker_ids", place), catalogue.find(other, tool_name)
+            if other == worker_id:
+                message = f"{worker_id} is the worker of this step: it can't stand in for itself."
+                yield Problem(where, "fallback", message)
+            elif found is None or catalogue.bar(found[1]):
+                yield Problem(where, "not_eligible", f"{other} may not stand in for {worker_id}.")
+        named = [("worker_id",), *(("fallback_worker_ids", place) for place in range(len(fallbacks)))]
+        for member, one in zip(named, (worker_id, *fallbacks), strict=True):
+            if one in excluded:
+                message = f"The plan's own constraints exclude {one}."
+                yield Problem(case.path(step.step_id, *member), "excluded_worker", message)
 
 
-def _unknown(step: Mapping[str, Any], where: str, catalogue: Catalogue) -> Problem:
-    worker_id, tool_name = step["worker_id"], step["tool_name"]
-    if not catalogue.has_worker(worker_id):
-        return Problem(f"{where}/worker_id", "unknown_worker", f"There is no worker {worker_id}.")
-    meant = near(tool_name, sorted(catalogue.by_uid[uid].name for uid in catalogue.tools_of(worker_id)))
-    return Problem(f"{where}/tool_name", "unknown_tool", f"{worker_id} offers no {tool_name}.{meant}")
-
-
-def _exclusions(document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
-    excluded = frozenset(document.get("constraints", {}).get("exclude_workers", ()))
-    for step in _to_do(graph):
-        where = graph.path(step["step_id"])
-        named = [("worker_id", step["worker_id"])]
-        named += [(f"fallback_worker_ids/{at}", one) for at, one in enumerate(step.get("fallback_worker_ids", ()))]
-        for name, worker_id in named:
-            if worker_id in excluded:
-                yield Problem(f"{where}/{name}", "excluded_worker", f"The plan's own constraints exclude {worker_id}.")
-
-
-def _fits(step: dict[str, Any], where: str, tool: Tool, offer: Offer, catalogue: Catalogue) -> Iterator[Problem]:
-    if barred := catalogue.bar(offer):
-        code = "outside_pool" if catalogue.is_outside(step["worker_id"]) else "not_eligible"
-        yield Problem(f"{where}/worker_id", code, f"{step['worker_id']} may not run this tool: {barred}.")
-    if step.get("tool_uid", tool.uid) != tool.uid:
-        yield Problem(f"{where}/tool_uid", "tool_changed", "The tool is no longer the version that this step names.")
-    for found in param_problems(tool, step["params"]):
-        yield Problem(f"{where}/params{found.path}", found.code, found.message)
-    size = payload_bytes(step["params"])
+def _fits(case: _Case, step: Step, tool: Tool, offer: Offer) -> Iterator[Problem]:
+    params, base = step.params or {}, case.path(step.step_id, "params")
+    if barred := case.catalogue.bar(offer):
+        code = "outside_pool" if case.catalogue.is_outside(offer.worker_id) else "not_eligible"
+        message = f"{step.worker_id} may not run this tool: {barred}."
+        yield Problem(case.path(step.step_id, "worker_id"), code, message)
+    if step.tool_uid not in {None, tool.uid}:
+        message = "The tool is no longer the version that this step names."
+        yield Problem(case.path(step.step_id, "tool_uid"), "tool_changed", message)
+    for found in param_problems(tool, params):
+        yield Problem(f"{base}{found.path}", found.code, found.message)
+    size = payload_bytes(params)
     if offer.max_payload_bytes is not None and size > offer.max_payload_bytes:
-        message = f"{step['worker_id']} takes {offer.max_payload_bytes} bytes a call, not {size}."
-        yield Problem(f"{where}/params", "payload", message)
+        message = f"{step.worker_id} takes {offer.max_payload_bytes} bytes a call, not {size}."
+        yield Problem(base, "payload", message)
 
 
-def _fallbacks(step: dict[str, Any], where: str, catalogue: Catalogue) -> Iterator[Problem]:
-    for place, worker_id in enumerate(step.get("fallback_worker_ids", ())):
-        if worker_id == step["worker_id"]:
-            message = f"{worker_id} is the worker of this step: it can't stand in for itself."
-            yield Problem(f"{where}/fallback_worker_ids/{place}", "fallback", message)
-            continue
-        found = catalogue.find(worker_id, step["tool_name"])
-        if found is None or catalogue.bar(found[1]):
-            message = f"{worker_id} may not stand in for {step['worker_id']}."
-            yield Problem(f"{where}/fallback_worker_ids/{place}", "not_eligible", message)
-
-
-def _references(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
-    for step in graph.steps:
-        base = graph.path(step["step_id"])
+def _references(case: _Case) -> Iterator[Problem]:
+    for step in case.steps:
         for name in ("params", "synthesis_instructions", "report_summary", "recommendation"):
-            for found in references.within(step.get(name), f"{base}/{name}"):
-                yield from _reference(found, step, graph, catalogue)
-    outputs = document.get("references", {}).get("expected_outputs", {})
-    for found in references.within(outputs.get("result_pointers"), "/references/expected_outputs/result_pointers"):
-        yield from _reference(found, None, graph, catalogue)
+            for found in references.within(getattr(step, name), case.path(step.step_id, name)):
+                yield from _reference(case, found, step)
+    pointers = list(case.plan.references.expected_outputs.result_pointers)
+    for found in references.within(pointers, "/references/expected_outputs/result_pointers"):
+        yield from _reference(case, found, None)
 
 
-def _reference(
-    found: Reference | Malformed | Misplaced, step: dict[str, Any] | None, graph: _Graph, catalogue: Catalogue
-) -> Iterator[Problem]:
+def _reference(case: _Case, found: Reference | Malformed | Misplaced, step: Step | None) -> Iterator[Problem]:
     if isinstance(found, Misplaced):
         yield Problem(found.pointer, "reference_misplaced", "A reference stands in a value, not in a member's name.")
         return
     if isinstance(found, Malformed):
         yield Problem(found.pointer, "reference_malformed", "A reference reads {{step-1.field}}.")
         return
-    target = graph.by_id.get(found.step_id)
-    if target is None or target["step_type"] not in WORKER_STEPS:
+    target = case.by_id.get(found.step_id)
+    if target is None or not target.runs_tool:
         yield Problem(found.pointer, "reference_unknown_step", f"No step {found.step_id} bears a result.")
         return
-    if step is not None:
-        yield from _order(found, step, target, graph)
-    yield from _field(found, step, target, catalogue)
-
-
-def _order(found: Reference, step: dict[str, Any], target: dict[str, Any], graph: _Graph) -> Iterator[Problem]:
-    upstream = graph.upstream[step["step_id"]]
-    if found.step_id not in upstream:
-        message = f"{step['step_id']} does not depend on {found.step_id}."
+    upstream = case.upstream[step.step_id] if step else ()
+    if step and found.step_id not in upstream:
+        message = f"{step.step_id} does not depend on {found.step_id}."
         yield Problem(found.pointer, "reference_not_upstream", message)
-    elif target["step_type"] == StepType.QUEUE_EXECUTION and not target.get("done"):
-        waits = (graph.by_id[step_id].get("wait_for_step_ids", ()) for step_id in upstream)
-        if not any(found.step_id in waited for waited in waits):
-            message = f"{found.step_id} is queued: a wait_for must stand between it and {step['step_id']}."
+    elif step and target.step_type == StepType.QUEUE_EXECUTION and not target.done:
+        waited = (case.by_id[one].wait_for_step_ids or () for one in upstream)
+        if not any(found.step_id in ids for ids in waited):
+            message = f"{found.step_id} is queued: a wait_for must stand between it and {step.step_id}."
             yield Problem(found.pointer, "reference_needs_wait", message)
-
-
-def _field(
-    found: Reference, step: dict[str, Any] | None, target: dict[str, Any], catalogue: Catalogue
-) -> Iterator[Problem]:
-    source = _offer(target, catalogue)
-    if source is None or (target.get("done") and target.get("tool_uid") != source[0].uid):
+    source = case.offer(target)
+    if source is None or (target.done and target.tool_uid != source[0].uid):
         return
     field_schema = references.resolve(source[0].output_schema, found.path)
+    own = case.offer(step) if step and step.runs_tool else None
+    # What follows `/steps/0/params` is the place in the params.
+    place = [part.replace("~1", "/").replace("~0", "~") for part in found.pointer.split("/")[4:]]
     if field_schema is None:
-        message = f"{target['tool_name']} declares no {'.'.join(found.path)}."
+        message = f"{target.tool_name} declares no {'.'.join(found.path)}."
         yield Problem(found.pointer, "reference_unknown_field", message)
-        return
-    wanted = _param_schema(found, step, catalogue)
-    if found.whole and not types_meet(field_schema, wanted):
+    elif own and found.whole and not types_meet(field_schema, references.member(own[0].input_schema, place)):
         yield Problem(found.pointer, "reference_type", f"{'.'.join(found.path)} is of another type than this param.")
 
 
-def _param_schema(found: Reference, step: dict[str, Any] | None, catalogue: Catalogue) -> object:
-    own = _offer(step, catalogue) if step is not None and step["step_type"] in WORKER_STEPS else None
-    if own is None:
-        return None
-    parts = found.pointer.split("/")[_ABOVE_PARAMS:]
-    return references.member(own[0].input_schema, [part.replace("~1", "/").replace("~0", "~") for part in parts])
-
-
-_ABOVE_PARAMS: Final = 4
-"""Parts of `/steps/0/params`; what follows is the place in the params."""
-
-
-def _secrets(_document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
-    for step in _workers(graph):
-        for pointer, text in _texts(step["params"], f"{graph.path(step['step_id'])}/params"):
+def _secrets(case: _Case) -> Iterator[Problem]:
+    for step in case.steps:
+        for pointer, text in _texts(step.params or {}, case.path(step.step_id, "params")):
             if carries_secret(text):
                 yield Problem(pointer, "secret", "A plan carries no credentials.")
 
@@ -602,29 +576,43 @@ def _texts(value: Any, pointer: str) -> Iterator[tuple[str, str]]:
             yield from _texts(item, f"{pointer}/{place}")
 
 
-def _bounds(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, limits: Limits) -> Iterator[Problem]:
-    if len(graph.steps) > limits.max_steps:
-        yield Problem("/steps", "too_many_steps", f"{len(graph.steps)} steps; {limits.max_steps} are allowed.")
-    dependants = Counter(parent for parents in graph.parents.values() for parent in parents)
-    todo = [step["step_id"] for step in _to_do(graph)]
-    if len(todo) > limits.max_fan_out and (width := _width(todo[:_MOST_WEIGHED], graph)) > limits.max_fan_out:
+def _bounds(case: _Case) -> Iterator[Problem]:
+    """How many steps, how many at once, how long, how often a worker is called, and what it costs."""
+    limits, todo = case.limits, [step.step_id for step in case.to_do]
+    if len(case.steps) > limits.max_steps:
+        yield Problem("/steps", "too_many_steps", f"{len(case.steps)} steps; {limits.max_steps} are allowed.")
+    if len(todo) > limits.max_fan_out and (width := _width(todo[:_MOST_WEIGHED], case)) > limits.max_fan_out:
         message = f"{width} steps may come to run at once; {limits.max_fan_out} are allowed."
         yield Problem("/steps", "fan_out", message)
-    for step_id, times in dependants.items():
+    for step_id, times in Counter(parent for parents in case.parents.values() for parent in parents).items():
         if times > limits.max_fan_out:
             message = f"{times} steps depend on {step_id}; {limits.max_fan_out} are allowed."
-            yield Problem(graph.path(step_id), "fan_out", message)
-    runtime = max(document.get("estimated_total_runtime_seconds", 0), _runtime(graph, catalogue))
+            yield Problem(case.path(step_id), "fan_out", message)
+    runtime = max(case.plan.estimated_total_runtime_seconds or 0, case.runtime)
     if limits.max_runtime_seconds is not None and runtime > limits.max_runtime_seconds:
         message = f"About {runtime} s; {limits.max_runtime_seconds} s are allowed."
         yield Problem("/estimated_total_runtime_seconds", "time", message)
-    yield from _headroom(graph, catalogue)
-    yield from _budget(graph, catalogue, limits)
+    calls: Counter[str] = Counter()
+    total = 0.0
+    for step in case.to_do:
+        source, worker_id = case.offer(step), step.worker_id or ""
+        calls[worker_id] += 1
+        most = source[1].calls_per_hour if source else None
+        if most is not None and calls[worker_id] > max(most, 1):  # one call is always let through
+            message = f"{worker_id} takes {most:g} calls an hour; this is the {calls[worker_id]}th."
+            yield Problem(case.path(step.step_id, "worker_id"), "headroom", message)
+        cost = max(case.price(step), step.estimated_cost or 0.0)
+        total += cost
+        if limits.max_cost_per_step is not None and cost > limits.max_cost_per_step:
+            message = f"{cost} a call; {limits.max_cost_per_step} are allowed a step."
+            yield Problem(case.path(step.step_id), "budget", message)
+    if limits.max_total_cost is not None and round(total, 6) > limits.max_total_cost:
+        yield Problem("/steps", "budget", f"{round(total, 6)} in all; {limits.max_total_cost} are allowed.")
 
 
-def _width(step_ids: Sequence[str], graph: _Graph) -> int:
-    """The most of some steps of which none waits for another: by Dilworth as many as the fewest chains that hold them all."""
-    follows = {one: [other for other in step_ids if one in graph.upstream[other]] for one in step_ids}
+def _width(step_ids: Sequence[str], case: _Case) -> int:
+    """The most steps of which none waits for another: by Dilworth as many as the fewest chains that hold them all."""
+    follows = {one: [other for other in step_ids if one in case.upstream[other]] for one in step_ids}
     before: dict[str, str] = {}
 
     def finds_a_place(one: str, tried: set[str]) -> bool:
@@ -639,127 +627,35 @@ def _width(step_ids: Sequence[str], graph: _Graph) -> int:
     return len(step_ids) - sum(finds_a_place(one, set()) for one in step_ids)
 
 
-def _runtime(graph: _Graph, catalogue: Catalogue) -> float:
-    """How long the longest way through the plan takes, by the steps' own estimates, else by what is expected of their workers."""
-    finish: dict[str, float] = {}
-    for step_id in graph.order:
-        begin = max((finish[parent] for parent in graph.parents[step_id]), default=0.0)
-        finish[step_id] = begin + _seconds(graph.by_id[step_id], catalogue)
-    return max(finish.values(), default=0.0)
+def _claims(case: _Case) -> Iterator[Problem]:
+    """What a plan says of its costs, its duration and its parallel steps is so.
 
-
-def _seconds(step: Mapping[str, Any], catalogue: Catalogue) -> float:
-    if step["step_type"] not in WORKER_STEPS or step.get("done"):
-        return 0.0
-    if "estimated_runtime_seconds" in step:
-        return float(step["estimated_runtime_seconds"])
-    source = _offer(step, catalogue)
-    return expected_seconds(source[1]) if source else 0.0
-
-
-def _claims(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
-    """What a plan says of itself is so: its hash, what it costs and how long it takes, whether steps may run at once."""
-    if document.get("plan_hash", "") not in {"", *_hash_of(document)}:
-        yield Problem("/plan_hash", "plan_hash", "This is not the hash of this plan.")
-    yield from _understated(graph, catalogue)
-    for name, told, places in (
-        ("estimated_total_runtime_seconds", _runtime(graph, catalogue), 3),
-        ("execution_cost_estimate", _cost(graph, catalogue), 6),
+    A step that says less than half of what its worker is known for misleads; medians move, so a little is let pass.
+    """
+    for step in case.to_do:
+        source = case.offer(step)
+        known = {
+            "estimated_cost": source[1].cost if source else 0.0,
+            "estimated_runtime_seconds": expected_seconds(source[1]) if source else 0.0,
+        }
+        for name, value in known.items():
+            told = getattr(step, name)
+            if told is not None and told < value / 2:
+                message = f"{step.worker_id} is known for {value}, not {told}."
+                yield Problem(case.path(step.step_id, name), "estimate", message)
+    for name, value, places in (
+        ("estimated_total_runtime_seconds", case.runtime, 3),
+        ("execution_cost_estimate", case.cost, 6),
     ):
-        if not math.isclose(document.get(name, told), told, rel_tol=_ROUNDING, abs_tol=10.0**-places):
-            yield Problem(f"/{name}", "estimate", f"By its steps it is {round(told, places)}, not {document[name]}.")
-    todo = [step["step_id"] for step in _to_do(graph)]
-    if document.get("can_run_parallel") and not any(
-        one not in graph.upstream[other] and other not in graph.upstream[one]
-        for one, other in itertools.combinations(todo, 2)
-    ):
+        told = getattr(case.plan, name)
+        if told is not None and not math.isclose(told, value, rel_tol=_ROUNDING, abs_tol=10.0**-places):
+            yield Problem(f"/{name}", "estimate", f"By its steps it is {round(value, places)}, not {told}.")
+    if case.plan.can_run_parallel and not case.has_independent_steps:
         yield Problem("/can_run_parallel", "estimate", "Each step waits for another: none can run beside it.")
 
 
-def _hash_of(document: dict[str, Any]) -> Iterator[str]:
-    if "plan_hash" in document:
-        yield documents.plan_hash(document)
-
-
-def _cost(graph: _Graph, catalogue: Catalogue) -> float:
-    """What the steps that are left say they cost, else what their workers ask."""
-    found = ((step, _offer(step, catalogue)) for step in _to_do(graph))
-    return math.fsum(step.get("estimated_cost", source[1].cost if source else 0.0) for step, source in found)
-
-
-def _understated(graph: _Graph, catalogue: Catalogue) -> Iterator[Problem]:
-    """A step that says it takes less than half of what its worker is known for misleads; medians move, so a little is let pass."""
-    for step in _to_do(graph):
-        source = _offer(step, catalogue)
-        if source is None:
-            continue
-        known = {"estimated_cost": source[1].cost, "estimated_runtime_seconds": expected_seconds(source[1])}
-        for name, value in known.items():
-            if step.get(name, value) < value / 2:
-                path = f"{graph.path(step['step_id'])}/{name}"
-                yield Problem(path, "estimate", f"{step['worker_id']} is known for {value}, not {step[name]}.")
-
-
-def _headroom(graph: _Graph, catalogue: Catalogue) -> Iterator[Problem]:
-    """No worker is to be called more often than it may be in an hour; one call is always let through."""
-    calls: Counter[str] = Counter()
-    for step in _to_do(graph):
-        source = _offer(step, catalogue)
-        calls[step["worker_id"]] += 1
-        most = source[1].calls_per_hour if source else None
-        if most is not None and calls[step["worker_id"]] > max(most, 1):
-            message = f"{step['worker_id']} takes {most:g} calls an hour; this is the {calls[step['worker_id']]}th."
-            yield Problem(f"{graph.path(step['step_id'])}/worker_id", "headroom", message)
-
-
-def _budget(graph: _Graph, catalogue: Catalogue, limits: Limits) -> Iterator[Problem]:
-    total = 0.0
-    for step in _to_do(graph):
-        source = _offer(step, catalogue)
-        cost = max(source[1].cost if source else 0.0, step.get("estimated_cost", 0.0))
-        total += cost
-        if limits.max_cost_per_step is not None and cost > limits.max_cost_per_step:
-            message = f"{cost} a call; {limits.max_cost_per_step} are allowed a step."
-            yield Problem(graph.path(step["step_id"]), "budget", message)
-    if limits.max_total_cost is not None and round(total, 6) > limits.max_total_cost:
-        yield Problem("/steps", "budget", f"{round(total, 6)} in all; {limits.max_total_cost} are allowed.")
-
-
-def _workers(graph: _Graph) -> list[dict[str, Any]]:
-    return [step for step in graph.steps if step["step_type"] in WORKER_STEPS]
-
-
-def _to_do(graph: _Graph) -> list[dict[str, Any]]:
-    return [step for step in _workers(graph) if not step.get("done")]
-
-
-def _offer(step: Mapping[str, Any], catalogue: Catalogue) -> tuple[Tool, Offer] | None:
-    return catalogue.find(step["worker_id"], step["tool_name"])
-
-
-_RULES_OF_A_STEP: Final[tuple[_Rule, ...]] = (_members, _calls, _tools, _exclusions, _secrets)
+_RULES_OF_A_STEP: Final[tuple[_Rule, ...]] = (_members, _tools, _secrets)
 """What may be asked of a step whatever others there are."""
-_RULES_OF_STEPS: Final[tuple[_Rule, ...]] = (
-    _waits,
-    _members,
-    _calls,
-    _tools,
-    _exclusions,
-    _references,
-    _secrets,
-    _bounds,
-)
+_RULES_OF_STEPS: Final[tuple[_Rule, ...]] = (_waits, *_RULES_OF_A_STEP, _references, _bounds)
 """What may be asked of all steps whatever the plan says of itself."""
-_RULES: Final[tuple[_Rule, ...]] = (
-    _ending,
-    _waits,
-    _members,
-    _calls,
-    _done,
-    _tools,
-    _exclusions,
-    _references,
-    _secrets,
-    _bounds,
-    _claims,
-)
+_RULES: Final[tuple[_Rule, ...]] = (_status, _done, *_RULES_OF_STEPS, _claims)

@@ -92,9 +92,11 @@ async def carry_out(
     if delegate := os.environ.get("DEPARTMENT_DELEGATE"):
         asked["delegate_id"] = delegate
     plan = await ask("create_delegation_plan", **asked)
+    if plan["status"] == "needs_confirmation":
+        # Nobody here could judge a guess better, and whoever asked sees in the result what was done.
+        plan = await ask("confirm_plan", plan_id=plan["plan_id"])
     if plan["status"] != "ready":
-        missing = "; ".join(one["detail"] for one in plan["plan"]["missing"][:3])
-        raise refused("needs_escalation", f"{NAME} can't do this by itself: {missing}")
+        raise refused("needs_escalation", f"{NAME} can't do this by itself: {plan['next_step']}")
     await ask("execute_delegation_plan", plan_id=plan["plan_id"])
     return Started(job_id=plan["plan_id"], estimated_duration_seconds=plan["estimated_runtime_seconds"])
 

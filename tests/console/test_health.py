@@ -28,7 +28,8 @@ from apps.console import health
 from apps.core import notifications, ticks
 from apps.digests import services as inboxes
 from apps.plans import services as plans
-from apps.plans.services import PlanRequest
+from apps.plans.proposals import Asked
+from apps.plans.services import PlanRequest, model_calls
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
@@ -237,7 +238,7 @@ def counted() -> dict[str, float]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_day_moves_every_figure() -> None:
+def test_a_day_moves_every_figure(settings: Any) -> None:
     tenant = make_tenant("acme")
     kee = make_caller(tenant, "Kee")
     before = counted()
@@ -246,6 +247,8 @@ def test_a_day_moves_every_figure() -> None:
     repeat(tenant)
     with acting_as(kee):
         plans.create_plan(caller=kee, request=PlanRequest(intent="Analyze the codebase at /repo"), now=T0)
+    settings.PLANNER_MODEL_URL = "http://127.0.0.1:9/v1"
+    model_calls.ask(tenant_id=tenant.pk, asked=Asked(intent="Sing", now=T0), tools=())
     send_elsewhere(tenant, kee)
 
     assert len(before) >= 10

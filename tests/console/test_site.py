@@ -13,7 +13,6 @@ from django.db import InternalError, models
 from django.test import Client, RequestFactory
 from django.urls import reverse
 
-from apps.console.management.commands.demo import wish
 from apps.console.site import ConsoleSite
 from apps.core.admin import ReasonForm
 from apps.core.sql import database_now
@@ -39,7 +38,6 @@ from apps.workers.models import Allowance, Call, Offer, Registry, SourceEntry, W
 from tests.digests.makers import ack_through, post, post_grouped, read
 from tests.factories import T0, make_caller, make_principal, make_tenant
 from tests.memory import subjects
-from tests.plans.shelf import EXAMPLE, make_plan
 
 OURS = [model for model in apps.get_models() if model.__module__.startswith("apps.")]
 # Accounts of people and what they may see are edited here, by superusers; rules by operators who may.
@@ -324,25 +322,3 @@ def test_the_thread_page_shows_its_snapshots_with_their_reasons(reader: Caller, 
     page = page_of(console, "thread", thread.pk)
     assert "by immediate, 5 receipts, acked: 5 ci on pr:1" in page
     assert "by immediate, 4 receipts, superseded by 3: 4 ci on pr:1" in page
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/srv/app",
-        "/srv/it's 'mine' and then delete it",
-        "/srv/Gro\u0308\u00dfe",
-        "/srv/Проект 日本",
-        "/srv/both \"double\" and 'single'",
-        "/srv/all of \"'`«»",
-        "/srv/trailing ",
-        "/srv/two\nlines",
-    ],
-)
-def test_the_plan_is_for_the_folder_whatever_it_is_called(path: str) -> None:
-    asked = wish(path)
-
-    plan = make_plan(asked["intent"], EXAMPLE, context=asked.get("context", {}))
-
-    assert plan.steps[0].params == {"repo_path": path, "language": "python"}
-    assert [step.tool_name for step in plan.steps if step.tool_name] == ["analyze_repository", "suggest_optimizations"]

@@ -12,8 +12,6 @@ from apps.handoff.items import Priority
 from apps.handoff.services import Note
 from apps.memory import services as memory
 from apps.memory.states import ItemType
-from apps.plans import services as plans
-from apps.plans.services import PlanRequest
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks.services import scheduling, sweeping
@@ -23,7 +21,7 @@ from tests.delivery.conftest import make_remote, make_webhook, move_away
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.memory import subjects
-from tests.plans.test_stored_plans import FLAGSHIP, register_example_workers
+from tests.plans import making as plans
 from tests.tasks import making as tasks
 
 
@@ -36,8 +34,8 @@ def fill(slug: str = "acme") -> Caller:
     _remember(kee)
     _work(kee, make_caller(tenant, "worker-1", Kind.WORKER))
     with acting_as(kee):
-        register_example_workers(kee)
-        plans.create_plan(caller=kee, request=PlanRequest(intent=FLAGSHIP), now=T0)
+        plans.register_example_workers(kee)
+        plans.create(kee)
         digests.set_source(tenant_id=kee.tenant_id, name="github", rate_per_hour=500, groups_by_dedupe_key=False)
         digests.set_policy(
             tenant_id=kee.tenant_id,

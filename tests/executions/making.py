@@ -24,7 +24,8 @@ from apps.plans import documents
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.documents import SUBMITTED
-from apps.plans.services.planning import delegate_asked, keep, new_plan_id
+from apps.plans.services.delegates import delegate_asked
+from apps.plans.services.planning import keep, new_plan_id
 from apps.principals.models import Tenant
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller

@@ -120,7 +120,7 @@ def test_plan_is_executed_over_http(kee: Caller, token: str, tenant: Tenant, ser
 
 def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServer) -> None:
     with kee.acting():
-        request = PlanRequest(intent="Delete all files from the production server")
+        request = PlanRequest(intent="Sell the moon")
         plan_id = planning.create_plan(caller=kee, request=request, now=T0).plan_id
 
     answered, problem = send("POST", BASE, token, {"plan_id": plan_id})

@@ -1,5 +1,6 @@
 """A plan of which a step failed is planned again: what is done stays done, what failed is not used again."""
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +14,8 @@ from apps.plans import errors
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.models import Outcome, Plan
-from apps.plans.services import MadePlan, PlanRequest, Replacement
+from apps.plans.proposals import Evidence, Ref, Value
+from apps.plans.services import MadePlan, Replacement
 from apps.plans.validation import Limits
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
@@ -35,8 +37,10 @@ from tests.executions.making import (
 from tests.executions.test_races import at_once
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_token
+from tests.plans.making import create
 
 INTENT = "Echo 'hello', then shout it"
+ECHO, SHOUT = ("echo", {"text": "hello"}), ("shout", {"text": Ref(0, ("text",))})
 GIVES: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}}
 
 
@@ -55,9 +59,10 @@ def team(kee: Caller, server: WorkerServer) -> Caller:
     return kee
 
 
-def make(caller: Caller, intent: str = INTENT, **more: Any) -> MadePlan:
+def make(caller: Caller, *calls: tuple[str, Mapping[str, Any]], intent: str = INTENT, **more: Any) -> MadePlan:
+    """A plan of these calls, by default to echo something and shout it."""
     with caller.acting():
-        return planning.create_plan(caller=caller, request=PlanRequest(intent=intent, **more), now=T0)
+        return create(caller, *(calls or (ECHO, SHOUT)), intent=intent, **more)
 
 
 def carry_out(caller: Caller, plan_id: str, budget: Budget | None = None) -> Execution:
@@ -150,7 +155,7 @@ def test_new_bound_replaces_the_remaining_budget(team: Caller) -> None:
 
 
 def test_receipts_of_a_replan_are_one_chain(team: Caller) -> None:
-    made = make(team, "Shout 'hello', then echo it")
+    made = make(team, ("shout", {"text": "hello"}), ("echo", {"text": Ref(0, ("text",))}))
     carry_out(team, made.plan_id)
 
     again = replan(team, made.plan_id, "step-1")
@@ -219,19 +224,28 @@ def test_results_are_kept_over_an_unexecuted_revision(team: Caller, server: Work
     assert server.calls == {"echo": 1, "shout": 1}
 
 
-def test_replan_without_another_worker_needs_escalation(team: Caller) -> None:
+def test_replan_without_another_worker_plans_the_intent_again(team: Caller) -> None:
     with team.acting():
         workers.unregister(caller=team, worker_id="loud")
-    made = make(team)
+    made = make(team, ("shout", {"text": "hello"}), intent="Shout 'hello'")
     carry_out(team, made.plan_id)
 
-    again = replan(team, made.plan_id)
+    again = replan(team, made.plan_id, failed_step="step-1")
 
     assert again.document["status"] == "needs_escalation"
     missing = again.document["missing"][0]
     assert (missing["kind"], missing["tool_name"]) == ("permission", "shout")
     assert "it failed before" in missing["detail"]
-    assert [(one["step_id"], one["done"]) for one in again.document["partial_plan"]["steps"]] == [("step-1", True)]
+
+
+def test_done_step_stays_where_the_intent_is_planned_again(team: Caller) -> None:
+    made = make(team)
+    carry_out(team, made.plan_id)
+
+    again = replan(team, made.plan_id, context={"volume": 11}).document
+
+    steps = again["steps"] if again["status"] == "ready" else again["partial_plan"]["steps"]
+    assert [(one["step_id"], one["done"]) for one in steps if one.get("done")] == [("step-1", True)]
 
 
 def test_done_step_does_not_need_its_worker(team: Caller, server: WorkerServer) -> None:
@@ -282,9 +296,10 @@ def test_worker_that_is_out_is_excluded_as_a_whole(
 def test_new_plan_keeps_context_bounds_and_path(kee: Caller, server: WorkerServer) -> None:
     for worker_id in ("echoer", "parrot"):
         register(kee, server.endpoint, worker_id, "echo")
+    said = Value(value="hello", evidence=Evidence.CONTEXT, text="text")
     made = make(
         kee,
-        "Echo the text",
+        ("echo", {"text": said}),
         context={"text": "hello"},
         limits=Limits(max_cost_per_step=1.0, max_runtime_seconds=600.0),
         delegation_path=("above",),
@@ -313,14 +328,14 @@ def test_planner_learns_from_all_steps_of_the_new_plan(team: Caller) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_id", "refusal"),
-    [("step-9", errors.UnknownStep), ("step-3", errors.NoTool), ("step-1", errors.StepDone)],
+    ("step_id", "code"),
+    [("step-9", "unknown_step"), ("step-3", "step_without_tool"), ("step-1", "step_done")],
 )
-def test_replan_of_a_step_that_did_not_fail_is_refused(team: Caller, step_id: str, refusal: type[Exception]) -> None:
+def test_replan_of_a_step_that_did_not_fail_is_refused(team: Caller, step_id: str, code: str) -> None:
     made = make(team)
     carry_out(team, made.plan_id)
 
-    with pytest.raises(refusal):
+    with refused(code):
         replan(team, made.plan_id, step_id)
 
     with team.acting():
@@ -401,6 +416,7 @@ def departments(kee: Caller, server: WorkerServer) -> Caller:
 
 
 REVIEW = "Review the literature on 'safety'"
+REVIEWED = ("review_literature", {"intent": REVIEW})
 
 
 def escalation(**more: Any) -> dict[str, Any]:
@@ -413,7 +429,7 @@ def escalation(**more: Any) -> dict[str, Any]:
 
 def test_escalated_step_is_planned_onto_the_named_sibling(departments: Caller, server: WorkerServer) -> None:
     server.escalations[REVIEW] = escalation(suggested_delegate="code-dept")
-    made = make(departments, REVIEW)
+    made = make(departments, REVIEWED, intent=REVIEW)
     failed = carry_out(departments, made.plan_id)
 
     told = report(departments, failed)
@@ -443,20 +459,20 @@ def test_escalated_step_is_planned_onto_the_named_sibling(departments: Caller, s
 def test_escalated_step_keeps_its_position(departments: Caller, server: WorkerServer) -> None:
     register(departments, server.endpoint, "echoer", "echo")
     server.escalations[REVIEW] = escalation(suggested_delegate="code-dept")
-    made = make(departments, f"Echo 'hello', then {REVIEW}, then echo 'goodbye'")
+    made = make(departments, ECHO, REVIEWED, ("echo", {"text": "goodbye"}))
     assert list(worker_steps(made).values()) == [("echoer", False), ("research-dept", False), ("echoer", False)]
     carry_out(departments, made.plan_id)
 
     again = replan(departments, made.plan_id, failed_step="step-2")
 
-    assert list(worker_steps(again).values()) == [("echoer", True), ("code-dept", False), ("echoer", False)]
+    assert list(worker_steps(again).values()) == [("echoer", True), ("code-dept", False), ("echoer", True)]
 
 
 @pytest.mark.parametrize("named", [None, "nobody-known", "research-dept", "quiet"])
 def test_unusable_suggestion_is_ignored(departments: Caller, server: WorkerServer, named: str | None) -> None:
     register(departments, server.endpoint, "quiet", "hush")
     server.escalations[REVIEW] = escalation(suggested_delegate=named)
-    made = make(departments, REVIEW)
+    made = make(departments, REVIEWED, intent=REVIEW)
     carry_out(departments, made.plan_id)
 
     again = replan(departments, made.plan_id, failed_step="step-1")
@@ -475,7 +491,7 @@ def test_unusable_suggestion_is_ignored(departments: Caller, server: WorkerServe
 def test_malformed_escalation_is_a_result(departments: Caller, server: WorkerServer, answer: dict[str, Any]) -> None:
     server.escalations[REVIEW] = answer
 
-    execution = carry_out(departments, make(departments, REVIEW).plan_id)
+    execution = carry_out(departments, make(departments, REVIEWED, intent=REVIEW).plan_id)
 
     assert statuses(departments, execution)["step-1"] == "complete"
     assert report(departments, execution).escalation is None

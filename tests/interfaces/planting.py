@@ -17,7 +17,6 @@ from apps.handoff.items import Priority
 from apps.handoff.services import Note
 from apps.memory import services as memory
 from apps.plans import services as plans
-from apps.plans.services import PlanRequest
 from apps.principals import services as principals
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind, Scope
@@ -33,6 +32,7 @@ from tests.digests.makers import post
 from tests.executions import making as executions
 from tests.factories import T0, make_caller, make_principal
 from tests.memory.subjects import ALICE, items, observations, plant
+from tests.plans.making import create
 from tests.tasks import making
 from tests.workers.factories import NOTHING, make_manifest
 
@@ -177,8 +177,7 @@ def _plans(planted: Planted) -> None:
         plans.set_delegate(
             tenant_id=kee.tenant_id, delegate_id="reviews", principal="reviewer", parent=DELEGATE, scope=canary, now=T0
         )
-        request = PlanRequest(intent=f"Analyze the repository at /{canary}")
-        made = plans.create_plan(caller=kee, request=request, now=T0)
+        made = create(kee, (TOOL, {"repo_path": f"/{canary}"}), intent=f"Analyze the repository at /{canary}")
         waiting = executions.make_plan(kee, [_work(canary)], f"Do {canary}")
         plan = {name: value for name, value in made.document.items() if name != "plan_hash"}
         submitted = json.dumps(plan).replace(canary, "x")

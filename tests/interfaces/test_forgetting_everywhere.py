@@ -16,6 +16,7 @@ from apps.memory import services as memory
 from apps.memory.models import SearchTerm, TermFrequency
 from apps.plans import services as plans
 from apps.plans.history import Past
+from apps.plans.models import LearnedModel
 from apps.principals.models import TenantModel
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers.models import SourceEntry
@@ -112,10 +113,12 @@ def plant_the_rest(kee: Caller) -> None:
         )
         enroll(kee, make_key("key"))
         plans.take_over_history(tenant_id=kee.tenant_id, plans=[Past(request="x", tools=("uid",))], now=T0)
+        LearnedModel.objects.create(
+            tenant_id=kee.tenant_id, number=1, state="in_use", learned_from=1, body=b"", learned_at=T0
+        )
         WorkerJob.objects.create(
             tenant_id=kee.tenant_id, worker_id="w", cancel_tool="c", job_id="j", began_at=T0, next_at=database_now()
         )
-    plans.learn(tenant_id=kee.tenant_id, now=T0)
 
 
 def write_everywhere(tenant: int) -> None:

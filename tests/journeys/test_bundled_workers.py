@@ -74,6 +74,15 @@ def ask(server: Server, token: str, tool: str, **arguments: Any) -> dict[str, An
     return anyio.run(answer)
 
 
+def ready(server: Server, token: str, **asked: Any) -> dict[str, Any]:
+    """A plan that is ready; what it guesses is confirmed."""
+    plan = ask(server, token, "create_delegation_plan", **asked)
+    if plan["status"] == "needs_confirmation":
+        plan = ask(server, token, "confirm_plan", plan_id=plan["plan_id"])
+    assert plan["status"] == "ready", plan
+    return plan
+
+
 def planned(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(step["step_type"], step["worker_id"], step["tool_name"]) for step in plan["steps"] if "tool_name" in step]
 
@@ -134,14 +143,12 @@ def test_pdfs_are_found_indexed_and_their_concepts_extracted(
     write_pdf(documents / "receipts.pdf", RECEIPTS)
     (documents / "notes.txt").write_text("no PDF")
 
-    plan = ask(
+    plan = ready(
         server,
         token,
-        "create_delegation_plan",
         intent=f"Index all PDFs in {documents}, extract key concepts, and generate summary",
         context={"file_types": ["pdf"], "path": str(documents)},
     )
-    assert plan["status"] == "ready", plan
     assert planned(plan) == [
         ("call_worker", "file-scanner", "scan_directory"),
         ("queue_execution", "pdf-indexer", "index_pdfs"),
@@ -169,10 +176,9 @@ def test_pdfs_are_found_indexed_and_their_concepts_extracted(
 
 
 def test_a_text_is_judged_by_one_direct_call(server: Server, token: str, kee: Caller) -> None:
-    plan = ask(
+    plan = ready(
         server,
         token,
-        "create_delegation_plan",
         intent="Analyze sentiment of this text: 'AsyncGate is amazing!'",
         context={"language": "english"},
     )
@@ -188,10 +194,9 @@ def test_a_text_is_judged_by_one_direct_call(server: Server, token: str, kee: Ca
 
 def test_a_codebase_is_analyzed_and_optimizations_are_suggested(server: Server, token: str, kee: Caller) -> None:
     folder = Path(__file__).resolve().parents[2] / "examples"
-    plan = ask(
+    plan = ready(
         server,
         token,
-        "create_delegation_plan",
         intent=f"Analyze the Python codebase at {folder} and suggest optimizations",
         context={"language": "python", "priority": "high"},
     )

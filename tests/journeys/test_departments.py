@@ -132,6 +132,15 @@ def manage(ground: Ground, *command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def ready(ground: Ground, secret: str, **asked: Any) -> dict[str, Any]:
+    """A plan that is ready; what it guesses is confirmed."""
+    plan = ask(ground, secret, "create_delegation_plan", **asked)
+    if plan["status"] == "needs_confirmation":
+        plan = ask(ground, secret, "confirm_plan", plan_id=plan["plan_id"])
+    assert plan["status"] == "ready", plan
+    return plan
+
+
 def ask(ground: Ground, secret: str, tool: str, **arguments: Any) -> dict[str, Any]:
     """Call a tool of a deployment over MCP."""
 
@@ -282,13 +291,11 @@ def test_departments_of_one_deployment_share_its_gate_and_have_an_inbox_each(tmp
             start_department(ground, one, ground, asking=ground.tokens["manager"], one_deployment=True)
         workers_ready(ground, kee, tuple(one.name for one in departments))
 
-        plan = ask(
+        plan = ready(
             ground,
             kee,
-            "create_delegation_plan",
             intent=f"Analyze the Python codebase at {folder}, index all PDFs in {documents}, and list the files in {data}",
         )
-        assert plan["status"] == "ready", plan["plan"]["missing"]
         asked = {step["worker_id"] for step in plan["steps"] if step.get("worker_id")}
         assert asked == {one.name for one in departments}
         report = carried_out(ground, kee, plan["plan_id"])
@@ -335,8 +342,7 @@ def test_what_a_department_does_for_an_execution_that_is_canceled_is_canceled_be
         start_department(ground, CODE, ground, asking=ground.tokens["manager"], one_deployment=True)
         workers_ready(ground, kee, (CODE.name,))
         # Long enough to be canceled meanwhile: the product, and all that it is installed with.
-        plan = ask(ground, kee, "create_delegation_plan", intent=f"Analyze the Python codebase at '{PRODUCT}'")
-        assert plan["status"] == "ready", plan["plan"]["missing"]
+        plan = ready(ground, kee, intent=f"Analyze the Python codebase at '{PRODUCT}'")
         begun = ask(ground, kee, "execute_delegation_plan", plan_id=plan["plan_id"])
 
         def events() -> list[str]:
@@ -389,13 +395,11 @@ def test_departments_of_their_own_deployments_report_home_and_the_chain_goes_thr
         kee = home.tokens["kee"]
         workers_ready(home, kee, tuple(away))
 
-        plan = ask(
+        plan = ready(
             home,
             kee,
-            "create_delegation_plan",
             intent=f"Analyze the Python codebase at {folder}, index all PDFs in {documents}, and list the files in {data}",
         )
-        assert plan["status"] == "ready", plan["plan"]["missing"]
         report = carried_out(home, kee, plan["plan_id"])
 
         assert report["status"] == "complete", report

@@ -244,6 +244,7 @@ def test_execution_goes_with_its_files_and_receipts(kee: Caller) -> None:
     make = executions.queue_step("make", worker_id="code-analyzer", tool_name="analyze_repository")
     make["params"] = {"repo_path": "/x"}
     combine = {"step_id": "sum", "step_type": "aggregate", "aggregate_step_ids": ["make"], "executor": "principal"}
+    combine["synthesis_instructions"] = "Sum up"
     asks = {**executions.REPORT, "decision_required": True, "depends_on": ["sum"]}
     with acting_as(kee):
         add(kee)

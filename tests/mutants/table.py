@@ -289,17 +289,17 @@ MUTANTS: Final = (
         name="plan-unknown-tool",
         breaks="A plan with a tool that no worker offers is valid.",
         file="apps/plans/validation.py",
-        text="                yield _unknown(step, where, catalogue)\n",
-        replacement="                yield from ()\n",
+        text='yield Problem(case.path(step.step_id, "tool_name"), "unknown_tool", message)',
+        replacement="yield from ()",
         tests=("tests/plans/test_validation.py",),
     ),
     Mutant(
         name="plan-refusal",
         breaks="A plan with faults is handed out as ready.",
-        file="apps/plans/planner.py",
-        text="return work.refusal() if problems else made",
+        file="apps/plans/assembling.py",
+        text="return work.refusal() if work.missing else made",
         replacement="return made",
-        tests=("tests/plans/test_planner.py",),
+        tests=("tests/plans/test_assembling.py",),
     ),
     # Memory
     Mutant(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from html import unescape
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -9,13 +10,11 @@ from xml.etree import ElementTree as ET
 from django.test import Client
 from django.urls import reverse
 
-from apps.plans import drawing, services
+from apps.plans import drawing
 from apps.plans.models import Plan
-from apps.plans.services import PlanRequest
+from apps.plans.proposals import Lack, Missing
 from apps.principals.tenancy import Caller
-from tests.factories import T0
-from tests.plans.shelf import make_plan
-from tests.plans.test_stored_plans import FLAGSHIP, register_example_workers
+from tests.plans.making import RESIZE, call, create, make_plan, register_example_workers
 
 
 def drawn(document: Mapping[str, Any]) -> ET.Element:
@@ -24,7 +23,7 @@ def drawn(document: Mapping[str, Any]) -> ET.Element:
 
 
 def test_steps_are_boxes_and_dependencies_lines() -> None:
-    document = make_plan("Analyze the Python codebase at /path/to/repo and suggest optimizations").document()
+    document = make_plan().document()
 
     picture = drawn(document)
 
@@ -44,20 +43,19 @@ def test_steps_are_boxes_and_dependencies_lines() -> None:
 
 
 def test_params_show_their_value_and_source() -> None:
-    document = make_plan("Analyze the Python codebase at /path/to/repo and suggest optimizations").document()
+    document = make_plan().document()
 
     told = unescape(re.sub(r"<[^>]+>", " ", drawing.details(document)))
 
-    assert re.search(r'repo_path\s+= +"/path/to/repo"\s+\(literal /path/to/repo\)', told)
+    assert re.search(r'repo_path\s+= +"/path/to/repo"\s+\(quoted\)', told)
     assert re.search(r'analysis_pointer\s+= +"\{\{step-1.result_pointer\}\}"\s+\(step step-1 result_pointer\)', told)
 
 
-def test_refusal_shows_its_partial_plan_and_what_is_missing() -> None:
-    document = make_plan("Resize the picture /tmp/a.png").document()
+def test_half_made_plan_shows_what_it_asks_for() -> None:
+    document = make_plan(replace(call(RESIZE, image_path="/a.png"), missing=("width",))).document()
 
     assert "resize_image" in drawing.graph(document)
-    assert "Refused" in drawing.refusal(document)
-    assert all(one["detail"] in unescape(drawing.refusal(document)) for one in document["missing"])
+    assert "Which width is resize_image to take?" in unescape(drawing.needs(document))
     assert re.search(r"width</code> = missing", drawing.details(document))
 
 
@@ -66,7 +64,7 @@ def test_foreign_markup_is_shown_as_text() -> None:
 
     assert "<script>" not in drawing.graph(document)
     assert "<b>" not in drawing.details(document)
-    assert "<b>" not in drawing.refusal({"missing": [{"detail": "No tool does <b>"}]})
+    assert "<b>" not in drawing.needs({**document, "plan_id": "p", "missing": [{"detail": "No tool does <b>"}]})
 
 
 def text_of(console: Client, page: str, *args: object) -> str:
@@ -74,33 +72,25 @@ def text_of(console: Client, page: str, *args: object) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", shown)).split())
 
 
-def make(caller: Caller, intent: str = FLAGSHIP) -> Plan:
+def make(caller: Caller, **proposal: Any) -> Plan:
     with caller.acting():
-        made = services.create_plan(caller=caller, request=PlanRequest(intent=intent), now=T0)
-        return Plan.objects.get(plan_id=made.document["plan_id"])
+        register_example_workers(caller)
+        return Plan.objects.get(plan_id=create(caller, proposal=proposal).plan_id)
 
 
 def test_page_of_a_refused_plan_says_what_is_missing(kee: Caller, console: Client) -> None:
-    with kee.acting():
-        register_example_workers(kee)
-    refused = make(kee, "Analyze the Python codebase at /path/to/repo and bake a cake")
-    assert refused.status == "needs_escalation"
+    missing = (Missing(kind=Lack.TOOL, detail="No tool bakes a cake."), Missing(kind=Lack.BUDGET, detail="Too dear."))
+    refused = make(kee, missing=missing)
 
     page = text_of(console, "change", refused.pk)
 
-    assert "Refused: it can't be carried out." in page
     before_the_document, _ = page.split("Document", 1)
-    for one in refused.document["missing"]:
-        assert one["detail"] in before_the_document
-    assert "Best partial plan, which is not carried out analyze_repository" in page
+    for said in ("No tool bakes a cake. Register an MCP worker", "Too dear.", "analyze_repository"):
+        assert said in before_the_document
 
 
 def test_page_of_a_ready_plan_shows_its_steps(kee: Caller, console: Client) -> None:
-    with kee.acting():
-        register_example_workers(kee)
-
     page = text_of(console, "change", make(kee).pk)
 
-    assert "Steps analyze_repository" in page
-    assert "Refused" not in page
-    assert "artial plan" not in page
+    assert "analyze_repository" in page
+    assert "Carry it out with execute_delegation_plan" in page

@@ -14,10 +14,8 @@ from django.conf import settings
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from apps.plans import lexindex, selectors, shelf, validation
+from apps.plans import selectors, shelf, validation
 from apps.plans.catalogue import Catalogue
-from apps.plans.lexindex import Base, Frozen
-from apps.plans.ranking import Ranker
 from apps.plans.tools import CreatePlan, create_delegation_plan
 from apps.plans.validation import Limits, Problem
 from apps.principals.tenancy import Caller, acting_as
@@ -25,20 +23,20 @@ from apps.workers.services import health
 from apps.workers.services import registry as workers
 from config.handlers import Application
 from tests.factories import make_caller, make_tenant
-from tests.plans.test_lessons import NOTHING, register_plain_tools
+from tests.plans.making import NOTHING, register_plain_tools
 from tests.workers.factories import make_manifest
 
 
 def names(caller: Caller) -> set[str]:
     with shelf.held(tenant_id=caller.tenant_id) as held:
-        return {tool.name for tool in held.ranker.catalogue.tools}
+        return {tool.name for tool in held.catalogue.tools}
 
 
 def test_registry_follows_registrations_at_once(as_kee: Caller) -> None:
     assert names(as_kee) == set()
     register_plain_tools(as_kee)
     with shelf.held(tenant_id=as_kee.tenant_id) as held:
-        ranker = held.ranker
+        library = held.library
     tool = {"name": "polish_brass", "description": "Polishes.", "input_schema": {"type": "object"}}
     workers.register(caller=as_kee, original=make_manifest("second", tools=[tool], side_effects=NOTHING))
     assert names(as_kee) == {"inspect_alder", "inspect_birch", "inspect_cedar", "inspect_maple", "polish_brass"}
@@ -47,32 +45,8 @@ def test_registry_follows_registrations_at_once(as_kee: Caller) -> None:
 
     assert names(as_kee) == {"polish_brass"}
     with shelf.held(tenant_id=as_kee.tenant_id) as held:
-        assert held.ranker is ranker
-
-
-def test_failed_merge_of_the_index_is_made_with_the_next_plan(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    broke: list[threading.ExceptHookArgs] = []
-    merged = lexindex.merged
-
-    def merged_at_last(frozen: Frozen) -> Base:
-        if not broke:
-            raise MemoryError
-        return merged(frozen)
-
-    monkeypatch.setattr(threading, "excepthook", broke.append)
-    monkeypatch.setattr(shelf, "merged", merged_at_last)
-    monkeypatch.setattr(lexindex, "_DELTA", 0)
-    register_plain_tools(as_kee)
-    needed = []
-    for _ in range(2):
-        names(as_kee)
-        for thread in threading.enumerate():
-            if thread.name == "merge-index":
-                thread.join(30)
-        with shelf.held(tenant_id=as_kee.tenant_id) as held:
-            needed.append(held.ranker.index.needs_merge())
-
-    assert (len(broke), needed[-1]) == (1, False)
+        assert held.library is library
+        assert len(library) == 1
 
 
 def test_offline_worker_stays_in_the_registry_and_is_barred(as_kee: Caller) -> None:
@@ -83,8 +57,8 @@ def test_offline_worker_stays_in_the_registry_and_is_barred(as_kee: Caller) -> N
 
     with shelf.held(tenant_id=as_kee.tenant_id) as held:
         uid = uids["inspect_alder"]
-        assert held.ranker.catalogue.open_offers(uid) == ()
-        assert [offer.barred for offer in held.ranker.catalogue.offers_of(uid)] == ["the worker is offline"]
+        assert held.catalogue.open_offers(uid) == ()
+        assert [offer.barred for offer in held.catalogue.offers_of(uid)] == ["the worker is offline"]
 
 
 def test_only_changes_are_read_again(as_kee: Caller) -> None:
@@ -96,8 +70,8 @@ def test_only_changes_are_read_again(as_kee: Caller) -> None:
     with CaptureQueriesContext(connection) as moved:
         names(as_kee)
 
-    assert len(still) == 2
-    assert len(moved) == 6
+    assert len(still) == 1
+    assert len(moved) == 5
 
 
 @pytest.mark.django_db(transaction=True)
@@ -143,7 +117,7 @@ def test_plan_is_validated_without_the_lock_by_its_own_snapshot(
     judge, lock_was_free = validation.validate, []
 
     def judged(document: object, catalogue: Catalogue, *, limits: Limits | None = None) -> list[Problem]:
-        lock_was_free.append(free(shelf._kept(as_kee.tenant_id).lock))
+        lock_was_free.append(free(shelf._registries.of(as_kee.tenant_id).lock))
         workers.unregister(caller=as_kee, worker_id="plain")
         assert names(as_kee) == set()
         return judge(document, catalogue, limits=limits)
@@ -185,9 +159,9 @@ def of_tenants(*slugs: str) -> list[Caller]:
     return found
 
 
-def used(one: Caller) -> Ranker:
+def used(one: Caller) -> Catalogue:
     with acting_as(one), shelf.held(tenant_id=one.tenant_id) as held:
-        return held.ranker
+        return held.catalogue
 
 
 def test_least_recently_used_registry_is_dropped(few_held: None, db: None) -> None:
@@ -214,7 +188,7 @@ def test_registry_is_built_without_transaction_or_lock(kee: Caller, monkeypatch:
     take_in, seen = shelf._take_in, []
 
     def looked(*given: Any) -> None:
-        seen.append((connection.in_atomic_block, free(shelf._kept(kee.tenant_id).lock)))
+        seen.append((connection.in_atomic_block, free(shelf._registries.of(kee.tenant_id).lock)))
         take_in(*given)
 
     monkeypatch.setattr(shelf, "_take_in", looked)
@@ -222,7 +196,7 @@ def test_registry_is_built_without_transaction_or_lock(kee: Caller, monkeypatch:
 
     assert seen == [(False, True)]
     assert used(kee) is used(kee)
-    assert {tool.name for tool in used(kee).catalogue.tools} == names_of_plain_tools()
+    assert {tool.name for tool in used(kee).tools} == names_of_plain_tools()
 
 
 def free(lock: Any) -> bool:
@@ -248,7 +222,7 @@ shelf.warm()
 print("warm", flush=True)
 for line in sys.stdin:
     with acting_in({tenant}, "test"), shelf.held(tenant_id={tenant}) as held:
-        print(" ".join(tool.name for tool in held.ranker.catalogue.tools), flush=True)
+        print(" ".join(tool.name for tool in held.catalogue.tools), flush=True)
 """
 
 
@@ -311,7 +285,7 @@ def test_starting_process_reads_the_registry(kee: Caller) -> None:
 
     shelf.warm()
 
-    assert len(shelf._kept(kee.tenant_id).ranker.catalogue.by_uid) == 4
+    assert len(shelf._registries.of(kee.tenant_id).catalogue.by_uid) == 4
     with acting_as(kee):
         assert len(names(kee)) == 4
 

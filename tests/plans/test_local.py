@@ -9,7 +9,7 @@ from apps.plans.catalogue import Catalogue
 from apps.plans.local.index import Index, Library
 from apps.plans.local.proposing import propose
 from apps.plans.proposals import Asked, Lack, Proposal, Ref
-from tests.plans.shelf import FULL
+from tests.plans.making import FULL
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 

@@ -16,6 +16,7 @@ from apps.memory import services as memory
 from apps.plans import errors, selectors, services
 from apps.plans.documents import plan_hash
 from apps.plans.models import MOST_DELEGATES, Delegate, Plan, PlanStep, WaitingPlan
+from apps.plans.proposals import Lack, Missing
 from apps.plans.services import PlanRequest
 from apps.plans.services.planning import EXPIRY
 from apps.plans.shapes import MOST_MONEY
@@ -26,51 +27,10 @@ from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
 from apps.workers.services import health
 from apps.workers.services import registry as workers
-from apps.workers.trust import Tier
+from tests.executions.making import refused
 from tests.factories import T0, make_caller, make_tenant, make_token
-from tests.plans import shelf
-from tests.workers.factories import enroll, make_key, make_manifest, signed
-
-NOTHING = {"filesystem": "none", "network": "none", "execution": "none"}
-
-
-ANALYZES = {"type": "object", "properties": {"repo_path": {"type": "string"}}, "required": ["repo_path"]}
-
-
-FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
-
-
-def register_example_workers(caller: Caller) -> None:
-    """The two workers of the example, signed by a key that may grant `verified`."""
-    key = make_key()
-    enroll(caller, key, Tier.VERIFIED)
-    for worker_id, tool, effects, runtime in (
-        ("code-analyzer-001", shelf.ANALYZE, {"filesystem": "read", "network": "none", "execution": "none"}, "long"),
-        (
-            "optimization-suggester-002",
-            shelf.SUGGEST,
-            {"filesystem": "none", "network": "outbound", "execution": "none"},
-            "fast",
-        ),
-    ):
-        manifest = make_manifest(
-            worker_id,
-            tools=[
-                {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "input_schema": tool.input_schema,
-                    "output_schema": tool.output_schema,
-                }
-            ],
-            side_effects=effects,
-            hints={"expected_runtime": runtime, "cost_band": "low"},
-        )
-        workers.register(caller=caller, original=signed(manifest, key))
-
-
-def create(caller: Caller, intent: str = FLAGSHIP, **more: Any) -> services.MadePlan:
-    return services.create_plan(caller=caller, request=PlanRequest(intent=intent, **more), now=T0)
+from tests.plans.making import ANALYZE, NOTHING, create, register_example_workers
+from tests.workers.factories import make_manifest
 
 
 @contextmanager
@@ -84,7 +44,7 @@ def database_time(moment: datetime) -> Iterator[None]:
 def test_plan_is_stored_with_its_steps_and_receipt(as_kee: Caller) -> None:
     register_example_workers(as_kee)
 
-    made = create(as_kee, context={"language": "python", "priority": "high"})
+    made = create(as_kee)
 
     assert [step["step_type"] for step in made.document["steps"]] == [
         "queue_execution",
@@ -113,7 +73,7 @@ def test_plan_is_stored_with_its_steps_and_receipt(as_kee: Caller) -> None:
 def test_plan_is_owed_by_its_principal_and_a_refusal_by_nobody(as_kee: Caller) -> None:
     register_example_workers(as_kee)
 
-    create(as_kee, "Delete all files from the production server")
+    create(as_kee, proposal={"missing": (Missing(kind=Lack.TOOL, detail="No tool does this."),)})
     assert receipts.obligations(owed_by=as_kee.principal_id).obligations == []
     assert WaitingPlan.objects.count() == 0
 
@@ -235,9 +195,9 @@ def test_plan_of_another_principal_is_unknown(tenant: Tenant, as_kee: Caller) ->
 
 
 def test_refused_request_stores_nothing(as_kee: Caller) -> None:
-    with pytest.raises(errors.UnknownDelegate):
+    with refused("unknown_delegate"):
         create(as_kee, delegate_id="nobody")
-    with pytest.raises(errors.UnknownCurrency):
+    with refused("unknown_currency"):
         create(as_kee, currency="EUR")
 
     assert (Plan.objects.count(), Receipt.objects.count()) == (0, 0)
@@ -271,8 +231,8 @@ def department(tenant: Tenant, name: str) -> Caller:
 
 def test_delegation_path_is_handed_on_and_ends_loops(tenant: Tenant, as_kee: Caller) -> None:
     workers.register(caller=as_kee, original=make_manifest("code-dept", tools=[ASKED_ON], side_effects=NOTHING))
-    wish = "Analyze the code repository at /srv/app"
-    above = create(as_kee, wish, context={"delegation_path": ["a lie"]})
+    wish = ("analyze_repository", {"repo_path": "/srv/app", "delegation_path": ["a lie"]})
+    above = create(as_kee, wish)
     below = department(tenant, "code")
     workers.register(caller=below, original=make_manifest("testers", tools=[ASKED_ON], side_effects=NOTHING))
     path = above.document["steps"][0]["params"]["delegation_path"]
@@ -285,22 +245,26 @@ def test_delegation_path_is_handed_on_and_ends_loops(tenant: Tenant, as_kee: Cal
     assert further == [key_of("delegate"), key_of("code")]
     before = (Plan.objects.count(), Receipt.objects.count())
     for delegate_id in (None, "code"):
-        with pytest.raises(errors.DelegationLoop):
+        with refused("delegation_loop"):
             create(as_kee, wish, delegate_id=delegate_id, delegation_path=tuple(further))
-    with pytest.raises(errors.DelegationTooDeep):
+    with refused("delegation_too_deep"):
         create(as_kee, wish, delegation_path=tuple(f"other-{number}" for number in range(MOST_DELEGATES)))
     assert (Plan.objects.count(), Receipt.objects.count()) == before
 
 
 def test_payload_limit_comes_from_the_manifest(as_kee: Caller) -> None:
-    tool = {"name": "analyze_repository", "description": "Analyze a repository.", "input_schema": ANALYZES}
+    tool = {
+        "name": "analyze_repository",
+        "description": "Analyze a repository.",
+        "input_schema": dict(ANALYZE.input_schema),
+    }
     limits = {"max_payload_bytes": 60, "rate_limit_per_hour": 100}
     workers.register(
         caller=as_kee, original=make_manifest("small", tools=[tool], side_effects=NOTHING, constraints=limits)
     )
 
-    assert create(as_kee, "Analyze the repository at /srv/app").document["status"] == "ready"
-    refused = create(as_kee, f"Analyze the repository at /srv/{'a' * 60}").document
+    assert create(as_kee, ("analyze_repository", {"repo_path": "/srv/app"})).document["status"] == "ready"
+    refused = create(as_kee, ("analyze_repository", {"repo_path": f"/srv/{'a' * 60}"})).document
     assert [one["kind"] for one in refused["missing"]] == ["limit"]
     assert "small takes 60 bytes a call" in refused["missing"][0]["detail"]
 
@@ -316,49 +280,51 @@ def stored() -> tuple[int, int]:
         return Plan.objects.count(), Receipt.objects.count()
 
 
-PLAN_BODY = {
-    "principal_ai": "Kee",
-    "intent": FLAGSHIP,
-    "context": {"language": "python", "priority": "high", "memory_refs": ["obs-123", "pattern-45"]},
-}
+WISH = "Echo 'hello'"
 
 
-def test_delegate_plan_route_returns_the_bare_plan(tenant: Tenant, kee: Caller) -> None:
+@pytest.fixture
+def smith_token(tenant: Tenant, kee: Caller) -> str:
     with acting_as(kee):
-        register_example_workers(kee)
+        takes = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+        tool = {"name": "echo", "description": "Echo a text.", "input_schema": takes}
+        workers.register(caller=kee, original=make_manifest("smith", tools=[tool], side_effects=NOTHING))
+    return make_token(tenant, "Kee")
 
-    status, plan = post("/delegate/plan", PLAN_BODY, make_token(tenant))
 
-    assert status == 200
-    assert [step["step_id"] for step in plan["steps"]] == ["step-1", "step-2", "step-3", "step-4", "step-5"]
-    assert (plan["principal_ai"], plan["intent"], plan["scope"]) == ("Kee", FLAGSHIP, "code_analysis")
-    assert plan["steps"][2]["params"] == {"analysis_pointer": "{{step-1.result_pointer}}"}
+def test_delegate_plan_route_returns_the_bare_plan(smith_token: str) -> None:
+    status, plan = post("/delegate/plan", {"intent": WISH}, smith_token)
+
+    assert (status, plan["status"]) == (200, "ready")
+    assert [(step["step_type"], step.get("tool_name")) for step in plan["steps"]] == [
+        ("queue_execution", "echo"),
+        ("wait_for", None),
+        ("escalate", None),
+    ]
+    assert (plan["principal_ai"], plan["intent"], plan["proposer"]) == ("Kee", WISH, "local")
+    assert plan["next_step"] == f'Carry it out with execute_delegation_plan(plan_id="{plan["plan_id"]}").'
     assert str(UUID(plan["receipt_uuid"])) == plan["receipt_uuid"]
     assert plan["receipt_id"].endswith(plan["plan_id"])
 
 
-def test_created_plan_can_be_read_and_validated(tenant: Tenant, kee: Caller) -> None:
-    token = make_token(tenant)
-    with acting_as(kee):
-        register_example_workers(kee)
-
-    status, made = post("/api/v1/plans", {"intent": FLAGSHIP}, token)
+def test_created_plan_can_be_read_and_validated(smith_token: str) -> None:
+    status, made = post("/api/v1/plans", {"intent": WISH}, smith_token)
 
     assert status == 201
     assert made["can_execute_now"] is True
-    assert made["estimated_runtime_seconds"] == 302
+    assert made["estimated_runtime_seconds"] == made["plan"]["estimated_total_runtime_seconds"]
     assert made["steps"] == made["plan"]["steps"]
-    headers = {"Authorization": f"Bearer {token}"}
+    headers = {"Authorization": f"Bearer {smith_token}"}
     found = Client().get(f"/api/v1/plans/{made['plan_id']}", headers=headers).json()
-    assert found["plan"] == made["plan"]
+    assert (found["plan"], found["next_step"]) == (made["plan"], made["next_step"])
     assert Client().get("/api/v1/plans/plan-0", headers=headers).status_code == 404
-    assert post("/api/v1/plans/validate", {"plan": made["plan"]}, token)[1] == {
+    assert post("/api/v1/plans/validate", {"plan": made["plan"]}, smith_token)[1] == {
         "valid": True,
         "errors": [],
         "plan_hash": made["plan"]["plan_hash"],
     }
     made["plan"]["steps"][0]["tool_name"] = "delete_everything"
-    verdict = post("/api/v1/plans/validate", {"plan": made["plan"]}, token)[1]
+    verdict = post("/api/v1/plans/validate", {"plan": made["plan"]}, smith_token)[1]
     assert (verdict["valid"], verdict["errors"][0]["code"]) == (False, "unknown_tool")
 
 
@@ -374,12 +340,10 @@ def test_created_plan_can_be_read_and_validated(tenant: Tenant, kee: Caller) -> 
     ],
 )
 def test_done_step_needs_an_earlier_plan_of_the_same_principal(
-    tenant: Tenant, kee: Caller, change: Callable[[dict[str, Any]], object], expected: tuple[str, str]
+    tenant: Tenant, smith_token: str, change: Callable[[dict[str, Any]], object], expected: tuple[str, str]
 ) -> None:
-    token = make_token(tenant)
-    with acting_as(kee):
-        register_example_workers(kee)
-    (_, earlier), (_, made) = (post("/api/v1/plans", {"intent": FLAGSHIP}, token) for _ in range(2))
+    token = smith_token
+    (_, earlier), (_, made) = (post("/api/v1/plans", {"intent": WISH}, token) for _ in range(2))
     assert earlier["plan_id"] != made["plan_id"]
     plan = {name: value for name, value in made["plan"].items() if name != "plan_hash"}
     change(plan)
@@ -432,9 +396,9 @@ def test_odd_request_gets_a_refusal_as_a_plan(tenant: Tenant) -> None:
 
 
 def create_of(caller: Caller, intent: str) -> str:
-    """The id of a plan that the caller, which is not acting, has made."""
+    """The id of a plan that the local planner makes of an intent."""
     with acting_as(caller):
-        return create(caller, intent).plan_id
+        return services.create_plan(caller=caller, request=PlanRequest(intent=intent), now=T0).plan_id
 
 
 def listed(smith_token: str, query: str = "") -> dict[str, Any]:
@@ -443,17 +407,9 @@ def listed(smith_token: str, query: str = "") -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def smith_token(tenant: Tenant, kee: Caller) -> str:
-    with acting_as(kee):
-        tool = {"name": "polish_iron", "description": "Polish iron.", "input_schema": {"type": "object"}}
-        workers.register(caller=kee, original=make_manifest("smith", tools=[tool], side_effects=NOTHING))
-    return make_token(tenant, "Kee")
-
-
 def test_list_has_own_plans_newest_first(tenant: Tenant, kee: Caller, smith_token: str) -> None:
-    own = [create_of(kee, "Polish the iron") for _ in range(5)]
-    create_of(make_caller(tenant, "Lee"), "Polish the iron")
+    own = [create_of(kee, WISH) for _ in range(5)]
+    create_of(make_caller(tenant, "Lee"), WISH)
 
     pages, cursor = [], ""
     while cursor is not None:
@@ -467,9 +423,7 @@ def test_list_has_own_plans_newest_first(tenant: Tenant, kee: Caller, smith_toke
 
 
 def test_list_says_which_plans_can_be_begun(kee: Caller, smith_token: str) -> None:
-    begun, refused, long = (
-        create_of(kee, intent) for intent in ("Polish the iron", "Sell the moon", "Polish the iron " * 100)
-    )
+    begun, refused, long = (create_of(kee, intent) for intent in (WISH, "Sell the moon", "Echo 'hello' " * 100))
     with acting_as(kee):
         document = {name: value for name, value in selectors.plan(begun).document.items() if name != "plan_hash"}
         waiting = services.submit(caller=kee, document=document, caused_by=None, now=T0).plan_id

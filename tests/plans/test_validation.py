@@ -13,15 +13,30 @@ from hypothesis import strategies as st
 from apps.plans import validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import plan_hash
+from apps.plans.proposals import Lack, Missing
 from apps.plans.validation import MAX_PROBLEMS, Limits, Problem, validate
-from tests.plans.shelf import EXAMPLE, FULL, INTEGER, NUMBER, STRING, make_plan, offer, shape, tool
+from tests.plans.making import (
+    EXAMPLE,
+    FULL,
+    INTEGER,
+    NUMBER,
+    PAGE,
+    SCAN,
+    SENTIMENT,
+    STRING,
+    call,
+    make_plan,
+    offer,
+    shape,
+    tool,
+    translation,
+)
 
 Document = dict[str, Any]
-FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
 
 
 def good() -> Document:
-    return make_plan(FLAGSHIP).document()
+    return make_plan().document()
 
 
 def refusals(document: object, **limits: Any) -> set[tuple[str, str]]:
@@ -221,14 +236,14 @@ def test_hash_and_estimates_are_optional() -> None:
 
 
 def test_cost_far_below_the_workers_price_is_a_fault() -> None:
-    document = make_plan("Translate 'good morning' into French").document()
+    document = make_plan(translation()).document()
     step(document, 0)["estimated_cost"] = document["execution_cost_estimate"] = 0
 
     assert refusals(document) == {("estimate", "/steps/0/estimated_cost")}
 
 
 def test_circle_of_order_hints_is_a_fault() -> None:
-    document = make_plan("Translate 'yes' into French and fetch https://example.org/a").document()
+    document = make_plan(translation(), call(PAGE, 1, url="https://example.org/a")).document()
     first, second = (one["step_id"] for one in document["steps"] if "tool_name" in one)
     step(document, 0).pop("order_hint", None)
     step(document, 1)["order_hint"] = [first]
@@ -251,7 +266,7 @@ def test_circle_of_order_hints_is_a_fault() -> None:
     ],
 )
 def test_sum_of_costs_may_only_be_rounded(cost: float, told: float, judged: set[tuple[str, str]]) -> None:
-    document = make_plan("Analyze the sentiment of 'fine'").document()
+    document = make_plan(call(SENTIMENT, text="fine")).document()
     step(document, 0)["estimated_cost"], document["execution_cost_estimate"] = cost, told
 
     assert {(found.code, found.path) for found in validate(document, FULL)} == judged
@@ -286,15 +301,15 @@ SITES = Catalogue(1, (SURVEY, PLOT), (offer("surveyor", SURVEY), offer("plotter"
 
 def sites(**params: Any) -> set[tuple[str, str]]:
     """The faults of a plan that surveys a site and plots what it found by these params."""
-    call = {"step_type": "call_worker"}
+    calls = {"step_type": "call_worker"}
     steps: list[Document] = [
-        {**call, "step_id": "step-1", "worker_id": "surveyor", "tool_name": "survey_site", "params": {"path": "/x"}},
-        {**call, "step_id": "step-2", "worker_id": "plotter", "tool_name": "plot_sites", "params": params},
+        {**calls, "step_id": "step-1", "worker_id": "surveyor", "tool_name": "survey_site", "params": {"path": "/x"}},
+        {**calls, "step_id": "step-2", "worker_id": "plotter", "tool_name": "plot_sites", "params": params},
         {"step_id": "step-3", "step_type": "escalate", "report_summary": "Done.", "decision_required": False},
     ]
     for one, before in itertools.pairwise(reversed(steps)):
         one["depends_on"] = [before["step_id"]]
-    document = {**make_plan("List the files in /x").document(), "steps": steps}
+    document = {**make_plan(call(SCAN, path="/x")).document(), "steps": steps}
     for name in ("estimated_total_runtime_seconds", "execution_cost_estimate"):
         document.pop(name)
     document["references"] = {"inputs": {}, "expected_outputs": {}}
@@ -381,13 +396,13 @@ DESK = Catalogue(1, (READ, WRITE, EITHER, MIXED), [offer("clerk", of) for of in 
 
 def desk(tool_name: str, params: Document) -> list[tuple[str, str]]:
     """The faults of a plan that reads something and calls a tool with these params."""
-    call = {"step_type": "call_worker", "worker_id": "clerk"}
+    calls = {"step_type": "call_worker", "worker_id": "clerk"}
     steps: list[Document] = [
-        {**call, "step_id": "r", "tool_name": "read", "params": {}},
-        {**call, "step_id": "w", "tool_name": tool_name, "params": params, "depends_on": ["r"]},
+        {**calls, "step_id": "r", "tool_name": "read", "params": {}},
+        {**calls, "step_id": "w", "tool_name": tool_name, "params": params, "depends_on": ["r"]},
         {"step_id": "end", "step_type": "escalate", "report_summary": "Done.", "decision_required": False},
     ]
-    document = {**make_plan("List the files in /x").document(), "steps": steps}
+    document = {**make_plan(call(SCAN, path="/x")).document(), "steps": steps}
     for name in ("estimated_total_runtime_seconds", "execution_cost_estimate"):
         document.pop(name)
     document["references"] = {"inputs": {}, "expected_outputs": {}}
@@ -488,10 +503,10 @@ def test_schema_fault_of_a_step_does_not_hide_other_steps() -> None:
 
 def many(*groups: tuple[int, list[str]]) -> Document:
     """A plan of so many equal steps in each group, which wait for those named; steps are called a0, a1, …, b0, …"""
-    document = make_plan("Translate 'good morning' into French").document()
-    call, close = document["steps"]
+    document = make_plan(translation()).document()
+    first, close = document["steps"]
     steps = [
-        {**call, "step_id": f"{letter}{number}", "depends_on": parents}
+        {**first, "step_id": f"{letter}{number}", "depends_on": parents}
         for letter, (size, parents) in zip("abcdef", groups, strict=False)
         for number in range(size)
     ]
@@ -514,7 +529,7 @@ def test_fan_out_is_counted_at_every_depth() -> None:
 
 
 def test_limits_are_checked_by_the_offers() -> None:
-    plan = make_plan("Translate 'good morning' into French").document()
+    plan = make_plan(translation()).document()
     step(plan, 0)["estimated_cost"] = 0
 
     assert ("budget", "/steps") in refusals(plan, max_total_cost=0.001)
@@ -526,7 +541,7 @@ def test_limits_are_checked_by_the_offers() -> None:
 
 @pytest.mark.parametrize(("bound", "path"), [("max_total_cost", "/steps"), ("max_cost_per_step", "/steps/0")])
 def test_budget_of_the_plan_binds_it(bound: str, path: str) -> None:
-    document = make_plan("Translate 'good morning' into French").document()
+    document = make_plan(translation()).document()
 
     document["constraints"] = {bound: 0.01}
     assert refusals(document, max_total_cost=5, max_cost_per_step=5) == set()
@@ -536,7 +551,7 @@ def test_budget_of_the_plan_binds_it(bound: str, path: str) -> None:
 
 @pytest.mark.parametrize(("bound", "path"), [("max_total_cost", "/steps"), ("max_cost_per_step", "/steps/0")])
 def test_stated_cost_over_the_budget_is_a_fault(bound: str, path: str) -> None:
-    document = make_plan("Translate 'good morning' into French").document()
+    document = make_plan(translation()).document()
     step(document, 0)["estimated_cost"] = document["execution_cost_estimate"] = 7
 
     assert ("budget", path) in refusals(document, **{bound: 5})
@@ -545,7 +560,7 @@ def test_stated_cost_over_the_budget_is_a_fault(bound: str, path: str) -> None:
 def test_payload_and_rate_of_a_worker_are_checked() -> None:
     offers = tuple(replace(one, max_payload_bytes=20, calls_per_hour=1.0) for one in FULL.offers)
     strict = Catalogue(7, FULL.tools, offers)
-    plan = make_plan("Translate 'one' into French, then translate 'two' into German").document()
+    plan = make_plan(translation("one"), translation("two")).document()
     for one in plan["steps"]:
         if one["step_type"] == "call_worker":
             one["worker_id"], one["fallback_worker_ids"] = "polyglot", []
@@ -575,7 +590,7 @@ def test_worker_that_left_makes_the_plan_invalid() -> None:
 
 
 def test_refusal_must_name_what_is_missing() -> None:
-    refusal = make_plan("Delete all files from the production server").document()
+    refusal = make_plan(missing=(Missing(kind=Lack.TOOL, detail="No tool does this."),)).document()
 
     assert validate(refusal, FULL) == []
     assert validate({**refusal, "missing": []}, FULL) != []

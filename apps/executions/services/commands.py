@@ -75,8 +75,8 @@ def start(
     """
     plan = plans.plan_for(plan_id, caller=caller)
     if not plan.is_ready and not plan.is_forgotten:
-        detail = f"{plan_id} only says what is missing; it has nothing to carry out."
-        raise Conflict(detail, code="plan_refused")
+        detail = f"{plan_id} is {plan.status}, and only a plan that is ready is carried out. {plan.next_step}"
+        raise Conflict(detail, code="plan_refused", plan_status=str(plan.status))
     budget = budget.within(plan.document.get("constraints") or {})
     if plan.is_forgotten or not planning.take_up(plan_id=plan_id):
         return _existing(plan.plan_id, mode, strategy, budget)
@@ -279,10 +279,9 @@ def replan(*, caller: Caller, replacement: Replacement, now: datetime) -> MadePl
     """Make the plan that replaces a failed one: completed steps keep their results. A waiting execution ends as canceled.
 
     :raises UnknownPlan: if the caller has no such plan.
-    :raises UnknownStep: if the plan has no such step.
-    :raises NoTool: if the step runs no tool.
-    :raises StepDone: if the step is complete.
-    :raises Conflict: if a worker still has a step of it (`still_at_work`).
+    :raises NotFound: if the plan has no such step (`unknown_step`).
+    :raises Invalid: if the step runs no tool (`step_without_tool`).
+    :raises Conflict: if the step is complete (`step_done`), or a worker still has a step of it (`still_at_work`).
     :raises PlanReplaced: if the plan has been replaced before.
     """
     plans.plan_for(replacement.plan_id, caller=caller)

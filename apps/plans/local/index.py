@@ -21,7 +21,7 @@ from rapidfuzz.distance import OSA
 from apps.core.lexical import K1, B
 from apps.plans.catalogue import Tool
 from apps.plans.local.params import Param, params_of
-from apps.plans.local.words import GROUPS, SMALL, VERBS, clusters, near, pieces, prose, stem
+from apps.plans.local.words import SMALL, VERBS, clusters, near, pieces, prose, stem
 
 _PLACES: Final = 5
 _SURE: Final = 0.85
@@ -34,7 +34,6 @@ _SENTENCE: Final = 16
 _OPENING: Final = 40
 """So many words at the beginning of a description say what the tool does; the others are details and examples."""
 _TEXTUAL: Final = frozenset({"text", "name", "query"})
-_OBJECTS: Final = GROUPS["article"] | GROUPS["quantity"] | GROUPS["preposition"] | {"all", "one"}
 _FAMILY: Final = 3
 _TYPICAL: Final = 30
 _LEAST_REPAIRED: Final = 6
@@ -304,7 +303,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
     params = params_of(tool)
     name = [stem(word) for word in pieces(tool.name)]
     said = [stem(word) for word in prose(tool.description) if word not in SMALL]
-    verb = _verb(name, said, prose(tool.description)[:2])
+    verb = _verb(name, said)
     nouns = tuple(dict.fromkeys(word for word in name if word != verb and word not in _LINKS))
     prefix = name[0] if len(name) > 1 and name[0] not in VERBS else ""
     found: dict[str, float] = {}
@@ -356,10 +355,9 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
     )
 
 
-def _verb(name: list[str], said: list[str], opening: list[str]) -> str:
+def _verb(name: list[str], said: list[str]) -> str:
     """What a tool does: the first verb of its name, unless its description begins with another and has that as a noun."""
-    commands = said[:1] == name[:1] and opening[1:] and opening[1] in _OBJECTS
-    named = name[0] if commands else next((word for word in name if word in VERBS), "")
+    named = name[0] if said[:1] == name[:1] else next((word for word in name if word in VERBS), "")
     told = said[0] if said and said[0] in VERBS else ""
     if told and (not named or told in name or (named in said and not near(named, told))):
         return told

@@ -39,7 +39,6 @@ WEIGHTS: Final = {
 """Fitted on plans over tools that the product does not ship."""
 READY: Final = 0.8
 CONFIRM: Final = 0.6
-_CLAUSE: Final = GROUPS["pronoun"] | GROUPS["article"]
 _CUED: Final = 0.8
 _MARGIN: Final = 0.6
 _MARGIN_OF_CHANGES: Final = 1.0
@@ -135,5 +134,4 @@ def holding(part: Part, match: Match) -> tuple[str, ...]:
         if any(tokens[place].low in GROUPS[name] for name in ("negation", "condition", "exception", "repeat"))
         and not (place + 1 in starts and tokens[place].low in ("until", "till", "but"))
         and not (part.question and tokens[place].low in GROUPS["question"])
-        and not (tokens[place].low == "provided" and part.low(place + 1) not in _CLAUSE)
     )

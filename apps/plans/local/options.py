@@ -54,7 +54,6 @@ _PLAIN: Final[Mapping[str, float]] = {
     "version": -0.8,
 }
 """For each role that plain words may serve, how well they do."""
-_FILE: Final = re.compile(r"[\w./\\-]*\w\.[a-z0-9]{2,4}")
 _FOLDER: Final = re.compile(r"[~./\\]|[A-Za-z]:[/\\]")
 _POINTER: Final = stem("pointer")
 _UNSUITED: Final = 0.4
@@ -383,8 +382,6 @@ class Options:
 
 def _suits(param: Param, value: str) -> float:
     """How well a path suits what the param's name says of it: a folder is no list of files, a text is no image."""
-    if param.role == "text" and _FILE.fullmatch(value):
-        return _UNSUITED
     if value.endswith("/") or "." not in value.rsplit("/", 1)[-1]:
         return _UNSUITED if param.array and _FOLDER.match(value) and "file" in param.words else 1.0
     ending = value.rsplit(".", 1)[-1].lower()

@@ -98,7 +98,13 @@ class Migration(migrations.Migration):
                     (
                         "status",
                         models.CharField(
-                            choices=[("ready", "ready"), ("needs_escalation", "needs_escalation")], max_length=20
+                            choices=[
+                                ("ready", "ready"),
+                                ("needs_confirmation", "needs_confirmation"),
+                                ("needs_input", "needs_input"),
+                                ("needs_escalation", "needs_escalation"),
+                            ],
+                            max_length=20,
                         ),
                     ),
                     ("scope", models.CharField(max_length=200)),
@@ -126,10 +132,13 @@ class Migration(migrations.Migration):
                     reference("replaces", "plans.plan", "successors", null=True),
                 ],
                 options={
+                    "permissions": [("operate_plan", "Can confirm plans and answer their questions")],
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant", "plan_id"), name="plans_plan_id_once"),
                         models.CheckConstraint(
-                            condition=models.Q(("status__in", ["ready", "needs_escalation"])),
+                            condition=models.Q(
+                                ("status__in", ["ready", "needs_confirmation", "needs_input", "needs_escalation"])
+                            ),
                             name="plans_plan_status_known",
                         ),
                         models.CheckConstraint(
@@ -301,7 +310,7 @@ class Migration(migrations.Migration):
             protect(f"plans_{name}")
             for name in ("delegate", "plan", "planstep", "waitingplan", "outcome", "learnedmodel")
         ),
-        immutable("plans_plan", redactable=("intent", "document")),
+        immutable("plans_plan", redactable=("intent", "scope", "document")),
         immutable("plans_planstep", redactable=("params", "provenance")),
         immutable("plans_outcome", redactable=("request",)),
         migrations.RunSQL(TREE, TREE_BACK),

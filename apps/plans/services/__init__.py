@@ -1,9 +1,9 @@
-"""Commands on plans, and what the planner learns from those that were carried out."""
+"""Commands on plans."""
 
-from apps.plans.services.arranging import set_delegate
-from apps.plans.services.asking import asks_a_model, suggestions
-from apps.plans.services.lessons import go_back, learn, record_outcome, take_over_history, unlearn
-from apps.plans.services.planning import MadePlan, PlanRequest, create_plan, prepare, sketch
+from apps.plans.services.delegates import set_delegate
+from apps.plans.services.lessons import go_back, record_outcome, take_over_history, unlearn
+from apps.plans.services.planning import MadePlan, answer, confirm, create_plan
+from apps.plans.services.proposing import PlanRequest, propose
 from apps.plans.services.replanning import (
     Escalation,
     Replacement,
@@ -22,18 +22,16 @@ __all__ = [
     "PlanRequest",
     "Replacement",
     "abandon_expired",
-    "asks_a_model",
+    "answer",
+    "confirm",
     "create_plan",
     "expire_forgotten",
     "go_back",
-    "learn",
-    "prepare",
+    "propose",
     "record_outcome",
     "replan",
     "set_delegate",
-    "sketch",
     "submit",
-    "suggestions",
     "take_over_history",
     "take_up",
     "unlearn",

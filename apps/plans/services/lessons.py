@@ -1,4 +1,4 @@
-"""Learning from plans that were carried out: outcomes are noted, models learned from them, judged and taken into use."""
+"""Learning from plans that were carried out: outcomes are noted, and what was learned is forgotten or taken back."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -6,27 +6,15 @@ from typing import Any, Final
 
 from django.db import transaction
 
-from apps.memory import services as memory
-from apps.plans import learning, selectors, shelf, sql
-from apps.plans.choosing import Judged, judge, look
-from apps.plans.errors import NoEarlierModel
-from apps.plans.history import History, Past
+from apps.core.errors import Conflict
+from apps.plans import selectors, sql
+from apps.plans.history import Past
 from apps.plans.models import LearnedModel, Outcome
-from apps.plans.patterns import habits
-from apps.plans.ranking import Ranker
 from apps.plans.shapes import WORKER_STEPS
-from apps.principals.selectors import principal_named
-from apps.principals.services import DELEGATE
-from apps.principals.tenancy import acting_in, on_behalf_of
-from apps.workers import selectors as registry
 
 _FAILED: Final = 0.25
 """How much a plan counts of which only a part ran to its end."""
-_KEPT: Final = 3
-_JUDGED_FROM: Final = 50
-_SLACK: Final = 0.005
 _BATCH: Final = 1_000
-_HABITS: Final = "what past plans have in common"
 
 
 @transaction.atomic
@@ -94,40 +82,6 @@ def take_over_history(*, tenant_id: int, plans: Sequence[Past], now: datetime) -
     return len(made)
 
 
-def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
-    """Learn anew from a tenant's outcomes, and take the model into use unless it judges worse than the one in use, or the words alone.
-
-    Seconds of numbers, with no transaction open meanwhile. What past plans have in common is written to memory once the model
-    is in use. None if there is nothing to learn from, or if something of it
-    was forgotten on request meanwhile.
-    """
-    with acting_in(tenant_id, "what is to be learned from"):
-        outcomes = selectors.outcomes_to_learn_from()
-        with shelf.held(tenant_id=tenant_id) as held:
-            ranker, before = shelf.apart(held.ranker), held.ranker.history
-        heirs = _heirs({uid for outcome in outcomes for uid in outcome.tools}, ranker)
-    plans = [_past(outcome, heirs, now) for outcome in outcomes]
-    if not plans:
-        return None
-
-    def learned(some: Sequence[Past]) -> History:
-        return learning.learn(some, ranker.name, lambda plan, history, without: look(plan, ranker, history, without))
-
-    reached = None
-    if len(plans) >= _JUDGED_FROM:
-        held_out = plans[-len(plans) // 10 :]
-        known = learned(plans[: -len(held_out)])
-        reached = (judge(held_out, known, ranker), judge(held_out, before, ranker))
-    model = learned(plans)
-    with acting_in(tenant_id, "a model that was learned"):
-        if _is_forgotten(tenant_id, outcomes):
-            return None
-        kept = _keep(tenant_id, model, outcomes, reached, now)
-    if kept.state == LearnedModel.State.IN_USE:
-        _write_down_habits(tenant_id, plans, now)
-    return kept
-
-
 @transaction.atomic
 def unlearn(*, tenant_id: int, taught_at: datetime) -> int:
     """Empty every model that may have learned from what was noted at this moment; answers how many.
@@ -142,66 +96,11 @@ def unlearn(*, tenant_id: int, taught_at: datetime) -> int:
     )
 
 
-def _heirs(uids: Collection[str], ranker: Ranker) -> dict[str, str]:
-    """The tool that stands in the place of each that is offered no more: the only one of its name now, if there is one."""
-    by_name: dict[str, list[str]] = {}
-    for tool in ranker.catalogue.tools:
-        by_name.setdefault(tool.name, []).append(tool.uid)
-    gone = [uid for uid in uids if uid not in ranker.catalogue.by_uid]
-    names = registry.tool_names(gone)
-    return {uid: by_name[name][0] for uid, name in names.items() if len(by_name.get(name, ())) == 1}
-
-
-def _past(outcome: Outcome, heirs: Mapping[str, str], now: datetime) -> Past:
-    age = (now - outcome.recorded_at).total_seconds() / 86_400
-    return Past(
-        request=outcome.request,
-        tools=tuple(heirs.get(uid, uid) for uid in outcome.tools),
-        links=frozenset((heirs.get(source, source), heirs.get(target, target)) for source, target in outcome.links),
-        weight=outcome.weight * 0.5 ** (max(age, 0.0) / learning.HALF_LIFE_DAYS),
-    )
-
-
-def _is_forgotten(tenant_id: int, outcomes: Sequence[Outcome]) -> bool:
-    """Whether something was forgotten since it was read; what is forgotten from now on finds what is learned."""
-    sql.wait_for_turn(tenant_id)
-    return Outcome.objects.filter(pk__in=[one.pk for one in outcomes if one.request], request="").exists()
-
-
-def _keep(
-    tenant_id: int,
-    model: History,
-    outcomes: Sequence[Outcome],
-    reached: tuple[Judged, Judged] | None,
-    now: datetime,
-) -> LearnedModel:
-    latest = LearnedModel.objects.order_by("-number").first()
-    after, before = reached or (None, None)
-    worse = after is not None and before is not None and after.node_f1 < before.node_f1 - _SLACK
-    if not worse:
-        LearnedModel.objects.in_use().update(state=LearnedModel.State.SUPERSEDED)
-    kept = LearnedModel.objects.create(
-        tenant_id=tenant_id,
-        number=latest.number + 1 if latest else 1,
-        state=LearnedModel.State.REJECTED if worse else LearnedModel.State.IN_USE,
-        learned_from=len(outcomes),
-        last_outcome=outcomes[-1].pk,
-        node_f1=after.node_f1 if after else None,
-        calibration_error=after.calibration_error if after else None,
-        node_f1_before=before.node_f1 if before else None,
-        body=model.arrays.dumps(),
-        learned_at=now,
-    )
-    spare = LearnedModel.objects.exclude(state=LearnedModel.State.IN_USE).order_by("-number")[_KEPT:]
-    LearnedModel.objects.filter(pk__in=[one.pk for one in spare]).delete()
-    return kept
-
-
 @transaction.atomic
 def go_back(*, tenant_id: int, number: int) -> LearnedModel:
     """Take the model before this one, which is in use, into use again. Runs within its tenant.
 
-    :raises NoEarlierModel: if that one is not in use, or none before it is kept.
+    :raises Conflict: if that one is not in use, or none before it is kept (`no_earlier_model`).
     """
     sql.wait_for_turn(tenant_id)
     current = LearnedModel.objects.in_use().filter(number=number).first()
@@ -209,30 +108,8 @@ def go_back(*, tenant_id: int, number: int) -> LearnedModel:
         LearnedModel.objects.filter(state=LearnedModel.State.SUPERSEDED, number__lt=number).order_by("-number").first()
     )
     if current is None or earlier is None:
-        raise NoEarlierModel(f"Model {number} is not in use, or none before it is kept.")
+        raise Conflict(f"Model {number} is not in use, or none before it is kept.", code="no_earlier_model")
     LearnedModel.objects.filter(pk=current.pk).update(state=LearnedModel.State.REJECTED)
     LearnedModel.objects.filter(pk=earlier.pk).update(state=LearnedModel.State.IN_USE)
     earlier.refresh_from_db()
     return earlier
-
-
-def _write_down_habits(tenant_id: int, plans: Sequence[Past], now: datetime) -> None:
-    """Put what past plans have in common into memory, as readable patterns; only what has changed is revised.
-
-    Each in a transaction of its own: who forgets holds patterns before it takes its turn among the models.
-    """
-    with acting_in(tenant_id, _HABITS):
-        names = registry.tool_names({uid for plan in plans for uid in plan.tools})
-        author = on_behalf_of(principal_named(DELEGATE))
-        written = selectors.written_habits()
-    for habit in habits(plans, names):
-        if written.get(habit.name) != habit.text:
-            with acting_in(tenant_id, _HABITS):
-                memory.update_pattern(
-                    author=author,
-                    category=selectors.HABITS,
-                    pattern_name=habit.name,
-                    pattern_text=habit.text,
-                    confidence=habit.confidence,
-                    now=now,
-                )

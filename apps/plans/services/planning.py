@@ -1,8 +1,9 @@
-"""Commands on plans: making one stores it and proves it by a receipt, or does neither."""
+"""Making plans: a new one, one that is confirmed, one that goes on from answers. Each is stored and proved by a receipt."""
 
+import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any, Final
@@ -10,17 +11,23 @@ from uuid import UUID
 
 from django.db import transaction
 
+from apps.core.errors import Conflict, FieldError, Invalid, pointer_to
 from apps.core.metrics import once_committed
 from apps.digests import services as digests
-from apps.plans import documents, metrics, planner, selectors, shelf
-from apps.plans.documents import PlanStatus
-from apps.plans.errors import DelegationLoop, DelegationTooDeep, UnknownCurrency
-from apps.plans.grounding import memory_refs
-from apps.plans.models import MOST_DELEGATES, Delegate, Plan, PlanStep, WaitingPlan
+from apps.plans import documents, metrics, selectors, shelf
+from apps.plans.assembling import Terms, assemble, read_again
+from apps.plans.catalogue import Catalogue, contract_key
+from apps.plans.documents import PlanStatus, can_be_told, partial_of
+from apps.plans.errors import PlanReplaced
+from apps.plans.models import Delegate, Plan, PlanStep, WaitingPlan
 from apps.plans.offers import Priority
-from apps.plans.services.arranging import root_delegate
-from apps.plans.suggestions import Suggested
-from apps.plans.validation import Limits
+from apps.plans.proposals import Evidence, Proposal
+from apps.plans.selectors import memory_refs
+from apps.plans.services import proposing
+from apps.plans.services.delegates import delegate_asked, refuse_detours
+from apps.plans.services.proposing import PlanRequest, Proposed
+from apps.plans.shelf import Held
+from apps.plans.validation import Limits, bounds_of, validator
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
@@ -28,26 +35,11 @@ from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
 SOURCE: Final = "delegate"
 EXPIRY: Final = timedelta(days=7)
 """A plan that has not been begun for so long is abandoned."""
-
 _CURRENCY: Final = "USD"
-_GROUNDING_KEYS: Final = frozenset({"memory_refs", "receipt_refs", "concept_names"})
+_NUMBERED: Final = re.compile(r"step-(\d{1,6})")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """What a principal asks of a DeleGate."""
-
-    intent: str
-    context: Mapping[str, Any] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
-    currency: str = _CURRENCY
-    excluded_workers: frozenset[str] = frozenset()
-    priority: Priority = Priority.BALANCED
-    caused_by: str | None = None
-    delegate_id: str | None = None
-    delegation_path: tuple[str, ...] = ()
-    """The keys of the DeleGates that the wish has come through, the first asked first."""
-    suggested: Suggested = planner.NOTHING_SUGGESTED
+Find = Callable[[Held, Catalogue], Proposed]
+"""Finds a proposal while the registry is held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,32 +53,191 @@ class MadePlan:
     receipt_uuid: UUID
 
 
-def prepare(*, caller: Caller) -> None:
-    """Have the registry of the caller's tenant at hand, so that no plan of it is made while that is built. Not within a transaction."""
-    shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """What a plan that replaces another takes over from it."""
+
+    old: Plan
+    after: int = 0
+    """New steps are numbered from here on."""
+    failed: tuple[Mapping[str, Any], ...] = ()
+    """Tools of workers that are not used again: worker_id, tool_name, reason."""
+    away: frozenset[str] = frozenset()
+    """Workers that can't be reached just now."""
 
 
 @transaction.atomic
-def create_plan(*, caller: Caller, request: PlanRequest, now: datetime) -> MadePlan:
+def create_plan(*, caller: Caller, request: PlanRequest, now: datetime, proposed: Proposed | None = None) -> MadePlan:
     """Plan an intent, keep the plan and post its `plan_created` receipt; a refusal is a plan as well.
 
     Without a cause, the request itself becomes the root of the chain as `task_received`.
 
+    :param proposed: what :func:`proposing.propose` found; None: the local planner proposes.
     :raises UnknownDelegate: if the request names a DeleGate that is not here.
-    :raises UnknownCurrency: if the budget is not in USD.
-    :raises DelegationLoop: if the wish has come through this DeleGate before.
-    :raises DelegationTooDeep: if it has come through too many.
+    :raises Invalid: if the budget is not in USD (`unknown_currency`), if the request has come through this DeleGate
+        before (`delegation_loop`), or through too many (`delegation_too_deep`).
     """
-    return make(caller=caller, request=request, now=now)
+    if request.currency != _CURRENCY:
+        detail = f"Costs are known in {_CURRENCY} only, not in {request.currency[:10]!r}."
+        raise Invalid(detail, code="unknown_currency")
+    return make(caller=caller, request=request, now=now, find=(lambda *_: proposed) if proposed else None)
 
 
 @transaction.atomic
-def sketch(*, caller: Caller, request: PlanRequest, now: datetime) -> Mapping[str, Any]:
-    """The document that :func:`create_plan` would make just now; nothing is kept, and there is no receipt.
+def confirm(*, caller: Caller, plan_id: str, now: datetime) -> MadePlan:
+    """Make the plan that takes the place of one that needs a confirmation: the same steps, and nothing is a guess.
 
-    :raises UnknownDelegate: if the request names a DeleGate that is not here.
+    :raises UnknownPlan: if the caller has no such plan.
+    :raises Conflict: if it needs no confirmation (`not_to_confirm`), or another has taken its place (`plan_replaced`).
     """
-    return _plan(caller, delegate_asked(caller, request.delegate_id, now), request, now, None).document()
+    old = _waiting_for(PlanStatus.NEEDS_CONFIRMATION, plan_id, caller)
+    return _go_on(caller, old, now, lambda proposal: proposal.confirmed())
+
+
+def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: datetime) -> MadePlan:
+    """Make the plan that takes the place of one that asks: each param gets its answer, and all else stays.
+
+    An answer that names a tool lets the intent be planned again, with this tool. Opens its own transactions.
+
+    :param answers: by question id; those that are left out are asked again.
+    :raises UnknownPlan: if the caller has no such plan.
+    :raises Conflict: if it asks nothing (`not_to_answer`), or another has taken its place (`plan_replaced`).
+    :raises Invalid: if it does not ask this (`unknown_question`), or the answer is none to it (`answer_refused`).
+    """
+    with caller.acting():
+        document = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller).document
+        asked = {one["question_id"]: one for one in document["questions"]}
+        _refuse_strange(answers, asked)
+        tools = {**_settled(document), **_tools_named(document, asked, answers)}
+        context = {asked[one]["param"]: value for one, value in answers.items() if "param" in asked[one]}
+    if tools != _settled(document):
+        request = request_again(document, context=context, tools=tools, caused_by=None)
+        proposed = proposing.propose(caller=caller, request=request, now=now)
+        with caller.acting():
+            old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
+            found: Find | None = (lambda *_: proposed) if proposed else None
+            return make(caller=caller, request=request, now=now, revision=Revision(old=old), find=found)
+    told = {
+        (asked[one]["step_id"], asked[one]["param"]): value for one, value in answers.items() if "param" in asked[one]
+    }
+    with caller.acting():
+        old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
+        places = {step["step_id"]: place for place, step in enumerate(old.document["partial_plan"]["steps"])}
+        values = {(places[step_id], param): value for (step_id, param), value in told.items()}
+        return _go_on(caller, old, now, lambda proposal: proposal.answered(values))
+
+
+def _settled(document: Mapping[str, Any]) -> dict[int, str]:
+    return {int(part): uid for part, uid in document.get("settled_tools", {}).items()}
+
+
+def _tools_named(
+    document: Mapping[str, Any], asked: Mapping[str, Mapping[str, Any]], answers: Mapping[str, Any]
+) -> dict[int, str]:
+    """The uids of the tools that answers name, by the part of the intent."""
+    steps = {step["step_id"]: step for step in document["partial_plan"]["steps"]}
+    found = {}
+    for question_id, name in answers.items():
+        if "param" not in asked[question_id]:
+            step = steps[asked[question_id]["step_id"]]
+            uids = {one["tool_name"]: one["tool_uid"] for one in reversed((step, *step.get("alternatives", ())))}
+            found[step.get("clause", 0)] = uids[name]
+    return found
+
+
+def _refuse_strange(answers: Mapping[str, Any], asked: Mapping[str, Mapping[str, Any]]) -> None:
+    unknown = [FieldError(pointer_to("answers", one), "no question has this id") for one in answers if one not in asked]
+    if unknown:
+        raise Invalid(f"The plan asks {', '.join(asked)}.", code="unknown_question", errors=unknown)
+    errors = []
+    for question_id, value in answers.items():
+        question, pointer = asked[question_id], pointer_to("answers", question_id)
+        if "param" not in question:
+            if value not in question.get("choices", ()):
+                errors.append(FieldError(pointer, f"is one of {', '.join(map(str, question.get('choices', ())))}"))
+        elif not can_be_told(value):
+            errors.append(FieldError(pointer, "has no exact form in a plan; give it as text"))
+        elif isinstance(schema := question.get("schema"), Mapping):
+            faults = validator(contract_key(schema)).iter_errors(value)
+            errors += [FieldError(pointer + pointer_to(*one.instance_path), one.message[:500]) for one in faults]
+    if errors:
+        raise Invalid("An answer is not what the param takes.", code="answer_refused", errors=errors[:100])
+
+
+def _waiting_for(status: PlanStatus, plan_id: str, caller: Caller) -> Plan:
+    """The plan, if it has this status, for as long as the transaction lasts nobody else's to replace."""
+    found = selectors.plan_for(plan_id, caller=caller)
+    if found.status != status:
+        code = "not_to_confirm" if status == PlanStatus.NEEDS_CONFIRMATION else "not_to_answer"
+        raise Conflict(f"{plan_id} is {found.status}, not {status}.", code=code)
+    return held_plan(plan_id)
+
+
+def held_plan(plan_id: str) -> Plan:
+    """The plan, for as long as the transaction lasts nobody else's to replace.
+
+    :raises PlanReplaced: if another has taken its place.
+    """
+    old = Plan.objects.select_for_update(no_key=True, of=("self",)).select_related("delegate").get(plan_id=plan_id)
+    successor = old.successors.first()
+    if successor is not None:
+        raise PlanReplaced(f"{old} was replaced by {successor}.", successor_plan_id=successor.plan_id)
+    return old
+
+
+def _go_on(caller: Caller, old: Plan, now: datetime, change: Callable[[Proposal], Proposal]) -> MadePlan:
+    """Make a plan of the same steps, in which something is otherwise. If a tool has gone, the intent is planned again."""
+    document = old.document
+    to_do = [
+        step["step_id"] for step in partial_of(document)["steps"] if step.get("tool_name") and not step.get("done")
+    ]
+    numbers = [int(match[1]) for step_id in to_do if (match := _NUMBERED.fullmatch(step_id))]
+    request = request_again(document, caused_by=None)
+
+    def find(held: Held, catalogue: Catalogue) -> Proposed:
+        again = read_again(document, catalogue.by_uid)
+        if again is None:
+            return proposing.local(held, catalogue, proposing.asked_of(request, old.delegate, now))
+        return Proposed(proposal=change(again), reason=document.get("proposer_reason", ""))
+
+    revision = Revision(old=old, after=min(numbers, default=1) - 1, failed=tuple(document.get("excluded", ())))
+    return make(caller=caller, request=request, now=now, revision=revision, find=find)
+
+
+def request_again(
+    document: Mapping[str, Any],
+    *,
+    context: Mapping[str, Any] | None = None,
+    tools: Mapping[int, str] | None = None,
+    limits: Limits | None = None,
+    caused_by: str | None,
+) -> PlanRequest:
+    """What was asked for a plan, under the bounds of then: what it took from its context is told by its steps."""
+    sure = {Evidence.CONTEXT, Evidence.ANSWER, Evidence.CONFIRMED}
+    taken: dict[str, Any] = {}
+    for step in partial_of(document)["steps"]:
+        for name, source in (step.get("provenance") or {}).items():
+            if source.get("source") in sure and name in step.get("params", {}):
+                taken[source.get("key", name)] = step["params"][name]
+    inputs = document.get("references", {}).get("inputs", {})
+    bounds = documents.Constraints.model_validate(document.get("constraints") or {})
+    return PlanRequest(
+        intent=document["intent"],
+        context={
+            **taken,
+            "memory_refs": inputs.get("memory_ids", []),
+            "receipt_refs": inputs.get("receipt_ids", []),
+            "concept_names": inputs.get("concept_names", []),
+            **(context or {}),
+        },
+        limits=limits or bounds_of(bounds, Limits()),
+        excluded_workers=frozenset(bounds.exclude_workers or ()),
+        priority=Priority(bounds.prefer or Priority.BALANCED),
+        caused_by=caused_by,
+        delegate_id=document["delegate_id"],
+        delegation_path=tuple(document.get("delegation_path", ())),
+        tools=_settled(document) if tools is None else tools,
+    )
 
 
 def make(
@@ -94,25 +245,49 @@ def make(
     caller: Caller,
     request: PlanRequest,
     now: datetime,
-    revision: planner.Revision | None = None,
-    old: Plan | None = None,
+    revision: Revision | None = None,
+    find: Find | None = None,
 ) -> MadePlan:
-    """As :func:`create_plan`, within its transaction.
+    """Make a plan and keep it, within the caller's transaction.
 
-    :param revision: what the plan keeps of the one that it replaces.
-    :param old: that one.
+    :param find: finds the proposal; None: the local planner does.
     """
     begun = monotonic()
-    if request.currency != _CURRENCY:
-        raise UnknownCurrency(f"Costs are known in {_CURRENCY} only, not in {request.currency[:10]!r}.")
     delegate = delegate_asked(caller, request.delegate_id, now)
     refuse_detours(delegate, request.delegation_path)
-    made = _plan(caller, delegate, request, now, revision)
+    asked = proposing.asked_of(request, delegate, now)
+    failed = revision.failed if revision else ()
+    reasons = {(one["worker_id"], one["tool_name"]): f"it failed before: {one['reason']}" for one in failed}
+    inputs, left_out = _inputs(request.context, caller.principal_id)
+    with shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
+        catalogue = proposing.view(held, request).without(revision.away if revision else (), reasons)
+        found = find(held, catalogue) if find else proposing.local(held, catalogue, asked)
+        terms = Terms(
+            plan_id=new_plan_id(),
+            delegate_id=delegate.delegate_id,
+            principal_ai=caller.name,
+            created_at=told(now),
+            asked=asked,
+            scope=delegate.scope or None,
+            limits=request.limits,
+            priority=request.priority,
+            constraints=_constraints(request),
+            inputs=inputs,
+            proposer_reason=found.reason,
+            model_use=found.model_use,
+            replaces=revision.old.plan_id if revision else None,
+            revision=revision.old.document.get("revision", 1) + 1 if revision else None,
+            after=revision.after if revision else 0,
+            excluded=tuple(documents.Excluded.model_validate(one) for one in failed),
+        )
+        made = assemble(terms, found.proposal, catalogue)
+    assumptions = tuple(dict.fromkeys((*made.assumptions, *left_out)))[:100]
+    made = made.model_copy(update={"history_epoch": held.history_epoch, "assumptions": assumptions})
     document = made.document()
     document["plan_hash"] = documents.plan_hash(document)
-    kept = keep(
-        caller=caller, delegate=delegate, made=made, document=document, caused_by=request.caused_by, old=old, now=now
-    )
+    old = revision.old if revision else None
+    cause = request.caused_by or (old.receipt_id if old else None)
+    kept = keep(caller=caller, delegate=delegate, made=made, document=document, caused_by=cause, old=old, now=now)
     once_committed(metrics.GENERATION.observe, monotonic() - begun)
     return kept
 
@@ -130,184 +305,14 @@ def keep(
     """Store a plan and post its `plan_created` receipt, within the caller's transaction.
 
     :param document: the plan as it is told, with its hash.
+    :param old: the plan whose place it takes.
     """
+    cause = caused_by or _post_root(caller, made.intent, made.plan_id, now)
     receipt = digests.post(
         poster=Poster(tenant_id=caller.tenant_id, principal_id=delegate.principal_id, name=DELEGATE),
-        draft=_plan_created(
-            caller, delegate, made, caused_by or _post_root(caller, made.intent, made.plan_id, now), now
-        ),
+        draft=_plan_created(caller, delegate, made, cause=cause, now=now),
         now=now,
     )
-    _store(caller=caller, delegate=delegate, made=made, document=document, receipt=receipt, old=old, now=now)
-    return MadePlan(
-        plan_id=made.plan_id,
-        document=document,
-        readiness=selectors.readiness(document),
-        receipt_id=receipt.receipt_id,
-        receipt_uuid=receipt.uuid,
-    )
-
-
-def new_plan_id() -> str:
-    """An id that no plan has."""
-    return f"plan-{secrets.token_hex(12)}"
-
-
-def told(moment: datetime) -> str:
-    """A moment as plans tell it."""
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-def delegate_asked(caller: Caller, delegate_id: str | None, now: datetime) -> Delegate:
-    """The DeleGate that is asked; the tenant's root is made when it is first needed."""
-    if delegate_id is not None and delegate_id != DELEGATE:
-        return selectors.delegate_named(delegate_id)
-    return root_delegate(tenant_id=caller.tenant_id, now=now)
-
-
-def refuse_detours(delegate: Delegate, path: Sequence[str]) -> None:
-    """:raises DelegationLoop: if a wish has come through this DeleGate before.
-    :raises DelegationTooDeep: if it has come through too many.
-    """
-    if str(delegate.key) in path:
-        raise DelegationLoop(f"{delegate} has been asked for this before, and would plan for itself through others.")
-    if len(path) >= MOST_DELEGATES:
-        raise DelegationTooDeep(f"This has come through {len(path)} DeleGates; {MOST_DELEGATES} are the most.")
-
-
-def _plan(
-    caller: Caller,
-    delegate: Delegate,
-    request: PlanRequest,
-    now: datetime,
-    revision: planner.Revision | None,
-) -> documents.Plan:
-    memory_ids, strange = _memory_ids(request.context.get("memory_refs"))
-    receipt_ids, unknown = _receipt_ids(request.context.get("receipt_refs"), caller.principal_id)
-    asked = planner.Request(
-        plan_id=new_plan_id(),
-        delegate_id=delegate.delegate_id,
-        principal_ai=caller.name,
-        intent=request.intent,
-        created_at=told(now),
-        context={name: value for name, value in request.context.items() if name not in _GROUNDING_KEYS},
-        scope=delegate.scope or None,
-        excluded_workers=request.excluded_workers,
-        limits=request.limits,
-        priority=request.priority,
-        memory_ids=memory_ids,
-        receipt_ids=receipt_ids,
-        concept_names=tuple(_texts(request.context.get("concept_names"))),
-        constraints=_constraints(request),
-        delegation_path=(*request.delegation_path, str(delegate.key)),
-        revision=revision,
-        suggested=request.suggested,
-    )
-    with shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
-        made = planner.plan(asked, held.ranker, held.memo, held.pool)
-    left_out = tuple(f"{text} is not known here and was left out." for text in (*strange, *unknown))
-    return replace(
-        made,
-        planner_version=f"{made.planner_version}.{held.model}",
-        history_epoch=held.history_epoch,
-        assumptions=(*made.assumptions, *left_out)[:100],
-    )
-
-
-def _constraints(request: PlanRequest) -> dict[str, Any]:
-    """The bounds that were given, as the plan tells them."""
-    limits = request.limits
-    given = {
-        "max_total_cost": limits.max_total_cost,
-        "max_cost_per_step": limits.max_cost_per_step,
-        "timeout_seconds": limits.max_runtime_seconds,
-        "exclude_workers": sorted(request.excluded_workers) or None,
-        "prefer": None if request.priority == Priority.BALANCED else str(request.priority),
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _memory_ids(given: object) -> tuple[tuple[int, ...], list[str]]:
-    refs, strange = memory_refs(_items(given))
-    known = selectors.known_memory(refs)
-    return tuple(dict.fromkeys(ref.number for ref in refs if ref in known)), [
-        *strange,
-        *(ref.text for ref in refs if ref not in known),
-    ]
-
-
-def _receipt_ids(given: object, principal_id: int) -> tuple[tuple[str, ...], list[str]]:
-    asked = list(dict.fromkeys(_texts(given)))
-    known = selectors.known_receipt_ids(asked, principal_id)
-    return tuple(one for one in asked if one in known), [one for one in asked if one not in known]
-
-
-def _texts(given: object) -> Iterable[str]:
-    return (one[:100] for one in _items(given) if isinstance(one, str))
-
-
-def _items(given: object) -> list[object]:
-    return given[:200] if isinstance(given, list) else []
-
-
-def _post_root(caller: Caller, intent: str, plan_id: str, now: datetime) -> str:
-    posted = digests.post(
-        poster=Poster.of(caller),
-        draft=ReceiptDraft(
-            recipient_id=caller.principal_id,
-            source_system=SOURCE,
-            event_type="task_received",
-            dedupe_key=f"delegate:task_received:{plan_id}:v1",
-            summary=intent[:2000],
-            surface="ledger",
-        ),
-        now=now,
-    )
-    return posted.receipt_id
-
-
-def _plan_created(caller: Caller, delegate: Delegate, made: documents.Plan, cause: str, now: datetime) -> ReceiptDraft:
-    """A plan that can be carried out is owed by whoever asked for it, until an execution of it ends; a refusal is not."""
-    ready = made.status == PlanStatus.READY
-    return ReceiptDraft(
-        recipient_id=caller.principal_id,
-        source_system=SOURCE,
-        event_type="plan_created",
-        dedupe_key=f"delegate:plan_created:{made.plan_id}:v1",
-        receipt_id=f"R.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.delegate.{made.plan_id}",
-        summary=f"Plan {'submitted' if made.is_submitted else 'created'} for: {made.intent[:100]}",
-        artifact_pointer=made.plan_id,
-        artifact_location="delegate_registry",
-        requires_action=ready,
-        suggested_next_step="Execute plan steps" if ready else "Decide what to do about what is missing",
-        caused_by=cause,
-        metadata={
-            "plan_id": made.plan_id,
-            "delegate_id": delegate.delegate_id,
-            "scope": made.scope,
-            "status": str(made.status),
-            "confidence": made.confidence,
-            "step_count": len(made.steps),
-            "estimated_total_runtime_seconds": made.estimated_total_runtime_seconds,
-            "can_run_parallel": made.can_run_parallel,
-            **({"submitted": True} if made.is_submitted else {}),
-            **({"replaces": made.replaces, "revision": made.revision} if made.replaces else {}),
-        },
-        surface="ledger",
-        obligation=ObligationDraft(debtor_id=caller.principal_id, creditor_id=delegate.principal_id) if ready else None,
-    )
-
-
-def _store(
-    *,
-    caller: Caller,
-    delegate: Delegate,
-    made: documents.Plan,
-    document: Mapping[str, Any],
-    receipt: digests.Posted,
-    old: Plan | None,
-    now: datetime,
-) -> None:
     plan = Plan.objects.create(
         tenant_id=caller.tenant_id,
         plan_id=made.plan_id,
@@ -334,16 +339,123 @@ def _store(
             tenant_id=caller.tenant_id,
             plan=plan,
             position=position,
-            step_id=step.step_id,
-            step_type=step.step_type,
-            depends_on=list(step.depends_on),
-            worker_id=step.worker_id or "",
-            tool_name=step.tool_name or "",
-            tool_uid=step.tool_uid or "",
-            params=step.params,
-            provenance=step.provenance,
-            confidence=step.confidence,
-            estimated_runtime_seconds=step.estimated_runtime_seconds,
+            step_id=step["step_id"],
+            step_type=step["step_type"],
+            depends_on=step.get("depends_on", []),
+            worker_id=step.get("worker_id", ""),
+            tool_name=step.get("tool_name", ""),
+            tool_uid=step.get("tool_uid", ""),
+            params=step.get("params"),
+            provenance=step.get("provenance"),
+            confidence=step.get("confidence"),
+            estimated_runtime_seconds=step.get("estimated_runtime_seconds"),
         )
-        for position, step in enumerate(made.steps, start=1)
+        for position, step in enumerate(document["steps"], start=1)
+    )
+    return MadePlan(
+        plan_id=made.plan_id,
+        document=document,
+        readiness=selectors.readiness(document),
+        receipt_id=receipt.receipt_id,
+        receipt_uuid=receipt.uuid,
+    )
+
+
+def new_plan_id() -> str:
+    """An id that no plan has."""
+    return f"plan-{secrets.token_hex(12)}"
+
+
+def told(moment: datetime) -> str:
+    """A moment as plans tell it."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _constraints(request: PlanRequest) -> documents.Constraints | None:
+    """The bounds that were given, as the plan tells them."""
+    given: dict[str, Any] = {
+        "max_total_cost": request.limits.max_total_cost,
+        "max_cost_per_step": request.limits.max_cost_per_step,
+        "timeout_seconds": request.limits.max_runtime_seconds,
+        "exclude_workers": sorted(request.excluded_workers) or None,
+        "prefer": None if request.priority == Priority.BALANCED else str(request.priority),
+    }
+    told = {name: value for name, value in given.items() if value is not None}
+    return documents.Constraints.model_validate(told) if told else None
+
+
+def _inputs(context: Mapping[str, Any], principal_id: int) -> tuple[dict[str, Any], list[str]]:
+    """What the context refers to and is known here, and a sentence for each thing that is not."""
+    refs, strange = memory_refs(_items(context.get("memory_refs")))
+    memories = selectors.known_memory(refs)
+    asked = list(dict.fromkeys(_texts(context.get("receipt_refs"))))
+    receipts = selectors.known_receipt_ids(asked, principal_id)
+    unknown = [
+        *strange,
+        *(ref.text for ref in refs if ref not in memories),
+        *(one for one in asked if one not in receipts),
+    ]
+    known = {
+        "memory_ids": list(dict.fromkeys(ref.number for ref in refs if ref in memories)),
+        "receipt_ids": [one for one in asked if one in receipts],
+        "concept_names": list(_texts(context.get("concept_names"))),
+    }
+    return known, [f"{text} is not known here and was left out." for text in unknown]
+
+
+def _texts(given: object) -> Iterable[str]:
+    return (one[:100] for one in _items(given) if isinstance(one, str))
+
+
+def _items(given: object) -> list[object]:
+    return given[:200] if isinstance(given, list) else []
+
+
+def _post_root(caller: Caller, intent: str, plan_id: str, now: datetime) -> str:
+    posted = digests.post(
+        poster=Poster.of(caller),
+        draft=ReceiptDraft(
+            recipient_id=caller.principal_id,
+            source_system=SOURCE,
+            event_type="task_received",
+            dedupe_key=f"delegate:task_received:{plan_id}:v1",
+            summary=intent[:2000],
+            surface="ledger",
+        ),
+        now=now,
+    )
+    return posted.receipt_id
+
+
+def _plan_created(
+    caller: Caller, delegate: Delegate, made: documents.Plan, *, cause: str, now: datetime
+) -> ReceiptDraft:
+    """Only a plan that is ready is owed, by whoever asked for it, until an execution of it ends."""
+    ready = made.status == PlanStatus.READY
+    return ReceiptDraft(
+        recipient_id=caller.principal_id,
+        source_system=SOURCE,
+        event_type="plan_created",
+        dedupe_key=f"delegate:plan_created:{made.plan_id}:v1",
+        receipt_id=f"R.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.delegate.{made.plan_id}",
+        summary=f"Plan {'submitted' if made.is_submitted else 'created'} for: {made.intent[:100]}",
+        artifact_pointer=made.plan_id,
+        artifact_location="delegate_registry",
+        requires_action=ready,
+        suggested_next_step="Execute plan steps" if ready else documents.next_step(made.document())[:500],
+        caused_by=cause,
+        metadata={
+            "plan_id": made.plan_id,
+            "delegate_id": delegate.delegate_id,
+            "scope": made.scope,
+            "status": str(made.status),
+            "confidence": made.confidence,
+            "step_count": len(made.steps),
+            "estimated_total_runtime_seconds": made.estimated_total_runtime_seconds or 0,
+            "can_run_parallel": bool(made.can_run_parallel),
+            **({"submitted": True} if made.is_submitted else {}),
+            **({"replaces": made.replaces, "revision": made.revision} if made.replaces else {}),
+        },
+        surface="ledger",
+        obligation=ObligationDraft(debtor_id=caller.principal_id, creditor_id=delegate.principal_id) if ready else None,
     )

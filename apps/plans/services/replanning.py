@@ -2,28 +2,31 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
 from django.db import transaction
 
+from apps.core.errors import Conflict, Invalid, NotFound
+from apps.core.lexical import words
 from apps.digests import services as digests
-from apps.plans import planner, selectors, sql
-from apps.plans.catalogue import Tool
+from apps.plans import documents, selectors, sql
+from apps.plans.assembling import ran_before, read_again
+from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.documents import Step
-from apps.plans.errors import NoTool, PlanReplaced, StepDone, UnknownStep
-from apps.plans.layout import HandedOn
+from apps.plans.local.params import params_of
 from apps.plans.models import Plan, WaitingPlan
-from apps.plans.offers import Priority
-from apps.plans.services.planning import SOURCE, MadePlan, PlanRequest, make
-from apps.plans.shapes import WORKER_STEPS, StepType
+from apps.plans.proposals import Evidence, Proposal, ProposedStep, Value
+from apps.plans.services import proposing
+from apps.plans.services.planning import SOURCE, MadePlan, Revision, held_plan, make, request_again
+from apps.plans.services.proposing import Proposed
+from apps.plans.shapes import WORKER_STEPS
+from apps.plans.shelf import Held
 from apps.plans.validation import Limits, bounds_of
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.services import Poster, ReceiptDraft
-from apps.workers import selectors as workers
-from apps.workers.models import ToolVersion
 
 _NUMBERED: Final = re.compile(r"step-(\d{1,6})")
 _REASON: Final = 500
@@ -90,151 +93,142 @@ def replan(
 ) -> MadePlan:
     """Make the plan that takes another's place: what is done stays done, what failed is not used again.
 
+    The other steps stay as they are, at other workers where need be. Where a tool has no other worker, the intent is
+    planned again.
+
     :param done: the ids of the steps of the old plan that have run to their end.
     :param was_waiting: whether the old plan had not been begun: what is owed for it is closed here, otherwise by its execution.
     :raises UnknownPlan: if the caller has no such plan.
-    :raises UnknownStep: if it has no such step.
-    :raises NoTool: if the step runs no tool.
-    :raises StepDone: if the step has run to its end.
+    :raises NotFound: if it has no such step (`unknown_step`).
+    :raises Invalid: if the step runs no tool (`step_without_tool`).
+    :raises Conflict: if the step has run to its end (`step_done`).
     :raises PlanReplaced: if the plan has been replaced before.
     """
-    old = _held(replacement.plan_id, caller)
+    selectors.plan_for(replacement.plan_id, caller=caller)
+    old = held_plan(replacement.plan_id)
     document = old.document
-    finished = {*done, *(step["step_id"] for step in document["steps"] if step.get("done"))}
-    failed = _failed_step(document, replacement.failed_step, finished)
-    revision = _revision(document, failed, finished, replacement)
-    made = make(caller=caller, request=_request(old, document, replacement), now=now, revision=revision, old=old)
+    ended = {*done, *(step["step_id"] for step in document["steps"] if step.get("done"))}
+    failed = _failed_step(document, replacement.failed_step, ended)
+    kept = {
+        step["step_id"]: _done(step, document, ended)
+        for step in document["steps"]
+        if step["step_id"] in ended and step["step_type"] in WORKER_STEPS
+    }
+    request = request_again(
+        document,
+        context=replacement.context,
+        limits=_limits(document, replacement),
+        caused_by=replacement.caused_by or old.receipt_id,
+    )
+    runs = [step["step_id"] for step in document["steps"] if step.get("tool_name")]
+
+    def find(held: Held, catalogue: Catalogue) -> Proposed:
+        again = None if replacement.context else read_again(document, catalogue.by_uid, kept)
+        if again is not None:
+            again = _handed_on(again, runs.index(failed["step_id"]), replacement.escalation, catalogue)
+            if all(step.done or _can_run(step, catalogue) for step in again.steps):
+                return Proposed(proposal=again, reason=document.get("proposer_reason", ""))
+        found = proposing.local(held, catalogue, proposing.asked_of(request, old.delegate, now))
+        return replace(found, proposal=_with_done(found.proposal, kept))
+
+    new = {"worker_id": failed["worker_id"], "tool_name": failed["tool_name"], "reason": replacement.reason[:_REASON]}
+    before = [one for one in document.get("excluded", ()) if {**one, "reason": ""} != {**new, "reason": ""}]
+    numbers = (match[1] for step in document["steps"] if (match := _NUMBERED.fullmatch(step["step_id"])))
+    revision = Revision(
+        old=old,
+        after=max(map(int, numbers), default=0),
+        failed=(*before, new)[-_MOST_FAILURES:],
+        away=frozenset({failed["worker_id"]} if replacement.worker_is_out else ()),
+    )
+    made = make(caller=caller, request=request, now=now, revision=revision, find=find)
     if was_waiting:
         _abandon(old, reason="replaced", now=now, successor=made.plan_id)
     return made
 
 
-def _held(plan_id: str, caller: Caller) -> Plan:
-    """The plan, for as long as the transaction lasts nobody else's to replace."""
-    selectors.plan_for(plan_id, caller=caller)
-    old = Plan.objects.select_for_update(no_key=True, of=("self",)).select_related("delegate").get(plan_id=plan_id)
-    successor = old.successors.first()
-    if successor is not None:
-        raise PlanReplaced(f"{old} was replaced by {successor}.", successor_plan_id=successor.plan_id)
-    return old
-
-
-def _failed_step(document: Mapping[str, Any], step_id: str, finished: Collection[str]) -> Mapping[str, Any]:
-    found = next((step for step in document["steps"] if step["step_id"] == step_id), None)
+def _failed_step(document: Mapping[str, Any], step_id: str, ended: Collection[str]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] | None = next((step for step in document["steps"] if step["step_id"] == step_id), None)
     if found is None:
-        raise UnknownStep(f"{document['plan_id']} has no step {step_id[:100]!r}.")
+        raise NotFound(f"{document['plan_id']} has no step {step_id[:100]!r}.", code="unknown_step")
     if found["step_type"] not in WORKER_STEPS:
-        raise NoTool(f"{step_id} is {found['step_type']}: it runs no tool, so nothing can be chosen otherwise.")
-    if step_id in finished:
-        raise StepDone(f"{step_id} has run to its end; its result stands.")
-    return dict(found)
+        detail = f"{step_id} is {found['step_type']}: it runs no tool, so nothing can be chosen otherwise."
+        raise Invalid(detail, code="step_without_tool")
+    if step_id in ended:
+        raise Conflict(f"{step_id} has run to its end; its result stands.", code="step_done")
+    return found
 
 
-def _revision(
-    document: Mapping[str, Any], failed: Mapping[str, Any], finished: Collection[str], replacement: Replacement
-) -> planner.Revision:
-    steps = [step for step in document["steps"] if step["step_type"] in WORKER_STEPS]
-    kept = [step for step in steps if step["step_id"] in finished]
-    tools = _tools(kept)
-    numbers = (match[1] for step in document["steps"] if (match := _NUMBERED.fullmatch(step["step_id"])))
-    new = {"worker_id": failed["worker_id"], "tool_name": failed["tool_name"], "reason": replacement.reason[:_REASON]}
-    before = [one for one in document.get("excluded", ()) if {**one, "reason": ""} != {**new, "reason": ""}]
-    return planner.Revision(
-        replaces=document["plan_id"],
-        number=document.get("revision", 1) + 1,
-        after=max(map(int, numbers), default=0),
-        done=tuple(planner.Done(step=_done(step, document, finished), tool=tools[step["step_id"]]) for step in kept),
-        open_clauses=frozenset(
-            step["clause"] for step in steps if step["step_id"] not in finished and step.get("clause") is not None
-        ),
-        failed=(*before, new)[-_MOST_FAILURES:],
-        away=frozenset({failed["worker_id"]} if replacement.worker_is_out else ()),
-        handed_on=_handed_on(failed, replacement.escalation),
-    )
-
-
-def _handed_on(failed: Mapping[str, Any], escalation: Escalation | None) -> HandedOn | None:
-    """A step that no part of the intent asked for is not handed on: what it fed is planned for otherwise."""
-    clause = failed.get("clause")
-    if escalation is None or clause is None:
-        return None
-    return HandedOn(clause=clause, intent=escalation.intent, worker_id=escalation.worker_id)
-
-
-def _tools(steps: Collection[Mapping[str, Any]]) -> dict[str, Tool]:
-    """The tool of each step as it was when the step ran."""
-    views = workers.tool_versions({step["tool_uid"] for step in steps if step.get("tool_uid")})
-    return {step["step_id"]: _tool(step, views.get(step.get("tool_uid", ""))) for step in steps}
-
-
-def _tool(step: Mapping[str, Any], view: ToolVersion | None) -> Tool:
-    return Tool(
-        uid=step.get("tool_uid", ""),
-        name=step["tool_name"],
-        description=view.description if view else "",
-        input_schema=view.input_schema if view else {},
-        output_schema=view.output_schema if view else {},
-    )
-
-
-def _done(step: Mapping[str, Any], document: Mapping[str, Any], finished: Collection[str]) -> Step:
+def _done(step: Mapping[str, Any], document: Mapping[str, Any], ended: Collection[str]) -> Step:
     """A step as it ran: waits are looked through, and what it cost is paid."""
     waited = {one["step_id"]: one.get("wait_for_step_ids", ()) for one in document["steps"]}
     above = [source for one in step.get("depends_on", ()) for source in (one, *waited.get(one, ()))]
-    return Step(
-        step_id=step["step_id"],
-        step_type=StepType(step["step_type"]),
-        depends_on=tuple(dict.fromkeys(one for one in above if one in finished and not waited.get(one))),
-        worker_id=step["worker_id"],
-        tool_name=step["tool_name"],
-        tool_uid=step.get("tool_uid"),
-        params=step["params"],
-        provenance=step.get("provenance"),
-        confidence=step.get("confidence"),
-        critical=step.get("critical"),
-        clause=step.get("clause"),
-        done=True,
-    )
+    depends_on = tuple(dict.fromkeys(one for one in above if one in ended and not waited.get(one)))
+    stays = ("step_id", "step_type", "worker_id", "tool_name", "tool_uid", "params", "provenance", "confidence")
+    kept = {name: step[name] for name in (*stays, "critical", "clause") if name in step}
+    return Step.model_validate({**kept, "depends_on": depends_on, "done": True})
 
 
-def _request(old: Plan, document: Mapping[str, Any], new: Replacement) -> PlanRequest:
-    """What was asked then, under the bounds of then."""
-    was = document.get("constraints") or {}
-    bounds = bounds_of(document, new.carried_out_within or Limits())
+def _limits(document: Mapping[str, Any], new: Replacement) -> Limits:
+    """The bounds of then, with what is left of the budget."""
+    bounds = bounds_of(documents.read(document).constraints, new.carried_out_within or Limits())
     left = bounds.max_total_cost
     if left is not None:
         left = max(round(left - new.spent, 6), 0.0)
-    limits = Limits(
-        max_total_cost=left if new.max_total_cost is None else new.max_total_cost,
-        max_cost_per_step=bounds.max_cost_per_step,
-        max_runtime_seconds=bounds.max_runtime_seconds,
-    )
-    return PlanRequest(
-        intent=old.intent,
-        context={**_context(document), **new.context},
-        limits=limits,
-        excluded_workers=frozenset(was.get("exclude_workers", ())),
-        priority=Priority(was.get("prefer", Priority.BALANCED)),
-        caused_by=new.caused_by or old.receipt_id,
-        delegate_id=old.delegate.delegate_id,
-        delegation_path=tuple(document.get("delegation_path", ())),
-    )
+    return replace(bounds, max_total_cost=left if new.max_total_cost is None else new.max_total_cost)
 
 
-def _context(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What the old plan took from its context, as its steps tell."""
-    found: dict[str, Any] = {}
-    for step in document["steps"]:
-        for name, source in (step.get("provenance") or {}).items():
-            if source.get("source") == "context" and name in step.get("params", {}):
-                found[source["key"]] = step["params"][name]
-    inputs = document.get("references", {}).get("inputs", {})
-    return {
-        **found,
-        "memory_refs": inputs.get("memory_ids", []),
-        "receipt_refs": inputs.get("receipt_ids", []),
-        "concept_names": inputs.get("concept_names", []),
-    }
+def _can_run(step: ProposedStep, catalogue: Catalogue) -> bool:
+    return any(step.worker_id in {None, offer.worker_id} for offer in catalogue.open_offers(step.tool.uid))
+
+
+def _handed_on(proposal: Proposal, place: int, escalation: Escalation | None, catalogue: Catalogue) -> Proposal:
+    """The proposal with a step given to the worker that another has named, if it may be used and takes a request.
+
+    A step that no part of the intent asked for is not handed on.
+    """
+    failed = proposal.steps[place]
+    if escalation is None or failed.part is None:
+        return proposal
+    about = set(words(escalation.intent))
+    able: list[tuple[int, str, Tool, str]] = []
+    for uid in catalogue.tools_of(escalation.worker_id):
+        tool = catalogue.by_uid[uid]
+        takes = [param.name for param in params_of(tool) if param.role == "request"]
+        is_open = any(offer.worker_id == escalation.worker_id for offer in catalogue.open_offers(uid))
+        if takes and is_open and {*tool.required} <= {takes[0], "delegation_path"}:
+            able.append((-len(about.intersection(words(f"{tool.name} {tool.description}"))), uid, tool, takes[0]))
+    if not able:
+        return proposal
+    _, _, tool, param = min(able)
+    step = replace(
+        failed,
+        tool=tool,
+        values={param: Value(value=escalation.intent, evidence=Evidence.ESCALATION)},
+        missing=(),
+        alternatives=(),
+        worker_id=escalation.worker_id,
+    )
+    said = f"{escalation.worker_id} is asked, as was suggested: {escalation.intent[:200]}"
+    steps = (*proposal.steps[:place], step, *proposal.steps[place + 1 :])
+    return replace(proposal, steps=steps, assumptions=(*proposal.assumptions, said))
+
+
+def _with_done(proposal: Proposal, done: Mapping[str, Step]) -> Proposal:
+    """A new proposal in which the steps that have run stand as they ran; those that it does not have come first."""
+    left = dict(done)
+    steps = []
+    for step in proposal.steps:
+        given = {name: one.value for name, one in step.values.items() if one.evidence != Evidence.STEP}
+        same = (
+            ran
+            for ran in left.values()
+            if ran.tool_uid == step.tool.uid and given.items() <= (ran.params or {}).items()
+        )
+        ran = next(same, None)
+        if ran is not None:
+            del left[ran.step_id]
+        steps.append(step if ran is None else replace(step, done=ran))
+    return replace(proposal, steps=tuple(steps)).led_by([ran_before(ran) for ran in left.values()])
 
 
 def _abandon(plan: Plan, *, reason: str, now: datetime, successor: str | None = None) -> None:

@@ -6,17 +6,17 @@ from typing import Any
 
 from django.db import transaction
 
-from apps.core.errors import FieldError
+from apps.core.errors import FieldError, Invalid
 from apps.plans import documents, selectors, validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
-from apps.plans.errors import PlanInvalid
-from apps.plans.services.planning import MadePlan, delegate_asked, keep, new_plan_id, refuse_detours, told
+from apps.plans.services.delegates import delegate_asked, refuse_detours
+from apps.plans.services.planning import MadePlan, keep, new_plan_id, told
 from apps.plans.shapes import WORKER_STEPS
 from apps.plans.validation import Problem
 from apps.principals.tenancy import Caller
 
-_ANEW = frozenset({"plan_hash", "receipt_id", "receipt_uuid"})
+_ANEW = frozenset({"plan_hash", "next_step", "receipt_id", "receipt_uuid"})
 """What a plan says of itself that is another's once it is kept."""
 
 
@@ -27,34 +27,35 @@ def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None
     It is kept as it was given. Added are an id, the time and the registry of the validation, the version of each tool, and
     the hash. Where the author names no duration or cost, estimates are added.
 
-    :raises PlanInvalid: if anything is wrong with it, or it is none to be carried out; nothing is kept.
-    :raises DelegationLoop: if it has come through its DeleGate before.
-    :raises DelegationTooDeep: if it has come through too many.
+    :raises Invalid: if anything is wrong with it, or it is none to be carried out (`plan_invalid`), if it has come through
+        its DeleGate before (`delegation_loop`), or through too many (`delegation_too_deep`). Nothing is kept.
     """
     found = selectors.judgement(document, tenant_id=caller.tenant_id, principal_id=caller.principal_id)
     problems = found.problems or list(_unfit(document, caller))
     if problems:
-        raise PlanInvalid(
+        raise Invalid(
             f"The plan is not kept. {problems[0].path or 'The whole of it'}: {problems[0].message}"[:500],
+            code="plan_invalid",
             errors=[FieldError(f"/plan{one.path}", f"{one.code}: {one.message}") for one in problems],
         )
     delegate = delegate_asked(caller, document["delegate_id"], now)
     refuse_detours(delegate, document.get("delegation_path", ()))
     kept = {
         "schema_version": documents.SCHEMA_VERSION,
-        **validation.estimates(document, found.catalogue),
+        **validation.estimates(documents.read(document), found.catalogue),
         **{name: value for name, value in document.items() if name not in _ANEW},
         "plan_id": new_plan_id(),
         "created_at": told(now),
         "status": str(PlanStatus.READY),
         "planner_version": SUBMITTED,
+        "proposer": SUBMITTED,
         "registry_epoch": found.catalogue.epoch,
         "history_epoch": found.history_epoch,
         "steps": [_pinned(step, found.catalogue) for step in document["steps"]],
     }
     kept["plan_hash"] = documents.plan_hash(kept)
     # An author who does not say how sure the plan is promises nothing.
-    made = documents.read({"confidence": 0.0, **kept})
+    made = documents.read(kept)
     return keep(caller=caller, delegate=delegate, made=made, document=kept, caused_by=caused_by, now=now)
 
 

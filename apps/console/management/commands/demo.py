@@ -211,9 +211,12 @@ async def _delegate(kee: Agent, root: Path) -> Json:
     await kee.until("The bundled workers", lambda: _workers_are_there(kee), seconds=_STARTING)
     plan = await kee.call("create_delegation_plan", **wish(str(root)))
     kee.step("create_delegation_plan", f"{plan['plan_id']}, receipt {plan['receipt_id']}")
+    if plan["status"] == "needs_confirmation":
+        kee.tell("; ".join(one["detail"] for one in plan["plan"]["unsure"]))
+        plan = await kee.call("confirm_plan", plan_id=plan["plan_id"])
+        kee.step("confirm_plan", f"{plan['plan_id']}, receipt {plan['receipt_id']}")
     if plan["status"] != "ready":
-        missing = "; ".join(str(one.get("detail") or one) for one in plan["plan"].get("missing", []))
-        raise WentWrong(f"The DeleGate has no plan for this: {missing}")
+        raise WentWrong(f"The DeleGate has no plan for this: {plan['next_step']}")
     table = Table("step", "type", "worker", "tool", "waits for", box=None, padding=(0, 2), header_style="dim")
     for step in plan["steps"]:
         waits = step.get("depends_on") or step.get("wait_for_step_ids") or step.get("aggregate_step_ids") or []

@@ -1,24 +1,19 @@
 """Which DeleGates there are, and who is above whom."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from django.db import transaction
 
-from apps.plans.errors import (
-    DelegateCircle,
-    DelegatesTooDeep,
-    PrincipalIsNoDelegate,
-    PrincipalPlansAlready,
-    RootDelegate,
-    UnknownDelegate,
-)
+from apps.core.errors import Conflict, Invalid, NotFound
+from apps.plans import selectors
 from apps.plans.models import MOST_DELEGATES, Delegate
 from apps.principals import services as principals
 from apps.principals.models import Principal
 from apps.principals.scopes import Kind
 from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
+from apps.principals.tenancy import Caller
 from apps.workers.services import registry as workers
 
 
@@ -32,6 +27,28 @@ def root_delegate(*, tenant_id: int, now: datetime) -> Delegate:
     return found
 
 
+def delegate_asked(caller: Caller, delegate_id: str | None, now: datetime) -> Delegate:
+    """The DeleGate that is asked; the tenant's root is made when it is first needed.
+
+    :raises NotFound: if it is not here (`unknown_delegate`).
+    """
+    if delegate_id is not None and delegate_id != DELEGATE:
+        return selectors.delegate_named(delegate_id)
+    return root_delegate(tenant_id=caller.tenant_id, now=now)
+
+
+def refuse_detours(delegate: Delegate, path: Sequence[str]) -> None:
+    """:raises Invalid: if a request has come through this DeleGate before (`delegation_loop`), or through too many
+    (`delegation_too_deep`).
+    """
+    if str(delegate.key) in path:
+        detail = f"{delegate} has been asked for this before, and would plan for itself through others."
+        raise Invalid(detail, code="delegation_loop")
+    if len(path) >= MOST_DELEGATES:
+        detail = f"This has come through {len(path)} DeleGates; {MOST_DELEGATES} are the most."
+        raise Invalid(detail, code="delegation_too_deep")
+
+
 @transaction.atomic
 def set_delegate(
     *, tenant_id: int, delegate_id: str, principal: str, parent: str, scope: str, now: datetime
@@ -40,21 +57,21 @@ def set_delegate(
 
     Its principal reports to that of the parent from now on.
 
-    :raises RootDelegate: if it is the root.
-    :raises UnknownDelegate: if there is no such parent.
+    :raises NotFound: if there is no such parent (`unknown_delegate`).
     :raises UnknownPrincipal: if there is nobody of this name.
-    :raises PrincipalIsNoDelegate: if the principal is of another kind.
-    :raises PrincipalPlansAlready: if it is another DeleGate.
-    :raises DelegateCircle: if it would be above itself.
-    :raises DelegatesTooDeep: if too many would stand above each other.
+    :raises Invalid: if the principal is of another kind (`principal_is_no_delegate`).
+    :raises Conflict: if it is the root (`root_delegate`), the principal is another DeleGate (`principal_plans_already`),
+        it would be above itself (`delegate_circle`), or too many would stand above each other (`delegates_too_deep`).
     """
     if delegate_id == DELEGATE:
-        raise RootDelegate(f"{DELEGATE} is the gate itself: it has nobody above it and acts under no other name.")
+        raise Conflict(
+            f"{DELEGATE} is the gate itself: it has nobody above it and acts under no other name.", code="root_delegate"
+        )
     root_delegate(tenant_id=tenant_id, now=now)
     known = {one.delegate_id: one for one in Delegate.objects.select_for_update(no_key=True).order_by("pk")}
     above = known.get(parent)
     if above is None:
-        raise UnknownDelegate(f"There is no DeleGate {parent[:100]!r}.")
+        raise NotFound(f"There is no DeleGate {parent[:100]!r}.", code="unknown_delegate")
     actor = _actor(principal, delegate_id, known)
     found = known.get(delegate_id)
     _refuse_tangles(found, above, known)
@@ -74,12 +91,11 @@ def set_delegate(
 def _actor(name: str, delegate_id: str, known: Mapping[str, Delegate]) -> Principal:
     actor = principal_named(name)
     if actor.kind != Kind.DELEGATE:
-        raise PrincipalIsNoDelegate(
-            f"{actor.name} is of the kind {actor.kind}; a DeleGate acts as one of the kind delegate."
-        )
+        detail = f"{actor.name} is of the kind {actor.kind}; a DeleGate acts as one of the kind delegate."
+        raise Invalid(detail, code="principal_is_no_delegate")
     other = next((one for one in known.values() if one.principal_id == actor.pk), None)
     if other is not None and other.delegate_id != delegate_id:
-        raise PrincipalPlansAlready(f"{actor.name} is the DeleGate {other}.")
+        raise Conflict(f"{actor.name} is the DeleGate {other}.", code="principal_plans_already")
     return actor
 
 
@@ -88,11 +104,12 @@ def _refuse_tangles(found: Delegate | None, above: Delegate, known: Mapping[str,
     line = _line(above.pk, parents)
     own = None if found is None else found.pk
     if own in line:
-        raise DelegateCircle(f"{found} stands above {above}.")
+        raise Conflict(f"{found} stands above {above}.", code="delegate_circle")
     lines_through = (_line(one, parents) for one in parents)
     ranks = max((line.index(own) + 1 for line in lines_through if own in line), default=1)
     if len(line) + ranks > MOST_DELEGATES:
-        raise DelegatesTooDeep(f"{len(line) + ranks} would stand above each other; {MOST_DELEGATES} are the most.")
+        detail = f"{len(line) + ranks} would stand above each other; {MOST_DELEGATES} are the most."
+        raise Conflict(detail, code="delegates_too_deep")
 
 
 def _line(one: int | None, parents: Mapping[int, int | None]) -> list[int]:

@@ -1,17 +1,27 @@
-"""A registry of realistic tools for the planner's tests, as catalogue values: no database is needed to plan."""
+"""Tools, proposals and plans for the tests of plans: what a proposer would find is said by hand."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache
+from datetime import UTC, datetime
 from typing import Any
 
+from apps.plans import services, shelf
+from apps.plans.assembling import Terms, assemble
 from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.documents import Plan
-from apps.plans.planner import Request, plan
-from apps.plans.ranking import Ranker
+from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Ref, Value
+from apps.plans.services import MadePlan, PlanRequest
+from apps.plans.services.proposing import Proposed
+from apps.plans.validation import Limits
+from apps.principals.tenancy import Caller
+from apps.workers.services import registry
 from apps.workers.shapes import OfferView as Offer
+from apps.workers.trust import Tier
+from tests.factories import T0
+from tests.workers.factories import enroll, make_key, make_manifest, signed
 
+NOTHING = {"filesystem": "none", "network": "none", "execution": "none"}
 STRING = {"type": "string"}
 STRINGS = {"type": "array", "items": STRING}
 INTEGER = {"type": "integer"}
@@ -144,21 +154,97 @@ FULL = Catalogue(7, EXAMPLE_TOOLS + MORE_TOOLS, EXAMPLE_OFFERS + MORE_OFFERS)
 UNBARRED = Catalogue(8, FULL.tools, tuple(replace(one, barred=None) for one in FULL.offers))
 
 
-@cache
-def ranker(catalogue: Catalogue) -> Ranker:
-    return Ranker(catalogue)
+FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
 
 
-def make_request(intent: str, **more: Any) -> Request:
-    return Request(
-        plan_id="plan-1",
-        delegate_id="delegate",
-        principal_ai="Kee",
-        intent=intent,
-        created_at="2026-01-03T22:00:00Z",
-        **more,
+def value_of(given: Any) -> Value:
+    """A value as it would be proposed: the result of an earlier step, or quoted in the request."""
+    if isinstance(given, Value):
+        return given
+    return Value(value=given, evidence=Evidence.STEP if isinstance(given, Ref) else Evidence.QUOTED)
+
+
+def call(of: Tool, /, part: int | None = 0, **params: Any) -> ProposedStep:
+    return ProposedStep(
+        tool=of, values={name: value_of(one) for name, one in params.items()}, part=part, confidence=0.9
     )
 
 
-def make_plan(intent: str, catalogue: Catalogue = FULL, **more: Any) -> Plan:
-    return plan(make_request(intent, **more), ranker(catalogue))
+def make_proposal(*steps: ProposedStep, **more: Any) -> Proposal:
+    return Proposal(**{"proposer": "local", "steps": steps, "confidence": 0.9, **more})
+
+
+def make_terms(intent: str = FLAGSHIP, **more: Any) -> Terms:
+    now = datetime(2026, 1, 3, 22, tzinfo=UTC)
+    asked = Asked(intent=intent, now=now, delegation_path=("above", "here"))
+    head: dict[str, Any] = {"plan_id": "plan-1", "delegate_id": "delegate", "principal_ai": "Kee", "limits": Limits()}
+    return Terms(**{**head, "created_at": "2026-01-03T22:00:00Z", "asked": asked, "inputs": {}, **more})
+
+
+def make_plan(*steps: ProposedStep, catalogue: Catalogue | None = None, **more: Any) -> Plan:
+    """What is assembled from these steps, by default those of the example."""
+    terms = {name: more.pop(name) for name in tuple(more) if name in Terms.__slots__ or name == "intent"}
+    return assemble(make_terms(**terms), make_proposal(*(steps or flagship()), **more), catalogue or FULL)
+
+
+def flagship() -> tuple[ProposedStep, ...]:
+    """Two steps, of which one is queued and the other takes its result."""
+    return call(ANALYZE, repo_path="/path/to/repo"), call(SUGGEST, 1, analysis_pointer=Ref(0, ("result_pointer",)))
+
+
+def translation(text: str = "good morning") -> ProposedStep:
+    return call(TRANSLATE, text=text, target_language="French")
+
+
+def register_example_workers(caller: Caller) -> None:
+    """The two workers of the example, signed by a key that may grant `verified`."""
+    key = make_key()
+    enroll(caller, key, Tier.VERIFIED)
+    for worker_id, tool, effects, runtime in (
+        ("code-analyzer-001", ANALYZE, {**NOTHING, "filesystem": "read"}, "long"),
+        ("optimization-suggester-002", SUGGEST, {**NOTHING, "network": "outbound"}, "fast"),
+    ):
+        offered = {"name": tool.name, "description": tool.description}
+        schemas = {"input_schema": tool.input_schema, "output_schema": tool.output_schema}
+        hints = {"expected_runtime": runtime, "cost_band": "low"}
+        manifest = make_manifest(worker_id, tools=[{**offered, **schemas}], side_effects=effects, hints=hints)
+        registry.register(caller=caller, original=signed(manifest, key))
+
+
+PLAIN = ("inspect_alder", "inspect_birch", "inspect_cedar", "inspect_maple")
+
+
+def register_plain_tools(caller: Caller, worker_id: str = "plain", names: Iterable[str] = PLAIN) -> dict[str, str]:
+    """Tools that change nothing; their uids by name."""
+    schemas = {
+        "input_schema": {"type": "object", "properties": {"query": {"type": "string"}}},
+        "output_schema": {"type": "object", "properties": {}},
+    }
+    tools = [{"name": name, "description": f"Does {name.partition('_')[2]}.", **schemas} for name in names]
+    registered = registry.register(caller=caller, original=make_manifest(worker_id, tools=tools, side_effects=NOTHING))
+    return {tool.name: tool.uid for tool in registered.tools}
+
+
+def create(
+    caller: Caller,
+    *calls: tuple[str, Mapping[str, Any]],
+    intent: str = FLAGSHIP,
+    proposal: Mapping[str, Any] | None = None,
+    **request: Any,
+) -> MadePlan:
+    """A stored plan of calls of registered tools, by default those of the example.
+
+    :param calls: the name of a tool and its params.
+    :param proposal: members of the proposal.
+    """
+    calls = calls or (
+        ("analyze_repository", {"repo_path": "/path/to/repo"}),
+        ("suggest_optimizations", {"analysis_pointer": Ref(0, ("result_pointer",))}),
+    )
+    with shelf.held(tenant_id=caller.tenant_id) as held:
+        tools = {tool.name: tool for tool in held.catalogue.tools}
+    unknown = Tool(uid="0" * 32, name="unknown", description="", input_schema={}, output_schema={})
+    steps = [call(tools.get(name, unknown), place, **params) for place, (name, params) in enumerate(calls)]
+    found = Proposed(proposal=make_proposal(*steps, **(proposal or {})), reason="A test says so.")
+    asked = PlanRequest(intent=intent, **request)
+    return services.create_plan(caller=caller, request=asked, now=T0, proposed=found)

@@ -1,0 +1,225 @@
+"""A plan that needs a confirmation or an input: one call makes the plan that takes its place, exactly once."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from apps.plans import selectors, services
+from apps.plans.errors import PlanReplaced
+from apps.plans.models import Plan
+from apps.plans.proposals import Evidence, Question, Value
+from apps.plans.services import MadePlan
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from apps.receipts import selectors as receipts
+from apps.workers.services import registry as workers
+from tests.executions.test_races import at_once
+from tests.factories import T0, make_caller, make_token
+from tests.plans.making import NOTHING, create
+from tests.workers.factories import make_manifest
+
+STRING = {"type": "string"}
+COLOURS = {"type": "string", "enum": ["red", "green"]}
+PAINT = {
+    "name": "paint_wall",
+    "description": "Paint a wall.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"wall": STRING, "colour": COLOURS},
+        "required": ["wall", "colour"],
+    },
+}
+SPRAY = {**PAINT, "name": "spray_wall", "description": "Spray a wall."}
+GUESS = Value(value="the north one", evidence=Evidence.CUT, text="the north one")
+ASKS = Question(step=0, param="colour", text="Which colour?", choices=("red", "green"), schema=COLOURS)
+TWINS = Question(step=0, param=None, text="Which tool?", choices=("paint_wall", "spray_wall"))
+
+
+@pytest.fixture
+def painters(kee: Caller) -> Caller:
+    with acting_as(kee):
+        workers.register(caller=kee, original=make_manifest("painter", tools=[PAINT, SPRAY], side_effects=NOTHING))
+    return kee
+
+
+def made(caller: Caller, *questions: Question, **params: Any) -> MadePlan:
+    """A plan to paint a wall."""
+    with acting_as(caller):
+        more = {"questions": questions}
+        return create(caller, ("paint_wall", params), intent='Paint "the north one" red', proposal=more)
+
+
+def to_confirm(caller: Caller) -> MadePlan:
+    return made(caller, wall=GUESS, colour="red")
+
+
+def confirm(caller: Caller, plan_id: str) -> MadePlan:
+    with acting_as(caller):
+        return services.confirm(caller=caller, plan_id=plan_id, now=T0)
+
+
+def answer(caller: Caller, plan_id: str, **answers: Any) -> MadePlan:
+    told = {name.replace("_", "-"): value for name, value in answers.items()}
+    return services.answer(caller=caller, plan_id=plan_id, answers=told, now=T0)
+
+
+def test_only_a_ready_plan_is_owed(painters: Caller) -> None:
+    old = to_confirm(painters)
+    with acting_as(painters):
+        assert receipts.obligations(owed_by=painters.principal_id).obligations == []
+        assert not selectors.can_be_begun(selectors.plan(old.plan_id))
+
+    new = confirm(painters, old.plan_id)
+
+    with acting_as(painters):
+        assert [one.receipt_id for one in receipts.obligations(owed_by=painters.principal_id).obligations] == [
+            new.receipt_id
+        ]
+        chain = [link.event_type for link in receipts.chain(new.receipt_id)]
+    assert chain == ["task_received", "plan_created", "plan_created"]
+
+
+def test_confirmed_plan_has_the_same_steps_and_no_guess(painters: Caller) -> None:
+    old = to_confirm(painters).document
+
+    new = confirm(painters, old["plan_id"]).document
+
+    assert (new["status"], new["replaces"], new["revision"]) == ("ready", old["plan_id"], 2)
+    assert "unsure" not in new
+    assert new["steps"][0]["provenance"]["wall"] == {"source": "confirmed", "text": "the north one"}
+    sure = [{**step, "provenance": None} for step in new["steps"]]
+    assert sure == [{**step, "provenance": None} for step in old["steps"]]
+
+
+def test_answer_fills_the_param_and_keeps_all_else(painters: Caller) -> None:
+    old = made(painters, ASKS, wall="north").document
+    assert old["status"] == "needs_input"
+
+    new = answer(painters, old["plan_id"], question_1="green").document
+
+    assert (new["status"], new["replaces"]) == ("ready", old["plan_id"])
+    assert new["steps"][0]["params"] == {"wall": "north", "colour": "green"}
+    assert new["steps"][0]["provenance"] == {"wall": {"source": "quoted"}, "colour": {"source": "answer"}}
+
+
+def test_question_without_an_answer_is_asked_again(painters: Caller) -> None:
+    wall = Question(step=0, param="wall", text="Which wall?", schema=STRING)
+    old = made(painters, ASKS, wall)
+
+    half = answer(painters, old.plan_id, question_2="north").document
+
+    assert [(one["question_id"], one["param"]) for one in half["questions"]] == [("question-1", "colour")]
+    assert answer(painters, half["plan_id"], question_1="red").document["revision"] == 3
+
+
+def test_answer_that_names_a_tool_plans_the_intent_with_it(painters: Caller) -> None:
+    spray = replace(TWINS, choices=("paint_wall",))
+    old = made(painters, spray, wall="north", colour="red").document
+    assert old["questions"][0]["choices"] == ["paint_wall"]
+
+    new = answer(painters, old["plan_id"], question_1="paint_wall").document
+
+    assert new["replaces"] == old["plan_id"]
+    assert list(new["settled_tools"].values()) == [old["partial_plan"]["steps"][0]["tool_uid"]]
+
+
+def test_plan_whose_worker_has_gone_is_refused_with_the_reason(painters: Caller) -> None:
+    old = to_confirm(painters)
+    with acting_as(painters):
+        workers.unregister(caller=painters, worker_id="painter")
+
+    assert confirm(painters, old.plan_id).document["status"] == "needs_escalation"
+
+
+def test_second_confirmation_is_refused_with_the_first(tenant: Tenant, painters: Caller) -> None:
+    old = to_confirm(painters)
+    new = confirm(painters, old.plan_id)
+
+    status, refusal = post(make_token(tenant, "Kee"), old.plan_id, "confirm", {})
+
+    assert (status, refusal["code"], refusal["successor_plan_id"]) == (409, "plan_replaced", new.plan_id)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_concurrent_confirmations_one_is_refused(painters: Caller) -> None:
+    old = to_confirm(painters)
+    ends: list[str] = []
+
+    def work() -> None:
+        try:
+            ends.append(confirm(painters, old.plan_id).plan_id)
+        except PlanReplaced as refusal:
+            ends.append(refusal.extra["successor_plan_id"])
+
+    at_once(work, work)
+
+    assert len(ends) == 2
+    assert ends[0] == ends[1]
+    with acting_as(painters):
+        assert Plan.objects.count() == 2
+
+
+def post(token: str, plan_id: str, verb: str, body: Any) -> tuple[int, dict[str, Any]]:
+    address, headers = f"/api/v1/plans/{plan_id}/{verb}", {"Authorization": f"Bearer {token}"}
+    came = Client().post(address, json.dumps(body), content_type="application/json", headers=headers)
+    return came.status_code, came.json()
+
+
+Refusal = tuple[Callable[[Caller], MadePlan], str, Any, int, str, str]
+REFUSALS: list[Refusal] = [
+    (lambda kee: made(kee, wall="n", colour="red"), "confirm", {}, 409, "not_to_confirm", ""),
+    (to_confirm, "answer", {"answers": {"question-1": "red"}}, 409, "not_to_answer", ""),
+    (lambda kee: made(kee, ASKS, wall="n"), "answer", {"answers": {}}, 422, "invalid", "/answers"),
+    (lambda kee: made(kee, ASKS, wall="n"), "answer", {"answers": {"q": 1}}, 422, "unknown_question", "/answers/q"),
+    (
+        lambda kee: made(kee, ASKS, wall="n"),
+        *("answer", {"answers": {"question-1": "blue"}}, 422, "answer_refused", "/answers/question-1"),
+    ),
+    (
+        lambda kee: made(kee, ASKS, wall="n"),
+        *("answer", {"answers": {"question-1": 2**60}}, 422, "answer_refused", "/answers/question-1"),
+    ),
+    (
+        lambda kee: made(kee, TWINS, wall="n", colour="red"),
+        *("answer", {"answers": {"question-1": "wipe"}}, 422, "answer_refused", "/answers/question-1"),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_is_no_answer_is_refused_by_code_and_place(tenant: Tenant, painters: Caller, case: Refusal) -> None:
+    make, verb, body, status, code, pointer = case
+    old = make(painters)
+
+    came, refusal = post(make_token(tenant, "Kee"), old.plan_id, verb, body)
+
+    assert (came, refusal["code"]) == (status, code)
+    assert [one["pointer"] for one in refusal.get("errors", ())] == ([pointer] if pointer else [])
+    assert post(make_token(tenant, "Lee"), old.plan_id, verb, body)[0] in {404, 422}
+
+
+def test_operator_confirms_and_answers_in_the_console(tenant: Tenant, painters: Caller, console: Client) -> None:
+    old, asks = to_confirm(painters), made(painters, ASKS, wall="north")
+    with acting_as(painters):
+        rows = {one.plan_id: one.pk for one in Plan.objects.all()}
+
+    for plan_id, verb, given in ((old.plan_id, "confirm", ""), (asks.plan_id, "answer", '{"question-1": "green"}')):
+        form = {"_form_submitted": "on", "reason": "asked Kee", "answers": given}
+        console.post(reverse(f"admin:plans_plan_{verb}", args=[rows[plan_id]]), form)
+
+    with acting_as(painters):
+        replaced = Plan.objects.filter(status="ready").values_list("replaces__plan_id", flat=True)
+        assert set(replaced) == {old.plan_id, asks.plan_id}
+
+
+def test_answer_of_another_principal_is_refused(tenant: Tenant, painters: Caller) -> None:
+    old = to_confirm(painters)
+    lee = make_caller(tenant, "Lee")
+
+    with acting_as(lee), pytest.raises(Exception, match="no plan"):
+        services.confirm(caller=lee, plan_id=old.plan_id, now=T0)

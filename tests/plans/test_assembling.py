@@ -1,0 +1,288 @@
+"""What becomes of a proposal: workers, order, the four answers, and the way back from a document to a proposal."""
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apps.plans.assembling import assemble, read_again
+from apps.plans.catalogue import Catalogue
+from apps.plans.documents import Plan, canonical, next_step
+from apps.plans.proposals import Evidence, Lack, Missing, Question, Ref, Value
+from apps.plans.validation import Limits, validate
+from tests.plans.making import (
+    ANALYZE,
+    EXTRACT,
+    FULL,
+    INDEX,
+    MAIL,
+    PAGE,
+    REMOVE,
+    RESIZE,
+    SCAN,
+    SENTIMENT,
+    STRING,
+    TRANSLATE,
+    UNBARRED,
+    call,
+    flagship,
+    make_plan,
+    make_proposal,
+    make_terms,
+    offer,
+    shape,
+    tool,
+    translation,
+)
+
+
+def steps_of(made: Plan) -> list[tuple[Any, ...]]:
+    return [(step.step_type, step.tool_name, step.depends_on) for step in made.steps]
+
+
+def test_queued_result_is_waited_for_before_it_is_used() -> None:
+    made = make_plan()
+
+    assert made.status == "ready"
+    assert steps_of(made) == [
+        ("queue_execution", "analyze_repository", ()),
+        ("wait_for", None, ("step-1",)),
+        ("call_worker", "suggest_optimizations", ("step-2",)),
+        ("aggregate", None, ("step-2", "step-3")),
+        ("escalate", None, ("step-4",)),
+    ]
+    assert made.steps[2].params == {"analysis_pointer": "{{step-1.result_pointer}}"}
+    assert (made.scope, made.estimated_total_runtime_seconds) == ("code_analysis", 302)
+    assert made.document()["delegation_path"] == ["above"]
+
+
+def test_provenance_tells_where_each_value_is_from() -> None:
+    values: dict[str, Any] = {
+        "text": Value(value="hallo", evidence=Evidence.CONTEXT, text="greeting"),
+        "target_language": Value(value="French", evidence=Evidence.CHOICE, text="French"),
+    }
+    first, second = make_plan(call(TRANSLATE, **values), call(SENTIMENT, 1, text=Ref(0, ("text",)))).steps[:2]
+
+    assert first.document()["provenance"] == {
+        "text": {"source": "context", "key": "greeting"},
+        "target_language": {"source": "choice", "text": "French"},
+    }
+    assert second.document()["provenance"] == {"text": {"source": "step", "step_id": "step-1", "path": "text"}}
+
+
+def test_nothing_runs_beside_a_step_that_changes_something() -> None:
+    page, remove = call(PAGE, url="https://example.org"), call(REMOVE, 1, path="/tmp/a")  # noqa: S108
+    made = make_plan(page, remove, replace(page, part=2), call(SCAN, 3, path="/x"), catalogue=UNBARRED)
+
+    assert [step.depends_on for step in made.steps[:4]] == [(), ("step-1",), ("step-2",), ("step-2",)]
+    assert made.can_run_parallel
+
+
+def test_tool_with_a_delegation_path_is_told_the_way() -> None:
+    ask = tool("ask", "Ask.", shape("delegation_path", delegation_path={"type": "array"}), shape(text=STRING))
+    made = make_plan(call(ask, delegation_path=["a lie"]), catalogue=Catalogue(1, (ask,), (offer("dept", ask),)))
+
+    assert made.steps[0].params == {"delegation_path": ["above", "here"]}
+    assert made.steps[0].document()["provenance"] == {"delegation_path": {"source": "delegation"}}
+
+
+# The four answers.
+
+CUT = Value(value="hello world", evidence=Evidence.CUT, text="hello world")
+WIDTH = Question(step=0, param="width", text="How wide?", schema={"type": "integer"})
+
+
+def test_guess_needs_a_confirmation_and_is_listed() -> None:
+    made = make_plan(call(TRANSLATE, text=CUT, target_language="French")).document()
+
+    assert made["status"] == "needs_confirmation"
+    assert made["unsure"] == [
+        {
+            "detail": 'translate_text takes text = "hello world", from your words.',
+            "step_id": "step-1",
+            "tool_name": "translate_text",
+            "param": "text",
+            "value": "hello world",
+            "evidence": "cut",
+            "text": "hello world",
+        }
+    ]
+    assert made["steps"][0]["provenance"]["text"] == {"source": "cut", "text": "hello world"}
+    assert next_step(made) == (
+        'translate_text takes text = "hello world", from your words. Is it right? Then confirm_plan(plan_id="plan-1").'
+    )
+
+
+def test_near_second_tool_needs_a_confirmation() -> None:
+    made = make_plan(replace(translation(), alternatives=((SENTIMENT, 0.8),)), doubtful=True).document()
+
+    assert made["status"] == "needs_confirmation"
+    assert made["unsure"][0]["detail"] == "translate_text is meant, not analyze_sentiment."
+
+
+def test_missing_param_is_asked_for() -> None:
+    asked = make_plan(replace(call(RESIZE, image_path="/a.png"), missing=("width",)), questions=(WIDTH,)).document()
+    unasked = make_plan(replace(call(RESIZE, image_path="/a.png"), missing=("width",))).document()
+
+    assert asked["status"] == unasked["status"] == "needs_input"
+    assert asked["questions"] == [
+        {
+            "question_id": "question-1",
+            "text": "How wide?",
+            "step_id": "step-1",
+            "tool_name": "resize_image",
+            "param": "width",
+            "schema": {"type": "integer"},
+        }
+    ]
+    assert unasked["questions"][0]["text"] == "Which width is resize_image to take?"
+    (half,) = asked["partial_plan"]["steps"]
+    assert (half["params"], half["missing_params"]) == ({"image_path": "/a.png"}, ["width"])
+    assert next_step(asked) == 'How wide? Tell it with answer_plan(plan_id="plan-1").'
+
+
+def test_refusal_says_the_reason_first() -> None:
+    near = ((SCAN, 0.3, "it lists"), (ANALYZE, 0.4, "it analyzes"))
+    missing = (Missing(kind=Lack.CONDITION, detail="“unless” can't be held by a plan"),)
+    made = make_plan(translation(), missing=missing, questions=(WIDTH,), nearest=near).document()
+
+    assert (made["status"], made["confidence"]) == ("needs_escalation", 0.35)
+    assert next_step(made) == "“unless” can't be held by a plan. Change the request."
+    assert [one["tool_name"] for one in made["candidates"]] == ["analyze_repository", "scan_directory"]
+    assert [one["tool_name"] for one in made["partial_plan"]["steps"]] == ["translate_text"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "kind", "said"),
+    [
+        ((call(REMOVE, path="/a"),), "permission", "janitor: the tier verified does not allow write"),
+        ((replace(translation(), worker_id="nobody"),), "tool", "No worker offers translate_text"),
+        ((), "tool", "names nothing that a registered tool does"),
+        ((translation(),) * 13, "limit", "12 are the most"),
+        ((call(SENTIMENT, text=Ref(1, ("text",))), translation()), "confidence", "a step that comes later"),
+        ((call(SENTIMENT, text="ght_0123abcd_" + "a" * 43),), "limit", "no credentials"),
+        ((call(SENTIMENT, text="{{step-9.text}}"),), "limit", "No step step-9"),
+        ((call(RESIZE, image_path="/a.png", width="wide"),), "limit", '"wide" is not of type "integer"'),
+    ],
+)
+def test_what_no_plan_can_hold_is_refused(steps: tuple[Any, ...], kind: str, said: str) -> None:
+    made = assemble(make_terms(), make_proposal(*steps), FULL).document()
+
+    assert made["status"] == "needs_escalation"
+    assert made["missing"][0]["kind"] == kind
+    assert said in made["missing"][0]["detail"]
+    assert validate(made, FULL) == []
+
+
+def test_value_without_an_exact_form_is_asked_for() -> None:
+    made = make_plan(call(SENTIMENT, text=Value(value=2**60, evidence=Evidence.CONTEXT))).document()
+
+    assert made["status"] == "needs_input"
+    assert "give it as text" in made["questions"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind"),
+    [
+        (Limits(max_total_cost=0.015), "budget"),
+        (Limits(max_cost_per_step=0.001), "budget"),
+        (Limits(max_runtime_seconds=1), "time"),
+    ],
+)
+def test_bounds_are_kept(limits: Limits, kind: str) -> None:
+    twice = (translation("one"), translation("two"))
+
+    assert make_plan(*twice, limits=Limits(max_total_cost=0.02)).status == "ready"
+    refused = make_plan(*twice, limits=limits).document()
+    assert refused["missing"][0]["kind"] == kind
+
+
+def test_cheaper_worker_is_taken_where_the_budget_asks_for_it() -> None:
+    dear = tuple(replace(one, runs=900, successes=900) if one.worker_id == "polyglot-2" else one for one in FULL.offers)
+    catalogue = Catalogue(7, FULL.tools, dear)
+
+    def worker(**more: Any) -> str | None:
+        return make_plan(translation(), catalogue=catalogue, **more).steps[0].worker_id
+
+    assert worker() == "polyglot-2"
+    assert worker(limits=Limits(max_total_cost=0.1)) == "polyglot"
+
+
+def test_worker_without_room_is_passed_over() -> None:
+    offers = tuple(replace(one, max_payload_bytes=20) if one.worker_id == "polyglot" else one for one in FULL.offers)
+    made = make_plan(translation(), catalogue=Catalogue(7, FULL.tools, offers))
+    assert (made.status, made.steps[0].worker_id) == ("ready", "polyglot-2")
+
+    tight = Catalogue(7, FULL.tools, tuple(replace(one, max_payload_bytes=20) for one in FULL.offers))
+    refused = make_plan(translation(), catalogue=tight).document()
+    assert "polyglot takes 20 bytes a call" in refused["missing"][0]["detail"]
+
+
+# From a document back to a proposal.
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        flagship(),
+        (
+            call(SCAN, path="/x"),
+            call(INDEX, 1, files=Ref(0, ("files",))),
+            call(EXTRACT, 2, index_pointer=Ref(1, ("index_pointer",))),
+        ),
+        (
+            call(TRANSLATE, text=CUT, target_language="French"),
+            call(MAIL, 1, recipient="a@b.example", body=Ref(0, ("text",))),
+        ),
+        (replace(call(RESIZE, image_path="/a.png"), missing=("width",)),),
+    ],
+)
+def test_document_read_again_gives_the_same_plan(steps: tuple[Any, ...]) -> None:
+    first = assemble(make_terms(), make_proposal(*steps), FULL)
+
+    again = read_again(first.document(), FULL.by_uid)
+
+    assert again is not None
+    assert canonical(assemble(make_terms(), again, FULL).document()) == canonical(first.document())
+
+
+def test_plan_with_an_unknown_tool_or_a_text_of_references_is_not_read_again() -> None:
+    document = make_plan().document()
+
+    assert read_again(document, {}) is None
+    document["steps"][2]["params"]["analysis_pointer"] = "See {{step-1.summary}}"
+    assert read_again(document, FULL.by_uid) is None
+
+
+TOOLS = (SENTIMENT, TRANSLATE, PAGE, SCAN, REMOVE, ANALYZE, MAIL)
+
+
+@given(data=st.data())
+def test_any_proposal_gives_a_valid_plan(data: st.DataObject) -> None:
+    steps = []
+    for place in range(data.draw(st.integers(0, 5))):
+        of = data.draw(st.sampled_from(TOOLS))
+        values: Mapping[str, st.SearchStrategy[Any]] = {
+            name: st.one_of(
+                st.text(max_size=5),
+                st.integers(-3, 2**55),
+                st.builds(Ref, st.integers(0, max(place - 1, 0)), st.just(("text",))),
+                st.builds(Value, value=st.text(max_size=5), evidence=st.sampled_from(Evidence), text=st.just("x")),
+            )
+            for name in of.inputs
+        }
+        params = {name: data.draw(found) for name, found in values.items() if data.draw(st.booleans())}
+        missing = tuple(name for name in of.required if name not in params)
+        steps.append(replace(call(of, place, **params), missing=missing))
+    made = make_plan(*steps, catalogue=UNBARRED).document() if steps else make_plan(missing=()).document()
+
+    assert validate(made, UNBARRED) == []
+    assert made["status"] in {"ready", "needs_confirmation", "needs_input", "needs_escalation"}
+    assert next_step(json.loads(json.dumps(made)))
+    ids = [step["step_id"] for step in made["steps"]]
+    assert all(one != other for one, other in itertools.pairwise(ids))
