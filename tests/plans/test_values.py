@@ -28,7 +28,6 @@ def found(text: str) -> set[tuple[object, ...]]:
         ("open https://a.example/b?c=d, please", "url", "https://a.example/b?c=d"),
         ("mail ann.b+c@shop.example!", "email", "ann.b+c@shop.example"),
         ("show /srv/app/main.py", "path", "/srv/app/main.py"),
-        ("show docs/guide/intro.md", "path", "docs/guide/intro.md"),
         ("install @scope/package", "path", "@scope/package"),
         ("all **/*.py files", "glob", "**/*.py"),
         ("add README.md", "file", "README.md"),
@@ -80,10 +79,11 @@ def test_value_is_found(text: str, kind: str, value: object) -> None:
         ("twelve files", {("integer", 12)}),
         ("twenty-five files", {("integer", 25), ("slug", "twenty-five")}),
         ("a dozen eggs", {("integer", 12)}),
+        ("1.500 EUR", {("integer", 1500), ("money", 1500), ("currency", "EUR")}),
+        ("invoice 2024-117", {("integer", 2024), ("integer", 117), ("id", "2024-117")}),
         ("which one is it", set()),
         ("1.5k files", {("integer", 1500)}),
         ("minus 5 or -7", {("integer", -5), ("integer", -7)}),
-        ("the 3rd file", {("integer", 3, "ordinal")}),
         ("$40", {("integer", 40), ("money", 40), ("currency", "USD")}),
         ("40 euros", {("integer", 40), ("money", 40), ("currency", "EUR")}),
         ("45 minutes", {("integer", 45), ("duration", 2700), ("unit", "minutes")}),
@@ -107,7 +107,9 @@ def test_units_belong_to_both_ends_of_a_range() -> None:
     assert ("money", 20) not in found("from 10 to 20 EUR")
 
 
-@pytest.mark.parametrize("text", ["an hour and a half", "1 hour and 30 minutes", "90 minutes", "1h 30m", "1h30"])
+@pytest.mark.parametrize(
+    "text", ["an hour and a half", "a 90-minute walk", "1 hour and 30 minutes", "90 minutes", "1h 30m", "1h30"]
+)
 def test_durations_are_seconds(text: str) -> None:
     assert ("duration", 5400) in found(text)
 
@@ -138,8 +140,6 @@ def test_periods_have_two_ends(text: str, start: str, end: str) -> None:
     ("text", "value", "role"),
     [
         ("since Monday", "2026-11-23", "start"),
-        ("until next week", "2026-12-06", "end"),
-        ("by Friday", "2026-11-27", "end"),
     ],
 )
 def test_one_end_of_a_period(text: str, value: str, role: str) -> None:

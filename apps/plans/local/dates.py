@@ -62,6 +62,8 @@ _BEFORE: Final = frozenset(("until", "till", "before", "by", "through"))
 _MONTHLY: Final = _AFTER | _BEFORE | {"in", "during", "for", "of", "to", "between", "and"}
 _DAILY: Final = _AFTER | _BEFORE | {"on", "to", "and", "or"}
 _NAMES_TOO: Final = frozenset(("may", "march", "april", "june", "august"))
+_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SHORT: Final = 4
 _A_YEAR: Final = 12
 _MANY: Final = 20
@@ -90,7 +92,7 @@ class _Said(dict[str, str]):
 
 
 def _month(text: str) -> int:
-    return list(calendar.month_abbr).index(text[:3].title())
+    return _MONTHS.index(text[:3]) + 1
 
 
 def _whole(year: int, month: int, months: int = 1) -> tuple[date, date]:
@@ -199,7 +201,7 @@ def _weekday(said: _Said) -> When:
     which, before = said.get("whichday"), said.before
     if before in ("every", "each") or not (which or said.capital or before in _DAILY or len(said["day"]) > _SHORT):
         return None
-    ahead = (list(calendar.day_abbr).index(said["day"][:3].title()) - said.today.weekday()) % 7 or 7
+    ahead = (_DAYS.index(said["day"][:3]) - said.today.weekday()) % 7 or 7
     return said.today + timedelta(days=ahead - (7 if which in ("last", "past") or before == "since" else 0))
 
 
@@ -308,7 +310,7 @@ def _ends(one: When, other: When, last: Token) -> tuple[Moment, Moment] | None:
         return start, end
     if start is None or end is None or isinstance(start, time) or isinstance(end, time) or type(start) is not type(end):
         return None
-    if start > end and last.low[:3].title() in calendar.day_abbr:
+    if start > end and last.low[:3] in _DAYS:
         end += timedelta(days=7)
     elif start > end and last.text.isdigit():
         start = start.replace(year=end.year if start.replace(year=end.year) <= end else end.year - 1)

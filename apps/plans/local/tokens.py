@@ -116,7 +116,7 @@ _MEASURED: Final = (
 )
 _AHEAD: Final = r"(?<![\w/.@#-])"
 _BEHIND: Final = r"(?![\w/@-])(?!\.\w)"
-_OPERAND: Final = r"\(*-?\d+(?:\.\d+)?%?\)*"
+_OPERAND: Final = r"\({0,9}-?\d+(?:\.\d+)?%?\){0,9}"
 _FORMS: Final = {
     Kind.QUOTED: r"\"[^\"]+\"|“[^”]+”|«[^»]+»|„[^“”]+[“”]|`[^`]+`|‘[^’]+’(?!\w)|(?<!\w)'[^'\s](?:[^']|'(?=\w))*'(?!\w)",
     Kind.URL: r"\b[a-zA-Z][a-zA-Z+.-]*://[^\s<>\"'`,;]*[^\s<>\"'`,;.:!?)\]}]|\bwww\.[\w-]+\.[^\s<>\"',;]*[^\s<>\"',;.:!?)\]]",
@@ -248,11 +248,15 @@ def _joint(tokens: list[Token], run: list[int]) -> Iterator[Found]:
 
 
 def _sides(tokens: list[Token], digits: dict[int, float], place: int) -> Iterator[Found]:
-    """The two numbers of 640x480, or of 48.2082, 16.3738."""
+    """The two numbers of 640x480, or of 48.2082, 16.3738. 2024-001 is no range but an id."""
     one, mark, other = tokens[place : place + 3]
     if mark.low in ("x", "×"):
         for side, at in (("left", place), ("right", place + 2)):
             yield Found(Kind.INTEGER, int(digits[at]), at, at, side)
+    elif (
+        mark.text == "-" and one.end + 1 == other.start and (digits[place] > digits[place + 2] or other.text[0] == "0")
+    ):
+        yield Found(Kind.ID, f"{one.text}-{other.text}", place, place + 2)
     elif mark.text == "," and "." in one.text and "." in other.text and abs(digits[place]) <= _POLE:
         yield Found(Kind.COORDINATES, f"{one.text},{other.text}", place, place + 2)
         for side, at in (("left", place), ("right", place + 2)):

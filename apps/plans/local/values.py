@@ -1,5 +1,6 @@
 """What a request says in a form of its own: the values that can be told without knowing any tool."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -15,6 +16,7 @@ _ZONES: Final = frozenset(("UTC", "GMT", "CET", "CEST", "EST", "EDT", "CST", "CD
 _RANGED: Final = frozenset((Kind.INTEGER, Kind.NUMBER, Kind.MONEY, Kind.QUANTITY))
 _LETTERS: Final = frozenset("shdwymglkb") | {"in"}
 """Units that are told only right behind a number."""
+_THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 _SHORT: Final = 2
 
 
@@ -87,7 +89,10 @@ def _number(tokens: Sequence[Token], digits: Mapping[int, float], place: int) ->
 
 
 def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> list[Found]:
-    """A number alone, and with the unit or currency beside it."""
+    """A number alone, and with the unit or currency beside it. Money has no three decimals: "1.500 EUR" are thousands."""
+    beside = {token.low for token in (*tokens[max(first - 1, 0) : first], *tokens[last + 1 : last + 2])}
+    if first == last and _THOUSANDS.fullmatch(tokens[first].text) and not beside.isdisjoint(words.CURRENCIES):
+        value *= 1000
     number: int | float = int(value) if value == int(value) else value
     alone = Found(Kind.INTEGER if isinstance(number, int) else Kind.NUMBER, number, first, last)
     before, after = tokens[first - 1].low if first else "", tokens[last + 1] if last + 1 < len(tokens) else None
@@ -101,6 +106,8 @@ def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> li
     if after is None:
         return [alone]
     close = tokens[last].end == after.start
+    if close and after.text == "-" and tokens[last + 2 :] and tokens[last + 2].low in words.UNITS:  # a 45-minute walk
+        last, after = last + 1, tokens[last + 2]
     if close and after.low in ("st", "nd", "rd", "th"):
         return [replace(alone, last=last + 1, role="ordinal")]
     if after.low in words.CURRENCIES and not (close and after.low in words.UNITS):
@@ -152,7 +159,7 @@ def _ranges(tokens: Sequence[Token], found: Sequence[Found]) -> list[Found]:
     units: dict[int, str] = {}
     for one in found:
         other = begins.get((one.kind, one.last + 2)) if one.kind in _RANGED and not one.role else None
-        if other is not None and dates.between(tokens, one.first, one.last):
+        if other is not None and one.value <= other.value and dates.between(tokens, one.first, one.last):
             roles |= dict.fromkeys(one.places, "start") | dict.fromkeys(other.places, "end")
             units[one.first] = other.unit
     return [
