@@ -5,7 +5,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from functools import partial
 from itertools import permutations
@@ -23,10 +23,12 @@ from benchmarks.bench import Bench
 from benchmarks.data import BadData, Data, own, read_planning
 from benchmarks.measure import Row, Slice, apart
 from benchmarks.suites.workers import NOUNS, VERBS, tool
+from tests.plans.scripted import scripted
 
 _SETS: Final = Path(settings.BASE_DIR) / "tests/plans/sets"
 _NOW: Final = datetime(2026, 11, 24, 12, tzinfo=UTC)
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)[\d:.]*(?:Z|[+-]\d\d:?\d\d)?)?")
+_Model = Callable[[Asked, Library], Proposal | None]
 _PLANS: Final = ("ready", "confirm")
 _PARTIAL: Final = "partial plans count"
 # What is counted, of which requests, which answers, right ones or wrong ones, and the goal in per cent.
@@ -43,10 +45,10 @@ _FIGURES: Final = (
 
 
 class Shelf:
-    """Tools that may all be used, as planning needs them."""
+    """Tools that may all be used, as planning needs them, and a model for what the local planner is not ready with."""
 
-    def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
-        self.library, found, offers = Library(), dict[str, Tool](), dict[str, OfferView]()
+    def __init__(self, tools: Iterable[Mapping[str, Any]], model: _Model = lambda *_: None) -> None:
+        self.library, self.model, found, offers = Library(), model, dict[str, Tool](), dict[str, OfferView]()
         for one in tools:
             service, uid = one.get("service", "bench"), f"{one.get('service', 'bench')}/{one['name']}"
             takes, gives = (one.get(f"{way}Schema") or one.get(f"{way}_schema") or {} for way in ("input", "output"))
@@ -58,17 +60,17 @@ class Shelf:
         self.catalogue = Catalogue(1, found.values(), offers.values())
 
     def propose(self, intent: str) -> Proposal:
-        return propose(Asked(intent=intent, now=_NOW), self.library, self.catalogue)
+        asked = Asked(intent=intent, now=_NOW)
+        local = propose(asked, self.library, self.catalogue)
+        return local if answer(local) == "ready" else self.model(asked, self.library) or local
 
 
 def answer(plan: Proposal) -> str:
     """Which of the four answers a proposal is."""
     if plan.missing or not plan.steps:
         return "refused"
-    if plan.questions:
-        return "asked"
     unsure = any(value.evidence in UNSURE for step in plan.steps for value in step.values.values())
-    return "confirm" if unsure or plan.doubtful else "ready"
+    return "asked" if plan.questions else "confirm" if unsure or plan.doubtful else "ready"
 
 
 def faults(request: Mapping[str, Any], steps: Sequence[ProposedStep]) -> list[str]:
@@ -155,11 +157,19 @@ def run(bench: Bench) -> Iterator[Row]:
     tiny = bench.scale.rounds == 1
     for path in sorted(_SETS.glob("requests-*.jsonl")):
         name = path.stem.partition("-")[2]
-        shelf, parts = Shelf(_read(path.with_name(f"tools-{name}.jsonl"))), dict[str, list[dict[str, Any]]]()
-        for request in _read(path)[: 20 if tiny else None]:
-            parts.setdefault(request.get("seen", "tuned on"), []).append(request)
-        for seen, requests in parts.items():
-            yield from everyday(name, shelf, requests, seen)
+        tools, requests = _read(path.with_name(f"tools-{name}.jsonl")), _read(path)[: 20 if tiny else None]
+        for seen in sorted({one.get("seen", "tuned on") for one in requests}):
+            part = [one for one in requests if one.get("seen", "tuned on") == seen]
+            yield from everyday(name, Shelf(tools), part, seen)
+        # It answers with the plan of the same request, or lies: then the local planner alone may be ready and wrong.
+        for model, figure, told, goal in (
+            ("model", "right", requests, 95),
+            ("liar", "wrong and ready", requests[::-1], 0),
+        ):
+            plans = {one["text"]: other for one, other in zip(requests, told, strict=True)}
+            rows = everyday(f"{name}, {model}", Shelf(tools, partial(scripted, plans)), requests, "a scripted model")
+            row = next(row for row in rows if row.case == f"{name}, {model}: {figure}")
+            yield row.judged(f"{goal} or more", met=row.ours >= goal) if goal else row
     try:
         data = read_planning(bench.file) if bench.file and bench.file.is_dir() else own(tests=20 if tiny else 120)
     except BadData as fault:
