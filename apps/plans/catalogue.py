@@ -125,6 +125,10 @@ class Catalogue:
         """How many offers it holds, of however many tools."""
         return sum(map(len, self._of_worker.values()))
 
+    def copied(self) -> Catalogue:
+        """The same tools and offers, for who takes seconds: what is registered meanwhile does not touch it."""
+        return Catalogue(self.epoch, self.tools, self.offers)
+
     def has_worker(self, worker_id: str) -> bool:
         return worker_id in self._of_worker
 
@@ -178,6 +182,12 @@ class Catalogue:
         view.excluded = self.excluded | frozenset(worker_ids)
         view.failed = {**self.failed, **(failed or {})}
         return view
+
+    def set_aside(self) -> frozenset[str]:
+        """The uids of the tools of which this view leaves out some offer, whatever the pool."""
+        failed = (self.find(worker_id, name) for worker_id, name in self.failed)
+        uids = {found[0].uid for found in failed if found is not None}
+        return frozenset(uids.union(*(self.tools_of(worker_id) for worker_id in self.excluded)))
 
 
 def types_of(schema: object) -> frozenset[str]:

@@ -89,6 +89,15 @@ class ProposedStep:
     """It ran to its end under the plan that this one replaces."""
 
 
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """The uids of the tools that a request comes to by past plans, likeliest first, each with its probability."""
+
+    tools: tuple[tuple[str, float], ...] = ()
+    confidence: float = 0.0
+    """How likely just these tools serve it."""
+
+
 class Lack(StrEnum):
     """What stands between a request and a plan that may run."""
 

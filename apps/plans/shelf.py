@@ -13,8 +13,9 @@ from functools import partial
 from typing import Final
 
 from apps.plans.catalogue import Catalogue, Pool, Tool
+from apps.plans.history import History
 from apps.plans.local.index import Library
-from apps.plans.models import Delegate
+from apps.plans.models import Delegate, LearnedModel
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors as workers
@@ -34,6 +35,10 @@ class Held:
     catalogue: Catalogue
     library: Library
     history_epoch: int
+    history: History | None
+    """What was learned; None: nothing yet."""
+    model: int
+    """The number of the learned model; 0: none."""
     pool: Pool | None
     """Whose workers the DeleGate plans with; None: all there are."""
 
@@ -50,6 +55,8 @@ class _Kept:
     indexed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By tool the names of its workers and their capabilities, as the library has them."""
     history_epoch: int = -1
+    history: History | None = None
+    model: int = 0
     conditions: dict[str, tuple[object, ...]] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)
     departments: frozenset[int] = frozenset()
@@ -130,10 +137,13 @@ def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
         if epochs != (kept.catalogue.epoch, kept.history_epoch):
             _take_in(kept, _news(kept, tenant_id, epochs))
             _registries.weigh(tenant_id, kept)
+        _load_model(kept)
         yield Held(
             catalogue=kept.catalogue,
             library=kept.library,
             history_epoch=kept.history_epoch,
+            history=kept.history,
+            model=kept.model,
             pool=_pool(kept, delegate),
         )
 
@@ -178,6 +188,14 @@ def prepare(*, tenant_id: int, acting: Callable[[], AbstractContextManager[objec
                 kept.departments, kept.managers = fresh.departments, fresh.managers
                 kept.history_epoch = fresh.history_epoch
     _registries.weigh(tenant_id, kept)
+
+
+def _load_model(kept: _Kept) -> None:
+    number = LearnedModel.objects.in_use().values_list("number", flat=True).first() or 0
+    if number != kept.model:
+        body = LearnedModel.objects.filter(number=number).values_list("body", flat=True).first()
+        kept.history = History.loads(bytes(body)) if body else None
+        kept.model = number
 
 
 def library_of(catalogue: Catalogue) -> Library:

@@ -15,12 +15,13 @@ from typing import Any, Final
 from django.conf import settings
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.plans.history import History, Past, learn
 from apps.plans.local.index import Library
 from apps.plans.local.proposing import propose
 from apps.plans.proposals import UNSURE, Asked, Proposal, ProposedStep, Ref
 from apps.workers.shapes import OfferView
 from benchmarks.bench import Bench
-from benchmarks.data import BadData, Data, own, read_planning
+from benchmarks.data import BadData, Data, Example, own, read_planning
 from benchmarks.measure import Row, Slice, apart
 from benchmarks.suites.workers import NOUNS, VERBS, tool
 from tests.plans.scripted import scripted
@@ -58,10 +59,23 @@ class Shelf:
             offers[uid] = OfferView(worker_id=service, tool_uid=uid, effects=effects, tier="trusted")
             self.library.put(found[uid], [service])
         self.catalogue = Catalogue(1, found.values(), offers.values())
+        self.history: History | None = None
+
+    def learn(self, plans: Iterable[Example]) -> None:
+        known = {tool.name: tool.uid for tool in self.catalogue.tools}
+        past = [
+            Past(
+                request=one.request,
+                tools=tuple(known[name] for name in one.nodes if name in known),
+                links=frozenset((known[a], known[b]) for a, b in one.links if {a, b} <= known.keys()),
+            )
+            for one in plans
+        ]
+        self.history = learn(past, self.library.relevance) if past else None
 
     def propose(self, intent: str) -> Proposal:
         asked = Asked(intent=intent, now=_NOW)
-        local = propose(asked, self.library, self.catalogue)
+        local = propose(asked, self.library, self.catalogue, self.history)
         return local if answer(local) == "ready" else self.model(asked, self.library) or local
 
 
@@ -188,20 +202,22 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _tools_and_links(data: Data) -> Iterator[Row]:
     """How many tools and links are found: F1, where a refusal counts as empty, and where its partial plan counts."""
     shelf, plans = Shelf(data.tools), list[tuple[float, bool]]()
+    shelf.learn(data.history)
     found: dict[str, list[tuple[bool, Set[Any], Set[Any]]]] = {"node F1": [], "edge F1": []}
     for meant in data.test:
         plan = shelf.propose(meant.request)
         names, is_plan, links = [step.tool.name for step in plan.steps], answer(plan) in _PLANS, set[tuple[str, str]]()
-        for step in plan.steps:
+        for place, step in enumerate(plan.steps):
             flat = [
                 one for it in step.values.values() for one in (it.value if isinstance(it.value, list) else [it.value])
             ]
-            sources = {*step.after, *(one.step for one in flat if isinstance(one, Ref))}
+            taken = {*step.after, *(one.step for one in flat if isinstance(one, Ref))}
+            sources = taken or {place - 1} if place else set()  # without a hint, the order of the steps
             links |= {(names[source], step.tool.name) for source in sources}
         found["node F1"].append((is_plan, {*names}, {*meant.nodes}))
         found["edge F1"].append((is_plan, links, meant.links))
         plans.append((plan.confidence, {*names} == {*meant.nodes}))
-    note = f"{len(data.tools):,} tools, {len(plans):,} requests"
+    note = f"{len(data.tools):,} tools, {len(data.history):,} past plans, {len(plans):,} requests"
     for case, cases in found.items():
         ours = _f1((said if is_plan else set(), meant) for is_plan, said, meant in cases)
         peer = _f1((said, meant) for _, said, meant in cases)

@@ -6,7 +6,7 @@ import pytest
 
 from apps.core import erasure
 from apps.core.errors import Conflict
-from apps.plans import selectors, services
+from apps.plans import selectors, services, shelf
 from apps.plans.history import Past
 from apps.plans.models import LearnedModel, Outcome
 from apps.principals.models import Tenant
@@ -87,3 +87,31 @@ def test_forgotten_request_empties_the_models_that_learned_from_it(tenant: Tenan
         assert [bytes(one.body) for one in LearnedModel.objects.order_by("number")] == [b"quibble", b""]
         assert not LearnedModel.objects.in_use().exists()
         assert selectors.calibration_error() == 0
+
+
+def test_planner_learns_and_a_worse_model_is_not_used(tenant: Tenant, kee: Caller) -> None:
+    """Sixty plans are judged on their last tenth; a model of contrary plans is kept aside."""
+    with acting_as(kee):
+        services.take_over_history(tenant_id=tenant.pk, plans=[*_PAST] * 10, now=T0)
+    first = services.learn(tenant_id=tenant.pk, now=T0)
+    with acting_as(kee), shelf.held(tenant_id=tenant.pk) as held:
+        assert held.model == 1
+        assert held.history is not None
+        assert [uid for uid, _ in held.history.likely("quibble the papers", {}).tools] == ["t-quibble"]
+        Outcome.objects.all().delete()
+        services.take_over_history(tenant_id=tenant.pk, plans=[*_CONTRARY * 9, *_PAST], now=T0)
+    second = services.learn(tenant_id=tenant.pk, now=T0)
+
+    assert first is not None
+    assert (first.state, first.node_f1) == ("in_use", 1.0)
+    assert second is not None
+    assert second.state == "rejected"
+    assert (second.node_f1 or 0) < (second.node_f1_before or 0)
+
+
+_PAST = [
+    Past(request=f"{verb} the {noun}", tools=(f"t-{verb}",))
+    for verb in ("quibble", "wobble")
+    for noun in ("papers", "lot", "rest")
+]
+_CONTRARY = [Past(request=one.request, tools=("t-other",)) for one in _PAST]

@@ -12,6 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,7 @@ from rapidfuzz.distance import OSA
 from apps.core.lexical import K1, B
 from apps.plans.catalogue import Tool
 from apps.plans.local.params import Param, params_of
+from apps.plans.local.values import read
 from apps.plans.local.words import SMALL, VERBS, clusters, near, pieces, prose, stem
 
 _PLACES: Final = 5
@@ -40,6 +42,8 @@ _LEAST_REPAIRED: Final = 6
 _TWO_EDITS: Final = 9
 _SHOWING: Final = tuple(map(stem, ("get", "list", "search", "check", "describe", "track")))
 _LINKS: Final = frozenset(["to", "of", "from", "by", "for", "on", "off", "in", "at", "and", "with"])
+_LOOKED_AT: Final = 30
+_NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _WASTE: Final = 1_000
 """So many removed documents may keep their place in the postings before these are swept."""
 
@@ -253,6 +257,13 @@ class Library:
             for cluster in known:
                 query[f"~{cluster}"] = max(query.get(f"~{cluster}", 0.0), _SYNONYM_WEIGHT / math.sqrt(len(known)))
         return [(self._profiles[uid], score) for uid, score in self._index.search(query, limit)]
+
+    def relevance(self, text: str) -> dict[str, float]:
+        """How well tools fit a request by their words: by uid, the share of the request's weight that they carry."""
+        tokens = [token for token in read(text, _NOW).tokens if token.low not in SMALL]
+        query = dict.fromkeys((token.stem for token in tokens), 1.0)
+        whole = math.fsum(self._index.idf(term) for term in sorted(query) if self._index.has(term)) or 1.0
+        return {uid: round(score / whole, 4) for uid, score in self._index.search(query, _LOOKED_AT)}
 
     def givers(self, param: Param, limit: int) -> list[Profile]:
         """Return the tools whose results may hold a value for a param, likeliest first."""

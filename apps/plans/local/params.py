@@ -30,7 +30,18 @@ _EXAMPLE: Final = re.compile(r"(?i)(?:\be\.g\.,?|\bfor example,?|\bexample:|\bsu
 _IN_UNIT: Final = re.compile(
     r"(?i)(?:^(?:(?:number|amount) of )?(?=\w+s\b|percent)|\b(?:in|of) )(?:degrees )?([a-z°%]{2,})\b"
 )
-_FORMATS: Final = {head: tuple(map(Kind, listed)) for head, listed in words.entries("formats")}
+_FORMATS: Final = {
+    "email": (Kind.EMAIL,),
+    "uri": (Kind.URL, Kind.DOMAIN),
+    "url": (Kind.URL, Kind.DOMAIN),
+    "date": (Kind.DATE,),
+    "date-time": (Kind.DATETIME,),
+    "time": (Kind.TIME,),
+    "duration": (Kind.DURATION,),
+    "uuid": (Kind.UUID,),
+    "hostname": (Kind.DOMAIN,),
+    "ipv4": (Kind.IP,),
+}
 _KNOB: Final = "knob"
 _ROLES: Final = {
     (head.startswith(_KNOB), word + end): (
@@ -54,7 +65,27 @@ _NAMED: Final = frozenset((Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT
 _QUOTABLE: Final = frozenset(
     (Kind.PATH, Kind.FILE, Kind.GLOB, Kind.SLUG, Kind.ID, Kind.REPO, Kind.SQL, Kind.EXPRESSION, Kind.USER, Kind.CHANNEL)
 )
-_NEAR: Final = {tuple(map(Kind, head.split())): float(listed[0]) for head, listed in words.entries("nearness")}
+_NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
+    (Kind.DATE, Kind.DATETIME): 0.8,
+    (Kind.DATETIME, Kind.DATE): 0.5,
+    (Kind.DOMAIN, Kind.URL): 0.7,
+    (Kind.FILE, Kind.PATH): 0.9,
+    (Kind.PATH, Kind.FILE): 0.9,
+    (Kind.REPO, Kind.PATH): 0.6,
+    (Kind.REPO, Kind.ID): 0.6,
+    (Kind.GLOB, Kind.PATH): 0.4,
+    (Kind.PATH, Kind.GLOB): 0.4,
+    (Kind.FILE, Kind.GLOB): 0.7,
+    (Kind.UUID, Kind.ID): 1.0,
+    (Kind.ID, Kind.SLUG): 0.9,
+    (Kind.SLUG, Kind.ID): 0.8,
+    (Kind.DOTTED, Kind.ID): 0.6,
+    (Kind.EMAIL, Kind.USER): 0.9,
+    (Kind.MONEY, Kind.NUMBER): 0.7,
+    (Kind.MONEY, Kind.INTEGER): 0.6,
+    (Kind.QUANTITY, Kind.NUMBER): 0.8,
+    (Kind.QUANTITY, Kind.INTEGER): 0.8,
+}
 """(what was found, what the param takes): how well it serves."""
 _CURRENCIES: Final = frozenset(words.CURRENCIES.values())
 _DEGREES: Final = frozenset("CFK")

@@ -139,7 +139,7 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
     for place in stems:
         low = tokens[place].low
         small = low in SMALL or low in BOUNDS or joined >> place & 1
-        between = low == "x" and place > 0 and typed >> (place - 1) & 1 and typed >> (place + 1) & 1
+        between = low == "x" and typed >> (place - 1) & 1 and typed >> (place + 1) & 1
         if any(map(str.isalnum, low)) and not small and not between:
             content |= 1 << place
     verb_at, question = _verb(tokens, stems, plain, library)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
@@ -16,7 +16,19 @@ from apps.plans.local.parts import Part, bits, cuts, read_part
 from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
 from apps.plans.local.words import SMALL, stem
-from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Missing, Proposal, ProposedStep, Question, Ref, Value
+from apps.plans.proposals import (
+    UNSURE,
+    Asked,
+    Evidence,
+    Lack,
+    Likely,
+    Missing,
+    Proposal,
+    ProposedStep,
+    Question,
+    Ref,
+    Value,
+)
 
 PROPOSER: Final = "local"
 _CANDIDATES: Final = 10
@@ -30,6 +42,8 @@ _MISSED: Final = 5.0
 _NEAR: Final = 0.6
 _FITTING: Final = 3.0
 _LIKELY: Final = 2.0
+_LINKED: Final = 0.5
+_BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
 _MOST_IN_WISH: Final = 4
 _WISHES: Final = frozenset(
     map(
@@ -54,11 +68,14 @@ _WISHES: Final = frozenset(
 class History(Protocol):
     """What earlier plans say of tools."""
 
-    def likely(self, stems: Iterable[str]) -> Mapping[str, float]:
-        """The uids of the tools that served such words, each with how likely it is."""
+    def likely(self, text: str, content: Mapping[str, float]) -> Likely:
+        """The tools that a request comes to, where these fit it by their words."""
 
-    def follows(self, uid: str, after: str) -> float | None:
-        """How likely a tool comes after another one; None: nothing is known."""
+    def ordered(self, mentioned: Mapping[str, int]) -> list[str]:
+        """Tools in their usual order, each with the place in the request where it is spoken of."""
+
+    def links(self, source: str, target: str) -> float | None:
+        """How often the first hands on to the second where both ran; None: nothing is known."""
 
 
 @dataclass(slots=True)
@@ -108,6 +125,8 @@ class _Proposing:
         self._gentle: dict[str, bool] = {}
         self._usable: dict[str, bool] = {}
         self._done: dict[tuple[int, int, tuple[str, ...]], _Chosen] = {}
+        self.likely = Likely() if history is None else history.likely(asked.intent, library.relevance(asked.intent))
+        self._likely = dict(self.likely.tools)
 
     def is_gentle(self, uid: str) -> bool:
         """Does a tool change nothing, whoever runs it?"""
@@ -131,7 +150,52 @@ class _Proposing:
         if stop > _MOST_TOKENS:
             return _refused([Missing(kind=Lack.LIMIT, detail=f"The request has more than {_MOST_TOKENS} words.")])
         drafts = [self._draft(way) for way in cuts(self.reading, stop, self.library)]
-        return self._concluded(max(drafts, key=lambda one: one.rank))
+        found = self._concluded(max(drafts, key=lambda one: one.rank))
+        return found if self.history is None or found.is_ready else self._recalled(found, self.history, stop)
+
+    def _recalled(self, found: Proposal, history: History, stop: int) -> Proposal:
+        """What past plans for such words used, if they say it more surely than the words of the tools."""
+        tools = {step.tool.uid for step in found.steps}
+        likely = {uid: p for uid, p in self.likely.tools if self.is_usable(uid) and self.library.profile(uid)}
+        is_surer = bool(found.missing) or self.likely.confidence > found.confidence
+        if not likely or likely.keys() == tools or not is_surer:
+            return found
+        part = read_part(self.reading, 0, stop, 0, self.library)
+        matches = {
+            uid: self.matcher.match(part, profile, {}) for uid in likely if (profile := self.library.profile(uid))
+        }
+        steps: list[ProposedStep] = []
+        for uid in history.ordered({uid: _mentioned(part, one.profile) for uid, one in matches.items()}):
+            values = {
+                name: Value(value=option.value, evidence=option.evidence, text=option.text)
+                for name, option in matches[uid].options.items()
+                if not isinstance(option.value, Source)
+            }
+            before = steps[-1].tool.uid if steps else None
+            steps.append(
+                ProposedStep(
+                    tool=matches[uid].profile.tool,
+                    values=values,
+                    missing=tuple(name for name in matches[uid].profile.tool.required if name not in values),
+                    text=part.text,
+                    confidence=likely[uid],
+                    after=frozenset(
+                        {len(steps) - 1} if before and (history.links(before, uid) or 0) >= _LINKED else ()
+                    ),
+                )
+            )
+        is_held = any(holding(part, one) for one in matches.values())
+        is_sure = self.likely.confidence >= CONFIRM and all(map(self.is_gentle, likely)) and not is_held
+        missing = () if is_sure else found.missing or (Missing(kind=Lack.CONFIDENCE, detail=_BY_HABIT, text=part.text),)
+        return replace(
+            found,
+            steps=tuple(steps),
+            confidence=self.likely.confidence,
+            questions=(),
+            missing=missing,
+            doubtful=True,
+            assumptions=(*found.assumptions, "Past plans for such requests used these tools."),
+        )
 
     # The best tools for the parts
 
@@ -185,7 +249,6 @@ class _Proposing:
         if part.question:
             stems |= {part.stems[place] for place in range(part.first, min(part.stop, part.first + 2))}
         kinds = {str(one.kind) for one in part.found}
-        likely = self.history.likely(stems) if self.history is not None else {}
         found: dict[str, Profile] = {}
         counts = {True: 0, False: 0}
         for profile, _ in self.library.search(stems, kinds, _SEARCHED):
@@ -193,16 +256,10 @@ class _Proposing:
             if counts[usable] < (_CANDIDATES if usable else _BARRED) and self.catalogue.offers_of(profile.tool.uid):
                 counts[usable] += 1
                 found[profile.tool.uid] = profile
-        for uid in sorted(likely, key=lambda one: (-likely[one], one))[:_CANDIDATES]:
+        for uid, _ in self.likely.tools[:_CANDIDATES]:
             if (profile := self.library.profile(uid)) is not None and self.is_usable(uid):
                 found[uid] = profile
-        return [(profile, self._bonus(uid, likely, earlier)) for uid, profile in found.items()]
-
-    def _bonus(self, uid: str, likely: Mapping[str, float], earlier: Sequence[Match]) -> float:
-        bonus = _LIKELY * likely.get(uid, 0.0)
-        if self.history is not None and earlier:
-            bonus += self.history.follows(uid, earlier[-1].profile.tool.uid) or 0.0
-        return bonus
+        return [(profile, _LIKELY * self._likely.get(uid, 0.0)) for uid, profile in found.items()]
 
     # The answer
 
@@ -380,6 +437,11 @@ class _Proposing:
                     match.profile.tool.uid, (match.profile.tool, round(1 / (1 + math.exp(-match.score / 4)), 4), why)
                 )
         return tuple(sorted(found.values(), key=lambda one: (-one[1], one[0].uid))[:5])
+
+
+def _mentioned(part: Part, profile: Profile) -> int:
+    """The place in a part that speaks most of a tool."""
+    return max(part.stems, key=lambda place: (profile.explains(part.stems[place]), -place), default=part.stop)
 
 
 def _asked_for(matches: Sequence[Match]) -> Match | None:

@@ -1,7 +1,7 @@
 """Commands on plans."""
 
 from apps.plans.services.delegates import set_delegate
-from apps.plans.services.lessons import go_back, record_outcome, take_over_history, unlearn
+from apps.plans.services.lessons import go_back, learn, record_outcome, take_over_history, unlearn
 from apps.plans.services.planning import MadePlan, answer, confirm, create_plan
 from apps.plans.services.proposing import PlanRequest, propose
 from apps.plans.services.replanning import (
@@ -27,6 +27,7 @@ __all__ = [
     "create_plan",
     "expire_forgotten",
     "go_back",
+    "learn",
     "propose",
     "record_outcome",
     "replan",

@@ -73,7 +73,7 @@ def view(held: Held, request: PlanRequest) -> Catalogue:
 def local(held: Held, catalogue: Catalogue, asked: Asked) -> Proposed:
     """What the local planner proposes."""
     reason = "It is ready without a model." if model_calls.may_ask() else "No model is configured."
-    return Proposed(proposal=propose_locally(asked, held.library, catalogue), reason=reason)
+    return Proposed(proposal=propose_locally(asked, held.library, catalogue, held.history), reason=reason)
 
 
 def propose(*, caller: Caller, request: PlanRequest, now: datetime) -> Proposed | None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from apps.plans.experience import Experience, Past, learn
+from apps.plans.history import History, Past, learn
 
 _ASKED = {
     "t-invoice": ("send the invoice to the client", "bill the customer for the work"),
@@ -28,7 +28,7 @@ def nothing(_text: str) -> dict[str, float]:
     return {}
 
 
-def tools(model: Experience, text: str) -> list[str]:
+def tools(model: History, text: str) -> list[str]:
     return sorted(uid for uid, _ in model.likely(text, {}).tools)
 
 
@@ -50,7 +50,7 @@ def test_order_is_that_of_past_plans_whatever_is_mentioned_first() -> None:
 
 def test_stored_model_says_the_same() -> None:
     model = learn(PLANS, nothing)
-    again = Experience.loads(model.dumps())
+    again = History.loads(model.dumps())
 
     assert model.dumps() == again.dumps()
     assert model.likely("bill the customer", {}) == again.likely("bill the customer", {})
