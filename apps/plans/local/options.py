@@ -112,7 +112,8 @@ class Options:
         if param.name in self.context:
             value = self.context[param.name]
             said = sum(1 << one.place for one in part.tokens if one.text == value)
-            return [Option(value, Evidence.CONTEXT, 3.0, said, param.name)]
+            # A value for a param that need not be given speaks for no tool.
+            return [Option(value, Evidence.CONTEXT, 3.0 if param.required or said else 0.5, said, param.name)]
         if param.role == "secret":
             return []
         if param.role == "request" and param.required:
