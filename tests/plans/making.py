@@ -32,9 +32,9 @@ def shape(*required: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-def tool(name: str, description: str, takes: Mapping[str, Any], gives: Mapping[str, Any]) -> Tool:
+def tool(name: str, description: str, takes: Mapping[str, Any], gives: Mapping[str, Any] | None = None) -> Tool:
     uid = hashlib.blake2b(f"{name}{description}".encode(), digest_size=16).hexdigest()
-    return Tool(uid=uid, name=name, description=description, input_schema=takes, output_schema=gives)
+    return Tool(uid=uid, name=name, description=description, input_schema=takes, output_schema=gives or {})
 
 
 def offer(worker_id: str, of: Tool, *capabilities: str, effects: Iterable[str] = (), **more: Any) -> Offer:

@@ -1,6 +1,7 @@
 """The local planner: requests over small sets of tools, and the steps, questions or refusals that it proposes."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,53 +9,355 @@ import pytest
 from apps.plans.catalogue import Catalogue
 from apps.plans.local.index import Index, Library
 from apps.plans.local.proposing import propose
-from apps.plans.proposals import Asked, Lack, Proposal, Ref
-from tests.plans.making import FULL
+from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Proposal, Ref
+from tests.plans.making import FULL, INTEGER, STRING, STRINGS, UNBARRED, offer, shape, tool
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
+DAY = {"type": "string", "format": "date"}
+MOMENT = {"type": "string", "format": "date-time"}
+EMAIL = {"type": "string", "format": "email"}
+
+
+def choice(*values: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values), **more}
+
+
+def maybe(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}], "default": None}
+
+
+LEVELS = maybe(choice("low", "normal", "urgent"))
+WRITING = (
+    tool(
+        "create_ticket",
+        "Open a new support ticket.",
+        shape("subject", "text", subject=STRING, text=STRING, level=LEVELS),
+        shape("ticket_id", ticket_id=INTEGER),
+    ),
+    tool("close_ticket", "Close a ticket.", shape("ticket_id", ticket_id=INTEGER), shape()),
+    tool(
+        "transfer_money",
+        "Transfer money between two accounts.",
+        shape(
+            "from_account",
+            "to_account",
+            "amount",
+            from_account=STRING,
+            to_account=STRING,
+            amount={"type": "number"},
+            currency=choice("EUR", "USD", default="EUR"),
+        ),
+        shape(),
+    ),
+    tool(
+        "book_room",
+        "Book a meeting room.",
+        shape("room", "start", "end", room=choice("Oslo", "Lima"), start=MOMENT, end=MOMENT),
+        shape(),
+    ),
+    tool("rename_branch", "Rename a branch.", shape("branch", "new_name", branch=STRING, new_name=STRING), shape()),
+    tool(
+        "share_file",
+        "Share a file with people.",
+        shape("path", "people", path=STRING, people={"type": "array", "items": EMAIL}),
+        shape(),
+    ),
+    tool("set_light", "Turn the light of a room on or off.", shape("room", room=STRING, on=maybe({"type": "boolean"}))),
+)
+READING = (
+    tool("get_weather", "Get the weather forecast of a city.", shape("city", city=STRING, days=INTEGER)),
+    tool(
+        "list_sales",
+        "List the sales of a period.",
+        shape("start_date", "end_date", start_date=DAY, end_date=DAY, limit=INTEGER),
+    ),
+    tool(
+        "list_tickets",
+        "List support tickets.",
+        shape(status=maybe(choice("open", "pending", "closed")), limit={"type": "integer", "default": 20}),
+        shape(tickets=STRINGS),
+    ),
+    tool(
+        "list_pull_requests",
+        "List the pull requests of a repository.",
+        shape("owner", "repo", owner=STRING, repo=STRING, state=choice("open", "closed", default="open")),
+    ),
+    tool(
+        "convert_currency",
+        "Convert an amount to another currency.",
+        shape(
+            "amount",
+            "from_currency",
+            "to_currency",
+            amount={"type": "number"},
+            from_currency=STRING,
+            to_currency=STRING,
+        ),
+    ),
+)
+OFFICE = Catalogue(
+    1,
+    (*WRITING, *READING),
+    (
+        *(offer("desk", one, effects=["write"], tier="trusted") for one in WRITING),
+        *(offer("books", one, effects=["read"]) for one in READING),
+    ),
+)
 
 
 def library_of(catalogue: Catalogue) -> Library:
     library = Library()
-    for tool in catalogue.tools:
-        library.put(tool, [offer.worker_id for offer in catalogue.offers_of(tool.uid)])
+    for one in catalogue.tools:
+        library.put(one, [found.worker_id for found in catalogue.offers_of(one.uid)])
     return library
 
 
-def ask(intent: str, catalogue: Catalogue = FULL, **more: Any) -> Proposal:
-    return propose(Asked(intent=intent, now=NOW, **more), library_of(catalogue), catalogue)
+LIBRARIES = {id(catalogue): library_of(catalogue) for catalogue in (OFFICE, FULL, UNBARRED)}
 
 
-def values_of(proposal: Proposal, place: int = 0) -> dict[str, Any]:
-    return {name: value.value for name, value in proposal.steps[place].values.items()}
+def ask(intent: str, catalogue: Catalogue = OFFICE, **more: Any) -> Proposal:
+    library = LIBRARIES.get(id(catalogue)) or library_of(catalogue)
+    return propose(Asked(intent=intent, now=NOW, **more), library, catalogue)
 
 
-def test_request_becomes_a_call() -> None:
-    proposal = ask('Translate "good morning" into French')
+def answer(proposal: Proposal) -> str:
+    if proposal.missing:
+        return "refused"
+    if proposal.questions:
+        return "asked"
+    unsure = any(value.evidence in UNSURE for step in proposal.steps for value in step.values.values())
+    return "to be confirmed" if unsure or proposal.doubtful else "ready"
 
-    assert [step.tool.name for step in proposal.steps] == ["translate_text"]
-    assert values_of(proposal) == {"text": "good morning", "target_language": "French"}
-    assert not proposal.missing
-    assert not proposal.questions
+
+def calls(proposal: Proposal) -> list[tuple[str, dict[str, Any]]]:
+    return [(step.tool.name, {name: value.value for name, value in step.values.items()}) for step in proposal.steps]
 
 
-def test_tool_that_nobody_asks_for_gives_what_is_missing() -> None:
-    proposal = ask("Translate https://example.org/page into Polish")
+READY: list[tuple[str, str, dict[str, Any]]] = [
+    ("Close ticket 4711", "close_ticket", {"ticket_id": 4711}),
+    ("please close the ticket #12", "close_ticket", {"ticket_id": 12}),
+    (
+        "Transfer 250 EUR from ACC-1 to ACC-2",
+        "transfer_money",
+        {"from_account": "ACC-1", "to_account": "ACC-2", "amount": 250, "currency": "EUR"},
+    ),
+    ("Which tickets are pending?", "list_tickets", {"status": "pending"}),
+    ("list all tickets", "list_tickets", {}),
+    (
+        "list the closed pull requests of acme/shop",
+        "list_pull_requests",
+        {"owner": "acme", "repo": "shop", "state": "closed"},
+    ),
+    (
+        "List the sales from 2026-03-01 to 2026-03-31",
+        "list_sales",
+        {"start_date": "2026-03-01", "end_date": "2026-03-31"},
+    ),
+    (
+        "list the sales between 1 May and 5 May 2026",
+        "list_sales",
+        {"start_date": "2026-05-01", "end_date": "2026-05-05"},
+    ),
+    ("Convert 10 USD to EUR", "convert_currency", {"amount": 10, "from_currency": "USD", "to_currency": "EUR"}),
+    (
+        "Share /plans/a.pdf with ann@example.org and bob@example.org",
+        "share_file",
+        {"path": "/plans/a.pdf", "people": ["ann@example.org", "bob@example.org"]},
+    ),
+]
 
-    assert [(step.tool.name, step.part) for step in proposal.steps] == [("fetch_webpage", None), ("translate_text", 0)]
-    assert values_of(proposal, 1)["text"] == Ref(0, ("text",))
+
+@pytest.mark.parametrize(("intent", "name", "values"), READY)
+def test_typed_values_make_a_ready_call(intent: str, name: str, values: dict[str, Any]) -> None:
+    proposal = ask(intent)
+
+    assert calls(proposal) == [(name, values)]
+    assert answer(proposal) == "ready"
+
+
+CONFIRMED: list[tuple[str, str, dict[str, Any]]] = [
+    ("What is the weather in Vienna?", "get_weather", {"city": "Vienna"}),
+    ("weather in New York please", "get_weather", {"city": "New York"}),
+    ("Rename the branch hotfix to release", "rename_branch", {"branch": "hotfix", "new_name": "release"}),
+    (
+        "Open an urgent ticket with the subject Printer and the text 'It burns'",
+        "create_ticket",
+        {"subject": "Printer", "text": "It burns", "level": "urgent"},
+    ),
+    ("turn the light in the kitchen off", "set_light", {"room": "kitchen", "on": False}),
+]
+
+
+@pytest.mark.parametrize(("intent", "name", "values"), CONFIRMED)
+def test_words_without_quotes_are_to_be_confirmed(intent: str, name: str, values: dict[str, Any]) -> None:
+    proposal = ask(intent)
+
+    assert calls(proposal) == [(name, values)]
+    assert answer(proposal) == "to be confirmed"
+
+
+@pytest.mark.parametrize(
+    ("intent", "param", "choices"),
+    [
+        ("Close the ticket", "ticket_id", ()),
+        ("Share /plans/a.pdf", "people", ()),
+        ("Transfer 250 EUR to ACC-2", "from_account", ()),
+        ("Book a room from 2026-12-01 10:00 to 2026-12-01 11:00", "room", ("Lima", "Oslo")),
+    ],
+)
+def test_missing_value_is_asked_for(intent: str, param: str, choices: tuple[str, ...]) -> None:
+    proposal = ask(intent)
+
+    assert [(question.param, question.choices) for question in proposal.questions] == [(param, choices)]
+    assert param in proposal.questions[0].text
+    assert answer(proposal) == "asked"
+
+
+@pytest.mark.parametrize(
+    ("intent", "kind"),
+    [
+        ("Close ticket 12 unless Ann objects", Lack.CONDITION),
+        ("If it is late, close ticket 12", Lack.CONDITION),
+        ("Don't close ticket 12", Lack.CONDITION),
+        ("Every Monday, close ticket 12", Lack.CONDITION),
+        ("Close all tickets except ticket 12", Lack.CONDITION),
+        ("Water the plants", Lack.TOOL),
+        ("Reopen ticket 12", Lack.TOOL),
+        ("Close ticket 12 with an encrypted farewell", Lack.TOOL),
+        ("...", Lack.CONFIDENCE),
+        ("close " * 400, Lack.LIMIT),
+    ],
+)
+def test_refusal_says_why(intent: str, kind: Lack) -> None:
+    proposal = ask(intent)
+
+    assert answer(proposal) == "refused"
+    assert proposal.missing[0].kind == kind
+
+
+ADVERSE = (Path(__file__).parent / "sets" / "adverse.txt").read_text(encoding="utf-8").splitlines()
+"""Requests that forbid, except, condition or report an act, or ask for more than a tool does."""
+
+
+@pytest.mark.parametrize("intent", ADVERSE)
+def test_adverse_request_with_an_effect_is_never_ready(intent: str) -> None:
+    proposal = ask(intent.replace("\\n", "\n"), UNBARRED)
+    effects = {effect for step in proposal.steps for one in UNBARRED.offers_of(step.tool.uid) for effect in one.effects}
+
+    assert answer(proposal) != "ready" or effects <= {"read", "network"}
 
 
 @pytest.mark.parametrize(
     "intent",
     [
-        "Delete the file /data/x unless it is in use",
-        "Every Monday, send an email to eve@example.net: 'report due'",
-        "Don't transcribe the recording /calls/board.mp3",
+        "Close ticket 12 in 3 minutes",
+        "List the sales from 2026-03-01 to 2026-03-31 over 5000",
+        "Transfer 250 EUR from ACC-1 to ACC-2 for 12 guests",
+        "Close ticket 12 and ticket 13",
     ],
 )
-def test_condition_is_never_planned(intent: str) -> None:
-    assert ask(intent).missing[0].kind == Lack.CONDITION
+def test_number_that_nothing_takes_is_never_ready(intent: str) -> None:
+    assert answer(ask(intent)) != "ready"
+
+
+def test_barred_tool_is_named_with_its_reason() -> None:
+    proposal = ask("Delete the file /etc/hosts.txt", FULL)
+
+    assert proposal.missing[0].kind == Lack.PERMISSION
+    assert proposal.missing[0].tool_name == "delete_file"
+    assert "the tier verified does not allow write" in proposal.missing[0].detail
+
+
+ANALYZED = "Analyze the Python codebase at /srv/app and suggest optimizations"
+PDFS = "Index all PDFs in F:/Documents, extract key concepts, and generate summary"
+
+
+@pytest.mark.parametrize(
+    ("intent", "tools", "references"),
+    [
+        (ANALYZED, ["analyze_repository", "suggest_optimizations"], {1: Ref(0, ("result_pointer",))}),
+        (
+            PDFS,
+            ["scan_directory", "index_pdfs", "extract_concepts"],
+            {1: Ref(0, ("files",)), 2: Ref(1, ("index_pointer",))},
+        ),
+        ("Translate https://example.org/a into Polish", ["fetch_webpage", "translate_text"], {1: Ref(0, ("text",))}),
+        (
+            "Transcribe /a/talk.mp3, then translate it into Thai",
+            ["transcribe_audio", "translate_text"],
+            {1: Ref(0, ("transcript",))},
+        ),
+    ],
+)
+def test_step_takes_what_another_gives(intent: str, tools: list[str], references: dict[int, Ref]) -> None:
+    proposal = ask(intent, FULL)
+
+    assert [step.tool.name for step in proposal.steps] == tools
+    for place, reference in references.items():
+        given = [value for value in proposal.steps[place].values.values() if value.evidence == Evidence.STEP]
+        assert [value.value for value in given] == [reference]
+
+
+def test_step_that_nobody_asked_for_belongs_to_no_part() -> None:
+    steps = ask(PDFS, FULL).steps
+
+    assert [step.part for step in steps] == [None, 0, 1]
+
+
+def test_what_needs_no_tool_is_left_to_the_asker() -> None:
+    proposal = ask("Fetch https://example.org/a and summarize it", FULL)
+
+    assert [step.tool.name for step in proposal.steps] == ["fetch_webpage"]
+    assert proposal.wishes == ("summarize it",)
+
+
+def test_changes_keep_their_order() -> None:
+    proposal = ask("Close ticket 12, then close ticket 13")
+
+    assert calls(proposal) == [("close_ticket", {"ticket_id": 12}), ("close_ticket", {"ticket_id": 13})]
+    assert [step.after for step in proposal.steps] == [frozenset(), frozenset({0})]
+
+
+def test_context_fills_what_the_request_leaves_out() -> None:
+    proposal = ask("Close the ticket", context={"ticket_id": 7})
+
+    assert calls(proposal) == [("close_ticket", {"ticket_id": 7})]
+    assert proposal.steps[0].values["ticket_id"].evidence == Evidence.CONTEXT
+    assert answer(proposal) == "ready"
+
+
+def test_answer_settles_which_tool_is_meant() -> None:
+    tickets = next(one for one in READING if one.name == "list_tickets")
+    proposal = ask("show what is open", tools={0: tickets.uid})
+
+    assert [step.tool.name for step in proposal.steps] == ["list_tickets"]
+
+
+def test_tool_that_takes_a_request_gets_the_words_themselves() -> None:
+    helper = tool("do_research", "Research anything.", shape("request", request=STRING))
+    catalogue = Catalogue(1, (helper,), (offer("other", helper, effects=["read"]),))
+    proposal = ask("Research the history of tea", catalogue)
+
+    assert calls(proposal) == [("do_research", {"request": "Research the history of tea"})]
+    assert proposal.steps[0].values["request"].evidence == Evidence.REQUEST
+
+
+def test_order_of_registration_changes_nothing() -> None:
+    library = Library()
+    for one in reversed(OFFICE.tools):
+        library.put(one, [found.worker_id for found in OFFICE.offers_of(one.uid)])
+    asked = Asked(intent="Share /plans/a.pdf with ann@example.org, then close ticket 3", now=NOW)
+
+    assert propose(asked, library, OFFICE) == propose(asked, LIBRARIES[id(OFFICE)], OFFICE)
+
+
+def test_removed_tool_is_not_proposed() -> None:
+    library = library_of(OFFICE)
+    close = next(one for one in WRITING if one.name == "close_ticket")
+    library.remove(close.uid)
+    proposal = propose(Asked(intent="Close ticket 4711", now=NOW), library, OFFICE)
+
+    assert close not in [step.tool for step in proposal.steps]
 
 
 def test_search_forgets_what_was_removed() -> None:

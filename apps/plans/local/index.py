@@ -23,7 +23,7 @@ from apps.core.lexical import K1, B
 from apps.plans.catalogue import Tool
 from apps.plans.local.params import Param, params_of
 from apps.plans.local.values import read
-from apps.plans.local.words import SMALL, VERBS, clusters, near, pieces, prose, stem
+from apps.plans.local.words import GROUPS, SMALL, VERBS, clusters, near, pieces, prose, stem
 
 _PLACES: Final = 5
 _SURE: Final = 0.85
@@ -36,11 +36,58 @@ _SENTENCE: Final = 16
 _OPENING: Final = 40
 """So many words at the beginning of a description say what the tool does; the others are details and examples."""
 _TEXTUAL: Final = frozenset({"text", "name", "query"})
+_DEFINING: Final = GROUPS["be"] | GROUPS["modal"]
+"""Words near the beginning of a description that defines the tool's name and says no command."""
 _FAMILY: Final = 3
 _TYPICAL: Final = 30
 _LEAST_REPAIRED: Final = 6
 _TWO_EDITS: Final = 9
 _SHOWING: Final = tuple(map(stem, ("get", "list", "search", "check", "describe", "track")))
+_GENERIC: Final = frozenset(
+    map(
+        stem,
+        [
+            "create",
+            "add",
+            "make",
+            "new",
+            "open",
+            "get",
+            "show",
+            "fetch",
+            "read",
+            "view",
+            "list",
+            "find",
+            "search",
+            "set",
+            "put",
+            "update",
+            "change",
+            "edit",
+            "delete",
+            "remove",
+            "cancel",
+            "send",
+            "post",
+            "turn",
+            "start",
+            "stop",
+            "run",
+            "check",
+            "take",
+            "write",
+            "move",
+            "mark",
+            "do",
+            "request",
+            "schedule",
+            "log",
+            "play",
+            "save",
+        ],
+    )
+)
 _LINKS: Final = frozenset(["to", "of", "from", "by", "for", "on", "off", "in", "at", "and", "with"])
 _LOOKED_AT: Final = 30
 _NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -187,6 +234,8 @@ class Profile:
     """Does its verb stand in its description only?"""
     forms: frozenset[str]
     """The words of its name and description, as they stand there."""
+    specific: bool
+    """Does its verb alone say what it works on: to translate, but not to create?"""
     acts: bool
     """Is its verb one that does more than show something?"""
 
@@ -314,7 +363,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
     params = params_of(tool)
     name = [stem(word) for word in pieces(tool.name)]
     said = [stem(word) for word in prose(tool.description) if word not in SMALL]
-    verb = _verb(name, said)
+    verb = _verb(name, said, prose(tool.description)[1:5])
     nouns = tuple(dict.fromkeys(word for word in name if word != verb and word not in _LINKS))
     prefix = name[0] if len(name) > 1 and name[0] not in VERBS else ""
     found: dict[str, float] = {}
@@ -362,15 +411,17 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         params_words=frozenset(word for param in params if param.role in _TEXTUAL for word in param.words),
         told=verb not in name,
         forms=frozenset((*pieces(tool.name), *prose(tool.description))),
+        specific=bool(verb) and verb not in _GENERIC,
         acts=bool(verb) and not any(near(verb, shown) for shown in _SHOWING),
     )
 
 
-def _verb(name: list[str], said: list[str]) -> str:
+def _verb(name: list[str], said: list[str], opening: list[str]) -> str:
     """What a tool does: the first verb of its name, unless its description begins with another and has that as a noun."""
-    named = name[0] if said[:1] == name[:1] else next((word for word in name if word in VERBS), "")
+    commands = said[:1] == name[:1] and not _DEFINING.intersection(opening)
+    named = name[0] if commands else next((word for word in name if word in VERBS), "")
     told = said[0] if said and said[0] in VERBS else ""
-    if told and (not named or told in name or (named in said and not near(named, told))):
+    if told and (not named or told in name or (named in said and any(near(told, shown) for shown in _SHOWING))):
         return told
     return named
 

@@ -13,32 +13,33 @@ from apps.plans.local.words import GROUPS
 from apps.plans.proposals import Evidence
 
 WEIGHTS: Final = {
-    "bias": -2.04,
-    "unexplained": -1.62,
-    "weak": -0.76,
+    "bias": -3.06,
+    "unexplained": -1.64,
+    "weak": -1.08,
     "missing": 0.00,
-    "margin": 0.41,
-    "other": 0.15,
-    "verb": -0.37,
-    "named": 0.46,
-    "cut": 0.23,
-    "loose": -1.35,
-    "alike": -1.76,
-    "score": 0.28,
-    "gentle": 0.95,
-    "unsaid": 0.05,
-    "misfit": -1.78,
-    "swallowed": -2.73,
-    "question": -0.09,
-    "verbless": 0.45,
-    "unasked": 0.03,
-    "share": 0.13,
-    "clean": 0.67,
-    "deprived": -0.91,
+    "margin": 0.50,
+    "other": 0.18,
+    "verb": -0.04,
+    "named": 0.62,
+    "cut": 0.40,
+    "loose": -1.30,
+    "alike": -1.96,
+    "score": 0.26,
+    "gentle": 0.91,
+    "unsaid": 0.15,
+    "misfit": -1.07,
+    "swallowed": -2.83,
+    "question": 0.17,
+    "verbless": 0.79,
+    "unasked": -0.05,
+    "share": 0.22,
+    "clean": 1.02,
+    "deprived": -0.35,
 }
 """Fitted on plans over tools that the product does not ship."""
 READY: Final = 0.8
 CONFIRM: Final = 0.6
+_CLAUSE: Final = GROUPS["pronoun"] | GROUPS["article"]
 _CUED: Final = 0.8
 _MARGIN: Final = 0.6
 _MARGIN_OF_CHANGES: Final = 1.0
@@ -76,11 +77,15 @@ def judged(match: Match, rivals: Sequence[Match], *, gentle: bool) -> Verdict:
         and not (match.plural and not gentle)
         and features["margin"] >= margin
         and features["other"] >= _MARGIN / 2
-        and features["verb"] >= (_AGREES if match.profile.acts else 0)
-        and features["named"] >= _AGREES
-        and (features["named"] > _BY_KIND or features["unsaid"] < _UNSAID)
+        and (features["verb"] >= _AGREES or (gentle and not match.part.verb))
+        and (_is_named(match) or (match.profile.specific and match.verb >= _AGREES))
     )
     return Verdict(p, sure, features)
+
+
+def _is_named(match: Match) -> bool:
+    """Does the part say what the tool works on, all of it if only the kind of a value says so?"""
+    return match.named >= _AGREES and (match.named > _BY_KIND or match.unsaid < _UNSAID)
 
 
 def measured(match: Match, rivals: Sequence[Match], *, gentle: bool) -> dict[str, float]:
@@ -134,4 +139,5 @@ def holding(part: Part, match: Match) -> tuple[str, ...]:
         if any(tokens[place].low in GROUPS[name] for name in ("negation", "condition", "exception", "repeat"))
         and not (place + 1 in starts and tokens[place].low in ("until", "till", "but"))
         and not (part.question and tokens[place].low in GROUPS["question"])
+        and not (tokens[place].low == "provided" and part.low(place + 1) not in _CLAUSE)
     )

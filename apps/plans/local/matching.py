@@ -184,6 +184,14 @@ def _extended(states: Iterable[_State], param: Param, found: Iterable[Option], c
     return later[:_BEAM]
 
 
+def _conflict(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Does some param have one value here and another there?"""
+    return (
+        any(name in others and others[name] != value for name, value in values.items())
+        or not values.keys() <= others.keys()
+    )
+
+
 class _Whole:
     """One part and one tool: what whole assignments are worth."""
 
@@ -203,7 +211,9 @@ class _Whole:
             (self._match(score, used, dict(got)) for score, used, _, got in states), key=lambda one: -one.score
         )
         best = found[0]
-        best.rival = next((best.score - one.score for one in found[1:] if one.values != best.values), _NO_RIVAL)
+        best.rival = next(
+            (best.score - one.score for one in found[1:] if _conflict(one.values, best.values)), _NO_RIVAL
+        )
         return best
 
     def _match(self, score: float, used: int, options: dict[str, Option]) -> Match:
@@ -281,7 +291,7 @@ class _Whole:
         part, profile = self.part, self.profile
         if part.verb and used >> part.verb_at & 1:
             return 1.0
-        if part.question and profile.verb:
+        if part.question and profile.verb and self.gentle:
             asking = [part.stems[place] for place in range(part.first, min(part.stop, part.first + _ASKED_WITHIN))]
             return max(near(stemmed, profile.verb) for stemmed in asking)
         same = near(part.verb, profile.verb) if part.verb and profile.verb else 0.0
@@ -339,7 +349,7 @@ class _Whole:
             sorts = _FILES if "." in option.text.rsplit("/", 1)[-1] else _FOLDERS
         for noun in self.profile.nouns:
             if noun in sorts:
-                nouns.setdefault(noun, _BY_KIND)
+                nouns[noun] = max(nouns.get(noun, 0.0), _BY_KIND)
 
     def _named(self, nouns: Mapping[str, float]) -> float:
         """What the nouns of the tool's name are worth, said and unsaid."""

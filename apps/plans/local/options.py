@@ -54,8 +54,24 @@ _PLAIN: Final[Mapping[str, float]] = {
     "version": -0.8,
 }
 """For each role that plain words may serve, how well they do."""
+_FILE: Final = re.compile(r"[\w./\\-]*\w\.[a-z0-9]{2,4}")
 _FOLDER: Final = re.compile(r"[~./\\]|[A-Za-z]:[/\\]")
 _POINTER: Final = stem("pointer")
+_RIGID: Final = frozenset(
+    (
+        Kind.CURRENCY,
+        Kind.UNIT,
+        Kind.DURATION,
+        Kind.MONEY,
+        Kind.QUANTITY,
+        Kind.DATE,
+        Kind.TIME,
+        Kind.DATETIME,
+        Kind.PERIOD,
+    )
+)
+"""Kinds whose values are hardly ever a name or an id."""
+_COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least", "beyond", "exceeding"})
 _UNSUITED: Final = 0.4
 _IMAGES: Final = frozenset({"png", "jpg", "jpeg", "gif", "webp", "svg", "bmp", "tif", "tiff", "heic"})
 _ENDINGS: Final = {
@@ -170,6 +186,8 @@ class Options:
             how = fits(param, found) * _suits(param, str(found.value))
             if not how:
                 continue
+            if how <= _UNSUITED and found.kind in _RIGID and param.role not in ("text", "query"):
+                continue
             first, last = min(found.places), max(found.places)
             cued = self.cue(param, first, last, found.kind)
             gain = (how if found.kind in _NUMBERS else 3 * how - 1.2) + cued
@@ -177,8 +195,8 @@ class Options:
                 gain += 1.0 if param.side == found.role else -1.5 if param.side else -0.8
             if param.array:
                 gain -= 0.3
-            if param.role == "knob" and found.unit:
-                gain -= 1.0
+            if param.role == "knob" and (found.unit or self.part.low(self.part.before(first)) in _COMPARING):
+                gain -= 2.0
             if gain < _LEAST_OF_OPTIONAL and not param.required:
                 continue
             evidence = Evidence.QUOTED if found.kind == Kind.QUOTED else Evidence.TYPED
@@ -383,6 +401,8 @@ class Options:
 
 def _suits(param: Param, value: str) -> float:
     """How well a path suits what the param's name says of it: a folder is no list of files, a text is no image."""
+    if param.role == "text" and _FILE.fullmatch(value):
+        return _UNSUITED
     if value.endswith("/") or "." not in value.rsplit("/", 1)[-1]:
         return _UNSUITED if param.array and _FOLDER.match(value) and "file" in param.words else 1.0
     ending = value.rsplit(".", 1)[-1].lower()

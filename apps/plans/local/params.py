@@ -73,6 +73,7 @@ _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
     (Kind.PATH, Kind.FILE): 0.9,
     (Kind.REPO, Kind.PATH): 0.6,
     (Kind.REPO, Kind.ID): 0.6,
+    (Kind.REPO, Kind.SLUG): 0.75,
     (Kind.GLOB, Kind.PATH): 0.4,
     (Kind.PATH, Kind.GLOB): 0.4,
     (Kind.FILE, Kind.GLOB): 0.7,
@@ -421,7 +422,7 @@ def _converted(param: Param, found: Found) -> Any:
         value = f"{value}T{'23:59:59' if found.role == 'end' else '00:00:00'}Z"
     elif kind is Kind.DATETIME and Kind.DATE in param.kinds and Kind.DATETIME not in param.kinds:
         value = str(value)[:10]
-    elif kind is Kind.DOMAIN and Kind.URL in param.kinds:
+    elif kind is Kind.DOMAIN and Kind.URL in param.kinds and param.role != "domain":
         value = f"https://{value}"
     elif kind is Kind.USER:
         value = str(value).removeprefix("@")

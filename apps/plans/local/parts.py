@@ -15,7 +15,8 @@ from apps.plans.local.index import Library
 from apps.plans.local.tokens import Found, Kind, Reading, Token
 from apps.plans.local.words import GROUPS, HOLDING, SMALL, VERBS, stem
 
-MOST_PARTS: Final = 3
+MOST_PARTS: Final = 6
+_MOST_PLAIN_CUTS: Final = 2
 _MOST_CUTS: Final = 4
 _VERB_WITHIN: Final = 6
 PUNCTUATION: Final = frozenset(",:;.?!()")
@@ -34,8 +35,10 @@ BOUNDS: Final = (
 """Words that a value cut out of plain words neither begins nor ends with."""
 _STOPS: Final = frozenset((",", ";", ".", "!", "?"))
 _JOINERS: Final = frozenset({"and", "then", "also", "please", "finally", "afterwards", "next", "plus"})
+_SEQUELS: Final = frozenset({"then", "finally", "afterwards", "next"})
 _PARTICLES: Final = frozenset({"up", "down", "back", "out", "in", "off", "on"})
 _WORDLIKE: Final = frozenset({Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT, Kind.PERIOD, Kind.DATE, Kind.SLUG})
+_ANYONE: Final = frozenset({"i", "we", "it", "they", "anybody", "anyone", "the"})
 _ASKING: Final = GROUPS["question"] | GROUPS["be"] | GROUPS["have"]
 _LEADING: Final = frozenset({",", "to", "for"}).union(
     *(GROUPS[name] for name in ("polite", "modal", "pronoun", "joiner", "time"))
@@ -139,7 +142,7 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
     for place in stems:
         low = tokens[place].low
         small = low in SMALL or low in BOUNDS or joined >> place & 1
-        between = low == "x" and typed >> (place - 1) & 1 and typed >> (place + 1) & 1
+        between = low == "x" and place > 0 and typed >> (place - 1) & 1 and typed >> (place + 1) & 1
         if any(map(str.isalnum, low)) and not small and not between:
             content |= 1 << place
     verb_at, question = _verb(tokens, stems, plain, library)
@@ -162,13 +165,16 @@ def _verb(
     tokens: Sequence[Token], stems: Mapping[int, str], plain: Sequence[int], library: Library
 ) -> tuple[int, bool]:
     """The place of the verb, and whether the part is a question."""
+    first = next(iter(stems))
+    if tokens[first].low in GROUPS["modal"] and first + 1 in stems and tokens[first + 1].low in _ANYONE:
+        return -1, True
     begun = next((place for place in stems if tokens[place].low not in _LEADING), -1)
     if begun in plain:
         if tokens[begun].low in _ASKING:
             return -1, True
         if library.is_verb(stems[begun]):
             return begun, False
-    early = (place for place in plain if place < next(iter(stems)) + _VERB_WITHIN and tokens[place].low not in SMALL)
+    early = (place for place in plain if place < first + _VERB_WITHIN and tokens[place].low not in SMALL)
     return next((place for place in early if stems[place] in VERBS), -1), False
 
 
@@ -197,14 +203,24 @@ def cuts(reading: Reading, stop: int, library: Library) -> list[tuple[tuple[int,
 
     :param stop: the end of the request, its last punctuation left out.
     """
-    places = sorted(turnings(reading, stop, library).items())[:_MOST_CUTS]
+    places = sorted(turnings(reading, stop, library).items())
+    plain = [one for one in places if not is_sequel(reading, one[0])]
+    sure = [one for one in places if one not in plain][: MOST_PARTS - 1]
     ways = []
-    for count in range(MOST_PARTS):
-        for chosen in combinations(places, count):
-            starts = [0, *(start for start, _ in chosen)]
-            stops = [*(end for _, end in chosen), stop]
-            ways.append(tuple(zip(starts, stops, strict=True)))
+    for base in ([], sure) if sure else ([],):
+        for count in range(_MOST_PLAIN_CUTS + 1):
+            for chosen in combinations(plain[:_MOST_CUTS], count):
+                both = sorted((*base, *chosen))
+                starts = [0, *(start for start, _ in both)]
+                stops = [*(end for _, end in both), stop]
+                ways.append(tuple(zip(starts, stops, strict=True)))
     return ways
+
+
+def is_sequel(reading: Reading, start: int) -> bool:
+    """Does a part begin with "then" or the like: not before the one before it has ended?"""
+    before = [token.low for token in reading.tokens[max(0, start - 3) : start]]
+    return bool(_SEQUELS.intersection(before))
 
 
 def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:

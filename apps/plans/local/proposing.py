@@ -12,7 +12,7 @@ from apps.plans.local.chaining import Source, explain_by_givers, given, produced
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.judging import CONFIRM, Verdict, holding, judged
 from apps.plans.local.matching import Match, Matcher
-from apps.plans.local.parts import Part, bits, cuts, read_part
+from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
 from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
 from apps.plans.local.words import SMALL, stem
@@ -286,6 +286,7 @@ class _Proposing:
                 continue
             verdict = judged(chosen.match, chosen.rivals, gentle=self.is_gentle(chosen.match.profile.tool.uid))
             place = self._lay(chosen.match, chosen, verdict, steps, places)
+            steps[place] = replace(steps[place], after=self._after(chosen, draft, places))
             confidence *= verdict.p
             held = holding(chosen.part, chosen.match)
             if held:
@@ -318,6 +319,16 @@ class _Proposing:
             nearest=nearest,
             wishes=tuple(wishes),
         )
+
+    def _after(self, chosen: _Chosen, draft: _Draft, places: Mapping[int, int]) -> frozenset[int]:
+        """The step of the part before, if the order matters: "then", or one of the two changes something."""
+        before = [one.match for one in draft.chosen[: chosen.part.number] if one.match and id(one.match) in places]
+        if not before or chosen.match is None:
+            return frozenset()
+        gentle = all(self.is_gentle(one.profile.tool.uid) for one in (before[-1], chosen.match))
+        if gentle and not is_sequel(self.reading, chosen.part.first):
+            return frozenset()
+        return frozenset({places[id(before[-1])]})
 
     def _lay(
         self, match: Match, chosen: _Chosen | None, verdict: Verdict, steps: list[ProposedStep], places: dict[int, int]
