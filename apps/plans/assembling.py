@@ -450,7 +450,7 @@ class _Assembly:
         return self._without_steps(
             PlanStatus.NEEDS_ESCALATION,
             f"No plan can be made that does all of this: {self.terms.asked.intent[:500]}",
-            f"{_sentence(first.detail[:1500])} {_ADVICE[first.kind]}",
+            f"{_sentence(first.detail[:1500])} {self._approval(first) or _ADVICE[first.kind]}",
             confidence=round(min(best, _REFUSED), 2),
             missing=[
                 {
@@ -473,6 +473,17 @@ class _Assembly:
                 for tool, score, reason in found
             ],
         )
+
+    def _approval(self, first: Missing) -> str:
+        """How an operator lets a tool be used whose effects are all that stands against it."""
+        tools = [*(step.tool for step in self.steps), *(tool for tool, _, _ in self.proposal.nearest)]
+        offers = (
+            offer for tool in tools if tool.name == first.tool_name for offer in self.catalogue.offers_of(tool.uid)
+        )
+        worker_id = next((one.worker_id for one in offers if "does not allow" in (self.catalogue.bar(one) or "")), None)
+        if worker_id is None or first.kind != Lack.PERMISSION:
+            return ""
+        return f"An operator approves it with: manage.py mcp_workers approve {worker_id} --tool {first.tool_name}"
 
     def inquiry(self) -> Plan:
         """The plan whose only step asks, with all questions."""

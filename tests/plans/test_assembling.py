@@ -179,6 +179,12 @@ def test_what_no_plan_can_hold_is_refused(steps: tuple[Any, ...], kind: str, sai
     assert validate(made, FULL) == []
 
 
+def test_tool_that_may_not_be_used_is_refused_with_the_command_that_approves_it() -> None:
+    made = make_plan(call(REMOVE, path="/a")).document()
+
+    assert next_step(made).endswith("approves it with: manage.py mcp_workers approve janitor --tool delete_file")
+
+
 def test_value_without_an_exact_form_is_asked_for() -> None:
     made = make_plan(call(SENTIMENT, text=Value(value=2**60, evidence=Evidence.CONTEXT))).document()
 

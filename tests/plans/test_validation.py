@@ -21,7 +21,6 @@ from tests.plans.making import (
     INTEGER,
     NUMBER,
     PAGE,
-    SCAN,
     SENTIMENT,
     STRING,
     call,
@@ -54,96 +53,80 @@ def step(document: Document, number: int) -> Document:
     return found
 
 
+def at(number: int, **members: Any) -> Callable[[Document], object]:
+    return lambda document: step(document, number).update(members)
+
+
+def params(number: int, **members: Any) -> Callable[[Document], object]:
+    return lambda document: step(document, number)["params"].update(members)
+
+
+def top(**members: Any) -> Callable[[Document], object]:
+    return lambda document: document.update(members)
+
+
 CASES: list[tuple[str, str, Callable[[Document], object]]] = [
     ("schema", "", lambda d: d.pop("steps")),
-    ("schema", "/confidence", lambda d: d.update(confidence=1.5)),
-    ("schema", "/confidence", lambda d: d.update(confidence="high")),
-    ("schema", "/steps/0/step_type", lambda d: step(d, 0).update(step_type="teleport")),
+    ("schema", "/confidence", top(confidence=1.5)),
+    ("schema", "/confidence", top(confidence="high")),
+    ("schema", "/steps/0/step_type", at(0, step_type="teleport")),
     ("schema", "/steps/0", lambda d: step(d, 0).pop("params")),
-    ("schema", "", lambda d: step(d, 0)["params"].update(repo_path=2**60)),
-    ("unknown_member", "/intnet", lambda d: d.update(intnet="Misspelt")),
-    ("unknown_member", "/steps/4/depends_On", lambda d: step(d, 4).update(depends_On=["step-99"])),
-    ("unknown_member", "/constraints/max_totl_cost", lambda d: d.update(constraints={"max_totl_cost": 0})),
-    ("misplaced_member", "/steps/4/worker_id", lambda d: step(d, 4).update(worker_id="janitor")),
-    ("misplaced_member", "/steps/2/wait_for_step_ids", lambda d: step(d, 2).update(wait_for_step_ids=["step-1"])),
-    ("mode", "/steps/0/mode", lambda d: step(d, 0).update(mode="direct")),
-    ("mode", "/steps/2/mode", lambda d: step(d, 2).update(mode="async")),
-    (
-        "provenance",
-        "/steps/0/provenance/depth",
-        lambda d: step(d, 0).update(provenance={"depth": {"source": "literal"}}),
-    ),
-    ("missing", "/missing", lambda d: d.update(missing=[{"kind": "capability", "detail": "Something."}])),
-    ("schema", "/steps/1/wait_for_receipts/0", lambda d: step(d, 1).update(wait_for_receipts=[""])),
+    ("schema", "", params(0, repo_path=2**60)),
+    ("unknown_member", "/intnet", top(intnet="Misspelt")),
+    ("unknown_member", "/steps/4/depends_On", at(4, depends_On=["step-99"])),
+    ("unknown_member", "/constraints/max_totl_cost", top(constraints={"max_totl_cost": 0})),
+    ("misplaced_member", "/steps/4/worker_id", at(4, worker_id="janitor")),
+    ("misplaced_member", "/steps/2/wait_for_step_ids", at(2, wait_for_step_ids=["step-1"])),
+    ("mode", "/steps/0/mode", at(0, mode="direct")),
+    ("mode", "/steps/2/mode", at(2, mode="async")),
+    ("provenance", "/steps/0/provenance/depth", at(0, provenance={"depth": {"source": "literal"}})),
+    ("missing", "/missing", top(missing=[{"kind": "capability", "detail": "Something."}])),
+    ("schema", "/steps/1/wait_for_receipts/0", at(1, wait_for_receipts=[""])),
     ("schema", "/steps/0/estimated_cost", lambda d: [step(d, at).update(estimated_cost=1e308) for at in (0, 2)]),
     (
         "schema",
         "/steps/0/estimated_runtime_seconds",
         lambda d: [step(d, at).update(estimated_runtime_seconds=1e308) for at in (0, 2)],
     ),
-    (
-        "fallback",
-        "/steps/0/fallback_worker_ids/0",
-        lambda d: step(d, 0).update(fallback_worker_ids=[step(d, 0)["worker_id"]]),
-    ),
-    ("schema", "/steps/0/fallback_worker_ids", lambda d: step(d, 0).update(fallback_worker_ids=["scribe", "scribe"])),
-    ("duplicate_step", "/steps/2", lambda d: step(d, 1).update(step_id="step-3")),
-    ("unknown_step", "/steps/2/depends_on/0", lambda d: step(d, 2).update(depends_on=["step-9"])),
-    ("unknown_step", "/steps/1/wait_for_step_ids/0", lambda d: step(d, 1).update(wait_for_step_ids=["step-9"])),
-    ("cycle", "/steps/0", lambda d: step(d, 0).update(depends_on=["step-3"])),
-    (
-        "cycle",
-        "/steps/0",
-        lambda d: (step(d, 4).pop("depends_on"), step(d, 0).update(depends_on=["step-5"])),
-    ),
-    ("unknown_worker", "/steps/0/worker_id", lambda d: step(d, 0).update(worker_id="nobody", fallback_worker_ids=[])),
-    ("unknown_tool", "/steps/0/tool_name", lambda d: step(d, 0).update(tool_name="analyze_everything")),
-    ("not_eligible", "/steps/0/worker_id", lambda d: step(d, 0).update(worker_id="janitor", tool_name="delete_file")),
-    ("not_eligible", "/steps/0/fallback_worker_ids/0", lambda d: step(d, 0).update(fallback_worker_ids=["scribe"])),
-    ("tool_changed", "/steps/0/tool_uid", lambda d: step(d, 0).update(tool_uid="0" * 32)),
+    ("fallback", "/steps/0/fallback_worker_ids/0", at(0, fallback_worker_ids=["code-analyzer-001"])),
+    ("schema", "/steps/0/fallback_worker_ids", at(0, fallback_worker_ids=["scribe", "scribe"])),
+    ("duplicate_step", "/steps/2", at(1, step_id="step-3")),
+    ("unknown_step", "/steps/2/depends_on/0", at(2, depends_on=["step-9"])),
+    ("unknown_step", "/steps/1/wait_for_step_ids/0", at(1, wait_for_step_ids=["step-9"])),
+    ("cycle", "/steps/0", at(0, depends_on=["step-3"])),
+    ("cycle", "/steps/0", lambda d: (step(d, 4).pop("depends_on"), step(d, 0).update(depends_on=["step-5"]))),
+    ("unknown_worker", "/steps/0/worker_id", at(0, worker_id="nobody", fallback_worker_ids=[])),
+    ("unknown_tool", "/steps/0/tool_name", at(0, tool_name="analyze_everything")),
+    ("not_eligible", "/steps/0/worker_id", at(0, worker_id="janitor", tool_name="delete_file")),
+    ("not_eligible", "/steps/0/fallback_worker_ids/0", at(0, fallback_worker_ids=["scribe"])),
+    ("tool_changed", "/steps/0/tool_uid", at(0, tool_uid="0" * 32)),
     ("param_missing", "/steps/0/params/repo_path", lambda d: step(d, 0)["params"].pop("repo_path")),
-    ("param_invalid", "/steps/0/params/repo_path", lambda d: step(d, 0)["params"].update(repo_path=5)),
-    ("param_unknown", "/steps/0/params/depth", lambda d: step(d, 0)["params"].update(depth=5)),
+    ("param_invalid", "/steps/0/params/repo_path", params(0, repo_path=5)),
+    ("param_unknown", "/steps/0/params/depth", params(0, depth=5)),
+    ("reference_not_upstream", "/steps/2/params/analysis_pointer", at(2, depends_on=[])),
+    ("reference_not_upstream", "/steps/0/params/repo_path", params(0, repo_path="{{step-3.summary}}")),
     (
-        "reference_not_upstream",
+        "reference_unknown_step",
         "/steps/2/params/analysis_pointer",
-        lambda d: step(d, 2).update(depends_on=[]),
-    ),
-    (
-        "reference_not_upstream",
-        "/steps/0/params/repo_path",
-        lambda d: step(d, 0)["params"].update(repo_path="{{step-3.summary}}"),
+        params(2, analysis_pointer="{{step-7.result_pointer}}"),
     ),
     (
         "reference_unknown_step",
         "/steps/2/params/analysis_pointer",
-        lambda d: step(d, 2)["params"].update(analysis_pointer="{{step-7.result_pointer}}"),
+        params(2, analysis_pointer="{{step-2.result_pointer}}"),
     ),
+    ("reference_unknown_field", "/steps/2/params/analysis_pointer", params(2, analysis_pointer="{{step-1.secrets}}")),
     (
-        "reference_unknown_step",
+        "reference_unknown_field",
         "/steps/2/params/analysis_pointer",
-        lambda d: step(d, 2)["params"].update(analysis_pointer="{{step-2.result_pointer}}"),
+        params(2, analysis_pointer=f"{{{{step-1.complexity_score.{'9' * 5_000}}}}}"),
     ),
     (
         "reference_unknown_field",
         "/steps/2/params/analysis_pointer",
-        lambda d: step(d, 2)["params"].update(analysis_pointer="{{step-1.secrets}}"),
+        params(2, analysis_pointer=f"{{{{step-1.issues.{'9' * 5_000}}}}}"),
     ),
-    (
-        "reference_unknown_field",
-        "/steps/2/params/analysis_pointer",
-        lambda d: step(d, 2)["params"].update(analysis_pointer=f"{{{{step-1.complexity_score.{'9' * 5_000}}}}}"),
-    ),
-    (
-        "reference_unknown_field",
-        "/steps/2/params/analysis_pointer",
-        lambda d: step(d, 2)["params"].update(analysis_pointer=f"{{{{step-1.issues.{'9' * 5_000}}}}}"),
-    ),
-    (
-        "reference_needs_wait",
-        "/steps/2/params/analysis_pointer",
-        lambda d: step(d, 2).update(depends_on=["step-1"]),
-    ),
+    ("reference_needs_wait", "/steps/2/params/analysis_pointer", at(2, depends_on=["step-1"])),
     (
         "reference_needs_wait",
         "/steps/3/params/analysis_pointer",
@@ -153,38 +136,22 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
             step(d, 3).update(depends_on=["step-1", "step-2"]),
         ),
     ),
-    (
-        "reference_type",
-        "/steps/2/params/analysis_pointer",
-        lambda d: step(d, 2)["params"].update(analysis_pointer="{{step-1.complexity_score}}"),
-    ),
-    (
-        "reference_malformed",
-        "/steps/2/params/analysis_pointer",
-        lambda d: step(d, 2)["params"].update(analysis_pointer="{{step-1}}"),
-    ),
+    ("reference_type", "/steps/2/params/analysis_pointer", params(2, analysis_pointer="{{step-1.complexity_score}}")),
+    ("reference_malformed", "/steps/2/params/analysis_pointer", params(2, analysis_pointer="{{step-1}}")),
     (
         "reference_unknown_step",
         "/references/expected_outputs/result_pointers/0",
         lambda d: d["references"]["expected_outputs"].update(result_pointers=["{{step-8.result_pointer}}"]),
     ),
-    ("done_nowhere", "/steps/0/done", lambda d: step(d, 0).update(done=True)),
+    ("done_nowhere", "/steps/0/done", at(0, done=True)),
     ("done_nowhere", "/steps/1/done", lambda d: (d.update(replaces="plan-0"), step(d, 1).update(done=True))),
     ("done_too_early", "/steps/2/done", lambda d: (d.update(replaces="plan-0"), step(d, 2).update(done=True))),
-    ("wait_for_nothing", "/steps/1/wait_for_step_ids/0", lambda d: step(d, 0).update(step_type="call_worker")),
-    ("no_result", "/steps/3/aggregate_step_ids/0", lambda d: step(d, 3).update(aggregate_step_ids=["step-2"])),
+    ("wait_for_nothing", "/steps/1/wait_for_step_ids/0", at(0, step_type="call_worker")),
+    ("no_result", "/steps/3/aggregate_step_ids/0", at(3, aggregate_step_ids=["step-2"])),
     ("no_final_escalate", "/steps/3", lambda d: d["steps"].pop()),
-    (
-        "secret",
-        "/steps/0/params/repo_path",
-        lambda d: step(d, 0)["params"].update(repo_path="ght_0123abcd_" + "a" * 43),
-    ),
-    ("time", "/estimated_total_runtime_seconds", lambda d: d.update(constraints={"timeout_seconds": 0.001})),
-    (
-        "excluded_worker",
-        "/steps/0/worker_id",
-        lambda d: d.update(constraints={"exclude_workers": [step(d, 0)["worker_id"]]}),
-    ),
+    ("secret", "/steps/0/params/repo_path", params(0, repo_path="ght_0123abcd_" + "a" * 43)),
+    ("time", "/estimated_total_runtime_seconds", top(constraints={"timeout_seconds": 0.001})),
+    ("excluded_worker", "/steps/0/worker_id", top(constraints={"exclude_workers": ["code-analyzer-001"]})),
     (
         "excluded_worker",
         "/steps/0/fallback_worker_ids/0",
@@ -193,25 +160,21 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
             d.update(constraints={"exclude_workers": ["code-analyzer-001"]}),
         ),
     ),
-    ("param_invalid", "/steps/2/params/analysis_pointer", lambda d: step(d, 2)["params"].update(analysis_pointer=5)),
-    ("plan_hash", "/plan_hash", lambda d: d.update(plan_hash="0" * 64)),
-    ("estimate", "/execution_cost_estimate", lambda d: d.update(execution_cost_estimate=9)),
-    ("estimate", "/estimated_total_runtime_seconds", lambda d: d.update(estimated_total_runtime_seconds=0)),
-    ("order_hint", "/steps/0/order_hint/0", lambda d: step(d, 0).update(order_hint=["step-2"])),
-    ("order_hint", "/steps/0/order_hint/0", lambda d: step(d, 0).update(order_hint=["step-3"])),
-    ("order_hint", "/steps/2/order_hint/1", lambda d: step(d, 2).update(order_hint=["step-1", "step-3"])),
-    ("estimate", "/steps/0/estimated_runtime_seconds", lambda d: step(d, 0).update(estimated_runtime_seconds=0.1)),
-    ("estimate", "/can_run_parallel", lambda d: d.update(can_run_parallel=True)),
+    ("param_invalid", "/steps/2/params/analysis_pointer", params(2, analysis_pointer=5)),
+    ("plan_hash", "/plan_hash", top(plan_hash="0" * 64)),
+    ("estimate", "/execution_cost_estimate", top(execution_cost_estimate=9)),
+    ("estimate", "/estimated_total_runtime_seconds", top(estimated_total_runtime_seconds=0)),
+    ("order_hint", "/steps/0/order_hint/0", at(0, order_hint=["step-2"])),
+    ("order_hint", "/steps/0/order_hint/0", at(0, order_hint=["step-3"])),
+    ("order_hint", "/steps/2/order_hint/1", at(2, order_hint=["step-1", "step-3"])),
+    ("estimate", "/steps/0/estimated_runtime_seconds", at(0, estimated_runtime_seconds=0.1)),
+    ("estimate", "/can_run_parallel", top(can_run_parallel=True)),
     (
         "time",
         "/estimated_total_runtime_seconds",
-        lambda d: d.update(constraints={"timeout_seconds": 1}, estimated_total_runtime_seconds=0),
+        top(constraints={"timeout_seconds": 1}, estimated_total_runtime_seconds=0),
     ),
-    (
-        "reference_unknown_step",
-        "/steps/4/report_summary",
-        lambda d: step(d, 4).update(report_summary="See {{step-9.summary}}"),
-    ),
+    ("reference_unknown_step", "/steps/4/report_summary", at(4, report_summary="See {{step-9.summary}}")),
 ]
 
 
@@ -299,20 +262,27 @@ PLOT = tool(
 SITES = Catalogue(1, (SURVEY, PLOT), (offer("surveyor", SURVEY), offer("plotter", PLOT)))
 
 
+def with_steps(steps: list[Document]) -> Document:
+    """A plan that says nothing but its steps."""
+    head = dict.fromkeys(("plan_id", "delegate_id", "principal_ai", "intent", "scope"), "x")
+    return {**head, "created_at": "2026-01-03T22:00:00Z", "steps": steps}
+
+
+def calls(first: tuple[str, str, Document], second: tuple[str, str, Document]) -> Document:
+    """A plan of two calls, of which the second follows the first."""
+    worker, named = {"step_type": "call_worker"}, ("worker_id", "tool_name", "params")
+    return with_steps(
+        [
+            {**worker, "step_id": "step-1", **dict(zip(named, first, strict=True))},
+            {**worker, "step_id": "step-2", **dict(zip(named, second, strict=True)), "depends_on": ["step-1"]},
+            {"step_id": "end", "step_type": "escalate", "report_summary": "Done.", "decision_required": False},
+        ]
+    )
+
+
 def sites(**params: Any) -> set[tuple[str, str]]:
     """The faults of a plan that surveys a site and plots what it found by these params."""
-    calls = {"step_type": "call_worker"}
-    steps: list[Document] = [
-        {**calls, "step_id": "step-1", "worker_id": "surveyor", "tool_name": "survey_site", "params": {"path": "/x"}},
-        {**calls, "step_id": "step-2", "worker_id": "plotter", "tool_name": "plot_sites", "params": params},
-        {"step_id": "step-3", "step_type": "escalate", "report_summary": "Done.", "decision_required": False},
-    ]
-    for one, before in itertools.pairwise(reversed(steps)):
-        one["depends_on"] = [before["step_id"]]
-    document = {**make_plan(call(SCAN, path="/x")).document(), "steps": steps}
-    for name in ("estimated_total_runtime_seconds", "execution_cost_estimate"):
-        document.pop(name)
-    document["references"] = {"inputs": {}, "expected_outputs": {}}
+    document = calls(("surveyor", "survey_site", {"path": "/x"}), ("plotter", "plot_sites", params))
     return {(found.code, found.path) for found in validate(document, SITES)}
 
 
@@ -396,37 +366,30 @@ DESK = Catalogue(1, (READ, WRITE, EITHER, MIXED), [offer("clerk", of) for of in 
 
 def desk(tool_name: str, params: Document) -> list[tuple[str, str]]:
     """The faults of a plan that reads something and calls a tool with these params."""
-    calls = {"step_type": "call_worker", "worker_id": "clerk"}
-    steps: list[Document] = [
-        {**calls, "step_id": "r", "tool_name": "read", "params": {}},
-        {**calls, "step_id": "w", "tool_name": tool_name, "params": params, "depends_on": ["r"]},
-        {"step_id": "end", "step_type": "escalate", "report_summary": "Done.", "decision_required": False},
-    ]
-    document = {**make_plan(call(SCAN, path="/x")).document(), "steps": steps}
-    for name in ("estimated_total_runtime_seconds", "execution_cost_estimate"):
-        document.pop(name)
-    document["references"] = {"inputs": {}, "expected_outputs": {}}
+    document = calls(("clerk", "read", {}), ("clerk", tool_name, params))
     return [(found.code, found.path.removeprefix("/steps/1/params")) for found in validate(document, DESK)]
 
 
 def test_reference_in_a_members_name_is_a_fault() -> None:
-    assert desk("write", {"map": {"{{r.text}}": 1}}) == [("reference_misplaced", "/map/{{r.text}}")]
-    assert desk("write", {"map": {"to {{r.text}}": {"x": 1}}}) == [("reference_misplaced", "/map/to {{r.text}}")]
-    assert desk("write", {"map": {"{{name}}": "{{r.text}}"}}) == []
+    assert desk("write", {"map": {"{{step-1.text}}": 1}}) == [("reference_misplaced", "/map/{{step-1.text}}")]
+    assert desk("write", {"map": {"to {{step-1.text}}": {"x": 1}}}) == [
+        ("reference_misplaced", "/map/to {{step-1.text}}")
+    ]
+    assert desk("write", {"map": {"{{name}}": "{{step-1.text}}"}}) == []
 
 
 @pytest.mark.parametrize(
     ("tool_name", "params", "is_right"),
     [
-        ("either", {"b": "{{r.text}}"}, True),
-        ("either", {"a": "{{r.number}}"}, True),
-        ("either", {"a": 1, "b": "{{r.text}}"}, False),
-        ("either", {"zz": "{{r.text}}"}, False),
-        ("write", {"either": {"kind": "{{r.text}}"}}, True),
-        ("write", {"either": {"kind": "{{r.text}}", "n": 1}}, True),
-        ("write", {"either": {"kind": "{{r.text}}", "n": "one"}}, False),
-        ("mixed", {"a": "{{r.number}}", "b": "plain", "name": "x"}, True),
-        ("mixed", {"a": "{{r.number}}", "d": "{{r.text}}"}, False),
+        ("either", {"b": "{{step-1.text}}"}, True),
+        ("either", {"a": "{{step-1.number}}"}, True),
+        ("either", {"a": 1, "b": "{{step-1.text}}"}, False),
+        ("either", {"zz": "{{step-1.text}}"}, False),
+        ("write", {"either": {"kind": "{{step-1.text}}"}}, True),
+        ("write", {"either": {"kind": "{{step-1.text}}", "n": 1}}, True),
+        ("write", {"either": {"kind": "{{step-1.text}}", "n": "one"}}, False),
+        ("mixed", {"a": "{{step-1.number}}", "b": "plain", "name": "x"}, True),
+        ("mixed", {"a": "{{step-1.number}}", "d": "{{step-1.text}}"}, False),
     ],
 )
 def test_rest_of_a_choice_with_a_reference_is_checked(tool_name: str, params: Document, *, is_right: bool) -> None:
@@ -434,16 +397,16 @@ def test_rest_of_a_choice_with_a_reference_is_checked(tool_name: str, params: Do
 
 
 def test_reference_must_fit_an_enum_or_const() -> None:
-    assert desk("write", {"colour": "{{r.text}}", "size": "{{r.number}}"}) == []
-    assert desk("write", {"colour": "{{r.number}}"}) == [("reference_type", "/colour")]
-    assert desk("write", {"size": "{{r.text}}"}) == [("reference_type", "/size")]
+    assert desk("write", {"colour": "{{step-1.text}}", "size": "{{step-1.number}}"}) == []
+    assert desk("write", {"colour": "{{step-1.number}}"}) == [("reference_type", "/colour")]
+    assert desk("write", {"size": "{{step-1.text}}"}) == [("reference_type", "/size")]
 
 
 @pytest.mark.parametrize(
     ("params", "path"),
     [
         ({"zz": 1}, "/zz"),
-        ({"zz": "{{r.text}}"}, "/zz"),
+        ({"zz": "{{step-1.text}}"}, "/zz"),
         ({"inner": {"y": 1}}, "/inner/y"),
         ({"inner": {"a/b": 1}}, "/inner/a~1b"),
         ({"nothing": {"y": 1}}, "/nothing/y"),
@@ -456,9 +419,9 @@ def test_unknown_param_of_a_closed_schema_is_named_once(params: Document, path: 
 @pytest.mark.parametrize(
     ("change", "meant"),
     [
-        (lambda d: step(d, 0).update(tool_name="analyse_repository"), "analyze_repository"),
-        (lambda d: step(d, 0)["params"].update(langauge="python"), "language"),
-        (lambda d: d.update(depends_On=[]), "depends_on"),
+        (at(0, tool_name="analyse_repository"), "analyze_repository"),
+        (params(0, langauge="python"), "language"),
+        (top(depends_On=[]), "depends_on"),
     ],
 )
 def test_misspelt_name_is_told_with_the_right_one(change: Callable[[Document], object], meant: str) -> None:
@@ -468,11 +431,11 @@ def test_misspelt_name_is_told_with_the_right_one(change: Callable[[Document], o
 @pytest.mark.parametrize(
     ("change", "beside"),
     [
-        (lambda d: step(d, 2).update(depends_on=["step-9"]), {("unknown_step", "/steps/2/depends_on/0")}),
-        (lambda d: step(d, 0).update(tool_name="nothing"), {("unknown_tool", "/steps/0/tool_name")}),
-        (lambda d: step(d, 0)["params"].update(repo_path=5), {("param_invalid", "/steps/0/params/repo_path")}),
+        (at(2, depends_on=["step-9"]), {("unknown_step", "/steps/2/depends_on/0")}),
+        (at(0, tool_name="nothing"), {("unknown_tool", "/steps/0/tool_name")}),
+        (params(0, repo_path=5), {("param_invalid", "/steps/0/params/repo_path")}),
         (
-            lambda d: step(d, 2)["params"].update(analysis_pointer="{{step-1.secrets}}"),
+            params(2, analysis_pointer="{{step-1.secrets}}"),
             {("reference_unknown_field", "/steps/2/params/analysis_pointer")},
         ),
         (lambda d: None, set()),
@@ -491,7 +454,7 @@ def test_schema_fault_does_not_hide_faults_of_steps(
 
 
 def test_schema_fault_of_a_step_does_not_hide_other_steps() -> None:
-    document = changed(lambda d: step(d, 2).update(tool_name="nothing"))
+    document = changed(at(2, tool_name="nothing"))
     del step(document, 0)["params"]
     step(document, 1)["wait_for_step_ids"] = "step-1"
 
@@ -503,18 +466,13 @@ def test_schema_fault_of_a_step_does_not_hide_other_steps() -> None:
 
 def many(*groups: tuple[int, list[str]]) -> Document:
     """A plan of so many equal steps in each group, which wait for those named; steps are called a0, a1, …, b0, …"""
-    document = make_plan(translation()).document()
-    first, close = document["steps"]
+    first, close = make_plan(translation()).document()["steps"]
     steps = [
         {**first, "step_id": f"{letter}{number}", "depends_on": parents}
         for letter, (size, parents) in zip("abcdef", groups, strict=False)
         for number in range(size)
     ]
-    document["steps"] = [*steps, {**close, "depends_on": [steps[-1]["step_id"]]}]
-    for name in ("estimated_total_runtime_seconds", "execution_cost_estimate", "can_run_parallel"):
-        document.pop(name)
-    document["references"] = {"inputs": {}, "expected_outputs": {}}
-    return document
+    return with_steps([*steps, {**close, "depends_on": [steps[-1]["step_id"]]}])
 
 
 def test_fan_out_is_counted_at_every_depth() -> None:
