@@ -18,7 +18,7 @@ from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.history import History, Past, learn
 from apps.plans.local.index import Library
 from apps.plans.local.proposing import propose
-from apps.plans.proposals import UNSURE, Asked, Proposal, ProposedStep, Ref
+from apps.plans.proposals import Asked, Proposal, ProposedStep, Ref
 from apps.workers.shapes import OfferView
 from benchmarks.bench import Bench
 from benchmarks.data import BadData, Data, Example, own, read_planning
@@ -83,8 +83,7 @@ def answer(plan: Proposal) -> str:
     """Which of the four answers a proposal is."""
     if plan.missing or not plan.steps:
         return "refused"
-    unsure = any(value.evidence in UNSURE for step in plan.steps for value in step.values.values())
-    return "asked" if plan.questions else "confirm" if unsure or plan.doubtful else "ready"
+    return "asked" if plan.questions else "ready" if plan.is_ready else "confirm"
 
 
 def faults(request: Mapping[str, Any], steps: Sequence[ProposedStep]) -> list[str]:
@@ -208,10 +207,7 @@ def _tools_and_links(data: Data) -> Iterator[Row]:
         plan = shelf.propose(meant.request)
         names, is_plan, links = [step.tool.name for step in plan.steps], answer(plan) in _PLANS, set[tuple[str, str]]()
         for place, step in enumerate(plan.steps):
-            flat = [
-                one for it in step.values.values() for one in (it.value if isinstance(it.value, list) else [it.value])
-            ]
-            taken = {*step.after, *(one.step for one in flat if isinstance(one, Ref))}
+            taken = step.after.union(*(_sources(value.value) for value in step.values.values()))
             sources = taken or {place - 1} if place else set()  # without a hint, the order of the steps
             links |= {(names[source], step.tool.name) for source in sources}
         found["node F1"].append((is_plan, {*names}, {*meant.nodes}))
@@ -225,6 +221,11 @@ def _tools_and_links(data: Data) -> Iterator[Row]:
     exact = sum(is_plan and said == meant for is_plan, said, meant in found["node F1"]) / max(len(plans), 1)
     yield Row(case="exact sets", unit="%", ours=round(100 * exact, 1), note=note)
     yield _calibration("tools", plans)
+
+
+def _sources(value: Any) -> set[int]:
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return {value.step} if isinstance(value, Ref) else {step for one in parts for step in _sources(one)}
 
 
 def _f1(cases: Iterable[tuple[Set[Any], Set[Any]]]) -> float:
