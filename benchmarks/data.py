@@ -194,43 +194,36 @@ _VERBS: Final = {
     "archive": ("archive", "put away", "shelve"),
     "compare": ("compare", "hold side by side"),
 }
+_Name = tuple[str, str]
 _ABOUT: Final = ("of the Miller account", "for Tokyo", "number 42", "from last year")
 _BEFORE: Final = ("", "", "Since the audit is near, ", "For the team offsite, ")
 
 
-def own(*, history: int = 600, tests: int = 120) -> Data:
+def own(*, tests: int = 120) -> Data:
     """Tools, past plans and requests, always the same."""
     chance = random.Random(7)  # noqa: S311  # no secret
-    names = [f"{verb}_{thing}" for thing in _THINGS for verb in _VERBS]
+    names = [(verb, thing) for thing in _THINGS for verb in _VERBS]
     follows = {name: chance.choices(names, k=3) for name in names}
-    past = [_example(chance, names, follows) for _ in range(600)]
-    return Data(
-        tools=tuple(_tool(name) for name in names),
-        history=tuple(past[:history]),
-        test=tuple(_example(chance, names, follows) for _ in range(tests)),
-    )
+    examples = [_example(chance, names, follows) for _ in range(600 + tests)]
+    tools = [
+        {
+            "name": f"{verb}_{thing}",
+            "description": f"{verb.capitalize()} one {thing}.",
+            "input_schema": {"type": "object", "properties": {f"{thing}_name": {"type": "string"}}},
+            "output_schema": {"type": "object", "properties": {"report": {"type": "string"}}},
+        }
+        for verb, thing in names
+    ]
+    return Data(tools=tuple(tools), history=tuple(examples[:600]), test=tuple(examples[600:]))
 
 
-def _tool(name: str) -> dict[str, object]:
-    verb, thing = name.split("_")
-    return {
-        "name": name,
-        "description": f"{verb.capitalize()} one {thing}.",
-        "input_schema": {"type": "object", "properties": {f"{thing}_name": {"type": "string"}}},
-        "output_schema": {"type": "object", "properties": {"report": {"type": "string"}}},
-    }
-
-
-def _example(chance: random.Random, names: list[str], follows: dict[str, list[str]]) -> Example:
-    nodes = [chance.choice(names)]
+def _example(chance: random.Random, names: list[_Name], follows: dict[_Name, list[_Name]]) -> Example:
+    chain = [chance.choice(names)]
     for _ in range(chance.randrange(4)):
-        following = chance.choice(follows[nodes[-1]])
-        if following not in nodes:
-            nodes.append(following)
-    request = chance.choice(_BEFORE) + ", then ".join(_said(chance, name) for name in nodes) + "."
+        following = chance.choice(follows[chain[-1]])
+        chain += [] if following in chain else [following]
+    nodes, said = [f"{verb}_{thing}" for verb, thing in chain], []
+    for verb, thing in chain:
+        said.append(" ".join((chance.choice(_VERBS[verb]), "the", chance.choice((thing, _THINGS[thing])))))
+    request = chance.choice(_BEFORE) + f" {chance.choice(_ABOUT)}, then ".join(said) + "."
     return Example(request=request, nodes=tuple(nodes), links=frozenset(pairwise(nodes)))
-
-
-def _said(chance: random.Random, name: str) -> str:
-    verb, thing = name.split("_")
-    return f"{chance.choice(_VERBS[verb])} the {chance.choice((thing, _THINGS[thing]))} {chance.choice(_ABOUT)}"

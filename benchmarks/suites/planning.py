@@ -63,14 +63,11 @@ class Shelf:
 
     def learn(self, plans: Iterable[Example]) -> None:
         known = {tool.name: tool.uid for tool in self.catalogue.tools}
-        past = [
-            Past(
-                request=one.request,
-                tools=tuple(known[name] for name in one.nodes if name in known),
-                links=frozenset((known[a], known[b]) for a, b in one.links if {a, b} <= known.keys()),
-            )
-            for one in plans
-        ]
+        past = list[Past]()
+        for one in plans:
+            links = frozenset((known[a], known[b]) for a, b in one.links if {a, b} <= known.keys())
+            tools = tuple(known[name] for name in one.nodes if name in known)
+            past.append(Past(request=one.request, tools=tools, links=links))
         self.history = learn(past, self.library.relevance) if past else None
 
     def propose(self, intent: str) -> Proposal:
@@ -175,14 +172,11 @@ def run(bench: Bench) -> Iterator[Row]:
             part = [one for one in requests if one.get("seen", "tuned on") == seen]
             yield from everyday(name, Shelf(tools), part, seen)
         # It answers with the plan of the same request, or lies: then the local planner alone may be ready and wrong.
-        for model, figure, told, goal in (
-            ("model", "right", requests, 95),
-            ("liar", "wrong and ready", requests[::-1], 0),
-        ):
+        for model, figure, told in (("model", "right", requests), ("liar", "wrong and ready", requests[::-1])):
             plans = {one["text"]: other for one, other in zip(requests, told, strict=True)}
             rows = everyday(f"{name}, {model}", Shelf(tools, partial(scripted, plans)), requests, "a scripted model")
-            row = next(row for row in rows if row.case == f"{name}, {model}: {figure}")
-            yield row.judged(f"{goal} or more", met=row.ours >= goal) if goal else row
+            row = next(one for one in rows if one.case.endswith(f": {figure}"))
+            yield row.judged("95 or more", met=row.ours >= 95) if told is requests else row  # noqa: PLR2004
     try:
         data = read_planning(bench.file) if bench.file and bench.file.is_dir() else own(tests=20 if tiny else 120)
     except BadData as fault:
