@@ -21,6 +21,11 @@ _LONGEST_SPAN: Final = 25
 _LEAST_OF_OPTIONAL: Final = 0.9
 _LEAST_CUE_OF_OPTIONAL: Final = 0.3
 _LEAST_CUE_OF_LIST: Final = 0.8
+_LONGEST_NAME: Final = 8
+_PLAINLY: Final = 0.8
+_UNANNOUNCED: Final = 0.8
+"""What each word from the third on costs in a value that nothing announces."""
+_FEW: Final = 2
 _LEAST_OF_CUT: Final = -1.5
 _PREPOSITIONS: Final = GROUPS["preposition"]
 _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled", "labeled"})
@@ -72,6 +77,7 @@ _RIGID: Final = frozenset(
 )
 """Kinds whose values are hardly ever a name or an id."""
 _COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least", "beyond", "exceeding"})
+_SUITED: Final = 0.9
 _UNSUITED: Final = 0.4
 _IMAGES: Final = frozenset({"png", "jpg", "jpeg", "gif", "webp", "svg", "bmp", "tif", "tiff", "heic"})
 _ENDINGS: Final = {
@@ -183,7 +189,7 @@ class Options:
     def _typed(self, param: Param) -> Iterator[Option]:
         several = []
         for found in self.part.found:
-            how = fits(param, found) * _suits(param, str(found.value))
+            how = _suited(param, str(found.value), fits(param, found))
             if not how:
                 continue
             if how <= _UNSUITED and found.kind in _RIGID and param.role not in ("text", "query"):
@@ -229,11 +235,15 @@ class Options:
     # Words cut out of the part
 
     def _cut(self, param: Param) -> Iterator[Option]:
+        longest = _LONGEST_SPAN if param.role in ("text", "query") else _LONGEST_NAME if param.role in _FREE else 2
         for first, last in self.spans():
-            if last > first + 1 and param.role not in _FREE and not param.array:
+            if last >= first + longest and not param.array:
                 continue
             cued = self.cue(param, first, last, None)
             gain = _PLAIN[param.role] + self._span_fit(param, first, last) + cued
+            if cued < _PLAINLY:
+                words = (stretch(first, last) & self.part.content).bit_count()
+                gain -= _UNANNOUNCED * max(0, words - _FEW)
             least = _LEAST_CUE_OF_LIST if param.array else _LEAST_CUE_OF_OPTIONAL
             if gain > _LEAST_OF_CUT and (param.required or cued >= least):
                 text = self.part.words(first, last)
@@ -399,16 +409,17 @@ class Options:
         return (0.6 if kind else 0.2) if stemmed in param.cues else 0.0
 
 
-def _suits(param: Param, value: str) -> float:
-    """How well a path suits what the param's name says of it: a folder is no list of files, a text is no image."""
+def _suited(param: Param, value: str, how: float) -> float:
+    """How well a path or file serves by what the param's name says: a folder is no list of files, a text no image."""
     if param.role == "text" and _FILE.fullmatch(value):
-        return _UNSUITED
+        return how * _UNSUITED
     if value.endswith("/") or "." not in value.rsplit("/", 1)[-1]:
-        return _UNSUITED if param.array and _FOLDER.match(value) and "file" in param.words else 1.0
+        return how * (_UNSUITED if param.array and _FOLDER.match(value) and "file" in param.words else 1.0)
     ending = value.rsplit(".", 1)[-1].lower()
     wanted = next((_ENDINGS[word] for word in param.words if word in _ENDINGS), None)
-    known = any(ending in endings for endings in (*_ENDINGS.values(), _TEXT_ENDINGS))
-    return _UNSUITED if wanted and known and ending not in wanted else 1.0
+    if wanted is None or not any(ending in endings for endings in (*_ENDINGS.values(), _TEXT_ENDINGS)):
+        return how
+    return max(how, _SUITED) if ending in wanted and param.type == "string" else how * _UNSUITED
 
 
 def _acts(param: Param) -> bool:
