@@ -448,6 +448,7 @@ LOGGING = {
         },
         # It names the whole address of each outgoing call, which may hold a credential.
         "httpx2": {"level": "WARNING"},
+        "mcp.client": {"level": "WARNING"},
     },
     "root": {"handlers": ["console"], "level": env.str("GATEHOUSE_LOG_LEVEL", default="INFO")},
 }

@@ -1,9 +1,12 @@
 """Calls of workers: the target and its limits, the call over MCP, storage of the answer, and one call without a plan."""
 
 import asyncio
+import base64
+import binascii
+import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
@@ -12,7 +15,7 @@ from time import monotonic
 from typing import Any, Final
 
 from mcp import Client
-from mcp.types import CallToolResult, TextContent
+from mcp.types import CallToolResult, ContentBlock, TextContent
 
 from apps.core import foreign_schemas, mcp_client, outbound, strict_json
 from apps.core.errors import DomainError, Forbidden, Invalid
@@ -37,11 +40,13 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_in
 from apps.receipts.services import Group
 from apps.tasks import selectors as stored_results
+from apps.tasks.results import artifact_pointer
 from apps.tasks.services import artifacts, queueing
 from apps.tasks.shapes import QueueRequest
 from apps.workers import selectors as workers
 from apps.workers.models import ROUTABLE, State
 from apps.workers.services import registry
+from apps.workers.shapes import OfferView
 
 TASK_TYPE: Final = "mcp_worker_call"
 DIRECT: Final = timedelta(seconds=30)
@@ -52,7 +57,9 @@ MAX_PARAMS_BYTES: Final = 1024 * 1024
 LOOK_AGAIN: Final = timedelta(seconds=5)
 AWAY_LOOKS: Final = 24
 """How often a step looks again for a worker that takes no calls: for two minutes, in which this side must be up."""
-_SECONDS: Final = 60
+WAIT: Final = timedelta(seconds=10)
+"""How long `auto` waits for a tool: one that has been faster so far is called directly."""
+_SECONDS: Final = 180
 _HINT: Final = 300
 _SUMMARY_BYTES: Final = 16 * 1024
 _CAUSE: Final = "caused_by_receipt_id"
@@ -75,21 +82,30 @@ class Target:
     repeatable: bool
     """The tool may run twice, so a call whose outcome is unknown may be made again."""
     runtime: str
-    """`fast`, `medium` or `long`, as the worker declares."""
+    """`fast`, `medium` or `long`, as the worker declares or its calls have shown; else `unknown`."""
     cost: Decimal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
-    """The answer of a tool: its structured content, else its text as `{"text": …}`."""
+    """The answer of a tool: its structured content, else its text as `{"text": …}`.
+
+    Other content is in its member `content`. `files` are the images and the like that it names by their pointers.
+    """
 
     payload: dict[str, Any]
     seconds: float
     summary: str
+    files: tuple[tuple[str, bytes], ...] = ()
+    """The media type and the bytes of each."""
 
 
 class CallMode(StrEnum):
-    """`auto` calls fast tools directly. It queues the others, and all calls with an idempotency key."""
+    """`auto` calls tools directly that are declared or known to be fast, and tries those of which nothing is known.
+
+    It queues the others, all calls with an idempotency key, and calls that it has waited ten seconds for if the tool
+    may run twice.
+    """
 
     AUTO = "auto"
     DIRECT = "direct"
@@ -128,28 +144,35 @@ def call_worker(
         cause = caused_by or (None if execution is None else execution.plan_receipt_id)
         params = with_cause(target, params, cause)
         check_params(target, params)
-        may_be_direct = target.runtime == "fast" and idempotency_key is None
-        if mode == CallMode.ASYNC or (mode == CallMode.AUTO and not may_be_direct):
-            request = QueueRequest(
-                task_type=TASK_TYPE,
-                params={"worker_id": worker_id, "tool_name": tool_name, "params": dict(params)},
-                idempotency_key=idempotency_key,
-                caused_by=cause,
-                group=None if execution is None else group_of(execution),
-            )
-            queued = queueing.queue(requester=caller, request=request)
-            return CallOutcome(**{**queued.model_dump(), "status": "queued"})
+        request = QueueRequest(
+            task_type=TASK_TYPE,
+            params={"worker_id": worker_id, "tool_name": tool_name, "params": dict(params)},
+            idempotency_key=idempotency_key,
+            caused_by=cause,
+            group=None if execution is None else group_of(execution),
+        )
+        may_be_queued = mode == CallMode.AUTO and target.repeatable
+        is_direct = target.runtime == "fast" or (target.runtime == "unknown" and target.repeatable)
+        if mode == CallMode.ASYNC or (mode == CallMode.AUTO and (not is_direct or idempotency_key is not None)):
+            return _queued(caller, request)
         registry.take_call(worker_id=worker_id)
     try:
-        called = call(target=target, params=params, deadline=min(target.deadline, DIRECT))
+        called = call(target=target, params=params, deadline=min(target.deadline, WAIT if may_be_queued else DIRECT))
     except DomainError as refusal:
         with caller.acting():
             record(target, refusal)
+            if may_be_queued and refusal.code == "worker_timed_out":
+                return _queued(caller, request)
         raise
-    pointer = keep(caller=caller, value=called.payload)
+    pointer = keep(caller=caller, value=called.payload, files=called.files)
     with caller.acting():
         record(target, called)
     return CallOutcome(status="complete", result=called.payload, result_pointer=pointer)
+
+
+def _queued(caller: Caller, request: QueueRequest) -> CallOutcome:
+    queued = queueing.queue(requester=caller, request=request)
+    return CallOutcome(**{**queued.model_dump(), "status": "queued"})
 
 
 def target_of(*, worker_id: str, tool_name: str, tool_uid: str | None = None) -> Target:
@@ -182,9 +205,18 @@ def target_of(*, worker_id: str, tool_name: str, tool_uid: str | None = None) ->
         deadline=timedelta(seconds=worker.constraints.get("timeout_seconds") or _SECONDS),
         max_params_bytes=worker.constraints.get("max_payload_bytes") or MAX_PARAMS_BYTES,
         repeatable=set(tool.effects) <= _HARMLESS_TWICE,
-        runtime=worker.hints.get("expected_runtime") or "medium",
+        runtime=_runtime(offer),
         cost=Decimal(str(offer.cost)),
     )
+
+
+def _runtime(offer: OfferView) -> str:
+    """What the worker declares, else what its calls so far have taken."""
+    if offer.expected_runtime is not None:
+        return offer.expected_runtime
+    if offer.p95_seconds is None:
+        return "unknown"
+    return "fast" if offer.p95_seconds <= WAIT.total_seconds() else "medium"
 
 
 def refuse_outside_pool(caller: Caller, worker_id: str) -> None:
@@ -254,8 +286,8 @@ def call(
             target.endpoint, dialogue, deadline=deadline, max_answer_bytes=MAX_ANSWER_BYTES, canceled=canceled
         )
     except outbound.CallFailed as failure:
-        raise _refusal(failure, tool) from failure
-    payload = _payload(result, tool)
+        raise _refusal(failure, target) from failure
+    payload, files = _payload(result, tool)
     summary = payload.get("summary")
     return Called(
         payload=payload,
@@ -263,6 +295,7 @@ def call(
         summary=summary.encode()[:_SUMMARY_BYTES].decode(errors="ignore")
         if isinstance(summary, str) and summary
         else f"{tool} of {target.worker_id} has answered.",
+        files=files,
     )
 
 
@@ -276,8 +309,10 @@ def _forwarded(on_progress: Progress) -> Any:
     return forward
 
 
-def _refusal(failure: outbound.CallFailed, tool: str) -> DomainError:
+def _refusal(failure: outbound.CallFailed, target: Target) -> DomainError:
     """The refusal that a failed conversation means."""
+    tool = target.tool_name
+    doubt = "" if target.repeatable or not failure.reached else f" {tool} may have done its work all the same."
     refusal: DomainError
     match failure:
         case outbound.NotCalled():
@@ -295,11 +330,11 @@ def _refusal(failure: outbound.CallFailed, tool: str) -> DomainError:
         case mcp_client.NotMCP():
             refusal = UnusableAnswer(f"{tool}: {failure}")
         case _:
-            refusal = WorkerAway(f"{tool}: {failure}", code=f"worker_{failure.code}", reached=failure.reached)
+            refusal = WorkerAway(f"{tool}: {failure}{doubt}", code=f"worker_{failure.code}", reached=failure.reached)
     return refusal
 
 
-def _payload(result: CallToolResult, tool: str) -> dict[str, Any]:
+def _payload(result: CallToolResult, tool: str) -> tuple[dict[str, Any], tuple[tuple[str, bytes], ...]]:
     text = "\n".join(block.text for block in result.content if isinstance(block, TextContent))
     if result.is_error and text == f"Error executing tool {tool}":  # the SDK's words for an exception in the tool
         raise WorkerAway(f"{tool} broke inside the worker, which does not say why.", code="worker_broke")
@@ -312,15 +347,35 @@ def _payload(result: CallToolResult, tool: str) -> dict[str, Any]:
         except (ValueError, RecursionError):
             found = {"text": text}
         payload = found if isinstance(found, dict) else {"result": found}
+    files: list[tuple[str, bytes]] = []
+    others = [block for block in result.content if not isinstance(block, TextContent)]
     try:
+        if others and "content" not in payload:
+            said = {} if payload == {"text": ""} else payload
+            payload = {**said, "content": [_block(block, files) for block in others]}
         strict_json.check(payload)
-    except strict_json.UnstorableJSON as fault:
-        raise UnusableAnswer(f"The worker's answer to {tool} can't be stored: {legible(fault.detail)}") from fault
-    return payload
+    except (strict_json.UnstorableJSON, binascii.Error) as fault:
+        why = fault.detail if isinstance(fault, strict_json.UnstorableJSON) else str(fault)
+        raise UnusableAnswer(f"The worker's answer to {tool} can't be stored: {legible(why)}") from fault
+    return payload, tuple(files)
 
 
-def keep(*, caller: Caller, value: Any) -> str:
-    """Store a JSON value as an artifact of the caller's tenant; returns its pointer."""
+def _block(block: ContentBlock, files: list[tuple[str, bytes]]) -> dict[str, Any]:
+    """A part of an answer that is no text, as MCP writes it, with a pointer to its bytes in place of the bytes."""
+    part = block.model_dump(mode="json", by_alias=True, exclude_none=True)
+    holder = part.get("resource", part)
+    for member in ("data", "blob"):
+        if isinstance(encoded := holder.pop(member, None), str):
+            content = base64.b64decode(encoded, validate=True)
+            files.append((holder.get("mimeType") or "application/octet-stream", content))
+            holder["pointer"] = artifact_pointer(hashlib.sha256(content).hexdigest())
+    return part
+
+
+def keep(*, caller: Caller, value: Any, files: Sequence[tuple[str, bytes]] = ()) -> str:
+    """Store a JSON value, and the files that it names, as artifacts of the caller's tenant; returns its pointer."""
+    for media_type, file in files:
+        artifacts.store_artifact(tenant_id=caller.tenant_id, content=file, media_type=media_type)
     content = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     return artifacts.store_artifact(tenant_id=caller.tenant_id, content=content, media_type="application/json")
 

@@ -100,7 +100,8 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
         job = _begun(context, target, called)
         if job is None:
             _record(context, target, called)
-            return Result(pointer=calls.keep(caller=context.caller, value=called.payload), summary=called.summary)
+            pointer = calls.keep(caller=context.caller, value=called.payload, files=called.files)
+            return Result(pointer=pointer, summary=called.summary)
     return _followed(context, target, job)
 
 
@@ -208,7 +209,7 @@ def _followed(context: Context, target: calls.Target, job: worker_jobs.Job) -> R
     _record(context, target, called, over=job)
     pointer = called.payload.get("result_pointer")
     if not isinstance(pointer, str):
-        pointer = calls.keep(caller=context.caller, value=called.payload)
+        pointer = calls.keep(caller=context.caller, value=called.payload, files=called.files)
     return Result(pointer=pointer, summary=called.summary)
 
 
@@ -263,5 +264,8 @@ def _record(
 
 def _failed(exc: DomainError, target: calls.Target) -> Failed:
     """The failure of a run: another run follows only where that does no harm."""
+    if exc.code == "worker_timed_out":
+        detail = f"{exc.detail} It is not called again: it would take as long."
+        return Failed(exc.code, detail, retryable=False)
     again = isinstance(exc, WorkerCallFailed) and exc.retryable and (target.repeatable or not exc.reached)
     return Failed(exc.code, exc.detail, retryable=again)

@@ -20,8 +20,9 @@ from apps.plans.errors import OutsidePool
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
+from apps.tasks import selectors as stored_results
 from apps.tasks.jobs import work as execute_queue
-from apps.tasks.models import LiveTask, Run, Task
+from apps.tasks.models import FinishedTask, LiveTask, Run, Task
 from apps.workers import selectors as workers_seen
 from apps.workers.models import Allowance
 from apps.workers.services import registry as workers
@@ -218,6 +219,33 @@ def writer_step(step_id: str = "a", **more: Any) -> dict[str, Any]:
 def revoke(caller: Caller) -> None:
     with caller.acting():
         workers.revoke_key(tenant_id=caller.tenant_id, key_id="bundled", why="stolen")
+
+
+def test_image_is_kept_and_a_link_is_passed_on(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server, tools=[{"name": "draw", "description": "", "input_schema": {"type": "object"}}])
+    drawn = calls.call_worker(caller=kee, worker_id="texter", tool_name="draw", params={}, mode=CallMode.DIRECT)
+
+    assert drawn.result is not None
+    image, link = drawn.result["content"]
+    assert (link["type"], link["uri"]) == ("resource_link", "https://example.com/plan.pdf")
+    with kee.acting():
+        kept = stored_results.open_pointer(image["pointer"], tenant_id=kee.tenant_id)
+    assert (kept.content, kept.media_type) == (b"a picture", "image/png")
+
+
+def test_call_over_its_limit_is_queued_and_then_made_once(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server, hints={}, constraints={"timeout_seconds": 1})
+    queued = calls.call_worker(
+        caller=kee, worker_id="texter", tool_name="hold", params={"text": "x"}, mode=CallMode.AUTO
+    )
+    execute_queue(kee.tenant_id, "execute")
+
+    assert (queued.status, server.calls["hold"]) == ("queued", 2)
+    with kee.acting():
+        error = FinishedTask.objects.get().error
+    assert error is not None
+    assert error["code"] == "worker_timed_out"
+    assert "within 1 s. It is not called again" in error["message"]
 
 
 def test_lost_trust_bars_the_step(kee: Caller, server: WorkerServer) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import uvicorn
 from mcp.server import MCPServer
-from mcp.server.mcpserver import Context
+from mcp.server.mcpserver import Context, Image
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ResourceLink
 from starlette.applications import Starlette
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
@@ -110,6 +111,11 @@ def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of sm
     @server.tool()
     def crash() -> dict[str, Any]:
         raise RuntimeError("told to nobody")
+
+    @server.tool(structured_output=False)
+    def draw() -> list[Any]:
+        link = ResourceLink(uri="https://example.com/plan.pdf", name="plan", mime_type="application/pdf")
+        return [Image(data=b"a picture", format="png"), link]
 
     @server.tool()
     def flood(size: int) -> dict[str, Any]:

@@ -1,11 +1,16 @@
 """Manifests, keys, sources and heartbeats for the tests of the registry."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from django.db import connection, transaction
@@ -180,3 +185,19 @@ def at_once(*acts: Callable[[], object]) -> list[object]:
     for thread in threads:
         thread.join(30)
     return answers
+
+
+def typed(*arguments: str, code: int = 0) -> str:
+    """What `manage.py mcp_workers` prints as a process; `call_command` parses options in another way."""
+    database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+    done = subprocess.run(  # our own command
+        [sys.executable, "manage.py", "mcp_workers", *arguments],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "DATABASE_URL": database},
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == code, done.stderr
+    return (done.stdout + done.stderr).strip()

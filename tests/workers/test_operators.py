@@ -1,20 +1,16 @@
 """What operators do about MCP workers: in the console, and with `manage.py mcp_workers`."""
 
 import json
-import os
-import subprocess
-import sys
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.db import transaction
 from django.test import Client
 from django.urls import reverse
 
@@ -22,7 +18,7 @@ from apps.principals.models import Membership, Operator, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers.models import SigningKey, Worker, WorkerSource
 from apps.workers.services import discovery
-from tests.workers.factories import enroll, make_key, make_manifest, public_half, register, signed
+from tests.workers.factories import enroll, make_key, make_manifest, public_half, register, signed, typed
 
 SENT = {"_form_submitted": "on", "reason": "ticket 7"}
 Key = dict[str, str]
@@ -191,29 +187,13 @@ def test_command_adds_lists_and_removes_sources(as_kee: Caller, file: Path, tmp_
 @pytest.mark.ci
 @pytest.mark.django_db(transaction=True)
 def test_commands_work_in_a_shell(kee: Caller, tmp_path: Path) -> None:
-    """Run as processes: `call_command` does not go through Django's own parsing of options such as `--settings`."""
     secret = tmp_path / "secret"
     secret.write_text("a password")
     etcd = "--kind etcd --address http://127.0.0.1:9 --principal Kee --prefix /w/ --user gate --worker {}"
-    database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
-    answers = []
-    for command in (
-        f"enroll-key --name x --ceiling sandbox --private-file {tmp_path / 'key.json'}",
-        f"add-source e {etcd} --secret-file {secret}",
-        "list-sources",
-        "remove-source nothing",
-    ):
-        done = subprocess.run(
-            [sys.executable, "manage.py", "mcp_workers", *command.split(), "--tenant", "acme"],
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "DATABASE_URL": database},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        answers.append((done.returncode, (done.stdout + done.stderr).strip()))
+    key = f"enroll-key --name x --ceiling sandbox --private-file {tmp_path / 'key.json'}"
 
-    assert [code for code, _ in answers] == [0, 0, 0, 1], answers
-    assert answers[0][1].endswith("may grant sandbox")
-    assert answers[2][1] == "e  etcd  http://127.0.0.1:9  ok"
-    assert answers[3][1] == "CommandError: There is no source 'nothing'."
+    assert typed(*key.split(), "--tenant", "acme").endswith("may grant sandbox")
+    typed("add-source", "e", *etcd.split(), "--secret-file", str(secret), "--tenant", "acme")
+    assert typed("list-sources", "--tenant", "acme") == "e  etcd  http://127.0.0.1:9  ok"
+    missing = typed("remove-source", "nothing", "--tenant", "acme", code=1)
+    assert missing == "CommandError: There is no source 'nothing'."

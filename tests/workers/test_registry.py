@@ -364,7 +364,12 @@ def test_recorded_calls_are_counted_by_the_job(as_kee: Caller) -> None:
         assert registry.fold_calls() == 0
 
     offer = selectors.terms_of(ID, "analyze_repository").offer
-    assert (offer.runs, offer.successes, offer.p50_seconds, offer.p95_seconds) == (20, 19, 9.5, 18.0)
+    assert (offer.runs, offer.successes, offer.p50_seconds, offer.p95_seconds) == (
+        20,
+        19,
+        10.0,
+        19.0,
+    )  # of the successes
     assert offer.cost == 0.01
     assert selectors.epochs() == (before[0], before[1] + 1)
     with refused("unknown_tool"):

@@ -1,17 +1,13 @@
 """An ordinary MCP server: an operator adds it by its URL, sees what it is about to trust, and approves tools of it."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from io import StringIO
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
 from django.test import Client
 from django.urls import reverse
 from mcp.types import ToolAnnotations
@@ -21,9 +17,9 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import selectors
 from apps.workers.models import Offer, Worker, WorkerSource
-from apps.workers.services import discovery, registry
+from apps.workers.services import discovery, listening, registry
 from apps.workers.services.registry import take_call
-from tests.workers.factories import discover
+from tests.workers.factories import discover, typed
 from tests.workers.servers import McpServer, make_tool, serving
 
 READS = ToolAnnotations(read_only_hint=True)
@@ -147,27 +143,40 @@ def test_operator_adds_and_approves_in_the_console(console: Client, kee: Caller,
 
 @pytest.mark.ci
 @pytest.mark.django_db(transaction=True)
+def test_server_that_says_its_tools_changed_is_asked_at_once(kee: Caller, server: McpServer) -> None:
+    add(kee, server)
+    stop = threading.Event()
+    listener = threading.Thread(target=listening.listen, kwargs={"until": stop.is_set})
+    listener.start()
+    try:
+        until(lambda: "subscriptions/listen" in server.asked)
+        assert discovery.discover() == 1  # the source alone is due
+        server.tools.append(make_tool("whisper"))
+        server.say_that_tools_changed()
+        until(lambda: bool(discovery.discover()))
+    finally:
+        stop.set()
+        listener.join()
+
+    with acting_as(kee):
+        assert Offer.objects.current().filter(name="whisper").exists()
+
+
+def until(happened: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+@pytest.mark.ci
+@pytest.mark.django_db(transaction=True)
 def test_command_typed_in_a_shell(kee: Caller, server: McpServer, tenant: Tenant) -> None:
-    said = _typed("add", server.endpoint, "--tool", "look", "--tenant", tenant.slug)
+    said = typed("add", server.endpoint, "--tool", "look", "--tenant", tenant.slug)
 
     assert "save  touches: read, write  Will save a text." in said
     assert "1 of its tools are approved" in said
     with acting_as(kee):
         worker_id = Worker.objects.get().worker_id
-    assert "approved: look, save, shout" in _typed("approve", worker_id, "--all", "--tenant", tenant.slug)
+    assert "approved: look, save, shout" in typed("approve", worker_id, "--all", "--tenant", tenant.slug)
     assert barred(kee, worker_id, "shout") is None
-
-
-def _typed(*arguments: str) -> str:
-    database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
-    done = subprocess.run(  # our own command
-        [sys.executable, "manage.py", "mcp_workers", *arguments],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "DATABASE_URL": database},
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

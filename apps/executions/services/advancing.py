@@ -363,7 +363,7 @@ def _write(claim: Claim, outcome: calls.Called | DomainError) -> None:
         retried(partial(_write_failure, claim, outcome))
         return
     try:
-        pointer = calls.keep(caller=claim.owner, value=outcome.payload)
+        pointer = calls.keep(caller=claim.owner, value=outcome.payload, files=outcome.files)
     except DomainError as refusal:
         retried(partial(_write_failure, claim, refusal))
         return

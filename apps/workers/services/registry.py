@@ -499,7 +499,8 @@ def fold_calls() -> int:
             offer.successes += call.ok
             offer.total_seconds += call.seconds
             offer.total_cost += call.cost
-            offer.recent_seconds = [*offer.recent_seconds, call.seconds][-RECENT_CALLS:]
+            if call.ok:
+                offer.recent_seconds = [*offer.recent_seconds, call.seconds][-RECENT_CALLS:]
         offer.save(update_fields=["runs", "successes", "total_seconds", "total_cost", "recent_seconds"])
     Call.objects.filter(pk__in=[call.pk for call in calls]).delete()
     tenants = sorted({call.tenant_id for call in calls})
