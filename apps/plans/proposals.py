@@ -185,15 +185,15 @@ class Proposal:
         )
         return replace(self, steps=tuple(steps), doubtful=False)
 
-    def answered(self, answers: Mapping[tuple[int, str], Any]) -> "Proposal":
-        """The same with the values of params that the principal has told, by step and param, which are asked no more."""
-        steps = []
-        for place, step in enumerate(self.steps):
-            told = {param: value for (of, param), value in answers.items() if of == place}
-            values = {param: Value(value=value, evidence=Evidence.ANSWER) for param, value in told.items()}
-            missing = tuple(name for name in step.missing if name not in told)
-            steps.append(replace(step, values={**step.values, **values}, missing=missing))
-        left = tuple(one for one in self.questions if (one.step, one.param) not in answers)
+    def answered(self, answers: Mapping[int, Any]) -> "Proposal":
+        """The same with the values that answer questions about params, by the number of the question from 0."""
+        steps = list(self.steps)
+        for number, value in answers.items():
+            place, param = self.questions[number].step, self.questions[number].param or ""
+            values = {**steps[place].values, param: Value(value=value, evidence=Evidence.ANSWER)}
+            missing = tuple(name for name in steps[place].missing if name != param)
+            steps[place] = replace(steps[place], values=values, missing=missing)
+        left = tuple(one for number, one in enumerate(self.questions) if number not in answers)
         return replace(self, steps=tuple(steps), questions=left)
 
     def led_by(self, first: Sequence[ProposedStep]) -> "Proposal":

@@ -110,21 +110,17 @@ def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: dat
         _refuse_strange(answers, asked)
         tools = {**_settled(document), **_tools_named(document, asked, answers)}
         context = {asked[one]["param"]: value for one, value in answers.items() if "param" in asked[one]}
-    if tools != _settled(document):
+    if any("param" not in asked[one] for one in answers):
         request = request_again(document, context=context, tools=tools, caused_by=None)
         proposed = proposing.propose(caller=caller, request=request, now=now)
         with caller.acting():
             old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
             found: Find | None = (lambda *_: proposed) if proposed else None
             return make(caller=caller, request=request, now=now, revision=Revision(old=old), find=found)
-    told = {
-        (asked[one]["step_id"], asked[one]["param"]): value for one, value in answers.items() if "param" in asked[one]
-    }
+    told = {place: answers[one] for place, one in enumerate(asked) if one in answers}
     with caller.acting():
         old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
-        places = {step["step_id"]: place for place, step in enumerate(old.document["partial_plan"]["steps"])}
-        values = {(places[step_id], param): value for (step_id, param), value in told.items()}
-        return _go_on(caller, old, now, lambda proposal: proposal.answered(values))
+        return _go_on(caller, old, now, lambda proposal: proposal.answered(told))
 
 
 def _settled(document: Mapping[str, Any]) -> dict[int, str]:
@@ -141,6 +137,9 @@ def _tools_named(
         if "param" not in asked[question_id]:
             step = steps[asked[question_id]["step_id"]]
             uids = {one["tool_name"]: one["tool_uid"] for one in reversed((step, *step.get("alternatives", ())))}
+            if name not in uids:
+                place = FieldError(pointer_to("answers", question_id), f"is one of {', '.join(uids)}")
+                raise Invalid("The plan knows no such tool.", code="answer_refused", errors=[place])
             found[step.get("clause", 0)] = uids[name]
     return found
 
