@@ -391,6 +391,8 @@ def _allowed(param: Param, value: Any) -> bool:
     one = value[0] if isinstance(value, list) and value else value
     if param.type == "object" and not isinstance(one, Mapping):
         return False
+    if param.type == "object" and not isinstance(one, Mapping):
+        return False
     if isinstance(one, int | float):
         return (param.minimum is None or one >= param.minimum) and (param.maximum is None or one <= param.maximum)
     if param.pattern and isinstance(one, str) and (validator := _validator(param.pattern)):
@@ -426,8 +428,8 @@ def _converted(param: Param, found: Found) -> Any:
         value = f"https://{value}"
     elif kind is Kind.USER:
         value = str(value).removeprefix("@")
-    elif kind is Kind.PERIOD and param.type == "object":
-        value = dict(zip(_ends(param.schema), str(value).split("/"), strict=True))
+    elif kind is Kind.PERIOD and param.type == "object" and (ends := _ends(param.schema)):
+        value = dict(zip(ends, str(value).split("/"), strict=True))
     elif kind is Kind.JSON and param.type in ("object", ""):
         value = _parsed(str(value))
     return str(value) if param.type == "string" and not isinstance(value, str) else value
@@ -435,7 +437,8 @@ def _converted(param: Param, found: Found) -> Any:
 
 def _ends(schema: Mapping[str, Any]) -> list[str]:
     """The properties of an object that are the start and the end of a range; empty: it has not both."""
-    inner = schema.get("properties")
+    items = schema.get("items")
+    inner = (items if isinstance(items, Mapping) else schema).get("properties")
     names = [str(name) for name in inner] if isinstance(inner, Mapping) else []
     found = [next((n for n in names if words.PAIRS[side] & set(words.pieces(n))), "") for side in ("start", "end")]
     return found if all(found) else []
