@@ -19,12 +19,13 @@ from apps.executions.services.commands import Budget, Decision
 from apps.executions.shapes import CallOutcome, ExecutionProgress, ExecutionReport, ExecutionSummary
 from apps.executions.states import FINAL, MONEY, SETTLED, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import execution_topic
+from apps.plans.documents import PlanStatus
 from apps.plans.services import Replacement
 from apps.plans.shapes import Money, StepType
-from apps.plans.tools import PlanAnswer, answer_of
+from apps.plans.tools import CreatePlan, PlanAnswer, answer_of, create_delegation_plan
 from apps.principals.tenancy import Caller
 
-_PATIENCE: Final = timedelta(seconds=5)
+_PATIENCE: Final = timedelta(seconds=10)
 _LOOK_SECONDS: Final = 0.05
 _RESULT_BYTES: Final = 4 * 1024 * 1024
 _BASE: Final = "/api/v1/executions"
@@ -79,6 +80,16 @@ class ExecutionStarted(Output):
     steps_complete: int
     steps_total: int
     next_actions: list[str]
+
+
+class CarryOut(CreatePlan):
+    mode: Mode = Mode.AUTO
+    """auto: fast steps directly, long ones as tasks. direct_only: direct steps are never queued. async_only: all are."""
+
+
+class CarriedOut(PlanAnswer):
+    execution: ExecutionStarted | None
+    """None: the plan is not ready; `next_step` says what to do."""
 
 
 class AskPlanStatus(PlanRef):
@@ -220,6 +231,25 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
         steps_total=report.steps_total,
         next_actions=report.next_actions,
     )
+
+
+@operation(
+    title="Have a request carried out",
+    scope="plans",
+    routes=[Route("POST", "/api/v1/requests", status=201)],
+    own_transactions=True,
+)
+def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
+    """Ask for something in plain words, and have it done at once if the plan is ready: create_delegation_plan, then execute_delegation_plan.
+
+    Results of fast steps are in the answer, and the end of it all comes to your inbox. If the plan is not ready, nothing
+    runs: confirm it with confirm_plan or answer its questions with answer_plan, then pass the new plan_id to
+    execute_delegation_plan.
+    """
+    made = create_delegation_plan(caller, given)
+    ready = made.status == PlanStatus.READY
+    execution = execute_delegation_plan(caller, ExecutePlan(plan_id=made.plan_id, mode=given.mode)) if ready else None
+    return CarriedOut(**{name: getattr(made, name) for name in PlanAnswer.model_fields}, execution=execution)
 
 
 @operation(title="Plan again", scope="plans", routes=[Route("POST", "/api/v1/plans/{plan_id}/replan", status=201)])

@@ -92,9 +92,12 @@ def choose(offers: Sequence[Offer], *, salt: str, priority: Priority = Priority.
 
 
 def mode(offer: Offer) -> StepType:
-    """Call what is fast, queue the rest; what was observed overrides what was promised."""
-    if offer.runs >= _TRUSTED_RUNS and offer.p95_seconds is not None:
+    """Call what is fast, queue the rest. What was observed overrides what was promised; what neither tells is called."""
+    promises = offer.latency_band is not None or offer.expected_runtime is not None
+    if offer.p95_seconds is not None and offer.runs >= (_TRUSTED_RUNS if promises else 1):
         return StepType.CALL_WORKER if offer.p95_seconds < DIRECT_SECONDS else StepType.QUEUE_EXECUTION
+    if not promises:
+        return StepType.CALL_WORKER
     slow = offer.latency_band == "slow" or _promised_seconds(offer) > DIRECT_SECONDS
     return StepType.QUEUE_EXECUTION if slow else StepType.CALL_WORKER
 

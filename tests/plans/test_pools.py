@@ -132,11 +132,11 @@ def test_pools_cost_a_plan_no_statement(tenant: Tenant, as_kee: Caller) -> None:
         return len(seen)
 
     looked(None)
-    assert (looked(None), looked(code)) == (1, 1)
+    assert (looked(None), looked(code)) == (2, 2)
     register(as_kee, "own", "gold")
-    # Epochs, DeleGates, pools, workers, and what the changed one offers.
-    assert looked(code) == 6
-    assert looked(None) == 1
+    # The model in use, epochs, DeleGates, pools, workers, and what the changed one offers.
+    assert looked(code) == 7
+    assert looked(None) == 2
 
 
 def test_plan_with_a_tool_outside_the_pool_is_invalid(tenant: Tenant, as_kee: Caller) -> None:
