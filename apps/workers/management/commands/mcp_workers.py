@@ -149,23 +149,23 @@ class Command(BaseCommand):
             if verb == "rebuild":
                 run(tenant_id)
             elif seen is not None:
-                with acting_in(tenant_id, "MCP workers: a command"):
-                    run(tenant_id, seen=seen, **given)
+                run(tenant_id, seen=seen, **given)
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
 
     def _add(self, tenant_id: int, *, url: str, name: str | None, principal: str, seen: Seen, **given: Any) -> None:
         server = discovery.shown(url, seen)
         self.stdout.write(f"{server.server_name or url} shows {len(server.tools)} tools:")
-        uids = self._chosen(server.tools, **given)
-        added = discovery.add_server(
-            principal=discovery.principal_for_servers(tenant_id=tenant_id, name=principal),
-            url=url,
-            seen=seen,
-            name=name,
-            approve=uids,
-            why="by a command",
-        )
+        uids = self._chosen(server.tools, **given)  # not in a transaction: a person may take a while
+        with acting_in(tenant_id, "MCP workers: a command"):
+            added = discovery.add_server(
+                principal=discovery.principal_for_servers(tenant_id=tenant_id, name=principal),
+                url=url,
+                seen=seen,
+                name=name,
+                approve=uids,
+                why="by a command",
+            )
         approved = sum(tool.approved for tool in added.tools)
         self.stdout.write(f"{added.worker_id} is added as source {added.source}; {approved} of its tools are approved")
         for fault in added.left_out:
