@@ -17,6 +17,7 @@ from apps.handoff.items import Priority
 from apps.handoff.services import Note
 from apps.memory import services as memory
 from apps.plans import services as plans
+from apps.plans.proposals import Evidence, Question, Value
 from apps.principals import services as principals
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind, Scope
@@ -179,10 +180,16 @@ def _plans(planted: Planted) -> None:
         )
         made = create(kee, (TOOL, {"repo_path": f"/{canary}"}), intent=f"Analyze the repository at /{canary}")
         waiting = executions.make_plan(kee, [_work(canary)], f"Do {canary}")
+        guess = Value(value=f"/{canary}", evidence=Evidence.CUT)
+        guessed = create(kee, (TOOL, {"repo_path": guess}), intent=f"Analyze {canary}")
+        question = Question(step=0, param="repo_path", text=f"Which {canary}?", schema={"type": "string"})
+        asks = create(kee, (TOOL, {}), intent=f"Analyze {canary}", proposal={"questions": (question,)})
         plan = {name: value for name, value in made.document.items() if name != "plan_hash"}
         submitted = json.dumps(plan).replace(canary, "x")
     planted.ask("create_delegation_plan", "request_plan", intent="Analyze the repository at /x", delegate_id="reviews")
     planted.ask("get_plan", "replan_plan", plan_id=made.plan_id, failed_step="step-1")
+    planted.ask("confirm_plan", plan_id=guessed.plan_id)
+    planted.ask("answer_plan", plan_id=asks.plan_id, answers={"question-1": "/x"})
     planted.ask("submit_plan", plan=json.loads(submitted))
     planted.ask("execute_delegation_plan", plan_id=waiting)
     planted.ask("set_delegate", delegate_id="reviews", principal="reviewer", parent=DELEGATE)
