@@ -23,7 +23,7 @@ from apps.core.lexical import K1, B
 from apps.plans.catalogue import Tool
 from apps.plans.local.params import Param, params_of
 from apps.plans.local.values import read
-from apps.plans.local.words import GROUPS, SMALL, VERBS, clusters, near, pieces, prose, stem
+from apps.plans.local.words import COMMON, COMMON_SPELLINGS, GROUPS, SMALL, VERBS, clusters, near, pieces, prose, stem
 
 _PLACES: Final = 5
 _SURE: Final = 0.85
@@ -40,7 +40,8 @@ _DEFINING: Final = GROUPS["be"] | GROUPS["modal"]
 """Words near the beginning of a description that defines the tool's name and says no command."""
 _FAMILY: Final = 3
 _TYPICAL: Final = 30
-_LEAST_REPAIRED: Final = 6
+_LEAST_REPAIRED: Final = 4
+"""Words of so many letters are repaired where two letters changed places; longer ones also have one too many or too few."""
 _TWO_EDITS: Final = 9
 _SHOWING: Final = tuple(map(stem, ("get", "list", "search", "check", "describe", "track")))
 _GENERIC: Final = frozenset(
@@ -260,7 +261,7 @@ class Library:
         self._prefixes: Counter[str] = Counter()
         self._nouns: Counter[str] = Counter()
         self._verbs: Counter[str] = Counter()
-        self._spellings: dict[tuple[str, int], set[str]] = {}
+        self._spellings: dict[tuple[str, str, int], set[str]] = {}
 
     def __len__(self) -> int:
         return len(self._profiles)
@@ -278,9 +279,9 @@ class Library:
         self._nouns.update((*profile.nouns, *profile.services))
         document = _document(profile)
         self._index.put(tool.uid, document)
-        for term in document:
-            if term.isalpha():
-                self._spellings.setdefault((term[0], len(term)), set()).add(term)
+        for word in profile.forms:
+            if word.isalpha():
+                self._spellings.setdefault((word[0], word[-1], len(word)), set()).add(word)
 
     def remove(self, uid: str) -> None:
         """Take a tool out, if it is there."""
@@ -344,19 +345,21 @@ class Library:
         """Do the names of several tools begin with this word, which is no verb? It names their service then."""
         return prefix not in VERBS and self._prefixes[prefix] >= _FAMILY
 
-    def repaired(self, word: str) -> str:
-        """The stem of the catalogue's word that a word is a misspelling of, or of the word itself."""
-        own = stem(word)
-        if len(own) < _LEAST_REPAIRED or not word.isalpha() or self.knows(own):
-            return own
-        most = 1 if len(own) < _TWO_EDITS else 2
+    def spelt(self, word: str) -> str:
+        """The word that a word is a misspelling of: one of the tools', or of general English; else the word itself."""
+        if len(word) < _LEAST_REPAIRED or self.knows(stem(word)) or word in COMMON:
+            return word
+        most = 1 if len(word) < _TWO_EDITS else 2
         near = [
-            (distance, other)
-            for length in range(len(own) - most, len(own) + most + 1)
-            for other in self._spellings.get((own[0], length), ())
-            if (distance := OSA.distance(own, other, score_cutoff=most)) <= most and self._index.has(other)
+            (distance, known is COMMON_SPELLINGS, other)
+            for known in (self._spellings, COMMON_SPELLINGS)
+            for length in range(len(word) - most, len(word) + most + 1)
+            for other in known.get((word[0], word[-1], length), ())
+            if (distance := OSA.distance(word, other, score_cutoff=most)) <= most
+            and (len(word) > _LEAST_REPAIRED or sorted(word) == sorted(other))
+            and (known is COMMON_SPELLINGS or self._index.has(stem(other)))
         ]
-        return min(near)[1] if near else own
+        return min(near)[2] if near else word
 
 
 def _profile(tool: Tool, services: frozenset[str]) -> Profile:
@@ -410,7 +413,9 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         deprecated="deprecated" in tool.description.lower(),
         params_words=frozenset(word for param in params if param.role in _TEXTUAL for word in param.words),
         told=verb not in name,
-        forms=frozenset((*pieces(tool.name), *prose(tool.description))),
+        forms=frozenset(
+            (*pieces(tool.name), *prose(tool.description), *(word for one in params for word in pieces(one.name)))
+        ),
         specific=bool(verb) and verb not in _GENERIC,
         acts=bool(verb) and not any(near(verb, shown) for shown in _SHOWING),
     )

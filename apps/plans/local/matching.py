@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from apps.plans.local.index import Library, Profile
-from apps.plans.local.options import FIRM, REPAIRED, Option, Options
+from apps.plans.local.options import FIRM, Option, Options
 from apps.plans.local.params import Param
 from apps.plans.local.parts import HELD, Part, bits
 from apps.plans.local.tokens import Kind
@@ -303,8 +303,7 @@ class _Whole:
 
     def _nouns_at(self, place: int) -> tuple[tuple[str, float], ...]:
         """The nouns of the tool's name that a word says."""
-        stemmed, repaired = self.part.stems[place], self.part.repaired.get(place, "")
-        found = ((noun, near(stemmed, noun) or REPAIRED * near(repaired, noun)) for noun in self.profile.nouns)
+        found = ((noun, near(self.part.stems[place], noun)) for noun in self.profile.nouns)
         return tuple((noun, how if place != self.part.verb_at else FIRM * how) for noun, how in found if how)
 
     def _said(self, used: int, options: Mapping[str, Option]) -> _Said:

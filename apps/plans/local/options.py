@@ -124,8 +124,6 @@ class Options:
             place: 0.0 if part.typed >> place & 1 else profile.explains(stemmed)
             for place, stemmed in part.stems.items()
         }
-        for place, stemmed in part.repaired.items():
-            self.explained[place] = max(self.explained[place], REPAIRED * profile.explains(stemmed))
         self._spans: list[tuple[int, int]] | None = None
 
     def of(self, param: Param, offered: Sequence[Option]) -> list[Option]:
@@ -435,7 +433,3 @@ def _listed(text: str) -> list[str]:
         for item in items
         if item
     ]
-
-
-REPAIRED: Final = 0.7
-"""How sure a misspelt word is, beside one that is spelt right."""

@@ -57,8 +57,6 @@ class Part:
     number: int
     stems: Mapping[int, str]
     """The stem of each token."""
-    repaired: Mapping[int, str]
-    """For words that are misspelt, the stem of the catalogue's word that is likely meant."""
     found: tuple[Found, ...]
     typed: int
     """Tokens of values with a form of their own."""
@@ -127,11 +125,6 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
             typed |= mask_of(one)
     plain = [place for place in range(first, stop) if not typed >> place & 1]
     stems = {place: tokens[place].low if typed >> place & 1 else tokens[place].stem for place in range(first, stop)}
-    repaired = {
-        place: other
-        for place in plain
-        if tokens[place].text.islower() and (other := library.repaired(tokens[place].low)) != stems[place]
-    }
     joined = 0
     for place in plain:
         if place - 1 in stems and tokens[place].low in _PARTICLES and not typed >> (place - 1) & 1:
@@ -149,9 +142,7 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
     verb_at, question = _verb(tokens, stems, plain, library)
     verb = stems[verb_at] if verb_at >= 0 else ""
     turns = tuple(start for start in turnings(reading, stop, library) if first < start < stop)
-    return Part(
-        reading, first, stop, number, stems, repaired, found, typed, content, joined, verb_at, verb, question, turns
-    )
+    return Part(reading, first, stop, number, stems, found, typed, content, joined, verb_at, verb, question, turns)
 
 
 def _is_wordlike(found: Found, tokens: Sequence[Token]) -> bool:
@@ -242,4 +233,4 @@ def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
         return True
     following = tokens[start + 1].low if start + 1 < len(tokens) else ""
     joined = stem(low + following) if following in _PARTICLES else ""
-    return low not in SMALL and (library.is_verb(library.repaired(low)) or (bool(joined) and library.knows(joined)))
+    return low not in SMALL and (library.is_verb(tokens[start].stem) or (bool(joined) and library.knows(joined)))

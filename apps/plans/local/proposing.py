@@ -120,7 +120,7 @@ class _Proposing:
         context = dict(asked.context)
         if asked.delegation_path:
             context["delegation_path"] = list(asked.delegation_path)
-        self.reading: Reading = read(asked.intent, asked.now)
+        self.reading: Reading = read(asked.intent, asked.now, library.spelt)
         self.matcher = Matcher(library, context, self.is_gentle)
         self._gentle: dict[str, bool] = {}
         self._usable: dict[str, bool] = {}

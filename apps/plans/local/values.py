@@ -1,7 +1,7 @@
 """What a request says in a form of its own: the values that can be told without knowing any tool."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
@@ -20,9 +20,23 @@ _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 _SHORT: Final = 2
 
 
-def read(text: str, now: datetime) -> Reading:
-    """The tokens of a request and its values; words such as "tomorrow" are relative to `now`."""
+def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) -> Reading:
+    """The tokens of a request and its values; words such as "tomorrow" are relative to `now`.
+
+    :param spelt: what a misspelt word means. Tokens keep the text that was written.
+    """
+    written = text
     tokens, found, digits = scan(text)
+    if spelt is not None:
+        words_ = [(one, spelt(one.low) if one.text.isalpha() and not one.text.isupper() else one.low) for one in tokens]
+        meant = [
+            (one, word) for one, word in words_ if word != one.low and (one.text.islower() or word in words.CALENDAR)
+        ]
+        for one, word in reversed(meant):
+            text = f"{text[: one.start]}{word}{text[one.end :]}"
+        if meant:
+            before = tokens
+            tokens, found, digits = scan(text)
     found += pairs(tokens, digits)
     taken = {one.first for one in found if one.kind in _RANGED}
     dated = list(dates.dates(text, tokens, now))
@@ -30,7 +44,11 @@ def read(text: str, now: datetime) -> Reading:
     found += _ranges(tokens, _clear([*numbers, *_named(tokens)], dated, tokens))
     found += [*dated, *dates.moments(tokens, dated, now)]
     order = sorted(range(len(found)), key=lambda n: (found[n].first, -found[n].last, n))
-    return Reading(text=text, tokens=tuple(tokens), found=tuple(found[n] for n in order))
+    if text != written and len(before) == len(tokens):
+        tokens = [
+            replace(one, start=own.start, end=own.end, text=own.text) for one, own in zip(tokens, before, strict=True)
+        ]
+    return Reading(text=written, tokens=tuple(tokens), found=tuple(found[n] for n in order))
 
 
 def _numbers(tokens: Sequence[Token], digits: Mapping[int, float]) -> Iterator[Found]:

@@ -81,6 +81,48 @@ NUMBERS: Final[Mapping[str, int]] = {
     "dozen": 12,
 }
 SCALES: Final[Mapping[str, int]] = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
+CALENDAR: Final = frozenset(
+    [
+        "monday",
+        "tuesday",
+        "wednesday",
+        "thursday",
+        "friday",
+        "saturday",
+        "sunday",
+        "january",
+        "february",
+        "march",
+        "april",
+        "june",
+        "july",
+        "august",
+        "september",
+        "october",
+        "november",
+        "december",
+        "today",
+        "tomorrow",
+        "yesterday",
+        "tonight",
+    ]
+)
+COMMON: Final = frozenset(
+    word
+    for word in (
+        *CALENDAR,
+        *SMALL,
+        *(one for name in HOLDING for one in GROUPS[name]),
+        *UNITS,
+        *CURRENCIES,
+        *(one for name in ("clusters", "verbs") for line in _lines(name) for one in line.replace(";", " ").split()),
+    )
+    if word.isalpha()
+)
+"""General English as it is written."""
+COMMON_SPELLINGS: Final[dict[tuple[str, str, int], list[str]]] = {}
+for _word in sorted(COMMON):
+    COMMON_SPELLINGS.setdefault((_word[0], _word[-1], len(_word)), []).append(_word)
 _CLUSTERS: Final[dict[str, frozenset[int]]] = {}
 for _number, _group in enumerate(";".join(_lines("clusters")).split(";")):
     for _word in _group.split():
