@@ -261,6 +261,7 @@ class Library:
         self._prefixes: Counter[str] = Counter()
         self._nouns: Counter[str] = Counter()
         self._verbs: Counter[str] = Counter()
+        self._forms: dict[str, Counter[str]] = {}
         self._spellings: dict[tuple[str, str, int], set[str]] = {}
 
     def __len__(self) -> int:
@@ -277,6 +278,8 @@ class Library:
         self._prefixes[profile.prefix] += 1
         self._verbs[profile.verb] += 1
         self._nouns.update((*profile.nouns, *profile.services))
+        for param in profile.params:
+            self._forms.setdefault(param.name, Counter()).update(param.prefixes)
         document = _document(profile)
         self._index.put(tool.uid, document)
         for word in profile.forms:
@@ -290,6 +293,8 @@ class Library:
             self._prefixes[profile.prefix] -= 1
             self._verbs[profile.verb] -= 1
             self._nouns.subtract((*profile.nouns, *profile.services))
+            for param in profile.params:
+                self._forms[param.name] -= Counter(param.prefixes)
             self._index.remove(uid)
 
     def profile(self, uid: str) -> Profile | None:
@@ -344,6 +349,10 @@ class Library:
     def is_family(self, prefix: str) -> bool:
         """Do the names of several tools begin with this word, which is no verb? It names their service then."""
         return prefix not in VERBS and self._prefixes[prefix] >= _FAMILY
+
+    def forms_of(self, name: str) -> Counter[str]:
+        """The letters that ids of a param begin with, by the examples in descriptions: `evt_`, `WEB-`."""
+        return self._forms.get(name, Counter())
 
     def spelt(self, word: str) -> str:
         """The word that a word is a misspelling of: one of the tools', or of general English; else the word itself."""

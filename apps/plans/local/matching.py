@@ -340,6 +340,8 @@ class _Whole:
 
     def _named_by(self, option: Option, nouns: dict[str, float]) -> None:
         """A value names its own sort: a path a file, an address a page."""
+        if option.named:
+            nouns.setdefault(option.named, _BY_KIND)
         kind = Kind.REPO if option.kind == Kind.SLUG and option.side else option.kind
         sorts = _SORTS.get(kind, frozenset()) if kind else frozenset()
         if option.evidence == Evidence.STEP:

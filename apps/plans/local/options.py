@@ -10,7 +10,7 @@ from typing import Any, Final
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.params import Param, coerced, fits
 from apps.plans.local.parts import BOUNDS, DETERMINERS, HELD, PUNCTUATION, Part, mask_of, stretch
-from apps.plans.local.tokens import Kind
+from apps.plans.local.tokens import Found, Kind
 from apps.plans.local.words import GROUPS, SMALL, near, stem
 from apps.plans.proposals import Evidence
 
@@ -89,6 +89,9 @@ _ENDINGS: Final = {
     "pdf": frozenset({"pdf"}),
 }
 _TEXT_ENDINGS: Final = frozenset({"txt", "md", "csv", "json", "html", "log", "docx"})
+_PREFIXED: Final = re.compile(r"([A-Za-z]{1,8})([_-])(?=\w*\d)\w+")
+"""An id that begins with letters for what it is of."""
+_OF_SORT: Final = 1.5
 _METHODS: Final = frozenset(map(stem, ("method", "action", "operation", "command", "op", "mode")))
 _UNNAMING: Final = frozenset({"id", "new", "is", "name"})
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "only", "on", "activ"})
@@ -113,6 +116,8 @@ class Option:
     """How well its kind is the param's."""
     side: str = ""
     """`first` or `second` of a range or a pair, which may stand on the same tokens as the other."""
+    named: str = ""
+    """The noun that its letters stand for: "msg" in `msg-774`."""
 
 
 class Options:
@@ -195,6 +200,8 @@ class Options:
             first, last = min(found.places), max(found.places)
             cued = self.cue(param, first, last, found.kind)
             gain = (how if found.kind in _NUMBERS else 3 * how - 1.2) + cued
+            named, of_sort = self._sort(param, found)
+            gain += of_sort
             if found.role:
                 gain += 1.0 if param.side == found.role else -1.5 if param.side else -0.8
             if param.array:
@@ -207,10 +214,27 @@ class Options:
             option = self._option(coerced(param, found), evidence, gain, (first, last), cued)
             mask = mask_of(found)
             side = "" if not found.role else "first" if found.role in ("start", "left") else "second"
-            several.append(replace(option, mask=mask, kind=found.kind, fit=how, side=side))
+            several.append(replace(option, mask=mask, kind=found.kind, fit=how, side=side, named=named))
         yield from several
         if param.array and len(several) > 1:
             yield from self._lists(several)
+
+    def _sort(self, param: Param, found: Found) -> tuple[str, float]:
+        """The noun that the letters of an id stand for, and how well it is one of the param's: `msg-774` is no event."""
+        told = _PREFIXED.fullmatch(str(found.value))
+        if told is None or found.kind not in (Kind.ID, Kind.SLUG) or param.role not in ("id", "slug", "other", "issue"):
+            return "", 0.0
+        prefix, own = told[1].lower(), [word for word in param.words if word not in _UNNAMING]
+        own = own or list(self.profile.nouns)
+        for noun in own:
+            if prefix[0] == noun[0] and (_is_abbreviation(prefix, noun) or near(prefix, noun)):
+                return noun if noun in self.profile.nouns else "", _OF_SORT
+        likes = self.library.forms_of(param.name)
+        if f"{told[1]}{told[2]}" in likes:
+            return self.profile.nouns[-1] if self.profile.nouns else "", _OF_SORT
+        if told[1].isupper() and any(one[:-1].isupper() for one in likes):
+            return "", _OF_SORT / 2
+        return "", -_OF_SORT
 
     def _lists(self, several: Sequence[Option]) -> Iterator[Option]:
         """Values of one kind side by side, as one list."""
@@ -418,6 +442,12 @@ def _suited(param: Param, value: str, how: float) -> float:
     if wanted is None or not any(ending in endings for endings in (*_ENDINGS.values(), _TEXT_ENDINGS)):
         return how
     return max(how, _SUITED) if ending in wanted and param.type == "string" else how * _UNSUITED
+
+
+def _is_abbreviation(short: str, noun: str) -> bool:
+    """Are the letters of the one in the other, in this order?"""
+    rest = iter(noun)
+    return all(letter in rest for letter in short)
 
 
 def _acts(param: Param) -> bool:

@@ -27,6 +27,7 @@ _DEFAULT: Final = re.compile(
     rf"(?:{_QUOTE}([\w./-]+){_QUOTE}|([\w./-]*\w)(?=\s*(?:[.,;)\]]|$)))"
 )
 _EXAMPLE: Final = re.compile(r"(?i)(?:\be\.g\.,?|\bfor example,?|\bexample:|\bsuch as|\blike)\s+[\"'`]?([^\s\"'`,;)]+)")
+_PREFIX: Final = re.compile(r"(?<!\w)[A-Za-z]{1,8}[_-](?=\w*\d)")
 _IN_UNIT: Final = re.compile(
     r"(?i)(?:^(?:(?:number|amount) of )?(?=\w+s\b|percent)|\b(?:in|of) )(?:degrees )?([a-z°%]{2,})\b"
 )
@@ -118,6 +119,8 @@ class Param:
     role: str
     """What it is for: `query`, `text`, `request`, `name` and `other` take plain words; `slug`, `id` and `user` one plain word;
     `knob`, `number`, `flag`, `choice`, `secret`, `cursor` none. Others are called as the kind they take."""
+    prefixes: tuple[str, ...]
+    """What the ids in its description begin with: `evt_`."""
     side: str
     """`left` or `right` of a pair, `start` or `end` of a range, where its name says so."""
     unit: str
@@ -185,6 +188,7 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
         words=tuple(words.stem(piece) for piece in own),
         cues=_cues(own, f"{schema.get('title', '')} {description}"),
         role="choice" if choices else role,
+        prefixes=tuple(_PREFIX.findall(f"{description} {' '.join(map(str, _list(item.get('examples'))))}")),
         side=side,
         unit=unit,
         minimum=_bound(item, "minimum", "exclusiveMinimum"),
