@@ -10,7 +10,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -21,7 +21,7 @@ from rapidfuzz.distance import OSA
 
 from apps.core.lexical import K1, B
 from apps.plans.catalogue import Tool
-from apps.plans.local.params import Param, params_of
+from apps.plans.local.params import UNNAMING, Param, params_of
 from apps.plans.local.values import read
 from apps.plans.local.words import COMMON, COMMON_SPELLINGS, GROUPS, SMALL, VERBS, clusters, near, pieces, prose, stem
 
@@ -90,6 +90,8 @@ _GENERIC: Final = frozenset(
     )
 )
 _LINKS: Final = frozenset(["to", "of", "from", "by", "for", "on", "off", "in", "at", "and", "with"])
+_PREFIXED: Final = re.compile(r"([A-Za-z]{1,8})[_-](?=\w*\d)")
+"""The beginning of an id, with letters for what it is of."""
 _LOOKED_AT: Final = 30
 _NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _WASTE: Final = 1_000
@@ -261,7 +263,8 @@ class Library:
         self._prefixes: Counter[str] = Counter()
         self._nouns: Counter[str] = Counter()
         self._verbs: Counter[str] = Counter()
-        self._forms: dict[str, Counter[str]] = {}
+        self._sorts: dict[tuple[str, ...], Counter[str]] = {}
+        """What ids are of, with the letters that their examples begin with."""
         self._spellings: dict[tuple[str, str, int], set[str]] = {}
 
     def __len__(self) -> int:
@@ -279,7 +282,8 @@ class Library:
         self._verbs[profile.verb] += 1
         self._nouns.update((*profile.nouns, *profile.services))
         for param in profile.params:
-            self._forms.setdefault(param.name, Counter()).update(param.prefixes)
+            if param.role == "id":
+                self._sorts.setdefault(sort_of(param, profile.nouns), Counter()).update((*param.prefixes, ""))
         document = _document(profile)
         self._index.put(tool.uid, document)
         for word in profile.forms:
@@ -294,7 +298,9 @@ class Library:
             self._verbs[profile.verb] -= 1
             self._nouns.subtract((*profile.nouns, *profile.services))
             for param in profile.params:
-                self._forms[param.name] -= Counter(param.prefixes)
+                if param.role == "id":
+                    self._sorts[sort_of(param, profile.nouns)] -= Counter((*param.prefixes, ""))
+                    self._sorts = {sort: count for sort, count in self._sorts.items() if count}
             self._index.remove(uid)
 
     def profile(self, uid: str) -> Profile | None:
@@ -350,9 +356,16 @@ class Library:
         """Do the names of several tools begin with this word, which is no verb? It names their service then."""
         return prefix not in VERBS and self._prefixes[prefix] >= _FAMILY
 
-    def forms_of(self, name: str) -> Counter[str]:
-        """The letters that ids of a param begin with, by the examples in descriptions: `evt_`, `WEB-`."""
-        return self._forms.get(name, Counter())
+    def sorts(self, value: str) -> frozenset[tuple[str, ...]]:
+        """What an id may be of by the letters that it begins with: those in examples, or short for a noun."""
+        told = _PREFIXED.match(value)
+        if told is None:
+            return frozenset()
+        prefix = told[1].lower()
+        by_example = {sort for sort, examples in self._sorts.items() if told[0] in examples}
+        by_name = {sort for sort in self._sorts if any(_is_short(prefix, noun) for noun in sort)}
+        capital = {sort for sort, examples in self._sorts.items() if any(one[:1].isupper() for one in examples)}
+        return frozenset(by_example or by_name or (capital if told[1].isupper() else ()))
 
     def spelt(self, word: str) -> str:
         """The word that a word is a misspelling of: one of the tools', or of general English; else the word itself."""
@@ -369,6 +382,17 @@ class Library:
             and (known is COMMON_SPELLINGS or self._index.has(stem(other)))
         ]
         return min(near)[2] if near else word
+
+
+def sort_of(param: Param, nouns: Sequence[str]) -> tuple[str, ...]:
+    """What the ids are of that a param takes: the words of its name, or else the nouns of its tool."""
+    return tuple(word for word in param.words if word not in UNNAMING) or tuple(nouns)
+
+
+def _is_short(prefix: str, noun: str) -> bool:
+    """Is it the noun, a synonym, or short for it: are its letters in the noun, in this order?"""
+    rest = iter(noun)
+    return noun.startswith(prefix[0]) and (near(prefix, noun) > 0 or all(letter in rest for letter in prefix))
 
 
 def _profile(tool: Tool, services: frozenset[str]) -> Profile:

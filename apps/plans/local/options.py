@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from apps.plans.local.index import Library, Profile
-from apps.plans.local.params import Param, coerced, fits
+from apps.plans.local.index import Library, Profile, sort_of
+from apps.plans.local.params import UNNAMING, Param, coerced, fits
 from apps.plans.local.parts import BOUNDS, DETERMINERS, HELD, PUNCTUATION, Part, mask_of, stretch
 from apps.plans.local.tokens import Found, Kind
 from apps.plans.local.words import GROUPS, SMALL, near, stem
@@ -89,11 +89,9 @@ _ENDINGS: Final = {
     "pdf": frozenset({"pdf"}),
 }
 _TEXT_ENDINGS: Final = frozenset({"txt", "md", "csv", "json", "html", "log", "docx"})
-_PREFIXED: Final = re.compile(r"([A-Za-z]{1,8})([_-])(?=\w*\d)\w+")
-"""An id that begins with letters for what it is of."""
 _OF_SORT: Final = 1.5
+"""What it counts for an id that its letters say what it is of."""
 _METHODS: Final = frozenset(map(stem, ("method", "action", "operation", "command", "op", "mode")))
-_UNNAMING: Final = frozenset({"id", "new", "is", "name"})
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "only", "on", "activ"})
 
 
@@ -221,20 +219,13 @@ class Options:
 
     def _sort(self, param: Param, found: Found) -> tuple[str, float]:
         """The noun that the letters of an id stand for, and how well it is one of the param's: `msg-774` is no event."""
-        told = _PREFIXED.fullmatch(str(found.value))
-        if told is None or found.kind not in (Kind.ID, Kind.SLUG) or param.role not in ("id", "slug", "other", "issue"):
+        sorts = self.library.sorts(str(found.value)) if found.kind in (Kind.ID, Kind.SLUG) else frozenset()
+        own = sort_of(param, self.profile.nouns)
+        if not sorts or param.role in _FREE:
             return "", 0.0
-        prefix, own = told[1].lower(), [word for word in param.words if word not in _UNNAMING]
-        own = own or list(self.profile.nouns)
-        for noun in own:
-            if prefix[0] == noun[0] and (_is_abbreviation(prefix, noun) or near(prefix, noun)):
-                return noun if noun in self.profile.nouns else "", _OF_SORT
-        likes = self.library.forms_of(param.name)
-        if f"{told[1]}{told[2]}" in likes:
-            return self.profile.nouns[-1] if self.profile.nouns else "", _OF_SORT
-        if told[1].isupper() and any(one[:-1].isupper() for one in likes):
-            return "", _OF_SORT / 2
-        return "", -_OF_SORT
+        if own not in sorts:
+            return "", -_OF_SORT
+        return next((noun for noun in own if noun in self.profile.nouns), ""), _OF_SORT
 
     def _lists(self, several: Sequence[Option]) -> Iterator[Option]:
         """Values of one kind side by side, as one list."""
@@ -373,7 +364,7 @@ class Options:
     def cue(self, param: Param, first: int, last: int, kind: Kind | None) -> float:
         """How plainly the words around a value say that it is this param's."""
         part, profile = self.part, self.profile
-        own = [word for word in param.words if word not in _UNNAMING] or list(param.words)
+        own = [word for word in param.words if word not in UNNAMING] or list(param.words)
         place = part.before(first)
         low, stemmed = part.low(place), part.stems.get(place, "")
         number = kind in _NUMBERS
@@ -442,12 +433,6 @@ def _suited(param: Param, value: str, how: float) -> float:
     if wanted is None or not any(ending in endings for endings in (*_ENDINGS.values(), _TEXT_ENDINGS)):
         return how
     return max(how, _SUITED) if ending in wanted and param.type == "string" else how * _UNSUITED
-
-
-def _is_abbreviation(short: str, noun: str) -> bool:
-    """Are the letters of the one in the other, in this order?"""
-    rest = iter(noun)
-    return all(letter in rest for letter in short)
 
 
 def _acts(param: Param) -> bool:

@@ -27,6 +27,8 @@ _DEFAULT: Final = re.compile(
     rf"(?:{_QUOTE}([\w./-]+){_QUOTE}|([\w./-]*\w)(?=\s*(?:[.,;)\]]|$)))"
 )
 _EXAMPLE: Final = re.compile(r"(?i)(?:\be\.g\.,?|\bfor example,?|\bexample:|\bsuch as|\blike)\s+[\"'`]?([^\s\"'`,;)]+)")
+UNNAMING: Final = frozenset({"id", "new", "is", "name"})
+"""Words of a param's name that don't tell what it is of."""
 _PREFIX: Final = re.compile(r"(?<!\w)[A-Za-z]{1,8}[_-](?=\w*\d)")
 _IN_UNIT: Final = re.compile(
     r"(?i)(?:^(?:(?:number|amount) of )?(?=\w+s\b|percent)|\b(?:in|of) )(?:degrees )?([a-z°%]{2,})\b"

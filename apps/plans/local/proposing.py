@@ -249,6 +249,7 @@ class _Proposing:
         if part.question:
             stems |= {part.stems[place] for place in range(part.first, min(part.stop, part.first + 2))}
         kinds = {str(one.kind) for one in part.found}
+        stems |= {noun for one in part.found for sort in self.library.sorts(str(one.value)) for noun in sort}
         found: dict[str, Profile] = {}
         counts = {True: 0, False: 0}
         for profile, _ in self.library.search(stems, kinds, _SEARCHED):
