@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from apps.plans.local.matching import Match
+from apps.plans.local.matching import Match, is_own
 from apps.plans.local.parts import Part, bits
 from apps.plans.local.words import GROUPS
 from apps.plans.proposals import Evidence
@@ -139,5 +139,6 @@ def holding(part: Part, match: Match) -> tuple[str, ...]:
         if any(tokens[place].low in GROUPS[name] for name in ("negation", "condition", "exception", "repeat"))
         and not (place + 1 in starts and tokens[place].low in ("until", "till", "but"))
         and not (part.question and tokens[place].low in GROUPS["question"])
+        and not is_own(match.profile, tokens[place].low)
         and not (tokens[place].low == "provided" and part.low(place + 1) not in _CLAUSE)
     )

@@ -15,7 +15,7 @@ from apps.plans.local.options import FIRM, Option, Options
 from apps.plans.local.params import Param
 from apps.plans.local.parts import HELD, Part, bits
 from apps.plans.local.tokens import Kind
-from apps.plans.local.words import GROUPS, near, stem
+from apps.plans.local.words import FILLERS, GROUPS, near, stem
 from apps.plans.proposals import Evidence
 
 MISSING: Final = 3.5
@@ -91,6 +91,8 @@ _FOLDERS: Final = frozenset(map(stem, ("directory", "folder", "path")))
 
 _State = tuple[float, int, Mapping[str, int], tuple[tuple[str, Option], ...]]
 """A score, the tokens used, those that each side of ranges and pairs uses, and the options taken."""
+_SHORT_WORD: Final = 5
+_OWN: Final = 0.85
 _SIDES: Final = {"first": "second", "second": "first"}
 _NONE_USED: Final[Mapping[str, int]] = {"first": 0, "second": 0}
 
@@ -123,6 +125,11 @@ class Match:
     @property
     def values(self) -> dict[str, Any]:
         return {name: option.value for name, option in self.options.items()}
+
+
+def is_own(profile: Profile, low: str) -> bool:
+    """Is a word of time the tool's own: "hourly", or "when" of an alert?"""
+    return (low in GROUPS["repeat"] or low in ("when", "provided")) and profile.vocabulary.get(stem(low), 0.0) >= _OWN
 
 
 @dataclass(slots=True)
@@ -322,7 +329,7 @@ class _Whole:
             elif part.content >> place & 1 and place != part.verb_at:
                 said.aside = max(said.aside, sure)
                 said.score += (1.0 if sure >= FIRM else 0.5) * sure * self.library.tells(part.stems[place])
-                if not sure:
+                if not sure and low not in FILLERS and not (low.endswith("ly") and len(low) > _SHORT_WORD):
                     said.unexplained |= 1 << place
                 elif sure < FIRM:
                     said.weak |= 1 << place
@@ -331,6 +338,8 @@ class _Whole:
     def _is_harmless(self, place: int, low: str, options: Mapping[str, Option]) -> bool:
         if low in GROUPS["bulk"]:
             return self.gentle
+        if is_own(self.profile, low):
+            return True
         if low in GROUPS["question"] and self.part.question:
             return True
         if low in _POINTING or (low in ("until", "till") and any(one.first == place + 1 for one in options.values())):

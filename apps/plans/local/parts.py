@@ -13,7 +13,7 @@ from typing import Final
 
 from apps.plans.local.index import Library
 from apps.plans.local.tokens import Found, Kind, Reading, Token
-from apps.plans.local.words import GROUPS, HOLDING, SMALL, VERBS, stem
+from apps.plans.local.words import COMMON, GROUPS, HOLDING, SMALL, VERBS, stem
 
 MOST_PARTS: Final = 6
 _MOST_PLAIN_CUTS: Final = 2
@@ -36,7 +36,7 @@ BOUNDS: Final = (
 _STOPS: Final = frozenset((",", ";", ".", "!", "?"))
 _JOINERS: Final = frozenset({"and", "then", "also", "please", "finally", "afterwards", "next", "plus"})
 _SEQUELS: Final = frozenset({"then", "finally", "afterwards", "next"})
-_PARTICLES: Final = frozenset({"up", "down", "back", "out", "in", "off", "on"})
+_PARTICLES: Final = frozenset({"up", "over", "rid", "down", "back", "out", "in", "off", "on"})
 _WORDLIKE: Final = frozenset({Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT, Kind.PERIOD, Kind.DATE, Kind.SLUG})
 _TELLING: Final = frozenset({"i", "we", "there", "here"})
 _ANYONE: Final = frozenset({"i", "we", "it", "they", "anybody", "anyone", "the"})
@@ -167,7 +167,7 @@ def _verb(
     if begun in plain:
         if tokens[begun].low in _ASKING:
             return -1, True
-        if library.is_verb(stems[begun]):
+        if library.is_verb(stems[begun]) and not _is_plural(tokens[begun].low):
             return begun, False
     early = (place for place in plain if place < first + _VERB_WITHIN and tokens[place].low not in SMALL)
     return next((place for place in early if stems[place] in VERBS), -1), False
@@ -177,6 +177,11 @@ def _is_told(tokens: Sequence[Token], first: int) -> bool:
     """Does something begin that only tells what there is: "I have an image", "there is a file"?"""
     lows = [token.low for token in tokens[first : first + 2]]
     return lows[0] in ("there's", "here's") or (lows[0] in _TELLING and lows[1:] != [] and lows[1] in _ASKING)
+
+
+def _is_plural(low: str) -> bool:
+    """Is it several things rather than an act: "emails", "orders"?"""
+    return low.endswith("s") and not low.endswith(("ss", "us", "is")) and low not in COMMON
 
 
 def turnings(reading: Reading, stop: int, library: Library) -> dict[int, int]:

@@ -171,6 +171,7 @@ _SCANNER: Final = re.compile(
 )
 _LONGEST: Final = 15
 """Longer numbers are not exact as floats: they are ids."""
+_CODE: Final = re.compile(r"0\d+$")
 _DATED: Final = (Kind.DATE, Kind.DATETIME, Kind.TIME)
 
 
@@ -184,7 +185,7 @@ def scan(text: str) -> tuple[list[Token], list[Found], dict[int, float]]:
         low = said.lower().replace("’", "'")
         kind = None if group in (None, "word", "digits") else Kind("date" if group == "date_mark" else group)
         tokens.append(Token(place, match.start(), match.end(), said, low, low if kind else words.stem(said)))
-        if group == "digits" and len(said) <= _LONGEST:
+        if group == "digits" and len(said) <= _LONGEST and not _CODE.match(said):
             digits[place] = float(said.replace(",", ""))
         elif group == "digits":
             found.append(Found(Kind.ID, said, place, place))

@@ -55,9 +55,11 @@ def _table(name: str) -> dict[str, str]:
 
 GROUPS: Final[Mapping[str, frozenset[str]]] = {head: frozenset(listed) for head, listed in entries("small")}
 """Small words by group: `question`, `polite`, `negation`, `condition`, `exception`, `repeat`, `bulk`, `back` and others."""
+FILLERS: Final = GROUPS["filler"]
+"""Words that hardly change what is asked for."""
 HOLDING: Final = ("negation", "condition", "exception", "repeat", "bulk", "back")
 """Groups whose words change what is asked for, so that somebody must explain them."""
-SMALL: Final = frozenset().union(*(listed for head, listed in GROUPS.items() if head not in HOLDING))
+SMALL: Final = frozenset().union(*(listed for head, listed in GROUPS.items() if head not in (*HOLDING, "filler")))
 """Words that need no explanation."""
 VERBS: Final = frozenset(stem(word) for line in _lines("verbs") for word in line.split())
 CURRENCIES: Final[Mapping[str, str]] = _table("currencies")
