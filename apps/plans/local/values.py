@@ -25,18 +25,14 @@ def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) ->
 
     :param spelt: what a misspelt word means. Tokens keep the text that was written.
     """
-    written = text
     tokens, found, digits = scan(text)
-    if spelt is not None:
-        words_ = [(one, spelt(one.low) if one.text.isalpha() and not one.text.isupper() else one.low) for one in tokens]
-        meant = [
-            (one, word) for one, word in words_ if word != one.low and (one.text.islower() or word in words.CALENDAR)
-        ]
-        for one, word in reversed(meant):
+    written, own = text, tokens
+    for one in reversed(own if spelt is not None else []):
+        word = spelt(one.low) if spelt is not None and one.text.isalpha() and not one.text.isupper() else one.low
+        if word != one.low and (one.text.islower() or word in words.CALENDAR):
             text = f"{text[: one.start]}{word}{text[one.end :]}"
-        if meant:
-            before = tokens
-            tokens, found, digits = scan(text)
+    if text != written:
+        tokens, found, digits = scan(text)
     found += pairs(tokens, digits)
     taken = {one.first for one in found if one.kind in _RANGED}
     dated = list(dates.dates(text, tokens, now))
@@ -44,10 +40,11 @@ def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) ->
     found += _ranges(tokens, _clear([*numbers, *_named(tokens)], dated, tokens))
     found += [*dated, *dates.moments(tokens, dated, now)]
     order = sorted(range(len(found)), key=lambda n: (found[n].first, -found[n].last, n))
-    if text != written and len(before) == len(tokens):
-        tokens = [
-            replace(one, start=own.start, end=own.end, text=own.text) for one, own in zip(tokens, before, strict=True)
-        ]
+    if len(tokens) == len(own):
+        pairs_of = zip(tokens, own, strict=True)
+        tokens = [replace(one, start=old.start, end=old.end, text=old.text) for one, old in pairs_of]
+    else:
+        written = text
     return Reading(text=written, tokens=tuple(tokens), found=tuple(found[n] for n in order))
 
 
