@@ -6,12 +6,11 @@ from django.contrib import admin
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
-from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked, start_of, verb
 from apps.plans import drawing, services
-from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, PlanStep, WaitingPlan
+from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, WaitingPlan
 from apps.principals.models import Principal
 from apps.principals.tenancy import acting_in, on_behalf_of
 from apps.receipts.models import Receipt
@@ -31,19 +30,6 @@ class AnswersForm(ReasonForm):
         return found
 
 
-class StepInline(TabularInline):
-    model = PlanStep
-    fields = ["position", "step_id", "step_type", "worker_id", "tool_name", "given", "depends_on", "confidence"]
-    readonly_fields = fields
-    ordering = ["position"]
-    extra = 0
-    can_delete = False
-
-    @admin.display(description="params")
-    def given(self, step: PlanStep) -> str:
-        return "-" if step.params is None else as_json(step.params)
-
-
 @admin.register(Plan)
 class PlanAdmin(OperatorAdmin):
     list_display = ["intent_start", "status", linked("principal", "Asked by"), "confidence", "created_at", "plan_id"]
@@ -51,7 +37,6 @@ class PlanAdmin(OperatorAdmin):
     list_select_related = ["principal"]
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
-    inlines = [StepInline]
     actions_detail = ["confirm", "answer"]
     readonly_fields = [
         *("next_step", "graph", "provenance", "receipt_link", "execution_link", "successor_link", "written"),
@@ -122,14 +107,6 @@ class PlanAdmin(OperatorAdmin):
             caller=on_behalf_of(asker), plan_id=plan.plan_id, answers=given["answers"], now=timezone.now()
         )
         return f"{made.plan_id} takes its place and is {made.document['status']}."
-
-
-@admin.register(PlanStep)
-class PlanStepAdmin(OperatorAdmin):
-    list_display = [linked("plan"), "step_id", "step_type", "worker_id", "tool_name"]
-    list_filter = ["step_type"]
-    list_select_related = ["plan"]
-    search_fields = ["worker_id", "tool_name"]
 
 
 @admin.register(Delegate)

@@ -183,12 +183,6 @@ class Catalogue:
         view.failed = {**self.failed, **(failed or {})}
         return view
 
-    def set_aside(self) -> frozenset[str]:
-        """The uids of the tools of which this view leaves out some offer, whatever the pool."""
-        failed = (self.find(worker_id, name) for worker_id, name in self.failed)
-        uids = {found[0].uid for found in failed if found is not None}
-        return frozenset(uids.union(*(self.tools_of(worker_id) for worker_id in self.excluded)))
-
 
 def types_of(schema: object) -> frozenset[str]:
     """Return the JSON types that a schema admits by its own word; empty means that it does not say."""

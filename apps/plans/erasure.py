@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Final
 
-from apps.core.erasure import FORGOTTEN, Rows, belong, register
+from apps.core.erasure import Rows, belong, register
 from apps.plans import selectors, services
 
 _NOTHING: Final = """(
@@ -25,11 +25,6 @@ register(
         table="plans_plan",
         redacted={"intent": "''", "scope": "''", "document": _NOTHING},
         then=lambda tenant_id, _: services.expire_forgotten(tenant_id=tenant_id),
-    ),
-    Rows(
-        table="plans_planstep",
-        redacted={"params": f"'{FORGOTTEN}'", "provenance": "null"},
-        also=_OF_FORGOTTEN,
     ),
     Rows(table="plans_outcome", redacted={"request": "''"}, also=_OF_FORGOTTEN, then=_unlearn),
 )

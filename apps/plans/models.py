@@ -9,15 +9,11 @@ from django.db import models
 from django.db.models import Q
 
 from apps.plans.documents import PlanStatus
-from apps.plans.shapes import StepType
 from apps.principals.models import Principal, TenantModel
 
 _STATUSES = [(status.value, status.value) for status in PlanStatus]
 # Whoever learns and whoever notes may read different clocks.
 _CLOCKS: Final = timedelta(minutes=5)
-
-_STEP_TYPES = [(kind.value, kind.value) for kind in StepType]
-
 
 MOST_DELEGATES: Final = 8
 """As many may stand above each other, itself counted; a wish that has come through so many goes no further."""
@@ -136,36 +132,6 @@ class WaitingPlan(TenantModel):
 
     def __str__(self) -> str:
         return f"plan {self.plan_id} waits"
-
-
-class PlanStep(TenantModel):
-    """One instruction of a plan, as a row that can be looked for by worker and tool."""
-
-    plan = models.ForeignKey(Plan, on_delete=models.PROTECT, related_name="step_rows", db_index=False)
-    position = models.PositiveSmallIntegerField()
-    step_id = models.CharField(max_length=64)
-    step_type = models.CharField(max_length=20, choices=_STEP_TYPES)
-    depends_on = ArrayField(models.CharField(max_length=64))
-    worker_id = models.CharField(max_length=100, blank=True)
-    tool_name = models.CharField(max_length=200, blank=True)
-    tool_uid = models.CharField(max_length=32, blank=True)
-    params = models.JSONField(null=True)
-    provenance = models.JSONField(null=True)
-    confidence = models.FloatField(null=True)
-    estimated_runtime_seconds = models.FloatField(null=True)
-
-    class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["tenant", "plan", "step_id"], name="plans_planstep_id_once_a_plan"),
-            models.UniqueConstraint(fields=["tenant", "plan", "position"], name="plans_planstep_position_once_a_plan"),
-            models.CheckConstraint(
-                condition=Q(step_type__in=["call_worker", "queue_execution", "wait_for", "aggregate", "escalate"]),
-                name="plans_planstep_type_known",
-            ),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.step_id} {self.step_type}"
 
 
 class Outcome(TenantModel):

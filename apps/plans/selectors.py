@@ -361,13 +361,6 @@ def written_habits() -> dict[str, str]:
     return dict(Memory.objects.filter(kind=Kind.PATTERN, domain=HABITS).values_list("name", "text"))
 
 
-def offered_tools(worker_id: str, *, tenant_id: int) -> dict[str, str]:
-    """The uids of what a worker offers, by name."""
-    with shelf.held(tenant_id=tenant_id) as held:
-        catalogue = held.catalogue
-        return {catalogue.by_uid[uid].name: uid for uid in sorted(catalogue.tools_of(worker_id))}
-
-
 def calibration_error() -> float:
     """The worst calibration error of the models in use, over all tenants that the caller sees; 0 without any."""
     worst = LearnedModel.objects.in_use().aggregate(worst=Max("calibration_error"))["worst"]

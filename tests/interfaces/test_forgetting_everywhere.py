@@ -66,7 +66,6 @@ STAYING: Final = {
     "memory_subject": {"display_name"},
     "plans_outcome": {"links", "tools"},
     "plans_plan": {"plan_hash", "plan_id", "planner_version", "receipt_id"},
-    "plans_planstep": {"depends_on", "step_id", "tool_name", "tool_uid", "worker_id"},
     "receipts_receipt": {
         "caused_by_ref",
         "event_family",

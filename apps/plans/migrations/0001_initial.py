@@ -151,61 +151,6 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
-                name="PlanStep",
-                fields=[
-                    id_field(),
-                    ("position", models.PositiveSmallIntegerField()),
-                    ("step_id", models.CharField(max_length=64)),
-                    (
-                        "step_type",
-                        models.CharField(
-                            choices=[
-                                ("call_worker", "call_worker"),
-                                ("queue_execution", "queue_execution"),
-                                ("wait_for", "wait_for"),
-                                ("aggregate", "aggregate"),
-                                ("escalate", "escalate"),
-                            ],
-                            max_length=20,
-                        ),
-                    ),
-                    (
-                        "depends_on",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=models.CharField(max_length=64), size=None
-                        ),
-                    ),
-                    ("worker_id", models.CharField(blank=True, max_length=100)),
-                    ("tool_name", models.CharField(blank=True, max_length=200)),
-                    ("tool_uid", models.CharField(blank=True, max_length=32)),
-                    ("params", models.JSONField(null=True)),
-                    ("provenance", models.JSONField(null=True)),
-                    ("confidence", models.FloatField(null=True)),
-                    ("estimated_runtime_seconds", models.FloatField(null=True)),
-                    reference("plan", "plans.plan", "step_rows"),
-                    tenant_field(),
-                ],
-                options={
-                    "constraints": [
-                        models.UniqueConstraint(
-                            fields=("tenant", "plan", "step_id"), name="plans_planstep_id_once_a_plan"
-                        ),
-                        models.UniqueConstraint(
-                            fields=("tenant", "plan", "position"), name="plans_planstep_position_once_a_plan"
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(
-                                (
-                                    "step_type__in",
-                                    ["call_worker", "queue_execution", "wait_for", "aggregate", "escalate"],
-                                )
-                            ),
-                            name="plans_planstep_type_known",
-                        ),
-                    ],
-                },
-            ),
-            migrations.CreateModel(
                 name="WaitingPlan",
                 fields=[
                     id_field(),
@@ -306,12 +251,8 @@ class Migration(migrations.Migration):
                 },
             ),
         ),
-        *(
-            protect(f"plans_{name}")
-            for name in ("delegate", "plan", "planstep", "waitingplan", "outcome", "learnedmodel")
-        ),
+        *(protect(f"plans_{name}") for name in ("delegate", "plan", "waitingplan", "outcome", "learnedmodel")),
         immutable("plans_plan", redactable=("intent", "scope", "document")),
-        immutable("plans_planstep", redactable=("params", "provenance")),
         immutable("plans_outcome", redactable=("request",)),
         migrations.RunSQL(TREE, TREE_BACK),
     ]

@@ -19,7 +19,7 @@ from apps.plans.assembling import Terms, assemble, read_again
 from apps.plans.catalogue import Catalogue, contract_key
 from apps.plans.documents import PlanStatus, can_be_told, partial_of
 from apps.plans.errors import PlanReplaced
-from apps.plans.models import Delegate, Plan, PlanStep, WaitingPlan
+from apps.plans.models import Delegate, Plan, WaitingPlan
 from apps.plans.offers import Priority
 from apps.plans.proposals import Evidence, Proposal
 from apps.plans.selectors import memory_refs
@@ -339,24 +339,6 @@ def keep(
     )
     if made.status == PlanStatus.READY:
         WaitingPlan.objects.create(tenant_id=caller.tenant_id, plan=plan, expires_at=now + EXPIRY)
-    PlanStep.objects.bulk_create(
-        PlanStep(
-            tenant_id=caller.tenant_id,
-            plan=plan,
-            position=position,
-            step_id=step["step_id"],
-            step_type=step["step_type"],
-            depends_on=step.get("depends_on", []),
-            worker_id=step.get("worker_id", ""),
-            tool_name=step.get("tool_name", ""),
-            tool_uid=step.get("tool_uid", ""),
-            params=step.get("params"),
-            provenance=step.get("provenance"),
-            confidence=step.get("confidence"),
-            estimated_runtime_seconds=step.get("estimated_runtime_seconds"),
-        )
-        for position, step in enumerate(document["steps"], start=1)
-    )
     return MadePlan(
         plan_id=made.plan_id,
         document=document,
