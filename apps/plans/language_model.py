@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
-import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from apps.core.errors import pointer_to
 from apps.plans import references
 from apps.plans.catalogue import Tool
 from apps.plans.documents import can_be_told
 from apps.plans.local.values import Found, Kind, Reading, read
 from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Question, Ref, Value
 from apps.plans.references import Reference
+from apps.plans.validation import param_problems
 
 MOST_TOOLS: Final = 15
 MOST_STEPS: Final = 12
@@ -251,7 +250,9 @@ def _faults(found: _Answer, listed: Mapping[str, Tool]) -> Iterator[str]:
         cited = list(references.within(step.params))
         before = {f"step-{place}": listed[one.tool] for place, one in enumerate(found.steps[: number - 1], start=1)}
         yield from (fault for one in cited if (fault := _misleads(one, before, f"step-{number}")))
-        yield from _refused(step.params, tool, {one.pointer for one in cited}, f"step-{number}")
+        for one in param_problems(tool, step.params):
+            if one.code != "param_missing":
+                yield f"step-{number}{one.path}: {one.message}"[:300]
 
 
 def _misleads(cited: object, before: Mapping[str, Tool], step_id: str) -> str | None:
@@ -263,19 +264,6 @@ def _misleads(cited: object, before: Mapping[str, Tool], step_id: str) -> str | 
     if references.resolve(source.output_schema, cited.path) is None:
         return f"{step_id}{cited.pointer}: {source.name} has no output {'.'.join(cited.path)!r}."
     return None
-
-
-def _refused(params: Mapping[str, Any], tool: Tool, cited: set[str], step_id: str) -> Iterator[str]:
-    """What a tool's own schema says against params, but for what is left out and for what is a reference."""
-    try:
-        errors = list(jsonschema_rs.validator_for(dict(tool.input_schema), offline=True).iter_errors(dict(params)))
-    except ValueError:
-        return
-    for error in errors:
-        pointer = "".join(map(pointer_to, map(str, error.instance_path)))
-        left_out = not pointer and "required" in str(error.kind).lower()
-        if not left_out and not any(one == pointer or one.startswith(f"{pointer}/") for one in cited if pointer):
-            yield f"{step_id}{pointer}: {error.message}"[:300]
 
 
 def _step(number: int, found: _Step, tool: Tool, asked: Asked, reading: Reading) -> ProposedStep:

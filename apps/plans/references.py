@@ -29,14 +29,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """An opening of a reference that is none."""
-
-    pointer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Misplaced:
-    """A reference in the name of a member, which nothing resolves."""
+    """An opening of a reference that is none, or a reference in the name of a member, which nothing resolves."""
 
     pointer: str
 
@@ -46,14 +39,14 @@ def write(step_id: str, *path: str) -> str:
     return f"{OPENING}{step_id}.{'.'.join(path)}}}}}"
 
 
-def within(value: Any, pointer: str = "") -> Iterator[Reference | Malformed | Misplaced]:
+def within(value: Any, pointer: str = "") -> Iterator[Reference | Malformed]:
     """Find every reference in a JSON value."""
     if isinstance(value, str):
         yield from _in_text(value, pointer)
     elif isinstance(value, Mapping):
         for name, item in value.items():
             if OPENING in name and REFERENCE.search(name):
-                yield Misplaced(pointer + pointer_to(name))
+                yield Malformed(pointer + pointer_to(name))
             yield from within(item, pointer + pointer_to(name))
     elif isinstance(value, (list, tuple)):
         for position, item in enumerate(value):

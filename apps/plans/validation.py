@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Final
@@ -23,21 +23,19 @@ from apps.plans import documents, references
 from apps.plans.catalogue import Catalogue, Tool, contract_key, types_meet
 from apps.plans.documents import WHOLE, Constraints, Plan, PlanStatus, Step
 from apps.plans.offers import expected_seconds, payload_bytes
-from apps.plans.references import Malformed, Misplaced, Reference
+from apps.plans.references import Malformed, Reference
 from apps.plans.shapes import StepType, tighter
 from apps.workers.shapes import OfferView as Offer
 
 MAX_PROBLEMS: Final = 100
-_ROUNDING: Final = 0.01
-"""By which part of it a sum may differ from its steps' sum; a plan tells money to 6 and time to 3 places."""
-_MOST_WEIGHED: Final = 64
-"""Of so many steps at most it is counted how many may run at once: a plan with more is too long anyway."""
+_CHOICES: Final = frozenset({"anyOf", "oneOfMultipleValid", "oneOfNotValid", "oneOf", "not", "unevaluatedProperties"})
+"""Keywords whose verdict on an object or a list may change with what its references come to."""
+_CLOSED: Final = frozenset({"additionalProperties", "unevaluatedProperties", "falseSchema"})
+"""Keywords that refuse a name that is not declared."""
 _SECRETS: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----|\bght_[A-Za-z0-9]+_[A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bxox[abprs]-[A-Za-z0-9-]{10,}|\bsk-[A-Za-z0-9_-]{20,}"
 )
-_SURROGATES: Final = re.compile("[\ud800-\udfff]")
-_EXACT: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a plan may cost and how wide and long it may be. None bounds nothing."""
+    """What a plan may cost and how wide and long it may be. None bounds nothing.
+
+    `max_fan_out`: how many steps may begin with the plan, or wait for the same step.
+    """
 
     max_steps: int = 64
     max_fan_out: int = 16
@@ -61,27 +62,21 @@ class Limits:
 
 
 def validate(document: object, catalogue: Catalogue, *, limits: Limits | None = None) -> list[Problem]:
-    """Every fault of a plan, in a fixed order; an empty list is a valid plan.
+    """Every fault of a plan, in a fixed order; an empty list is a valid plan. Where its shape is wrong, only that is told.
 
-    Where its shape is wrong, only what does not depend on the wrong places is judged besides.
+    What the plan says of its own cost and duration is not judged: whoever keeps a plan computes them.
     """
-    if not isinstance(document, dict):
-        return [Problem("", "schema", "A plan is a JSON object.")]
     plan, faults = documents.parse(document)
-    shape = list(map(_fault_of_shape, faults[:MAX_PROBLEMS]))
+    if plan is None or not isinstance(document, dict):
+        return list(map(_fault_of_shape, faults[:MAX_PROBLEMS]))
     try:
-        if not _is_plainly_canonical(document):
-            documents.canonical(document)
-        is_hashed = plan is None or plan.plan_hash is None or plan.plan_hash == documents.plan_hash(document)
+        is_hashed = plan.plan_hash in {None, documents.plan_hash(document)}
     except (ValueError, RecursionError) as refusal:
-        return [*shape, Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])][:MAX_PROBLEMS]
-    bounds = limits or Limits()
-    if plan is not None:
-        found = _judged(_Case(plan, catalogue, bounds), _RULES)
-    else:
-        found = _judged_besides([fault["loc"] for fault in faults], document, catalogue, bounds)
-    hashed = [] if is_hashed else [Problem("/plan_hash", "plan_hash", "This is not the hash of this plan.")]
-    return list(itertools.islice(itertools.chain(shape, found, hashed), MAX_PROBLEMS))
+        return [Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])]
+    found = list(itertools.islice(_judged(_Case(plan, catalogue, limits or Limits())), MAX_PROBLEMS))
+    if not is_hashed:
+        found.append(Problem("/plan_hash", "plan_hash", "This is not the hash of this plan."))
+    return found[:MAX_PROBLEMS]
 
 
 def workers_named(document: object) -> frozenset[str]:
@@ -122,81 +117,30 @@ def carries_secret(value: str) -> bool:
 
 
 def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
-    """What a tool refuses in the params; a reference stands for its target and is not judged here."""
+    """What a tool refuses in the params; a reference stands for its target, and no choice that holds one is judged."""
     held = {found.pointer for found in references.within(params) if isinstance(found, Reference) and found.whole}
-    errors = validator(contract_key(tool.input_schema)).iter_errors(dict(params))
-    faults = (
-        found
-        for error in errors
-        if not _is_about_reference(error, held)
-        for found in _faults(error, tool, params, held)
-    )
-    unknown = (_unknown_param(tool, (name,)) for name in params if tool.inputs and _is_undeclared(tool, (name,)))
-    return list(itertools.islice(dict.fromkeys(itertools.chain(faults, unknown)), MAX_PROBLEMS))
+    found = []
+    for error in validator(contract_key(tool.input_schema)).iter_errors(dict(params)):
+        where, kind = pointer_to(*error.instance_path), error.kind.name
+        inside = any(where == one or where.startswith(f"{one}/") for one in held)
+        around = kind in _CHOICES and any(one.startswith(f"{where}/") for one in held)
+        if kind == "required":
+            path = pointer_to(*error.instance_path, error.kind.as_dict()["property"])
+            found.append(Problem(path, "param_missing", error.message[:500]))
+        elif not inside and not around and (where or kind not in _CLOSED):
+            found.append(Problem(where, "param_invalid", error.message[:500]))
+    takes_any = tool.input_schema.get("additionalProperties", not tool.inputs)
+    for name in params:
+        if not takes_any and references.member(tool.input_schema, (name,)) is None:
+            message = f"{tool.name} takes no {name[-100:]}.{near(name, tool.inputs)}"
+            found.append(Problem(pointer_to(name), "param_unknown", message))
+    return found[:MAX_PROBLEMS]
 
 
 @lru_cache(maxsize=8192)
 def validator(schema_key: str) -> jsonschema_rs.Validator:
     """The compiled validator of a schema's text. It never fetches anything."""
     return jsonschema_rs.validator_for(schema_key, validate_formats=True, offline=True)
-
-
-def _is_about_reference(error: jsonschema_rs.ValidationError, held: set[str]) -> bool:
-    """May what is refused be right, once the references are what they stand for?"""
-    where = pointer_to(*error.instance_path)
-    if any(where == pointer or where.startswith(f"{pointer}/") for pointer in held):
-        return True
-    if not _holds(where, held):
-        return False
-    branches = error.kind.as_dict().get("context", ())
-    may_hold = any(all(_is_about_reference(fault, held) for fault in branch) for branch in branches)
-    return may_hold or error.kind.name == "not"
-
-
-def _holds(where: str, held: set[str]) -> bool:
-    return any(pointer.startswith(f"{where}/") for pointer in held)
-
-
-def _faults(
-    error: jsonschema_rs.ValidationError, tool: Tool, params: Mapping[str, Any], held: set[str]
-) -> Iterator[Problem]:
-    if error.kind.name == "required":
-        path = pointer_to(*error.instance_path, error.kind.as_dict()["property"])
-        yield Problem(path, "param_missing", error.message[:500])
-    elif (unexpected := _unexpected(error, params)) is not None:
-        # A branch that fails only for a reference in it evaluates none of its members.
-        spared = error.kind.name == "unevaluatedProperties" and _holds(pointer_to(*error.instance_path), held)
-        for name in sorted(unexpected)[:MAX_PROBLEMS]:
-            place = (*map(str, error.instance_path), name)
-            if not spared or _is_undeclared(tool, place):
-                yield _unknown_param(tool, place)
-    else:
-        yield Problem(pointer_to(*error.instance_path), "param_invalid", error.message[:500])
-
-
-def _unexpected(error: jsonschema_rs.ValidationError, params: Mapping[str, Any]) -> Iterable[str] | None:
-    """The names that a closed schema does not know; None if it is something else that is refused."""
-    if error.kind.name != "falseSchema":
-        names: list[str] | None = error.kind.as_dict().get("unexpected")
-        return names
-    # What is closed and declares nothing is refused as a whole.
-    above: Any = params
-    for part in error.instance_path:
-        above = above[part]
-    return above if error.schema_path[-1] == "additionalProperties" and isinstance(above, Mapping) else None
-
-
-def _is_undeclared(tool: Tool, place: Sequence[str]) -> bool:
-    above = references.member(tool.input_schema, place[:-1])
-    takes_any = isinstance(above, Mapping) and above.get("additionalProperties")
-    return not takes_any and references.member(tool.input_schema, place) is None
-
-
-def _unknown_param(tool: Tool, place: Sequence[str]) -> Problem:
-    above = references.member(tool.input_schema, place[:-1])
-    known = above.get("properties") if isinstance(above, Mapping) else None
-    meant = near(place[-1], known) if isinstance(known, Mapping) else ""
-    return Problem(pointer_to(*place), "param_unknown", f"{tool.name} takes no {'.'.join(place)[-100:]}.{meant}")
 
 
 def _fault_of_shape(fault: ErrorDetails) -> Problem:
@@ -209,31 +153,16 @@ def _fault_of_shape(fault: ErrorDetails) -> Problem:
     return Problem(pointer_to(*fault["loc"]), "schema", f"{fault['msg']}."[:500])
 
 
-def _is_plainly_canonical(value: Any) -> bool:
-    """Has it certainly a canonical form? To write that down only to see whether it can be takes longer than judging."""
-    if isinstance(value, str):
-        return value.isascii() or not _SURROGATES.search(value)
-    if isinstance(value, dict):
-        return all(
-            isinstance(name, str) and name.isascii() and _is_plainly_canonical(item) for name, item in value.items()
-        )
-    if isinstance(value, list):
-        return all(map(_is_plainly_canonical, value))
-    return value is None or (isinstance(value, (int, float)) and abs(value) < _EXACT)
-
-
 class _Case:
     """A plan under judgement: its steps by id, what each depends on, and what their workers offer."""
 
-    def __init__(self, plan: Plan, catalogue: Catalogue, limits: Limits, numbers: Sequence[int] | None = None) -> None:
-        """:param numbers: where in the document the steps stand, if not all of them are given."""
+    def __init__(self, plan: Plan, catalogue: Catalogue, limits: Limits) -> None:
         self.plan = plan
-        self.catalogue = catalogue
+        self.catalogue = catalogue.without((plan.constraints and plan.constraints.exclude_workers) or ())
         self.limits = bounds_of(plan.constraints, limits)
         self.steps = plan.steps
         self.by_id = {step.step_id: step for step in self.steps}
-        places = range(len(self.steps)) if numbers is None else numbers
-        self._position = {step.step_id: number for number, step in zip(places, self.steps, strict=True)}
+        self._position = {step.step_id: number for number, step in enumerate(self.steps)}
         # An escalate that names none reports on the whole plan, so it comes after all that are listed before it.
         self.parents = {
             step.step_id: frozenset(earlier.step_id for earlier in self.steps[:number])
@@ -302,39 +231,10 @@ class _Case:
         return pointer_to("steps", self._position[step_id], *more)
 
 
-_Rule = Callable[[_Case], Iterator[Problem]]
-_ANYBODY: Final = {
-    **dict.fromkeys(("plan_id", "delegate_id", "principal_ai", "intent"), "x"),
-    "created_at": "2026-01-01T00:00:00Z",
-    "scope": "",
-}
-"""Stands for the required members of a plan that are wrong."""
-
-
-def _judged(case: _Case, rules: Iterable[_Rule]) -> Iterator[Problem]:
+def _judged(case: _Case) -> Iterator[Problem]:
     """One fault after the other, so that whoever has heard enough does not look further."""
     unsortable = [*_repeated(case), *itertools.islice(_unknown_steps(case), MAX_PROBLEMS)]
-    yield from unsortable or _unordered(case) or itertools.chain.from_iterable(rule(case) for rule in rules)
-
-
-def _judged_besides(
-    wrong: Sequence[tuple[int | str, ...]], document: dict[str, Any], catalogue: Catalogue, limits: Limits
-) -> Iterator[Problem]:
-    """What is wrong with the steps whose own shape is right. What the plan says of itself is not looked at."""
-    given = document.get("steps")
-    if len(wrong) >= MAX_PROBLEMS or ("steps",) in wrong or not isinstance(given, list):
-        return
-    numbers = {place[1] for place in wrong if place[:1] == ("steps",)}
-    steps = {number: step for number, step in enumerate(given) if number not in numbers}
-    members = {name: value for name, value in document.items() if name not in {place[0] for place in wrong if place}}
-    sound = {**_ANYBODY, **members, "steps": list(steps.values())}
-    if not steps or (plan := documents.parse(sound)[0]) is None:
-        return
-    case = _Case(plan, catalogue, limits, tuple(steps))
-    if not numbers:
-        yield from _judged(case, _RULES_OF_STEPS)
-    else:  # what a step depends on may be one of those that can't be read
-        yield from _repeated(case) or itertools.chain.from_iterable(rule(case) for rule in _RULES_OF_A_STEP)
+    yield from unsortable or _circles(case) or itertools.chain.from_iterable(rule(case) for rule in _RULES)
 
 
 def _repeated(case: _Case) -> list[Problem]:
@@ -355,34 +255,13 @@ def _unknown_steps(case: _Case) -> Iterator[Problem]:
     )
 
 
-def _unordered(case: _Case) -> list[Problem]:
-    """Steps that depend on each other, and hints that no order could follow."""
+def _circles(case: _Case) -> list[Problem]:
     try:
         graphlib.TopologicalSorter(case.parents).prepare()
     except graphlib.CycleError as error:
         around = list(reversed(error.args[1]))
         return [Problem(case.path(around[0]), "cycle", f"The steps depend on each other: {' -> '.join(around)}.")]
-    hinted = {step.step_id: step.order_hint or () for step in case.steps}
-    against = [
-        (step_id, place)
-        for step_id, targets in hinted.items()
-        for place, target in enumerate(targets)
-        if step_id in {target, *case.upstream[target]}
-    ]
-    if not against:
-        try:
-            graphlib.TopologicalSorter({one: case.parents[one].union(hinted[one]) for one in hinted}).prepare()
-        except graphlib.CycleError as error:
-            pairs = itertools.pairwise(error.args[1])
-            against = [(one, hinted[one].index(other)) for other, one in pairs if other in hinted[one]][:1]
-    return [
-        Problem(
-            case.path(step_id, "order_hint", place),
-            "order_hint",
-            f"{step_id} can't come after {hinted[step_id][place]}: no order follows this hint and all else.",
-        )
-        for step_id, place in against
-    ]
+    return []
 
 
 def _status(case: _Case) -> Iterator[Problem]:
@@ -420,39 +299,6 @@ def _waits(case: _Case) -> Iterator[Problem]:
                 yield Problem(case.path(step.step_id, "aggregate_step_ids", place), "no_result", message)
 
 
-_OF_WORKERS: Final = (
-    *("worker_id", "tool_name", "tool_uid", "params", "provenance", "mode"),
-    *("fallback_worker_ids", "alternatives"),
-)
-_OF_TYPES: Final = {
-    StepType.CALL_WORKER: _OF_WORKERS,
-    StepType.QUEUE_EXECUTION: _OF_WORKERS,
-    StepType.WAIT_FOR: ("wait_for_step_ids", "wait_for_receipts"),
-    StepType.AGGREGATE: ("aggregate_step_ids", "synthesis_instructions", "executor"),
-    StepType.ESCALATE: ("report_summary", "decision_required", "recommendation"),
-}
-"""The members that only steps of some types have."""
-_BOUND: Final = frozenset(name for names in _OF_TYPES.values() for name in names)
-_MODES: Final = {StepType.CALL_WORKER: "direct", StepType.QUEUE_EXECUTION: "async"}
-
-
-def _members(case: _Case) -> Iterator[Problem]:
-    """No step has members of another type of step, or another mode, or a source of a param that it has not."""
-    for step in case.steps:
-        for name in sorted(_BOUND.difference(_OF_TYPES[step.step_type])):
-            if getattr(step, name) is not None:
-                message = f"A step of type {step.step_type} has no {name}."
-                yield Problem(case.path(step.step_id, name), "misplaced_member", message)
-        mode = _MODES.get(step.step_type)
-        if mode and step.mode not in {None, mode}:
-            message = f"A step of type {step.step_type} is {mode}, not {step.mode}."
-            yield Problem(case.path(step.step_id, "mode"), "mode", message)
-        for name in step.provenance or () if step.runs_tool else ():
-            if name not in (step.params or {}):
-                message = f"The step has no param {name[:100]}."
-                yield Problem(case.path(step.step_id, "provenance", name), "provenance", message)
-
-
 def _done(case: _Case) -> Iterator[Problem]:
     """Only a plan that takes another's place has steps that are done, and they have waited for nothing that is not."""
     done = {step.step_id for step in case.steps if step.runs_tool and step.done}
@@ -467,11 +313,10 @@ def _done(case: _Case) -> Iterator[Problem]:
 
 
 def _tools(case: _Case) -> Iterator[Problem]:
-    """Each worker offers the tool, may run it, takes these params, and is not excluded; its fallbacks likewise."""
+    """Each worker offers the tool, may run it, and takes these params; its fallbacks offer it and may run it."""
     catalogue = case.catalogue
-    excluded = frozenset((case.plan.constraints and case.plan.constraints.exclude_workers) or ())
     for step in case.to_do:
-        worker_id, tool_name, fallbacks = step.worker_id or "", step.tool_name or "", step.fallback_worker_ids or ()
+        worker_id, tool_name = step.worker_id or "", step.tool_name or ""
         match case.offer(step):
             case tool, offer:
                 yield from _fits(case, step, tool, offer)
@@ -482,18 +327,11 @@ def _tools(case: _Case) -> Iterator[Problem]:
             case None:
                 message = f"There is no worker {worker_id}."
                 yield Problem(case.path(step.step_id, "worker_id"), "unknown_worker", message)
-        for place, other in enumerate(fallbacks):
-            where, found = case.path(step.step_id, "fallback_worker_ids", place), catalogue.find(other, tool_name)
-            if other == worker_id:
-                message = f"{worker_id} is the worker of this step: it can't stand in for itself."
-                yield Problem(where, "fallback", message)
-            elif found is None or catalogue.bar(found[1]):
+        for place, other in enumerate(step.fallback_worker_ids or ()):
+            found = catalogue.find(other, tool_name)
+            if found is None or catalogue.bar(found[1]):
+                where = case.path(step.step_id, "fallback_worker_ids", place)
                 yield Problem(where, "not_eligible", f"{other} may not stand in for {worker_id}.")
-        named = [("worker_id",), *(("fallback_worker_ids", place) for place in range(len(fallbacks)))]
-        for member, one in zip(named, (worker_id, *fallbacks), strict=True):
-            if one in excluded:
-                message = f"The plan's own constraints exclude {one}."
-                yield Problem(case.path(step.step_id, *member), "excluded_worker", message)
 
 
 def _fits(case: _Case, step: Step, tool: Tool, offer: Offer) -> Iterator[Problem]:
@@ -523,12 +361,10 @@ def _references(case: _Case) -> Iterator[Problem]:
         yield from _reference(case, found, None)
 
 
-def _reference(case: _Case, found: Reference | Malformed | Misplaced, step: Step | None) -> Iterator[Problem]:
-    if isinstance(found, Misplaced):
-        yield Problem(found.pointer, "reference_misplaced", "A reference stands in a value, not in a member's name.")
-        return
+def _reference(case: _Case, found: Reference | Malformed, step: Step | None) -> Iterator[Problem]:
     if isinstance(found, Malformed):
-        yield Problem(found.pointer, "reference_malformed", "A reference reads {{step-1.field}}.")
+        message = "A reference reads {{step-1.field}}, and stands in a value."
+        yield Problem(found.pointer, "reference_malformed", message)
         return
     target = case.by_id.get(found.step_id)
     if target is None or not target.runs_tool:
@@ -578,11 +414,12 @@ def _texts(value: Any, pointer: str) -> Iterator[tuple[str, str]]:
 
 def _bounds(case: _Case) -> Iterator[Problem]:
     """How many steps, how many at once, how long, how often a worker is called, and what it costs."""
-    limits, todo = case.limits, [step.step_id for step in case.to_do]
+    limits = case.limits
     if len(case.steps) > limits.max_steps:
         yield Problem("/steps", "too_many_steps", f"{len(case.steps)} steps; {limits.max_steps} are allowed.")
-    if len(todo) > limits.max_fan_out and (width := _width(todo[:_MOST_WEIGHED], case)) > limits.max_fan_out:
-        message = f"{width} steps may come to run at once; {limits.max_fan_out} are allowed."
+    at_once = sum(not case.parents[step.step_id] for step in case.to_do)
+    if at_once > limits.max_fan_out:
+        message = f"{at_once} steps begin with the plan; {limits.max_fan_out} are allowed."
         yield Problem("/steps", "fan_out", message)
     for step_id, times in Counter(parent for parents in case.parents.values() for parent in parents).items():
         if times > limits.max_fan_out:
@@ -610,52 +447,4 @@ def _bounds(case: _Case) -> Iterator[Problem]:
         yield Problem("/steps", "budget", f"{round(total, 6)} in all; {limits.max_total_cost} are allowed.")
 
 
-def _width(step_ids: Sequence[str], case: _Case) -> int:
-    """The most steps of which none waits for another: by Dilworth as many as the fewest chains that hold them all."""
-    follows = {one: [other for other in step_ids if one in case.upstream[other]] for one in step_ids}
-    before: dict[str, str] = {}
-
-    def finds_a_place(one: str, tried: set[str]) -> bool:
-        for other in follows[one]:
-            if other not in tried:
-                tried.add(other)
-                if other not in before or finds_a_place(before[other], tried):
-                    before[other] = one
-                    return True
-        return False
-
-    return len(step_ids) - sum(finds_a_place(one, set()) for one in step_ids)
-
-
-def _claims(case: _Case) -> Iterator[Problem]:
-    """What a plan says of its costs, its duration and its parallel steps is so.
-
-    A step that says less than half of what its worker is known for misleads; medians move, so a little is let pass.
-    """
-    for step in case.to_do:
-        source = case.offer(step)
-        known = {
-            "estimated_cost": source[1].cost if source else 0.0,
-            "estimated_runtime_seconds": expected_seconds(source[1]) if source else 0.0,
-        }
-        for name, value in known.items():
-            told = getattr(step, name)
-            if told is not None and told < value / 2:
-                message = f"{step.worker_id} is known for {value}, not {told}."
-                yield Problem(case.path(step.step_id, name), "estimate", message)
-    for name, value, places in (
-        ("estimated_total_runtime_seconds", case.runtime, 3),
-        ("execution_cost_estimate", case.cost, 6),
-    ):
-        told = getattr(case.plan, name)
-        if told is not None and not math.isclose(told, value, rel_tol=_ROUNDING, abs_tol=10.0**-places):
-            yield Problem(f"/{name}", "estimate", f"By its steps it is {round(value, places)}, not {told}.")
-    if case.plan.can_run_parallel and not case.has_independent_steps:
-        yield Problem("/can_run_parallel", "estimate", "Each step waits for another: none can run beside it.")
-
-
-_RULES_OF_A_STEP: Final[tuple[_Rule, ...]] = (_members, _tools, _secrets)
-"""What may be asked of a step whatever others there are."""
-_RULES_OF_STEPS: Final[tuple[_Rule, ...]] = (_waits, *_RULES_OF_A_STEP, _references, _bounds)
-"""What may be asked of all steps whatever the plan says of itself."""
-_RULES: Final[tuple[_Rule, ...]] = (_status, _done, *_RULES_OF_STEPS, _claims)
+_RULES: Final = (_status, _done, _waits, _tools, _secrets, _references, _bounds)

@@ -24,8 +24,8 @@ _ANEW = frozenset({"plan_hash", "next_step", "receipt_id", "receipt_uuid"})
 def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None, now: datetime) -> MadePlan:
     """Keep a plan of any author that the validator finds nothing wrong with, and post its `plan_created` receipt.
 
-    It is kept as it was given. Added are an id, the time and the registry of the validation, the version of each tool, and
-    the hash. Where the author names no duration or cost, estimates are added.
+    It is kept as it was given. Added are an id, the time and the registry of the validation, the version of each tool, the
+    estimates of cost and duration, and the hash. No step costs less than its worker asks.
 
     :raises Invalid: if anything is wrong with it, or it is none to be carried out (`plan_invalid`), if it has come through
         its DeleGate before (`delegation_loop`), or through too many (`delegation_too_deep`). Nothing is kept.
@@ -42,7 +42,6 @@ def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None
     refuse_detours(delegate, document.get("delegation_path", ()))
     kept = {
         "schema_version": documents.SCHEMA_VERSION,
-        **validation.estimates(documents.read(document), found.catalogue),
         **{name: value for name, value in document.items() if name not in _ANEW},
         "plan_id": new_plan_id(),
         "created_at": told(now),
@@ -53,6 +52,7 @@ def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None
         "history_epoch": found.history_epoch,
         "steps": [_pinned(step, found.catalogue) for step in document["steps"]],
     }
+    kept |= validation.estimates(documents.read(kept), found.catalogue)
     kept["plan_hash"] = documents.plan_hash(kept)
     # An author who does not say how sure the plan is promises nothing.
     made = documents.read(kept)
@@ -76,6 +76,9 @@ def _unfit(document: Mapping[str, Any], caller: Caller) -> Iterator[Problem]:
 
 
 def _pinned(step: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]:
-    """The step, with the version of the tool that it was judged by."""
-    tool = catalogue.find(step["worker_id"], step["tool_name"]) if step["step_type"] in WORKER_STEPS else None
-    return {**step, "tool_uid": tool[0].uid} if tool else dict(step)
+    """The step, with the version of the tool that it was judged by and what its worker asks for it."""
+    found = catalogue.find(step["worker_id"], step["tool_name"]) if step["step_type"] in WORKER_STEPS else None
+    if found is None:
+        return dict(step)
+    tool, offer = found
+    return {**step, "tool_uid": tool.uid, "estimated_cost": max(step.get("estimated_cost") or 0, offer.cost)}
