@@ -14,7 +14,7 @@ from apps.executions.shapes import EndedStep, ExecutionProgress, ExecutionReport
 from apps.executions.sql import GATEHOUSE_NOW
 from apps.executions.states import Status, StepStatus, Strategy
 from apps.plans import selectors as plans
-from apps.plans.selectors import StoredPlan
+from apps.plans.models import Plan
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
@@ -100,7 +100,7 @@ def report_of_plan(caller: Caller, plan_id: str) -> ExecutionReport:
     return _without_execution(plan, "abandoned", f"{intent}: replaced by {successor}.", action)
 
 
-def _without_execution(plan: StoredPlan, status: str, summary: str, next_action: str) -> ExecutionReport:
+def _without_execution(plan: Plan, status: str, summary: str, next_action: str) -> ExecutionReport:
     return ExecutionReport(
         plan_id=plan.plan_id,
         status=status,

@@ -271,7 +271,7 @@ def replan_plan(caller: Caller, given: Replan) -> Replanned:
         now=timezone.now(),
     )
     return Replanned(
-        **answer_of(made),
+        **answer_of(made).model_dump(),
         replaces=given.plan_id,
         kept_steps=[step["step_id"] for step in made.document["steps"] if step.get("done")],
     )

@@ -120,11 +120,6 @@ class Catalogue:
         """Who offers anything, barred or not."""
         return frozenset(self._of_worker)
 
-    @property
-    def size(self) -> int:
-        """How many offers it holds, of however many tools."""
-        return sum(map(len, self._of_worker.values()))
-
     def copied(self) -> Catalogue:
         """The same tools and offers, for who takes seconds: what is registered meanwhile does not touch it."""
         return Catalogue(self.epoch, self.tools, self.offers)

@@ -8,6 +8,7 @@ from django.contrib.postgres.functions import RandomUUID
 from django.db import models
 from django.db.models import Q
 
+from apps.plans import documents
 from apps.plans.documents import PlanStatus
 from apps.principals.models import Principal, TenantModel
 
@@ -103,7 +104,18 @@ class Plan(TenantModel):
 
     @property
     def is_forgotten(self) -> bool:
+        """Was what it said forgotten on request? Nobody can carry it out any more."""
         return not self.intent
+
+    @property
+    def is_ready(self) -> bool:
+        """Can it be carried out, or does it say what it needs?"""
+        return self.status == PlanStatus.READY and not self.is_forgotten
+
+    @property
+    def next_step(self) -> str:
+        """What to do next, in one plain sentence."""
+        return documents.next_step(self.document)
 
 
 class WaitingPlanQuerySet(models.QuerySet["WaitingPlan"]):

@@ -196,28 +196,6 @@ class Proposal:
         left = tuple(one for number, one in enumerate(self.questions) if number not in answers)
         return replace(self, steps=tuple(steps), questions=left)
 
-    def led_by(self, first: Sequence[ProposedStep]) -> "Proposal":
-        """The same after some other steps."""
-        by = len(first)
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, Ref):
-                return Ref(value.step + by, value.path)
-            if isinstance(value, Mapping):
-                return {name: moved(item) for name, item in value.items()}
-            return [moved(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-        steps = (
-            replace(
-                step,
-                values={name: replace(one, value=moved(one.value)) for name, one in step.values.items()},
-                after=frozenset(place + by for place in step.after),
-            )
-            for step in self.steps
-        )
-        questions = tuple(replace(one, step=one.step + by) for one in self.questions)
-        return replace(self, steps=(*first, *steps), questions=questions)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:

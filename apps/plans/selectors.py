@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
-from uuid import UUID
 
 from django.db.models import Exists, Max, Min, OuterRef
 from django.db.models.functions import Left
@@ -15,7 +14,7 @@ from django.utils.safestring import SafeString
 from apps.core.errors import NotFound
 from apps.memory.models import Memory
 from apps.memory.states import Kind
-from apps.plans import documents, drawing, shelf, sql, validation
+from apps.plans import drawing, shelf, sql, validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
 from apps.plans.errors import UnknownPlan
@@ -37,36 +36,8 @@ _FEWEST_NEW, _MOST_NEW = 5, 50
 _MEMORY: Final = re.compile(r"(?:(?P<kind>observation|obs|pattern)[:-])?(?P<number>[1-9][0-9]{0,17})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredPlan:
-    """A plan as it was made, with the receipt that proves it."""
-
-    plan_id: str
-    principal_id: int
-    delegate_id: str
-    delegate_principal_id: int
-    status: PlanStatus
-    is_forgotten: bool
-    """What it said was forgotten on request. Nobody can carry it out any more."""
-    document: Mapping[str, Any]
-    plan_hash: str
-    receipt_id: str
-    receipt_uuid: UUID
-    created_at: datetime
-
-    @property
-    def is_ready(self) -> bool:
-        """Can it be carried out, or does it say what is missing?"""
-        return self.status == PlanStatus.READY
-
-    @property
-    def next_step(self) -> str:
-        """What to do next, in one plain sentence."""
-        return documents.next_step(self.document)
-
-
-def plan_row(plan_id: str) -> Plan:
-    """The row of the plan of this id in the current tenant, with its DeleGate.
+def plan(plan_id: str) -> Plan:
+    """The plan of this id in the current tenant, with its DeleGate.
 
     :raises UnknownPlan: if there is none.
     """
@@ -76,28 +47,7 @@ def plan_row(plan_id: str) -> Plan:
     return found
 
 
-def plan(plan_id: str) -> StoredPlan:
-    """The plan of this id in the current tenant.
-
-    :raises UnknownPlan: if there is none.
-    """
-    found = plan_row(plan_id)
-    return StoredPlan(
-        plan_id=found.plan_id,
-        principal_id=found.principal_id,
-        delegate_id=found.delegate.delegate_id,
-        delegate_principal_id=found.delegate.principal_id,
-        status=PlanStatus.NEEDS_ESCALATION if found.is_forgotten else PlanStatus(found.status),
-        is_forgotten=found.is_forgotten,
-        document=found.document,
-        plan_hash=found.plan_hash,
-        receipt_id=found.receipt_id,
-        receipt_uuid=found.receipt_uuid,
-        created_at=found.created_at,
-    )
-
-
-def plan_for(plan_id: str, *, caller: Caller) -> StoredPlan:
+def plan_for(plan_id: str, *, caller: Caller) -> Plan:
     """As :func:`plan`, for the principal that asked for it; for others there is none."""
     found = plan(plan_id)
     if found.principal_id != caller.principal_id:
@@ -134,9 +84,9 @@ def plans_of(principal_id: int, *, before: int | None = None, limit: int) -> lis
     ]
 
 
-def can_be_begun(plan: StoredPlan) -> bool:
+def can_be_begun(plan: Plan) -> bool:
     """Does it wait for somebody to carry it out: is it ready, not begun, not replaced, not forgotten, not abandoned?"""
-    return not plan.is_forgotten and WaitingPlan.objects.filter(plan__plan_id=plan.plan_id).exists()
+    return not plan.is_forgotten and WaitingPlan.objects.filter(plan=plan).exists()
 
 
 def successor_of(plan_id: str) -> str | None:
@@ -191,7 +141,7 @@ def picture(plan_id: str, *, marks: Mapping[str, tuple[str, str]]) -> SafeString
 
     :raises UnknownPlan: if there is none.
     """
-    document = plan_row(plan_id).document
+    document = plan(plan_id).document
     seen = {step_id: drawing.Mark(*mark) for step_id, mark in marks.items()}
     return drawing.graph(document, seen) + drawing.details(document)
 
@@ -271,13 +221,13 @@ def _not_done_before(document: Mapping[str, Any], principal_id: int) -> Iterator
 def _unknown_references(document: Mapping[str, Any], principal_id: int) -> list[Problem]:
     inputs = document.get("references", {}).get("inputs", {})
     base = "/references/inputs"
-    refs, _ = memory_refs(inputs.get("memory_ids", ()))
-    known_memories, known_receipts = known_memory(refs), known_receipt_ids(inputs.get("receipt_ids", ()), principal_id)
+    known_memories = memories_named(inputs.get("memory_ids", ()))
+    known_receipts = known_receipt_ids(inputs.get("receipt_ids", ()), principal_id)
     return [
         *(
-            Problem(f"{base}/memory_ids/{place}", "unknown_memory", f"There is no memory {ref.text}.")
-            for place, ref in enumerate(refs)
-            if ref not in known_memories
+            Problem(f"{base}/memory_ids/{place}", "unknown_memory", f"There is no memory {number}.")
+            for place, number in enumerate(inputs.get("memory_ids", ()))
+            if str(number) not in known_memories
         ),
         *(
             Problem(f"{base}/receipt_ids/{place}", "unknown_receipt", f"There is no receipt {receipt_id}.")
@@ -287,44 +237,21 @@ def _unknown_references(document: Mapping[str, Any], principal_id: int) -> list[
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRef:
-    """A memory named by number; a bare number is an observation or a pattern."""
+def memories_named(refs: Iterable[object]) -> dict[str, int]:
+    """The numbers of the memories that references name and this tenant has, by the text of each reference.
 
-    text: str
-    number: int
-    is_observation: bool
-    is_pattern: bool
-
-
-def memory_refs(given: Iterable[object]) -> tuple[list[MemoryRef], list[str]]:
-    """The references to memories that have a known form, and the texts of those that have none."""
-    found, strange = [], []
-    for one in given:
-        text = str(one)
-        match = _MEMORY.fullmatch(text)
-        if match is None or isinstance(one, bool):
-            strange.append(text[:100])
-            continue
-        kind = match["kind"]
-        found.append(MemoryRef(text, int(match["number"]), kind != "pattern", kind in {None, "pattern"}))
-    return found, strange
-
-
-def known_memory(refs: Iterable[MemoryRef]) -> frozenset[MemoryRef]:
-    """Those among the references that name something this tenant remembers."""
-    asked = list(refs)
-    observations = _existing(Kind.OBSERVATION, [ref.number for ref in asked if ref.is_observation])
-    patterns = _existing(Kind.PATTERN, [ref.number for ref in asked if ref.is_pattern])
-    return frozenset(
-        ref
-        for ref in asked
-        if (ref.is_observation and ref.number in observations) or (ref.is_pattern and ref.number in patterns)
-    )
-
-
-def _existing(kind: Kind, numbers: list[int]) -> frozenset[int]:
-    return frozenset(Memory.objects.filter(kind=kind, pk__in=numbers).values_list("pk", flat=True))
+    A reference is `obs-123`, `pattern-45`, or the number of either alone.
+    """
+    named = {str(ref): match for ref in refs if not isinstance(ref, bool) and (match := _MEMORY.fullmatch(str(ref)))}
+    numbers = {int(match["number"]) for match in named.values()}
+    found = Memory.objects.filter(kind__in=(Kind.OBSERVATION, Kind.PATTERN), pk__in=numbers)
+    known = set(found.values_list("pk", "kind"))
+    kinds = {None: (Kind.OBSERVATION, Kind.PATTERN), "pattern": (Kind.PATTERN,)}
+    return {
+        text: int(match["number"])
+        for text, match in named.items()
+        if any((int(match["number"]), kind) in known for kind in kinds.get(match["kind"], (Kind.OBSERVATION,)))
+    }
 
 
 def known_receipt_ids(receipt_ids: Iterable[str], principal_id: int) -> frozenset[str]:

@@ -21,11 +21,8 @@ from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors as workers
 from apps.workers.shapes import OfferView as Offer
 
-_MOST_HELD: Final = 200_000
-"""How many offers a process holds of all tenants together; the largest registry that is measured has 100,000."""
-_BARE: Final = 10
-"""What a tenant weighs that offers nothing, in offers."""
-_MOST_WARMED: Final = 1_000
+_MOST_TENANTS: Final = 64
+"""Of how many tenants a process holds the registry: of those that were used last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +46,7 @@ class _Kept:
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     building: threading.Lock = field(default_factory=threading.Lock)
-    """Whoever builds it first has this, so that nobody builds it beside."""
+    """Whoever builds it holds this, so that nobody builds it beside."""
     catalogue: Catalogue = field(default_factory=lambda: Catalogue(-1))
     library: Library = field(default_factory=Library)
     indexed: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -64,51 +61,24 @@ class _Kept:
     managers: Mapping[str, int] = field(default_factory=dict)
     """By worker the one of them in whose pool it is; the root's are left out."""
     pools: dict[int | None, Pool | None] = field(default_factory=dict)
-    weight: int = _BARE
 
     @property
     def is_built(self) -> bool:
         return self.catalogue.epoch >= 0
 
 
-class _Registries:
-    """The registries of a process by tenant: as many as it may hold offers, those that were used last."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
-        self.weight = 0
-        """How much all of them weigh."""
-
-    def of(self, tenant_id: int) -> _Kept:
-        with self._lock:
-            if tenant_id not in self._kept:
-                self._kept[tenant_id] = _Kept()
-                self.weight += _BARE
-                self._let_go()
-            self._kept.move_to_end(tenant_id)
-            return self._kept[tenant_id]
-
-    def weigh(self, tenant_id: int, kept: _Kept) -> None:
-        """Note how much one of them has become, and let those go that were not used for longest, but never the last one used."""
-        weight = _BARE + kept.catalogue.size
-        with self._lock:
-            if self._kept.get(tenant_id) is kept:
-                self.weight += weight - kept.weight
-                kept.weight = weight
-                self._let_go()
-
-    def clear(self) -> None:
-        with self._lock:
-            self._kept.clear()
-            self.weight = 0
-
-    def _let_go(self) -> None:
-        while self.weight > _MOST_HELD and len(self._kept) > 1:
-            self.weight -= self._kept.popitem(last=False)[1].weight
+_registries: Final[OrderedDict[int, _Kept]] = OrderedDict()
+"""By tenant, the last used at the end."""
+_turn: Final = threading.Lock()
 
 
-_registries: Final = _Registries()
+def _registry(tenant_id: int) -> _Kept:
+    with _turn:
+        kept = _registries.setdefault(tenant_id, _Kept())
+        _registries.move_to_end(tenant_id)
+        if len(_registries) > _MOST_TENANTS:
+            _registries.popitem(last=False)
+        return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +101,11 @@ def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
 
     :param delegate: who plans; None: the root.
     """
-    kept = _registries.of(tenant_id)
+    kept = _registry(tenant_id)
     with kept.lock:
         epochs = workers.epochs()
         if epochs != (kept.catalogue.epoch, kept.history_epoch):
             _take_in(kept, _news(kept, tenant_id, epochs))
-            _registries.weigh(tenant_id, kept)
         _load_model(kept)
         yield Held(
             catalogue=kept.catalogue,
@@ -149,19 +118,14 @@ def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
 
 
 def warm() -> None:
-    """Read the registries of those tenants that have registered most, as many as may be held, so that no plan has to wait for
-    that. Not within a transaction.
+    """Read the registries of those tenants that have registered most, so that no plan has to wait for that.
+
+    Not within a transaction.
     """
     with acting_as_system("registries to plan with"):
-        tenants = workers.busiest_tenants(limit=_MOST_WARMED)
-    warmed: list[int] = []
-    for tenant_id in tenants:
-        if _registries.weight >= _MOST_HELD:
-            break
+        tenants = workers.busiest_tenants(limit=_MOST_TENANTS)
+    for tenant_id in reversed(tenants):
         prepare(tenant_id=tenant_id, acting=partial(acting_in, tenant_id, "a registry to plan with"))
-        warmed.append(tenant_id)
-    for tenant_id in reversed(warmed):
-        _registries.of(tenant_id)
 
 
 def prepare(*, tenant_id: int, acting: Callable[[], AbstractContextManager[object]]) -> None:
@@ -171,23 +135,15 @@ def prepare(*, tenant_id: int, acting: Callable[[], AbstractContextManager[objec
 
     :param acting: opens a transaction of the tenant, to read the rows in.
     """
-    kept = _registries.of(tenant_id)
-    if kept.is_built:
-        return
-    with kept.building:
-        if kept.is_built:
+    with _registry(tenant_id).building:
+        if _registry(tenant_id).is_built:
             return
         fresh = _Kept()
         with acting():
             news = _news(fresh, tenant_id, workers.epochs())
         _take_in(fresh, news)
-        with kept.lock:
-            if not kept.is_built:
-                kept.catalogue, kept.library, kept.indexed = fresh.catalogue, fresh.library, fresh.indexed
-                kept.conditions, kept.tried = fresh.conditions, fresh.tried
-                kept.departments, kept.managers = fresh.departments, fresh.managers
-                kept.history_epoch = fresh.history_epoch
-    _registries.weigh(tenant_id, kept)
+        with _turn:
+            _registries[tenant_id] = fresh
 
 
 def _load_model(kept: _Kept) -> None:

@@ -11,10 +11,10 @@ from apps.core.operations import Reply, Route, operation
 from apps.core.schemas import FitForAPath, Input, Name, Output, Paged, Text
 from apps.memory import selectors as memory
 from apps.plans import selectors, services, shelf
-from apps.plans.documents import PlanStatus, next_step, plan_hash
-from apps.plans.models import Delegate
+from apps.plans.documents import PlanStatus, plan_hash
+from apps.plans.models import Delegate, Plan
 from apps.plans.offers import Priority
-from apps.plans.services import MadePlan, PlanRequest
+from apps.plans.services import PlanRequest
 from apps.plans.shapes import Money, PlanSummary
 from apps.plans.validation import Limits
 from apps.principals.scopes import Scope
@@ -73,9 +73,6 @@ class PlanAnswer(Output):
     """Is the plan ready, does it still wait to be begun, and has every worker in it room?"""
     receipt_id: str
     receipt_uuid: str
-
-
-class CreatedPlan(PlanAnswer):
     steps: list[dict[str, Any]]
     estimated_runtime_seconds: float
     """What the plan says, and how long its calls wait just now, where workers have been sent what they take in an hour."""
@@ -175,14 +172,14 @@ class Verdict(Output):
     routes=[Route("POST", "/api/v1/plans", status=201)],
     own_transactions=True,
 )
-def create_delegation_plan(caller: Caller, given: CreatePlan) -> CreatedPlan:
+def create_delegation_plan(caller: Caller, given: CreatePlan) -> PlanAnswer:
     """Turn an intent into a plan of worker calls, without carrying it out. Then pass its plan_id to execute_delegation_plan.
 
     Only a plan with status ready can be carried out. With needs_confirmation some value is a guess: confirm_plan. With
     needs_input something was not said: answer_plan. With needs_escalation the plan says why there is none. The first line
     of the answer, next_step, says what to do.
     """
-    return _created(_create(caller, given))
+    return answer_of(_create(caller, given))
 
 
 @operation(
@@ -190,12 +187,12 @@ def create_delegation_plan(caller: Caller, given: CreatePlan) -> CreatedPlan:
     scope=Scope.PLANS,
     routes=[Route("POST", "/api/v1/plans/{plan_id}/confirm", status=201)],
 )
-def confirm_plan(caller: Caller, given: OnePlan) -> CreatedPlan:
+def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     """Confirm what a plan with status needs_confirmation guesses, see its `unsure`. A plan that is ready takes its place.
 
     Is a guess wrong, ask for another plan with the right value in quotes or in the context.
     """
-    return _created(services.confirm(caller=caller, plan_id=given.plan_id, now=timezone.now()))
+    return answer_of(services.confirm(caller=caller, plan_id=given.plan_id, now=timezone.now()))
 
 
 @operation(
@@ -204,11 +201,11 @@ def confirm_plan(caller: Caller, given: OnePlan) -> CreatedPlan:
     routes=[Route("POST", "/api/v1/plans/{plan_id}/answer", status=201)],
     own_transactions=True,
 )
-def answer_plan(caller: Caller, given: AnswerPlan) -> CreatedPlan:
+def answer_plan(caller: Caller, given: AnswerPlan) -> PlanAnswer:
     """Answer what a plan with status needs_input asks, see its `questions`. A plan with your answers takes its place."""
     shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
     now = timezone.now()
-    return _created(services.answer(caller=caller, plan_id=given.plan_id, answers=given.answers, now=now))
+    return answer_of(services.answer(caller=caller, plan_id=given.plan_id, answers=given.answers, now=now))
 
 
 @operation(
@@ -221,14 +218,14 @@ def answer_plan(caller: Caller, given: AnswerPlan) -> CreatedPlan:
 def request_plan(caller: Caller, given: CreatePlan) -> BarePlan:
     """As create_delegation_plan, answering the plan itself."""
     made = _create(caller, given)
-    beside = {"next_step": next_step(made.document), "receipt_id": made.receipt_id}
+    beside = {"next_step": made.next_step, "receipt_id": made.receipt_id}
     return BarePlan.model_validate({**made.document, **beside, "receipt_uuid": str(made.receipt_uuid)})
 
 
 @operation(title="Read a plan", scope=Scope.PLANS, routes=[Route("GET", "/api/v1/plans/{plan_id}")], read_only=True)
 def get_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     """Read a plan that you asked for, as it was made."""
-    return PlanAnswer(**answer_of(selectors.plan_for(given.plan_id, caller=caller)))
+    return answer_of(selectors.plan_for(given.plan_id, caller=caller))
 
 
 @operation(title="List plans", scope=Scope.PLANS, routes=[Route("GET", "/api/v1/plans")], read_only=True)
@@ -268,7 +265,7 @@ def submit_plan(caller: Caller, given: SubmitPlan) -> PlanAnswer:
     It is judged as by validate_plan; one with any fault is refused with all of them. The plan is kept under an id of its own.
     """
     made = services.submit(caller=caller, document=given.plan, caused_by=given.caused_by_receipt_id, now=timezone.now())
-    return PlanAnswer(**answer_of(made))
+    return answer_of(made)
 
 
 @operation(
@@ -316,7 +313,7 @@ def _shown(delegates: Sequence[Delegate]) -> list[DelegateOutput]:
     ]
 
 
-def _create(caller: Caller, given: CreatePlan) -> MadePlan:
+def _create(caller: Caller, given: CreatePlan) -> Plan:
     request, now = _request(given), timezone.now()
     shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
     proposed = services.propose(caller=caller, request=request, now=now)
@@ -325,26 +322,21 @@ def _create(caller: Caller, given: CreatePlan) -> MadePlan:
         return services.create_plan(caller=caller, request=request, now=now, proposed=proposed)
 
 
-def _created(made: MadePlan) -> CreatedPlan:
-    seconds = made.document.get("estimated_total_runtime_seconds", 0) + round(made.readiness.wait.total_seconds(), 3)
-    return CreatedPlan(**answer_of(made), steps=made.document["steps"], estimated_runtime_seconds=seconds)
-
-
-def answer_of(made: MadePlan | selectors.StoredPlan) -> dict[str, Any]:
-    """The members of :class:`PlanAnswer`."""
-    if isinstance(made, MadePlan):
-        can_execute_now = made.readiness.can_execute_now
-    else:
-        can_execute_now = selectors.can_be_begun(made) and selectors.readiness(made.document).can_execute_now
-    return {
-        "next_step": next_step(made.document),
-        "plan": dict(made.document),
-        "plan_id": made.plan_id,
-        "status": made.document["status"],
-        "can_execute_now": can_execute_now,
-        "receipt_id": made.receipt_id,
-        "receipt_uuid": str(made.receipt_uuid),
-    }
+def answer_of(plan: Plan) -> PlanAnswer:
+    """What a caller is told of a plan."""
+    readiness = selectors.readiness(plan.document)
+    seconds = plan.document.get("estimated_total_runtime_seconds", 0) + round(readiness.wait.total_seconds(), 3)
+    return PlanAnswer(
+        next_step=plan.next_step,
+        plan=plan.document,
+        plan_id=plan.plan_id,
+        status=plan.document["status"],
+        can_execute_now=readiness.can_execute_now and selectors.can_be_begun(plan),
+        receipt_id=plan.receipt_id,
+        receipt_uuid=str(plan.receipt_uuid),
+        steps=plan.document["steps"],
+        estimated_runtime_seconds=seconds,
+    )
 
 
 def _request(given: CreatePlan) -> PlanRequest:

@@ -15,7 +15,7 @@ from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.models import Outcome, Plan
 from apps.plans.proposals import Evidence, Ref, Value
-from apps.plans.services import MadePlan, Replacement
+from apps.plans.services import Replacement
 from apps.plans.validation import Limits
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
@@ -59,7 +59,7 @@ def team(kee: Caller, server: WorkerServer) -> Caller:
     return kee
 
 
-def make(caller: Caller, *calls: tuple[str, Mapping[str, Any]], intent: str = INTENT, **more: Any) -> MadePlan:
+def make(caller: Caller, *calls: tuple[str, Mapping[str, Any]], intent: str = INTENT, **more: Any) -> Plan:
     """A plan of these calls, by default to echo something and shout it."""
     with caller.acting():
         return create(caller, *(calls or (ECHO, SHOUT)), intent=intent, **more)
@@ -69,7 +69,7 @@ def carry_out(caller: Caller, plan_id: str, budget: Budget | None = None) -> Exe
     return run(caller, [], plan_id=plan_id, budget=budget)
 
 
-def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: str = "", **more: Any) -> MadePlan:
+def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: str = "", **more: Any) -> Plan:
     with caller.acting():
         return commands.replan(
             caller=caller,
@@ -78,7 +78,7 @@ def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: st
         )
 
 
-def worker_steps(made: MadePlan) -> dict[str, tuple[str, bool]]:
+def worker_steps(made: Plan) -> dict[str, tuple[str, bool]]:
     steps = made.document["steps"]
     return {one["step_id"]: (one["worker_id"], one.get("done", False)) for one in steps if one.get("worker_id")}
 
@@ -203,7 +203,7 @@ def test_abandoned_plan_is_not_offered_for_execution(tenant: Tenant, team: Calle
     assert read(token, begun, "/execution")["execution_id"] is not None
 
 
-def read(token: str, made: MadePlan, further: str = "") -> dict[str, Any]:
+def read(token: str, made: Plan, further: str = "") -> dict[str, Any]:
     answer = Client().get(f"/api/v1/plans/{made.plan_id}{further}", headers={"Authorization": f"Bearer {token}"})
     found: dict[str, Any] = answer.json()
     return found

@@ -6,12 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from apps.plans import services, shelf
+from apps.plans import documents, services, shelf
 from apps.plans.assembling import Terms, assemble
 from apps.plans.catalogue import Catalogue, Tool
-from apps.plans.documents import Plan
+from apps.plans.models import Plan
 from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Ref, Value
-from apps.plans.services import MadePlan, PlanRequest
+from apps.plans.services import PlanRequest
 from apps.plans.services.proposing import Proposed
 from apps.plans.validation import Limits
 from apps.principals.tenancy import Caller
@@ -181,7 +181,7 @@ def make_terms(intent: str = FLAGSHIP, **more: Any) -> Terms:
     return Terms(**{**head, "created_at": "2026-01-03T22:00:00Z", "asked": asked, "inputs": {}, **more})
 
 
-def make_plan(*steps: ProposedStep, catalogue: Catalogue | None = None, **more: Any) -> Plan:
+def make_plan(*steps: ProposedStep, catalogue: Catalogue | None = None, **more: Any) -> documents.Plan:
     """What is assembled from these steps, by default those of the example."""
     terms = {name: more.pop(name) for name in tuple(more) if name in Terms.__slots__ or name == "intent"}
     return assemble(make_terms(**terms), make_proposal(*(steps or flagship()), **more), catalogue or FULL)
@@ -231,7 +231,7 @@ def create(
     intent: str = FLAGSHIP,
     proposal: Mapping[str, Any] | None = None,
     **request: Any,
-) -> MadePlan:
+) -> Plan:
     """A stored plan of calls of registered tools, by default those of the example.
 
     :param calls: the name of a tool and its params.

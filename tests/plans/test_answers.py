@@ -13,7 +13,6 @@ from apps.plans import selectors, services
 from apps.plans.errors import PlanReplaced
 from apps.plans.models import Plan
 from apps.plans.proposals import Evidence, Question, Value
-from apps.plans.services import MadePlan
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import selectors as receipts
@@ -47,23 +46,23 @@ def painters(kee: Caller) -> Caller:
     return kee
 
 
-def made(caller: Caller, *questions: Question, **params: Any) -> MadePlan:
+def made(caller: Caller, *questions: Question, **params: Any) -> Plan:
     """A plan to paint a wall."""
     with acting_as(caller):
         more = {"questions": questions}
         return create(caller, ("paint_wall", params), intent='Paint "the north one" red', proposal=more)
 
 
-def to_confirm(caller: Caller) -> MadePlan:
+def to_confirm(caller: Caller) -> Plan:
     return made(caller, wall=GUESS, colour="red")
 
 
-def confirm(caller: Caller, plan_id: str) -> MadePlan:
+def confirm(caller: Caller, plan_id: str) -> Plan:
     with acting_as(caller):
         return services.confirm(caller=caller, plan_id=plan_id, now=T0)
 
 
-def answer(caller: Caller, plan_id: str, **answers: Any) -> MadePlan:
+def answer(caller: Caller, plan_id: str, **answers: Any) -> Plan:
     told = {name.replace("_", "-"): value for name, value in answers.items()}
     return services.answer(caller=caller, plan_id=plan_id, answers=told, now=T0)
 
@@ -170,7 +169,7 @@ def post(token: str, plan_id: str, verb: str, body: Any) -> tuple[int, dict[str,
     return came.status_code, came.json()
 
 
-Refusal = tuple[Callable[[Caller], MadePlan], str, Any, int, str, str]
+Refusal = tuple[Callable[[Caller], Plan], str, Any, int, str, str]
 REFUSALS: list[Refusal] = [
     (lambda kee: made(kee, wall="n", colour="red"), "confirm", {}, 409, "not_to_confirm", ""),
     (to_confirm, "answer", {"answers": {"question-1": "red"}}, 409, "not_to_answer", ""),

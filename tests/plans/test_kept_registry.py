@@ -117,7 +117,7 @@ def test_plan_is_validated_without_the_lock_by_its_own_snapshot(
     judge, lock_was_free = validation.validate, []
 
     def judged(document: object, catalogue: Catalogue, *, limits: Limits | None = None) -> list[Problem]:
-        lock_was_free.append(free(shelf._registries.of(as_kee.tenant_id).lock))
+        lock_was_free.append(free(shelf._registry(as_kee.tenant_id).lock))
         workers.unregister(caller=as_kee, worker_id="plain")
         assert names(as_kee) == set()
         return judge(document, catalogue, limits=limits)
@@ -143,8 +143,8 @@ def test_plan_is_validated_without_the_lock_by_its_own_snapshot(
 
 @pytest.fixture
 def few_held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process that may hold three tenants of four tools each, and not five more offers."""
-    monkeypatch.setattr(shelf, "_MOST_HELD", 3 * 14 + 4)
+    """A process that holds the registries of three tenants."""
+    monkeypatch.setattr(shelf, "_MOST_TENANTS", 3)
     shelf._registries.clear()
     yield
     shelf._registries.clear()
@@ -188,7 +188,7 @@ def test_registry_is_built_without_transaction_or_lock(kee: Caller, monkeypatch:
     take_in, seen = shelf._take_in, []
 
     def looked(*given: Any) -> None:
-        seen.append((connection.in_atomic_block, free(shelf._registries.of(kee.tenant_id).lock)))
+        seen.append((connection.in_atomic_block, free(shelf._registry(kee.tenant_id).lock)))
         take_in(*given)
 
     monkeypatch.setattr(shelf, "_take_in", looked)
@@ -285,7 +285,7 @@ def test_starting_process_reads_the_registry(kee: Caller) -> None:
 
     shelf.warm()
 
-    assert len(shelf._registries.of(kee.tenant_id).catalogue.by_uid) == 4
+    assert len(shelf._registry(kee.tenant_id).catalogue.by_uid) == 4
     with acting_as(kee):
         assert len(names(kee)) == 4
 

@@ -53,7 +53,7 @@ def test_plan_is_stored_with_its_steps_and_receipt(as_kee: Caller) -> None:
         "aggregate",
         "escalate",
     ]
-    assert made.readiness.can_execute_now
+    assert selectors.readiness(made.document).can_execute_now
     stored = selectors.plan(made.plan_id)
     assert stored.document == made.document
     assert stored.plan_hash == plan_hash(stored.document)
@@ -84,7 +84,7 @@ def test_readiness_follows_the_workers(as_kee: Caller) -> None:
     register_example_workers(as_kee)
     health.heartbeat(caller=as_kee, worker_id="code-analyzer-001", status="healthy", current_load=1.0, available=False)
     made = create(as_kee)
-    assert made.readiness.can_execute_now is False
+    assert selectors.readiness(made.document).can_execute_now is False
 
     workers.unregister(caller=as_kee, worker_id="code-analyzer-001")
     assert selectors.readiness(made.document).can_execute_now is False
@@ -96,16 +96,18 @@ def test_used_rate_delays_a_plan_and_does_not_change_it(as_kee: Caller) -> None:
     now = datetime.now(UTC)
     with database_time(now):
         first = create(as_kee)
+        at_first = selectors.readiness(first.document)
         for _ in range(50):  # a hundred an hour, of which its tier allows half
             workers.take_call(worker_id="code-analyzer-001")
         full = create(as_kee)
+        when_full = selectors.readiness(full.document)
     share = timedelta(hours=1) / 50
     with database_time(now + share):
-        again = create(as_kee)
+        again = selectors.readiness(first.document)
 
-    assert first.readiness == selectors.Readiness(can_execute_now=True, wait=timedelta(0))
-    assert full.readiness == selectors.Readiness(can_execute_now=False, wait=share)
-    assert again.readiness == first.readiness
+    assert at_first == selectors.Readiness(can_execute_now=True, wait=timedelta(0))
+    assert when_full == selectors.Readiness(can_execute_now=False, wait=share)
+    assert again == at_first
     assert full.document["steps"] == first.document["steps"]
 
 

@@ -22,7 +22,8 @@ from apps.executions.wakeups import wake_after_commit
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.errors import OutsidePool, PlanAbandoned
-from apps.plans.services import Escalation, Limits, MadePlan, Replacement
+from apps.plans.models import Plan
+from apps.plans.services import Escalation, Limits, Replacement
 from apps.plans.shapes import WORKER_STEPS, StepType, tighter
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
@@ -81,19 +82,19 @@ def start(
     if plan.is_forgotten or not planning.take_up(plan_id=plan_id):
         return _existing(plan.plan_id, mode, strategy, budget)
     to_do = {step["worker_id"] for step in plan.document["steps"] if step.get("worker_id") and not step.get("done")}
-    outside = plans.outside_pool(to_do, delegate=plans.delegate_named(plan.delegate_id)) if to_do else []
+    outside = plans.outside_pool(to_do, delegate=plan.delegate) if to_do else []
     if outside:
         names = ", ".join(outside)
-        raise OutsidePool(f"Not in the pool of {plan.delegate_id} any more: {names}. Ask for another plan.")
+        raise OutsidePool(f"Not in the pool of {plan.delegate} any more: {names}. Ask for another plan.")
     try:
         with transaction.atomic():
             execution = Execution.objects.create(
                 tenant_id=caller.tenant_id,
                 plan_id=plan.plan_id,
-                delegate_id=plan.delegate_id,
+                delegate_id=plan.delegate.delegate_id,
                 plan_receipt_id=plan.receipt_id,
                 intent=plan.document["intent"],
-                owner_id=plan.delegate_principal_id if caller.kind == Kind.DELEGATE else caller.principal_id,
+                owner_id=plan.delegate.principal_id if caller.kind == Kind.DELEGATE else caller.principal_id,
                 requested_by_id=caller.principal_id,
                 mode=mode,
                 strategy=strategy,
@@ -275,7 +276,7 @@ def cancel(*, caller: Caller, execution_ref: str, reason: str | None) -> Executi
 
 
 @transaction.atomic
-def replan(*, caller: Caller, replacement: Replacement, now: datetime) -> MadePlan:
+def replan(*, caller: Caller, replacement: Replacement, now: datetime) -> Plan:
     """Make the plan that replaces a failed one: completed steps keep their results. A waiting execution ends as canceled.
 
     :raises UnknownPlan: if the caller has no such plan.

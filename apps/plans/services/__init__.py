@@ -2,7 +2,7 @@
 
 from apps.plans.services.delegates import set_delegate
 from apps.plans.services.lessons import go_back, learn, record_outcome, take_over_history, unlearn
-from apps.plans.services.planning import MadePlan, answer, confirm, create_plan
+from apps.plans.services.planning import answer, confirm, create_plan
 from apps.plans.services.proposing import PlanRequest, propose
 from apps.plans.services.replanning import (
     Escalation,
@@ -18,7 +18,6 @@ from apps.plans.validation import Limits
 __all__ = [
     "Escalation",
     "Limits",
-    "MadePlan",
     "PlanRequest",
     "Replacement",
     "abandon_expired",

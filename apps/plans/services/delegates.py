@@ -1,20 +1,28 @@
 """Which DeleGates there are, and who is above whom."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from apps.core.errors import Conflict, Invalid, NotFound
+from apps.core.sql import violated_constraint
 from apps.plans import selectors
 from apps.plans.models import MOST_DELEGATES, Delegate
 from apps.principals import services as principals
-from apps.principals.models import Principal
 from apps.principals.scopes import Kind
 from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.workers.services import registry as workers
+
+_REFUSALS: Final = {
+    "plans_delegate_principal_once": ("principal_plans_already", "{principal} is another DeleGate."),
+    "plans_delegate_no_circle": ("delegate_circle", "{delegate} stands above {parent}."),
+    "plans_delegate_not_too_deep": ("delegates_too_deep", f"More than {MOST_DELEGATES} would stand above each other."),
+}
+"""The code and the sentence of a refusal, by the constraint that refuses."""
 
 
 def root_delegate(*, tenant_id: int, now: datetime) -> Delegate:
@@ -72,50 +80,25 @@ def set_delegate(
     above = known.get(parent)
     if above is None:
         raise NotFound(f"There is no DeleGate {parent[:100]!r}.", code="unknown_delegate")
-    actor = _actor(principal, delegate_id, known)
+    actor = principal_named(principal)
+    if actor.kind != Kind.DELEGATE:
+        detail = f"{actor.name} is of the kind {actor.kind}; a DeleGate acts as one of the kind delegate."
+        raise Invalid(detail, code="principal_is_no_delegate")
     found = known.get(delegate_id)
-    _refuse_tangles(found, above, known)
     if found is not None and (found.principal_id, found.parent_id, found.scope) == (actor.pk, above.pk, scope):
         return found
     if found is None:
         found = Delegate(tenant_id=tenant_id, delegate_id=delegate_id, created_at=now)
     found.principal, found.parent, found.scope = actor, above, scope
-    found.save()
+    try:
+        found.save()
+    except IntegrityError as refusal:
+        if (constraint := violated_constraint(refusal)) not in _REFUSALS:
+            raise
+        code, detail = _REFUSALS[constraint]
+        raise Conflict(detail.format(principal=actor.name, delegate=found, parent=above), code=code) from refusal
     moved = principals.place_under(parent=above.principal, principals=[actor.pk])
     below = [one.principal_id for one in known.values() if one.parent_id == found.pk]
     moved |= principals.place_under(parent=actor, principals=below)
     workers.rearrange(tenant_id=tenant_id, moved=moved)
-    return found
-
-
-def _actor(name: str, delegate_id: str, known: Mapping[str, Delegate]) -> Principal:
-    actor = principal_named(name)
-    if actor.kind != Kind.DELEGATE:
-        detail = f"{actor.name} is of the kind {actor.kind}; a DeleGate acts as one of the kind delegate."
-        raise Invalid(detail, code="principal_is_no_delegate")
-    other = next((one for one in known.values() if one.principal_id == actor.pk), None)
-    if other is not None and other.delegate_id != delegate_id:
-        raise Conflict(f"{actor.name} is the DeleGate {other}.", code="principal_plans_already")
-    return actor
-
-
-def _refuse_tangles(found: Delegate | None, above: Delegate, known: Mapping[str, Delegate]) -> None:
-    parents = {one.pk: one.parent_id for one in known.values()}
-    line = _line(above.pk, parents)
-    own = None if found is None else found.pk
-    if own in line:
-        raise Conflict(f"{found} stands above {above}.", code="delegate_circle")
-    lines_through = (_line(one, parents) for one in parents)
-    ranks = max((line.index(own) + 1 for line in lines_through if own in line), default=1)
-    if len(line) + ranks > MOST_DELEGATES:
-        detail = f"{len(line) + ranks} would stand above each other; {MOST_DELEGATES} are the most."
-        raise Conflict(detail, code="delegates_too_deep")
-
-
-def _line(one: int | None, parents: Mapping[int, int | None]) -> list[int]:
-    """A DeleGate and all above it, up to the root."""
-    found = []
-    while one is not None:
-        found.append(one)
-        one = parents[one]
     return found

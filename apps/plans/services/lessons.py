@@ -37,7 +37,7 @@ def record_outcome(*, plan_id: str, completed: Collection[str], succeeded: bool,
         that it names teaches nothing: None.
     :raises UnknownPlan: if there is no such plan.
     """
-    plan = selectors.plan_row(plan_id)
+    plan = selectors.plan(plan_id)
     document = plan.document
     ran = [
         step

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any, Final
-from uuid import UUID
 
 from django.db import transaction
 
@@ -22,7 +21,6 @@ from apps.plans.errors import PlanReplaced
 from apps.plans.models import Delegate, Plan, WaitingPlan
 from apps.plans.offers import Priority
 from apps.plans.proposals import Evidence, Proposal
-from apps.plans.selectors import memory_refs
 from apps.plans.services import proposing
 from apps.plans.services.delegates import delegate_asked, refuse_detours
 from apps.plans.services.proposing import PlanRequest, Proposed
@@ -43,17 +41,6 @@ Find = Callable[[Held, Catalogue], Proposed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadePlan:
-    """A stored plan and its receipt."""
-
-    plan_id: str
-    document: Mapping[str, Any]
-    readiness: selectors.Readiness
-    receipt_id: str
-    receipt_uuid: UUID
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
     """What a plan that replaces another takes over from it."""
 
@@ -67,7 +54,7 @@ class Revision:
 
 
 @transaction.atomic
-def create_plan(*, caller: Caller, request: PlanRequest, now: datetime, proposed: Proposed | None = None) -> MadePlan:
+def create_plan(*, caller: Caller, request: PlanRequest, now: datetime, proposed: Proposed | None = None) -> Plan:
     """Plan an intent, keep the plan and post its `plan_created` receipt; a refusal is a plan as well.
 
     Without a cause, the request itself becomes the root of the chain as `task_received`.
@@ -84,7 +71,7 @@ def create_plan(*, caller: Caller, request: PlanRequest, now: datetime, proposed
 
 
 @transaction.atomic
-def confirm(*, caller: Caller, plan_id: str, now: datetime) -> MadePlan:
+def confirm(*, caller: Caller, plan_id: str, now: datetime) -> Plan:
     """Make the plan that takes the place of one that needs a confirmation: the same steps, and nothing is a guess.
 
     :raises UnknownPlan: if the caller has no such plan.
@@ -94,7 +81,7 @@ def confirm(*, caller: Caller, plan_id: str, now: datetime) -> MadePlan:
     return _go_on(caller, old, now, lambda proposal: proposal.confirmed())
 
 
-def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: datetime) -> MadePlan:
+def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: datetime) -> Plan:
     """Make the plan that takes the place of one that asks: each param gets its answer, and all else stays.
 
     An answer that names a tool lets the intent be planned again, with this tool. Opens its own transactions.
@@ -184,7 +171,7 @@ def held_plan(plan_id: str) -> Plan:
     return old
 
 
-def _go_on(caller: Caller, old: Plan, now: datetime, change: Callable[[Proposal], Proposal]) -> MadePlan:
+def _go_on(caller: Caller, old: Plan, now: datetime, change: Callable[[Proposal], Proposal]) -> Plan:
     """Make a plan of the same steps, in which something is otherwise. If a tool has gone, the intent is planned again."""
     document = old.document
     to_do = [
@@ -246,7 +233,7 @@ def make(
     now: datetime,
     revision: Revision | None = None,
     find: Find | None = None,
-) -> MadePlan:
+) -> Plan:
     """Make a plan and keep it, within the caller's transaction.
 
     :param find: finds the proposal; None: the local planner does.
@@ -306,7 +293,7 @@ def keep(
     caused_by: str | None,
     old: Plan | None = None,
     now: datetime,
-) -> MadePlan:
+) -> Plan:
     """Store a plan and post its `plan_created` receipt, within the caller's transaction.
 
     :param document: the plan as it is told, with its hash.
@@ -339,13 +326,7 @@ def keep(
     )
     if made.status == PlanStatus.READY:
         WaitingPlan.objects.create(tenant_id=caller.tenant_id, plan=plan, expires_at=now + EXPIRY)
-    return MadePlan(
-        plan_id=made.plan_id,
-        document=document,
-        readiness=selectors.readiness(document),
-        receipt_id=receipt.receipt_id,
-        receipt_uuid=receipt.uuid,
-    )
+    return plan
 
 
 def new_plan_id() -> str:
@@ -373,17 +354,16 @@ def _constraints(request: PlanRequest) -> documents.Constraints | None:
 
 def _inputs(context: Mapping[str, Any], principal_id: int) -> tuple[dict[str, Any], list[str]]:
     """What the context refers to and is known here, and a sentence for each thing that is not."""
-    refs, strange = memory_refs(_items(context.get("memory_refs")))
-    memories = selectors.known_memory(refs)
+    named = _items(context.get("memory_refs"))
+    memories = selectors.memories_named(named)
     asked = list(dict.fromkeys(_texts(context.get("receipt_refs"))))
     receipts = selectors.known_receipt_ids(asked, principal_id)
     unknown = [
-        *strange,
-        *(ref.text for ref in refs if ref not in memories),
+        *(str(one)[:100] for one in named if str(one) not in memories),
         *(one for one in asked if one not in receipts),
     ]
     known = {
-        "memory_ids": list(dict.fromkeys(ref.number for ref in refs if ref in memories)),
+        "memory_ids": list(dict.fromkeys(memories.values())),
         "receipt_ids": [one for one in asked if one in receipts],
         "concept_names": list(_texts(context.get("concept_names"))),
     }

@@ -19,7 +19,7 @@ from apps.plans.local.params import params_of
 from apps.plans.models import Plan, WaitingPlan
 from apps.plans.proposals import Evidence, Proposal, ProposedStep, Value
 from apps.plans.services import proposing
-from apps.plans.services.planning import SOURCE, MadePlan, Revision, held_plan, make, request_again
+from apps.plans.services.planning import SOURCE, Revision, held_plan, make, request_again
 from apps.plans.services.proposing import Proposed
 from apps.plans.shapes import WORKER_STEPS
 from apps.plans.shelf import Held
@@ -73,7 +73,7 @@ def abandon_expired(*, plan_id: str, now: datetime) -> bool:
     """Give a plan up that has waited too long, and close what is owed for it; False if it waits no more."""
     if not take_up(plan_id=plan_id):
         return False
-    _abandon(selectors.plan_row(plan_id), reason="expired", now=now)
+    _abandon(selectors.plan(plan_id), reason="expired", now=now)
     return True
 
 
@@ -90,7 +90,7 @@ def expire_forgotten(*, tenant_id: int) -> int:
 @transaction.atomic
 def replan(
     *, caller: Caller, replacement: Replacement, done: Collection[str], was_waiting: bool, now: datetime
-) -> MadePlan:
+) -> Plan:
     """Make the plan that takes another's place: what is done stays done, what failed is not used again.
 
     The other steps stay as they are, at other workers where need be. Where a tool has no other worker, the intent is
@@ -214,7 +214,7 @@ def _handed_on(proposal: Proposal, place: int, escalation: Escalation | None, ca
 
 
 def _with_done(proposal: Proposal, done: Mapping[str, Step]) -> Proposal:
-    """A new proposal in which the steps that have run stand as they ran; those that it does not have come first."""
+    """A new proposal in which the steps that have run stand as they ran; those that it does not have come last."""
     left = dict(done)
     steps = []
     for step in proposal.steps:
@@ -228,7 +228,7 @@ def _with_done(proposal: Proposal, done: Mapping[str, Step]) -> Proposal:
         if ran is not None:
             del left[ran.step_id]
         steps.append(step if ran is None else replace(step, done=ran))
-    return replace(proposal, steps=tuple(steps)).led_by([ran_before(ran) for ran in left.values()])
+    return replace(proposal, steps=(*steps, *map(ran_before, left.values())))
 
 
 def _abandon(plan: Plan, *, reason: str, now: datetime, successor: str | None = None) -> None:

@@ -10,8 +10,9 @@ from apps.core.errors import FieldError, Invalid
 from apps.plans import documents, selectors, validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
+from apps.plans.models import Plan
 from apps.plans.services.delegates import delegate_asked, refuse_detours
-from apps.plans.services.planning import MadePlan, keep, new_plan_id, told
+from apps.plans.services.planning import keep, new_plan_id, told
 from apps.plans.shapes import WORKER_STEPS
 from apps.plans.validation import Problem
 from apps.principals.tenancy import Caller
@@ -21,7 +22,7 @@ _ANEW = frozenset({"plan_hash", "next_step", "receipt_id", "receipt_uuid"})
 
 
 @transaction.atomic
-def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None, now: datetime) -> MadePlan:
+def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None, now: datetime) -> Plan:
     """Keep a plan of any author that the validator finds nothing wrong with, and post its `plan_created` receipt.
 
     It is kept as it was given. Added are an id, the time and the registry of the validation, the version of each tool, the
@@ -81,4 +82,5 @@ def _pinned(step: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]:
     if found is None:
         return dict(step)
     tool, offer = found
-    return {**step, "tool_uid": tool.uid, "estimated_cost": max(step.get("estimated_cost") or 0, offer.cost)}
+    cost = {"estimated_cost": offer.cost} if offer.cost > (step.get("estimated_cost") or 0) else {}
+    return {**step, "tool_uid": tool.uid, **cost}
