@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from apps.plans import references
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
-from apps.plans.documents import Constraints, Excluded, ModelUse, Plan, PlanStatus, Step, can_be_told, partial_of
+from apps.plans.documents import Plan, PlanStatus, Step, can_be_told, partial_of
 from apps.plans.offers import Choice, Priority, choose, lacks_room, payload_bytes
 from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Missing, Proposal, ProposedStep, Question, Ref, Value
 from apps.plans.references import Reference
@@ -43,28 +43,15 @@ _ADVICE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Who asks what, and under which bounds."""
+    """What is asked, and under which bounds."""
 
-    plan_id: str
-    delegate_id: str
-    principal_ai: str
-    created_at: str
     asked: Asked
-    scope: str | None = None
     limits: Limits
     priority: Priority = Priority.BALANCED
-    constraints: Constraints | None = None
-    inputs: Mapping[str, Any]
-    """The ids of memories and receipts and the names of concepts that the context refers to."""
-    proposer_reason: str = ""
-    model_use: Any = None
-    """What a language model took, as :class:`documents.ModelUse` has it."""
-    replaces: str | None = None
-    revision: int | None = None
     after: int = 0
     """The highest number of a step of the plans before; new steps are numbered from there on."""
-    excluded: tuple[Excluded, ...] = ()
-    """Tools of workers that failed before."""
+    head: Mapping[str, Any]
+    """Members that the plan has whatever comes of the request. A `scope` there is the asker's or the delegate's."""
 
 
 def assemble(terms: Terms, proposal: Proposal, catalogue: Catalogue) -> Plan:
@@ -324,7 +311,7 @@ class _Assembly:
             confidence=self.proposal.confidence,
             unsure=doubts or None,
             references={
-                "inputs": self.terms.inputs,
+                **self.terms.head["references"],
                 "expected_outputs": {"result_pointers": [references.write(one, RESULT_POINTER) for one in runs]},
             },
         )
@@ -518,9 +505,8 @@ class _Assembly:
         ids = self._partial_ids()
         steps = [self._partial(place, step, ids) for place, step in enumerate(self.steps)]
         partial = {"confidence": self.proposal.confidence, "steps": steps}
-        inputs = {"inputs": self.terms.inputs}
         figures = {"estimated_total_runtime_seconds": 0.0, "execution_cost_estimate": 0.0, "can_run_parallel": False}
-        return self._plan(status, [escalate], partial_plan=partial, references=inputs, **figures, **more)
+        return self._plan(status, [escalate], partial_plan=partial, **figures, **more)
 
     def _partial_ids(self) -> dict[int, str]:
         return {
@@ -544,35 +530,21 @@ class _Assembly:
         return {name: value for name, value in told.items() if value is not None}
 
     def _plan(self, status: PlanStatus, steps: Sequence[Step], **more: Any) -> Plan:
-        terms = self.terms
-        return Plan(
-            plan_id=terms.plan_id,
-            delegate_id=terms.delegate_id,
-            principal_ai=terms.principal_ai,
-            intent=terms.asked.intent,
-            created_at=terms.created_at,
-            scope=self._scope(),
-            status=status,
-            steps=tuple(steps),
-            proposer=self.proposal.proposer,
-            proposer_reason=terms.proposer_reason or None,
-            model_use=ModelUse.model_validate(terms.model_use) if terms.model_use else None,
-            planner_version=PLANNER_VERSION,
-            registry_epoch=self.catalogue.epoch,
-            assumptions=tuple(dict.fromkeys(self.proposal.assumptions))[:100],
-            settled_tools={str(part): uid for part, uid in terms.asked.tools.items()} or None,
-            constraints=terms.constraints,
-            delegation_path=tuple(terms.asked.delegation_path[:-1]) or None,
-            replaces=terms.replaces,
-            revision=terms.revision,
-            excluded=terms.excluded or None,
-            **more,
-        )
+        head, proposal = self.terms.head, self.proposal
+        said = {
+            "scope": self._scope(),
+            "status": status,
+            "steps": tuple(steps),
+            "proposer": proposal.proposer,
+            "registry_epoch": self.catalogue.epoch,
+            "assumptions": tuple(dict.fromkeys((*proposal.assumptions, *head.get("assumptions", ()))))[:100],
+        }
+        return Plan.model_validate({**head, **said, **more})
 
     def _scope(self) -> str:
         """The asker's or delegate's word for the domain, else the capability that most of the chosen workers have."""
         tags = Counter(tag for choice in self.choices.values() for tag in choice.offer.capabilities)
-        return self.terms.scope or (tags.most_common(1)[0][0][:200] if tags else "general")
+        return self.terms.head.get("scope") or (tags.most_common(1)[0][0][:200] if tags else "general")
 
 
 def _params(step: ProposedStep, ids: Mapping[int, str]) -> dict[str, Any]:

@@ -142,8 +142,7 @@ def picture(plan_id: str, *, marks: Mapping[str, tuple[str, str]]) -> SafeString
     :raises UnknownPlan: if there is none.
     """
     document = plan(plan_id).document
-    seen = {step_id: drawing.Mark(*mark) for step_id, mark in marks.items()}
-    return drawing.graph(document, seen) + drawing.details(document)
+    return drawing.graph(document, marks) + drawing.details(document)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,7 +179,7 @@ def create_delegation_plan(caller: Caller, given: CreatePlan) -> PlanAnswer:
     needs_input something was not said: answer_plan. With needs_escalation the plan says why there is none. The first line
     of the answer, next_step, says what to do.
     """
-    return answer_of(_create(caller, given))
+    return _create(caller, given)
 
 
 @operation(
@@ -204,8 +204,9 @@ def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
 def answer_plan(caller: Caller, given: AnswerPlan) -> PlanAnswer:
     """Answer what a plan with status needs_input asks, see its `questions`. A plan with your answers takes its place."""
     shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
-    now = timezone.now()
-    return answer_of(services.answer(caller=caller, plan_id=given.plan_id, answers=given.answers, now=now))
+    made = services.answer(caller=caller, plan_id=given.plan_id, answers=given.answers, now=timezone.now())
+    with caller.acting():
+        return answer_of(made)
 
 
 @operation(
@@ -218,8 +219,8 @@ def answer_plan(caller: Caller, given: AnswerPlan) -> PlanAnswer:
 def request_plan(caller: Caller, given: CreatePlan) -> BarePlan:
     """As create_delegation_plan, answering the plan itself."""
     made = _create(caller, given)
-    beside = {"next_step": made.next_step, "receipt_id": made.receipt_id}
-    return BarePlan.model_validate({**made.document, **beside, "receipt_uuid": str(made.receipt_uuid)})
+    beside = {"next_step": made.next_step, "receipt_id": made.receipt_id, "receipt_uuid": made.receipt_uuid}
+    return BarePlan.model_validate({**made.plan, **beside})
 
 
 @operation(title="Read a plan", scope=Scope.PLANS, routes=[Route("GET", "/api/v1/plans/{plan_id}")], read_only=True)
@@ -313,13 +314,13 @@ def _shown(delegates: Sequence[Delegate]) -> list[DelegateOutput]:
     ]
 
 
-def _create(caller: Caller, given: CreatePlan) -> Plan:
+def _create(caller: Caller, given: CreatePlan) -> PlanAnswer:
     request, now = _request(given), timezone.now()
     shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
     proposed = services.propose(caller=caller, request=request, now=now)
     with caller.acting():
         caller_or_named(caller, given.principal_ai)
-        return services.create_plan(caller=caller, request=request, now=now, proposed=proposed)
+        return answer_of(services.create_plan(caller=caller, request=request, now=now, proposed=proposed))
 
 
 def answer_of(plan: Plan) -> PlanAnswer:

@@ -18,7 +18,7 @@ from apps.executions.models import Execution, ExecutionStep
 from apps.memory import services as memory
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.documents import PlanStatus, plan_hash
+from apps.plans.documents import plan_hash
 from apps.plans.errors import PlanAbandoned
 from apps.plans.models import Delegate, Outcome, Plan
 from apps.plans.services import PlanRequest
@@ -324,7 +324,7 @@ def test_forgotten_plan_is_not_begun_and_its_obligation_is_closed(kee: Caller) -
     forget(kee)
 
     with kee.acting():
-        assert plans.plan(plan_id).status == PlanStatus.NEEDS_ESCALATION
+        assert not plans.plan(plan_id).is_ready
     with pytest.raises(PlanAbandoned):
         begin(kee, [], plan_id=plan_id)
     with acting_as_system("test"):

@@ -177,8 +177,9 @@ def make_proposal(*steps: ProposedStep, **more: Any) -> Proposal:
 def make_terms(intent: str = FLAGSHIP, **more: Any) -> Terms:
     now = datetime(2026, 1, 3, 22, tzinfo=UTC)
     asked = Asked(intent=intent, now=now, delegation_path=("above", "here"))
-    head: dict[str, Any] = {"plan_id": "plan-1", "delegate_id": "delegate", "principal_ai": "Kee", "limits": Limits()}
-    return Terms(**{**head, "created_at": "2026-01-03T22:00:00Z", "asked": asked, "inputs": {}, **more})
+    head: dict[str, Any] = {"plan_id": "plan-1", "delegate_id": "delegate", "principal_ai": "Kee", "intent": intent}
+    head |= {"created_at": "2026-01-03T22:00:00Z", "delegation_path": ["above"], "references": {}}
+    return Terms(**{"asked": asked, "limits": Limits(), "head": head, **more})
 
 
 def make_plan(*steps: ProposedStep, catalogue: Catalogue | None = None, **more: Any) -> documents.Plan:

@@ -12,10 +12,11 @@ import pytest
 from pytest_django import Settings
 
 from apps.plans.catalogue import Tool
+from apps.plans.documents import ModelUse
 from apps.plans.language_model import Api, Unusable, completion, proposal, question
 from apps.plans.proposals import Asked, Evidence, Proposal, Ref
 from apps.plans.services import model_calls
-from apps.plans.services.model_calls import ModelUse, ask
+from apps.plans.services.model_calls import ask
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 

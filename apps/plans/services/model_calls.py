@@ -3,7 +3,6 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
 from time import monotonic
@@ -16,7 +15,7 @@ from apps.core import outbound
 from apps.core.outbound import CallFailed
 from apps.plans import metrics
 from apps.plans.catalogue import Tool
-from apps.plans.documents import can_be_told
+from apps.plans.documents import ModelUse, can_be_told
 from apps.plans.language_model import MOST_TOOLS, Api, Completion, Unusable, completion, proposal, question
 from apps.plans.proposals import Asked, Proposal
 
@@ -25,22 +24,6 @@ _OK: Final = 200
 _MOST_BYTES: Final = 256 * 1024
 _MOST_KEPT: Final = 1_000
 _MILLION: Final = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelUse:
-    """What a question to the model took, as the plan tells it."""
-
-    model: str
-    calls: int = 0
-    """0: the answer was remembered."""
-    input_tokens: int = 0
-    output_tokens: int = 0
-    seconds: float = 0.0
-    cost: float | None = None
-    """USD; None: no prices are set."""
-    failure: str | None = None
-    """Why nothing of it was used."""
 
 
 class _Answers:

@@ -14,7 +14,7 @@ from apps.core.errors import Conflict, FieldError, Invalid, pointer_to
 from apps.core.metrics import once_committed
 from apps.digests import services as digests
 from apps.plans import documents, metrics, selectors, shelf
-from apps.plans.assembling import Terms, assemble, read_again
+from apps.plans.assembling import PLANNER_VERSION, Terms, assemble, read_again
 from apps.plans.catalogue import Catalogue, contract_key
 from apps.plans.documents import PlanStatus, can_be_told, partial_of
 from apps.plans.errors import PlanReplaced
@@ -248,33 +248,29 @@ def make(
     with shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
         catalogue = proposing.view(held, request).without(revision.away if revision else (), reasons)
         found = find(held, catalogue) if find else proposing.local(held, catalogue, asked)
-        terms = Terms(
-            plan_id=new_plan_id(),
-            delegate_id=delegate.delegate_id,
-            principal_ai=caller.name,
-            created_at=told(now),
-            asked=asked,
-            scope=delegate.scope or None,
-            limits=request.limits,
-            priority=request.priority,
-            constraints=_constraints(request),
-            inputs=inputs,
-            proposer_reason=found.reason,
-            model_use=found.model_use,
-            replaces=revision.old.plan_id if revision else None,
-            revision=revision.old.document.get("revision", 1) + 1 if revision else None,
-            after=revision.after if revision else 0,
-            excluded=tuple(documents.Excluded.model_validate(one) for one in failed),
-        )
-        made = assemble(terms, found.proposal, catalogue)
-    assumptions = tuple(dict.fromkeys((*made.assumptions, *left_out)))[:100]
-    made = made.model_copy(
-        update={
-            "planner_version": f"{made.planner_version}.{held.model}",
+        head = {
+            "plan_id": new_plan_id(),
+            "delegate_id": delegate.delegate_id,
+            "principal_ai": caller.name,
+            "intent": request.intent,
+            "created_at": told(now),
+            "scope": delegate.scope,
+            "proposer_reason": found.reason,
+            "model_use": found.model_use,
+            "planner_version": f"{PLANNER_VERSION}.{held.model}",
             "history_epoch": held.history_epoch,
-            "assumptions": assumptions,
+            "assumptions": left_out,
+            "references": {"inputs": inputs},
+            "settled_tools": {str(part): uid for part, uid in request.tools.items()} or None,
+            "constraints": _constraints(request),
+            "delegation_path": request.delegation_path or None,
+            "replaces": revision.old.plan_id if revision else None,
+            "revision": revision.old.document.get("revision", 1) + 1 if revision else None,
+            "excluded": failed or None,
         }
-    )
+        after = revision.after if revision else 0
+        terms = Terms(asked=asked, limits=request.limits, priority=request.priority, after=after, head=head)
+        made = assemble(terms, found.proposal, catalogue)
     document = made.document()
     document["plan_hash"] = documents.plan_hash(document)
     old = revision.old if revision else None
@@ -339,7 +335,7 @@ def told(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _constraints(request: PlanRequest) -> documents.Constraints | None:
+def _constraints(request: PlanRequest) -> dict[str, Any] | None:
     """The bounds that were given, as the plan tells them."""
     given: dict[str, Any] = {
         "max_total_cost": request.limits.max_total_cost,
@@ -348,8 +344,7 @@ def _constraints(request: PlanRequest) -> documents.Constraints | None:
         "exclude_workers": sorted(request.excluded_workers) or None,
         "prefer": None if request.priority == Priority.BALANCED else str(request.priority),
     }
-    told = {name: value for name, value in given.items() if value is not None}
-    return documents.Constraints.model_validate(told) if told else None
+    return {name: value for name, value in given.items() if value is not None} or None
 
 
 def _inputs(context: Mapping[str, Any], principal_id: int) -> tuple[dict[str, Any], list[str]]:

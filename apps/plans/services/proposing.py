@@ -9,6 +9,7 @@ from django.conf import settings
 
 from apps.plans import shelf
 from apps.plans.catalogue import Catalogue, Tool
+from apps.plans.documents import ModelUse
 from apps.plans.language_model import MOST_TOOLS
 from apps.plans.local.proposing import propose as propose_locally
 from apps.plans.local.values import read
@@ -17,7 +18,6 @@ from apps.plans.offers import Priority
 from apps.plans.proposals import Asked, Proposal
 from apps.plans.services import model_calls
 from apps.plans.services.delegates import delegate_asked
-from apps.plans.services.model_calls import ModelUse
 from apps.plans.shelf import Held
 from apps.plans.validation import Limits
 from apps.principals.tenancy import Caller
