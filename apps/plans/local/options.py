@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - people type these marks
 """The values that a part of a request has for a param: its choices, typed values, and words cut out of it."""
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _LEAST_OF_CUT: Final = -1.5
 _PREPOSITIONS: Final = GROUPS["preposition"]
 _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled", "labeled"})
 _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling"})
+_WHENS: Final = frozenset({Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD, Kind.DURATION})
+_CLAUSES: Final = GROUPS["be"] | GROUPS["have"] | GROUPS["modal"] | {":", ";", "–", "—", "?", "!", "(", ")", "when"}
 _LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
 _TO: Final = frozenset({"to", "until", "till", "into", "through", "before"})
@@ -44,6 +47,7 @@ _OFF: Final = frozenset({"off", "disable", "disabled", "deactivate", "deactivate
 _NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
 _FREE: Final = frozenset({"text", "query", "name", "other"})
 """Roles whose values may be of several words."""
+_PROSES: Final = frozenset({"text", "query"})
 _PLAIN: Final[Mapping[str, float]] = {
     "text": 0.2,
     "query": 0.3,
@@ -252,6 +256,8 @@ class Options:
         for first, last in self.spans():
             if last >= first + longest and not param.array:
                 continue
+            if param.role not in _PROSES and self._is_no_name(first, last):
+                continue
             cued = self.cue(param, first, last, None)
             gain = _PLAIN[param.role] + self._span_fit(param, first, last) + cued
             if cued < _PLAINLY:
@@ -261,6 +267,12 @@ class Options:
             if gain > _LEAST_OF_CUT and (param.required or cued >= least):
                 text = self.part.words(first, last)
                 yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, (first, last), cued)
+
+    def _is_no_name(self, first: int, last: int) -> bool:
+        """Are these words a date, or a clause: "thursday", "dkim have been merged", "Ghent: when"?"""
+        part = self.part
+        whole = any(one.kind in _WHENS and one.first <= first and one.last >= last for one in part.found)
+        return whole or any(part.low(place) in _CLAUSES for place in range(first, last + 1))
 
     def spans(self) -> list[tuple[int, int]]:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
@@ -332,7 +344,11 @@ class Options:
         typed = (stretch(first, last) & part.typed).bit_count()
         said = long and self._is_said(first)
         crossed = sum(first < place <= last for place in part.turns)
-        crossed += sum(part.stems[one.place] in self.profile.params_words for one in tokens[1:] if one.low not in SMALL)
+        crossed += sum(
+            part.stems[one.place] in self.profile.params_words
+            for one in tokens[1:]
+            if one.low not in SMALL and not part.low(one.place - 1).endswith("ing")
+        )
         crossed += size == 1 and part.stems[first] in self.profile.params_words
         if said:
             return 0.12 * min(size, 8) - 0.1 * typed - 0.5 * crossed

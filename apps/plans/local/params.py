@@ -85,6 +85,7 @@ _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
     (Kind.SLUG, Kind.ID): 0.8,
     (Kind.DOTTED, Kind.ID): 0.6,
     (Kind.EMAIL, Kind.USER): 0.9,
+    (Kind.DOTTED, Kind.USER): 0.9,
     (Kind.MONEY, Kind.NUMBER): 0.7,
     (Kind.MONEY, Kind.INTEGER): 0.6,
     (Kind.QUANTITY, Kind.NUMBER): 0.8,
@@ -422,9 +423,10 @@ def _converted(param: Param, found: Found) -> Any:
         value = int(value) if value == int(value) else value
         if param.type == "string":
             value = f"PT{seconds:g}S" if param.format == "duration" else f"{value:g}{(param.unit or found.unit)[0]}"
-    elif kind in (Kind.LANGUAGE, Kind.COUNTRY) and (
-        {"code", "iso"} & param.cues or param.schema.get("maxLength") in (2, 3)
-    ):
+    elif (
+        kind in (Kind.LANGUAGE, Kind.COUNTRY)
+        and ({"code", "iso"} & param.cues or param.schema.get("maxLength") in (2, 3))
+    ) or (kind is Kind.UNIT and {"symbol", "code", "abbrevi"} & param.cues):
         value = found.unit
     elif kind is Kind.DATE and Kind.DATETIME in param.kinds and Kind.DATE not in param.kinds:
         value = f"{value}T{'23:59:59' if found.role == 'end' else '00:00:00'}Z"

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - people type these marks
 """The parts of a request: where it can be cut, and what each stretch says before any tool is looked at.
 
 A request is cut before verbs and questions, at "and", "then", commas and full stops. Sets of words are bit masks over the
@@ -19,7 +20,7 @@ MOST_PARTS: Final = 6
 _MOST_PLAIN_CUTS: Final = 2
 _MOST_CUTS: Final = 4
 _VERB_WITHIN: Final = 6
-PUNCTUATION: Final = frozenset(",:;.?!()")
+PUNCTUATION: Final = frozenset(",:;.?!()–—")
 DETERMINERS: Final = GROUPS["article"] | {"my", "our", "your", "his", "her", "their", "its", "some", "=", "#"}
 HELD: Final = frozenset().union(*(GROUPS[name] for name in HOLDING))
 """Words that change what is asked for, so that somebody must explain them."""
@@ -33,12 +34,14 @@ BOUNDS: Final = (
     | {"mentioning", "regarding", "concerning", "including"}
 )
 """Words that a value cut out of plain words neither begins nor ends with."""
-_STOPS: Final = frozenset((",", ";", ".", "!", "?"))
+_STOPS: Final = frozenset((",", ";", ".", "!", "?", "–", "—"))
 _JOINERS: Final = frozenset({"and", "then", "also", "please", "finally", "afterwards", "next", "plus"})
 _SEQUELS: Final = frozenset({"then", "finally", "afterwards", "next"})
 _PARTICLES: Final = frozenset({"up", "over", "rid", "down", "back", "out", "in", "off", "on"})
 _WORDLIKE: Final = frozenset({Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT, Kind.PERIOD, Kind.DATE, Kind.SLUG})
 _TELLING: Final = frozenset({"i", "we", "there", "here"})
+_DETERMINERS_OF_ACTS: Final = frozenset({"the", "my", "our", "a", "an", "this", "all"})
+"""Words that stand behind a verb, so that what stands before them is one: "vacuum the kitchen"."""
 _ANYONE: Final = frozenset({"i", "we", "it", "they", "anybody", "anyone", "the"})
 _ASKING: Final = GROUPS["question"] | GROUPS["be"] | GROUPS["have"]
 _LEADING: Final = frozenset({",", "to", "for"}).union(
@@ -167,9 +170,15 @@ def _verb(
     if begun in plain:
         if tokens[begun].low in _ASKING:
             return -1, True
-        if library.is_verb(stems[begun]) and not _is_plural(tokens[begun].low):
+        follows = tokens[begun + 1].low if begun + 1 in stems else ""
+        acts = library.is_verb(stems[begun]) or (follows in _DETERMINERS_OF_ACTS and library.knows(stems[begun]))
+        if acts and not _is_plural(tokens[begun].low):
             return begun, False
-    early = (place for place in plain if place < first + _VERB_WITHIN and tokens[place].low not in SMALL)
+    early = (
+        place
+        for place in plain
+        if place < first + _VERB_WITHIN and tokens[place].low not in SMALL and not _is_plural(tokens[place].low)
+    )
     return next((place for place in early if stems[place] in VERBS), -1), False
 
 

@@ -171,6 +171,7 @@ _SCANNER: Final = re.compile(
 )
 _LONGEST: Final = 15
 """Longer numbers are not exact as floats: they are ids."""
+_INITIAL: Final = 2
 _CODE: Final = re.compile(r"0\d+$")
 _DATED: Final = (Kind.DATE, Kind.DATETIME, Kind.TIME)
 
@@ -241,7 +242,7 @@ def _joint(tokens: list[Token], run: list[int]) -> Iterator[Found]:
     left, _, right = text.partition(mark)
     if mark == "-":
         yield Found(Kind.SLUG, text, first, last)
-    elif len(left) > 1 or mark == "/":
+    elif len(left) > 1 or mark == "/" or len(right) > _INITIAL:
         middle = run[marks.index(mark)]
         yield Found(Kind.REPO if mark == "/" else Kind.DOTTED, text, first, last)
         yield Found(Kind.SLUG, left, first, middle, "left")
