@@ -27,7 +27,7 @@ _PLAINLY: Final = 0.8
 _UNANNOUNCED: Final = 0.8
 """What each word from the third on costs in a value that nothing announces."""
 _FEW: Final = 2
-_LEAST_OF_CUT: Final = -1.5
+_LEAST_OF_CUT: Final = -0.5
 _PREPOSITIONS: Final = GROUPS["preposition"]
 _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled", "labeled"})
 _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling"})
