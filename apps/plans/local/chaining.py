@@ -10,7 +10,7 @@ from apps.plans.catalogue import types_meet
 from apps.plans.local.index import Profile
 from apps.plans.local.matching import Match, Matcher
 from apps.plans.local.options import Option
-from apps.plans.local.params import Param
+from apps.plans.local.params import Param, resolved
 from apps.plans.local.parts import Part, bits
 from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import UNSURE, Evidence
@@ -22,6 +22,7 @@ _MOST_GIVERS: Final = 3
 _FAIR: Final = 0.7
 """From here on a result serves a param though no word of the request says so."""
 _EXACT: Final = 0.9
+_FIRST_OF_MANY: Final = 0.2
 _LOOSE: Final = 0.5
 _SAME_ROOT: Final = 0.8
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
@@ -96,6 +97,19 @@ def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str,
         how = _feeds(key, words, schema, param, profile) if types_meet(schema, param.schema) else 0.0
         if how:
             yield how, (key,), words - {"id"}
+        items = _items(schema, profile)
+        for inner, sub in items.items() if param.role != "text" else ():
+            words = frozenset(map(stem, pieces(inner)))
+            how = _feeds(inner, words, sub, param, profile) if types_meet(sub, param.schema) else 0.0
+            if how >= _FAIR:
+                yield how - _FIRST_OF_MANY, (key, "0", inner), words - {"id"}
+
+
+def _items(schema: Any, profile: Profile) -> Mapping[str, Any]:
+    """The members of the items of a list in a tool's results."""
+    items = schema.get("items") if isinstance(schema, Mapping) and schema.get("type") == "array" else None
+    inner = resolved(items, profile.tool.output_schema).get("properties") if isinstance(items, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: Profile) -> float:

@@ -33,6 +33,7 @@ _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled",
 _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling"})
 _WHENS: Final = frozenset({Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD, Kind.DURATION})
 _CLAUSES: Final = GROUPS["be"] | GROUPS["have"] | GROUPS["modal"] | {":", ";", "–", "—", "?", "!", "(", ")", "when"}
+_RANGE_ENDS: Final = frozenset(map(stem, ("start", "from", "since", "begin", "after", "end", "to", "until", "before")))
 _LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
 _TO: Final = frozenset({"to", "until", "till", "into", "through", "before"})
@@ -216,10 +217,17 @@ class Options:
             option = self._option(coerced(param, found), evidence, gain, (first, last), cued)
             mask = mask_of(found)
             side = "" if not found.role else "first" if found.role in ("start", "left") else "second"
+            if not found.role and found.kind == Kind.DATE and self._is_of_days(param):
+                side = "first" if param.side == "start" else "second"
             several.append(replace(option, mask=mask, kind=found.kind, fit=how, side=side, named=named))
         yield from several
         if param.array and len(several) > 1:
             yield from self._lists(several)
+
+    def _is_of_days(self, param: Param) -> bool:
+        """Does a tool that shows things need the first and the last day of a range, so that one day may be both?"""
+        ends = {one.side for one in self.profile.params if one.required and set(one.words) & _RANGE_ENDS}
+        return param.required and not self.profile.acts and param.side in ends and ends >= {"start", "end"}
 
     def _sort(self, param: Param, found: Found) -> tuple[str, float]:
         """The noun that the letters of an id stand for, and how well it is one of the param's: `msg-774` is no event."""

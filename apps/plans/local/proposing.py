@@ -41,6 +41,7 @@ _AGREES: Final = 0.6
 _MISSED: Final = 5.0
 _NEAR: Final = 0.6
 _FITTING: Final = 3.0
+_MOST_UNKNOWN: Final = 2
 _LIKELY: Final = 2.0
 _LINKED: Final = 0.5
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
@@ -363,7 +364,8 @@ class _Proposing:
     def _fits(self, match: Match) -> bool:
         """Does the tool fit, whatever is missing?"""
         return (
-            not match.unexplained
+            match.unexplained.bit_count() < min(_MOST_UNKNOWN, match.part.content.bit_count())
+            and not match.unexplained >> max(match.part.verb_at, 0) & 1
             and match.score + 5.0 * len(match.missing) >= _FITTING
             and (match.verb > 0 or match.named > 0)
         )

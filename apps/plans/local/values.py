@@ -14,7 +14,7 @@ __all__ = ["Found", "Kind", "Reading", "Token", "read"]
 
 _ZONES: Final = frozenset(("UTC", "GMT", "CET", "CEST", "EST", "EDT", "CST", "CDT", "MST", "MDT", "PST", "PDT", "JST"))
 _RANGED: Final = frozenset((Kind.INTEGER, Kind.NUMBER, Kind.MONEY, Kind.QUANTITY))
-_LETTERS: Final = frozenset("shdwymglkb") | {"in"}
+_LETTERS: Final = frozenset("shdwymglkbcf") | {"in"}
 """Units that are told only right behind a number."""
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 _SHORT: Final = 2
@@ -125,11 +125,12 @@ def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> li
         last, after = last + 1, tokens[last + 2]
     if close and after.low in ("st", "nd", "rd", "th"):
         return [replace(alone, last=last + 1, role="ordinal")]
-    if after.low in words.CURRENCIES and not (close and after.low in words.UNITS):
-        code = words.CURRENCIES[after.low]
-        return [replace(alone, unit=code), replace(alone, kind=Kind.MONEY, last=last + 1, unit=code)]
+    whose = after.low in words.WHOSE and tokens[last + 2 :] and tokens[last + 2].low in words.CURRENCIES
+    if whose or (after.low in words.CURRENCIES and not (close and after.low in words.UNITS)):
+        code = words.WHOSE[after.low] if whose else words.CURRENCIES[after.low]
+        return [replace(alone, unit=code), replace(alone, kind=Kind.MONEY, last=last + (2 if whose else 1), unit=code)]
     unit = words.UNITS.get(after.low, "")
-    if not unit or not (close or after.low not in _LETTERS or not after.text.isalpha()):
+    if not unit or not (close or after.text in words.DEGREES or after.low not in _LETTERS or not after.text.isalpha()):
         return [alone]
     whole = replace(alone, kind=Kind.QUANTITY, last=last + 1, unit=unit)
     if unit in words.SECONDS:
@@ -149,6 +150,8 @@ def _named(tokens: Sequence[Token]) -> Iterator[Found]:
     """Languages, countries, currencies, units and time zones by their names."""
     for token in tokens:
         place, low = token.place, token.low
+        if low in words.WHOSE and tokens[place + 1 :] and tokens[place + 1].low in words.CURRENCIES:
+            yield Found(Kind.CURRENCY, words.WHOSE[low], place, place + 1, "", words.WHOSE[low])
         for kind, table in (
             (Kind.LANGUAGE, words.LANGUAGES),
             (Kind.CURRENCY, words.CURRENCIES),

@@ -62,13 +62,21 @@ HOLDING: Final = ("negation", "condition", "exception", "repeat", "bulk", "back"
 SMALL: Final = frozenset().union(*(listed for head, listed in GROUPS.items() if head not in (*HOLDING, "filler")))
 """Words that need no explanation."""
 VERBS: Final = frozenset(stem(word) for line in _lines("verbs") for word in line.split())
-CURRENCIES: Final[Mapping[str, str]] = _table("currencies")
+CURRENCIES: Final[Mapping[str, str]] = {
+    word: head for word, head in _table("currencies").items() if not head.startswith("of ")
+}
+WHOSE: Final[Mapping[str, str]] = {
+    word: head.removeprefix("of ") for word, head in _table("currencies").items() if head.startswith("of ")
+}
+"""The currency of those who are called so: "swiss" francs."""
 LANGUAGES: Final[Mapping[str, str]] = _table("languages")
 COUNTRIES: Final[Mapping[str, str]] = _table("countries")
 COUNTRY_STARTS: Final = frozenset(name.split()[0] for name in COUNTRIES if " " in name)
 PAIRS: Final[Mapping[str, frozenset[str]]] = {head: frozenset(listed) for head, listed in entries("pairs")}
 """Words of the names of params that take one side of a pair or a range: `left`, `right`, `start`, `end`."""
 UNITS: Final[Mapping[str, str]] = {word: head.split()[-1] for head, listed in entries("units") for word in listed}
+DEGREES: Final = frozenset("CFK")
+"""Units that are told behind a number by their capital letter."""
 SECONDS: Final[Mapping[str, float]] = {
     head.split()[1]: float(head.split()[0]) for head, _ in entries("units") if " " in head
 }
