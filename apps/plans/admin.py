@@ -32,7 +32,7 @@ class AnswersForm(ReasonForm):
 
 @admin.register(Plan)
 class PlanAdmin(OperatorAdmin):
-    list_display = ["intent_start", "status", linked("principal", "Asked by"), "confidence", "created_at", "plan_id"]
+    list_display = ["intent_start", "status", linked("principal", "Asked by"), "created_at", "plan_id"]
     list_filter = ["status", "tenant"]
     list_select_related = ["principal"]
     search_fields = ["plan_id", "intent"]
@@ -43,9 +43,9 @@ class PlanAdmin(OperatorAdmin):
     ]
     # What a plan needs and does stands before its document.
     fields = [
-        *("plan_id", "intent", "status", "next_step", "scope", "confidence", "graph", "provenance"),
+        *("plan_id", "intent", "status", "next_step", "graph", "provenance"),
         *("principal", "delegate", "receipt_link", "execution_link", "replaces", "successor_link", "created_at"),
-        *("planner_version", "registry_epoch", "history_epoch", "plan_hash", "written"),
+        "written",
     ]
 
     @admin.display(description="Intent")

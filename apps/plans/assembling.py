@@ -189,7 +189,8 @@ class _Assembly:
 
     def _tidy(self, step: ProposedStep) -> ProposedStep:
         """The step with the way that the request came, and without values that no plan can hold."""
-        values = {name: one for name, one in step.values.items() if _is_tellable(one.value)}
+        ids = dict.fromkeys(range(len(self.proposal.steps)), "step")
+        values = {name: one for name, one in step.values.items() if can_be_told(_written(one.value, ids))}
         if _PATH in step.tool.inputs:
             path = list(self.terms.asked.delegation_path)
             values[_PATH] = Value(value=path, evidence=Evidence.DELEGATION)
@@ -199,11 +200,8 @@ class _Assembly:
 
     def _question(self, place: int, param: str) -> Question:
         tool = self.steps[place].tool
-        why = (
-            ""
-            if param not in self.proposal.steps[place].values
-            else " What there is has no exact form; give it as text."
-        )
+        is_inexact = param in self.proposal.steps[place].values
+        why = " What there is has no exact form; give it as text." if is_inexact else ""
         return Question(
             step=place, param=param, text=f"Which {param} is {tool.name} to take?{why}", schema=tool.inputs.get(param)
         )
@@ -253,7 +251,7 @@ class _Assembly:
         spent = 0.0
         for number, place in enumerate(todo):
             offers, step = self._offers(place), self.steps[place]
-            size = payload_bytes(_params(step, ids))
+            size = payload_bytes({name: _written(value.value, ids) for name, value in step.values.items()})
             reasons = [lacks_room(one, payload_bytes=size, calls=calls[one.worker_id] + 1) for one in offers]
             able = [one for one, reason in zip(offers, reasons, strict=True) if reason is None]
             if able:
@@ -299,8 +297,7 @@ class _Assembly:
                 self._ids[place] = self._waits[place] = step.done.step_id
             else:
                 self._wait(sorted(self.parents[place]))
-                self._ids[place] = self._next_id()
-                self._steps.append(self._call(place, step))
+                self._call(place, step)
         self._wait(list(self._ids))
         self._close()
         doubts = self._doubts()
@@ -317,37 +314,29 @@ class _Assembly:
         )
         return made.model_copy(update=estimates(made, self.catalogue))
 
-    def _next_id(self) -> str:
+    def _add(self, kind: StepType, depends_on: Sequence[str], **members: Any) -> str:
         self._number += 1
-        return f"step-{self._number}"
+        step_id = f"step-{self._number}"
+        self._steps.append(Step(step_id=step_id, step_type=kind, depends_on=tuple(depends_on), **members))
+        return step_id
 
     def _wait(self, places: Sequence[int]) -> None:
         """One wait for all queued results among these that nothing has waited for yet."""
         queued = {step.step_id for step in self._steps if step.step_type == StepType.QUEUE_EXECUTION}
         targets = [place for place in places if place not in self._waits and self._ids[place] in queued]
         if targets:
-            step_id, ids = self._next_id(), tuple(self._ids[place] for place in targets)
-            self._steps.append(
-                Step(
-                    step_id=step_id,
-                    step_type=StepType.WAIT_FOR,
-                    depends_on=ids,
-                    wait_for_step_ids=ids,
-                    wait_for_receipts=(),
-                )
-            )
+            ids = tuple(self._ids[place] for place in targets)
+            step_id = self._add(StepType.WAIT_FOR, ids, wait_for_step_ids=ids, wait_for_receipts=())
             self._waits.update(dict.fromkeys(targets, step_id))
 
-    def _call(self, place: int, step: ProposedStep) -> Step:
+    def _call(self, place: int, step: ProposedStep) -> None:
         choice = self.choices[place]
         parents = {self._waits.get(parent, self._ids[parent]) for parent in self.parents[place]}
-        return Step(
-            step_id=self._ids[place],
-            step_type=choice.mode,
-            depends_on=tuple(one.step_id for one in self._steps if one.step_id in parents),
+        self._ids[place] = self._add(
+            choice.mode,
+            [one.step_id for one in self._steps if one.step_id in parents],
             order_hint=(self._ids[place - 1],) if place and not self.parents[place] else None,
             worker_id=choice.offer.worker_id,
-            params=_params(step, self._ids),
             estimated_runtime_seconds=choice.seconds,
             estimated_cost=choice.cost,
             critical=any(place in parents for parents in self.parents),
@@ -360,6 +349,7 @@ class _Assembly:
         return {
             "tool_name": step.tool.name,
             "tool_uid": step.tool.uid,
+            "params": {name: _written(value.value, ids) for name, value in step.values.items()},
             "provenance": {name: _source(name, value, ids) for name, value in step.values.items()},
             "confidence": step.confidence,
             "alternatives": [
@@ -369,54 +359,44 @@ class _Assembly:
         }
 
     def _close(self) -> None:
-        runs = [step for step in self._steps if step.runs_tool]
-        ends = tuple(dict.fromkeys(self._waits.get(place, step_id) for place, step_id in self._ids.items()))
+        intent, runs = self.terms.asked.intent, [step for step in self._steps if step.runs_tool]
+        ends = list(dict.fromkeys(self._waits.get(place, step_id) for place, step_id in self._ids.items()))
         if len(runs) > 1 or self.proposal.wishes:
             parts = ", ".join(f"{step.step_id} ({step.tool_name})" for step in runs)
             wishes = "".join(f" Also: {wish}." for wish in self.proposal.wishes)
-            aggregate = Step(
-                step_id=self._next_id(),
-                step_type=StepType.AGGREGATE,
-                depends_on=ends,
+            aggregate = self._add(
+                StepType.AGGREGATE,
+                ends,
                 aggregate_step_ids=tuple(step.step_id for step in runs),
                 synthesis_instructions=_plain(
-                    f"Put the results of {parts} together into one answer to: {self.terms.asked.intent}.{wishes}"
+                    f"Put the results of {parts} together into one answer to: {intent}.{wishes}"
                 ),
                 executor="principal",
             )
-            self._steps.append(aggregate)
-            ends = (aggregate.step_id,)
-        tools = ", ".join(step.tool.name for step in self.steps)
-        self._steps.append(
-            Step(
-                step_id=self._next_id(),
-                step_type=StepType.ESCALATE,
-                depends_on=ends,
-                report_summary=_plain(f"Done ({tools}): {self.terms.asked.intent[:500]}"),
-                decision_required=False,
-                recommendation="Review the result and keep what is worth remembering.",
-            )
+            ends = [aggregate]
+        self._add(
+            StepType.ESCALATE,
+            ends,
+            report_summary=_plain(f"Done ({', '.join(step.tool.name for step in self.steps)}): {intent[:500]}"),
+            decision_required=False,
+            recommendation="Review the result and keep what is worth remembering.",
         )
 
     def _doubts(self) -> list[dict[str, Any]]:
         """Each value that is a guess, and each tool that is only a little likelier than another."""
-        found = []
-        for place, step in enumerate(self.steps):
-            for name, value in step.values.items():
-                if step.done is None and value.evidence in UNSURE:
-                    text = json.dumps(value.value, ensure_ascii=False)[:500]
-                    origin = "your words" if value.evidence == Evidence.CUT else "nothing that you said"
-                    found.append(
-                        {
-                            "detail": f"{step.tool.name} takes {name} = {text}, from {origin}.",
-                            "step_id": self._ids[place],
-                            "tool_name": step.tool.name,
-                            "param": name,
-                            "value": value.value,
-                            "evidence": str(value.evidence),
-                            "text": value.text or None,
-                        }
-                    )
+        found = [
+            {
+                "detail": (
+                    f"{step.tool.name} takes {name} = {json.dumps(value.value, ensure_ascii=False)[:500]},"
+                    f" from {'your words' if value.evidence == Evidence.CUT else 'nothing that you said'}."
+                ),
+                "step_id": self._ids[place],
+                "param": name,
+            }
+            for place, step in enumerate(self.steps)
+            for name, value in step.values.items()
+            if step.done is None and value.evidence in UNSURE
+        ]
         if self.proposal.doubtful:
             least = min(
                 (place for place, step in enumerate(self.steps) if step.done is None and step.part is not None),
@@ -426,7 +406,7 @@ class _Assembly:
             step = self.steps[least]
             others = " or ".join(tool.name for tool, _ in step.alternatives[:2])
             detail = f"{step.tool.name} is meant{f', not {others}' if others else ''}."
-            found.insert(0, {"detail": detail, "step_id": self._ids[least], "tool_name": step.tool.name})
+            found.insert(0, {"detail": detail, "step_id": self._ids[least]})
         return found[:100]
 
     def refusal(self) -> Plan:
@@ -522,7 +502,6 @@ class _Assembly:
             "step_id": ids[place],
             "step_type": str(choice.mode if choice else StepType.CALL_WORKER),
             "worker_id": choice.offer.worker_id if choice else None,
-            "params": _params(step, ids),
             "depends_on": [ids[parent] for parent in sorted(self.parents[place])],
             "missing_params": list(step.missing),
             **self._told(step, ids),
@@ -547,10 +526,6 @@ class _Assembly:
         return self.terms.head.get("scope") or (tags.most_common(1)[0][0][:200] if tags else "general")
 
 
-def _params(step: ProposedStep, ids: Mapping[int, str]) -> dict[str, Any]:
-    return {name: _written(value.value, ids) for name, value in step.values.items()}
-
-
 def _source(name: str, value: Value, ids: Mapping[int, str]) -> dict[str, Any]:
     """Where the value of a param is from, as a plan tells it."""
     ref = next(_refs(value.value), None)
@@ -559,11 +534,6 @@ def _source(name: str, value: Value, ids: Mapping[int, str]) -> dict[str, Any]:
     if value.evidence == Evidence.CONTEXT:
         return {"source": str(value.evidence), "key": value.text or name}
     return {"source": str(value.evidence), **({"text": value.text} if value.text else {})}
-
-
-def _is_tellable(value: Any) -> bool:
-    refs = {ref.step: "step" for ref in _refs(value)}
-    return can_be_told(_written(value, refs))
 
 
 def _missing_of(problem: Problem, made: Plan) -> Missing:

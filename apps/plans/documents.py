@@ -197,11 +197,7 @@ class Missing(Member):
     """See `proposals.Lack`."""
     detail: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
     clause: Prose | None = None
-    step_id: StepId | None = None
-    worker_id: Name | None = None
     tool_name: ToolName | None = None
-    param: Annotated[str, StringConstraints(max_length=200)] | None = None
-    schema_: Any = Field(None, alias="schema")
 
 
 class Candidate(Member):
@@ -222,12 +218,8 @@ class Doubt(Member):
 
     detail: Sentence
     step_id: StepId | None = None
-    tool_name: ToolName | None = None
     param: str | None = None
-    value: Any = None
-    evidence: Short | None = None
-    text: str | None = None
-    """The words of the intent that the value was taken from."""
+    """Its value and where that is from stand in the step. None: the choice of the tool is meant."""
 
 
 class Question(Member):

@@ -21,11 +21,7 @@ def _unlearn(tenant_id: int, outcomes: Collection[int]) -> None:
 
 
 register(
-    Rows(
-        table="plans_plan",
-        redacted={"intent": "''", "scope": "''", "document": _NOTHING},
-        then=lambda tenant_id, _: services.expire_forgotten(tenant_id=tenant_id),
-    ),
+    Rows(table="plans_plan", redacted={"intent": "''", "document": _NOTHING}),
     Rows(table="plans_outcome", redacted={"request": "''"}, also=_OF_FORGOTTEN, then=_unlearn),
 )
 # The receipts of a plan and of its execution name it: those of the delegate in the dedupe key, `delegate:<event>:<plan>:v1`.

@@ -31,16 +31,7 @@ _SCHEMA: Final = 6_000
 """Bytes of one tool's schema; a longer one is told without its descriptions, or by its names alone."""
 _MOST_ERRORS: Final = 10
 _CONFIDENCE: Final = 0.7
-_SUREST_FIRST: Final = (
-    Evidence.CONTEXT,
-    Evidence.STEP,
-    Evidence.TYPED,
-    Evidence.QUOTED,
-    Evidence.CHOICE,
-    Evidence.REQUEST,
-    Evidence.CUT,
-    Evidence.ASSUMED,
-)
+_SUREST_FIRST: Final = tuple(Evidence)[:8]
 
 _INSTRUCTIONS: Final = (
     "You turn a request into calls of tools. You get one JSON object with the request, the time, the context and the tools."

@@ -1,6 +1,5 @@
 """DeleGates and the plans that they made."""
 
-from datetime import datetime, timedelta
 from typing import Final
 
 from django.contrib.postgres.fields import ArrayField
@@ -13,17 +12,9 @@ from apps.plans.documents import PlanStatus
 from apps.principals.models import Principal, TenantModel
 
 _STATUSES = [(status.value, status.value) for status in PlanStatus]
-# Whoever learns and whoever notes may read different clocks.
-_CLOCKS: Final = timedelta(minutes=5)
 
 MOST_DELEGATES: Final = 8
 """As many may stand above each other, itself counted; a wish that has come through so many goes no further."""
-
-
-class DelegateQuerySet(models.QuerySet["Delegate"]):
-    def departments(self) -> "DelegateQuerySet":
-        """All but the root."""
-        return self.exclude(parent=None)
 
 
 class Delegate(TenantModel):
@@ -43,8 +34,6 @@ class Delegate(TenantModel):
     parent = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="children", db_index=False)
     scope = models.CharField(max_length=200, blank=True)
     created_at = models.DateTimeField()
-
-    objects = DelegateQuerySet.as_manager()
 
     # A trigger keeps them a tree, MOST_DELEGATES deep.
     class Meta:
@@ -69,13 +58,7 @@ class Plan(TenantModel):
     )
     intent = models.TextField()
     status = models.CharField(max_length=20, choices=_STATUSES)
-    scope = models.CharField(max_length=200)
-    confidence = models.FloatField()
     document = models.JSONField()
-    plan_hash = models.CharField(max_length=64)
-    planner_version = models.CharField(max_length=50)
-    registry_epoch = models.BigIntegerField()
-    history_epoch = models.BigIntegerField()
     receipt_id = models.CharField(max_length=100)
     receipt_uuid = models.UUIDField()
     created_at = models.DateTimeField()
@@ -88,9 +71,6 @@ class Plan(TenantModel):
             models.CheckConstraint(
                 condition=Q(status__in=["ready", "needs_confirmation", "needs_input", "needs_escalation"]),
                 name="plans_plan_status_known",
-            ),
-            models.CheckConstraint(
-                condition=Q(confidence__gte=0, confidence__lte=1), name="plans_plan_confidence_between_0_and_1"
             ),
         ]
         permissions = [("operate_plan", "Can confirm plans and answer their questions")]
@@ -118,12 +98,6 @@ class Plan(TenantModel):
         return documents.next_step(self.document)
 
 
-class WaitingPlanQuerySet(models.QuerySet["WaitingPlan"]):
-    def forgotten(self, tenant_id: int) -> "WaitingPlanQuerySet":
-        """Those of a tenant whose plan was forgotten on request."""
-        return self.filter(tenant_id=tenant_id, plan__intent="")
-
-
 class WaitingPlan(TenantModel):
     """A plan that can still be begun. The row goes when it is begun, replaced, or has waited too long.
 
@@ -132,8 +106,6 @@ class WaitingPlan(TenantModel):
 
     plan = models.ForeignKey(Plan, on_delete=models.PROTECT, related_name="+", db_index=False)
     expires_at = models.DateTimeField()
-
-    objects = WaitingPlanQuerySet.as_manager()
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["tenant", "plan"], name="plans_waitingplan_once")]
@@ -174,18 +146,6 @@ class Outcome(TenantModel):
         return f"outcome {self.pk}"
 
 
-class LearnedModelQuerySet(models.QuerySet["LearnedModel"]):
-    def in_use(self) -> "LearnedModelQuerySet":
-        return self.filter(state=LearnedModel.State.IN_USE)
-
-    def of_tenant(self, tenant_id: int) -> "LearnedModelQuerySet":
-        return self.filter(tenant_id=tenant_id)
-
-    def learned_since(self, moment: datetime) -> "LearnedModelQuerySet":
-        """Those that hold something, and were learned at this moment or later."""
-        return self.filter(learned_at__gte=moment - _CLOCKS).exclude(body=b"")
-
-
 class LearnedModel(TenantModel):
     """What was learned from a tenant's outcomes. One is in use; those before it are kept for going back.
 
@@ -211,8 +171,6 @@ class LearnedModel(TenantModel):
     node_f1_before = models.FloatField(null=True, help_text="What the model before it reached there.")
     body = models.BinaryField()
     learned_at = models.DateTimeField()
-
-    objects = LearnedModelQuerySet.as_manager()
 
     class Meta:
         constraints = [

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
-
-import jsonschema_rs
 
 from apps.core.errors import pointer_to
 from apps.plans.catalogue import types_of
@@ -100,29 +97,8 @@ def _own_child(schema: Mapping[str, Any], part: str) -> Any | None:
     if (place := place_in_list(part)) is not None and "array" in types_of(schema):
         first = _listed(schema.get("prefixItems"))
         return first[place] if place < len(first) else schema.get("items", {})
-    for pattern, child in _patterns(schema):
-        if matches(pattern, part):
-            return child
     others = schema.get("additionalProperties")
     return others if isinstance(others, Mapping) else None
-
-
-def _patterns(schema: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    found = schema.get("patternProperties")
-    return sorted(found.items()) if isinstance(found, Mapping) else ()
-
-
-@lru_cache(maxsize=1024)
-def _pattern(pattern: str) -> jsonschema_rs.Validator:
-    return jsonschema_rs.validator_for({"type": "string", "pattern": pattern}, offline=True)
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Does a name match a pattern as JSON Schema means it? One that is no pattern matches nothing."""
-    try:
-        return bool(_pattern(pattern).is_valid(name))
-    except ValueError:
-        return False
 
 
 def _followed(schema: Any, root: Mapping[str, Any]) -> Any:

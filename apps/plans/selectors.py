@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db.models import Exists, Max, Min, OuterRef
+from django.db.models import Exists, Max, Min, OuterRef, Q
 from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
@@ -66,7 +66,16 @@ def plans_of(principal_id: int, *, before: int | None = None, limit: int) -> lis
     told = found.order_by("-pk").annotate(
         start=Left("intent", _START), waits=Exists(WaitingPlan.objects.filter(plan_id=OuterRef("pk")))
     )
-    names = ("pk", "plan_id", "status", "start", "planner_version", "replaces__plan_id", "created_at", "waits")
+    names = (
+        "pk",
+        "plan_id",
+        "status",
+        "start",
+        "document__planner_version",
+        "replaces__plan_id",
+        "created_at",
+        "waits",
+    )
     return [
         (
             key,
@@ -95,8 +104,12 @@ def successor_of(plan_id: str) -> str | None:
 
 
 def expired(*, limit: int) -> list[tuple[int, str]]:
-    """Plans that have waited too long to be begun, as (tenant, plan_id), longest waiting first. Runs as the system."""
-    found = WaitingPlan.objects.filter(expires_at__lte=sql.GATEHOUSE_NOW).order_by("expires_at")
+    """Plans that have waited too long to be begun, or were forgotten, longest waiting first. Runs as the system.
+
+    :return: the tenant and the plan_id of each.
+    """
+    over = Q(expires_at__lte=sql.GATEHOUSE_NOW) | Q(plan__intent="")
+    found = WaitingPlan.objects.filter(over).order_by("expires_at")
     return list(found.values_list("tenant_id", "plan__plan_id")[:limit])
 
 
@@ -117,7 +130,7 @@ def outside_pool(worker_ids: Collection[str], *, delegate: Delegate) -> list[str
     """Those among the workers that are not in a DeleGate's pool at the moment. It is asked of rows: who only begins a plan
     or makes a call needs no registry in memory.
     """
-    departments = frozenset(Delegate.objects.departments().values_list("principal_id", flat=True))
+    departments = frozenset(Delegate.objects.exclude(parent=None).values_list("principal_id", flat=True))
     if not departments:
         return []
     found = workers.pools_of(worker_ids, tenant_id=delegate.tenant_id, delegates=departments)
@@ -289,5 +302,7 @@ def written_habits() -> dict[str, str]:
 
 def calibration_error() -> float:
     """The worst calibration error of the models in use, over all tenants that the caller sees; 0 without any."""
-    worst = LearnedModel.objects.in_use().aggregate(worst=Max("calibration_error"))["worst"]
+    worst = LearnedModel.objects.filter(state=LearnedModel.State.IN_USE).aggregate(worst=Max("calibration_error"))[
+        "worst"
+    ]
     return float(worst or 0.0)

@@ -147,7 +147,7 @@ def prepare(*, tenant_id: int, acting: Callable[[], AbstractContextManager[objec
 
 
 def _load_model(kept: _Kept) -> None:
-    number = LearnedModel.objects.in_use().values_list("number", flat=True).first() or 0
+    number = LearnedModel.objects.filter(state=LearnedModel.State.IN_USE).values_list("number", flat=True).first() or 0
     if number != kept.model:
         body = LearnedModel.objects.filter(number=number).values_list("body", flat=True).first()
         kept.history = History.loads(bytes(body)) if body else None
@@ -186,7 +186,7 @@ def _news(kept: _Kept, tenant_id: int, epochs: tuple[int, int]) -> _News:
 
 def _arrange(kept: _Kept, tenant_id: int) -> None:
     """Read again which DeleGates there are, and who of them has whom."""
-    kept.departments = frozenset(Delegate.objects.departments().values_list("principal_id", flat=True))
+    kept.departments = frozenset(Delegate.objects.exclude(parent=None).values_list("principal_id", flat=True))
     kept.managers = workers.pools(tenant_id=tenant_id, delegates=kept.departments) if kept.departments else {}
     kept.pools.clear()
 

@@ -11,12 +11,11 @@ from apps.core.operations import Reply, Route, operation
 from apps.core.schemas import FitForAPath, Input, Name, Output, Paged, Text
 from apps.memory import selectors as memory
 from apps.plans import selectors, services, shelf
-from apps.plans.documents import PlanStatus, plan_hash
+from apps.plans.documents import Constraints, PlanStatus, plan_hash
 from apps.plans.models import Delegate, Plan
-from apps.plans.offers import Priority
 from apps.plans.services import PlanRequest
 from apps.plans.shapes import Money, PlanSummary
-from apps.plans.validation import Limits
+from apps.plans.validation import Problem
 from apps.principals.scopes import Scope
 from apps.principals.selectors import caller_or_named
 from apps.principals.services import DELEGATE
@@ -152,16 +151,9 @@ class SubmitPlan(Input):
     """The receipt that made you ask; left out, a chain begins here."""
 
 
-class PlanFault(Output):
-    path: str
-    """JSON pointer to the place."""
-    code: str
-    message: str
-
-
 class Verdict(Output):
     valid: bool
-    errors: list[PlanFault]
+    errors: list[Problem]
     plan_hash: str | None
     """SHA-256 of the canonical plan, if it is valid."""
 
@@ -247,11 +239,7 @@ def list_plans(caller: Caller, given: Paged) -> PlanList:
 def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
     """Judge a plan that anybody wrote against the rules and the workers registered now; every fault is named with its place."""
     found = selectors.problems_of(given.plan, tenant_id=caller.tenant_id, principal_id=caller.principal_id)
-    verdict = Verdict(
-        valid=not found,
-        errors=[PlanFault(path=one.path, code=one.code, message=one.message) for one in found],
-        plan_hash=None if found else plan_hash(given.plan),
-    )
+    verdict = Verdict(valid=not found, errors=found, plan_hash=None if found else plan_hash(given.plan))
     return Reply(verdict, status=200)
 
 
@@ -346,14 +334,14 @@ def _request(given: CreatePlan) -> PlanRequest:
     return PlanRequest(
         intent=given.intent,
         context=given.context or {},
-        limits=Limits(
+        constraints=Constraints(
             max_total_cost=budget.max_total_cost,
             max_cost_per_step=budget.max_cost_per_step,
-            max_runtime_seconds=bounds.timeout_seconds,
+            timeout_seconds=bounds.timeout_seconds,
+            exclude_workers=tuple(sorted(set(bounds.exclude_workers))) or None,
+            prefer=None if bounds.prefer == "balanced" else bounds.prefer,
         ),
         currency=budget.currency,
-        excluded_workers=frozenset(bounds.exclude_workers),
-        priority=Priority(bounds.prefer),
         caused_by=given.caused_by_receipt_id,
         delegate_id=given.delegate_id,
         delegation_path=tuple(given.delegation_path),

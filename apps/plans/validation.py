@@ -129,7 +129,8 @@ def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
             found.append(Problem(path, "param_missing", error.message[:500]))
         elif not inside and not around and (where or kind not in _CLOSED):
             found.append(Problem(where, "param_invalid", error.message[:500]))
-    takes_any = tool.input_schema.get("additionalProperties", not tool.inputs)
+    schema = tool.input_schema
+    takes_any = schema.get("patternProperties") or schema.get("additionalProperties", not tool.inputs)
     for name in params:
         if not takes_any and references.member(tool.input_schema, (name,)) is None:
             message = f"{tool.name} takes no {name[-100:]}.{near(name, tool.inputs)}"

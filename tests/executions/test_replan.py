@@ -13,10 +13,10 @@ from apps.executions.services.commands import Budget
 from apps.plans import errors
 from apps.plans import selectors as plans
 from apps.plans import services as planning
+from apps.plans.documents import Constraints
 from apps.plans.models import Outcome, Plan
 from apps.plans.proposals import Evidence, Ref, Value
 from apps.plans.services import Replacement
-from apps.plans.validation import Limits
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
@@ -126,30 +126,30 @@ def test_new_plan_runs_only_the_rest(team: Caller, server: WorkerServer) -> None
 
 
 @pytest.mark.parametrize(
-    ("limits", "budget", "left"),
+    ("bounds", "budget", "left"),
     [
-        (Limits(), Budget(max_total_cost=Decimal("0.9"), max_cost_per_step=Decimal("0.6")), (0.4, 0.6)),
-        (Limits(max_total_cost=5, max_cost_per_step=0.55), Budget(max_total_cost=Decimal("0.9")), (0.4, 0.55)),
+        (Constraints(), Budget(max_total_cost=Decimal("0.9"), max_cost_per_step=Decimal("0.6")), (0.4, 0.6)),
+        (Constraints(max_total_cost=5, max_cost_per_step=0.55), Budget(max_total_cost=Decimal("0.9")), (0.4, 0.55)),
     ],
 )
 def test_execution_budget_binds_the_new_plan(
-    kee: Caller, server: WorkerServer, limits: Limits, budget: Budget, left: tuple[float, float]
+    kee: Caller, server: WorkerServer, bounds: Constraints, budget: Budget, left: tuple[float, float]
 ) -> None:
     register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
     register(kee, server.redirecting, "hoarse", "shout", cost_estimate=0.3)
     register(kee, server.endpoint, "loud", "shout", cost_estimate=0.45)
-    made = make(kee, limits=limits)
+    made = make(kee, constraints=bounds)
     assert float(report(kee, carry_out(kee, made.plan_id, budget)).total_cost) == 0.5
 
     again = replan(kee, made.plan_id)
 
-    bounds = again.document["constraints"]
-    assert (bounds["max_total_cost"], bounds["max_cost_per_step"]) == left
+    new = again.document["constraints"]
+    assert (new["max_total_cost"], new["max_cost_per_step"]) == left
     assert [one["kind"] for one in again.document["missing"]] == ["budget"]
 
 
 def test_new_bound_replaces_the_remaining_budget(team: Caller) -> None:
-    made = make(team, limits=Limits(max_total_cost=0.1))
+    made = make(team, constraints=Constraints(max_total_cost=0.1))
 
     assert worker_steps(replan(team, made.plan_id, reason="cold", max_total_cost=0.5))["step-6"] == ("loud", False)
 
@@ -301,7 +301,7 @@ def test_new_plan_keeps_context_bounds_and_path(kee: Caller, server: WorkerServe
         kee,
         ("echo", {"text": said}),
         context={"text": "hello"},
-        limits=Limits(max_cost_per_step=1.0, max_runtime_seconds=600.0),
+        constraints=Constraints(max_cost_per_step=1.0, timeout_seconds=600.0),
         delegation_path=("above",),
     )
     assert made.document["steps"][0]["provenance"]["text"] == {"source": "context", "key": "text"}

@@ -65,7 +65,7 @@ STAYING: Final = {
     "executions_executionstep": {"depends_on", "receipt_id", "step_id"},
     "memory_subject": {"display_name"},
     "plans_outcome": {"links", "tools"},
-    "plans_plan": {"plan_hash", "plan_id", "planner_version", "receipt_id"},
+    "plans_plan": {"plan_id", "receipt_id"},
     "receipts_receipt": {
         "caused_by_ref",
         "event_family",

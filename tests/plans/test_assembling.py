@@ -105,11 +105,7 @@ def test_guess_needs_a_confirmation_and_is_listed() -> None:
         {
             "detail": 'translate_text takes text = "hello world", from your words.',
             "step_id": "step-1",
-            "tool_name": "translate_text",
             "param": "text",
-            "value": "hello world",
-            "evidence": "cut",
-            "text": "hello world",
         }
     ]
     assert made["steps"][0]["provenance"]["text"] == {"source": "cut", "text": "hello world"}

@@ -85,7 +85,7 @@ def test_forgotten_request_empties_the_models_that_learned_from_it(tenant: Tenan
 
     with acting_as(kee):
         assert [bytes(one.body) for one in LearnedModel.objects.order_by("number")] == [b"quibble", b""]
-        assert not LearnedModel.objects.in_use().exists()
+        assert not LearnedModel.objects.filter(state="in_use").exists()
         assert selectors.calibration_error() == 0
 
 

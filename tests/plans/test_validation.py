@@ -201,7 +201,6 @@ PLOT = tool(
             style={"type": "object", "properties": {"width": INTEGER}, "additionalProperties": STRING},
             either={"anyOf": [{"type": "object", "properties": {"n": INTEGER}}, {"type": "null"}]},
         ),
-        "patternProperties": {"^x-": STRING},
         "$defs": {"point": POINT},
     },
     shape(done={"type": "boolean"}),
@@ -242,17 +241,15 @@ def sites(**params: Any) -> set[tuple[str, str]]:
         ({"style": {"width": "{{step-1.spots.0.label}}"}}, "style/width"),
         ({"style": {"colour": "{{step-1.spots.0.x}}"}}, "style/colour"),
         ({"either": {"n": "{{step-1.spots}}"}}, "either/n"),
-        ({"x-title": "{{step-1.centre.x}}"}, "x-title"),
     ],
 )
 def test_reference_must_have_the_type_of_its_member(params: dict[str, Any], path: str) -> None:
     assert sites(**params) == {("reference_type", f"/steps/1/params/{path}")}
 
 
-def test_members_are_found_through_lists_patterns_and_refs() -> None:
+def test_members_are_found_through_lists_and_refs() -> None:
     spots = {"points": ["{{step-1.centre}}", "{{step-1.spots.1}}", {"x": "{{step-1.spots.0.x}}"}]}
     assert sites(**spots, style={"colour": "{{step-1.centre.label}}"}) == set()
-    assert sites(**{"x-title": "{{step-1.centre.label}}", "x-more": "plain"}) == set()
     assert sites(either={"n": 1, "m": "plain"}) == set()
     unknown = {"points": ["{{step-1.centre.z}}"]}
     assert sites(**unknown) == {("reference_unknown_field", "/steps/1/params/points/0")}

@@ -107,13 +107,7 @@ class Migration(migrations.Migration):
                             max_length=20,
                         ),
                     ),
-                    ("scope", models.CharField(max_length=200)),
-                    ("confidence", models.FloatField()),
                     ("document", models.JSONField()),
-                    ("plan_hash", models.CharField(max_length=64)),
-                    ("planner_version", models.CharField(max_length=50)),
-                    ("registry_epoch", models.BigIntegerField()),
-                    ("history_epoch", models.BigIntegerField()),
                     ("receipt_id", models.CharField(max_length=100)),
                     ("receipt_uuid", models.UUIDField()),
                     ("created_at", models.DateTimeField()),
@@ -140,10 +134,6 @@ class Migration(migrations.Migration):
                                 ("status__in", ["ready", "needs_confirmation", "needs_input", "needs_escalation"])
                             ),
                             name="plans_plan_status_known",
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
-                            name="plans_plan_confidence_between_0_and_1",
                         ),
                         models.UniqueConstraint(fields=("tenant", "replaces"), name="plans_plan_replaced_once"),
                     ],
@@ -252,7 +242,7 @@ class Migration(migrations.Migration):
             ),
         ),
         *(protect(f"plans_{name}") for name in ("delegate", "plan", "waitingplan", "outcome", "learnedmodel")),
-        immutable("plans_plan", redactable=("intent", "scope", "document")),
+        immutable("plans_plan", redactable=("intent", "document")),
         immutable("plans_outcome", redactable=("request",)),
         migrations.RunSQL(TREE, TREE_BACK),
     ]

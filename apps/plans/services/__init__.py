@@ -8,7 +8,6 @@ from apps.plans.services.replanning import (
     Escalation,
     Replacement,
     abandon_expired,
-    expire_forgotten,
     replan,
     take_up,
 )
@@ -24,7 +23,6 @@ __all__ = [
     "answer",
     "confirm",
     "create_plan",
-    "expire_forgotten",
     "go_back",
     "learn",
     "propose",

@@ -1,7 +1,7 @@
 """Learning from plans that were carried out: outcomes are noted, and what was learned is forgotten or taken back."""
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import transaction
@@ -26,6 +26,8 @@ _KEPT: Final = 3
 _JUDGED_FROM: Final = 50
 _SLACK: Final = 0.005
 _HALF_LIFE_DAYS: Final = 90
+_CLOCKS: Final = timedelta(minutes=5)
+"""Whoever learns and whoever notes may read different clocks."""
 _HABITS: Final = "what past plans have in common"
 
 
@@ -160,7 +162,7 @@ def _keep(  # noqa: PLR0917  # one row
     latest = LearnedModel.objects.order_by("-number").first()
     worse = reached is not None and f1_before is not None and reached.node_f1 < f1_before - _SLACK
     if not worse:
-        LearnedModel.objects.in_use().update(state=LearnedModel.State.SUPERSEDED)
+        LearnedModel.objects.filter(state=LearnedModel.State.IN_USE).update(state=LearnedModel.State.SUPERSEDED)
     kept = LearnedModel.objects.create(
         tenant_id=tenant_id,
         number=latest.number + 1 if latest else 1,
@@ -207,11 +209,8 @@ def unlearn(*, tenant_id: int, taught_at: datetime) -> int:
     The planner does without until it has learned anew, from what is left. Who is learning just now has learned in vain.
     """
     sql.wait_for_turn(tenant_id)
-    return (
-        LearnedModel.objects.of_tenant(tenant_id)
-        .learned_since(taught_at)
-        .update(body=b"", state=LearnedModel.State.REJECTED, learned_from=0, last_outcome=0)
-    )
+    learned = LearnedModel.objects.filter(tenant_id=tenant_id, learned_at__gte=taught_at - _CLOCKS).exclude(body=b"")
+    return learned.update(body=b"", state=LearnedModel.State.REJECTED, learned_from=0, last_outcome=0)
 
 
 @transaction.atomic
@@ -221,7 +220,7 @@ def go_back(*, tenant_id: int, number: int) -> LearnedModel:
     :raises Conflict: if that one is not in use, or none before it is kept (`no_earlier_model`).
     """
     sql.wait_for_turn(tenant_id)
-    current = LearnedModel.objects.in_use().filter(number=number).first()
+    current = LearnedModel.objects.filter(state=LearnedModel.State.IN_USE).filter(number=number).first()
     earlier = (
         LearnedModel.objects.filter(state=LearnedModel.State.SUPERSEDED, number__lt=number).order_by("-number").first()
     )

@@ -195,7 +195,7 @@ def request_again(
     *,
     context: Mapping[str, Any] | None = None,
     tools: Mapping[int, str] | None = None,
-    limits: Limits | None = None,
+    constraints: documents.Constraints | None = None,
     caused_by: str | None,
 ) -> PlanRequest:
     """What was asked for a plan, under the bounds of then: what it took from its context is told by its steps."""
@@ -206,7 +206,6 @@ def request_again(
             if source.get("source") in sure and name in step.get("params", {}):
                 taken[source.get("key", name)] = step["params"][name]
     inputs = document.get("references", {}).get("inputs", {})
-    bounds = documents.Constraints.model_validate(document.get("constraints") or {})
     return PlanRequest(
         intent=document["intent"],
         context={
@@ -216,9 +215,7 @@ def request_again(
             "concept_names": inputs.get("concept_names", []),
             **(context or {}),
         },
-        limits=limits or bounds_of(bounds, Limits()),
-        excluded_workers=frozenset(bounds.exclude_workers or ()),
-        priority=Priority(bounds.prefer or Priority.BALANCED),
+        constraints=constraints or documents.Constraints.model_validate(document.get("constraints") or {}),
         caused_by=caused_by,
         delegate_id=document["delegate_id"],
         delegation_path=tuple(document.get("delegation_path", ())),
@@ -262,14 +259,19 @@ def make(
             "assumptions": left_out,
             "references": {"inputs": inputs},
             "settled_tools": {str(part): uid for part, uid in request.tools.items()} or None,
-            "constraints": _constraints(request),
+            "constraints": request.constraints.document() or None,
             "delegation_path": request.delegation_path or None,
             "replaces": revision.old.plan_id if revision else None,
             "revision": revision.old.document.get("revision", 1) + 1 if revision else None,
             "excluded": failed or None,
         }
-        after = revision.after if revision else 0
-        terms = Terms(asked=asked, limits=request.limits, priority=request.priority, after=after, head=head)
+        terms = Terms(
+            asked=asked,
+            limits=bounds_of(request.constraints, Limits()),
+            priority=Priority(request.constraints.prefer or Priority.BALANCED),
+            after=revision.after if revision else 0,
+            head=head,
+        )
         made = assemble(terms, found.proposal, catalogue)
     document = made.document()
     document["plan_hash"] = documents.plan_hash(document)
@@ -308,13 +310,7 @@ def keep(
         principal_id=caller.principal_id,
         intent=made.intent,
         status=made.status,
-        scope=made.scope,
-        confidence=made.confidence,
         document=document,
-        plan_hash=document["plan_hash"],
-        planner_version=made.planner_version,
-        registry_epoch=made.registry_epoch,
-        history_epoch=made.history_epoch,
         receipt_id=receipt.receipt_id,
         receipt_uuid=receipt.uuid,
         created_at=now,
@@ -333,18 +329,6 @@ def new_plan_id() -> str:
 def told(moment: datetime) -> str:
     """A moment as plans tell it."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _constraints(request: PlanRequest) -> dict[str, Any] | None:
-    """The bounds that were given, as the plan tells them."""
-    given: dict[str, Any] = {
-        "max_total_cost": request.limits.max_total_cost,
-        "max_cost_per_step": request.limits.max_cost_per_step,
-        "timeout_seconds": request.limits.max_runtime_seconds,
-        "exclude_workers": sorted(request.excluded_workers) or None,
-        "prefer": None if request.priority == Priority.BALANCED else str(request.priority),
-    }
-    return {name: value for name, value in given.items() if value is not None} or None
 
 
 def _inputs(context: Mapping[str, Any], principal_id: int) -> tuple[dict[str, Any], list[str]]:

@@ -9,17 +9,15 @@ from django.conf import settings
 
 from apps.plans import shelf
 from apps.plans.catalogue import Catalogue, Tool
-from apps.plans.documents import ModelUse
+from apps.plans.documents import Constraints, ModelUse
 from apps.plans.language_model import MOST_TOOLS
 from apps.plans.local.proposing import propose as propose_locally
 from apps.plans.local.values import read
 from apps.plans.models import Delegate
-from apps.plans.offers import Priority
 from apps.plans.proposals import Asked, Proposal
 from apps.plans.services import model_calls
 from apps.plans.services.delegates import delegate_asked
 from apps.plans.shelf import Held
-from apps.plans.validation import Limits
 from apps.principals.tenancy import Caller
 
 _SEARCHED: Final = 60
@@ -33,10 +31,8 @@ class PlanRequest:
 
     intent: str
     context: Mapping[str, Any] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    constraints: Constraints = field(default_factory=Constraints)
     currency: str = "USD"
-    excluded_workers: frozenset[str] = frozenset()
-    priority: Priority = Priority.BALANCED
     caused_by: str | None = None
     delegate_id: str | None = None
     delegation_path: tuple[str, ...] = ()
@@ -67,7 +63,7 @@ def asked_of(request: PlanRequest, delegate: Delegate, now: datetime) -> Asked:
 
 def view(held: Held, request: PlanRequest) -> Catalogue:
     """What may be used for a request."""
-    return held.catalogue.within(held.pool).without(request.excluded_workers)
+    return held.catalogue.within(held.pool).without(request.constraints.exclude_workers or ())
 
 
 def local(held: Held, catalogue: Catalogue, asked: Asked) -> Proposed:

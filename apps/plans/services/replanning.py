@@ -11,10 +11,10 @@ from django.db import transaction
 from apps.core.errors import Conflict, Invalid, NotFound
 from apps.core.lexical import words
 from apps.digests import services as digests
-from apps.plans import documents, selectors, sql
+from apps.plans import selectors
 from apps.plans.assembling import ran_before, read_again
 from apps.plans.catalogue import Catalogue, Tool
-from apps.plans.documents import Step
+from apps.plans.documents import Constraints, Step
 from apps.plans.local.params import params_of
 from apps.plans.models import Plan, WaitingPlan
 from apps.plans.proposals import Evidence, Proposal, ProposedStep, Value
@@ -78,16 +78,6 @@ def abandon_expired(*, plan_id: str, now: datetime) -> bool:
 
 
 @transaction.atomic
-def expire_forgotten(*, tenant_id: int) -> int:
-    """End the time of plans that were forgotten on request and not begun, so that what is owed for them is closed.
-
-    Answers how many. Runs as the system.
-    """
-    waiting = WaitingPlan.objects.forgotten(tenant_id).filter(expires_at__gt=sql.GATEHOUSE_NOW)
-    return waiting.update(expires_at=sql.GATEHOUSE_NOW)
-
-
-@transaction.atomic
 def replan(
     *, caller: Caller, replacement: Replacement, done: Collection[str], was_waiting: bool, now: datetime
 ) -> Plan:
@@ -117,7 +107,7 @@ def replan(
     request = request_again(
         document,
         context=replacement.context,
-        limits=_limits(document, replacement),
+        constraints=_constraints(document, replacement),
         caused_by=replacement.caused_by or old.receipt_id,
     )
     runs = [step["step_id"] for step in document["steps"] if step.get("tool_name")]
@@ -168,13 +158,14 @@ def _done(step: Mapping[str, Any], document: Mapping[str, Any], ended: Collectio
     return Step.model_validate({**kept, "depends_on": depends_on, "done": True})
 
 
-def _limits(document: Mapping[str, Any], new: Replacement) -> Limits:
-    """The bounds of then, with what is left of the budget."""
-    bounds = bounds_of(documents.read(document).constraints, new.carried_out_within or Limits())
-    left = bounds.max_total_cost
-    if left is not None:
-        left = max(round(left - new.spent, 6), 0.0)
-    return replace(bounds, max_total_cost=left if new.max_total_cost is None else new.max_total_cost)
+def _constraints(document: Mapping[str, Any], new: Replacement) -> Constraints:
+    """The bounds of then and those of the execution, with what is left of the budget."""
+    own = Constraints.model_validate(document.get("constraints") or {})
+    bounds = bounds_of(own, new.carried_out_within or Limits())
+    left = new.max_total_cost
+    if left is None and bounds.max_total_cost is not None:
+        left = max(round(bounds.max_total_cost - new.spent, 6), 0.0)
+    return own.model_copy(update={"max_total_cost": left, "max_cost_per_step": bounds.max_cost_per_step})
 
 
 def _can_run(step: ProposedStep, catalogue: Catalogue) -> bool:
