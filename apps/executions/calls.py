@@ -288,13 +288,15 @@ def call(
     except outbound.CallFailed as failure:
         raise _refusal(failure, target) from failure
     payload, files = _payload(result, tool)
-    summary = payload.get("summary")
+    # A tool that returns one plain value has it under `result`.
+    told = next(
+        (one for name in ("summary", "result") if isinstance(one := payload.get(name), (str, int, float)) and one), ""
+    )
+    summary = str(told).encode()[:_SUMMARY_BYTES].decode(errors="ignore")
     return Called(
         payload=payload,
         seconds=monotonic() - began,
-        summary=summary.encode()[:_SUMMARY_BYTES].decode(errors="ignore")
-        if isinstance(summary, str) and summary
-        else f"{tool} of {target.worker_id} has answered.",
+        summary=summary or f"{tool} of {target.worker_id} has answered.",
         files=files,
     )
 

@@ -46,6 +46,9 @@ class Execution(TenantModel):
     max_total_cost = models.DecimalField(max_digits=14, decimal_places=6, null=True)
     max_cost_per_step = models.DecimalField(max_digits=14, decimal_places=6, null=True)
     currency = models.CharField(max_length=3, default="USD")
+    answers_inbox = models.BooleanField(
+        default=False, help_text="Its end comes to the inbox of who asked for it, even if it is complete."
+    )
     total_cost = models.DecimalField(max_digits=14, decimal_places=6, default=Decimal(0))
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED)
     halted_as = models.CharField(max_length=16, choices=Status, null=True)

@@ -19,10 +19,11 @@ from apps.executions.services.commands import Budget, Decision
 from apps.executions.shapes import CallOutcome, ExecutionProgress, ExecutionReport, ExecutionSummary
 from apps.executions.states import FINAL, MONEY, SETTLED, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import execution_topic
+from apps.plans import selectors as plans
 from apps.plans.documents import PlanStatus
 from apps.plans.services import Replacement
 from apps.plans.shapes import Money, StepType
-from apps.plans.tools import CreatePlan, PlanAnswer, answer_of, create_delegation_plan
+from apps.plans.tools import CreatePlan, OnePlan, PlanAnswer, answer_of, confirm_plan, create_delegation_plan
 from apps.principals.tenancy import Caller
 
 _PATIENCE: Final = timedelta(seconds=10)
@@ -32,6 +33,7 @@ _BASE: Final = "/api/v1/executions"
 _STATUS: Final = "/api/v1/plans/{plan_id}/execution"
 _UNDER_WAY: Final = frozenset({Status.QUEUED, Status.EXECUTING, Status.NEEDS_ESCALATION})
 _MESSAGE: Final = 500
+_DONE: Final = "Read the result in `execution`; it is in your inbox too."
 
 StepId = Annotated[Text, Field(min_length=1, max_length=100)]
 PlanId = Annotated[Text, Field(min_length=1, max_length=100)]
@@ -85,6 +87,9 @@ class ExecutionStarted(Output):
 class CarryOut(CreatePlan):
     mode: Mode = Mode.AUTO
     """auto: fast steps directly, long ones as tasks. direct_only: direct steps are never queued. async_only: all are."""
+
+    confirm_reads: bool = True
+    """Carry out a plan too that only reads and guesses a value. False: a plan with a guess waits for confirm_plan."""
 
 
 class CarriedOut(PlanAnswer):
@@ -183,6 +188,10 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
     a decision) a receipt asks for it and says which call answers it. Calling this again for the same plan answers the
     same execution. A plan that is not ready is refused.
     """
+    return _executed(caller, given)
+
+
+def _executed(caller: Caller, given: ExecutePlan, *, answers_inbox: bool = False) -> ExecutionStarted:
     budget = given.budget or ExecutionBudget()
     with caller.acting():
         execution = commands.start(
@@ -195,6 +204,7 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
                 max_cost_per_step=_money(budget.max_cost_per_step),
                 currency=budget.currency,
             ),
+            answers_inbox=answers_inbox,
             now=timezone.now(),
         )
     until = monotonic() + _PATIENCE.total_seconds()
@@ -242,14 +252,22 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
 def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
     """Ask for something in plain words, and have it done at once if the plan is ready: create_delegation_plan, then execute_delegation_plan.
 
-    Results of fast steps are in the answer, and the end of it all comes to your inbox. If the plan is not ready, nothing
-    runs: confirm it with confirm_plan or answer its questions with answer_plan, then pass the new plan_id to
+    A plan with a guessed value is carried out only if it changes nothing. Results of fast steps are in the answer, and the
+    end of it all comes to your inbox. If nothing runs: confirm it with confirm_plan or answer its questions with answer_plan, then pass the new plan_id to
     execute_delegation_plan.
     """
     made = create_delegation_plan(caller, given)
-    ready = made.status == PlanStatus.READY
-    execution = execute_delegation_plan(caller, ExecutePlan(plan_id=made.plan_id, mode=given.mode)) if ready else None
-    return CarriedOut(**{name: getattr(made, name) for name in PlanAnswer.model_fields}, execution=execution)
+    if made.status == PlanStatus.NEEDS_CONFIRMATION and given.confirm_reads:
+        with caller.acting():
+            if plans.only_reads(made.plan, tenant_id=caller.tenant_id):
+                made = confirm_plan(caller, OnePlan(plan_id=made.plan_id))
+    members = {name: getattr(made, name) for name in PlanAnswer.model_fields}
+    if made.status != PlanStatus.READY:
+        return CarriedOut(**members, execution=None)
+    execution = _executed(caller, ExecutePlan(plan_id=made.plan_id, mode=given.mode), answers_inbox=True)
+    return CarriedOut(
+        **members | {"next_step": execution.next_actions[0] if execution.next_actions else _DONE}, execution=execution
+    )
 
 
 @operation(title="Plan again", scope="plans", routes=[Route("POST", "/api/v1/plans/{plan_id}/replan", status=201)])

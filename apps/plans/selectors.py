@@ -15,7 +15,7 @@ from apps.core.errors import NotFound
 from apps.memory.models import Memory
 from apps.memory.states import Kind
 from apps.plans import drawing, shelf, sql, validation
-from apps.plans.catalogue import Catalogue
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
 from apps.plans.errors import UnknownPlan
 from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, WaitingPlan
@@ -176,6 +176,14 @@ def readiness(document: Mapping[str, Any]) -> Readiness:
     wait = max(waits.values(), default=timedelta(0))
     is_ready = document.get("status") == PlanStatus.READY
     return Readiness(can_execute_now=is_ready and waits.keys() == calls.keys() and not wait, wait=wait)
+
+
+def only_reads(document: Mapping[str, Any], *, tenant_id: int) -> bool:
+    """Does no step of a plan change anything, by what its tools may touch?"""
+    steps = [step for step in document["steps"] if step["step_type"] in WORKER_STEPS]
+    with shelf.held(tenant_id=tenant_id) as held:
+        found = [held.catalogue.find(step["worker_id"], step["tool_name"]) for step in steps]
+    return all(one is not None and one[1].effects <= GENTLE_EFFECTS for one in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

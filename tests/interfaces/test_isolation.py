@@ -28,6 +28,7 @@ from tests.interfaces.asking import ROUTED, TOOLS, rest, tool, undone
 from tests.interfaces.planting import Planted, plant_everything
 from tests.mcp.raw import modern
 from tests.memory.subjects import CANARY
+from tests.workers.servers import serving
 
 pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("own_artifacts")]
 
@@ -72,10 +73,12 @@ class Said:
 
 
 @pytest.fixture
-def two(db: None) -> Two:
+def two(db: None) -> Iterator[Two]:
     planted = plant_everything("acme", CANARY)
     plant_everything("globex", "harmless")
-    return Two(owner=make_token_of("acme"), stranger=make_token_of("globex"), planted=planted)
+    with serving() as server:
+        planted.ask("add_mcp_server", url=server.endpoint)
+        yield Two(owner=make_token_of("acme"), stranger=make_token_of("globex"), planted=planted)
 
 
 def make_token_of(slug: str) -> str:

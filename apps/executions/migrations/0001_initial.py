@@ -49,6 +49,13 @@ class Migration(migrations.Migration):
                 ("max_total_cost", models.DecimalField(decimal_places=6, max_digits=14, null=True)),
                 ("max_cost_per_step", models.DecimalField(decimal_places=6, max_digits=14, null=True)),
                 ("currency", models.CharField(default="USD", max_length=3)),
+                (
+                    "answers_inbox",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Its end comes to the inbox of who asked for it, even if it is complete.",
+                    ),
+                ),
                 ("total_cost", models.DecimalField(decimal_places=6, default=Decimal(0), max_digits=14)),
                 (
                     "status",

@@ -120,7 +120,7 @@ def close_obligation(work: UnitOfWork, step: ExecutionStep, *, event_type: str, 
 def announce_end(work: UnitOfWork, status: Status) -> str:
     """Close the plan's obligation with a receipt for the principal that asked for the plan.
 
-    The receipt of a complete plan goes to the ledger; of any other end to the inbox. Of any other end an escalation
+    The receipt of a complete plan goes to the ledger, unless its answer was asked for; of any other end to the inbox. Of any other end an escalation
     tells the owner too, or the owner's parent if the owner asked itself. A principal whose own call caused the end gets
     nothing in its inbox.
     """
@@ -148,7 +148,7 @@ def announce_end(work: UnitOfWork, status: Status) -> str:
             recipient_id=other_id,
             dedupe_key=f"escalation:{_EVENTS[status]}:{execution.plan_receipt_id}",
         )
-    is_news = status != Status.COMPLETE and execution.requested_by_id not in causes
+    is_news = execution.answers_inbox or (status != Status.COMPLETE and execution.requested_by_id not in causes)
     return _add(
         work,
         _EVENTS[status],

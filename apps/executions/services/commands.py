@@ -61,6 +61,7 @@ def start(
     budget: Budget,
     now: datetime,
     strategy: Strategy = Strategy.SEQUENTIAL,
+    answers_inbox: bool = False,
 ) -> Execution:
     """Start the execution of a plan, or return the execution that it already has.
 
@@ -68,6 +69,7 @@ def start(
     nothing twice. The owner is the caller; but a plan that one DeleGate asks of another is owned by the other, which has
     its own inbox.
 
+    :param answers_inbox: its end comes to the caller's inbox, even if it is complete.
     :raises UnknownPlan: if the caller has no such plan.
     :raises Conflict: if the plan is no executable plan (`plan_refused`), or its execution has another mode, strategy or
         budget (`already_executed`).
@@ -101,6 +103,7 @@ def start(
                 max_total_cost=budget.max_total_cost,
                 max_cost_per_step=budget.max_cost_per_step,
                 currency=budget.currency,
+                answers_inbox=answers_inbox,
                 created_at=now,
                 wake_at=now,
             )
