@@ -364,7 +364,8 @@ class Library:
         prefix = told[1].lower()
         by_example = {sort for sort, examples in self._sorts.items() if told[0] in examples}
         by_name = {sort for sort in self._sorts if any(_is_short(prefix, noun) for noun in sort)}
-        return frozenset(by_example or by_name)
+        capital = {sort for sort, examples in self._sorts.items() if any(one[:1].isupper() for one in examples)}
+        return frozenset(by_example or by_name or (capital if told[1].isupper() else ()))
 
     def spelt(self, word: str) -> str:
         """The word that a word is a misspelling of: one of the tools', or of general English; else the word itself."""

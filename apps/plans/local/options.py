@@ -132,6 +132,7 @@ class Options:
             place: 0.0 if part.typed >> place & 1 else profile.explains(stemmed)
             for place, stemmed in part.stems.items()
         }
+        self._is_free = not any(one.required and one.role in _PLAIN for one in profile.params)
         self._spans: list[tuple[int, int]] | None = None
 
     def of(self, param: Param, offered: Sequence[Option]) -> list[Option]:
@@ -236,7 +237,7 @@ class Options:
         if not sorts or param.role in _FREE:
             return "", 0.0
         if own not in sorts:
-            return "", -_OF_SORT
+            return "", -_OF_SORT if str(found.value)[0].islower() else 0.0
         return next((noun for noun in own if noun in self.profile.nouns), ""), _OF_SORT
 
     def _lists(self, several: Sequence[Option]) -> Iterator[Option]:
@@ -406,7 +407,7 @@ class Options:
             score += 0.4
         elif number and param.role == "knob" and self.explained.get(last + 1, 0.0) >= FIRM:
             score += 0.8
-        if place == part.verb_at >= 0 and kind in (None, Kind.QUOTED) and (param.required or not profile.tool.required):
+        if place == part.verb_at >= 0 and kind in (None, Kind.QUOTED) and (param.required or self._is_free):
             score += 0.8 if param is profile.params[0] else 0.5
         return score
 

@@ -291,6 +291,8 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
         return role if role in kept else "number", kinds
     if kind == "object":
         return "json", (Kind.JSON, *((Kind.PERIOD,) if _ends(item) else ()))
+    if role == _KNOB:  # digits of a card, not a count
+        role, kinds = _ROLES[False, "id"]
     if role == "other":
         spoken = (_ROLES[False, word] for word in _opening(description) if (False, word) in _ROLES)
         role, kinds = next((one for one in spoken if one[0] in _TOLD), (role, kinds))
