@@ -97,19 +97,24 @@ def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str,
         how = _feeds(key, words, schema, param, profile) if types_meet(schema, param.schema) else 0.0
         if how:
             yield how, (key,), words - {"id"}
-        items = _items(schema, profile)
-        for inner, sub in items.items() if param.role != "text" else ():
+        for path, inner, sub in _members(key, schema, param, profile) if param.role != "text" else ():
             words = frozenset(map(stem, pieces(inner)))
             how = _feeds(inner, words, sub, param, profile) if types_meet(sub, param.schema) else 0.0
             if how >= _FAIR:
-                yield how - _FIRST_OF_MANY, (key, "0", inner), words - {"id"}
+                yield how - _FIRST_OF_MANY, path, words - {"id"}
 
 
-def _items(schema: Any, profile: Profile) -> Mapping[str, Any]:
-    """The members of the items of a list in a tool's results."""
-    items = schema.get("items") if isinstance(schema, Mapping) and schema.get("type") == "array" else None
-    inner = resolved(items, profile.tool.output_schema).get("properties") if isinstance(items, Mapping) else None
-    return inner if isinstance(inner, Mapping) else {}
+def _members(key: str, schema: Any, param: Param, profile: Profile) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """What is in an object or in the first item of a list: the path to each, its name, and its schema."""
+    outer = resolved(schema, profile.tool.output_schema) if isinstance(schema, Mapping) else {}
+    is_list = outer.get("type") == "array" and isinstance(outer.get("items"), Mapping)
+    inner = resolved(outer["items"], profile.tool.output_schema) if is_list else outer
+    path = (key, "0") if is_list else (key,)
+    named, free = inner.get("properties"), inner.get("additionalProperties")
+    for name, sub in named.items() if isinstance(named, Mapping) else ():
+        yield (*path, name), name, sub
+    if isinstance(free, Mapping) and not named and {*param.words} & {*profile.nouns}:
+        yield (*path, param.name), param.name, free
 
 
 def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: Profile) -> float:

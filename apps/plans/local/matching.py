@@ -304,7 +304,14 @@ class _Whole:
         same = near(part.verb, profile.verb) if part.verb and profile.verb else 0.0
         if same < 1 and profile.told:
             same *= _FROM_DESCRIPTION
-        if not same and profile.verb in _MAKING and any(near(part.verb, noun) for noun in profile.nouns):
+        if (
+            not same
+            and profile.verb in _MAKING
+            and (
+                any(near(part.verb, noun) for noun in profile.nouns)
+                or (profile.vocabulary.get(part.verb, 0.0) >= _OWN and self._may_mean(part.verb))
+            )
+        ):
             same = _MADE
         return same or (_PASSING if profile.vocabulary.get(part.verb, 0.0) >= FIRM else 0.0)
 

@@ -34,6 +34,7 @@ _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "te
 _WHENS: Final = frozenset({Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD, Kind.DURATION})
 _CLAUSES: Final = GROUPS["be"] | GROUPS["have"] | GROUPS["modal"] | {":", ";", "–", "—", "?", "!", "(", ")", "when"}
 _RANGE_ENDS: Final = frozenset(map(stem, ("start", "from", "since", "begin", "after", "end", "to", "until", "before")))
+_ABOUT: Final = frozenset({"about", "regarding", "concerning", "containing", "mentioning", "matching"})
 _LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
 _TO: Final = frozenset({"to", "until", "till", "into", "through", "before"})
@@ -48,7 +49,6 @@ _OFF: Final = frozenset({"off", "disable", "disabled", "deactivate", "deactivate
 _NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
 _FREE: Final = frozenset({"text", "query", "name", "other"})
 """Roles whose values may be of several words."""
-_PROSES: Final = frozenset({"text", "query"})
 _PLAIN: Final[Mapping[str, float]] = {
     "text": 0.2,
     "query": 0.3,
@@ -265,7 +265,7 @@ class Options:
         for first, last in self.spans():
             if last >= first + longest and not param.array:
                 continue
-            if param.role not in _PROSES and self._is_no_name(first, last):
+            if param.role != "text" and self._is_no_name(first, last, param.role):
                 continue
             cued = self.cue(param, first, last, None)
             gain = _PLAIN[param.role] + self._span_fit(param, first, last) + cued
@@ -277,9 +277,11 @@ class Options:
                 text = self.part.words(first, last)
                 yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, (first, last), cued)
 
-    def _is_no_name(self, first: int, last: int) -> bool:
+    def _is_no_name(self, first: int, last: int, role: str) -> bool:
         """Are these words a date, or a clause: "thursday", "dkim have been merged", "Ghent: when"?"""
         part = self.part
+        if role == "query":
+            return any(part.low(place) in _ABOUT for place in range(first, last + 1))
         whole = any(one.kind in _WHENS and one.first <= first and one.last >= last for one in part.found)
         return whole or any(part.low(place) in _CLAUSES for place in range(first, last + 1))
 
@@ -390,7 +392,7 @@ class Options:
         """How plainly the words around a value say that it is this param's."""
         part, profile = self.part, self.profile
         own = [word for word in param.words if word not in UNNAMING] or list(param.words)
-        place = part.before(first)
+        place = first - 1 if part.low(first - 1) in _SAYING else part.before(first)
         low, stemmed = part.low(place), part.stems.get(place, "")
         number = kind in _NUMBERS
         if low in SMALL or low in PUNCTUATION:

@@ -174,6 +174,9 @@ def _verb(
         acts = library.is_verb(stems[begun]) or (follows in _DETERMINERS_OF_ACTS and library.knows(stems[begun]))
         if acts and not _is_plural(tokens[begun].low):
             return begun, False
+    state = next((place + 1 for place in plain if tokens[place].low in GROUPS["be"] and place + 1 in plain), -1)
+    if state > 0 and (stems[state] in VERBS or tokens[state].low == "done"):
+        return state, False
     early = (
         place
         for place in plain
