@@ -288,7 +288,8 @@ def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[
         first, last = starts.get(match.start()), ends.get(match.end())
         if first is None or last is None:
             continue
-        said = _Said(match, tokens[first - 1].low if first else "", now, late=late)
+        before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
+        said = _Said(match, before[-1] if before else "", now, late=late)
         try:
             when = next(reader for name, reader in _READERS.items() if name in said)(said)
         except (ValueError, OverflowError):

@@ -371,6 +371,8 @@ class Library:
         """The word that a word is a misspelling of: one of the tools', or of general English; else the word itself."""
         if len(word) < _LEAST_REPAIRED or self.knows(stem(word)) or word in COMMON:
             return word
+        if word.endswith("s") and (single := self.spelt(word[:-1])) != word[:-1]:
+            return f"{single}s"
         most = 1 if len(word) < _TWO_EDITS else 2
         near = [
             (distance, known is COMMON_SPELLINGS, other)

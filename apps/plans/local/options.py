@@ -278,8 +278,10 @@ class Options:
                 yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, (first, last), cued)
 
     def _is_no_name(self, first: int, last: int, role: str) -> bool:
-        """Are these words a date, or a clause: "thursday", "dkim have been merged", "Ghent: when"?"""
+        """Are these words a date, a clause, or what another part may begin with: "thursday", "dkim have been merged", "Ghent: when"?"""
         part = self.part
+        if any(part.first < place and first <= place <= last for place in part.turns):
+            return True
         if role == "query":
             return any(part.low(place) in _ABOUT for place in range(first, last + 1))
         whole = any(one.kind in _WHENS and one.first <= first and one.last >= last for one in part.found)
