@@ -91,6 +91,8 @@ _FOLDERS: Final = frozenset(map(stem, ("directory", "folder", "path")))
 
 _State = tuple[float, int, Mapping[str, int], tuple[tuple[str, Option], ...]]
 """A score, the tokens used, those that each side of ranges and pairs uses, and the options taken."""
+_ONE_OF_MANY: Final = -2.0
+"""What a tool for one thing is worse by when the request speaks of several and has no id."""
 _SHORT_WORD: Final = 5
 _OWN: Final = 0.85
 _SIDES: Final = {"first": "second", "second": "first"}
@@ -244,6 +246,12 @@ class _Whole:
             score += _UNASKED
         if profile.deprecated:
             score += _DEPRECATED
+        plural = self._is_plural(used)
+        if plural and any(
+            param.role == "id" and param.name in options and options[param.name].evidence == Evidence.CUT
+            for param in profile.params
+        ):
+            score += _ONE_OF_MANY
         missing = tuple(param.name for param in profile.params if param.required and param.name not in options)
         named = max(said.nouns.values(), default=_ASIDE * said.aside if self.needed else 0.8)
         score -= UNEXPLAINED * said.unexplained.bit_count()
@@ -258,7 +266,7 @@ class _Whole:
             verb=verb,
             named=named,
             unsaid=sum(self.library.tells(noun) for noun in self.needed if noun not in said.nouns),
-            plural=self._is_plural(used),
+            plural=plural,
             swallowed=self._swallowed(options),
         )
 

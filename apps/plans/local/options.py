@@ -12,7 +12,7 @@ from apps.plans.local.index import Library, Profile, sort_of
 from apps.plans.local.params import UNNAMING, Param, coerced, fits
 from apps.plans.local.parts import BOUNDS, DETERMINERS, HELD, PUNCTUATION, Part, mask_of, stretch
 from apps.plans.local.tokens import Found, Kind
-from apps.plans.local.words import GROUPS, SMALL, near, stem
+from apps.plans.local.words import FILLERS, GROUPS, SMALL, near, stem
 from apps.plans.proposals import Evidence
 
 FIRM: Final = 0.6
@@ -280,6 +280,8 @@ class Options:
     def _is_no_name(self, first: int, last: int, role: str) -> bool:
         """Are these words a date, a clause, or what another part may begin with: "thursday", "dkim have been merged", "Ghent: when"?"""
         part = self.part
+        if all(part.low(place) in FILLERS or part.low(place) in SMALL for place in range(first, last + 1)):
+            return True
         if any(part.first < place and first <= place <= last for place in part.turns):
             return True
         if role == "query":
