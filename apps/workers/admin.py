@@ -26,7 +26,7 @@ from apps.principals.tenancy import acting_in
 from apps.workers import selectors
 from apps.workers.models import Offer, SigningKey, SourceEntry, ToolVersion, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import discovery, registry
-from apps.workers.trust import ALLOWED, Tier
+from apps.workers.trust import ALLOWED, Tier, in_words
 
 _WHY: Final = "console: operating MCP workers"
 
@@ -92,7 +92,7 @@ class ApproveForm(ReasonForm):
         super().__init__(request, object_id, *args, **kwargs)
         offers = Offer.objects.current().filter(worker_id=int(object_id or 0), approved_at=None).select_related("tool")
         cast("forms.MultipleChoiceField", self.fields["tools"]).choices = [
-            (offer.tool.uid, f"{offer.name} - touches: {', '.join(offer.tool.effects) or 'nothing'}")
+            (offer.tool.uid, f"{offer.name}: touches {in_words(offer.tool.effects)}")
             for offer in offers.order_by("name")
         ]
 

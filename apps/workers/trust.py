@@ -10,7 +10,7 @@ protected header holds the key id (`kid`), the time of signing (`iat`) and the e
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -124,6 +124,11 @@ def effects_of(side_effects: Mapping[str, str] | None) -> frozenset[str]:
     return frozenset().union(
         *(levels.get(declared.get(kind, ""), _UNDECLARED[kind]) for kind, levels in _EFFECTS.items())
     )
+
+
+def in_words(effects: Collection[str]) -> str:
+    """What calls touch, for a person who is about to trust it."""
+    return "everything" if set(effects) >= ALL_EFFECTS else ", ".join(sorted(effects)) or "nothing"
 
 
 def forbidden_effects(effects: frozenset[str], tier: Tier) -> frozenset[str]:

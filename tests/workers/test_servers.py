@@ -14,11 +14,13 @@ from mcp.types import ToolAnnotations
 
 from apps.core.errors import NotFound
 from apps.principals.models import Tenant
+from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import selectors
 from apps.workers.models import Offer, Worker, WorkerSource
 from apps.workers.services import discovery, listening, registry
 from apps.workers.services.registry import take_call
+from tests.factories import make_token
 from tests.workers.factories import discover, typed
 from tests.workers.servers import McpServer, make_tool, serving
 
@@ -75,9 +77,16 @@ def test_only_approved_tools_may_be_used(kee: Caller, server: McpServer) -> None
 
 
 @pytest.mark.django_db(transaction=True)
-def test_address_again_approves_more_and_adds_nothing(kee: Caller, server: McpServer) -> None:
+def test_address_again_approves_more_and_adds_nothing(kee: Caller, tenant: Tenant, server: McpServer) -> None:
     worker_id = add(kee, server, "save")
-    assert add(kee, server, "look") == worker_id
+    ops = make_token(tenant, "ops", scopes={Scope.ADMIN})
+    told = Client().post(
+        "/api/v1/workers/servers",
+        {"url": server.endpoint, "approve": ["look"]},
+        content_type="application/json",
+        headers={"Authorization": f"Bearer {ops}"},
+    )
+    assert told.json()["worker_id"] == worker_id
 
     assert (barred(kee, worker_id, "save"), barred(kee, worker_id, "look")) == (None, None)
     with acting_as(kee):
@@ -134,7 +143,7 @@ def test_operator_adds_and_approves_in_the_console(console: Client, kee: Caller,
         worker = Worker.objects.get()
         uid = Offer.objects.get(name="save").tool.uid
     dialog = console.get(reverse("admin:workers_worker_approve", args=[worker.pk])).content.decode()
-    assert "save - touches: read, write" in dialog
+    assert "save: touches read, write" in dialog
     console.post(reverse("admin:workers_worker_approve", args=[worker.pk]), {**sent, "tools": [uid]})
 
     assert barred(kee, worker.worker_id, "save") is None
@@ -174,7 +183,7 @@ def until(happened: Callable[[], bool]) -> None:
 def test_command_typed_in_a_shell(kee: Caller, server: McpServer, tenant: Tenant) -> None:
     said = typed("add", server.endpoint, "--tool", "look", "--tenant", tenant.slug)
 
-    assert "save  touches: read, write  Will save a text." in said
+    assert "save  touches read, write  Will save a text." in said
     assert "1 of its tools are approved" in said
     with acting_as(kee):
         worker_id = Worker.objects.get().worker_id

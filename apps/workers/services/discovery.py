@@ -140,7 +140,7 @@ def add_server(
 ) -> ServerShown:
     """Add a server by its address, register it with the tools that it has just shown, and approve some of them.
 
-    The address again adds nothing, and approves what is named besides.
+    The address again adds nothing, whoever added it, and approves what is named besides.
 
     :param name: of the source; None: the worker's id.
     :param approve: uids of tools.
@@ -148,7 +148,8 @@ def add_server(
     :raises NotFound: `unknown_tool`, if it does not offer a tool to approve.
     """
     found, now = shown(url, seen), database_now()
-    source = WorkerSource.objects.filter(principal=principal, kind=SourceKind.PULL, address=url).first()
+    same = WorkerSource.objects.filter(tenant_id=principal.tenant_id, kind=SourceKind.PULL, address=url)
+    source = same.select_related("principal__tenant").first()
     if source is None:
         name = name or found.worker_id
         source = add_source(principal=principal, name=name, kind=SourceKind.PULL, address=url, options={})
@@ -158,7 +159,7 @@ def add_server(
         key=legible(url),
         defaults={"stated": {"endpoint": url}, "named_at": now, "next_at": now + source.every},
     )
-    _register_from(entry, on_behalf_of(principal), entry.stated, seen, now)
+    _register_from(entry, on_behalf_of(source.principal), entry.stated, seen, now)
     entry.asked_at = now
     entry.save(update_fields=["asked_at", "worker"])
     if approve:

@@ -187,7 +187,7 @@ class Command(BaseCommand):
         """The uids of the tools to approve: those named, all, or all if the person at the terminal says so."""
         for tool in shown:
             first = (tool.description.strip().splitlines() or [""])[0][:100]
-            self.stdout.write(f"  {tool.name}  touches: {', '.join(tool.effects) or 'nothing'}  {first}")
+            self.stdout.write(f"  {tool.name}  touches {trust.in_words(tool.effects)}  {first}")
         if given["tool"]:
             by_name = {tool.name: tool.tool_uid for tool in shown}
             if unknown := [name for name in given["tool"] if name not in by_name]:
