@@ -12,7 +12,7 @@ from typing import Any, Final
 from apps.executions.errors import UnresolvedReference
 from apps.executions.models import ExecutionStep
 from apps.executions.states import ACTIVE, SETTLED, Status, StepStatus, Strategy
-from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER, WORKER_STEPS, StepType, place_in_list
+from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER, RESULT_TEXT, WORKER_STEPS, StepType, place_in_list
 
 # These go on with the results that exist. A critical failure has halted the plan before.
 _GATHERS = frozenset({StepType.AGGREGATE, StepType.ESCALATE, StepType.WAIT_FOR})
@@ -189,6 +189,8 @@ def _named(match: Match[str], envelopes: Mapping[str, Envelope], payload_of: Pay
         return envelope[RESULT_POINTER]
     payload = envelope.get("payload")
     here: Any = payload_of(step_id) if payload is None else payload
+    if path == [RESULT_TEXT] and RESULT_TEXT not in here:
+        return _as_text(here)
     for part in path:
         here = _child(here, part, match[0])
     return here

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from apps.core.errors import pointer_to
 from apps.plans.catalogue import types_of
-from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER, place_in_list
+from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER, RESULT_TEXT, place_in_list
 
 _BRANCHES: Final = ("anyOf", "oneOf", "allOf")
 _HOPS: Final = 8
@@ -63,8 +63,8 @@ def _in_text(text: str, pointer: str) -> Iterator[Reference | Malformed]:
 
 def resolve(output_schema: Mapping[str, Any], path: tuple[str, ...]) -> Any | None:
     """Return the schema of what a path names in a tool's output, or None if the tool does not declare it."""
-    if path == (RESULT_POINTER,):
-        return (output_schema.get("properties") or {}).get(RESULT_POINTER, {"type": "string"})
+    if path in ((RESULT_POINTER,), (RESULT_TEXT,)):
+        return (output_schema.get("properties") or {}).get(path[0], {"type": "string"})
     return member(output_schema, path)
 
 

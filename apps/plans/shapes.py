@@ -30,6 +30,8 @@ OPENING: Final = "{{"
 REFERENCE: Final = re.compile(r"\{\{([A-Za-z0-9][A-Za-z0-9_-]*)\.([A-Za-z0-9_$-]+(?:\.[A-Za-z0-9_$-]+)*)\}\}")
 """The step, and the path into its result."""
 RESULT_POINTER: Final = "result_pointer"
+RESULT_TEXT: Final = "text"
+"""The path of a whole result as text, where the result has no such member."""
 _PLACE: Final = re.compile(r"[0-9]{1,9}")
 
 MOST_MONEY: Final = 1_000_000

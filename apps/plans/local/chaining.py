@@ -9,12 +9,12 @@ from typing import Any, Final
 from apps.plans.catalogue import types_meet
 from apps.plans.local.index import Profile
 from apps.plans.local.matching import Match, Matcher
-from apps.plans.local.options import Option
+from apps.plans.local.options import FIRM, Option
 from apps.plans.local.params import Param, resolved
-from apps.plans.local.parts import Part, bits
+from apps.plans.local.parts import Part, bits, stretch
 from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import UNSURE, Evidence
-from apps.plans.shapes import RESULT_POINTER
+from apps.plans.shapes import RESULT_POINTER, RESULT_TEXT
 
 _LEVELS: Final = 2
 _GIVERS: Final = 9
@@ -23,6 +23,8 @@ _FAIR: Final = 0.7
 """From here on a result serves a param though no word of the request says so."""
 _EXACT: Final = 0.9
 _FIRST_OF_MANY: Final = 0.2
+_WHOLE: Final = 0.6
+_TOLD: Final = 0.6
 _LOOSE: Final = 0.5
 _SAME_ROOT: Final = 0.8
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
@@ -61,11 +63,14 @@ def given(part: Part, profile: Profile, earlier: Sequence[Match]) -> dict[str, l
     if not earlier:
         return found
     back = sum(1 << token.place for token in part.tokens if token.low in _BACK)
+    for place in range(part.first + 1, part.stop - 2):  # what you find, what it says
+        if part.low(place) == "what" and part.low(place + 1) in GROUPS["pronoun"]:
+            back |= stretch(place, place + 2)
     for distance, match in enumerate(reversed(earlier)):
         for param in profile.params:
             if param.required or param.role == "text":
                 options = found.setdefault(param.name, [])
-                options += _results(part, param, match, back, distance)
+                options += _results(part, param, profile, match, back=back, distance=distance)
                 inherited = match.options.get(param.name)
                 if param.required and inherited is not None and param.role in _INHERITED and not param.choices:
                     gain = 1.1 if back else 0.8
@@ -73,16 +78,18 @@ def given(part: Part, profile: Profile, earlier: Sequence[Match]) -> dict[str, l
     return found
 
 
-def _results(part: Part, param: Param, match: Match, back: int, distance: int) -> Iterator[Option]:
+def _results(part: Part, param: Param, profile: Profile, match: Match, *, back: int, distance: int) -> Iterator[Option]:
     for how, path, names in _outputs(match.profile, param):
         said = 0
         for place, stemmed in part.stems.items():
-            if any(near(stemmed, name) >= _SAME_ROOT for name in names):
+            is_own = path == (RESULT_TEXT,) and profile.explains(stemmed) >= FIRM
+            if not is_own and any(near(stemmed, name) >= _SAME_ROOT for name in names):
                 said |= 1 << place
         if (back | said) or (param.required and how >= _FAIR):
-            gain = (1.6 if back or said else 0.6) + how - 0.1 * distance
+            gain = (1.6 if back or said else -0.9) + how - 0.1 * distance
             text = " ".join(sorted({*match.profile.nouns, *names}))
-            yield Option(Source(match, path), Evidence.STEP, gain, back | said, text)
+            evidence = Evidence.STEP if path[:-1] == () else Evidence.ASSUMED
+            yield Option(Source(match, path), evidence, gain, back | said, text)
 
 
 def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str, ...], frozenset[str]]]:
@@ -92,6 +99,9 @@ def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str,
         near(word, other) for word in own - {_POINTER} for other in (*profile.nouns, profile.verb)
     ):
         yield 0.8, (RESULT_POINTER,), frozenset(profile.nouns)
+    if param.role == "text" and param.type == "string":
+        told = (word for word, sure in profile.vocabulary.items() if sure >= _TOLD)
+        yield _WHOLE, (RESULT_TEXT,), frozenset((*profile.nouns, *told))
     for key, schema in profile.tool.outputs.items():
         words = frozenset(map(stem, pieces(key)))
         how = _feeds(key, words, schema, param, profile) if types_meet(schema, param.schema) else 0.0

@@ -359,7 +359,7 @@ class _Whole:
             return True
         if low in _POINTING or (low in ("until", "till") and any(one.first == place + 1 for one in options.values())):
             return True
-        refers = any(one.evidence in (Evidence.STEP, Evidence.CONTEXT) for one in options.values())
+        refers = any(one.evidence in (Evidence.STEP, Evidence.ASSUMED, Evidence.CONTEXT) for one in options.values())
         return low in GROUPS["back"] and (refers or not self.part.number)
 
     def _named_by(self, option: Option, nouns: dict[str, float]) -> None:
@@ -368,7 +368,7 @@ class _Whole:
             nouns.setdefault(option.named, _BY_KIND)
         kind = Kind.REPO if option.kind == Kind.SLUG and option.side else option.kind
         sorts = _SORTS.get(kind, frozenset()) if kind else frozenset()
-        if option.evidence == Evidence.STEP:
+        if option.evidence in (Evidence.STEP, Evidence.ASSUMED):
             sorts = frozenset(option.text.split())
         if kind == Kind.PATH:
             sorts = _FILES if "." in option.text.rsplit("/", 1)[-1] else _FOLDERS

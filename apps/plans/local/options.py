@@ -24,6 +24,7 @@ _LEAST_CUE_OF_OPTIONAL: Final = 0.3
 _LEAST_CUE_OF_LIST: Final = 0.8
 _LONGEST_NAME: Final = 8
 _PLAINLY: Final = 0.8
+_CALLED: Final = 2.0
 _UNANNOUNCED: Final = 0.8
 """What each word from the third on costs in a value that nothing announces."""
 _FEW: Final = 2
@@ -268,6 +269,8 @@ class Options:
             if param.role != "text" and self._is_no_name(first, last, param.role):
                 continue
             cued = self.cue(param, first, last, None)
+            if cued < _CALLED and self._is_own(first, last):
+                continue
             gain = _PLAIN[param.role] + self._span_fit(param, first, last) + cued
             if cued < _PLAINLY:
                 words = (stretch(first, last) & self.part.content).bit_count()
@@ -288,6 +291,14 @@ class Options:
             return any(part.low(place) in _ABOUT for place in range(first, last + 1))
         whole = any(one.kind in _WHENS and one.first <= first and one.last >= last for one in part.found)
         return whole or any(part.low(place) in _CLAUSES for place in range(first, last + 1))
+
+    def _is_own(self, first: int, last: int) -> bool:
+        """Are these words the tool's own, or a choice of another param?"""
+        part = self.part
+        stems = tuple(part.stems[place] for place in range(first, last + 1))
+        return all(
+            self.explained[place] >= FIRM for place in range(first, last + 1) if part.low(place) not in SMALL
+        ) or any(stems == wanted for found in self.profile.choices.values() for wanted, _ in found)
 
     def spans(self) -> list[tuple[int, int]]:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
@@ -366,7 +377,7 @@ class Options:
         )
         crossed += size == 1 and part.stems[first] in self.profile.params_words
         if said:
-            return 0.12 * min(size, 8) - 0.1 * typed - 0.5 * crossed
+            return 0.12 * min(size, 8) - 0.1 * typed - 1.2 * crossed
         score = (0.0 if content else -1.0) - 1.2 * crossed
         if long:
             score += 0.1 * min(size, 8) - 0.7 * typed - (len(content) < 2) * 0.3  # noqa: PLR2004  # a sentence has more

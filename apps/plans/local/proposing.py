@@ -462,10 +462,15 @@ def _asked_for(matches: Sequence[Match]) -> Match | None:
     """The best of some matches, best first: one that lacks a value is better than one whose verb was not asked for."""
     if not matches:
         return None
-    best = matches[0]
-    if best.part.verb and best.verb < _AGREES:
-        for other in matches[1:]:
-            if other.missing and other.verb > _AGREES and not other.unexplained and other.score > best.score - _MISSED:
+    best, cut = matches[0], 0
+    for option in best.options.values():
+        cut |= option.mask if option.evidence == Evidence.CUT else 0
+    for other in matches[1:] if not best.missing else ():
+        if other.missing and not other.unexplained and other.score > best.score - _MISSED:
+            taken = any(other.profile.explains(best.part.stems[place]) > _AGREES for place in bits(cut))
+            if (best.part.verb and best.verb < _AGREES < other.verb) or (
+                other.named >= best.named and other.verb >= best.verb and (taken or best.unexplained)
+            ):
                 return other
     return best
 
