@@ -189,7 +189,7 @@ def _named(match: Match[str], envelopes: Mapping[str, Envelope], payload_of: Pay
         return envelope[RESULT_POINTER]
     payload = envelope.get("payload")
     here: Any = payload_of(step_id) if payload is None else payload
-    if path == [RESULT_TEXT] and RESULT_TEXT not in here:
+    if path == [RESULT_TEXT] and not (isinstance(here, Mapping) and RESULT_TEXT in here):
         return _as_text(here)
     for part in path:
         here = _child(here, part, match[0])

@@ -202,6 +202,7 @@ def resolved(value: Any) -> Any:
         ("{{step-1.score}}", 7.5),
         ("{{step-1.nested.x.y}}", 1),
         ("score {{step-1.score}} of {{step-1.files}}", 'score 7.5 of ["a.py", "b.py"]'),
+        ("{{step-1.text}}", '{"files": ["a.py", "b.py"], "score": 7.5, "nested": {"x": {"y": 1}}}'),
         ({"deep": ["{{step-2.text}}", 5, None, True]}, {"deep": ["long", 5, None, True]}),
         ("no {{ reference", "no {{ reference"),
     ],

@@ -298,6 +298,21 @@ def test_step_takes_what_another_gives(intent: str, tools: list[str], references
         assert [value.value for value in given] == [reference]
 
 
+def test_step_takes_the_whole_result_or_the_first_of_a_list() -> None:
+    found = shape(result={"type": "array", "items": shape(track_id=STRING, title=STRING)})
+    tools = (
+        tool("search_tracks", "Search the music.", shape("query", query=STRING), found),
+        tool("play_track", "Play a track.", shape("track_id", track_id=STRING)),
+        tool("send_email", "Send an e-mail.", shape("to", "body", to=EMAIL, body=STRING)),
+    )
+    catalogue = Catalogue(1, tools, [offer("other", one) for one in tools])
+    played = ask("search tracks for 'Nightcall' and play it", catalogue).steps[1].values["track_id"]
+    mailed = ask("search tracks for 'Nightcall' and email them to a@b.eu", catalogue).steps[1].values["body"]
+
+    assert (played.value, played.evidence) == (Ref(0, ("result", "0", "track_id")), Evidence.ASSUMED)
+    assert (mailed.value, mailed.evidence) == (Ref(0, ("text",)), Evidence.STEP)
+
+
 def test_step_that_nobody_asked_for_belongs_to_no_part() -> None:
     steps = ask(PDFS, FULL).steps
 
