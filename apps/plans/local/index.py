@@ -449,7 +449,11 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         params_words=frozenset(word for param in params if param.role in _TEXTUAL for word in param.words),
         told=verb not in name,
         forms=frozenset(
-            (*pieces(tool.name), *prose(tool.description), *(word for one in params for word in pieces(one.name)))
+            (
+                *pieces(tool.name),
+                *prose(tool.description),
+                *(word for one in params for word in pieces(" ".join(map(str, (one.name, *one.choices.values()))))),
+            )
         ),
         specific=bool(verb) and verb not in _GENERIC,
         acts=bool(verb) and not any(near(verb, shown) for shown in _SHOWING),

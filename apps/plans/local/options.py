@@ -98,7 +98,7 @@ _TEXT_ENDINGS: Final = frozenset({"txt", "md", "csv", "json", "html", "log", "do
 _OF_SORT: Final = 1.5
 """What it counts for an id that its letters say what it is of."""
 _METHODS: Final = frozenset(map(stem, ("method", "action", "operation", "command", "op", "mode")))
-_UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "only", "on", "activ"})
+_UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,7 @@ class Options:
             for place, stemmed in part.stems.items()
         }
         self._is_free = not any(one.required and one.role in _PLAIN for one in profile.params)
+        self._listed = profile.choices.values()
         self._spans: list[tuple[int, int]] | None = None
 
     def of(self, param: Param, offered: Sequence[Option]) -> list[Option]:
@@ -209,6 +210,8 @@ class Options:
             gain += of_sort
             if found.role:
                 gain += 1.0 if param.side == found.role else -1.5 if param.side else -0.8
+            elif param.side == "end" and found.kind in _WHENS and self.part.low(self.part.before(first)) == "to":
+                gain -= 1.4  # to a day: it is no end where nothing begins
             if param.array:
                 gain -= 0.3
             if param.role == "knob" and (found.unit or self.part.low(self.part.before(first)) in _COMPARING):
@@ -266,7 +269,8 @@ class Options:
         for first, last in self.spans():
             if last >= first + longest and not param.array:
                 continue
-            if param.role != "text" and self._is_no_name(first, last, param.role):
+            begins = first in self.part.turns and not self._is_said(first)
+            if begins or (param.role != "text" and self._is_no_name(first, last, param.role)):
                 continue
             cued = self.cue(param, first, last, None)
             if cued < _CALLED and self._is_own(first, last):
@@ -289,6 +293,8 @@ class Options:
             return True
         if role == "query":
             return any(part.low(place) in _ABOUT for place in range(first, last + 1))
+        if first == last and any(one == (part.stems[first],) for listed in self._listed for one, _ in listed):
+            return True
         whole = any(one.kind in _WHENS and one.first <= first and one.last >= last for one in part.found)
         return whole or any(part.low(place) in _CLAUSES for place in range(first, last + 1))
 
