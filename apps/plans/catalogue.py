@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -184,28 +184,13 @@ def types_of(schema: object) -> frozenset[str]:
     if not isinstance(schema, Mapping):
         return frozenset()
     declared = schema.get("type")
-    if isinstance(declared, str):
-        return frozenset({declared})
-    if isinstance(declared, list):
-        return frozenset(name for name in declared if isinstance(name, str))
-    return _types_told(schema)
-
-
-def _types_told(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types of what a schema that names none lists: values, or schemas of which one must hold."""
+    if isinstance(declared, (str, list)):
+        return frozenset(one for one in ([declared] if isinstance(declared, str) else declared) if isinstance(one, str))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
-        return frozenset(map(_type_of, values))
+        return frozenset(_TYPES.get(type(value), "null") for value in values)
     variants = schema.get("anyOf") or schema.get("oneOf")
-    return _types_of_variants(variants) if isinstance(variants, list) else frozenset()
-
-
-def _type_of(value: object) -> str:
-    return _TYPES.get(type(value), "null")
-
-
-def _types_of_variants(variants: Sequence[object]) -> frozenset[str]:
-    found = [types_of(variant) for variant in variants]
+    found = [types_of(variant) for variant in variants] if isinstance(variants, list) else []
     return frozenset().union(*found) if all(found) else frozenset()
 
 

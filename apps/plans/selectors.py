@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from apps.core.errors import NotFound
 from apps.memory.models import Memory
 from apps.memory.states import Kind
-from apps.plans import drawing, shelf, sql, validation
+from apps.plans import documents, drawing, shelf, sql, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
 from apps.plans.errors import UnknownPlan
@@ -196,65 +196,51 @@ class Judgement:
     history_epoch: int
 
 
-def problems_of(document: object, *, tenant_id: int, principal_id: int) -> list[Problem]:
-    """Every fault of a plan, whoever wrote it, up to a hundred; see :func:`judgement`."""
-    return judgement(document, tenant_id=tenant_id, principal_id=principal_id).problems
-
-
 def judgement(document: object, *, tenant_id: int, principal_id: int) -> Judgement:
     """What is wrong with a plan, whoever wrote it: by the rules of :mod:`validation`, with the workers of the DeleGate
     that it names, and by what its references must find here.
 
     The registry is held only until what the plan is judged by is taken out of it, for a long plan takes a second.
     """
-    named = document.get("delegate_id") if isinstance(document, dict) else None
-    delegate = Delegate.objects.filter(delegate_id=named).first() if isinstance(named, str) else None
-    workers_named = validation.workers_named(document)
+    plan, _ = documents.parse(document)
+    delegate = Delegate.objects.filter(delegate_id=plan.delegate_id).first() if plan else None
+    steps = plan.steps if plan else ()
+    named = {one for step in steps for one in (step.worker_id, *(step.fallback_worker_ids or ())) if one}
     with shelf.held(tenant_id=tenant_id, delegate=delegate) as held:
-        catalogue = held.catalogue.within(held.pool).of_workers(workers_named)
+        catalogue = held.catalogue.within(held.pool).of_workers(named)
     problems = validation.validate(document, catalogue, limits=Limits())
-    if isinstance(document, dict) and not any(found.code == "schema" for found in problems):
-        if delegate is None and named != DELEGATE:
-            problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {named}."))
-        problems += _unknown_references(document, principal_id)
-        problems += _not_done_before(document, principal_id)
+    if plan is not None:
+        if delegate is None and plan.delegate_id != DELEGATE:
+            problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {plan.delegate_id}."))
+        problems += _unknown_references(plan.references.inputs, principal_id)
+        problems += _not_done_before(plan, principal_id)
     return Judgement(
         problems=problems[: validation.MAX_PROBLEMS], catalogue=catalogue, history_epoch=held.history_epoch
     )
 
 
-def _not_done_before(document: Mapping[str, Any], principal_id: int) -> Iterator[Problem]:
+def _not_done_before(plan: documents.Plan, principal_id: int) -> Iterator[Problem]:
     """What is said to be done is done by a plan of one's own that this one replaces."""
-    replaced = document.get("replaces")
-    if replaced is None:
+    if plan.replaces is None:
         return
-    before = Plan.objects.filter(plan_id=replaced, principal_id=principal_id).first()
-    if before is None or replaced == document.get("plan_id"):
-        yield Problem("/replaces", "unknown_plan", f"There is no earlier plan {replaced} of yours.")
+    before = Plan.objects.filter(plan_id=plan.replaces, principal_id=principal_id).first()
+    if before is None or plan.replaces == plan.plan_id:
+        yield Problem("/replaces", "unknown_plan", f"There is no earlier plan {plan.replaces} of yours.")
         return
     calls = {(step.get("worker_id"), step.get("tool_name")) for step in before.document["steps"]}
-    for place, step in enumerate(document["steps"]):
-        if step.get("done") and (step.get("worker_id"), step.get("tool_name")) not in calls:
-            yield Problem(f"/steps/{place}/done", "done_nowhere", f"{replaced} has no such step.")
+    for place, step in enumerate(plan.steps):
+        if step.done and (step.worker_id, step.tool_name) not in calls:
+            yield Problem(f"/steps/{place}/done", "done_nowhere", f"{plan.replaces} has no such step.")
 
 
-def _unknown_references(document: Mapping[str, Any], principal_id: int) -> list[Problem]:
-    inputs = document.get("references", {}).get("inputs", {})
-    base = "/references/inputs"
-    known_memories = memories_named(inputs.get("memory_ids", ()))
-    known_receipts = known_receipt_ids(inputs.get("receipt_ids", ()), principal_id)
-    return [
-        *(
-            Problem(f"{base}/memory_ids/{place}", "unknown_memory", f"There is no memory {number}.")
-            for place, number in enumerate(inputs.get("memory_ids", ()))
-            if str(number) not in known_memories
-        ),
-        *(
-            Problem(f"{base}/receipt_ids/{place}", "unknown_receipt", f"There is no receipt {receipt_id}.")
-            for place, receipt_id in enumerate(inputs.get("receipt_ids", ()))
-            if receipt_id not in known_receipts
-        ),
-    ]
+def _unknown_references(inputs: documents.Inputs, principal_id: int) -> Iterator[Problem]:
+    memories, receipts = memories_named(inputs.memory_ids), known_receipt_ids(inputs.receipt_ids, principal_id)
+    for place, number in enumerate(inputs.memory_ids):
+        if str(number) not in memories:
+            yield Problem(f"/references/inputs/memory_ids/{place}", "unknown_memory", f"There is no memory {number}.")
+    for place, one in enumerate(inputs.receipt_ids):
+        if one not in receipts:
+            yield Problem(f"/references/inputs/receipt_ids/{place}", "unknown_receipt", f"There is no receipt {one}.")
 
 
 def memories_named(refs: Iterable[object]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from apps.core.errors import near, pointer_to
 from apps.plans import documents, references
 from apps.plans.catalogue import Catalogue, Tool, contract_key, types_meet
 from apps.plans.documents import WHOLE, Constraints, Plan, PlanStatus, Step
-from apps.plans.offers import expected_seconds, payload_bytes
+from apps.plans.offers import expected_seconds, lacks_room, payload_bytes
 from apps.plans.references import Malformed, Reference
 from apps.plans.shapes import StepType, tighter
 from apps.workers.shapes import OfferView as Offer
@@ -77,17 +77,6 @@ def validate(document: object, catalogue: Catalogue, *, limits: Limits | None = 
     if not is_hashed:
         found.append(Problem("/plan_hash", "plan_hash", "This is not the hash of this plan."))
     return found[:MAX_PROBLEMS]
-
-
-def workers_named(document: object) -> frozenset[str]:
-    """The ids of all workers that a plan's steps may be about, whatever its shape: those whose offers it is judged by."""
-    steps = document.get("steps") if isinstance(document, dict) else None
-    found: list[object] = []
-    for step in steps if isinstance(steps, list) else ():
-        if isinstance(step, dict):
-            others = step.get("fallback_worker_ids")
-            found += [step.get("worker_id"), *(others if isinstance(others, list) else ())]
-    return frozenset(one for one in found if isinstance(one, str))
 
 
 def bounds_of(constraints: Constraints | None, limits: Limits) -> Limits:
@@ -346,10 +335,6 @@ def _fits(case: _Case, step: Step, tool: Tool, offer: Offer) -> Iterator[Problem
         yield Problem(case.path(step.step_id, "tool_uid"), "tool_changed", message)
     for found in param_problems(tool, params):
         yield Problem(f"{base}{found.path}", found.code, found.message)
-    size = payload_bytes(params)
-    if offer.max_payload_bytes is not None and size > offer.max_payload_bytes:
-        message = f"{step.worker_id} takes {offer.max_payload_bytes} bytes a call, not {size}."
-        yield Problem(base, "payload", message)
 
 
 def _references(case: _Case) -> Iterator[Problem]:
@@ -435,10 +420,9 @@ def _bounds(case: _Case) -> Iterator[Problem]:
     for step in case.to_do:
         source, worker_id = case.offer(step), step.worker_id or ""
         calls[worker_id] += 1
-        most = source[1].calls_per_hour if source else None
-        if most is not None and calls[worker_id] > max(most, 1):  # one call is always let through
-            message = f"{worker_id} takes {most:g} calls an hour; this is the {calls[worker_id]}th."
-            yield Problem(case.path(step.step_id, "worker_id"), "headroom", message)
+        size = payload_bytes(step.params or {})
+        if source and (lack := lacks_room(source[1], payload_bytes=size, calls=calls[worker_id])):
+            yield Problem(case.path(step.step_id, "worker_id"), "no_room", f"{lack}.")
         cost = max(case.price(step), step.estimated_cost or 0.0)
         total += cost
         if limits.max_cost_per_step is not None and cost > limits.max_cost_per_step:

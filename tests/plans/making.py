@@ -78,9 +78,6 @@ EXTRACT = tool(
     shape("index_pointer", index_pointer=STRING, max_concepts={"type": "integer", "minimum": 1}),
     shape(concepts=STRINGS),
 )
-OCR = tool(
-    "read_image_text", "Read the text in an image by OCR.", shape("image_path", image_path=STRING), shape(text=STRING)
-)
 TRANSLATE = tool(
     "translate_text",
     "Translate a text into another language.",
@@ -92,18 +89,6 @@ PAGE = tool(
     "Fetch a web page and return its readable text.",
     shape("url", url={"type": "string", "format": "uri"}),
     shape(text=STRING, title=STRING),
-)
-WEB = tool(
-    "search_web",
-    "Search the web for a query.",
-    shape("query", query=STRING, max_results={"type": "integer", "default": 10}),
-    shape(urls=STRINGS),
-)
-TRANSCRIBE = tool(
-    "transcribe_audio",
-    "Transcribe speech in an audio recording.",
-    shape("audio_path", audio_path=STRING),
-    shape(transcript=STRING, seconds=NUMBER),
 )
 RESIZE = tool(
     "resize_image",
@@ -118,13 +103,6 @@ MAIL = tool(
     shape(message_id=STRING),
 )
 REMOVE = tool("delete_file", "Delete one file.", shape("path", path=STRING), shape(deleted={"type": "boolean"}))
-TESTS = tool("run_tests", "Run the tests of a project.", shape("repo_path", repo_path=STRING), shape(failures=INTEGER))
-LICENSES = tool(
-    "check_licenses",
-    "Check the licenses of a repository's dependencies.",
-    shape("repo_path", repo_path=STRING),
-    shape(licenses=STRINGS),
-)
 
 EXAMPLE_TOOLS = (ANALYZE, SUGGEST, SENTIMENT, SCAN, INDEX, EXTRACT)
 EXAMPLE_OFFERS = (
@@ -135,19 +113,14 @@ EXAMPLE_OFFERS = (
     offer("pdf-indexer-002", INDEX, "pdf", "indexing", effects=["read"], expected_runtime="long"),
     offer("concept-extractor-003", EXTRACT, "concepts", "nlp", expected_runtime="long"),
 )
-MORE_TOOLS = (OCR, TRANSLATE, PAGE, WEB, TRANSCRIBE, RESIZE, MAIL, REMOVE, TESTS, LICENSES)
+MORE_TOOLS = (TRANSLATE, PAGE, RESIZE, MAIL, REMOVE)
 MORE_OFFERS = (
-    offer("reader", OCR, "ocr", effects=["read"]),
     offer("polyglot", TRANSLATE, "translation", cost=0.01),
     offer("polyglot-2", TRANSLATE, "translation", cost=0.5),
     offer("browser", PAGE, "web", effects=["network"]),
-    offer("browser", WEB, "web", "search", effects=["network"]),
-    offer("scribe", TRANSCRIBE, "speech", effects=["read"], expected_runtime="medium"),
     offer("darkroom", RESIZE, "images", effects=["read"]),
     offer("postman", MAIL, "email", effects=["network"]),
     offer("janitor", REMOVE, "files", effects=["write"], barred="the tier verified does not allow write"),
-    offer("runner", TESTS, "testing", effects=["exec"], barred="the tier verified does not allow exec"),
-    offer("lawyer", LICENSES, "licenses", effects=["read"]),
 )
 EXAMPLE = Catalogue(3, EXAMPLE_TOOLS, EXAMPLE_OFFERS)
 FULL = Catalogue(7, EXAMPLE_TOOLS + MORE_TOOLS, EXAMPLE_OFFERS + MORE_OFFERS)

@@ -185,7 +185,7 @@ REFUSALS: list[Refusal] = [
     ),
     (
         lambda kee: made(kee, TWINS, wall="n", colour="red"),
-        *("answer", {"answers": {"question-1": "wipe"}}, 422, "answer_refused", "/answers/question-1"),
+        *("answer", {"answers": {"question-1": ["wipe"]}}, 422, "answer_refused", "/answers/question-1"),
     ),
 ]
 

@@ -1,16 +1,12 @@
 """The registry that a process keeps to plan with: it follows the rows at once, in every process."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from django.conf import settings
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
@@ -135,7 +131,7 @@ def test_plan_is_validated_without_the_lock_by_its_own_snapshot(
         "steps": [{**call, "params": {}}, report],
     }
 
-    found = selectors.problems_of(document, tenant_id=as_kee.tenant_id, principal_id=as_kee.principal_id)
+    found = selectors.judgement(document, tenant_id=as_kee.tenant_id, principal_id=as_kee.principal_id).problems
 
     assert lock_was_free == [True]
     assert not {one.code for one in found} & {"unknown_worker", "unknown_tool"}
@@ -213,68 +209,18 @@ def free(lock: Any) -> bool:
     return found == [True]
 
 
-PLANNER = """
-import sys
-import django; django.setup()
-from apps.plans import shelf
-from apps.principals.tenancy import acting_in
-shelf.warm()
-print("warm", flush=True)
-for line in sys.stdin:
-    with acting_in({tenant}, "test"), shelf.held(tenant_id={tenant}) as held:
-        print(" ".join(tool.name for tool in held.catalogue.tools), flush=True)
-"""
+def test_registration_is_in_the_next_plan_of_every_process(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_plain_tools(as_kee)
+    assert names(as_kee) == names_of_plain_tools()
 
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(shelf, "_registries", OrderedDict())
+        tool = {"name": "polish_brass", "description": "Polishes.", "input_schema": {"type": "object"}}
+        workers.register(caller=as_kee, original=make_manifest("second", tools=[tool], side_effects=NOTHING))
+        workers.unregister(caller=as_kee, worker_id="plain")
+        assert names(as_kee) == {"polish_brass"}
 
-def brass(worker_id: str, tool: str) -> dict[str, object]:
-    offered = {"name": tool, "description": "Polishes.", "input_schema": {"type": "object"}}
-    return make_manifest(worker_id, tools=[offered], side_effects=NOTHING)
-
-
-@pytest.mark.ci
-@pytest.mark.django_db(transaction=True)
-def test_registration_is_in_the_next_plan_of_every_process(kee: Caller) -> None:
-    with acting_as(kee):
-        register_plain_tools(kee)
-    url = urlsplit(settings.DATABASE_URL)._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
-    others = [
-        subprocess.Popen(
-            [sys.executable, "-c", PLANNER.format(tenant=kee.tenant_id)],
-            cwd=settings.BASE_DIR,
-            env={**os.environ, "DJANGO_SETTINGS_MODULE": "config.settings", "DATABASE_URL": url},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-
-    def seen(process: subprocess.Popen[str]) -> set[str]:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        return set(process.stdout.readline().split())
-
-    try:
-        for process in others:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "warm\n"
-        before = [seen(process) for process in others]
-        with acting_as(kee):
-            workers.register(caller=kee, original=brass("second", "polish_brass"))
-        after = [seen(process) for process in others]
-        with acting_as(kee):
-            workers.unregister(caller=kee, worker_id="plain")
-        last = [seen(process) for process in others]
-    finally:
-        for process in others:
-            process.communicate()
-
-    plain = {"inspect_alder", "inspect_birch", "inspect_cedar", "inspect_maple"}
-    assert before == [plain, plain]
-    assert after == [{*plain, "polish_brass"}] * 2
-    assert last == [{"polish_brass"}] * 2
+    assert names(as_kee) == {"polish_brass"}
 
 
 @pytest.mark.django_db(transaction=True)

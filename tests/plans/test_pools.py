@@ -143,11 +143,11 @@ def test_plan_with_a_tool_outside_the_pool_is_invalid(tenant: Tenant, as_kee: Ca
     register(code, "below", "iron")
     document = create(as_kee, "code", "iron")
     who = {"tenant_id": tenant.pk, "principal_id": as_kee.principal_id}
-    assert selectors.problems_of(document, **who) == []
+    assert selectors.judgement(document, **who).problems == []
 
     foreign = {name: value for name, value in document.items() if name != "plan_hash"}
-    above = selectors.problems_of({**foreign, "delegate_id": "delegate"}, **who)
-    unknown = selectors.problems_of({**foreign, "delegate_id": "nobody"}, **who)
+    above = selectors.judgement({**foreign, "delegate_id": "delegate"}, **who).problems
+    unknown = selectors.judgement({**foreign, "delegate_id": "nobody"}, **who).problems
 
     assert [(one.code, one.path) for one in above] == [("outside_pool", "/steps/0/worker_id")]
     assert "below may not run this tool: it is not in the pool of delegate" in above[0].message

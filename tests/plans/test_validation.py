@@ -409,7 +409,9 @@ def test_payload_and_rate_of_a_worker_are_checked() -> None:
 
     found = {(one.code, one.path) for one in validate(plan, strict)}
 
-    assert found == {("payload", "/steps/0/params"), ("payload", "/steps/1/params"), ("headroom", "/steps/1/worker_id")}
+    assert found == {("no_room", "/steps/0/worker_id"), ("no_room", "/steps/1/worker_id")}
+    often = tuple(replace(one, calls_per_hour=1.0) for one in FULL.offers)
+    assert {one.path for one in validate(plan, Catalogue(7, FULL.tools, often))} == {"/steps/1/worker_id"}
 
 
 def test_barred_worker_is_no_fallback() -> None:

@@ -1,7 +1,5 @@
 """Asking a language model for a plan: outside of transactions, within a time limit, and once for the same request."""
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import blake2b
@@ -26,31 +24,8 @@ _MOST_KEPT: Final = 1_000
 _MILLION: Final = 1_000_000
 
 
-class _Answers:
-    """The answers that this process remembers, the last ones used."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._by_key: OrderedDict[bytes, str] = OrderedDict()
-
-    def get(self, key: bytes) -> str | None:
-        with self._lock:
-            if key in self._by_key:
-                self._by_key.move_to_end(key)
-            return self._by_key.get(key)
-
-    def keep(self, key: bytes, text: str) -> None:
-        with self._lock:
-            self._by_key[key] = text
-            if len(self._by_key) > _MOST_KEPT:
-                self._by_key.popitem(last=False)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._by_key.clear()
-
-
-ANSWERS: Final = _Answers()
+ANSWERS: Final[dict[bytes, str]] = {}
+"""The answers that this process remembers."""
 
 
 def may_ask() -> bool:
@@ -86,7 +61,9 @@ def ask(*, tenant_id: int, asked: Asked, tools: Sequence[Tool]) -> tuple[Proposa
             repairs.append((came.text[:8_000], str(fault)))
             continue
         failure = "" if found else "The model finds no tool for this."
-        ANSWERS.keep(key, came.text)
+        if len(ANSWERS) >= _MOST_KEPT:
+            ANSWERS.clear()
+        ANSWERS[key] = came.text
         break
     tokens = (sum(one.input_tokens for one in spent), sum(one.output_tokens for one in spent))
     seconds = monotonic() - begun

@@ -95,18 +95,16 @@ def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: dat
         document = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller).document
         asked = {one["question_id"]: one for one in document["questions"]}
         _refuse_strange(answers, asked)
-        tools = {**_settled(document), **_tools_named(document, asked, answers)}
+        named = _tools_named(document, asked, answers)
         context = {asked[one]["param"]: value for one, value in answers.items() if "param" in asked[one]}
-    if any("param" not in asked[one] for one in answers):
-        request = request_again(document, context=context, tools=tools, caused_by=None)
-        proposed = proposing.propose(caller=caller, request=request, now=now)
-        with caller.acting():
-            old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
-            found: Find | None = (lambda *_: proposed) if proposed else None
-            return make(caller=caller, request=request, now=now, revision=Revision(old=old), find=found)
-    told = {place: answers[one] for place, one in enumerate(asked) if one in answers}
+        request = request_again(document, context=context, tools={**_settled(document), **named}, caused_by=None)
+    proposed = proposing.propose(caller=caller, request=request, now=now) if named else None
     with caller.acting():
         old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
+        if named:
+            found: Find | None = (lambda *_: proposed) if proposed else None
+            return make(caller=caller, request=request, now=now, revision=Revision(old=old), find=found)
+        told = {place: answers[one] for place, one in enumerate(asked) if one in answers}
         return _go_on(caller, old, now, lambda proposal: proposal.answered(told))
 
 
@@ -124,7 +122,7 @@ def _tools_named(
         if "param" not in asked[question_id]:
             step = steps[asked[question_id]["step_id"]]
             uids = {one["tool_name"]: one["tool_uid"] for one in reversed((step, *step.get("alternatives", ())))}
-            if name not in uids:
+            if not isinstance(name, str) or name not in uids:
                 place = FieldError(pointer_to("answers", question_id), f"is one of {', '.join(uids)}")
                 raise Invalid("The plan knows no such tool.", code="answer_refused", errors=[place])
             found[step.get("clause", 0)] = uids[name]
@@ -139,9 +137,8 @@ def _refuse_strange(answers: Mapping[str, Any], asked: Mapping[str, Mapping[str,
     for question_id, value in answers.items():
         question, pointer = asked[question_id], pointer_to("answers", question_id)
         if "param" not in question:
-            if value not in question.get("choices", ()):
-                errors.append(FieldError(pointer, f"is one of {', '.join(map(str, question.get('choices', ())))}"))
-        elif not can_be_told(value):
+            continue
+        if not can_be_told(value):
             errors.append(FieldError(pointer, "has no exact form in a plan; give it as text"))
         elif isinstance(schema := question.get("schema"), Mapping):
             faults = validator(contract_key(schema)).iter_errors(value)
