@@ -101,16 +101,9 @@ class Source(Member):
     """Of the context."""
     text: str | None = None
     """The words of the intent."""
-    clause: Annotated[int, Field(ge=0)] | None = None
     step_id: StepId | None = None
     path: str | None = None
     """Into the result of the step."""
-
-    @model_validator(mode="after")
-    def _names_its_key(self) -> Self:
-        if self.source == "context" and self.key is None:
-            raise PydanticCustomError("missing_member", "A source in the context has a key")
-        return self
 
 
 class Alternative(Member):

@@ -90,6 +90,12 @@ PAGE = tool(
     shape("url", url={"type": "string", "format": "uri"}),
     shape(text=STRING, title=STRING),
 )
+TRANSCRIBE = tool(
+    "transcribe_audio",
+    "Transcribe speech in an audio recording.",
+    shape("audio_path", audio_path=STRING),
+    shape(transcript=STRING, seconds=NUMBER),
+)
 RESIZE = tool(
     "resize_image",
     "Resize an image to a width in pixels.",
@@ -113,11 +119,12 @@ EXAMPLE_OFFERS = (
     offer("pdf-indexer-002", INDEX, "pdf", "indexing", effects=["read"], expected_runtime="long"),
     offer("concept-extractor-003", EXTRACT, "concepts", "nlp", expected_runtime="long"),
 )
-MORE_TOOLS = (TRANSLATE, PAGE, RESIZE, MAIL, REMOVE)
+MORE_TOOLS = (TRANSLATE, PAGE, TRANSCRIBE, RESIZE, MAIL, REMOVE)
 MORE_OFFERS = (
     offer("polyglot", TRANSLATE, "translation", cost=0.01),
     offer("polyglot-2", TRANSLATE, "translation", cost=0.5),
     offer("browser", PAGE, "web", effects=["network"]),
+    offer("scribe", TRANSCRIBE, "speech", effects=["read"], expected_runtime="medium"),
     offer("darkroom", RESIZE, "images", effects=["read"]),
     offer("postman", MAIL, "email", effects=["network"]),
     offer("janitor", REMOVE, "files", effects=["write"], barred="the tier verified does not allow write"),
