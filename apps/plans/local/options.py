@@ -299,12 +299,16 @@ class Options:
         return whole or any(part.low(place) in _CLAUSES for place in range(first, last + 1))
 
     def _is_own(self, first: int, last: int) -> bool:
-        """Are these words the tool's own, or a choice of another param?"""
-        part = self.part
-        stems = tuple(part.stems[place] for place in range(first, last + 1))
+        """Are these words the tool's own, or of its choices?"""
+        part, chosen = (
+            self.part,
+            {word for found in self.profile.choices.values() for words, _ in found for word in words},
+        )
         return all(
-            self.explained[place] >= FIRM for place in range(first, last + 1) if part.low(place) not in SMALL
-        ) or any(stems == wanted for found in self.profile.choices.values() for wanted, _ in found)
+            self.explained[place] >= FIRM or part.stems[place] in chosen
+            for place in range(first, last + 1)
+            if part.low(place) not in SMALL
+        )
 
     def spans(self) -> list[tuple[int, int]]:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
@@ -375,7 +379,7 @@ class Options:
         inner = sum(one.low in BOUNDS or one.low in PUNCTUATION for one in tokens)
         typed = (stretch(first, last) & part.typed).bit_count()
         said = long and self._is_said(first)
-        crossed = sum(first < place <= last for place in part.turns)
+        crossed = sum(first <= place <= last for place in part.turns)
         crossed += sum(
             part.stems[one.place] in self.profile.params_words
             for one in tokens[1:]

@@ -39,6 +39,7 @@ _RIVALS: Final = 4
 _STEP_PRICE: Final = 2.4
 _AGREES: Final = 0.6
 _MISSED: Final = 5.0
+_LED: Final = 1.5
 _NEAR: Final = 0.6
 _FITTING: Final = 3.0
 _MOST_UNKNOWN: Final = 2
@@ -204,8 +205,23 @@ class _Proposing:
         draft = _Draft()
         for number, (first, stop) in enumerate(way):
             earlier = [one.match for one in draft.chosen if one.match is not None]
-            draft.chosen.append(self._choose(first, stop, number, earlier))
+            chosen = self._choose(first, stop, number, earlier)
+            if chosen.match is not None and chosen.match.missing and number and draft.chosen[-1].match is not None:
+                chosen = self._led(draft, chosen, earlier)
+            draft.chosen.append(chosen)
         return draft
+
+    def _led(self, draft: _Draft, chosen: _Chosen, earlier: Sequence[Match]) -> _Chosen:
+        """The same part after a near rival of the part before that gives what is missing, if there is one."""
+        before, part = draft.chosen[-1], chosen.part
+        for rival in before.rivals:
+            if rival.missing or rival.score < earlier[-1].score - _LED:
+                continue
+            other = self._choose(part.first, part.stop, part.number, [*earlier[:-1], rival])
+            if other.match is not None and not other.match.missing:
+                draft.chosen[-1] = replace(before, match=rival, rivals=())
+                return other
+        return chosen
 
     def _choose(self, first: int, stop: int, number: int, earlier: Sequence[Match]) -> _Chosen:
         key = (first, stop, tuple(one.profile.tool.uid for one in earlier))
@@ -384,6 +400,8 @@ class _Proposing:
                 match.score - other.score < _NEAR / 2
                 and not other.missing
                 and other.unexplained.bit_count() <= match.unexplained.bit_count()
+                and other.verb >= match.verb
+                and other.named >= match.named
             ):
                 return other
         return None
