@@ -12,7 +12,7 @@ from apps.plans.local.index import Library, Profile, sort_of
 from apps.plans.local.params import UNNAMING, Param, coerced, fits
 from apps.plans.local.parts import BOUNDS, DETERMINERS, HELD, PUNCTUATION, Part, mask_of, stretch
 from apps.plans.local.tokens import Found, Kind
-from apps.plans.local.words import FILLERS, GROUPS, SMALL, near, stem
+from apps.plans.local.words import COMMON, FILLERS, GROUPS, SMALL, near, stem
 from apps.plans.proposals import Evidence
 
 FIRM: Final = 0.6
@@ -35,6 +35,8 @@ _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "te
 _WHENS: Final = frozenset({Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD, Kind.DURATION})
 _CLAUSES: Final = GROUPS["be"] | GROUPS["have"] | GROUPS["modal"] | {":", ";", "–", "—", "?", "!", "(", ")", "when"}
 _RANGE_ENDS: Final = frozenset(map(stem, ("start", "from", "since", "begin", "after", "end", "to", "until", "before")))
+_TO_A_DAY: Final = {"start": 1.6, "end": -2.4}
+"""What "to" a day counts for what is moved there, where no range is said."""
 _ABOUT: Final = frozenset({"about", "regarding", "concerning", "containing", "mentioning", "matching"})
 _LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
@@ -134,7 +136,6 @@ class Options:
             for place, stemmed in part.stems.items()
         }
         self._is_free = not any(one.required and one.role in _PLAIN for one in profile.params)
-        self._listed = profile.choices.values()
         self._spans: list[tuple[int, int]] | None = None
 
     def of(self, param: Param, offered: Sequence[Option]) -> list[Option]:
@@ -210,8 +211,8 @@ class Options:
             gain += of_sort
             if found.role:
                 gain += 1.0 if param.side == found.role else -1.5 if param.side else -0.8
-            elif param.side == "end" and found.kind in _WHENS and self.part.low(self.part.before(first)) == "to":
-                gain -= 1.4  # to a day: it is no end where nothing begins
+            elif found.kind in _WHENS and self.part.low(self.part.before(first)) == "to":
+                gain += _TO_A_DAY.get(param.side, 0.0)
             if param.array:
                 gain -= 0.3
             if param.role == "knob" and (found.unit or self.part.low(self.part.before(first)) in _COMPARING):
@@ -270,7 +271,7 @@ class Options:
             if last >= first + longest and not param.array:
                 continue
             begins = first in self.part.turns and not self._is_said(first)
-            if begins or (param.role != "text" and self._is_no_name(first, last, param.role)):
+            if begins or (param.role != "text" and self._is_no_name(param, first, last)):
                 continue
             cued = self.cue(param, first, last, None)
             if cued < _CALLED and self._is_own(first, last):
@@ -284,19 +285,24 @@ class Options:
                 text = self.part.words(first, last)
                 yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, (first, last), cued)
 
-    def _is_no_name(self, first: int, last: int, role: str) -> bool:
+    def _is_no_name(self, param: Param, first: int, last: int) -> bool:
         """Are these words a date, a clause, or what another part may begin with: "thursday", "dkim have been merged", "Ghent: when"?"""
         part = self.part
-        if all(part.low(place) in FILLERS or part.low(place) in SMALL for place in range(first, last + 1)):
+        places, word = range(first, last + 1), part.reading.tokens[first]
+        others = {stemmed for one in self.profile.params if one is not param for stemmed in one.words} - {*param.words}
+        if all(part.low(place) in FILLERS or part.low(place) in SMALL for place in places) or any(
+            part.first < place and first <= place <= last for place in part.turns
+        ):
             return True
-        if any(part.first < place and first <= place <= last for place in part.turns):
-            return True
-        if role == "query":
-            return any(part.low(place) in _ABOUT for place in range(first, last + 1))
-        if first == last and any(one == (part.stems[first],) for listed in self._listed for one, _ in listed):
-            return True
-        whole = any(one.kind in _WHENS and one.first <= first and one.last >= last for one in part.found)
-        return whole or any(part.low(place) in _CLAUSES for place in range(first, last + 1))
+        if param.role == "query":
+            return any(part.low(place) in _ABOUT for place in places)
+        return (
+            (param.role == "id" and word.text.islower() and (word.low in COMMON or word.low.endswith("ing")))
+            or (last > first and any(part.stems[place] in others for place in places))
+            or (part.low(last).endswith("ing") and part.stems.get(last + 1) in param.words)
+            or any(one.kind in _WHENS and one.first <= first and one.last >= last for one in part.found)
+            or any(part.low(place) in _CLAUSES for place in places)
+        )
 
     def _is_own(self, first: int, last: int) -> bool:
         """Are these words the tool's own, or of its choices?"""
