@@ -12,7 +12,7 @@ from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked,
 from apps.plans import drawing, services
 from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, WaitingPlan
 from apps.principals.models import Principal
-from apps.principals.tenancy import acting_in, on_behalf_of
+from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
 
 
@@ -90,10 +90,9 @@ class PlanAdmin(OperatorAdmin):
         permission="plans.operate_plan",
     )
     def confirm(self, plan: Plan, _given: Mapping[str, Any]) -> str:
-        asker = Principal.objects.select_related("tenant").get(pk=plan.principal_id)
         with acting_in(plan.tenant_id, "console: a plan is confirmed"):
-            made = services.confirm(caller=on_behalf_of(asker), plan_id=plan.plan_id, now=timezone.now())
-        return f"{made.plan_id} takes its place and is {made.document['status']}."
+            made = services.confirm(caller=_asker(plan), plan_id=plan.plan_id, now=timezone.now())
+        return f"{made.plan_id} takes its place and is {made.status}."
 
     @verb(
         "Answer",
@@ -102,11 +101,12 @@ class PlanAdmin(OperatorAdmin):
         form=AnswersForm,
     )
     def answer(self, plan: Plan, given: Mapping[str, Any]) -> str:
-        asker = Principal.objects.select_related("tenant").get(pk=plan.principal_id)
-        made = services.answer(
-            caller=on_behalf_of(asker), plan_id=plan.plan_id, answers=given["answers"], now=timezone.now()
-        )
-        return f"{made.plan_id} takes its place and is {made.document['status']}."
+        made = services.answer(caller=_asker(plan), plan_id=plan.plan_id, answers=given["answers"], now=timezone.now())
+        return f"{made.plan_id} takes its place and is {made.status}."
+
+
+def _asker(plan: Plan) -> Caller:
+    return on_behalf_of(Principal.objects.select_related("tenant").get(pk=plan.principal_id))
 
 
 @admin.register(Delegate)

@@ -120,10 +120,6 @@ class Catalogue:
         """Who offers anything, barred or not."""
         return frozenset(self._of_worker)
 
-    def copied(self) -> Catalogue:
-        """The same tools and offers, for who takes seconds: what is registered meanwhile does not touch it."""
-        return Catalogue(self.epoch, self.tools, self.offers)
-
     def has_worker(self, worker_id: str) -> bool:
         return worker_id in self._of_worker
 

@@ -52,19 +52,13 @@ class Priority(StrEnum):
     SAFE = "safe"
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    cost: float
-    latency: float
-    tier: float
-
-
-_PRESETS: Final = {
-    Priority.BALANCED: _Weights(0.5, 0.2, 0.1),
-    Priority.CHEAP: _Weights(2.0, 0.1, 0.05),
-    Priority.FAST: _Weights(0.2, 0.8, 0.05),
-    Priority.SAFE: _Weights(0.2, 0.1, 0.5),
+_WEIGHTS: Final = {
+    Priority.BALANCED: (0.5, 0.2, 0.1),
+    Priority.CHEAP: (2.0, 0.1, 0.05),
+    Priority.FAST: (0.2, 0.8, 0.05),
+    Priority.SAFE: (0.2, 0.1, 0.5),
 }
+"""What cost, latency and tier weigh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +74,7 @@ class Choice:
 
 def choose(offers: Sequence[Offer], *, salt: str, priority: Priority = Priority.BALANCED) -> Choice:
     """Return the best of some open offers; equal ones are spread by the salt, always the same way for the same salt."""
-    ranked = sorted(offers, key=lambda offer: (-round(_utility(offer, _PRESETS[priority]), 9), _spread(offer, salt)))
+    ranked = sorted(offers, key=lambda offer: (-round(_utility(offer, priority), 9), _spread(offer, salt)))
     best = ranked[0]
     return Choice(
         offer=best,
@@ -115,12 +109,13 @@ def _promised_seconds(offer: Offer) -> float:
     return _LATENCY_SECONDS.get(offer.latency_band or "", _UNKNOWN_SECONDS)
 
 
-def _utility(offer: Offer, weights: _Weights) -> float:
+def _utility(offer: Offer, priority: Priority) -> float:
+    cost, latency, tier = _WEIGHTS[priority]
     return (
         math.log(_success_floor(offer))
-        - weights.cost * math.log1p(offer.cost * 100)
-        - weights.latency * math.log1p(expected_seconds(offer))
-        + weights.tier * _TIERS.get(offer.tier, 0)
+        - cost * math.log1p(offer.cost * 100)
+        - latency * math.log1p(expected_seconds(offer))
+        + tier * _TIERS.get(offer.tier, 0)
     )
 
 

@@ -100,11 +100,6 @@ def estimates(plan: Plan, catalogue: Catalogue) -> dict[str, Any]:
     }
 
 
-def carries_secret(value: str) -> bool:
-    """Does this text look like a credential that has no place in a plan?"""
-    return _SECRETS.search(value) is not None
-
-
 def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
     """What a tool refuses in the params; a reference stands for its target, and no choice that holds one is judged."""
     held = {found.pointer for found in references.within(params) if isinstance(found, Reference) and found.whole}
@@ -382,7 +377,7 @@ def _reference(case: _Case, found: Reference | Malformed, step: Step | None) -> 
 def _secrets(case: _Case) -> Iterator[Problem]:
     for step in case.steps:
         for pointer, text in _texts(step.params or {}, case.path(step.step_id, "params")):
-            if carries_secret(text):
+            if _SECRETS.search(text):
                 yield Problem(pointer, "secret", "A plan carries no credentials.")
 
 

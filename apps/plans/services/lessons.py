@@ -105,7 +105,7 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
     with acting_in(tenant_id, "what is to be learned from"):
         outcomes = selectors.outcomes_to_learn_from()
         with shelf.held(tenant_id=tenant_id) as held:
-            catalogue, before = held.catalogue.copied(), held.history
+            catalogue, before = held.catalogue.of_workers(held.catalogue.worker_ids), held.history
         heirs = _heirs({uid for outcome in outcomes for uid in outcome.tools}, catalogue)
     plans = [_past(outcome, heirs, now) for outcome in outcomes]
     if not plans:
