@@ -265,6 +265,7 @@ class Library:
         self._verbs: Counter[str] = Counter()
         self._sorts: dict[tuple[str, ...], Counter[str]] = {}
         """What ids are of, with the letters that their examples begin with."""
+        self._kin: dict[str, frozenset[tuple[str, ...]]] = {}
         self._spellings: dict[tuple[str, str, int], set[str]] = {}
 
     def __len__(self) -> int:
@@ -278,6 +279,7 @@ class Library:
         self.remove(tool.uid)
         profile = _profile(tool, frozenset(stem(word) for name in services for word in pieces(name)))
         self._profiles[tool.uid] = profile
+        self._kin.clear()
         self._prefixes[profile.prefix] += 1
         self._verbs[profile.verb] += 1
         self._nouns.update((*profile.nouns, *profile.services))
@@ -294,6 +296,7 @@ class Library:
         """Take a tool out, if it is there."""
         profile = self._profiles.pop(uid, None)
         if profile is not None:
+            self._kin.clear()
             self._prefixes[profile.prefix] -= 1
             self._verbs[profile.verb] -= 1
             self._nouns.subtract((*profile.nouns, *profile.services))
@@ -361,6 +364,11 @@ class Library:
         told = _PREFIXED.match(value)
         if told is None:
             return frozenset()
+        if told[0] not in self._kin:
+            self._kin[told[0]] = self._sorts_of(told)
+        return self._kin[told[0]]
+
+    def _sorts_of(self, told: re.Match[str]) -> frozenset[tuple[str, ...]]:
         prefix = told[1].lower()
         by_example = {sort for sort, examples in self._sorts.items() if told[0] in examples}
         by_name = {sort for sort in self._sorts if any(_is_short(prefix, noun) for noun in sort)}

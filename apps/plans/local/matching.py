@@ -372,8 +372,9 @@ class _Whole:
             sorts = frozenset(option.text.split())
         if kind == Kind.PATH:
             sorts = _FILES if "." in option.text.rsplit("/", 1)[-1] else _FOLDERS
+        unit = stem(option.text.split()[-1]) if option.kind == Kind.QUANTITY else ""
         for noun in self.profile.nouns:
-            if noun in sorts:
+            if noun in sorts or (unit and near(unit, noun)):
                 nouns[noun] = max(nouns.get(noun, 0.0), _BY_KIND)
 
     def _named(self, nouns: Mapping[str, float]) -> float:

@@ -362,7 +362,7 @@ def _of_kind(param: Param, found: Found) -> float:
         return best
     if kind is Kind.QUOTED:
         return 0.95 if param.role in _PLAIN else 0.8 if param.kinds & _QUOTABLE else 0.0
-    return max(best, 0.4) if param.role in _PLAIN and kind not in _NUMERIC else best
+    return max(best, 0.4) if param.role in _PLAIN and kind not in (*_NUMERIC, Kind.UNIT) else best
 
 
 def _of_unit(param: Param, found: Found) -> float:

@@ -140,7 +140,8 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
         low = tokens[place].low
         small = low in SMALL or low in BOUNDS or joined >> place & 1
         between = low == "x" and place > 0 and typed >> (place - 1) & 1 and typed >> (place + 1) & 1
-        if any(map(str.isalnum, low)) and not small and not between:
+        counts = low in ("number", "no", "nr") and typed >> (place + 1) & 1
+        if any(map(str.isalnum, low)) and not small and not between and not counts:
             content |= 1 << place
     verb_at, question = _verb(tokens, stems, plain, library)
     verb = stems[verb_at] if verb_at >= 0 else ""
@@ -181,6 +182,7 @@ def _verb(
         place
         for place in plain
         if place < first + _VERB_WITHIN and tokens[place].low not in SMALL and not _is_plural(tokens[place].low)
+        if place == begun or not tokens[place].low.endswith("ing")
     )
     return next((place for place in early if stems[place] in VERBS), -1), False
 
