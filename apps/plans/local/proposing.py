@@ -39,6 +39,8 @@ _RIVALS: Final = 4
 _STEP_PRICE: Final = 2.4
 _AGREES: Final = 0.6
 _MISSED: Final = 5.0
+_IGNORED: Final = 3.0
+"""What it costs that a part ignores a word that asks for something else."""
 _LED: Final = 1.5
 _NEAR: Final = 0.6
 _FITTING: Final = 3.0
@@ -105,7 +107,8 @@ class _Draft:
                 bad, score = bad + 3, score - 5.0
             else:
                 bad += one.match.unexplained.bit_count() + 2 * len(one.match.missing)
-                score += one.match.score
+                ignored = any(one.match.unexplained >> place & 1 for place in one.part.turns)
+                score += one.match.score - (_IGNORED if ignored else 0.0)
         return bad == 0, score
 
 
