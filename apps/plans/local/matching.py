@@ -360,7 +360,8 @@ class _Whole:
         if low in _POINTING or (low in ("until", "till") and any(one.first == place + 1 for one in options.values())):
             return True
         refers = any(one.evidence in (Evidence.STEP, Evidence.ASSUMED, Evidence.CONTEXT) for one in options.values())
-        return low in GROUPS["back"] and (refers or not self.part.number)
+        is_known = not self.part.number and (self.part.question or self.part.found or any(self.nouns.values()))
+        return low in GROUPS["back"] and bool(refers or is_known)
 
     def _named_by(self, option: Option, nouns: dict[str, float]) -> None:
         """A value names its own sort: a path a file, an address a page."""
