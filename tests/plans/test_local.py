@@ -313,6 +313,17 @@ def test_step_takes_the_whole_result_or_the_first_of_a_list() -> None:
     assert (mailed.value, mailed.evidence) == (Ref(0, ("text",)), Evidence.STEP)
 
 
+def test_own_words_of_a_tool_are_no_values_of_another() -> None:
+    tools = (
+        tool("move_ticket", "Set a ticket to another status.", shape("key", "status", key=STRING, status=STRING)),
+        tool("comment_ticket", "Set a comment of a ticket.", shape("key", "comment", key=STRING, comment=STRING)),
+    )
+    proposal = ask("set MOB-18 to a different status", Catalogue(1, tools, [offer("other", one) for one in tools]))
+
+    assert [(step.tool.name, step.missing) for step in proposal.steps] == [("move_ticket", ("status",))]
+    assert [one.param for one in proposal.questions] == ["status"]
+
+
 def test_step_that_nobody_asked_for_belongs_to_no_part() -> None:
     steps = ask(PDFS, FULL).steps
 

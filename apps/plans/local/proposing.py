@@ -485,13 +485,12 @@ def _asked_for(matches: Sequence[Match]) -> Match | None:
         return None
     best, cut = matches[0], 0
     for option in best.options.values():
-        cut |= option.mask if option.evidence == Evidence.CUT else 0
+        cut |= option.mask & best.part.content if option.evidence == Evidence.CUT else 0
     for other in matches[1:] if not best.missing else ():
         if other.missing and not other.unexplained and other.score > best.score - _MISSED:
-            taken = any(other.profile.explains(best.part.stems[place]) > _AGREES for place in bits(cut))
-            if (best.part.verb and best.verb < _AGREES < other.verb) or (
-                other.named >= best.named and other.verb >= best.verb and (taken or best.unexplained)
-            ):
+            taken = cut and all(other.profile.explains(best.part.stems[place]) > _AGREES for place in bits(cut))
+            fits = bool(taken and (other.verb or not best.part.verb)) or (best.unexplained and other.verb >= best.verb)
+            if (best.part.verb and best.verb < _AGREES < other.verb) or (fits and other.named >= best.named):
                 return other
     return best
 
