@@ -178,6 +178,7 @@ def test_typed_values_make_a_ready_call(intent: str, name: str, values: dict[str
 CONFIRMED: list[tuple[str, str, dict[str, Any]]] = [
     ("What is the weather in Vienna?", "get_weather", {"city": "Vienna"}),
     ("weather in New York please", "get_weather", {"city": "New York"}),
+    ("What is the wether in Vienna?", "get_weather", {"city": "Vienna"}),
     ("Rename the branch hotfix to release", "rename_branch", {"branch": "hotfix", "new_name": "release"}),
     (
         "Open an urgent ticket with the subject Printer and the text 'It burns'",

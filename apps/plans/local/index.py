@@ -41,7 +41,7 @@ _DEFINING: Final = GROUPS["be"] | GROUPS["modal"]
 _FAMILY: Final = 3
 _TYPICAL: Final = 30
 _LEAST_REPAIRED: Final = 4
-"""Words of so many letters are repaired where two letters changed places; longer ones also have one too many or too few."""
+"""Words of so many letters are repaired where two letters changed places; longer ones also lack one; long ones have a wrong one."""
 _TWO_EDITS: Final = 9
 _SHOWING: Final = tuple(map(stem, ("get", "list", "search", "check", "describe", "track")))
 _GENERIC: Final = frozenset(
@@ -385,10 +385,10 @@ class Library:
         near = [
             (distance, known is COMMON_SPELLINGS, other)
             for known in (self._spellings, COMMON_SPELLINGS)
-            for length in range(len(word) - most, len(word) + most + 1)
+            for length in range(len(word), len(word) + most + 1)
             for other in known.get((word[0], word[-1], length), ())
             if (distance := OSA.distance(word, other, score_cutoff=most)) <= most
-            and (len(word) > _LEAST_REPAIRED or sorted(word) == sorted(other))
+            and (len(other) > max(len(word), _LEAST_REPAIRED) or len(word) >= _LONG or sorted(word) == sorted(other))
             and (known is COMMON_SPELLINGS or self._index.has(stem(other)))
         ]
         return min(near)[2] if near else word

@@ -270,8 +270,11 @@ class Options:
         for first, last in self.spans():
             if last >= first + longest and not param.array:
                 continue
-            begins = first in self.part.turns and not self._is_said(first)
-            if begins or (param.role != "text" and self._is_no_name(param, first, last)):
+            lows = [self.part.low(place) for place in range(first, last + 1)]
+            is_empty = first in self.part.turns or all(low in FILLERS or low in SMALL or low.isdigit() for low in lows)
+            if (is_empty and not self._is_said(first)) or (
+                param.role != "text" and self._is_no_name(param, first, last)
+            ):
                 continue
             cued = self.cue(param, first, last, None)
             if cued < _CALLED and self._is_own(first, last):
@@ -290,9 +293,7 @@ class Options:
         part = self.part
         places, word = range(first, last + 1), part.reading.tokens[first]
         others = {stemmed for one in self.profile.params if one is not param for stemmed in one.words} - {*param.words}
-        if all(part.low(place) in FILLERS or part.low(place) in SMALL for place in places) or any(
-            part.first < place and first <= place <= last for place in part.turns
-        ):
+        if any(part.first < place and first <= place <= last for place in part.turns):
             return True
         if param.role == "query":
             return any(part.low(place) in _ABOUT for place in places)
