@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import binascii
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,6 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_in
 from apps.receipts.services import Group
 from apps.tasks import selectors as stored_results
-from apps.tasks.results import artifact_pointer
 from apps.tasks.services import artifacts, queueing
 from apps.tasks.shapes import QueueRequest
 from apps.workers import selectors as workers
@@ -370,7 +368,7 @@ def _block(block: ContentBlock, files: list[tuple[str, bytes]]) -> dict[str, Any
         if isinstance(encoded := holder.pop(member, None), str):
             content = base64.b64decode(encoded, validate=True)
             files.append((holder.get("mimeType") or "application/octet-stream", content))
-            holder["pointer"] = artifact_pointer(hashlib.sha256(content).hexdigest())
+            holder["pointer"] = artifacts.pointer_of(content)
     return part
 
 

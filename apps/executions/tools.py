@@ -20,10 +20,9 @@ from apps.executions.shapes import CallOutcome, ExecutionProgress, ExecutionRepo
 from apps.executions.states import FINAL, MONEY, SETTLED, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import execution_topic
 from apps.plans import selectors as plans
-from apps.plans.documents import PlanStatus
+from apps.plans import services as planning
 from apps.plans.services import Replacement
-from apps.plans.shapes import Money, StepType
-from apps.plans.tools import CreatePlan, OnePlan, PlanAnswer, answer_of, confirm_plan, create_delegation_plan
+from apps.plans.shapes import CreatePlan, Money, PlanAnswer, StepType
 from apps.principals.tenancy import Caller
 
 _PATIENCE: Final = timedelta(seconds=10)
@@ -256,14 +255,14 @@ def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
     end of it all comes to your inbox. If nothing runs: confirm it with confirm_plan or answer its questions with answer_plan, then pass the new plan_id to
     execute_delegation_plan.
     """
-    made = create_delegation_plan(caller, given)
-    if made.status == PlanStatus.NEEDS_CONFIRMATION and given.confirm_reads:
+    made, now = planning.plan_request(caller=caller, given=given, now=timezone.now()), timezone.now()
+    if made.status == "needs_confirmation" and given.confirm_reads:
         with caller.acting():
             # What a model makes up might carry something out to an address.
             if made.plan["proposer"] == "local" and plans.only_reads(made.plan, tenant_id=caller.tenant_id):
-                made = confirm_plan(caller, OnePlan(plan_id=made.plan_id))
+                made = plans.answer_of(planning.confirm(caller=caller, plan_id=made.plan_id, now=now))
     members = {name: getattr(made, name) for name in PlanAnswer.model_fields}
-    if made.status != PlanStatus.READY:
+    if made.status != "ready":
         return CarriedOut(**members, execution=None)
     execution = _executed(caller, ExecutePlan(plan_id=made.plan_id, mode=given.mode), answers_inbox=True)
     return CarriedOut(
@@ -290,7 +289,7 @@ def replan_plan(caller: Caller, given: Replan) -> Replanned:
         now=timezone.now(),
     )
     return Replanned(
-        **answer_of(made).model_dump(),
+        **plans.answer_of(made).model_dump(),
         replaces=given.plan_id,
         kept_steps=[step["step_id"] for step in made.document["steps"] if step.get("done")],
     )

@@ -19,7 +19,7 @@ from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
 from apps.plans.errors import UnknownPlan
 from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, WaitingPlan
-from apps.plans.shapes import WORKER_STEPS, PlanSummary
+from apps.plans.shapes import WORKER_STEPS, PlanAnswer, PlanSummary
 from apps.plans.validation import Limits, Problem
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
@@ -184,6 +184,23 @@ def only_reads(document: Mapping[str, Any], *, tenant_id: int) -> bool:
     with shelf.held(tenant_id=tenant_id) as held:
         found = [held.catalogue.find(step["worker_id"], step["tool_name"]) for step in steps]
     return all(one is not None and one[1].effects <= GENTLE_EFFECTS for one in found)
+
+
+def answer_of(plan: Plan) -> PlanAnswer:
+    """What a caller is told of a plan."""
+    room = readiness(plan.document)
+    seconds = plan.document.get("estimated_total_runtime_seconds", 0) + round(room.wait.total_seconds(), 3)
+    return PlanAnswer(
+        next_step=plan.next_step,
+        plan=plan.document,
+        plan_id=plan.plan_id,
+        status=plan.document["status"],
+        can_execute_now=room.can_execute_now and can_be_begun(plan),
+        receipt_id=plan.receipt_id,
+        receipt_uuid=str(plan.receipt_uuid),
+        steps=plan.document["steps"],
+        estimated_runtime_seconds=seconds,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

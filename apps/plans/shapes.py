@@ -3,12 +3,12 @@
 import re
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from django.db.models import TextChoices
 from pydantic import Field
 
-from apps.core.schemas import Output
+from apps.core.schemas import Input, Name, Output, Text
 
 Amount = TypeVar("Amount", float, Decimal)
 
@@ -62,3 +62,61 @@ class PlanSummary(Output):
     can_be_begun: bool
     """Does it wait to be carried out? What becomes of one that was begun, get_plan_status tells."""
     created_at: datetime
+
+
+Id = Annotated[Text, Field(min_length=1, max_length=100)]
+
+
+class Budget(Input):
+    max_total_cost: Money | None = None
+    max_cost_per_step: Money | None = None
+    currency: Annotated[str, Field(max_length=10)] = "USD"
+
+
+class PlanConstraints(Input):
+    """Hard bounds: a plan that would break one is refused."""
+
+    timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
+    """The longest that the plan may take by its estimate."""
+    budget: Budget | None = None
+    exclude_workers: Annotated[list[Id], Field(max_length=200)] = []
+    prefer: Literal["balanced", "cheap", "fast", "safe"] = "balanced"
+    """What decides between workers that offer the same tool."""
+
+
+class CreatePlan(Input):
+    intent: Annotated[Text, Field(min_length=1, max_length=20_000)]
+    """What you want done, in plain words. Put paths and texts in quotes."""
+    principal_ai: Name | None = None
+    """Who will carry the plan out; left out, it is you."""
+    context: Annotated[dict[str, Any], Field(max_length=200)] | None = None
+    """Values for params by name (language, path, …), and grounding: memory_refs, receipt_refs, concept_names."""
+    constraints: PlanConstraints | None = None
+    caused_by_receipt_id: Id | None = None
+    """The receipt that made you ask; left out, a chain begins here."""
+    delegate_id: Id | None = None
+    """Which DeleGate to ask; left out, the root."""
+    delegation_path: Annotated[list[Id], Field(max_length=32)] = []
+    """What a DeleGate that passes this on was given in its own delegation_path. One that stands in it already refuses."""
+
+
+class OnePlan(Input):
+    plan_id: Id
+
+
+class PlanAnswer(Output):
+    next_step: str
+    """What to do next, in one plain sentence."""
+    plan: dict[str, Any]
+    """The whole plan. What is to be confirmed stands in `unsure`, what is asked in `questions`, and why there is no plan in
+    `missing`.
+    """
+    plan_id: str
+    status: Literal["ready", "needs_confirmation", "needs_input", "needs_escalation"]
+    can_execute_now: bool
+    """Is the plan ready, does it still wait to be begun, and has every worker in it room?"""
+    receipt_id: str
+    receipt_uuid: str
+    steps: list[dict[str, Any]]
+    estimated_runtime_seconds: float
+    """What the plan says, and how long its calls wait just now, where workers have been sent what they take in an hour."""

@@ -1,7 +1,7 @@
 """Operations of the DeleGate."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from django.utils import timezone
 from pydantic import ConfigDict, Field
@@ -11,70 +11,15 @@ from apps.core.operations import Reply, Route, operation
 from apps.core.schemas import FitForAPath, Input, Name, Output, Paged, Text
 from apps.memory import selectors as memory
 from apps.plans import selectors, services, shelf
-from apps.plans.documents import Constraints, PlanStatus, plan_hash
-from apps.plans.models import Delegate, Plan
-from apps.plans.services import PlanRequest
-from apps.plans.shapes import Money, PlanSummary
+from apps.plans.documents import plan_hash
+from apps.plans.models import Delegate
+from apps.plans.shapes import CreatePlan, Id, OnePlan, PlanAnswer, PlanSummary
 from apps.plans.validation import Problem
 from apps.principals.scopes import Scope
-from apps.principals.selectors import caller_or_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 
 _PLAN_BYTES = 1_048_576
-
-Id = Annotated[Text, Field(min_length=1, max_length=100)]
-
-
-class Budget(Input):
-    max_total_cost: Money | None = None
-    max_cost_per_step: Money | None = None
-    currency: Annotated[str, Field(max_length=10)] = "USD"
-
-
-class PlanConstraints(Input):
-    """Hard bounds: a plan that would break one is refused."""
-
-    timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
-    """The longest that the plan may take by its estimate."""
-    budget: Budget | None = None
-    exclude_workers: Annotated[list[Id], Field(max_length=200)] = []
-    prefer: Literal["balanced", "cheap", "fast", "safe"] = "balanced"
-    """What decides between workers that offer the same tool."""
-
-
-class CreatePlan(Input):
-    intent: Annotated[Text, Field(min_length=1, max_length=20_000)]
-    """What you want done, in plain words. Put paths and texts in quotes."""
-    principal_ai: Name | None = None
-    """Who will carry the plan out; left out, it is you."""
-    context: Annotated[dict[str, Any], Field(max_length=200)] | None = None
-    """Values for params by name (language, path, …), and grounding: memory_refs, receipt_refs, concept_names."""
-    constraints: PlanConstraints | None = None
-    caused_by_receipt_id: Id | None = None
-    """The receipt that made you ask; left out, a chain begins here."""
-    delegate_id: Id | None = None
-    """Which DeleGate to ask; left out, the root."""
-    delegation_path: Annotated[list[Id], Field(max_length=32)] = []
-    """What a DeleGate that passes this on was given in its own delegation_path. One that stands in it already refuses."""
-
-
-class PlanAnswer(Output):
-    next_step: str
-    """What to do next, in one plain sentence."""
-    plan: dict[str, Any]
-    """The whole plan. What is to be confirmed stands in `unsure`, what is asked in `questions`, and why there is no plan in
-    `missing`.
-    """
-    plan_id: str
-    status: PlanStatus
-    can_execute_now: bool
-    """Is the plan ready, does it still wait to be begun, and has every worker in it room?"""
-    receipt_id: str
-    receipt_uuid: str
-    steps: list[dict[str, Any]]
-    estimated_runtime_seconds: float
-    """What the plan says, and how long its calls wait just now, where workers have been sent what they take in an hour."""
 
 
 class BarePlan(Output):
@@ -122,10 +67,6 @@ class DelegateList(Output):
     """Pass it as cursor for the rest; null: this is all."""
 
 
-class OnePlan(Input):
-    plan_id: Id
-
-
 class AnswerPlan(OnePlan):
     answers: Annotated[dict[Id, Any], Field(min_length=1, max_length=100)]
     """Your answers by question_id: a value that the question's schema takes, or one of its choices. What you leave out is
@@ -171,7 +112,7 @@ def create_delegation_plan(caller: Caller, given: CreatePlan) -> PlanAnswer:
     needs_input something was not said: answer_plan. With needs_escalation the plan says why there is none. The first line
     of the answer, next_step, says what to do.
     """
-    return _create(caller, given)
+    return services.plan_request(caller=caller, given=given, now=timezone.now())
 
 
 @operation(
@@ -184,7 +125,7 @@ def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
 
     Is a guess wrong, ask for another plan with the right value in quotes or in the context.
     """
-    return answer_of(services.confirm(caller=caller, plan_id=given.plan_id, now=timezone.now()))
+    return selectors.answer_of(services.confirm(caller=caller, plan_id=given.plan_id, now=timezone.now()))
 
 
 @operation(
@@ -198,7 +139,7 @@ def answer_plan(caller: Caller, given: AnswerPlan) -> PlanAnswer:
     shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
     made = services.answer(caller=caller, plan_id=given.plan_id, answers=given.answers, now=timezone.now())
     with caller.acting():
-        return answer_of(made)
+        return selectors.answer_of(made)
 
 
 @operation(
@@ -210,7 +151,7 @@ def answer_plan(caller: Caller, given: AnswerPlan) -> PlanAnswer:
 )
 def request_plan(caller: Caller, given: CreatePlan) -> BarePlan:
     """As create_delegation_plan, answering the plan itself."""
-    made = _create(caller, given)
+    made = services.plan_request(caller=caller, given=given, now=timezone.now())
     beside = {"next_step": made.next_step, "receipt_id": made.receipt_id, "receipt_uuid": made.receipt_uuid}
     return BarePlan.model_validate({**made.plan, **beside})
 
@@ -218,7 +159,7 @@ def request_plan(caller: Caller, given: CreatePlan) -> BarePlan:
 @operation(title="Read a plan", scope=Scope.PLANS, routes=[Route("GET", "/api/v1/plans/{plan_id}")], read_only=True)
 def get_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     """Read a plan that you asked for, as it was made."""
-    return answer_of(selectors.plan_for(given.plan_id, caller=caller))
+    return selectors.answer_of(selectors.plan_for(given.plan_id, caller=caller))
 
 
 @operation(title="List plans", scope=Scope.PLANS, routes=[Route("GET", "/api/v1/plans")], read_only=True)
@@ -254,7 +195,7 @@ def submit_plan(caller: Caller, given: SubmitPlan) -> PlanAnswer:
     It is judged as by validate_plan; one with any fault is refused with all of them. The plan is kept under an id of its own.
     """
     made = services.submit(caller=caller, document=given.plan, caused_by=given.caused_by_receipt_id, now=timezone.now())
-    return answer_of(made)
+    return selectors.answer_of(made)
 
 
 @operation(
@@ -300,49 +241,3 @@ def _shown(delegates: Sequence[Delegate]) -> list[DelegateOutput]:
         for delegate in delegates
         for policy in (policies.get(delegate.principal_id),)
     ]
-
-
-def _create(caller: Caller, given: CreatePlan) -> PlanAnswer:
-    request, now = _request(given), timezone.now()
-    shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
-    proposed = services.propose(caller=caller, request=request, now=now)
-    with caller.acting():
-        caller_or_named(caller, given.principal_ai)
-        return answer_of(services.create_plan(caller=caller, request=request, now=now, proposed=proposed))
-
-
-def answer_of(plan: Plan) -> PlanAnswer:
-    """What a caller is told of a plan."""
-    readiness = selectors.readiness(plan.document)
-    seconds = plan.document.get("estimated_total_runtime_seconds", 0) + round(readiness.wait.total_seconds(), 3)
-    return PlanAnswer(
-        next_step=plan.next_step,
-        plan=plan.document,
-        plan_id=plan.plan_id,
-        status=plan.document["status"],
-        can_execute_now=readiness.can_execute_now and selectors.can_be_begun(plan),
-        receipt_id=plan.receipt_id,
-        receipt_uuid=str(plan.receipt_uuid),
-        steps=plan.document["steps"],
-        estimated_runtime_seconds=seconds,
-    )
-
-
-def _request(given: CreatePlan) -> PlanRequest:
-    bounds = given.constraints or PlanConstraints()
-    budget = bounds.budget or Budget()
-    return PlanRequest(
-        intent=given.intent,
-        context=given.context or {},
-        constraints=Constraints(
-            max_total_cost=budget.max_total_cost,
-            max_cost_per_step=budget.max_cost_per_step,
-            timeout_seconds=bounds.timeout_seconds,
-            exclude_workers=tuple(sorted(set(bounds.exclude_workers))) or None,
-            prefer=None if bounds.prefer == "balanced" else bounds.prefer,
-        ),
-        currency=budget.currency,
-        caused_by=given.caused_by_receipt_id,
-        delegate_id=given.delegate_id,
-        delegation_path=tuple(given.delegation_path),
-    )

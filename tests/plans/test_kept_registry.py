@@ -12,7 +12,8 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.plans import selectors, shelf, validation
 from apps.plans.catalogue import Catalogue
-from apps.plans.tools import CreatePlan, create_delegation_plan
+from apps.plans.shapes import CreatePlan
+from apps.plans.tools import create_delegation_plan
 from apps.plans.validation import Limits, Problem
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers.services import health

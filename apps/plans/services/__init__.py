@@ -2,7 +2,7 @@
 
 from apps.plans.services.delegates import set_delegate
 from apps.plans.services.lessons import go_back, learn, record_outcome, take_over_history, unlearn
-from apps.plans.services.planning import answer, confirm, create_plan
+from apps.plans.services.planning import answer, confirm, create_plan, plan_request
 from apps.plans.services.proposing import PlanRequest, propose
 from apps.plans.services.replanning import (
     Escalation,
@@ -25,6 +25,7 @@ __all__ = [
     "create_plan",
     "go_back",
     "learn",
+    "plan_request",
     "propose",
     "record_outcome",
     "replan",

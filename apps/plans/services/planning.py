@@ -24,8 +24,10 @@ from apps.plans.proposals import Evidence, Proposal
 from apps.plans.services import proposing
 from apps.plans.services.delegates import delegate_asked, refuse_detours
 from apps.plans.services.proposing import PlanRequest, Proposed
+from apps.plans.shapes import Budget, CreatePlan, PlanAnswer, PlanConstraints
 from apps.plans.shelf import Held
 from apps.plans.validation import Limits, bounds_of, validator
+from apps.principals.selectors import caller_or_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
@@ -51,6 +53,40 @@ class Revision:
     """Tools of workers that are not used again: worker_id, tool_name, reason."""
     away: frozenset[str] = frozenset()
     """Workers that can't be reached just now."""
+
+
+def plan_request(*, caller: Caller, given: CreatePlan, now: datetime) -> PlanAnswer:
+    """Plan what is asked, with a model if one is configured and needed. Opens its own transactions.
+
+    :raises UnknownPrincipal: if the request names a principal that the caller may not plan for.
+    :raises Invalid: as :func:`create_plan`.
+    """
+    request = _request(given)
+    shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
+    proposed = proposing.propose(caller=caller, request=request, now=now)
+    with caller.acting():
+        caller_or_named(caller, given.principal_ai)
+        return selectors.answer_of(create_plan(caller=caller, request=request, now=now, proposed=proposed))
+
+
+def _request(given: CreatePlan) -> PlanRequest:
+    bounds = given.constraints or PlanConstraints()
+    budget = bounds.budget or Budget()
+    return PlanRequest(
+        intent=given.intent,
+        context=given.context or {},
+        constraints=documents.Constraints(
+            max_total_cost=budget.max_total_cost,
+            max_cost_per_step=budget.max_cost_per_step,
+            timeout_seconds=bounds.timeout_seconds,
+            exclude_workers=tuple(sorted(set(bounds.exclude_workers))) or None,
+            prefer=None if bounds.prefer == "balanced" else bounds.prefer,
+        ),
+        currency=budget.currency,
+        caused_by=given.caused_by_receipt_id,
+        delegate_id=given.delegate_id,
+        delegation_path=tuple(given.delegation_path),
+    )
 
 
 @transaction.atomic

@@ -113,6 +113,11 @@ def store_artifact(*, tenant_id: int, content: bytes, media_type: str) -> str:
     return artifact_pointer(digest)
 
 
+def pointer_of(content: bytes) -> str:
+    """The pointer that :func:`store_artifact` answers for a content."""
+    return artifact_pointer(hashlib.sha256(content).hexdigest())
+
+
 def _elsewhere(tenant_id: int, pointer: str, channel: str | None, checksum: str | None) -> Delivery:
     scheme = scheme_of(pointer)
     if scheme == INLINE:
