@@ -29,7 +29,7 @@ _VERB: Final = 2.0
 _NO_VERB: Final = -1.6
 _OTHER_VERB: Final = -1.5
 """What an acting tool is worse by when the request asks for another act."""
-_UNASKED: Final = -2.0
+_UNASKED: Final = -2.6
 _ACT_IN_ANSWER: Final = -3.0
 """What an acting tool is worse by when the request is a question."""
 _NOUN: Final = 2.2
