@@ -21,6 +21,7 @@ from apps.plans.documents import can_be_told
 from apps.plans.local.values import Found, Kind, Reading, read
 from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Question, Ref, Value
 from apps.plans.references import Reference
+from apps.plans.shapes import RESULT_TEXT
 from apps.plans.validation import param_problems
 
 MOST_TOOLS: Final = 15
@@ -214,7 +215,7 @@ def _told(number: int, tool: Tool) -> dict[str, Any]:
         "name": tool.name,
         "description": tool.description[:_DESCRIPTION],
         "params": inputs,
-        "output": sorted(tool.outputs)[:100],
+        "output": sorted(tool.outputs)[:100] or [RESULT_TEXT],
     }
 
 
