@@ -38,7 +38,7 @@ WEIGHTS: Final = {
 }
 """Fitted on plans over tools that the product does not ship."""
 READY: Final = 0.8
-CONFIRM: Final = 0.6
+CONFIRM: Final = 0.58
 _CLAUSE: Final = GROUPS["pronoun"] | GROUPS["article"]
 _CUED: Final = 0.8
 _MARGIN: Final = 0.6
