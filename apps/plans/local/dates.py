@@ -69,6 +69,7 @@ _A_YEAR: Final = 12
 _MANY: Final = 20
 _LATE: Final = frozenset(("tonight", "evening", "afternoon", "night"))
 _TO: Final = frozenset(("to", "until", "till", "through"))
+_RECENT: Final = frozenset(("today", "now", "yesterday"))
 _DASHES: Final = frozenset(("-", "–", "—"))
 _JOINERS: Final = frozenset(("at", "on", "by", "the", "from", "for", ","))
 
@@ -269,6 +270,8 @@ def dates(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[Found]:
             continue
         role = "" if whole else "start" if before in _AFTER else "end" if before in _BEFORE else ""
         if isinstance(when, tuple):
+            if before == "from" and stamp(when[1])[:10] < now.date().isoformat():
+                role = ""
             if not role:
                 yield Found(Kind.PERIOD, "/".join(stamp(one) for one in when), first, last)
             for one, side in zip(when, ("start", "end"), strict=True):
@@ -311,7 +314,10 @@ def _ends(one: When, other: When, last: Token) -> tuple[Moment, Moment] | None:
         return start, end
     if start is None or end is None or isinstance(start, time) or isinstance(end, time) or type(start) is not type(end):
         return None
-    if start > end and last.low[:3] in _DAYS:
+    if start > end and last.low in _RECENT:
+        week = timedelta(days=7)
+        start = start - week if start - week <= end else start.replace(year=start.year - 1)
+    elif start > end and last.low[:3] in _DAYS:
         end += timedelta(days=7)
     elif start > end and last.text.isdigit():
         start = start.replace(year=end.year if start.replace(year=end.year) <= end else end.year - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from apps.plans.local.matching import Match, is_own
@@ -39,7 +40,10 @@ WEIGHTS: Final = {
 """Fitted on plans over tools that the product does not ship."""
 READY: Final = 0.8
 CONFIRM: Final = 0.58
+READING: Final = 0.33
+"""From here on a tool that only reads is shown, if no other act is asked for."""
 _CLAUSE: Final = GROUPS["pronoun"] | GROUPS["article"]
+_HOLDING: Final = GROUPS["negation"] | GROUPS["condition"] | GROUPS["exception"] | GROUPS["repeat"]
 _CUED: Final = 0.8
 _MARGIN: Final = 0.6
 _MARGIN_OF_CHANGES: Final = 1.0
@@ -136,7 +140,7 @@ def holding(part: Part, match: Match) -> tuple[str, ...]:
     return tuple(
         tokens[place].text
         for place in bits(((1 << part.stop) - 1) & ~((1 << part.first) - 1) & ~kept)
-        if any(tokens[place].low in GROUPS[name] for name in ("negation", "condition", "exception", "repeat"))
+        if any(said in _HOLDING for said in accumulate((one.low for one in part.tokens[place - part.first :][:3]), "{} {}".format))
         and not (place + 1 in starts and tokens[place].low in ("until", "till", "but"))
         and not (part.question and tokens[place].low in GROUPS["question"])
         and not is_own(match.profile, tokens[place].low)

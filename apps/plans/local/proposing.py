@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.local.chaining import Source, explain_by_givers, given, produced
 from apps.plans.local.index import Library, Profile
-from apps.plans.local.judging import CONFIRM, Verdict, holding, judged
+from apps.plans.local.judging import CONFIRM, READING, Verdict, holding, judged
 from apps.plans.local.matching import Match, Matcher
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
 from apps.plans.local.tokens import Reading
@@ -323,7 +323,7 @@ class _Proposing:
                 names = (chosen.match.profile.tool.name, twin.profile.tool.name)
                 text = f"Two tools fit “{chosen.part.text}”: {names[0]} or {names[1]}. Which one is meant?"
                 questions.append(Question(step=place, param=None, text=text, choices=names))
-            elif verdict.p < CONFIRM or chosen.match.missing or self._is_unexplained(chosen.match):
+            elif chosen.match.missing or not self._is_meant(chosen.match, verdict):
                 missing.append(self._lacking(chosen, verdict))
             elif not verdict.sure:
                 doubtful = True
@@ -389,9 +389,12 @@ class _Proposing:
             and (match.verb > 0 or match.named > 0)
         )
 
-    def _is_unexplained(self, match: Match) -> bool:
-        """Is there a word that nothing explains, for a tool that changes something?"""
-        return bool(match.unexplained) and not self.is_gentle(match.profile.tool.uid)
+    def _is_meant(self, match: Match, verdict: Verdict) -> bool:
+        """May it be shown for confirmation? One that only reads may, whatever else is told, if no other act is asked."""
+        if not self.is_gentle(match.profile.tool.uid):
+            return verdict.p >= CONFIRM and match.unexplained.bit_count() < _MOST_UNKNOWN
+        agrees = match.named >= _AGREES and (not match.part.verb or match.verb >= _AGREES)
+        return verdict.p >= (READING if agrees else CONFIRM)
 
     def _twin(self, chosen: _Chosen) -> Match | None:
         """Another tool that fits as well."""
