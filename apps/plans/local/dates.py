@@ -70,6 +70,8 @@ _MANY: Final = 20
 _LATE: Final = frozenset(("tonight", "evening", "afternoon", "night"))
 _TO: Final = frozenset(("to", "until", "till", "through"))
 _RECENT: Final = frozenset(("today", "now", "yesterday"))
+_DONE: Final = frozenset(("log", "logged", "spent", "paid", "bought", "made", "taken", "done", "happened", "recorded"))
+"""Words that tell that a day is over."""
 _DASHES: Final = frozenset(("-", "–", "—"))
 _JOINERS: Final = frozenset(("at", "on", "by", "the", "from", "for", ","))
 
@@ -80,6 +82,7 @@ class _Said(dict[str, str]):
     def __init__(self, match: re.Match[str], before: str, now: datetime, *, late: bool) -> None:
         super().__init__({name: text.lower() for name, text in match.groupdict().items() if text})
         self.before, self.now, self.today, self.late = before, now, now.date(), late
+        self.past = False
         self.capital = match.group().rsplit(maxsplit=1)[-1][:1].isupper()
 
     def day(self, month: str, day: str, year: str | None) -> date:
@@ -88,7 +91,7 @@ class _Said(dict[str, str]):
         if year:
             return date(int(year), number, int(day))
         passed = (number, int(day)) < (self.today.month, self.today.day)
-        shift = (0 if passed else -1) if self.before == "since" else (1 if passed else 0)
+        shift = (0 if passed else -1) if self.past else (1 if passed else 0)
         return date(self.today.year + shift, number, int(day))
 
 
@@ -203,7 +206,7 @@ def _weekday(said: _Said) -> When:
     if before in ("every", "each") or not (which or said.capital or before in _DAILY or len(said["day"]) > _SHORT):
         return None
     ahead = (_DAYS.index(said["day"][:3]) - said.today.weekday()) % 7 or 7
-    return said.today + timedelta(days=ahead - (7 if which in ("last", "past") or before == "since" else 0))
+    return said.today + timedelta(days=ahead - (7 if which in ("last", "past") or said.past else 0))
 
 
 def _year(said: _Said) -> When:
@@ -293,6 +296,7 @@ def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[
             continue
         before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
         said = _Said(match, before[-1] if before else "", now, late=late)
+        said.past = said.before == "since" or not _DONE.isdisjoint((tokens[0].low, *before))
         try:
             when = next(reader for name, reader in _READERS.items() if name in said)(said)
         except (ValueError, OverflowError):
