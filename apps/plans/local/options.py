@@ -28,6 +28,8 @@ _CALLED: Final = 2.0
 _UNANNOUNCED: Final = 0.8
 """What each word from the third on costs in a value that nothing announces."""
 _FEW: Final = 2
+_SHORT_NUMBER: Final = 4
+"""How long a number may be that is part of a name: "Baker Street 221B"."""
 _LEAST_OF_CUT: Final = -0.5
 _PREPOSITIONS: Final = GROUPS["preposition"]
 _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled", "labeled"})
@@ -50,7 +52,7 @@ _ENDS: Final = {
 _ON: Final = frozenset({"on", "enable", "enabled", "activate", "activated", "true", "yes"})
 _OFF: Final = frozenset({"off", "disable", "disabled", "deactivate", "deactivated", "false", "no"})
 _NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
-_FREE: Final = frozenset({"text", "query", "name", "other"})
+FREE: Final = frozenset({"text", "query", "name", "other"})
 """Roles whose values may be of several words."""
 _PLAIN: Final[Mapping[str, float]] = {
     "text": 0.2,
@@ -239,7 +241,7 @@ class Options:
         """The noun that the letters of an id stand for, and how well it is one of the param's: `msg-774` is no event."""
         sorts = self.library.sorts(str(found.value)) if found.kind in (Kind.ID, Kind.SLUG) else frozenset()
         own = sort_of(param, self.profile.nouns)
-        if not sorts or param.role in _FREE:
+        if not sorts or param.role in FREE:
             return "", 0.0
         if own not in sorts:
             return "", -_OF_SORT if str(found.value)[0].islower() else 0.0
@@ -266,7 +268,7 @@ class Options:
     # Words cut out of the part
 
     def _cut(self, param: Param) -> Iterator[Option]:
-        longest = _LONGEST_SPAN if param.role in ("text", "query") else _LONGEST_NAME if param.role in _FREE else 2
+        longest = _LONGEST_SPAN if param.role in ("text", "query") else _LONGEST_NAME if param.role in FREE else 2
         for first, last in self.spans():
             if last >= first + longest and not param.array:
                 continue
@@ -383,8 +385,12 @@ class Options:
         part, tokens = self.part, self.part.reading.tokens[first : last + 1]
         long, query, size = param.role == "text", param.role == "query", last - first + 1
         content = [one for one in tokens if one.low not in SMALL]
+        proper = {one.place for one in tokens if one.text[0].isupper() or (one.text[0].isdigit() and size > 1)}
         inner = sum(one.low in BOUNDS or one.low in PUNCTUATION for one in tokens)
         typed = (stretch(first, last) & part.typed).bit_count()
+        if param.role == "name" and any(one.text[0].isupper() for one in tokens):
+            inner -= sum(one.low == "," and {one.place - 1, one.place + 1} <= proper for one in tokens)
+            typed -= sum(one.text[0].isdigit() and len(one.text) <= _SHORT_NUMBER for one in tokens)
         said = long and self._is_said(first)
         crossed = sum(first <= place <= last for place in part.turns)
         crossed += sum(

@@ -293,6 +293,8 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
         return "json", (Kind.JSON, *((Kind.PERIOD,) if _ends(item) else ()))
     if role == "email" and "name" in _opening(description):
         role, kinds = _ROLES[False, "user"]
+    if role == "json" and "json" not in description.lower():
+        role, kinds = "slug", (Kind.SLUG, Kind.ID, Kind.JSON)
     if role == _KNOB:  # digits of a card, not a count
         role, kinds = _ROLES[False, "id"]
     if role == "other":

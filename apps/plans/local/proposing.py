@@ -12,6 +12,7 @@ from apps.plans.local.chaining import Source, explain_by_givers, given, produced
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.judging import CONFIRM, READING, Verdict, holding, judged
 from apps.plans.local.matching import Match, Matcher
+from apps.plans.local.options import FREE
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
 from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
@@ -44,6 +45,7 @@ _IGNORED: Final = 3.0
 _LED: Final = 1.5
 _NEAR: Final = 0.6
 _FITTING: Final = 3.0
+_ANNOUNCED: Final = 1.0
 _MOST_UNKNOWN: Final = 2
 _LIKELY: Final = 2.0
 _LINKED: Final = 0.5
@@ -391,6 +393,13 @@ class _Proposing:
 
     def _is_meant(self, match: Match, verdict: Verdict) -> bool:
         """May it be shown for confirmation? One that only reads may, whatever else is told, if no other act is asked."""
+        plain = [
+            param.role not in FREE and match.options[param.name].cued < _ANNOUNCED
+            for param in match.profile.params
+            if param.name in match.options and match.options[param.name].evidence == Evidence.CUT
+        ]
+        if match.unsaid >= _ANNOUNCED and any(plain) and len(plain) == len(match.options):
+            return False
         if not self.is_gentle(match.profile.tool.uid):
             return verdict.p >= CONFIRM and match.unexplained.bit_count() < _MOST_UNKNOWN
         agrees = match.named >= _AGREES and (not match.part.verb or match.verb >= _AGREES)
