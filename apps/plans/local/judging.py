@@ -140,7 +140,10 @@ def holding(part: Part, match: Match) -> tuple[str, ...]:
     return tuple(
         tokens[place].text
         for place in bits(((1 << part.stop) - 1) & ~((1 << part.first) - 1) & ~kept)
-        if any(said in _HOLDING for said in accumulate((one.low for one in part.tokens[place - part.first :][:3]), "{} {}".format))
+        if any(
+            said in _HOLDING
+            for said in accumulate((one.low for one in part.tokens[place - part.first :][:3]), "{} {}".format)
+        )
         and not (place + 1 in starts and tokens[place].low in ("until", "till", "but"))
         and not (part.question and tokens[place].low in GROUPS["question"])
         and not is_own(match.profile, tokens[place].low)

@@ -99,6 +99,8 @@ _ENDINGS: Final = {
     "pdf": frozenset({"pdf"}),
 }
 _TEXT_ENDINGS: Final = frozenset({"txt", "md", "csv", "json", "html", "log", "docx"})
+_OF_OTHER: Final = -2.4
+"""What it counts that the word before a value names another param."""
 _OF_SORT: Final = 1.5
 """What it counts for an id that its letters say what it is of."""
 _METHODS: Final = frozenset(map(stem, ("method", "action", "operation", "command", "op", "mode")))
@@ -217,7 +219,7 @@ class Options:
                 gain += _TO_A_DAY.get(param.side, 0.0)
             if param.array:
                 gain -= 0.3
-            if param.role == "knob" and (found.unit or self.part.low(self.part.before(first)) in _COMPARING):
+            if param.role in ("knob", "id") and (found.unit or self.part.low(self.part.before(first)) in _COMPARING):
                 gain -= 2.0
             if gain < _LEAST_OF_OPTIONAL and not param.required:
                 continue
@@ -484,7 +486,14 @@ class Options:
             return 1.4
         if param.required and (param.role == "id" or kind in _NUMBERS) and stemmed in self.profile.nouns:
             return 1.2
+        if kind in (None, Kind.SLUG, Kind.QUOTED) and stemmed in self._others(param):
+            return _OF_OTHER
         return (0.6 if kind else 0.2) if stemmed in param.cues else 0.0
+
+    def _others(self, param: Param) -> set[str]:
+        """The last words of the names of the tool's other params, where the tool's own name does not say them."""
+        names = {one.words[-1] for one in self.profile.params if one is not param and one.words}
+        return names - {*self.profile.nouns, *param.words, *UNNAMING}
 
 
 def _suited(param: Param, value: str, how: float) -> float:

@@ -440,7 +440,9 @@ def _converted(param: Param, found: Found) -> Any:
         value = str(value)[:10]
     elif kind is Kind.DOMAIN and Kind.URL in param.kinds and param.role != "domain":
         value = f"https://{value}"
-    elif kind is Kind.USER or (kind is Kind.CHANNEL and "#" not in str(param.schema.get("description", "")).partition("without")[0]):
+    elif kind is Kind.USER or (
+        kind is Kind.CHANNEL and "#" not in str(param.schema.get("description", "")).partition("without")[0]
+    ):
         value = str(value).lstrip("@#")
     elif kind is Kind.PERIOD and param.type == "object" and (ends := _ends(param.schema)):
         value = dict(zip(ends, str(value).split("/"), strict=True))
