@@ -486,7 +486,7 @@ class Options:
             return 1.4
         if param.required and (param.role == "id" or kind in _NUMBERS) and stemmed in self.profile.nouns:
             return 1.2
-        if kind in (None, Kind.SLUG, Kind.QUOTED) and stemmed in self._others(param):
+        if kind not in _NUMBERS and kind not in _WHENS and stemmed in self._others(param):
             return _OF_OTHER
         return (0.6 if kind else 0.2) if stemmed in param.cues else 0.0
 
