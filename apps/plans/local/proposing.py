@@ -46,6 +46,7 @@ _LED: Final = 1.5
 _NEAR: Final = 0.6
 _FITTING: Final = 3.0
 _ANNOUNCED: Final = 1.0
+_SPOKEN_OF: Final = 0.35
 _MOST_UNKNOWN: Final = 2
 _LIKELY: Final = 2.0
 _LINKED: Final = 0.5
@@ -402,7 +403,7 @@ class _Proposing:
             return False
         if not self.is_gentle(match.profile.tool.uid):
             return verdict.p >= CONFIRM and match.unexplained.bit_count() < _MOST_UNKNOWN
-        agrees = match.named >= _AGREES and (not match.part.verb or match.verb >= _AGREES)
+        agrees = match.named >= _SPOKEN_OF and (not match.part.verb or match.verb >= _AGREES)
         return verdict.p >= (READING if agrees else CONFIRM)
 
     def _twin(self, chosen: _Chosen) -> Match | None:
