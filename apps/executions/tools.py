@@ -249,13 +249,15 @@ def _executed(caller: Caller, given: ExecutePlan, *, answers_inbox: bool = False
     own_transactions=True,
 )
 def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
-    """Ask for something in plain words, and have it done at once if the plan is ready: create_delegation_plan, then execute_delegation_plan.
+    """Ask for something in plain words, and have it done at once if the plan is ready.
 
-    A plan with a guessed value is carried out only if it changes nothing. Results of fast steps are in the answer, and the
-    end of it all comes to your inbox. If nothing runs: confirm it with confirm_plan or answer its questions with answer_plan, then pass the new plan_id to
-    execute_delegation_plan.
+    It is create_delegation_plan and execute_delegation_plan in one call. A plan with a guessed value is carried out only
+    if it changes nothing. Results of fast steps are in the answer, and the end comes to your inbox. If the plan is not
+    ready, nothing runs: confirm it with confirm_plan or answer its questions with answer_plan. Then pass the new plan_id
+    to execute_delegation_plan.
     """
-    made, now = planning.plan_request(caller=caller, given=given, now=timezone.now()), timezone.now()
+    now = timezone.now()
+    made = planning.plan_request(caller=caller, given=given, now=now)
     if made.status == "needs_confirmation" and given.confirm_reads:
         with caller.acting():
             # What a model makes up might carry something out to an address.
