@@ -16,7 +16,6 @@ from apps.delivery.models import Delivery, Kind, Target
 from apps.delivery.models import State as DeliveryState
 from apps.digests import selectors as digests
 from apps.digests.models import Inbox, ReceiptState, Thread
-from apps.plans import selectors as plans
 from apps.receipts.models import Obligation
 from apps.tasks import selectors as tasks
 from apps.tasks.models import FinishedTask, LiveTask
@@ -257,11 +256,6 @@ def gauges(*, now: datetime) -> list[Gauge]:
         Gauge(name="gatehouse_inbox_oldest_pending_seconds", says="Age of the oldest buffered receipt.", value=waited),
         Gauge(name="gatehouse_digests_overdue", says="Digests past their moment.", value=inboxes.overdue),
         Gauge(name="gatehouse_digests_lateness_seconds", says="Of the digest longest overdue.", value=lateness),
-        Gauge(
-            name="gatehouse_planner_calibration_error",
-            says="Of the learned models in use the worst: how far confidence lies from how often a plan is right.",
-            value=plans.calibration_error(),
-        ),
         Gauge(
             name="gatehouse_retention_age_seconds",
             says="Since the last full sweep of retention.",

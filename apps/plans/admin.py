@@ -10,7 +10,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 
 from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked, start_of, verb
 from apps.plans import drawing, services
-from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, WaitingPlan
+from apps.plans.models import Delegate, Plan
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
@@ -113,41 +113,3 @@ def _asker(plan: Plan) -> Caller:
 class DelegateAdmin(OperatorAdmin):
     list_display = ["delegate_id", "scope", linked("parent"), linked("principal", "Acts as"), "created_at"]
     list_select_related = ["parent", "principal"]
-
-
-@admin.register(WaitingPlan)
-class WaitingPlanAdmin(OperatorAdmin):
-    list_display = ["id", linked("plan"), "expires_at"]
-    list_filter = ["tenant"]
-    list_select_related = ["plan"]
-    ordering = ["-id"]
-
-
-@admin.register(Outcome)
-class OutcomeAdmin(OperatorAdmin):
-    list_display = ["id", linked("plan"), "tools", "weight", "recorded_at"]
-    list_filter = ["tenant"]
-    list_select_related = ["plan"]
-    ordering = ["-id"]
-
-
-@admin.register(LearnedModel)
-class LearnedModelAdmin(OperatorAdmin):
-    list_display = [
-        *("number", "tenant", "state", "learned_from"),
-        *("node_f1", "node_f1_before", "calibration_error", "learned_at"),
-    ]
-    list_filter = ["state", "tenant"]
-    ordering = ["-id"]
-    exclude = ["body"]
-    actions_detail = ["go_back"]
-
-    @verb(
-        "Go back to the model before",
-        explanation="Plan by the model before this one, until a better one is learned.",
-        permission="plans.operate_learnedmodel",
-    )
-    def go_back(self, model: LearnedModel, _given: Mapping[str, Any]) -> str:
-        with acting_in(model.tenant_id, "console: back to the model before"):
-            earlier = services.go_back(tenant_id=model.tenant_id, number=model.number)
-        return f"{earlier} is in use again."

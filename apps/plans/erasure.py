@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Final
 
 from apps.core.erasure import Rows, belong, register
-from apps.plans import selectors, services
+from apps.plans import services
 
 _NOTHING: Final = """(
     select coalesce(jsonb_object_agg(key, value), '{}') from jsonb_each(document)
@@ -14,10 +14,8 @@ _NOTHING: Final = """(
 _OF_FORGOTTEN: Final = "plan_id in (select id from plans_plan where tenant_id = %(tenant)s and intent = '')"
 
 
-def _unlearn(tenant_id: int, outcomes: Collection[int]) -> None:
-    """Empty the models that may have learned from these requests."""
-    if (taught_at := selectors.first_noted(outcomes)) is not None:
-        services.unlearn(tenant_id=tenant_id, taught_at=taught_at)
+def _unlearn(tenant_id: int, _outcomes: Collection[int]) -> None:
+    services.unlearn(tenant_id=tenant_id)
 
 
 register(

@@ -49,9 +49,6 @@ _LOOKED_AT: Final = 0.02
 _PERMUTED: Final = 6
 _MENTION: Final = 0.5
 _LONGEST_ODDS: Final = 7.0
-_FEWEST: Final = 5
-_SHARE: Final = 0.3
-_MOST_HABITS: Final = 50
 _NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -299,52 +296,3 @@ def _logistic(rows: Vector, right: Vector, held: Vector, prior: Vector, *, trust
         if float(np.abs(step).max()) < 1e-6:  # noqa: PLR2004  # converged
             break
     return weights
-
-
-# Judging and telling.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """How well a model finds the tools of plans that it has not seen."""
-
-    node_f1: float
-    calibration_error: float
-    """How far, on average over ten bins, its confidence lies from how often just the right tools are found."""
-
-
-def judge(plans: Sequence[Past], history: History, content: Content) -> Judged:
-    """Hold what a model says of some requests against the tools that ran."""
-    hits = told = meant = 0
-    bins: dict[int, list[float]] = {}
-    for plan in plans:
-        found = history.likely(plan.request, content(plan.request))
-        tools, right = {uid for uid, _ in found.tools}, set(plan.tools)
-        hits, told, meant = hits + len(tools & right), told + len(tools), meant + len(right)
-        bins.setdefault(min(int(found.confidence * 10), 9), []).append(found.confidence - (tools == right))
-    error = math.fsum(abs(math.fsum(gaps)) for gaps in bins.values()) / max(len(plans), 1)
-    return Judged(node_f1=round(2 * hits / max(told + meant, 1), 4), calibration_error=round(error, 4))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Habit:
-    """That one tool is often followed by another: how often, out of how many."""
-
-    name: str
-    text: str
-    confidence: float
-
-
-def habits(plans: Sequence[Past], names: Mapping[str, str]) -> list[Habit]:
-    """The most frequent steps from one tool to the next, each backed by at least five plans and three in ten of their kind."""
-    follows = Counter(pair for plan in plans for pair in set(pairwise(plan.tools)))
-    times = Counter(uid for plan in plans for uid in set(plan.tools))
-    found = []
-    for (before, after), count in sorted(follows.items(), key=lambda one: (-one[1], one[0])):
-        share = count / times[before]
-        if count < _FEWEST or share < _SHARE or before not in names or after not in names:
-            continue
-        one, other = names[before], names[after]
-        text = f"Often {one} is followed by {other}: in {count} of {times[before]} plans with {one}."
-        found.append(Habit(name=f"{one} then {other}"[:200], text=text, confidence=round(min(share, 1.0), 2)))
-    return found[:_MOST_HABITS]

@@ -147,42 +147,15 @@ class Outcome(TenantModel):
 
 
 class LearnedModel(TenantModel):
-    """What was learned from a tenant's outcomes. One is in use; those before it are kept for going back.
+    """What was learned from a tenant's outcomes. A new one takes the place of the old one."""
 
-    One that had learned from what was forgotten on request is empty, and stays for its number, which is not given again:
-    processes tell by it what they hold.
-    """
-
-    class State(models.TextChoices):
-        IN_USE = "in_use", "in use"
-        SUPERSEDED = "superseded"
-        REJECTED = "rejected"
-
-    number = models.PositiveIntegerField()
-    state = models.CharField(max_length=10, choices=State)
     learned_from = models.PositiveIntegerField(help_text="How many outcomes it has learned from.")
-    last_outcome = models.BigIntegerField(
-        default=0, help_text="The number of the last of them: later ones are new. 0: all are."
-    )
-    node_f1 = models.FloatField(null=True, help_text="On the last tenth, not learned from; null: too few to say.")
-    calibration_error = models.FloatField(
-        null=True, help_text="There: how far, on average, the confidence of a plan lies from how often it is right."
-    )
-    node_f1_before = models.FloatField(null=True, help_text="What the model before it reached there.")
+    last_outcome = models.BigIntegerField(help_text="The number of the last of them: later ones are new.")
     body = models.BinaryField()
     learned_at = models.DateTimeField()
 
     class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["tenant", "number"], name="plans_learnedmodel_number_once"),
-            models.UniqueConstraint(
-                fields=["tenant"], condition=Q(state="in_use"), name="plans_learnedmodel_one_in_use"
-            ),
-            models.CheckConstraint(
-                condition=Q(state__in=["in_use", "superseded", "rejected"]), name="plans_learnedmodel_state_known"
-            ),
-        ]
-        permissions = [("operate_learnedmodel", "Can go back to the model before")]
+        constraints = [models.UniqueConstraint(fields=["tenant"], name="plans_learnedmodel_one_a_tenant")]
 
     def __str__(self) -> str:
-        return f"model {self.number}"
+        return f"model {self.pk}"

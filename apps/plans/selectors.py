@@ -4,10 +4,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
-from django.db.models import Exists, Max, Min, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
@@ -18,7 +18,7 @@ from apps.plans import documents, drawing, shelf, sql, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
 from apps.plans.errors import UnknownPlan
-from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, WaitingPlan
+from apps.plans.models import Delegate, Plan, WaitingPlan
 from apps.plans.shapes import WORKER_STEPS, PlanAnswer, PlanSummary
 from apps.plans.validation import Limits, Problem
 from apps.principals.services import DELEGATE
@@ -26,13 +26,8 @@ from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
 from apps.workers import selectors as workers
 
-HABITS: Final = "delegation"
-"""The category of the patterns that tell what past plans have in common."""
-
 _START: Final = 200
 """How much of an intent a list shows."""
-_MOST_LEARNED: Final = 4_000
-_FEWEST_NEW, _MOST_NEW = 5, 50
 _MEMORY: Final = re.compile(r"(?:(?P<kind>observation|obs|pattern)[:-])?(?P<number>[1-9][0-9]{0,17})", re.ASCII)
 
 
@@ -282,38 +277,3 @@ def known_receipt_ids(receipt_ids: Iterable[str], principal_id: int) -> frozense
     found = Receipt.objects.filter(receipt_id__in=list(receipt_ids))
     pairs = found.values_list("receipt_id", "recipient_id", "poster_id")
     return frozenset(receipt_id for receipt_id, *parties in pairs if principal_id in parties)
-
-
-def outcomes_to_learn_from() -> list[Outcome]:
-    """The latest outcomes of the current tenant, oldest first, as many as are learned from."""
-    return list(reversed(Outcome.objects.order_by("-id")[:_MOST_LEARNED]))
-
-
-def first_noted(outcomes: Iterable[int]) -> datetime | None:
-    """When the first of these outcomes was noted; None of none."""
-    earliest: datetime | None = Outcome.objects.filter(pk__in=list(outcomes)).aggregate(at=Min("recorded_at"))["at"]
-    return earliest
-
-
-def tenants_with_lessons() -> list[int]:
-    """The tenants of which so many outcomes are new that learning again is worth its while. Runs as the system."""
-    counted = sql.new_outcomes(most=_MOST_NEW)
-    return [tenant for tenant, fresh, learned_from in counted if is_worth_learning(fresh, learned_from)]
-
-
-def is_worth_learning(fresh: int, learned_from: int) -> bool:
-    """A twentieth more, or fifty; the first fifty as well, of fewer plans one learns less than the words say."""
-    return fresh >= (min(max(_FEWEST_NEW, learned_from // 20), _MOST_NEW) if learned_from else _MOST_NEW)
-
-
-def written_habits() -> dict[str, str]:
-    """What memory holds of the habits of past plans, text by name."""
-    return dict(Memory.objects.filter(kind=Kind.PATTERN, domain=HABITS).values_list("name", "text"))
-
-
-def calibration_error() -> float:
-    """The worst calibration error of the models in use, over all tenants that the caller sees; 0 without any."""
-    worst = LearnedModel.objects.filter(state=LearnedModel.State.IN_USE).aggregate(worst=Max("calibration_error"))[
-        "worst"
-    ]
-    return float(worst or 0.0)

@@ -147,9 +147,9 @@ def prepare(*, tenant_id: int, acting: Callable[[], AbstractContextManager[objec
 
 
 def _load_model(kept: _Kept) -> None:
-    number = LearnedModel.objects.filter(state=LearnedModel.State.IN_USE).values_list("number", flat=True).first() or 0
+    number = LearnedModel.objects.values_list("pk", flat=True).first() or 0
     if number != kept.model:
-        body = LearnedModel.objects.filter(number=number).values_list("body", flat=True).first()
+        body = LearnedModel.objects.filter(pk=number).values_list("body", flat=True).first()
         kept.history = History.loads(bytes(body)) if body else None
         kept.model = number
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from django.utils import timezone
 
 from apps.core.ticks import tick
-from apps.plans import selectors, services
+from apps.plans import selectors, services, sql
 from apps.principals.tenancy import acting_as_system, acting_in
 
 _AT_ONCE = 500
@@ -26,7 +26,7 @@ def abandon() -> None:
 def learn() -> None:
     """Learn from what was carried out, where enough of it is new."""
     with acting_as_system("tenants whose planner can learn something"):
-        tenants = selectors.tenants_with_lessons()
+        tenants = sql.tenants_with_lessons()
     failures: list[Exception] = []
     for tenant_id in tenants:
         try:

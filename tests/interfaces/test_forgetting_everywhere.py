@@ -14,9 +14,7 @@ from apps.core.sql import database_now
 from apps.executions.models import WorkerJob
 from apps.memory import services as memory
 from apps.memory.models import SearchTerm, TermFrequency
-from apps.plans import services as plans
-from apps.plans.history import Past
-from apps.plans.models import LearnedModel
+from apps.plans.models import LearnedModel, Outcome
 from apps.principals.models import TenantModel
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers.models import SourceEntry
@@ -111,10 +109,8 @@ def plant_the_rest(kee: Caller) -> None:
             tenant_id=kee.tenant_id, source=source, key="key", stated={}, named_at=T0, next_at=T0
         )
         enroll(kee, make_key("key"))
-        plans.take_over_history(tenant_id=kee.tenant_id, plans=[Past(request="x", tools=("uid",))], now=T0)
-        LearnedModel.objects.create(
-            tenant_id=kee.tenant_id, number=1, state="in_use", learned_from=1, body=b"", learned_at=T0
-        )
+        Outcome.objects.create(tenant_id=kee.tenant_id, request="x", tools=["uid"], recorded_at=T0)
+        LearnedModel.objects.create(tenant_id=kee.tenant_id, learned_from=1, last_outcome=1, body=b"", learned_at=T0)
         WorkerJob.objects.create(
             tenant_id=kee.tenant_id, worker_id="w", cancel_tool="c", job_id="j", began_at=T0, next_at=database_now()
         )

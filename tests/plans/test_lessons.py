@@ -1,14 +1,13 @@
-"""What executed plans leave behind: one outcome a plan, and models that are emptied or taken back."""
+"""What executed plans leave behind: one outcome a plan, and what is learned from them."""
 
-from datetime import timedelta
+from collections.abc import Sequence
 
 import pytest
 
-from apps.core import erasure
-from apps.core.errors import Conflict
-from apps.plans import selectors, services, shelf
+from apps.core import erasure, ticks
+from apps.plans import services, shelf, sql
 from apps.plans.history import Past
-from apps.plans.models import LearnedModel, Outcome
+from apps.plans.models import Outcome
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0
@@ -51,67 +50,51 @@ def test_plan_has_one_outcome_and_none_if_nothing_ran(as_kee: Caller) -> None:
     assert Outcome.objects.count() == 1
 
 
-def model(tenant: Tenant, number: int, state: str) -> LearnedModel:
-    return LearnedModel.objects.create(
-        tenant_id=tenant.pk,
-        number=number,
-        state=state,
-        learned_from=1,
-        node_f1=None,
-        body=b"quibble",
-        learned_at=T0 + timedelta(hours=number),
+def note(tenant: Tenant, plans: Sequence[Past]) -> None:
+    """Outcomes of plans that were carried out."""
+    Outcome.objects.bulk_create(
+        Outcome(tenant_id=tenant.pk, request=plan.request, tools=list(plan.tools), recorded_at=T0) for plan in plans
     )
 
 
-def test_model_before_can_be_taken_back(tenant: Tenant, as_kee: Caller) -> None:
-    model(tenant, 1, "superseded")
-    model(tenant, 2, "in_use")
-
-    assert services.go_back(tenant_id=tenant.pk, number=2).number == 1
-    with pytest.raises(Conflict, match="none before it is kept"):
-        services.go_back(tenant_id=tenant.pk, number=1)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_forgotten_request_empties_the_models_that_learned_from_it(tenant: Tenant, kee: Caller) -> None:
-    with acting_as(kee):
-        for number, state in enumerate(("superseded", "in_use"), start=1):
-            model(tenant, number, state)
-        plan = Past(request="quibble the lot", tools=("t",))
-        services.take_over_history(tenant_id=tenant.pk, plans=[plan], now=T0 + timedelta(hours=1, minutes=30))
-
-    with acting_as_system("test"), erasure.redacting():
-        erasure.erase(tenant.pk, "quibble the lot")
-
-    with acting_as(kee):
-        assert [bytes(one.body) for one in LearnedModel.objects.order_by("number")] == [b"quibble", b""]
-        assert not LearnedModel.objects.filter(state="in_use").exists()
-        assert selectors.calibration_error() == 0
-
-
-def test_planner_learns_and_a_worse_model_is_not_used(tenant: Tenant, kee: Caller) -> None:
-    """Sixty plans are judged on their last tenth; a model of contrary plans is kept aside."""
-    with acting_as(kee):
-        services.take_over_history(tenant_id=tenant.pk, plans=[*_PAST] * 10, now=T0)
-    first = services.learn(tenant_id=tenant.pk, now=T0)
-    with acting_as(kee), shelf.held(tenant_id=tenant.pk) as held:
-        assert held.model == 1
-        assert held.history is not None
-        assert [uid for uid, _ in held.history.likely("quibble the papers", {}).tools] == ["t-quibble"]
-        Outcome.objects.all().delete()
-        services.take_over_history(tenant_id=tenant.pk, plans=[*_CONTRARY * 9, *_PAST], now=T0)
-    second = services.learn(tenant_id=tenant.pk, now=T0)
-
-    assert first is not None
-    assert (first.state, first.node_f1) == ("in_use", 1.0)
-    assert second is not None
-    assert second.state == "rejected"
-    assert (second.node_f1 or 0) < (second.node_f1_before or 0)
-
-
-_PAST = [
+PAST = [
     Past(request=f"{verb} the {noun}", tools=(f"t-{verb}",))
     for verb in ("quibble", "wobble")
     for noun in ("papers", "lot", "rest")
 ]
-_CONTRARY = [Past(request=one.request, tools=("t-other",)) for one in _PAST]
+
+
+def likely(tenant: Tenant, kee: Caller) -> list[str] | None:
+    """The tools that a request comes to by what was learned."""
+    with acting_as(kee), shelf.held(tenant_id=tenant.pk) as held:
+        return None if held.history is None else [uid for uid, _ in held.history.likely("quibble these", {}).tools]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_planner_learns_and_forgets(tenant: Tenant, kee: Caller) -> None:
+    with acting_as(kee):
+        note(tenant, PAST * 10)
+    with acting_as_system("test"):
+        assert sql.tenants_with_lessons() == [tenant.pk]
+
+    ticks.run("plans.learn")
+
+    assert likely(tenant, kee) == ["t-quibble"]
+    with acting_as_system("test"):
+        assert sql.tenants_with_lessons() == []
+    with acting_as_system("test"), erasure.redacting():
+        erasure.erase(tenant.pk, "quibble the lot")
+    assert likely(tenant, kee) is None
+    again = services.learn(tenant_id=tenant.pk, now=T0)
+    assert again is not None
+    assert likely(tenant, kee) == ["t-quibble"]
+
+
+def test_a_twentieth_more_is_worth_learning(tenant: Tenant, as_kee: Caller) -> None:
+    note(tenant, PAST * 8)  # two less than the first fifty
+    assert sql.tenants_with_lessons() == []
+    services.learn(tenant_id=tenant.pk, now=T0)
+    note(tenant, PAST[:4])
+    assert sql.tenants_with_lessons() == []
+    note(tenant, PAST[:1])
+    assert sql.tenants_with_lessons() == [tenant.pk]

@@ -188,55 +188,18 @@ class Migration(migrations.Migration):
                 name="LearnedModel",
                 fields=[
                     id_field(),
-                    ("number", models.PositiveIntegerField()),
-                    (
-                        "state",
-                        models.CharField(
-                            choices=[("in_use", "in use"), ("superseded", "Superseded"), ("rejected", "Rejected")],
-                            max_length=10,
-                        ),
-                    ),
                     ("learned_from", models.PositiveIntegerField(help_text="How many outcomes it has learned from.")),
                     (
-                        "node_f1",
-                        models.FloatField(
-                            help_text="On the last tenth, not learned from; null: too few to say.", null=True
-                        ),
-                    ),
-                    (
-                        "node_f1_before",
-                        models.FloatField(help_text="What the model before it reached there.", null=True),
+                        "last_outcome",
+                        models.BigIntegerField(help_text="The number of the last of them: later ones are new."),
                     ),
                     ("body", models.BinaryField()),
                     ("learned_at", models.DateTimeField()),
                     tenant_field(),
-                    (
-                        "calibration_error",
-                        models.FloatField(
-                            help_text="There: how far, on average, the confidence of a plan lies from how often it is right.",
-                            null=True,
-                        ),
-                    ),
-                    (
-                        "last_outcome",
-                        models.BigIntegerField(
-                            default=0, help_text="The number of the last of them: later ones are new. 0: all are."
-                        ),
-                    ),
                 ],
                 options={
-                    "permissions": [("operate_learnedmodel", "Can go back to the model before")],
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "number"), name="plans_learnedmodel_number_once"),
-                        models.UniqueConstraint(
-                            condition=models.Q(("state", "in_use")),
-                            fields=("tenant",),
-                            name="plans_learnedmodel_one_in_use",
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(("state__in", ["in_use", "superseded", "rejected"])),
-                            name="plans_learnedmodel_state_known",
-                        ),
+                        models.UniqueConstraint(fields=("tenant",), name="plans_learnedmodel_one_a_tenant")
                     ],
                 },
             ),

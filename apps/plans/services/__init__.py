@@ -1,7 +1,7 @@
 """Commands on plans."""
 
 from apps.plans.services.delegates import set_delegate
-from apps.plans.services.lessons import go_back, learn, record_outcome, take_over_history, unlearn
+from apps.plans.services.lessons import learn, record_outcome, unlearn
 from apps.plans.services.planning import answer, confirm, create_plan, plan_request
 from apps.plans.services.proposing import PlanRequest, propose
 from apps.plans.services.replanning import (
@@ -23,7 +23,6 @@ __all__ = [
     "answer",
     "confirm",
     "create_plan",
-    "go_back",
     "learn",
     "plan_request",
     "propose",
@@ -31,7 +30,6 @@ __all__ = [
     "replan",
     "set_delegate",
     "submit",
-    "take_over_history",
     "take_up",
     "unlearn",
 ]
