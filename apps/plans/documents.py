@@ -68,6 +68,8 @@ Short = Annotated[str, StringConstraints(max_length=100)]
 Sentence = Annotated[str, StringConstraints(max_length=2000)]
 Prose = Annotated[str, StringConstraints(max_length=20_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
+ReceiptId = Annotated[str, StringConstraints(min_length=1, max_length=100)]
+Told = Annotated[List[dict[str, Any]], Field(max_length=300)]
 Dollars = Annotated[float, Field(ge=0, le=MOST_MONEY)]
 
 
@@ -90,58 +92,26 @@ class Member(BaseModel):
         return self.model_dump(mode="json", exclude_none=True, by_alias=True)
 
 
-class Source(Member):
-    """Where the value of a param is from."""
-
-    model_config = ConfigDict(extra="allow")
-
-    source: Annotated[str, StringConstraints(min_length=1, max_length=50)]
-    """A kind of evidence, see `proposals.Evidence`; other authors may name others."""
-    key: str | None = None
-    """Of the context."""
-    text: str | None = None
-    """The words of the intent."""
-    step_id: StepId | None = None
-    path: str | None = None
-    """Into the result of the step."""
-
-
-class Alternative(Member):
-    """A tool that might have stood in the place of a step's."""
-
-    tool_name: ToolName
-    tool_uid: ToolUid | None = None
-    score: Share
-
-
 class Step(Member):
     """One instruction."""
 
     step_id: StepId
     step_type: Annotated[StepType, Field(strict=False)]
     depends_on: StepIds = ()
-    order_hint: StepIds | None = None
     worker_id: Name | None = None
     tool_name: ToolName | None = None
     tool_uid: ToolUid | None = None
     params: dict[str, Any] | None = None
-    provenance: dict[str, Source] | None = None
-    mode: Literal["direct", "async"] | None = None
+    provenance: dict[str, dict[str, Any]] | None = None
+    """By param where its value is from: `source` (see `proposals.Evidence`), and its `key`, `text`, `step_id` or `path`."""
     estimated_runtime_seconds: Annotated[float, Field(ge=0, le=1e9)] | None = None
     estimated_cost: Dollars | None = None
     confidence: Share | None = None
     critical: bool | None = None
-    fallback_worker_ids: Annotated[List[Name], Field(max_length=10), AfterValidator(_distinct)] | None = None
-    alternatives: Annotated[List[Alternative], Field(max_length=10)] | None = None
+    alternatives: Told | None = None
+    """Tools that might have stood here: tool_name, tool_uid, score."""
     wait_for_step_ids: Annotated[StepIds, Field(min_length=1)] | None = None
-    wait_for_receipts: (
-        Annotated[
-            List[Annotated[str, StringConstraints(min_length=1, max_length=100)]],
-            Field(max_length=256),
-            AfterValidator(_distinct),
-        ]
-        | None
-    ) = None
+    wait_for_receipts: Annotated[List[ReceiptId], Field(max_length=256), AfterValidator(_distinct)] | None = None
     aggregate_step_ids: Annotated[StepIds, Field(min_length=1)] | None = None
     synthesis_instructions: Prose | None = None
     executor: Literal["principal", "self"] | None = None
@@ -183,77 +153,6 @@ class Step(Member):
         return frozenset((*self.depends_on, *(self.wait_for_step_ids or ()), *(self.aggregate_step_ids or ())))
 
 
-class Missing(Member):
-    """One reason why there is no plan."""
-
-    kind: Annotated[str, StringConstraints(min_length=1, max_length=50)]
-    """See `proposals.Lack`."""
-    detail: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
-    clause: Prose | None = None
-    tool_name: ToolName | None = None
-
-
-class Candidate(Member):
-    """A tool that comes near what was asked."""
-
-    tool_name: ToolName
-    tool_uid: Short | None = None
-    worker_id: Name | None = None
-    score: Share
-    description: Sentence | None = None
-    clause: Prose | None = None
-    reason: Sentence | None = None
-    """Why it is not used."""
-
-
-class Doubt(Member):
-    """One thing to look at before a plan is confirmed: a value that is a guess, or the choice of a tool."""
-
-    detail: Sentence
-    step_id: StepId | None = None
-    param: str | None = None
-    """Its value and where that is from stand in the step. None: the choice of the tool is meant."""
-
-
-class Question(Member):
-    """One thing that `answer_plan` is to tell."""
-
-    question_id: StepId
-    text: Sentence
-    step_id: StepId
-    """A step of the partial plan."""
-    tool_name: ToolName
-    param: str | None = None
-    """The param that lacks a value. None: the answer is the name of a tool."""
-    choices: Annotated[List[Any], Field(max_length=300)] | None = None
-    schema_: Any = Field(None, alias="schema")
-    """The JSON Schema of the answer."""
-
-
-class Partial(Member):
-    """What there is of a plan that can't be carried out. Its steps have `missing_params`."""
-
-    model_config = ConfigDict(extra="allow")
-
-    steps: Annotated[List[dict[str, Any]], Field(max_length=256)]
-
-
-class Inputs(Member):
-    memory_ids: Annotated[List[Annotated[int, Field(ge=1)]], Field(max_length=200)] = ()
-    receipt_ids: Annotated[List[Short], Field(max_length=200)] = ()
-    concept_names: Annotated[List[Annotated[str, StringConstraints(max_length=200)]], Field(max_length=200)] = ()
-
-
-class Outputs(Member):
-    async_task_ids: Annotated[List[Short], Field(max_length=256)] = ()
-    result_pointers: Annotated[List[Annotated[str, StringConstraints(max_length=500)]], Field(max_length=256)] = ()
-
-
-class References(Member):
-    inputs: Inputs = Inputs()
-    expected_outputs: Outputs = Outputs()
-
-
 class Constraints(Member):
     """The hard bounds that a plan was made under."""
 
@@ -262,14 +161,6 @@ class Constraints(Member):
     timeout_seconds: Annotated[float, Field(ge=0, le=31_536_000)] | None = None
     exclude_workers: Annotated[List[Short], Field(max_length=200)] | None = None
     prefer: Literal["balanced", "cheap", "fast", "safe"] | None = None
-
-
-class Excluded(Member):
-    """What failed before, and is not used again."""
-
-    worker_id: Name
-    tool_name: ToolName
-    reason: Annotated[str, StringConstraints(max_length=1000)]
 
 
 class ModelUse(Member):
@@ -309,20 +200,25 @@ class Plan(Member):
     model_use: ModelUse | None = None
     planner_version: Annotated[str, StringConstraints(max_length=50)] = SUBMITTED
     registry_epoch: Annotated[int, Field(ge=0)] = 0
-    history_epoch: Annotated[int, Field(ge=0)] = 0
     assumptions: Annotated[List[Sentence], Field(max_length=100)] = ()
-    references: References = References()
+    references: dict[str, Any] | None = None
+    """`inputs`, which the context named (memory_ids, receipt_ids, concept_names), and `expected_outputs`."""
     estimated_total_runtime_seconds: Annotated[float, Field(ge=0, le=1e12)] | None = None
     execution_cost_estimate: Annotated[float, Field(ge=0, le=1e9)] | None = None
     can_run_parallel: bool | None = None
-    unsure: Annotated[List[Doubt], Field(max_length=100)] | None = None
-    """What to look at before `confirm_plan`."""
-    questions: Annotated[List[Question], Field(max_length=100)] | None = None
-    """What `answer_plan` answers."""
-    missing: Annotated[List[Missing], Field(max_length=100)] | None = None
-    candidates: Annotated[List[Candidate], Field(max_length=50)] | None = None
-    partial_plan: Partial | None = None
-    settled_tools: dict[str, ToolUid] | None = None
+    unsure: Told | None = None
+    """What to look at before `confirm_plan`: detail, step_id, and the param; without one, the choice of the tool is meant."""
+    questions: Told | None = None
+    """What `answer_plan` answers: question_id, text, step_id and tool_name, choices, the schema of the answer, and the param;
+    without one, the answer is the name of a tool.
+    """
+    missing: Told | None = None
+    """Why there is no plan: kind (see `proposals.Lack`), detail, the clause and the tool_name that it is about."""
+    candidates: Told | None = None
+    """The tools that come nearest to what was asked: tool_name, tool_uid, score, description, and the reason against each."""
+    partial_plan: dict[str, Any] | None = None
+    """What there is of a plan that can't be carried out. Its steps have `missing_params`."""
+    settled_tools: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}$")], ToolUid] | None = None
     """The tools of parts of the intent that answers have named, by the number of the part."""
     constraints: Constraints | None = None
     delegation_path: Annotated[List[Short], Field(max_length=32)] | None = None
@@ -331,7 +227,8 @@ class Plan(Member):
     """The plan that this one takes the place of."""
     revision: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
     """The number of this plan among those for this intent; a first one has none."""
-    excluded: Annotated[List[Excluded], Field(max_length=200)] | None = None
+    excluded: Told | None = None
+    """What failed before, and is not used again: worker_id, tool_name, reason."""
     plan_hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
     # These are told beside a plan, and stand in none.
     next_step: str | None = None

@@ -23,7 +23,6 @@ _LATENCY_SECONDS: Final = {"fast": 2.0, "medium": 30.0, "slow": 120.0}
 _UNKNOWN_SECONDS: Final = 30.0
 _TIERS: Final = {"trusted": 3, "verified": 2, "sandbox": 1, "untrusted": 0}
 _Z10: Final = 1.2816
-_FALLBACKS: Final = 2
 
 
 def lacks_room(offer: Offer, *, payload_bytes: int, calls: int) -> str | None:
@@ -63,10 +62,9 @@ _WEIGHTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The offer taken, those that may stand in for it, and what is expected of it."""
+    """The offer taken, and what is expected of it."""
 
     offer: Offer
-    fallbacks: tuple[str, ...]
     mode: StepType
     seconds: float
     cost: float
@@ -74,11 +72,9 @@ class Choice:
 
 def choose(offers: Sequence[Offer], *, salt: str, priority: Priority = Priority.BALANCED) -> Choice:
     """Return the best of some open offers; equal ones are spread by the salt, always the same way for the same salt."""
-    ranked = sorted(offers, key=lambda offer: (-round(_utility(offer, priority), 9), _spread(offer, salt)))
-    best = ranked[0]
+    best = min(offers, key=lambda offer: (-round(_utility(offer, priority), 9), _spread(offer, salt)))
     return Choice(
         offer=best,
-        fallbacks=tuple(offer.worker_id for offer in ranked[1 : 1 + _FALLBACKS]),
         mode=mode(best),
         seconds=expected_seconds(best),
         cost=best.cost,

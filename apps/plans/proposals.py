@@ -5,13 +5,12 @@ what they propose.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
 from apps.plans.catalogue import Tool
-from apps.plans.documents import Step
 
 
 class Evidence(StrEnum):
@@ -83,10 +82,6 @@ class ProposedStep:
     """Other tools for the same part, likeliest first."""
     after: frozenset[int] = frozenset()
     """Steps that must end first, though nothing of theirs is taken."""
-    worker_id: str | None = None
-    """The only MCP worker that may run it; None: any that offers the tool."""
-    done: Step | None = None
-    """It ran to its end under the plan that this one replaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,28 +168,6 @@ class Proposal:
         return bool(self.steps) and not (
             self.missing or self.questions or self.doubtful or any(value.evidence in UNSURE for value in values)
         )
-
-    def confirmed(self) -> "Proposal":
-        """The same, after the principal has confirmed its guesses."""
-
-        def sure(value: Value) -> Value:
-            return replace(value, evidence=Evidence.CONFIRMED) if value.evidence in UNSURE else value
-
-        steps = (
-            replace(step, values={name: sure(value) for name, value in step.values.items()}) for step in self.steps
-        )
-        return replace(self, steps=tuple(steps), doubtful=False)
-
-    def answered(self, answers: Mapping[int, Any]) -> "Proposal":
-        """The same with the values that answer questions about params, by the number of the question from 0."""
-        steps = list(self.steps)
-        for number, value in answers.items():
-            place, param = self.questions[number].step, self.questions[number].param or ""
-            values = {**steps[place].values, param: Value(value=value, evidence=Evidence.ANSWER)}
-            missing = tuple(name for name in steps[place].missing if name != param)
-            steps[place] = replace(steps[place], values=values, missing=missing)
-        left = tuple(one for number, one in enumerate(self.questions) if number not in answers)
-        return replace(self, steps=tuple(steps), questions=left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """Questions about plans, and the registry as the planner sees it."""
 
-import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -12,23 +11,19 @@ from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
 from apps.core.errors import NotFound
-from apps.memory.models import Memory
-from apps.memory.states import Kind
 from apps.plans import documents, drawing, shelf, sql, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
 from apps.plans.errors import UnknownPlan
 from apps.plans.models import Delegate, Plan, WaitingPlan
 from apps.plans.shapes import WORKER_STEPS, PlanAnswer, PlanSummary
-from apps.plans.validation import Limits, Problem
+from apps.plans.validation import Problem
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
-from apps.receipts.models import Receipt
 from apps.workers import selectors as workers
 
 _START: Final = 200
 """How much of an intent a list shows."""
-_MEMORY: Final = re.compile(r"(?:(?P<kind>observation|obs|pattern)[:-])?(?P<number>[1-9][0-9]{0,17})", re.ASCII)
 
 
 def plan(plan_id: str) -> Plan:
@@ -205,30 +200,25 @@ class Judgement:
     problems: list[Problem]
     catalogue: Catalogue
     """What the workers that the plan names offered then to the DeleGate that it names."""
-    history_epoch: int
 
 
 def judgement(document: object, *, tenant_id: int, principal_id: int) -> Judgement:
     """What is wrong with a plan, whoever wrote it: by the rules of :mod:`validation`, with the workers of the DeleGate
-    that it names, and by what its references must find here.
+    that it names, and by the plan that it replaces.
 
     The registry is held only until what the plan is judged by is taken out of it, for a long plan takes a second.
     """
     plan, _ = documents.parse(document)
     delegate = Delegate.objects.filter(delegate_id=plan.delegate_id).first() if plan else None
-    steps = plan.steps if plan else ()
-    named = {one for step in steps for one in (step.worker_id, *(step.fallback_worker_ids or ())) if one}
+    named = {step.worker_id for step in plan.steps if step.worker_id} if plan else ()
     with shelf.held(tenant_id=tenant_id, delegate=delegate) as held:
         catalogue = held.catalogue.within(held.pool).of_workers(named)
-    problems = validation.validate(document, catalogue, limits=Limits())
+    problems = validation.validate(document, catalogue)
     if plan is not None:
         if delegate is None and plan.delegate_id != DELEGATE:
             problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {plan.delegate_id}."))
-        problems += _unknown_references(plan.references.inputs, principal_id)
         problems += _not_done_before(plan, principal_id)
-    return Judgement(
-        problems=problems[: validation.MAX_PROBLEMS], catalogue=catalogue, history_epoch=held.history_epoch
-    )
+    return Judgement(problems=problems[: validation.MAX_PROBLEMS], catalogue=catalogue)
 
 
 def _not_done_before(plan: documents.Plan, principal_id: int) -> Iterator[Problem]:
@@ -243,37 +233,3 @@ def _not_done_before(plan: documents.Plan, principal_id: int) -> Iterator[Proble
     for place, step in enumerate(plan.steps):
         if step.done and (step.worker_id, step.tool_name) not in calls:
             yield Problem(f"/steps/{place}/done", "done_nowhere", f"{plan.replaces} has no such step.")
-
-
-def _unknown_references(inputs: documents.Inputs, principal_id: int) -> Iterator[Problem]:
-    memories, receipts = memories_named(inputs.memory_ids), known_receipt_ids(inputs.receipt_ids, principal_id)
-    for place, number in enumerate(inputs.memory_ids):
-        if str(number) not in memories:
-            yield Problem(f"/references/inputs/memory_ids/{place}", "unknown_memory", f"There is no memory {number}.")
-    for place, one in enumerate(inputs.receipt_ids):
-        if one not in receipts:
-            yield Problem(f"/references/inputs/receipt_ids/{place}", "unknown_receipt", f"There is no receipt {one}.")
-
-
-def memories_named(refs: Iterable[object]) -> dict[str, int]:
-    """The numbers of the memories that references name and this tenant has, by the text of each reference.
-
-    A reference is `obs-123`, `pattern-45`, or the number of either alone.
-    """
-    named = {str(ref): match for ref in refs if not isinstance(ref, bool) and (match := _MEMORY.fullmatch(str(ref)))}
-    numbers = {int(match["number"]) for match in named.values()}
-    found = Memory.objects.filter(kind__in=(Kind.OBSERVATION, Kind.PATTERN), pk__in=numbers)
-    known = set(found.values_list("pk", "kind"))
-    kinds = {None: (Kind.OBSERVATION, Kind.PATTERN), "pattern": (Kind.PATTERN,)}
-    return {
-        text: int(match["number"])
-        for text, match in named.items()
-        if any((int(match["number"]), kind) in known for kind in kinds.get(match["kind"], (Kind.OBSERVATION,)))
-    }
-
-
-def known_receipt_ids(receipt_ids: Iterable[str], principal_id: int) -> frozenset[str]:
-    """Those among the ids that this principal has received or posted."""
-    found = Receipt.objects.filter(receipt_id__in=list(receipt_ids))
-    pairs = found.values_list("receipt_id", "recipient_id", "poster_id")
-    return frozenset(receipt_id for receipt_id, *parties in pairs if principal_id in parties)

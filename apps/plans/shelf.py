@@ -6,10 +6,9 @@ transaction. So a worker that was registered a moment ago is used at once, in ev
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from apps.plans.catalogue import Catalogue, Pool, Tool
@@ -31,7 +30,6 @@ class Held:
 
     catalogue: Catalogue
     library: Library
-    history_epoch: int
     history: History | None
     """What was learned; None: nothing yet."""
     model: int
@@ -45,8 +43,6 @@ class _Kept:
     """One tenant's registry in this process."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
-    building: threading.Lock = field(default_factory=threading.Lock)
-    """Whoever builds it holds this, so that nobody builds it beside."""
     catalogue: Catalogue = field(default_factory=lambda: Catalogue(-1))
     library: Library = field(default_factory=Library)
     indexed: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -56,15 +52,9 @@ class _Kept:
     model: int = 0
     conditions: dict[str, tuple[object, ...]] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)
-    departments: frozenset[int] = frozenset()
-    """The principals of the DeleGates below the root."""
     managers: Mapping[str, int] = field(default_factory=dict)
-    """By worker the one of them in whose pool it is; the root's are left out."""
+    """By worker the DeleGate's principal in whose pool it is; the root's are left out."""
     pools: dict[int | None, Pool | None] = field(default_factory=dict)
-
-    @property
-    def is_built(self) -> bool:
-        return self.catalogue.epoch >= 0
 
 
 _registries: Final[OrderedDict[int, _Kept]] = OrderedDict()
@@ -81,23 +71,9 @@ def _registry(tenant_id: int) -> _Kept:
         return kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _News:
-    """Rows that differ from what is kept."""
-
-    epoch: int
-    history_epoch: int
-    conditions: dict[str, tuple[object, ...]]
-    tried: dict[str, int]
-    changed: Collection[str]
-    """The workers of whom anything is otherwise, or who are gone."""
-    view: workers.RegistryView | None
-    """What they offer."""
-
-
 @contextmanager
 def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
-    """What is offered now, for as long as the block lasts.
+    """What is offered now, for as long as the block lasts. The first to ask in a process reads the whole registry.
 
     :param delegate: who plans; None: the root.
     """
@@ -105,12 +81,11 @@ def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
     with kept.lock:
         epochs = workers.epochs()
         if epochs != (kept.catalogue.epoch, kept.history_epoch):
-            _take_in(kept, _news(kept, tenant_id, epochs))
+            _bring_up_to_date(kept, tenant_id, *epochs)
         _load_model(kept)
         yield Held(
             catalogue=kept.catalogue,
             library=kept.library,
-            history_epoch=kept.history_epoch,
             history=kept.history,
             model=kept.model,
             pool=_pool(kept, delegate),
@@ -118,32 +93,12 @@ def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
 
 
 def warm() -> None:
-    """Read the registries of those tenants that have registered most, so that no plan has to wait for that.
-
-    Not within a transaction.
-    """
+    """Read the registries of those tenants that have registered most, so that no plan has to wait for that."""
     with acting_as_system("registries to plan with"):
         tenants = workers.busiest_tenants(limit=_MOST_TENANTS)
     for tenant_id in reversed(tenants):
-        prepare(tenant_id=tenant_id, acting=partial(acting_in, tenant_id, "a registry to plan with"))
-
-
-def prepare(*, tenant_id: int, acting: Callable[[], AbstractContextManager[object]]) -> None:
-    """Build a tenant's registry, if this process does not hold it. Not within a transaction.
-
-    What takes long is done in no transaction and under no lock that who plans needs; whoever wants the same waits for it.
-
-    :param acting: opens a transaction of the tenant, to read the rows in.
-    """
-    with _registry(tenant_id).building:
-        if _registry(tenant_id).is_built:
-            return
-        fresh = _Kept()
-        with acting():
-            news = _news(fresh, tenant_id, workers.epochs())
-        _take_in(fresh, news)
-        with _turn:
-            _registries[tenant_id] = fresh
+        with acting_in(tenant_id, "a registry to plan with"), held(tenant_id=tenant_id):
+            pass
 
 
 def _load_model(kept: _Kept) -> None:
@@ -161,34 +116,24 @@ def library_of(catalogue: Catalogue) -> Library:
     return kept.library
 
 
-def _news(kept: _Kept, tenant_id: int, epochs: tuple[int, int]) -> _News:
-    """What has changed since it was read: all where the counters went backwards, else by worker."""
-    epoch, history_epoch = epochs
+def _bring_up_to_date(kept: _Kept, tenant_id: int, epoch: int, history_epoch: int) -> None:
+    """Read what has changed: all where the counters went backwards, else by worker."""
     if epoch < kept.catalogue.epoch or history_epoch < kept.history_epoch:
         kept.catalogue, kept.library, kept.indexed = Catalogue(-1), Library(), {}
         kept.conditions, kept.tried = {}, {}
     conditions, tried = kept.conditions, kept.tried
     if epoch != kept.catalogue.epoch:
-        _arrange(kept, tenant_id)
+        departments = frozenset(Delegate.objects.exclude(parent=None).values_list("principal_id", flat=True))
+        kept.managers = workers.pools(tenant_id=tenant_id, delegates=departments) if departments else {}
+        kept.pools.clear()
         conditions = workers.conditions()
     if history_epoch != kept.history_epoch:
         tried = workers.tried()
     changed = _differing(kept.conditions, conditions) | _differing(kept.tried, tried)
-    return _News(
-        epoch=epoch,
-        history_epoch=history_epoch,
-        conditions=conditions,
-        tried=tried,
-        changed=changed,
-        view=workers.catalogue(changed) if changed else None,
-    )
-
-
-def _arrange(kept: _Kept, tenant_id: int) -> None:
-    """Read again which DeleGates there are, and who of them has whom."""
-    kept.departments = frozenset(Delegate.objects.exclude(parent=None).values_list("principal_id", flat=True))
-    kept.managers = workers.pools(tenant_id=tenant_id, delegates=kept.departments) if kept.departments else {}
-    kept.pools.clear()
+    if changed:
+        _take_in(kept, changed)
+    kept.conditions, kept.tried = conditions, tried
+    kept.catalogue.epoch, kept.history_epoch = epoch, history_epoch
 
 
 def _pool(kept: _Kept, delegate: Delegate | None) -> Pool | None:
@@ -208,29 +153,27 @@ def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> set[s
     return {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
 
 
-def _take_in(kept: _Kept, news: _News) -> None:
-    """Let what is kept be as the rows were. This alone takes long where much has changed, and it reads no rows."""
-    if news.view is not None:
-        tools = {
-            one.uid: kept.catalogue.by_uid.get(one.uid)
-            or Tool(
-                uid=one.uid,
-                name=one.name,
-                description=one.description,
-                input_schema=one.input_schema,
-                output_schema=one.output_schema,
-            )
-            for one in news.view.tools
-        }
-        offered: dict[str, list[tuple[Tool, Offer]]] = {worker_id: [] for worker_id in news.changed}
-        for offer in news.view.offers:
-            offered[offer.worker_id].append((tools[offer.tool_uid], offer))
-        touched: set[str] = set()
-        for worker_id in sorted(offered):
-            touched |= kept.catalogue.put(worker_id, offered[worker_id])
-        _index(kept, touched)
-    kept.conditions, kept.tried = news.conditions, news.tried
-    kept.catalogue.epoch, kept.history_epoch = news.epoch, news.history_epoch
+def _take_in(kept: _Kept, changed: Collection[str]) -> None:
+    """Let these workers offer what their rows say."""
+    view = workers.catalogue(changed)
+    tools = {
+        one.uid: kept.catalogue.by_uid.get(one.uid)
+        or Tool(
+            uid=one.uid,
+            name=one.name,
+            description=one.description,
+            input_schema=one.input_schema,
+            output_schema=one.output_schema,
+        )
+        for one in view.tools
+    }
+    offered: dict[str, list[tuple[Tool, Offer]]] = {worker_id: [] for worker_id in changed}
+    for offer in view.offers:
+        offered[offer.worker_id].append((tools[offer.tool_uid], offer))
+    touched: set[str] = set()
+    for worker_id in sorted(offered):
+        touched |= kept.catalogue.put(worker_id, offered[worker_id])
+    _index(kept, touched)
 
 
 def _index(kept: _Kept, uids: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from apps.core.ids import encode_cursor
 from apps.core.operations import Reply, Route, operation
 from apps.core.schemas import FitForAPath, Input, Name, Output, Paged, Text
 from apps.memory import selectors as memory
-from apps.plans import selectors, services, shelf
+from apps.plans import selectors, services
 from apps.plans.documents import plan_hash
 from apps.plans.models import Delegate
 from apps.plans.shapes import CreatePlan, Id, OnePlan, PlanAnswer, PlanSummary
@@ -136,7 +136,6 @@ def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
 )
 def answer_plan(caller: Caller, given: AnswerPlan) -> PlanAnswer:
     """Answer what a plan with status needs_input asks, see its `questions`. A plan with your answers takes its place."""
-    shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
     made = services.answer(caller=caller, plan_id=given.plan_id, answers=given.answers, now=timezone.now())
     with caller.acting():
         return selectors.answer_of(made)

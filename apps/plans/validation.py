@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import graphlib
 import itertools
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
@@ -24,10 +25,11 @@ from apps.plans.catalogue import Catalogue, Tool, contract_key, types_meet
 from apps.plans.documents import WHOLE, Constraints, Plan, PlanStatus, Step
 from apps.plans.offers import expected_seconds, lacks_room, payload_bytes
 from apps.plans.references import Malformed, Reference
-from apps.plans.shapes import StepType, tighter
+from apps.plans.shapes import StepType
 from apps.workers.shapes import OfferView as Offer
 
 MAX_PROBLEMS: Final = 100
+_MOST_STEPS: Final = 64
 _CHOICES: Final = frozenset({"anyOf", "oneOfMultipleValid", "oneOfNotValid", "oneOf", "not", "unevaluatedProperties"})
 """Keywords whose verdict on an object or a list may change with what its references come to."""
 _CLOSED: Final = frozenset({"additionalProperties", "unevaluatedProperties", "falseSchema"})
@@ -47,21 +49,7 @@ class Problem:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a plan may cost and how wide and long it may be. None bounds nothing.
-
-    `max_fan_out`: how many steps may begin with the plan, or wait for the same step.
-    """
-
-    max_steps: int = 64
-    max_fan_out: int = 16
-    max_total_cost: float | None = None
-    max_cost_per_step: float | None = None
-    max_runtime_seconds: float | None = None
-
-
-def validate(document: object, catalogue: Catalogue, *, limits: Limits | None = None) -> list[Problem]:
+def validate(document: object, catalogue: Catalogue) -> list[Problem]:
     """Every fault of a plan, in a fixed order; an empty list is a valid plan. Where its shape is wrong, only that is told.
 
     What the plan says of its own cost and duration is not judged: whoever keeps a plan computes them.
@@ -73,26 +61,15 @@ def validate(document: object, catalogue: Catalogue, *, limits: Limits | None = 
         is_hashed = plan.plan_hash in {None, documents.plan_hash(document)}
     except (ValueError, RecursionError) as refusal:
         return [Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])]
-    found = list(itertools.islice(_judged(_Case(plan, catalogue, limits or Limits())), MAX_PROBLEMS))
+    found = list(itertools.islice(_judged(_Case(plan, catalogue)), MAX_PROBLEMS))
     if not is_hashed:
         found.append(Problem("/plan_hash", "plan_hash", "This is not the hash of this plan."))
     return found[:MAX_PROBLEMS]
 
 
-def bounds_of(constraints: Constraints | None, limits: Limits) -> Limits:
-    """The given bounds, or the plan's own where they are tighter."""
-    own = constraints or Constraints()
-    return replace(
-        limits,
-        max_total_cost=tighter(limits.max_total_cost, own.max_total_cost),
-        max_cost_per_step=tighter(limits.max_cost_per_step, own.max_cost_per_step),
-        max_runtime_seconds=tighter(limits.max_runtime_seconds, own.timeout_seconds),
-    )
-
-
 def estimates(plan: Plan, catalogue: Catalogue) -> dict[str, Any]:
     """What a plan takes and costs by its steps, and whether two of them may run at once, as a plan tells it."""
-    case = _Case(plan, catalogue, Limits())
+    case = _Case(plan, catalogue)
     return {
         "estimated_total_runtime_seconds": round(case.runtime, 3),
         "execution_cost_estimate": round(case.cost, 6),
@@ -141,10 +118,10 @@ def _fault_of_shape(fault: ErrorDetails) -> Problem:
 class _Case:
     """A plan under judgement: its steps by id, what each depends on, and what their workers offer."""
 
-    def __init__(self, plan: Plan, catalogue: Catalogue, limits: Limits) -> None:
+    def __init__(self, plan: Plan, catalogue: Catalogue) -> None:
         self.plan = plan
-        self.catalogue = catalogue.without((plan.constraints and plan.constraints.exclude_workers) or ())
-        self.limits = bounds_of(plan.constraints, limits)
+        self.bounds = plan.constraints or Constraints()
+        self.catalogue = catalogue.without(self.bounds.exclude_workers or ())
         self.steps = plan.steps
         self.by_id = {step.step_id: step for step in self.steps}
         self._position = {step.step_id: number for number, step in enumerate(self.steps)}
@@ -234,7 +211,7 @@ def _unknown_steps(case: _Case) -> Iterator[Problem]:
     return (
         Problem(case.path(step.step_id, name, place), "unknown_step", f"There is no step {target}.")
         for step in case.steps
-        for name in ("depends_on", "order_hint", "wait_for_step_ids", "aggregate_step_ids")
+        for name in ("depends_on", "wait_for_step_ids", "aggregate_step_ids")
         for place, target in enumerate(getattr(step, name) or ())
         if target not in case.by_id
     )
@@ -298,7 +275,7 @@ def _done(case: _Case) -> Iterator[Problem]:
 
 
 def _tools(case: _Case) -> Iterator[Problem]:
-    """Each worker offers the tool, may run it, and takes these params; its fallbacks offer it and may run it."""
+    """Each worker offers the tool, may run it, and takes these params."""
     catalogue = case.catalogue
     for step in case.to_do:
         worker_id, tool_name = step.worker_id or "", step.tool_name or ""
@@ -312,11 +289,6 @@ def _tools(case: _Case) -> Iterator[Problem]:
             case None:
                 message = f"There is no worker {worker_id}."
                 yield Problem(case.path(step.step_id, "worker_id"), "unknown_worker", message)
-        for place, other in enumerate(step.fallback_worker_ids or ()):
-            found = catalogue.find(other, tool_name)
-            if found is None or catalogue.bar(found[1]):
-                where = case.path(step.step_id, "fallback_worker_ids", place)
-                yield Problem(where, "not_eligible", f"{other} may not stand in for {worker_id}.")
 
 
 def _fits(case: _Case, step: Step, tool: Tool, offer: Offer) -> Iterator[Problem]:
@@ -337,12 +309,9 @@ def _references(case: _Case) -> Iterator[Problem]:
         for name in ("params", "synthesis_instructions", "report_summary", "recommendation"):
             for found in references.within(getattr(step, name), case.path(step.step_id, name)):
                 yield from _reference(case, found, step)
-    pointers = list(case.plan.references.expected_outputs.result_pointers)
-    for found in references.within(pointers, "/references/expected_outputs/result_pointers"):
-        yield from _reference(case, found, None)
 
 
-def _reference(case: _Case, found: Reference | Malformed, step: Step | None) -> Iterator[Problem]:
+def _reference(case: _Case, found: Reference | Malformed, step: Step) -> Iterator[Problem]:
     if isinstance(found, Malformed):
         message = "A reference reads {{step-1.field}}, and stands in a value."
         yield Problem(found.pointer, "reference_malformed", message)
@@ -351,11 +320,11 @@ def _reference(case: _Case, found: Reference | Malformed, step: Step | None) -> 
     if target is None or not target.runs_tool:
         yield Problem(found.pointer, "reference_unknown_step", f"No step {found.step_id} bears a result.")
         return
-    upstream = case.upstream[step.step_id] if step else ()
-    if step and found.step_id not in upstream:
+    upstream = case.upstream[step.step_id]
+    if found.step_id not in upstream:
         message = f"{step.step_id} does not depend on {found.step_id}."
         yield Problem(found.pointer, "reference_not_upstream", message)
-    elif step and target.step_type == StepType.QUEUE_EXECUTION and not target.done:
+    elif target.step_type == StepType.QUEUE_EXECUTION and not target.done:
         waited = (case.by_id[one].wait_for_step_ids or () for one in upstream)
         if not any(found.step_id in ids for ids in waited):
             message = f"{found.step_id} is queued: a wait_for must stand between it and {step.step_id}."
@@ -364,7 +333,7 @@ def _reference(case: _Case, found: Reference | Malformed, step: Step | None) -> 
     if source is None or (target.done and target.tool_uid != source[0].uid):
         return
     field_schema = references.resolve(source[0].output_schema, found.path)
-    own = case.offer(step) if step and step.runs_tool else None
+    own = case.offer(step) if step.runs_tool else None
     # What follows `/steps/0/params` is the place in the params.
     place = [part.replace("~1", "/").replace("~0", "~") for part in found.pointer.split("/")[4:]]
     if field_schema is None:
@@ -376,39 +345,18 @@ def _reference(case: _Case, found: Reference | Malformed, step: Step | None) -> 
 
 def _secrets(case: _Case) -> Iterator[Problem]:
     for step in case.steps:
-        for pointer, text in _texts(step.params or {}, case.path(step.step_id, "params")):
-            if _SECRETS.search(text):
-                yield Problem(pointer, "secret", "A plan carries no credentials.")
-
-
-def _texts(value: Any, pointer: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield pointer, value
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield pointer + pointer_to(name), name
-            yield from _texts(item, pointer + pointer_to(name))
-    elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _texts(item, f"{pointer}/{place}")
+        if _SECRETS.search(json.dumps(step.params or {})):
+            yield Problem(case.path(step.step_id, "params"), "secret", "A plan carries no credentials.")
 
 
 def _bounds(case: _Case) -> Iterator[Problem]:
-    """How many steps, how many at once, how long, how often a worker is called, and what it costs."""
-    limits = case.limits
-    if len(case.steps) > limits.max_steps:
-        yield Problem("/steps", "too_many_steps", f"{len(case.steps)} steps; {limits.max_steps} are allowed.")
-    at_once = sum(not case.parents[step.step_id] for step in case.to_do)
-    if at_once > limits.max_fan_out:
-        message = f"{at_once} steps begin with the plan; {limits.max_fan_out} are allowed."
-        yield Problem("/steps", "fan_out", message)
-    for step_id, times in Counter(parent for parents in case.parents.values() for parent in parents).items():
-        if times > limits.max_fan_out:
-            message = f"{times} steps depend on {step_id}; {limits.max_fan_out} are allowed."
-            yield Problem(case.path(step_id), "fan_out", message)
+    """How many steps, how long, how often a worker is called, and what it costs."""
+    bounds = case.bounds
+    if len(case.steps) > _MOST_STEPS:
+        yield Problem("/steps", "too_many_steps", f"{len(case.steps)} steps; {_MOST_STEPS} are allowed.")
     runtime = max(case.plan.estimated_total_runtime_seconds or 0, case.runtime)
-    if limits.max_runtime_seconds is not None and runtime > limits.max_runtime_seconds:
-        message = f"About {runtime} s; {limits.max_runtime_seconds} s are allowed."
+    if bounds.timeout_seconds is not None and runtime > bounds.timeout_seconds:
+        message = f"About {runtime} s; {bounds.timeout_seconds} s are allowed."
         yield Problem("/estimated_total_runtime_seconds", "time", message)
     calls: Counter[str] = Counter()
     total = 0.0
@@ -420,11 +368,11 @@ def _bounds(case: _Case) -> Iterator[Problem]:
             yield Problem(case.path(step.step_id, "worker_id"), "no_room", f"{lack}.")
         cost = max(case.price(step), step.estimated_cost or 0.0)
         total += cost
-        if limits.max_cost_per_step is not None and cost > limits.max_cost_per_step:
-            message = f"{cost} a call; {limits.max_cost_per_step} are allowed a step."
+        if bounds.max_cost_per_step is not None and cost > bounds.max_cost_per_step:
+            message = f"{cost} a call; {bounds.max_cost_per_step} are allowed a step."
             yield Problem(case.path(step.step_id), "budget", message)
-    if limits.max_total_cost is not None and round(total, 6) > limits.max_total_cost:
-        yield Problem("/steps", "budget", f"{round(total, 6)} in all; {limits.max_total_cost} are allowed.")
+    if bounds.max_total_cost is not None and round(total, 6) > bounds.max_total_cost:
+        yield Problem("/steps", "budget", f"{round(total, 6)} in all; {bounds.max_total_cost} are allowed.")
 
 
 _RULES: Final = (_status, _done, _waits, _tools, _secrets, _references, _bounds)

@@ -268,12 +268,6 @@ REFUSAL: dict[str, Any] = {
         ("another_principal", "/plan/principal_ai", {"principal_ai": "Lee"}),
         ("replaces", "/plan/revision", {"revision": 2}),
         ("budget", "/plan/steps", {"constraints": {"max_total_cost": 0}}),
-        ("unknown_memory", "/plan/references/inputs/memory_ids/0", {"references": {"inputs": {"memory_ids": [77]}}}),
-        (
-            "unknown_receipt",
-            "/plan/references/inputs/receipt_ids/0",
-            {"references": {"inputs": {"receipt_ids": ["R.of.nobody"]}}},
-        ),
         ("not_ready", "/plan/status", REFUSAL),
     ],
 )

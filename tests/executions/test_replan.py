@@ -97,7 +97,7 @@ def test_replan_keeps_done_steps_and_uses_another_worker(team: Caller, server: W
     again = replan(team, made.plan_id)
 
     document = again.document
-    assert worker_steps(again) == {"step-1": ("echoer", True), "step-5": ("loud", False)}
+    assert worker_steps(again) == {"step-1": ("echoer", True), "step-2": ("loud", False)}
     assert document["steps"][1]["params"] == {"text": "{{step-1.text}}"}
     assert (document["replaces"], document["revision"]) == (made.plan_id, 2)
     assert [(one["worker_id"], one["tool_name"]) for one in document["excluded"]] == [("hoarse", "shout")]
@@ -122,7 +122,7 @@ def test_new_plan_runs_only_the_rest(team: Caller, server: WorkerServer) -> None
     assert after.steps[2].status == "awaiting"
     with team.acting():
         asked = Receipt.objects.get(event_type="aggregate_requested", metadata__plan_id=execution.plan_id)
-    assert [one["step_id"] for one in asked.metadata["results"]] == ["step-1", "step-5"]
+    assert [one["step_id"] for one in asked.metadata["results"]] == ["step-1", "step-2"]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_execution_budget_binds_the_new_plan(
 def test_new_bound_replaces_the_remaining_budget(team: Caller) -> None:
     made = make(team, constraints=Constraints(max_total_cost=0.1))
 
-    assert worker_steps(replan(team, made.plan_id, reason="cold", max_total_cost=0.5))["step-6"] == ("loud", False)
+    assert worker_steps(replan(team, made.plan_id, reason="cold", max_total_cost=0.5))["step-2"] == ("loud", False)
 
 
 def test_receipts_of_a_replan_are_one_chain(team: Caller) -> None:
@@ -173,7 +173,7 @@ def test_plan_without_execution_is_abandoned_by_replan(team: Caller) -> None:
 
     again = replan(team, made.plan_id, reason="hoarse has a cold")
 
-    assert worker_steps(again) == {"step-5": ("echoer", False), "step-6": ("loud", False)}
+    assert worker_steps(again) == {"step-1": ("echoer", False), "step-2": ("loud", False)}
     with team.acting():
         abandoned = Receipt.objects.get(event_type="plan_abandoned")
         closed = Obligation.objects.get(receipt__receipt_id=made.receipt_id)
@@ -214,17 +214,17 @@ def test_results_are_kept_over_an_unexecuted_revision(team: Caller, server: Work
     first = make(team)
     carry_out(team, first.plan_id)
     second = replan(team, first.plan_id)
-    third = replan(team, second.plan_id, failed_step="step-5", reason="too loud")
+    third = replan(team, second.plan_id, failed_step="step-2", reason="too loud")
 
     carry_out(team, third.plan_id)
 
     assert (third.document["revision"], third.document["replaces"]) == (3, second.plan_id)
     assert [one["worker_id"] for one in third.document["excluded"]] == ["hoarse", "loud"]
-    assert worker_steps(third) == {"step-1": ("echoer", True), "step-8": ("third", False)}
+    assert worker_steps(third) == {"step-1": ("echoer", True), "step-2": ("third", False)}
     assert server.calls == {"echo": 1, "shout": 1}
 
 
-def test_replan_without_another_worker_plans_the_intent_again(team: Caller) -> None:
+def test_replan_without_another_worker_says_so(team: Caller) -> None:
     with team.acting():
         workers.unregister(caller=team, worker_id="loud")
     made = make(team, ("shout", {"text": "hello"}), intent="Shout 'hello'")
@@ -238,14 +238,17 @@ def test_replan_without_another_worker_plans_the_intent_again(team: Caller) -> N
     assert "it failed before" in missing["detail"]
 
 
-def test_done_step_stays_where_the_intent_is_planned_again(team: Caller) -> None:
+def test_context_gives_params_of_the_steps_that_are_left(team: Caller) -> None:
     made = make(team)
     carry_out(team, made.plan_id)
 
-    again = replan(team, made.plan_id, context={"volume": 11}).document
+    first, second = replan(team, made.plan_id, context={"text": "hush"}).document["steps"][:2]
 
-    steps = again["steps"] if again["status"] == "ready" else again["partial_plan"]["steps"]
-    assert [(one["step_id"], one["done"]) for one in steps if one.get("done")] == [("step-1", True)]
+    assert (first["done"], first["params"]) == (True, {"text": "hello"})
+    assert (second["params"], second["provenance"]) == (
+        {"text": "hush"},
+        {"text": {"source": "context", "key": "text"}},
+    )
 
 
 def test_done_step_does_not_need_its_worker(team: Caller, server: WorkerServer) -> None:
@@ -257,7 +260,7 @@ def test_done_step_does_not_need_its_worker(team: Caller, server: WorkerServer) 
     again = replan(team, made.plan_id)
 
     assert again.document["status"] == "ready"
-    assert worker_steps(again) == {"step-1": ("echoer", True), "step-5": ("loud", False)}
+    assert worker_steps(again) == {"step-1": ("echoer", True), "step-2": ("loud", False)}
     carry_out(team, again.plan_id)
     assert server.calls == {"echo": 1, "shout": 1}
 
@@ -320,7 +323,7 @@ def test_planner_learns_from_all_steps_of_the_new_plan(team: Caller) -> None:
     carry_out(team, made.plan_id)
     again = replan(team, made.plan_id)
     execution = carry_out(team, again.plan_id)
-    submit(team, execution, "step-6")
+    submit(team, execution, "step-3")
     with team.acting():
         learned = Outcome.objects.get(plan__plan_id=again.plan_id)
 

@@ -7,13 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from apps.plans import documents, services, shelf
-from apps.plans.assembling import Terms, assemble
+from apps.plans.assembling import Draft, assemble, drafted
 from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.models import Plan
 from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Ref, Value
 from apps.plans.services import PlanRequest
 from apps.plans.services.proposing import Proposed
-from apps.plans.validation import Limits
 from apps.principals.tenancy import Caller
 from apps.workers.services import registry
 from apps.workers.shapes import OfferView as Offer
@@ -154,18 +153,22 @@ def make_proposal(*steps: ProposedStep, **more: Any) -> Proposal:
     return Proposal(**{"proposer": "local", "steps": steps, "confidence": 0.9, **more})
 
 
-def make_terms(intent: str = FLAGSHIP, **more: Any) -> Terms:
-    now = datetime(2026, 1, 3, 22, tzinfo=UTC)
-    asked = Asked(intent=intent, now=now, delegation_path=("above", "here"))
-    head: dict[str, Any] = {"plan_id": "plan-1", "delegate_id": "delegate", "principal_ai": "Kee", "intent": intent}
+def assembled(proposal: Proposal, catalogue: Catalogue = FULL, **constraints: Any) -> documents.Plan:
+    """What is made of a proposal."""
+    asked = Asked(intent=FLAGSHIP, now=datetime(2026, 1, 3, 22, tzinfo=UTC), delegation_path=("above", "here"))
+    return assemble_again(drafted(proposal, asked), catalogue, **constraints)
+
+
+def assemble_again(draft: Draft, catalogue: Catalogue = FULL, **constraints: Any) -> documents.Plan:
+    head: dict[str, Any] = {"plan_id": "plan-1", "delegate_id": "delegate", "principal_ai": "Kee", "intent": FLAGSHIP}
     head |= {"created_at": "2026-01-03T22:00:00Z", "delegation_path": ["above"], "references": {}}
-    return Terms(**{"asked": asked, "limits": Limits(), "head": head, **more})
+    bounds = documents.Constraints(**constraints)
+    return assemble(draft, catalogue, intent=FLAGSHIP, head=head, constraints=bounds)
 
 
-def make_plan(*steps: ProposedStep, catalogue: Catalogue | None = None, **more: Any) -> documents.Plan:
+def make_plan(*steps: ProposedStep, catalogue: Catalogue = FULL, **proposal: Any) -> documents.Plan:
     """What is assembled from these steps, by default those of the example."""
-    terms = {name: more.pop(name) for name in tuple(more) if name in Terms.__slots__ or name == "intent"}
-    return assemble(make_terms(**terms), make_proposal(*(steps or flagship()), **more), catalogue or FULL)
+    return assembled(make_proposal(*(steps or flagship()), **proposal), catalogue)
 
 
 def flagship() -> tuple[ProposedStep, ...]:

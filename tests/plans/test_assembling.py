@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.plans.assembling import assemble, read_again
+from apps.plans.assembling import draft_of
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import Plan, canonical, next_step
 from apps.plans.proposals import Evidence, Lack, Missing, Question, Ref, Value
-from apps.plans.validation import Limits, validate
+from apps.plans.validation import validate
 from tests.plans.making import (
     ANALYZE,
     EXTRACT,
@@ -29,11 +29,12 @@ from tests.plans.making import (
     STRING,
     TRANSLATE,
     UNBARRED,
+    assemble_again,
+    assembled,
     call,
     flagship,
     make_plan,
     make_proposal,
-    make_terms,
     offer,
     shape,
     tool,
@@ -52,8 +53,8 @@ def test_queued_result_is_waited_for_before_it_is_used() -> None:
     assert steps_of(made) == [
         ("queue_execution", "analyze_repository", ()),
         ("wait_for", None, ("step-1",)),
-        ("call_worker", "suggest_optimizations", ("step-2",)),
-        ("aggregate", None, ("step-2", "step-3")),
+        ("call_worker", "suggest_optimizations", ("step-3",)),
+        ("aggregate", None, ("step-3", "step-2")),
         ("escalate", None, ("step-4",)),
     ]
     assert made.steps[2].params == {"analysis_pointer": "{{step-1.result_pointer}}"}
@@ -90,6 +91,8 @@ def test_tool_with_a_delegation_path_is_told_the_way() -> None:
     assert made.steps[0].params == {"delegation_path": ["above", "here"]}
     assert made.steps[0].document()["provenance"] == {"delegation_path": {"source": "delegation"}}
 
+
+UNKNOWN = tool("unknown", "Unknown.", shape())
 
 # The four answers.
 
@@ -157,7 +160,7 @@ def test_refusal_says_the_reason_first() -> None:
     ("steps", "kind", "said"),
     [
         ((call(REMOVE, path="/a"),), "permission", "janitor: the tier verified does not allow write"),
-        ((replace(translation(), worker_id="nobody"),), "tool", "No worker offers translate_text"),
+        ((call(UNKNOWN),), "tool", "No worker offers unknown"),
         ((), "tool", "names nothing that a registered tool does"),
         ((translation(),) * 13, "limit", "12 are the most"),
         ((call(SENTIMENT, text=Ref(1, ("text",))), translation()), "confidence", "a step that comes later"),
@@ -167,7 +170,7 @@ def test_refusal_says_the_reason_first() -> None:
     ],
 )
 def test_what_no_plan_can_hold_is_refused(steps: tuple[Any, ...], kind: str, said: str) -> None:
-    made = assemble(make_terms(), make_proposal(*steps), FULL).document()
+    made = assembled(make_proposal(*steps)).document()
 
     assert made["status"] == "needs_escalation"
     assert made["missing"][0]["kind"] == kind
@@ -189,18 +192,14 @@ def test_value_without_an_exact_form_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "kind"),
-    [
-        (Limits(max_total_cost=0.015), "budget"),
-        (Limits(max_cost_per_step=0.001), "budget"),
-        (Limits(max_runtime_seconds=1), "time"),
-    ],
+    ("bounds", "kind"),
+    [({"max_total_cost": 0.015}, "budget"), ({"max_cost_per_step": 0.001}, "budget"), ({"timeout_seconds": 1}, "time")],
 )
-def test_bounds_are_kept(limits: Limits, kind: str) -> None:
-    twice = (translation("one"), translation("two"))
+def test_bounds_are_kept(bounds: dict[str, float], kind: str) -> None:
+    twice = make_proposal(translation("one"), translation("two"))
 
-    assert make_plan(*twice, limits=Limits(max_total_cost=0.02)).status == "ready"
-    refused = make_plan(*twice, limits=limits).document()
+    assert assembled(twice, max_total_cost=0.02).status == "ready"
+    refused = assembled(twice, FULL, **bounds).document()
     assert refused["missing"][0]["kind"] == kind
 
 
@@ -208,11 +207,11 @@ def test_cheaper_worker_is_taken_where_the_budget_asks_for_it() -> None:
     dear = tuple(replace(one, runs=900, successes=900) if one.worker_id == "polyglot-2" else one for one in FULL.offers)
     catalogue = Catalogue(7, FULL.tools, dear)
 
-    def worker(**more: Any) -> str | None:
-        return make_plan(translation(), catalogue=catalogue, **more).steps[0].worker_id
+    def worker(**bounds: Any) -> str | None:
+        return assembled(make_proposal(translation()), catalogue, **bounds).steps[0].worker_id
 
     assert worker() == "polyglot-2"
-    assert worker(limits=Limits(max_total_cost=0.1)) == "polyglot"
+    assert worker(max_total_cost=0.1) == "polyglot"
 
 
 def test_worker_without_room_is_passed_over() -> None:
@@ -225,7 +224,7 @@ def test_worker_without_room_is_passed_over() -> None:
     assert "polyglot takes 20 bytes a call" in refused["missing"][0]["detail"]
 
 
-# From a document back to a proposal.
+# From a document back to a draft.
 
 
 @pytest.mark.parametrize(
@@ -245,20 +244,11 @@ def test_worker_without_room_is_passed_over() -> None:
     ],
 )
 def test_document_read_again_gives_the_same_plan(steps: tuple[Any, ...]) -> None:
-    first = assemble(make_terms(), make_proposal(*steps), FULL)
+    first = make_plan(*steps).document()
 
-    again = read_again(first.document(), FULL.by_uid)
+    again = assemble_again(draft_of(first)).document()
 
-    assert again is not None
-    assert canonical(assemble(make_terms(), again, FULL).document()) == canonical(first.document())
-
-
-def test_plan_with_an_unknown_tool_or_a_text_of_references_is_not_read_again() -> None:
-    document = make_plan().document()
-
-    assert read_again(document, {}) is None
-    document["steps"][2]["params"]["analysis_pointer"] = "See {{step-1.summary}}"
-    assert read_again(document, FULL.by_uid) is None
+    assert canonical(again) == canonical(first)
 
 
 TOOLS = (SENTIMENT, TRANSLATE, PAGE, SCAN, REMOVE, ANALYZE, MAIL)

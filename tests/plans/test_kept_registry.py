@@ -12,9 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.plans import selectors, shelf, validation
 from apps.plans.catalogue import Catalogue
-from apps.plans.shapes import CreatePlan
-from apps.plans.tools import create_delegation_plan
-from apps.plans.validation import Limits, Problem
+from apps.plans.validation import Problem
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers.services import health
 from apps.workers.services import registry as workers
@@ -113,11 +111,11 @@ def test_plan_is_validated_without_the_lock_by_its_own_snapshot(
     register_plain_tools(as_kee)
     judge, lock_was_free = validation.validate, []
 
-    def judged(document: object, catalogue: Catalogue, *, limits: Limits | None = None) -> list[Problem]:
+    def judged(document: object, catalogue: Catalogue) -> list[Problem]:
         lock_was_free.append(free(shelf._registry(as_kee.tenant_id).lock))
         workers.unregister(caller=as_kee, worker_id="plain")
         assert names(as_kee) == set()
-        return judge(document, catalogue, limits=limits)
+        return judge(document, catalogue)
 
     monkeypatch.setattr(validation, "validate", judged)
     call = {"step_id": "a", "step_type": "call_worker", "worker_id": "plain", "tool_name": "inspect_alder"}
@@ -175,25 +173,6 @@ def test_least_recently_used_registry_is_dropped(few_held: None, db: None) -> No
 
 def names_of_plain_tools() -> set[str]:
     return {"inspect_alder", "inspect_birch", "inspect_cedar", "inspect_maple"}
-
-
-@pytest.mark.django_db(transaction=True)
-def test_registry_is_built_without_transaction_or_lock(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    with acting_as(kee):
-        register_plain_tools(kee)
-    shelf._registries.clear()
-    take_in, seen = shelf._take_in, []
-
-    def looked(*given: Any) -> None:
-        seen.append((connection.in_atomic_block, free(shelf._registry(kee.tenant_id).lock)))
-        take_in(*given)
-
-    monkeypatch.setattr(shelf, "_take_in", looked)
-    create_delegation_plan(kee, CreatePlan(intent="Inspect the alder"))
-
-    assert seen == [(False, True)]
-    assert used(kee) is used(kee)
-    assert {tool.name for tool in used(kee).tools} == names_of_plain_tools()
 
 
 def free(lock: Any) -> bool:

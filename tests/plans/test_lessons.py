@@ -24,8 +24,8 @@ def test_outcome_has_the_finished_tools_and_their_links(as_kee: Caller) -> None:
 
     steps = {step["step_id"]: step.get("tool_uid") for step in made.document["steps"]}
     assert noted is not None
-    assert noted.tools == [steps["step-1"], steps["step-3"]]
-    assert noted.links == [[steps["step-1"], steps["step-3"]]]
+    assert noted.tools == [steps["step-1"], steps["step-2"]]
+    assert noted.links == [[steps["step-1"], steps["step-2"]]]
     assert (noted.request, noted.weight) == (FLAGSHIP, 1.0)
 
 

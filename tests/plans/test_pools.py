@@ -57,9 +57,8 @@ def create(caller: Caller, delegate_id: str | None, metal: str) -> dict[str, Any
 
 
 def named(document: dict[str, Any]) -> set[str]:
-    """The workers that a plan would have run, its fallbacks among them."""
-    steps = [step for step in document["steps"] if step.get("worker_id")]
-    return {worker for step in steps for worker in (step["worker_id"], *step.get("fallback_worker_ids", ()))}
+    """The workers that a plan would have run."""
+    return {step["worker_id"] for step in document["steps"] if step.get("worker_id")}
 
 
 def standing() -> list[Any]:

@@ -12,7 +12,6 @@ from django.db import IntegrityError, connection, transaction
 from django.test import Client
 
 from apps.core import ticks
-from apps.memory import services as memory
 from apps.plans import errors, selectors, services
 from apps.plans.documents import plan_hash
 from apps.plans.models import MOST_DELEGATES, Delegate, Plan, WaitingPlan
@@ -122,16 +121,10 @@ def test_same_request_gives_the_same_plan(as_kee: Caller) -> None:
     assert one == two
 
 
-def test_unknown_references_are_left_out_and_named(as_kee: Caller) -> None:
-    observation = memory.store_observation(author=as_kee, text="Prefer small functions.", now=T0)
+def test_references_stand_in_the_plan_as_they_were_given(as_kee: Caller) -> None:
+    made = create(as_kee, context={"memory_refs": ["obs-1", 7, {}], "concept_names": ["Vienna"]})
 
-    made = create(
-        as_kee, context={"memory_refs": [f"obs-{observation.pk}", "pattern-1000000000000000", "nonsense", 10**30]}
-    )
-
-    assert made.document["references"]["inputs"]["memory_ids"] == [observation.pk]
-    left_out = [text for text in made.document["assumptions"] if "not known here" in text]
-    assert len(left_out) == 3
+    assert made.document["references"]["inputs"] == {"memory_ids": ["obs-1", "7"], "concept_names": ["Vienna"]}
 
 
 def test_plan_that_nobody_begins_is_abandoned(tenant: Tenant, as_kee: Caller) -> None:

@@ -23,7 +23,7 @@ from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.errors import OutsidePool, PlanAbandoned
 from apps.plans.models import Plan
-from apps.plans.services import Escalation, Limits, Replacement
+from apps.plans.services import Constraints, Escalation, Replacement
 from apps.plans.shapes import WORKER_STEPS, StepType, tighter
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
@@ -320,7 +320,7 @@ def _completed(work: UnitOfWork, replacement: Replacement) -> Replacement:
     most, most_per_step = execution.max_total_cost, execution.max_cost_per_step
     return replace(
         replacement,
-        carried_out_within=Limits(
+        execution_bounds=Constraints(
             max_total_cost=None if most is None else float(most),
             max_cost_per_step=None if most_per_step is None else float(most_per_step),
         ),

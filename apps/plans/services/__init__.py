@@ -1,5 +1,6 @@
 """Commands on plans."""
 
+from apps.plans.documents import Constraints
 from apps.plans.services.delegates import set_delegate
 from apps.plans.services.lessons import learn, record_outcome, unlearn
 from apps.plans.services.planning import answer, confirm, create_plan, plan_request
@@ -12,11 +13,10 @@ from apps.plans.services.replanning import (
     take_up,
 )
 from apps.plans.services.submitting import submit
-from apps.plans.validation import Limits
 
 __all__ = [
+    "Constraints",
     "Escalation",
-    "Limits",
     "PlanRequest",
     "Replacement",
     "abandon_expired",

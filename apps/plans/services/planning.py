@@ -1,8 +1,7 @@
-"""Making plans: a new one, one that is confirmed, one that goes on from answers. Each is stored and proved by a receipt."""
+"""Making plans: a new one, or one that takes another's place. Each is stored and proved by a receipt."""
 
-import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -14,19 +13,16 @@ from apps.core.errors import Conflict, FieldError, Invalid, pointer_to
 from apps.core.metrics import once_committed
 from apps.digests import services as digests
 from apps.plans import documents, metrics, selectors, shelf
-from apps.plans.assembling import PLANNER_VERSION, Terms, assemble, read_again
-from apps.plans.catalogue import Catalogue, contract_key
-from apps.plans.documents import PlanStatus, can_be_told, partial_of
+from apps.plans.assembling import PLANNER_VERSION, Draft, assemble, draft_of, drafted
+from apps.plans.catalogue import contract_key
+from apps.plans.documents import Constraints, PlanStatus, can_be_told
 from apps.plans.errors import PlanReplaced
 from apps.plans.models import Delegate, Plan, WaitingPlan
-from apps.plans.offers import Priority
-from apps.plans.proposals import Evidence, Proposal
 from apps.plans.services import proposing
 from apps.plans.services.delegates import delegate_asked, refuse_detours
 from apps.plans.services.proposing import PlanRequest, Proposed
 from apps.plans.shapes import Budget, CreatePlan, PlanAnswer, PlanConstraints
-from apps.plans.shelf import Held
-from apps.plans.validation import Limits, bounds_of, validator
+from apps.plans.validation import validator
 from apps.principals.selectors import caller_or_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
@@ -36,19 +32,15 @@ SOURCE: Final = "delegate"
 EXPIRY: Final = timedelta(days=7)
 """A plan that has not been begun for so long is abandoned."""
 _CURRENCY: Final = "USD"
-_NUMBERED: Final = re.compile(r"step-(\d{1,6})")
-
-Find = Callable[[Held, Catalogue], Proposed]
-"""Finds a proposal while the registry is held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """What a plan that replaces another takes over from it."""
+    """What a plan is made of that takes another's place."""
 
     old: Plan
-    after: int = 0
-    """New steps are numbered from here on."""
+    draft: Draft | None = None
+    """None: the intent is planned again."""
     failed: tuple[Mapping[str, Any], ...] = ()
     """Tools of workers that are not used again: worker_id, tool_name, reason."""
     away: frozenset[str] = frozenset()
@@ -62,7 +54,6 @@ def plan_request(*, caller: Caller, given: CreatePlan, now: datetime) -> PlanAns
     :raises Invalid: as :func:`create_plan`.
     """
     request = _request(given)
-    shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
     proposed = proposing.propose(caller=caller, request=request, now=now)
     with caller.acting():
         caller_or_named(caller, given.principal_ai)
@@ -75,7 +66,7 @@ def _request(given: CreatePlan) -> PlanRequest:
     return PlanRequest(
         intent=given.intent,
         context=given.context or {},
-        constraints=documents.Constraints(
+        constraints=Constraints(
             max_total_cost=budget.max_total_cost,
             max_cost_per_step=budget.max_cost_per_step,
             timeout_seconds=bounds.timeout_seconds,
@@ -103,7 +94,7 @@ def create_plan(*, caller: Caller, request: PlanRequest, now: datetime, proposed
     if request.currency != _CURRENCY:
         detail = f"Costs are known in {_CURRENCY} only, not in {request.currency[:10]!r}."
         raise Invalid(detail, code="unknown_currency")
-    return make(caller=caller, request=request, now=now, find=(lambda *_: proposed) if proposed else None)
+    return make(caller=caller, request=request, now=now, proposed=proposed)
 
 
 @transaction.atomic
@@ -114,7 +105,7 @@ def confirm(*, caller: Caller, plan_id: str, now: datetime) -> Plan:
     :raises Conflict: if it needs no confirmation (`not_to_confirm`), or another has taken its place (`plan_replaced`).
     """
     old = _waiting_for(PlanStatus.NEEDS_CONFIRMATION, plan_id, caller)
-    return _go_on(caller, old, now, lambda proposal: proposal.confirmed())
+    return revise(caller=caller, now=now, revision=Revision(old=old, draft=draft_of(old.document).confirmed()))
 
 
 def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: datetime) -> Plan:
@@ -133,19 +124,13 @@ def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: dat
         _refuse_strange(answers, asked)
         named = _tools_named(document, asked, answers)
         context = {asked[one]["param"]: value for one, value in answers.items() if "param" in asked[one]}
-        request = request_again(document, context=context, tools={**_settled(document), **named}, caused_by=None)
+        request = _again(document, context=context, tools=named)
     proposed = proposing.propose(caller=caller, request=request, now=now) if named else None
     with caller.acting():
         old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
-        if named:
-            found: Find | None = (lambda *_: proposed) if proposed else None
-            return make(caller=caller, request=request, now=now, revision=Revision(old=old), find=found)
-        told = {place: answers[one] for place, one in enumerate(asked) if one in answers}
-        return _go_on(caller, old, now, lambda proposal: proposal.answered(told))
-
-
-def _settled(document: Mapping[str, Any]) -> dict[int, str]:
-    return {int(part): uid for part, uid in document.get("settled_tools", {}).items()}
+        draft = None if named else draft_of(document).answered(answers)
+        revision = Revision(old=old, draft=draft, failed=tuple(document.get("excluded", ())))
+        return make(caller=caller, request=request, now=now, revision=revision, proposed=proposed)
 
 
 def _tools_named(
@@ -157,7 +142,7 @@ def _tools_named(
     for question_id, name in answers.items():
         if "param" not in asked[question_id]:
             step = steps[asked[question_id]["step_id"]]
-            uids = {one["tool_name"]: one["tool_uid"] for one in reversed((step, *step.get("alternatives", ())))}
+            uids = {one["tool_name"]: one["tool_uid"] for one in reversed((step, *step["alternatives"]))}
             if not isinstance(name, str) or name not in uids:
                 place = FieldError(pointer_to("answers", question_id), f"is one of {', '.join(uids)}")
                 raise Invalid("The plan knows no such tool.", code="answer_refused", errors=[place])
@@ -204,55 +189,46 @@ def held_plan(plan_id: str) -> Plan:
     return old
 
 
-def _go_on(caller: Caller, old: Plan, now: datetime, change: Callable[[Proposal], Proposal]) -> Plan:
-    """Make a plan of the same steps, in which something is otherwise. If a tool has gone, the intent is planned again."""
-    document = old.document
-    to_do = [
-        step["step_id"] for step in partial_of(document)["steps"] if step.get("tool_name") and not step.get("done")
-    ]
-    numbers = [int(match[1]) for step_id in to_do if (match := _NUMBERED.fullmatch(step_id))]
-    request = request_again(document, caused_by=None)
+def revise(
+    *,
+    caller: Caller,
+    now: datetime,
+    revision: Revision,
+    constraints: Constraints | None = None,
+    caused_by: str | None = None,
+) -> Plan:
+    """Make a plan that takes another's place, within the caller's transaction.
 
-    def find(held: Held, catalogue: Catalogue) -> Proposed:
-        again = read_again(document, catalogue.by_uid)
-        if again is None:
-            return proposing.local(held, catalogue, proposing.asked_of(request, old.delegate, now))
-        return Proposed(proposal=change(again), reason=document.get("proposer_reason", ""))
-
-    revision = Revision(old=old, after=min(numbers, default=1) - 1, failed=tuple(document.get("excluded", ())))
-    return make(caller=caller, request=request, now=now, revision=revision, find=find)
+    :param constraints: the bounds; None: those of the old plan.
+    """
+    request = _again(revision.old.document, constraints=constraints, caused_by=caused_by)
+    return make(caller=caller, request=request, now=now, revision=revision)
 
 
-def request_again(
+def _again(
     document: Mapping[str, Any],
     *,
     context: Mapping[str, Any] | None = None,
     tools: Mapping[int, str] | None = None,
-    constraints: documents.Constraints | None = None,
-    caused_by: str | None,
+    constraints: Constraints | None = None,
+    caused_by: str | None = None,
 ) -> PlanRequest:
-    """What was asked for a plan, under the bounds of then: what it took from its context is told by its steps."""
-    sure = {Evidence.CONTEXT, Evidence.ANSWER, Evidence.CONFIRMED}
-    taken: dict[str, Any] = {}
-    for step in partial_of(document)["steps"]:
-        for name, source in (step.get("provenance") or {}).items():
-            if source.get("source") in sure and name in step.get("params", {}):
-                taken[source.get("key", name)] = step["params"][name]
-    inputs = document.get("references", {}).get("inputs", {})
+    """What was asked for a plan, under the bounds of then. Of its context there is what its steps took from it."""
+    taken = {
+        source.get("key", name): step["params"][name]
+        for step in documents.partial_of(document)["steps"]
+        for name, source in (step.get("provenance") or {}).items()
+        if source.get("source") in proposing.GIVEN and name in step.get("params", {})
+    }
+    settled = {int(part): uid for part, uid in document.get("settled_tools", {}).items()}
     return PlanRequest(
         intent=document["intent"],
-        context={
-            **taken,
-            "memory_refs": inputs.get("memory_ids", []),
-            "receipt_refs": inputs.get("receipt_ids", []),
-            "concept_names": inputs.get("concept_names", []),
-            **(context or {}),
-        },
-        constraints=constraints or documents.Constraints.model_validate(document.get("constraints") or {}),
+        context={**taken, **(context or {})},
+        constraints=constraints or Constraints.model_validate(document.get("constraints") or {}),
         caused_by=caused_by,
         delegate_id=document["delegate_id"],
         delegation_path=tuple(document.get("delegation_path", ())),
-        tools=_settled(document) if tools is None else tools,
+        tools={**settled, **(tools or {})},
     )
 
 
@@ -262,55 +238,55 @@ def make(
     request: PlanRequest,
     now: datetime,
     revision: Revision | None = None,
-    find: Find | None = None,
+    proposed: Proposed | None = None,
 ) -> Plan:
     """Make a plan and keep it, within the caller's transaction.
 
-    :param find: finds the proposal; None: the local planner does.
+    :param proposed: what a proposer found; None: the local planner proposes, unless the revision says what is to be done.
     """
     begun = monotonic()
     delegate = delegate_asked(caller, request.delegate_id, now)
     refuse_detours(delegate, request.delegation_path)
     asked = proposing.asked_of(request, delegate, now)
+    old = revision.old.document if revision else {}
     failed = revision.failed if revision else ()
     reasons = {(one["worker_id"], one["tool_name"]): f"it failed before: {one['reason']}" for one in failed}
-    inputs, left_out = _inputs(request.context, caller.principal_id)
     with shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
         catalogue = proposing.view(held, request).without(revision.away if revision else (), reasons)
-        found = find(held, catalogue) if find else proposing.local(held, catalogue, asked)
+        if revision and revision.draft:
+            draft, said = revision.draft, {name: old.get(name) for name in ("proposer_reason", "model_use")}
+        else:
+            found = proposed or proposing.local(held, catalogue, asked)
+            draft = drafted(found.proposal, asked)
+            said = {"proposer_reason": found.reason, "model_use": found.model_use}
         head = {
+            **said,
             "plan_id": new_plan_id(),
             "delegate_id": delegate.delegate_id,
             "principal_ai": caller.name,
             "intent": request.intent,
             "created_at": told(now),
             "scope": delegate.scope,
-            "proposer_reason": found.reason,
-            "model_use": found.model_use,
             "planner_version": f"{PLANNER_VERSION}.{held.model}",
-            "history_epoch": held.history_epoch,
-            "assumptions": left_out,
-            "references": {"inputs": inputs},
+            "references": old.get("references") or {"inputs": _inputs(request.context)},
             "settled_tools": {str(part): uid for part, uid in request.tools.items()} or None,
-            "constraints": request.constraints.document() or None,
             "delegation_path": request.delegation_path or None,
-            "replaces": revision.old.plan_id if revision else None,
-            "revision": revision.old.document.get("revision", 1) + 1 if revision else None,
+            "replaces": old.get("plan_id"),
+            "revision": old.get("revision", 1) + 1 if revision else None,
             "excluded": failed or None,
         }
-        terms = Terms(
-            asked=asked,
-            limits=bounds_of(request.constraints, Limits()),
-            priority=Priority(request.constraints.prefer or Priority.BALANCED),
-            after=revision.after if revision else 0,
-            head=head,
-        )
-        made = assemble(terms, found.proposal, catalogue)
+        made = assemble(draft, catalogue, intent=request.intent, head=head, constraints=request.constraints)
     document = made.document()
     document["plan_hash"] = documents.plan_hash(document)
-    old = revision.old if revision else None
-    cause = request.caused_by or (old.receipt_id if old else None)
-    kept = keep(caller=caller, delegate=delegate, made=made, document=document, caused_by=cause, old=old, now=now)
+    kept = keep(
+        caller=caller,
+        delegate=delegate,
+        made=made,
+        document=document,
+        caused_by=request.caused_by or (revision.old.receipt_id if revision else None),
+        old=revision.old if revision else None,
+        now=now,
+    )
     once_committed(metrics.GENERATION.observe, monotonic() - begun)
     return kept
 
@@ -364,30 +340,15 @@ def told(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _inputs(context: Mapping[str, Any], principal_id: int) -> tuple[dict[str, Any], list[str]]:
-    """What the context refers to and is known here, and a sentence for each thing that is not."""
-    named = _items(context.get("memory_refs"))
-    memories = selectors.memories_named(named)
-    asked = list(dict.fromkeys(_texts(context.get("receipt_refs"))))
-    receipts = selectors.known_receipt_ids(asked, principal_id)
-    unknown = [
-        *(str(one)[:100] for one in named if str(one) not in memories),
-        *(one for one in asked if one not in receipts),
-    ]
-    known = {
-        "memory_ids": list(dict.fromkeys(memories.values())),
-        "receipt_ids": [one for one in asked if one in receipts],
-        "concept_names": list(_texts(context.get("concept_names"))),
-    }
-    return known, [f"{text} is not known here and was left out." for text in unknown]
+def _inputs(context: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What the context refers to, as it was given: nothing is looked up."""
+    names = {"memory_ids": "memory_refs", "receipt_ids": "receipt_refs", "concept_names": "concept_names"}
+    return {name: list(_texts(context.get(given))) for name, given in names.items() if context.get(given)}
 
 
 def _texts(given: object) -> Iterable[str]:
-    return (one[:100] for one in _items(given) if isinstance(one, str))
-
-
-def _items(given: object) -> list[object]:
-    return given[:200] if isinstance(given, list) else []
+    items = given[:200] if isinstance(given, list) else []
+    return (str(one)[:100] for one in items if isinstance(one, (str, int)))
 
 
 def _post_root(caller: Caller, intent: str, plan_id: str, now: datetime) -> str:

@@ -14,7 +14,7 @@ from apps.plans.language_model import MOST_TOOLS
 from apps.plans.local.proposing import propose as propose_locally
 from apps.plans.local.values import read
 from apps.plans.models import Delegate
-from apps.plans.proposals import Asked, Proposal
+from apps.plans.proposals import Asked, Evidence, Proposal
 from apps.plans.services import model_calls
 from apps.plans.services.delegates import delegate_asked
 from apps.plans.shelf import Held
@@ -22,6 +22,8 @@ from apps.principals.tenancy import Caller
 
 _SEARCHED: Final = 60
 _READ: Final = 4_000
+GIVEN: Final = frozenset({Evidence.CONTEXT, Evidence.ANSWER, Evidence.CONFIRMED})
+"""Evidence of values that the principal has given beside the words of the request."""
 _GROUNDING_KEYS: Final = frozenset({"memory_refs", "receipt_refs", "concept_names"})
 
 

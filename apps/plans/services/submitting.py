@@ -50,7 +50,6 @@ def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None
         "planner_version": SUBMITTED,
         "proposer": SUBMITTED,
         "registry_epoch": found.catalogue.epoch,
-        "history_epoch": found.history_epoch,
         "steps": [_pinned(step, found.catalogue) for step in document["steps"]],
     }
     kept |= validation.estimates(documents.read(kept), found.catalogue)
@@ -71,7 +70,7 @@ def _unfit(document: Mapping[str, Any], caller: Caller) -> Iterator[Problem]:
         yield Problem(
             "/delegate_id", "outside_pool", f"You are the DeleGate {own}: other pools are not yours to plan with."
         )
-    for name in ("replaces", "revision"):
+    for name in ("replaces", "revision", "excluded"):
         if name in document:
             yield Problem(f"/{name}", "replaces", "Only replan_plan makes a plan that takes another's place.")
 
