@@ -13,9 +13,10 @@ from apps.principals.models import Operator, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import make_caller, make_tenant
+from tests.mcp.node import packages
 from tests.server import acme, server, started_server
 
-__all__ = ["acme", "server", "started_server"]
+__all__ = ["acme", "packages", "server", "started_server"]
 
 # Timing is never asserted, so no example has a deadline; and a run says the same of the same code. To look further,
 # `--hypothesis-profile anew` draws other examples each time.

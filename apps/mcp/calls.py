@@ -38,6 +38,9 @@ _DEFAULT_MAX_BODY: Final = 524_288
 # What the message around the arguments may take.
 _ENVELOPE: Final = 16_384
 
+# Where the members of a refusal stand in a result's `_meta`.
+REFUSAL: Final = "gatehouse/refusal"
+
 T = TypeVar("T")
 
 
@@ -159,12 +162,17 @@ def _succeeded(declared: Operation, reply: Reply) -> CallToolResult:
 
 
 def refused(exc: DomainError) -> CallToolResult:
-    """A refusal that the model can read and act on: the sentence, the places, what to do."""
+    """A refusal that the model can read and act on: the sentence, the places, what to do.
+
+    The structured content of a tool has the shape that the tool declares, which clients check. A program finds the
+    members of a refusal in its `_meta`.
+    """
     errors = [{"pointer": error.pointer, "message": error.message} for error in exc.errors]
     places = [f"- {error.pointer or '/'}: {error.message}" for error in exc.errors]
+    members = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in exc.extra.items()]
     document: dict[str, Any] = {"code": exc.code, "detail": exc.detail, "errors": errors, **exc.extra}
     return CallToolResult(
-        content=[TextContent(text="\n".join([f"{exc.code}: {exc.detail}", *places, exc.mending]))],
-        structured_content=document,
+        content=[TextContent(text="\n".join([f"{exc.code}: {exc.detail}", *places, *members, exc.mending]))],
         is_error=True,
+        _meta={REFUSAL: document},
     )

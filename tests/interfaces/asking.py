@@ -16,6 +16,7 @@ from psycopg import sql
 
 from apps.core import operations
 from apps.core.operations import Operation, Route
+from apps.mcp import calls
 from apps.principals.models import TenantModel
 from apps.principals.tenancy import acting_as_system
 from tests.mcp.raw import Answer as Raw
@@ -77,7 +78,9 @@ def ask_tool(declared: Operation, given: Mapping[str, Any], token: str | None) -
     if answer.status_code != 200:
         return _read(answer.status_code, answer.json())
     result = answer.json()["result"]
-    return _read(422 if result.get("isError") else 200, result["structuredContent"])
+    if result.get("isError"):
+        return _read(422, result["_meta"][calls.REFUSAL])
+    return _read(200, result["structuredContent"])
 
 
 def _read(status: int, document: dict[str, Any]) -> Answer:
