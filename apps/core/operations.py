@@ -10,7 +10,7 @@ The function parses nothing and renders nothing: it makes one service call as th
 """
 
 import re
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from apps.core.schemas import parse
 from apps.core.sql import ATTEMPTS, retried
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+Role = Literal["agent", "worker"]
 
 
 class MissingScope(Forbidden):
@@ -162,6 +163,11 @@ class Operation:
     run: Callable[[Any, Any], "BaseModel | Reply"] = field(repr=False)
     routes: tuple[Route, ...]
     tool: bool
+    listed_for: frozenset[Role]
+    """Who sees it in the list of tools without asking for more; the others find it by `find_tools`."""
+    example: Mapping[str, Any] = field(repr=False)
+    after_refusal: str = field(repr=False)
+    """What a model does next if a call was refused."""
     read_only: bool
     destructive: bool
     idempotent: bool
@@ -179,6 +185,11 @@ class Operation:
         """How many seconds an input asks to wait."""
         return self.waits.patience(given) if self.waits else 0.0
 
+    @property
+    def groups(self) -> frozenset[str]:
+        """What it belongs to, in the words of scopes: `tasks:queue` is in the group `tasks`."""
+        return frozenset(scope.partition(":")[0] for scope in self.scopes)
+
     def visible_to(self, caller: BaseCaller) -> bool:
         return not self.scopes or not self.scopes.isdisjoint(caller.scopes)
 
@@ -195,6 +206,9 @@ def operation(
     output: type[BaseModel] | None = None,
     routes: Sequence[Route] = (),
     tool: bool = True,
+    listed_for: Collection[Role] = (),
+    example: Mapping[str, Any] | None = None,
+    after_refusal: str = "Change the argument that the refusal names, and call again.",
     read_only: bool = False,
     destructive: bool = False,
     idempotent: bool = False,
@@ -206,6 +220,7 @@ def operation(
     """Declare an operation.
 
     :param scope: one scope or several of which any suffices.
+    :param example: arguments of a call of the tool, which its description shows.
     :param output: only where the function answers a :class:`Reply`; else its return annotation says it.
     :param own_transactions: the function opens `caller.acting()` itself, because it waits or calls out; or when it does so here.
     :param streams: its routes answer as a stream; it is no tool.
@@ -227,6 +242,9 @@ def operation(
             run=function,
             routes=tuple(routes),
             tool=tool,
+            listed_for=frozenset(listed_for),
+            example=example or {},
+            after_refusal=after_refusal,
             read_only=read_only,
             destructive=destructive,
             idempotent=idempotent or read_only,

@@ -143,6 +143,8 @@ def _shown(caller: Caller, made: TargetWithSecret) -> CreatedTarget:
     scope=Scope.INBOX,
     routes=[Route("POST", "/api/v1/targets", status=201)],
     own_transactions=True,
+    example={"url": "https://agent.example.com/wake"},
+    after_refusal="The address must be reachable from this hub by HTTPS, and not private.",
 )
 def create_target(caller: Caller, given: CreateTarget) -> CreatedTarget:
     """Have a webhook called when your inbox has something new: once for a burst, and again only when you have acked
@@ -162,7 +164,13 @@ def create_target(caller: Caller, given: CreateTarget) -> CreatedTarget:
         return _shown(caller, made)
 
 
-@operation(title="List targets", scope=Scope.INBOX, routes=[Route("GET", "/api/v1/targets")], read_only=True)
+@operation(
+    title="List targets",
+    scope=Scope.INBOX,
+    routes=[Route("GET", "/api/v1/targets")],
+    read_only=True,
+    example={},
+)
 def list_targets(caller: Caller, given: Paged) -> TargetList:
     """List the webhooks that wake you, with the result of the last call to each."""
     found, following = given.of(selectors.with_deliveries().filter(principal_id=caller.principal_id))
@@ -175,6 +183,8 @@ def list_targets(caller: Caller, given: Paged) -> TargetList:
     routes=[Route("PATCH", _ROUTE)],
     idempotent=True,
     own_transactions=True,
+    example={"target": "tgt_1", "enabled": True},
+    after_refusal="list_targets shows your targets.",
 )
 def change_target(caller: Caller, given: ChangeTarget) -> TargetOutput:
     """Change where or how eagerly you are woken, stop a target, or resume one. A target stops by itself if your address
@@ -201,6 +211,8 @@ def change_target(caller: Caller, given: ChangeTarget) -> TargetOutput:
     scope=Scope.INBOX,
     routes=[Route("POST", f"{_ROUTE}/test")],
     own_transactions=True,
+    example={"target": "tgt_1"},
+    after_refusal="list_targets shows your targets.",
 )
 def test_target(caller: Caller, given: OneTarget) -> TargetTested:
     """Send a signed message of type `ping` to one of your targets now, and say how its address answered. This also
@@ -221,7 +233,14 @@ def rotate_target_secret(caller: Caller, given: RotateTargetSecret) -> CreatedTa
     return _shown(caller, made)
 
 
-@operation(title="Delete a target", scope=Scope.INBOX, routes=[Route("DELETE", _ROUTE)], destructive=True)
+@operation(
+    title="Delete a target",
+    scope=Scope.INBOX,
+    routes=[Route("DELETE", _ROUTE)],
+    destructive=True,
+    example={"target": "tgt_1"},
+    after_refusal="list_targets shows your targets.",
+)
 def delete_target(caller: Caller, given: OneTarget) -> DeletedTarget:
     """Stop being woken at this address."""
     targets.delete(principal_id=caller.principal_id, target_id=given.number)
@@ -256,6 +275,7 @@ class RemoteTargetList(Output):
     routes=[Route("PUT", _REMOTE)],
     idempotent=True,
     own_transactions=True,
+    example={"name": "branch", "url": "https://hub.example.com"},
 )
 def put_remote_target(caller: Caller, given: PutRemoteTarget) -> RemoteTargetOutput:
     """Add an inbox service elsewhere to which receipts are sent, or change one; what waits for it is sent at once."""
@@ -275,6 +295,7 @@ def put_remote_target(caller: Caller, given: PutRemoteTarget) -> RemoteTargetOut
     scope=Scope.ADMIN,
     routes=[Route("GET", "/api/v1/remote-targets")],
     read_only=True,
+    example={},
 )
 def list_remote_targets(caller: Caller, given: Paged) -> RemoteTargetList:
     """The inbox services elsewhere that receipts are sent to: their breakers, and what is pending or dead."""
@@ -316,6 +337,8 @@ class DeliveryList(Output):
     scope=Scope.ADMIN,
     routes=[Route("GET", f"{_REMOTE}/deliveries")],
     read_only=True,
+    example={"name": "branch", "state": "dead"},
+    after_refusal="list_remote_targets shows the targets.",
 )
 def list_deliveries(caller: Caller, given: Deliveries) -> DeliveryList:
     """Receipts that are pending, delivered or dead; oldest first."""
@@ -340,6 +363,8 @@ class ReplayedOutput(Output):
     scope=Scope.ADMIN,
     routes=[Route("POST", f"{_REMOTE}/replay")],
     idempotent=True,
+    example={"name": "branch"},
+    after_refusal="list_remote_targets shows the targets.",
 )
 def replay_deliveries(caller: Caller, given: ReplayDeliveries) -> ReplayedOutput:
     """Send dead deliveries of a target again, from the first attempt. What is not dead is left as it is."""
@@ -377,6 +402,8 @@ class RemoteRouteList(Output):
     scope=Scope.ADMIN,
     routes=[Route("PUT", f"{_ROUTES}/{{principal_ai}}")],
     idempotent=True,
+    example={"principal_ai": "Kee", "target": "branch"},
+    after_refusal="list_remote_targets shows the targets.",
 )
 def set_remote_route(caller: Caller, given: SetRemoteRoute) -> RemoteRouteOutput:
     """From now on, send what is posted to a principal to a remote target; its inbox here stays as it is."""
@@ -412,6 +439,8 @@ class RemovedRoute(Output):
     title="Keep a principal's receipts here",
     scope=Scope.ADMIN,
     routes=[Route("DELETE", f"{_ROUTES}/{{principal_ai}}")],
+    example={"principal_ai": "Kee"},
+    after_refusal="The principal has no route.",
 )
 def remove_remote_route(caller: Caller, given: OnePrincipal) -> RemovedRoute:
     """From now on, place what is posted to a principal in its inbox here; pending deliveries are still sent."""

@@ -179,6 +179,9 @@ class ExecutionList(Output):
     routes=[Route("POST", _BASE, status=201)],
     idempotent=True,
     own_transactions=True,
+    listed_for=["agent"],
+    example={"plan_id": "plan_7"},
+    after_refusal="The plan is not ready: confirm_plan or answer_plan first, or ask anew. Over a budget, raise it or ask for less.",
 )
 def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStarted:
     """Carry out a plan. Fast steps are done at once and their results are in the answer; long ones become tasks.
@@ -247,6 +250,9 @@ def _executed(caller: Caller, given: ExecutePlan, *, answers_inbox: bool = False
     scope="plans",
     routes=[Route("POST", "/api/v1/requests", status=201)],
     own_transactions=True,
+    listed_for=["agent"],
+    example={"intent": "Send the weather of Vienna to ops@example.com"},
+    after_refusal="Change the argument named. That no plan is ready is no refusal: next_step of the answer says what to do.",
 )
 def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
     """Ask for something in plain words, and have it done at once if the plan is ready.
@@ -272,7 +278,13 @@ def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
     )
 
 
-@operation(title="Plan again", scope="plans", routes=[Route("POST", "/api/v1/plans/{plan_id}/replan", status=201)])
+@operation(
+    title="Plan again",
+    scope="plans",
+    routes=[Route("POST", "/api/v1/plans/{plan_id}/replan", status=201)],
+    example={"plan_id": "plan_7", "failed_step": "s2"},
+    after_refusal="get_plan_status shows the steps and their states.",
+)
 def replan_plan(caller: Caller, given: Replan) -> Replanned:
     """Make the plan that takes the place of one of which a step failed. Carry it out with execute_delegation_plan.
 
@@ -324,6 +336,9 @@ def _progress(report: ExecutionReport) -> Progress | None:
         patience=lambda given: given.wait,
         progress=_progress,
     ),
+    listed_for=["agent"],
+    example={"plan_id": "plan_7", "wait": 30},
+    after_refusal="The plan is unknown, or not yours: list_plans shows yours.",
 )
 def get_plan_status(caller: Caller, given: AskPlanStatus) -> ExecutionReport:
     """Read how far the execution of a plan is: status, steps with their results so far, and what you may do next.
@@ -396,6 +411,8 @@ def list_executions(caller: Caller, given: Paged) -> ExecutionList:
     routes=[Route("POST", f"{_BASE}/{{execution_id}}/steps/{{step_id}}/result", max_body=_RESULT_BYTES)],
     idempotent=True,
     own_transactions=True,
+    example={"execution_id": "exec_3", "step_id": "s4", "result": {"total": 9}, "summary": "Nine in total."},
+    after_refusal="The step waits for no result of yours: get_plan_status says what it waits for.",
 )
 def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
     """Submit the result that an `aggregate_requested` receipt asked you for.
@@ -426,6 +443,8 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
     scope="plans",
     routes=[Route("POST", f"{_BASE}/{{execution_id}}/steps/{{step_id}}/decide")],
     idempotent=True,
+    example={"execution_id": "exec_3", "step_id": "s2", "decision": "accept"},
+    after_refusal="The step waits for no decision of yours: get_plan_status says what it waits for.",
 )
 def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
     """Answer an escalation that asked you for a decision, and let the plan go on or end."""
@@ -446,6 +465,8 @@ def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
     routes=[Route("POST", f"{_BASE}/{{execution_id}}/cancel", also=(202,))],
     destructive=True,
     idempotent=True,
+    example={"execution_id": "exec_3"},
+    after_refusal="An execution that is over stays as it is.",
 )
 def cancel_execution(caller: Caller, given: CancelExecution) -> Reply:
     """Stop an execution: nothing more begins, its open tasks are canceled, and your obligations for it are closed.
@@ -462,6 +483,8 @@ def cancel_execution(caller: Caller, given: CancelExecution) -> Reply:
     scope="plans",
     routes=[Route("POST", "/api/v1/workers/{worker_id}/tools/{tool_name}/call")],
     own_transactions=True,
+    example={"worker_id": "weather", "tool_name": "forecast", "params": {"city": "Vienna"}},
+    after_refusal="get_worker_manifest shows the schema of the tool's params; list_workers shows who is available.",
 )
 def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
     """Call one tool of one worker without a plan.

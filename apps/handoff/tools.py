@@ -97,6 +97,7 @@ class InheritedOutput(Output):
     output=LeftOutput,
     routes=[Route("POST", _BASE, status=201, also=(200,))],
     idempotent=True,
+    example={"session": "shop-3", "type": "learning", "body": "Tests need a running Redis."},
 )
 def leave_handoff(caller: Caller, given: LeaveHandoff) -> Reply:
     """Leave the next session what it would thank you for, at the end of yours; leave nothing otherwise.
@@ -127,6 +128,7 @@ def leave_handoff(caller: Caller, given: LeaveHandoff) -> Reply:
     title="Inherit what earlier sessions left",
     scope=Scope.INBOX,
     routes=[Route("POST", f"{_BASE}/inherit")],
+    example={"session": "shop-3", "project": "shop"},
 )
 def inherit(caller: Caller, given: Inherit) -> InheritedOutput:
     """Begin a session with what earlier ones left for it, and with nothing else. Each item is shown to one session.

@@ -1,10 +1,10 @@
 """Tools: the declared operations, as they are listed and called."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from mcp_types import (
     INVALID_PARAMS,
@@ -19,16 +19,18 @@ from mcp_types import (
     Tool,
     ToolAnnotations,
 )
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from rest_framework.exceptions import APIException
 
 from apps.core import operations, strict_json
-from apps.core.errors import DomainError, Forbidden, TooLarge, near
+from apps.core.errors import DomainError, Forbidden, NotFound, TooLarge, near
 from apps.core.ids import BadCursor, decode_cursor, encode_cursor
 from apps.core.notifications import Wait, check_place, in_thread
 from apps.core.operations import Operation, Reply
-from apps.core.schemas import json_schema, parse
+from apps.core.schemas import Input, Text, json_schema, parse
 from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller
 
 # How long a client may go without asking for the list again; it changes with a release or the token's scopes.
 LIST_TTL_MS: Final = 60_000
@@ -40,6 +42,8 @@ _ENVELOPE: Final = 16_384
 
 # Where the members of a refusal stand in a result's `_meta`.
 REFUSAL: Final = "gatehouse/refusal"
+# What an address asks for with `?tools=` to be listed every tool.
+ALL: Final = "all"
 
 T = TypeVar("T")
 
@@ -63,10 +67,28 @@ def page(
 
 
 def list_tools(exchange: Exchange, params: PaginatedRequestParams | None) -> ListToolsResult:
-    """What this caller may call."""
-    visible = [tool for tool in tools() if tool.visible_to(exchange.caller)]
-    shown, following = page(visible, lambda tool: tool.name, params.cursor if params else None)
-    return ListToolsResult(tools=[describe(tool) for tool in shown], next_cursor=following, ttl_ms=LIST_TTL_MS)
+    """The tools of the caller's role, and those of the groups that the address asks for.
+
+    :raises ProtocolError: if there is no such group.
+    """
+    wanted = {name.strip() for name in exchange.groups.split(",")} - {""}
+    known = {group for tool in tools() for group in tool.groups}
+    if unknown := wanted - known - {ALL}:
+        message = f"Unknown tools: {', '.join(sorted(unknown))}. There are {ALL}, {', '.join(sorted(known))}."
+        raise ProtocolError(INVALID_PARAMS, message[:1000])
+    listed = [CALL_TOOL, *map(describe, listed_to(exchange.caller, wanted))]
+    shown, following = page(listed, lambda tool: tool.name, params.cursor if params else None)
+    return ListToolsResult(tools=shown, next_cursor=following, ttl_ms=LIST_TTL_MS)
+
+
+def listed_to(caller: Caller, wanted: Collection[str] = ()) -> list[Operation]:
+    """Those of the tools that a caller may call which are listed to it."""
+    role = "worker" if caller.kind == Kind.WORKER else "agent"
+    return [
+        tool
+        for tool in tools()
+        if tool.visible_to(caller) and (role in tool.listed_for or ALL in wanted or tool.groups & set(wanted))
+    ]
 
 
 def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResult | Streamed:
@@ -74,15 +96,22 @@ def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResu
 
     :raises ProtocolError: if there is no such tool.
     """
-    declared = next((tool for tool in tools() if tool.name == params.name), None)
-    if declared is None:
-        names = [tool.name for tool in tools() if tool.visible_to(exchange.caller)]
-        raise ProtocolError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}.{near(params.name, names)}")
+    name, arguments = params.name, params.arguments or {}
     try:
+        if name == CALL_TOOL.name:
+            strict_json.check(arguments)
+            within = parse(CallTool, arguments)
+            name, arguments = within.name, within.arguments
+        declared = next((tool for tool in tools() if tool.name == name), None)
+        if declared is None:
+            names = [tool.name for tool in tools() if tool.visible_to(exchange.caller)]
+            unknown = f"Unknown tool: {name[:100]}.{near(name, names)}"
+            if params.name != CALL_TOOL.name:
+                raise ProtocolError(INVALID_PARAMS, unknown)
+            raise NotFound(f"{unknown} find_tools finds one by what it is for.", code="unknown_tool")
         operations.permit(declared, exchange.caller)
         if exchange.body_size > max_body(declared) + _ENVELOPE:
             raise TooLarge(f"The arguments of {declared.name} are over {max_body(declared)} bytes.")
-        arguments = params.arguments or {}
         strict_json.check(arguments)
         given = parse(declared.input, arguments)
         if declared.waits and (patience := declared.patience(given)):
@@ -138,11 +167,10 @@ def describe(declared: Operation) -> Tool:
     return Tool(
         name=declared.name,
         title=declared.title,
-        description=declared.description,
-        input_schema=json_schema(declared.input, "validation"),
-        output_schema=json_schema(declared.output, "serialization"),
+        description=description(declared),
+        input_schema=asked(json_schema(declared.input, "validation")),
+        output_schema=outline(json_schema(declared.output, "serialization")),
         annotations=ToolAnnotations(
-            title=declared.title,
             read_only_hint=declared.read_only,
             destructive_hint=declared.destructive,
             idempotent_hint=declared.idempotent,
@@ -150,6 +178,62 @@ def describe(declared: Operation) -> Tool:
             open_world_hint=declared.own_transactions,
         ),
     )
+
+
+def description(declared: Operation) -> str:
+    """When to use a tool, one example, and what to do after a refusal."""
+    example = json.dumps(declared.example, ensure_ascii=False)
+    return f"{declared.description}\nExample: {example}\nIf refused: {declared.after_refusal}"
+
+
+def asked(node: Any) -> Any:
+    """A schema of an input without what a caller need not know: that null is taken for what may be left out, and which
+    characters a name may not hold.
+    """
+    if isinstance(node, list):
+        return [asked(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "anyOf" in node and node.get("default", node) is None:
+        options = [option for option in node["anyOf"] if option != {"type": "null"}]
+        rest = {name: value for name, value in node.items() if name not in {"anyOf", "default"}}
+        node = {**(options[0] if len(options) == 1 else {"anyOf": options}), **rest}
+    return {name: asked(value) for name, value in node.items() if name != "pattern" or not isinstance(value, str)}
+
+
+def outline(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The members of an output and their types, which is what a client plans with; None if there are none."""
+    if not schema["properties"]:
+        return None
+    members = {name: _types(member) for name, member in schema["properties"].items()}
+    return {"type": "object", "properties": members}
+
+
+def _types(schema: Mapping[str, Any]) -> dict[str, Any]:
+    if "anyOf" in schema:
+        return {"anyOf": [_types(one) for one in schema["anyOf"]]}
+    return {"type": schema["type"]} if "type" in schema else {}
+
+
+class CallTool(Input):
+    name: Annotated[Text, Field(min_length=1, max_length=100)]
+    """As find_tools answers it."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """As its input_schema says."""
+
+
+# Not an operation: it calls one, and answers as that one does.
+CALL_TOOL: Final = Tool(
+    name="call_tool",
+    title="Call a tool that is not listed",
+    description=(
+        "Call any tool of this server by its name, listed or not, once find_tools has shown its arguments.\n"
+        'Example: {"name": "cancel_task", "arguments": {"task_id": "task_7"}}\n'
+        "If refused: the refusal is that of the tool called. An unknown name is found with find_tools."
+    ),
+    input_schema=json_schema(CallTool, "validation"),
+    annotations=ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=True),
+)
 
 
 def _succeeded(declared: Operation, reply: Reply) -> CallToolResult:

@@ -31,9 +31,9 @@ from apps.principals.tenancy import Caller
 
 INSTRUCTIONS: Final = (
     "Gatehouse gives you an inbox, a task queue and a planner that outlive this conversation. Begin with "
-    "memory_bootstrap: it says what happened while you were away. Hand long work out with create_delegation_plan or "
-    "queue_task, go on with other things, and read the receipts that come back with read_inbox; ack_through tells "
-    "what you have taken note of."
+    "memory_bootstrap: it says what happened while you were away. Hand work out with carry_out_request or queue_task, "
+    "go on with other things, and read the receipts that come back with read_inbox; ack_through tells what you have "
+    "taken note of. The list of tools is short: find_tools finds the others, and call_tool calls them."
 )
 
 Method = Callable[[Exchange, Any], Result | Streamed]

@@ -55,7 +55,7 @@ HABITS: Final = (
         "Triage the inbox",
         "Go through the inbox: act, delegate, note or let go.",
         "Go through the entries below, one by one. Expand an entry with expand_entry if its summary does not say "
-        "enough. For each: act on it now, hand it out with create_delegation_plan, store what is worth remembering "
+        "enough. For each: act on it now, hand it out with carry_out_request, store what is worth remembering "
         "with memory_store, or let it go. Then acknowledge with ack_through, using the token of the last entry you "
         "have dealt with.",
         reads=("read_inbox",),
@@ -64,9 +64,9 @@ HABITS: Final = (
         "delegate",
         "Delegate an intent",
         "Turn an intent into a plan that MCP workers carry out.",
-        "Have this done by MCP workers: {intent}\n\nCall create_delegation_plan with this intent. The first "
-        "line of its answer says what to do: confirm_plan if a value is a guess and right, answer_plan if something was not said, and "
-        "execute_delegation_plan once the plan is ready. Do not wait for it: receipts in your inbox tell you when a step "
+        "Have this done by MCP workers: {intent}\n\nCall carry_out_request with this intent. The first "
+        "line of its answer says what to do: confirm_plan if a value is a guess and right, answer_plan if something was not said, then "
+        "execute_delegation_plan with the new plan. Do not wait for it: receipts in your inbox tell you when a step "
         "needs you, when a task of it has ended, and if the whole ends otherwise than complete. What it came to, "
         "get_plan_status tells at any time. The MCP workers that are there stand below.",
         required=(("intent", "What is to be done, in one or two sentences."),),

@@ -81,6 +81,8 @@ class Exchange:
     body_size: int
     credential: Credential
     """What the request presented: who goes on after a wait, calls by it again."""
+    groups: str = ""
+    """The groups of tools that the address asks to be listed, as `?tools=memory,plans`."""
 
 
 Frames = AsyncGenerator[Notification[Any, Any] | Result | None, None]

@@ -50,7 +50,13 @@ class EndpointView(TokenView):
             envelope = protocol.open_envelope(frame, message, headers)
             if envelope.id is None:
                 return HttpResponse(status=202)
-            exchange = Exchange(caller=caller, envelope=envelope, body_size=len(body), credential=credential)  # type: ignore[arg-type]  # ours is the only caller
+            exchange = Exchange(
+                caller=caller,  # type: ignore[arg-type]  # ours is the only caller
+                envelope=envelope,
+                body_size=len(body),
+                credential=credential,
+                groups=request.GET.get("tools", ""),
+            )
             return self._answer(exchange)
         except ProtocolError as fault:
             request_id = frame.id if isinstance(frame, JSONRPCRequest) else None

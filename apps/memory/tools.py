@@ -80,6 +80,9 @@ class StoredMemory(Dated):
     title="Remember an observation",
     scope="memory",
     routes=[Route("POST", "/api/v1/memory/observations", status=201)],
+    listed_for=["agent"],
+    example={"observation": "The shop is deployed with make ship.", "domain": "shop", "confidence": 0.9},
+    after_refusal="Change the argument named; don't try to store a refused text in other words.",
 )
 def memory_store(caller: Caller, given: StoreMemory) -> StoredMemory:
     """Store one observation, with its domain, your confidence and its evidence.
@@ -123,6 +126,7 @@ class StoredPattern(Output):
     title="Write down a pattern",
     scope="memory",
     routes=[Route("POST", "/api/v1/memory/patterns", status=201)],
+    example={"category": "deploy", "pattern_name": "friday", "pattern_text": "Deploys on Fridays fail more often."},
 )
 def memory_update_pattern(caller: Caller, given: UpdatePattern) -> StoredPattern:
     """Store a pattern: what holds in many cases. The same category and name revise it; every revision is kept."""
@@ -157,6 +161,7 @@ class StoredConcept(Output):
     scope="memory",
     routes=[Route("POST", "/api/v1/memory/concepts", status=201)],
     idempotent=True,
+    example={"name": "PostgreSQL", "concept_type": "software", "aliases": ["Postgres"]},
 )
 def memory_store_concept(caller: Caller, given: StoreConcept) -> StoredConcept:
     """Describe a concept that memories speak of: its type, its aliases and what it is.
@@ -189,6 +194,7 @@ class StoredRelationship(Output):
     scope="memory",
     routes=[Route("POST", "/api/v1/memory/relationships", status=201)],
     idempotent=True,
+    example={"from_concept": "Celery", "to_concept": "Redis", "rel_type": "uses"},
 )
 def memory_add_concept_relationship(caller: Caller, given: AddRelationship) -> StoredRelationship:
     """Store the relation of one concept to another. Concepts named for the first time are created."""
@@ -217,6 +223,7 @@ class RelationshipsOutput(Output):
     scope="memory",
     routes=[Route("GET", "/api/v1/memory/relationships")],
     read_only=True,
+    example={"from_concept": "PostgreSQL"},
 )
 def list_memory_relationships(caller: Caller, given: ListRelationships) -> RelationshipsOutput:
     """List the relations of concepts: all, those of one concept, or those of a type."""
@@ -238,6 +245,8 @@ class ReadMemory(Paged):
     scope="memory",
     routes=[Route("GET", "/api/v1/memory/read")],
     read_only=True,
+    example={"ref": "observation_5"},
+    after_refusal="memory_recall finds references.",
 )
 def memory_read(caller: Caller, given: ReadMemory) -> MemoryOutput:
     """Read one memory by its reference: its author, date, confidence, evidence, and earlier readings.
@@ -282,6 +291,9 @@ class Recollection(Output):
     routes=[Route("GET", "/api/v1/memory/recall"), Route("POST", "/api/v1/memory/recall")],
     read_only=True,
     own_transactions=vectors.asks_what_is_meant,
+    listed_for=["agent"],
+    example={"query": "how do we deploy the shop", "limit": 5},
+    after_refusal="Change the argument named. That nothing is found is no refusal: ask with other words.",
 )
 def memory_recall(caller: Caller, given: RecallMemory) -> Recollection:
     """Find what your tenant remembers about a question: observations, patterns and concepts, best first; or of a subject.
@@ -319,6 +331,8 @@ class PromotionPolicyOutput(Output):
     scope=Scope.ADMIN,
     routes=[Route("PUT", "/api/v1/memory/promotion-policies/{delegate}")],
     idempotent=True,
+    example={"delegate": "research-delegate", "domains": ["workers"]},
+    after_refusal="list_delegates shows the DeleGates.",
 )
 def set_promotion_policy(caller: Caller, given: SetPromotionPolicy) -> PromotionPolicyOutput:
     """Set what a DeleGate may promote to knowledge by itself. It recommends everything else in its report."""
@@ -339,6 +353,8 @@ class Promote(Input):
     title="Promote what was learned",
     scope=Scope.MEMORY,
     routes=[Route("POST", "/api/v1/memory/promotions")],
+    example={"observation": "Worker weather answers in Celsius only.", "domain": "workers"},
+    after_refusal="Your policy does not allow it: recommend it in your report.",
 )
 def memory_promote(caller: Caller, given: Promote) -> PromotionOutput:
     """Store what you learned as a DeleGate, if your policy allows it; else nothing is stored."""
@@ -361,6 +377,9 @@ class Bootstrap(Input):
     scope="memory",
     routes=[Route("GET", "/api/v1/memory/bootstrap"), Route("POST", "/api/v1/memory/bootstrap")],
     idempotent=True,
+    listed_for=["agent"],
+    example={},
+    after_refusal="Call it without arguments: the token says who you are.",
 )
 def memory_bootstrap(caller: Caller, given: Bootstrap) -> Start:
     """Begin here: your recent sessions, your inbox's ten newest entries, and what you owe and await.
@@ -392,6 +411,7 @@ class RecordSession(Input):
     scope="memory",
     routes=[Route("POST", "/api/v1/memory/sessions", status=201)],
     idempotent=True,
+    example={"conversation_id": "chat-9", "title": "Deploying the shop"},
 )
 def record_session(caller: Caller, given: RecordSession) -> Conversation:
     """Record the conversation you are in, so that your next bootstrap shows what it was about."""
@@ -462,6 +482,8 @@ def _change(given: SubjectFields) -> SubjectChange:
     title="Add a subject",
     scope="memory",
     routes=[Route("POST", "/api/v1/subjects", status=201)],
+    example={"subject_id": "USER:42", "display_name": "Ada"},
+    after_refusal="A subject that exists is changed with update_subject.",
 )
 def add_subject(caller: Caller, given: AddSubject) -> SubjectOutput:
     """Add a subject to remember: a user, a client, a creator. Its constraints hold from the first memory on.
@@ -487,6 +509,8 @@ class OfSubject(Input):
     scope="memory",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}")],
     read_only=True,
+    example={"subject_id": "USER:42"},
+    after_refusal="The subject is unknown, or not shared with you.",
 )
 def get_subject(caller: Caller, given: OfSubject) -> SubjectOutput:
     """Show a subject's name, preferences, constraints and revision. Its memories are in its envelope.
@@ -502,6 +526,8 @@ def get_subject(caller: Caller, given: OfSubject) -> SubjectOutput:
     scope="memory",
     routes=[Route("PATCH", "/api/v1/subjects/{subject_id}")],
     idempotent=True,
+    example={"subject_id": "USER:42", "display_name": "Ada L."},
+    after_refusal="The subject is unknown, or not yours: add_subject adds one.",
 )
 def update_subject(caller: Caller, given: UpdateSubject) -> SubjectOutput:
     """Change a subject's name, preferences or constraints. What you leave out stays, also within the constraints.
@@ -535,6 +561,8 @@ class ExportSubject(OfSubject):
     scope="memory",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}/export")],
     read_only=True,
+    example={"subject_id": "USER:42"},
+    after_refusal="The subject is unknown, or not shared with you.",
 )
 def export_subject(caller: Caller, given: ExportSubject) -> Export:
     """Export everything that is stored about a subject, as JSON, a thousand rows of each list at once.
@@ -564,6 +592,7 @@ class SetMemoryPolicy(Input):
     scope="admin",
     routes=[Route("PUT", "/api/v1/memory/policy")],
     idempotent=True,
+    example={"fact_days": 365},
 )
 def set_memory_policy(caller: Caller, given: SetMemoryPolicy) -> MemoryPolicyOutput:
     """Set how long items of subjects stay in envelopes, and who may read subjects without a list of their own.
@@ -581,6 +610,7 @@ def set_memory_policy(caller: Caller, given: SetMemoryPolicy) -> MemoryPolicyOut
     scope="memory",
     routes=[Route("GET", "/api/v1/memory/policy")],
     read_only=True,
+    example={},
 )
 def get_memory_policy(caller: Caller, given: Empty) -> MemoryPolicyOutput:
     """Show how long items of subjects stay in envelopes, and who may read subjects without a list of their own."""
@@ -632,6 +662,8 @@ class RememberedFact(Output):
     title="Remember a fact",
     scope="memory",
     routes=[Route("POST", "/api/v1/subjects/{subject_id}/items", status=201)],
+    example={"subject_id": "USER:42", "fact": "Prefers short answers."},
+    after_refusal="An unknown subject is added with add_subject. A refused text must not be stored in other words.",
 )
 def remember_fact(caller: Caller, given: RememberFact) -> RememberedFact:
     """Store an item of a subject: a fact, a pattern or a shared story. It is in the next envelope.
@@ -675,6 +707,8 @@ class Items(Output):
     scope="memory",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}/items")],
     read_only=True,
+    example={"subject_id": "USER:42"},
+    after_refusal="The subject is unknown, or not shared with you.",
 )
 def list_memory_items(caller: Caller, given: ListItems) -> Items:
     """List the items of a subject, now or as they were known, or true, at another time."""
@@ -722,6 +756,8 @@ class FormatEnvelope(GetEnvelope):
     scope="memory",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}/envelope")],
     read_only=True,
+    example={"subject_id": "USER:42"},
+    after_refusal="The subject is unknown, or not shared with you; do without.",
 )
 def get_memory_envelope(caller: Caller, given: GetEnvelope) -> Envelope:
     """Get what is known of a subject: facts, patterns, narratives, preferences, the last session, and its constraints.
@@ -736,6 +772,7 @@ def get_memory_envelope(caller: Caller, given: GetEnvelope) -> Envelope:
     scope="memory",
     routes=[Route("POST", "/api/v1/memory/envelopes")],
     read_only=True,
+    tool=False,
 )
 def get_memory_envelopes(caller: Caller, given: GetEnvelopes) -> Envelopes:
     """Get the envelopes of several subjects of your tenant, such as a client and a creator, each by itself."""
@@ -747,6 +784,8 @@ def get_memory_envelopes(caller: Caller, given: GetEnvelopes) -> Envelopes:
     scope="memory",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}/envelope/text")],
     read_only=True,
+    example={"subject_id": "USER:42", "max_tokens": 800},
+    after_refusal="The subject is unknown, or not shared with you; do without.",
 )
 def format_envelope_for_llm(caller: Caller, given: FormatEnvelope) -> FormattedEnvelope:
     """Get a subject's envelope as a few lines for a prompt, every memory quoted, within a budget of tokens.
@@ -775,6 +814,8 @@ class Forget(Input):
     scope="memory",
     routes=[Route("POST", "/api/v1/memory/forget"), Route("DELETE", "/api/v1/subjects/{subject_id}")],
     destructive=True,
+    example={"subject_id": "USER:42"},
+    after_refusal="The subject is unknown, or not yours to forget.",
 )
 def forget(caller: Caller, given: Forget) -> ForgottenOutput:
     """Forget a subject and every row that names it by its id, or one item of it. A receipt proves it.

@@ -104,6 +104,8 @@ class Verdict(Output):
     scope=Scope.PLANS,
     routes=[Route("POST", "/api/v1/plans", status=201)],
     own_transactions=True,
+    example={"intent": "Send the weather of Vienna to ops@example.com"},
+    after_refusal="Change the argument named. That no plan is ready is no refusal: next_step of the answer says what to do.",
 )
 def create_delegation_plan(caller: Caller, given: CreatePlan) -> PlanAnswer:
     """Turn an intent into a plan of worker calls, without carrying it out. Then pass its plan_id to execute_delegation_plan.
@@ -119,6 +121,9 @@ def create_delegation_plan(caller: Caller, given: CreatePlan) -> PlanAnswer:
     title="Confirm a plan",
     scope=Scope.PLANS,
     routes=[Route("POST", "/api/v1/plans/{plan_id}/confirm", status=201)],
+    listed_for=["agent"],
+    example={"plan_id": "plan_7"},
+    after_refusal="The plan has changed its status: get_plan shows it, and a plan that is ready goes to execute_delegation_plan.",
 )
 def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     """Confirm what a plan with status needs_confirmation guesses, see its `unsure`. A plan that is ready takes its place.
@@ -133,6 +138,9 @@ def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     scope=Scope.PLANS,
     routes=[Route("POST", "/api/v1/plans/{plan_id}/answer", status=201)],
     own_transactions=True,
+    listed_for=["agent"],
+    example={"plan_id": "plan_7", "answers": {"q1": "acme/shop"}},
+    after_refusal="The places named are answers of another form than the question's schema; the plan still waits.",
 )
 def answer_plan(caller: Caller, given: AnswerPlan) -> PlanAnswer:
     """Answer what a plan with status needs_input asks, see its `questions`. A plan with your answers takes its place."""
@@ -155,13 +163,26 @@ def request_plan(caller: Caller, given: CreatePlan) -> BarePlan:
     return BarePlan.model_validate({**made.plan, **beside})
 
 
-@operation(title="Read a plan", scope=Scope.PLANS, routes=[Route("GET", "/api/v1/plans/{plan_id}")], read_only=True)
+@operation(
+    title="Read a plan",
+    scope=Scope.PLANS,
+    routes=[Route("GET", "/api/v1/plans/{plan_id}")],
+    read_only=True,
+    example={"plan_id": "plan_7"},
+    after_refusal="list_plans shows your plans.",
+)
 def get_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     """Read a plan that you asked for, as it was made."""
     return selectors.answer_of(selectors.plan_for(given.plan_id, caller=caller))
 
 
-@operation(title="List plans", scope=Scope.PLANS, routes=[Route("GET", "/api/v1/plans")], read_only=True)
+@operation(
+    title="List plans",
+    scope=Scope.PLANS,
+    routes=[Route("GET", "/api/v1/plans")],
+    read_only=True,
+    example={"limit": 20},
+)
 def list_plans(caller: Caller, given: Paged) -> PlanList:
     """List the plans that you asked for or submitted, refusals included, newest first."""
     found = selectors.plans_of(caller.principal_id, before=given.position, limit=given.limit + 1)
@@ -175,6 +196,8 @@ def list_plans(caller: Caller, given: Paged) -> PlanList:
     output=Verdict,
     routes=[Route("POST", "/api/v1/plans/validate", max_body=_PLAN_BYTES)],
     read_only=True,
+    example={"plan": {"steps": []}},
+    after_refusal="Faults of the plan are no refusal: they stand in errors. Pass the plan as an object.",
 )
 def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
     """Judge a plan that anybody wrote against the rules and the workers registered now; every fault is named with its place."""
@@ -187,6 +210,8 @@ def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
     title="Submit a plan",
     scope=Scope.PLANS,
     routes=[Route("POST", "/api/v1/plans/submit", status=201, max_body=_PLAN_BYTES)],
+    example={"plan": {"steps": []}},
+    after_refusal="Mend the faults named; validate_plan judges a plan without keeping it.",
 )
 def submit_plan(caller: Caller, given: SubmitPlan) -> PlanAnswer:
     """Keep a plan that you have made yourself, without carrying it out. Then pass the plan_id of the answer to execute_delegation_plan.
@@ -202,6 +227,8 @@ def submit_plan(caller: Caller, given: SubmitPlan) -> PlanAnswer:
     scope=Scope.ADMIN,
     routes=[Route("PUT", "/api/v1/delegates/{delegate_id}")],
     idempotent=True,
+    example={"delegate_id": "research", "principal": "research-delegate"},
+    after_refusal="Change the argument named; the principal must be of the kind delegate.",
 )
 def set_delegate(caller: Caller, given: SetDelegate) -> DelegateOutput:
     """Make a DeleGate or change one. It plans with the workers that its principal registers, and the one above it no longer does."""
@@ -216,7 +243,13 @@ def set_delegate(caller: Caller, given: SetDelegate) -> DelegateOutput:
     return _shown([found])[0]
 
 
-@operation(title="List DeleGates", scope=Scope.ADMIN, routes=[Route("GET", "/api/v1/delegates")], read_only=True)
+@operation(
+    title="List DeleGates",
+    scope=Scope.ADMIN,
+    routes=[Route("GET", "/api/v1/delegates")],
+    read_only=True,
+    example={},
+)
 def list_delegates(_caller: Caller, given: Paged) -> DelegateList:
     """List the DeleGates of the tenant: as whom each acts, which is above it, and what it may promote by itself."""
     found = selectors.delegates(after=given.position or 0, limit=given.limit + 1)

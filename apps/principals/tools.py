@@ -27,7 +27,12 @@ class CallerOutput(Output):
     source_systems: list[str]
 
 
-@operation(title="Who am I", routes=[Route("GET", "/api/v1/whoami")], read_only=True)
+@operation(
+    title="Who am I",
+    routes=[Route("GET", "/api/v1/whoami")],
+    read_only=True,
+    example={},
+)
 def whoami(caller: Caller, given: Empty) -> CallerOutput:
     """Say which principal, tenant and scopes this token stands for."""
     return CallerOutput(

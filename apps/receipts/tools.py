@@ -22,6 +22,8 @@ class ReceiptChain(Input):
     scope=[Scope.INBOX, Scope.RECEIPTS_WRITE],
     routes=[Route("GET", "/api/v1/receipts/{receipt_id}/chain")],
     read_only=True,
+    example={"receipt_id": "rcpt_12"},
+    after_refusal="The receipt is unknown, or not one that you may see.",
 )
 def get_receipt_chain(caller: Caller, given: ReceiptChain) -> ChainOutput:
     """The whole story around a receipt: what caused it, what followed, and what answers what."""

@@ -105,6 +105,9 @@ class QueueTask(Input):
     output=QueuedTask,
     routes=[Route("POST", "/api/v1/tasks", status=201, also=(200,))],
     idempotent=False,
+    listed_for=["agent"],
+    example={"task_type": "import", "params": {"file": "s3://in/a.csv"}, "idempotency_key": "import-a"},
+    after_refusal="list_task_types shows the types and the schema of their params.",
 )
 def queue_task(caller: Caller, given: QueueTask) -> Reply:
     """Queue a task and go on: a receipt arrives in the recipient's inbox when it has ended. Give an
@@ -143,6 +146,8 @@ class TaskNamed(Input):
     scope=QUEUE,
     routes=[Route("GET", "/api/v1/tasks/{task_id}")],
     read_only=True,
+    example={"task_id": "task_7"},
+    after_refusal="An unknown task is not yours, or the number is wrong: list_tasks shows yours.",
 )
 def check_task_status(caller: Caller, given: TaskNamed) -> TaskStatus:
     """The state of a task of which you are the requester or recipient. There is no need to poll: its end comes
@@ -158,6 +163,9 @@ def check_task_status(caller: Caller, given: TaskNamed) -> TaskStatus:
     routes=[Route("GET", "/api/v1/tasks/{task_id}/result")],
     idempotent=True,
     own_transactions=True,
+    listed_for=["agent"],
+    example={"task_id": "task_7"},
+    after_refusal="With not_finished, go on with other work: a receipt tells you of the end. A large result is read with read_task_result.",
 )
 def fetch_task_result(caller: Caller, given: TaskNamed) -> TaskResult:
     """The result of a finished task: its pointer, and its content if this hub can read it."""
@@ -188,6 +196,8 @@ class CancelOutput(Output):
     routes=[Route("POST", "/api/v1/tasks/{task_id}/cancel", also=(202,))],
     destructive=True,
     idempotent=True,
+    example={"task_id": "task_7"},
+    after_refusal="A task that has ended can't be canceled: fetch_task_result shows its result.",
 )
 def cancel_task(caller: Caller, given: TaskNamed) -> Reply:
     """Cancel a task that you asked for: at once if nobody holds it, else when its holder obeys or its lease
@@ -245,6 +255,9 @@ def _topics(caller: Caller, given: LeaseTasks) -> list[str]:
         worth_waking=lambda _, leased: leased is not None,
         patience=lambda given: given.wait_seconds,
     ),
+    listed_for=["worker"],
+    example={"queues": ["default"], "capacity": 1, "wait_seconds": 20},
+    after_refusal="list_queues and list_task_types show what there is to lease from.",
 )
 def lease_tasks(caller: Caller, given: LeaseTasks) -> Reply:
     """Lease up to `capacity` tasks. A lease lasts lease_ms from your last heartbeat. End each task with
@@ -312,6 +325,9 @@ class HeartbeatAnswers(Output):
     scope=WORK,
     routes=[Route("POST", "/api/v1/tasks/heartbeat")],
     idempotent=True,
+    listed_for=["worker"],
+    example={"leases": [{"task_id": "task_7", "lease_token": "lt_1", "progress": {"percent": 40}}]},
+    after_refusal="Change the argument named and call again at once; a lease that is lost is answered with status lost.",
 )
 def heartbeat_tasks(caller: Caller, given: HeartbeatTasks) -> HeartbeatAnswers:
     """Renew your leases, well before lease_ms have passed, and get an order for each."""
@@ -423,6 +439,9 @@ class CompletedTask(Finished):
     routes=[Route("POST", "/api/v1/tasks/{task_id}/complete", max_body=_RESULT_BODY)],
     idempotent=True,
     own_transactions=True,
+    listed_for=["worker"],
+    example={"task_id": "task_7", "lease_token": "lt_1", "result": {"rows": 12}, "summary": "12 rows imported."},
+    after_refusal="With lease_lost, stop: another worker has the task. Else change the result and call again before the lease ends.",
 )
 def complete_task(caller: Caller, given: CompleteTask) -> CompletedTask:
     """End a task that you hold, with its result. The recipient gets one receipt. Safe to repeat. With
@@ -474,6 +493,14 @@ class FailTask(Input):
     scope=WORK,
     routes=[Route("POST", "/api/v1/tasks/{task_id}/fail")],
     idempotent=True,
+    listed_for=["worker"],
+    example={
+        "task_id": "task_7",
+        "lease_token": "lt_1",
+        "error": {"code": "no_access", "message": "The file can't be read."},
+        "retryable": False,
+    },
+    after_refusal="With lease_lost, stop: another worker has the task.",
 )
 def fail_task(caller: Caller, given: FailTask) -> UnsuccessfulRun:
     """End a run as failed: the task is tried again after a delay, or becomes a dead letter. Safe to repeat."""
@@ -496,6 +523,9 @@ class ReleaseTask(Input):
     scope=WORK,
     routes=[Route("POST", "/api/v1/tasks/{task_id}/release")],
     idempotent=True,
+    listed_for=["worker"],
+    example={"task_id": "task_7", "lease_token": "lt_1"},
+    after_refusal="With lease_lost, nothing is left to do: the task is not yours any more.",
 )
 def release_task(caller: Caller, given: ReleaseTask) -> UnsuccessfulRun:
     """Return a task to its queue for another task worker; no attempt is counted. Safe to repeat."""
@@ -550,6 +580,7 @@ class QueuedTasks(Output):
     title="Queue many tasks",
     scope=QUEUE,
     routes=[Route("POST", "/api/v1/tasks/batch", max_body=_LARGE_BODY)],
+    tool=False,
 )
 def queue_tasks(caller: Caller, given: QueueTasks) -> QueuedTasks:
     """Queue up to 1,000 tasks, as queue_task does. Each is answered or refused by itself. Give each an
@@ -586,6 +617,7 @@ class CompletedTasks(Output):
     routes=[Route("POST", "/api/v1/tasks/complete", max_body=_LARGE_BODY)],
     idempotent=True,
     own_transactions=True,
+    tool=False,
 )
 def complete_tasks(caller: Caller, given: CompleteTasks) -> CompletedTasks:
     """End several tasks that you hold, as complete_task does, and lease others in the same answer. A lost lease
@@ -634,6 +666,7 @@ class RunsEnded(Output):
     scope=WORK,
     routes=[Route("POST", "/api/v1/tasks/fail", max_body=_LARGE_BODY)],
     idempotent=True,
+    tool=False,
 )
 def fail_tasks(caller: Caller, given: FailTasks) -> RunsEnded:
     """End several runs as failed, as fail_task does. A lost lease is refused by itself. Safe to repeat."""
@@ -650,6 +683,7 @@ class ReleaseTasks(Input):
     scope=WORK,
     routes=[Route("POST", "/api/v1/tasks/release")],
     idempotent=True,
+    tool=False,
 )
 def release_tasks(caller: Caller, given: ReleaseTasks) -> RunsEnded:
     """Release several tasks, as when you drain or stop. A lost lease is refused by itself. Safe to repeat."""
@@ -702,6 +736,9 @@ class ArtifactOutput(Output):
     routes=[Route("GET", "/api/v1/artifacts/{digest}")],
     read_only=True,
     own_transactions=True,
+    listed_for=["worker"],
+    example={"digest": "artifact:sha256-0000000000000000000000000000000000000000000000000000000000000000"},
+    after_refusal="The pointer is wrong, or the artifact's time is over: ask for it to be made again.",
 )
 def read_artifact(caller: Caller, given: ArtifactNamed) -> ArtifactOutput:
     """The artifact at a pointer artifact:sha256-…. Whoever knows the digest may read it, within the tenant."""
@@ -796,6 +833,8 @@ class TaskTypeOutput(Output):
     output=TaskTypeOutput,
     routes=[Route("POST", "/api/v1/task-types", status=201, also=(200,))],
     idempotent=True,
+    example={"name": "import", "queue": "imports", "params_schema": {"type": "object"}},
+    after_refusal="The places named break a rule of the policy or of JSON Schema.",
 )
 def register_task_type(caller: Caller, given: RegisterTaskType) -> Reply:
     """Add a task type: the schema of its params and the policy of its runs. The same name again changes it."""
@@ -834,7 +873,13 @@ class TaskTypes(Output):
     task_types: list[TaskTypeOutput]
 
 
-@operation(title="List task types", scope=[QUEUE, WORK], routes=[Route("GET", "/api/v1/task-types")], read_only=True)
+@operation(
+    title="List task types",
+    scope=[QUEUE, WORK],
+    routes=[Route("GET", "/api/v1/task-types")],
+    read_only=True,
+    example={},
+)
 def list_task_types(caller: Caller, given: Empty) -> TaskTypes:
     """The task types, with the schemas of their params."""
     return TaskTypes(
@@ -894,6 +939,8 @@ class ResultPart(Output):
     routes=[Route("GET", "/api/v1/tasks/{task_id}/result/content")],
     idempotent=True,
     own_transactions=True,
+    example={"task_id": "task_7", "offset": 0},
+    after_refusal="With not_finished, wait for the receipt of its end.",
 )
 def read_task_result(caller: Caller, given: ReadTaskResult) -> ResultPart:
     """Part of the bytes of a finished task's result, for results too large for fetch_task_result. The result is
@@ -931,6 +978,8 @@ class Timeline(Output):
     scope=QUEUE,
     routes=[Route("GET", "/api/v1/tasks/{task_id}/timeline")],
     read_only=True,
+    example={"task_id": "task_7"},
+    after_refusal="An unknown task is not yours, or the number is wrong.",
 )
 def task_timeline(caller: Caller, given: TaskTimeline) -> Timeline:
     """What happened to a task of which you are the requester or recipient, in order. It has the queueing, each
@@ -951,7 +1000,13 @@ class DeadLetters(Output):
     """The cursor of the next page, which may be shorter than asked for; null on the last."""
 
 
-@operation(title="List dead letters", scope=QUEUE, routes=[Route("GET", "/api/v1/dead-letters")], read_only=True)
+@operation(
+    title="List dead letters",
+    scope=QUEUE,
+    routes=[Route("GET", "/api/v1/dead-letters")],
+    read_only=True,
+    example={"limit": 20},
+)
 def list_dead_letters(caller: Caller, given: Paged) -> DeadLetters:
     """Failed tasks of which you are the requester or recipient, newest first."""
     page = selectors.dead_letters(principal_id=caller.principal_id, before=given.position, limit=given.limit)
@@ -967,6 +1022,8 @@ def list_dead_letters(caller: Caller, given: Paged) -> DeadLetters:
     output=QueuedTask,
     routes=[Route("POST", "/api/v1/tasks/{task_id}/retry", status=201, also=(200,))],
     idempotent=True,
+    example={"task_id": "task_7"},
+    after_refusal="Only a failed task is retried: list_dead_letters shows them.",
 )
 def retry_task(caller: Caller, given: TaskNamed) -> Reply:
     """Queue a failed task again, as a new task with the same params. A second call answers the task of the
@@ -980,7 +1037,13 @@ class Queues(Output):
     queues: list[QueueFigures]
 
 
-@operation(title="List queues", scope=[QUEUE, WORK], routes=[Route("GET", "/api/v1/queues")], read_only=True)
+@operation(
+    title="List queues",
+    scope=[QUEUE, WORK],
+    routes=[Route("GET", "/api/v1/queues")],
+    read_only=True,
+    example={},
+)
 def list_queues(caller: Caller, given: Empty) -> Queues:
     """The tasks of each queue by state, the oldest wait, and the statistics of the last five minutes."""
     return Queues(queues=list(selectors.queue_figures(tenant_id=caller.tenant_id).values()))
@@ -1009,6 +1072,7 @@ class QueuePolicy(Output):
     scope=[QUEUE, "admin"],
     routes=[Route("PUT", "/api/v1/queues/{queue}")],
     idempotent=True,
+    example={"queue": "imports", "concurrency": 4},
 )
 def set_queue_limits(caller: Caller, given: SetQueueLimits) -> QueuePolicy:
     """Replace the limits of a queue; what is left out is not limited. register_task_type limits a single type."""
@@ -1030,6 +1094,8 @@ class PauseQueue(QueueNamed):
     scope=[QUEUE, "admin"],
     routes=[Route("POST", "/api/v1/queues/{queue}/pause")],
     idempotent=True,
+    example={"queue": "imports"},
+    after_refusal="list_queues shows the queues.",
 )
 def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
     """Grant no leases from this queue until resume_queue. Leases that are held go on, unless you drain the
@@ -1044,6 +1110,8 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
     scope=[QUEUE, "admin"],
     routes=[Route("POST", "/api/v1/queues/{queue}/resume")],
     idempotent=True,
+    example={"queue": "imports"},
+    after_refusal="list_queues shows the queues.",
 )
 def resume_queue(caller: Caller, given: QueueNamed) -> QueuePolicy:
     """Grant leases from a paused queue again."""
@@ -1135,6 +1203,8 @@ class ScheduleOutput(Output):
     output=ScheduleOutput,
     routes=[Route("POST", "/api/v1/schedules", status=201, also=(200,))],
     idempotent=True,
+    example={"name": "nightly", "task_type": "import", "cron": "0 3 * * *"},
+    after_refusal="Give cron or every_seconds, not both; list_task_types shows the types.",
 )
 def schedule_task(caller: Caller, given: ScheduleTask) -> Reply:
     """Queue a task at every time of a timetable, as if you had asked for it then. Each time queues one task.
@@ -1151,7 +1221,13 @@ class Schedules(Output):
     """The cursor of the next page; null on the last."""
 
 
-@operation(title="List schedules", scope=QUEUE, routes=[Route("GET", "/api/v1/schedules")], read_only=True)
+@operation(
+    title="List schedules",
+    scope=QUEUE,
+    routes=[Route("GET", "/api/v1/schedules")],
+    read_only=True,
+    example={},
+)
 def list_schedules(caller: Caller, given: Paged) -> Schedules:
     """Your schedules: the next time of each, and what it queued last."""
     page, following = given.of(
@@ -1173,6 +1249,8 @@ class RemovedSchedule(Output):
     scope=QUEUE,
     routes=[Route("DELETE", "/api/v1/schedules/{name}")],
     destructive=True,
+    example={"name": "nightly"},
+    after_refusal="list_schedules shows yours.",
 )
 def remove_schedule(caller: Caller, given: ScheduleNamed) -> RemovedSchedule:
     """Remove a schedule of yours. Tasks that it has queued go on."""

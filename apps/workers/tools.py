@@ -90,6 +90,12 @@ class CapabilityMatches(Output):
         Route("POST", "/api/v1/workers", status=201, also=(200,), max_body=_MANIFEST_BYTES),
     ],
     idempotent=True,
+    example={
+        "worker_id": "weather",
+        "endpoint": "https://weather.example.com/mcp",
+        "tools": [{"name": "forecast", "input_schema": {"type": "object"}}],
+    },
+    after_refusal="Change what is named in the manifest; an id in use belongs to another principal.",
 )
 def register_worker(caller: Caller, given: RegisterWorker) -> Reply:
     """Register an MCP worker with its tools, or replace its manifest. A repeated call is safe.
@@ -120,6 +126,8 @@ def register_worker(caller: Caller, given: RegisterWorker) -> Reply:
         Route("POST", "/api/v1/workers/{worker_id}/heartbeat"),
     ],
     idempotent=True,
+    example={"worker_id": "weather", "status": "healthy"},
+    after_refusal="An unknown MCP worker is registered with register_worker.",
 )
 def worker_heartbeat(caller: Caller, given: WorkerHeartbeat) -> HeartbeatTaken:
     """Report the status and the load of a registered MCP worker. Plans leave out those whose heartbeat is late."""
@@ -137,6 +145,8 @@ def worker_heartbeat(caller: Caller, given: WorkerHeartbeat) -> HeartbeatTaken:
     scope=Scope.WORKERS_REGISTER,
     routes=[Route("DELETE", "/workers/{worker_id}"), Route("DELETE", "/api/v1/workers/{worker_id}")],
     destructive=True,
+    example={"worker_id": "weather"},
+    after_refusal="The MCP worker is unknown, or another principal's.",
 )
 def unregister_worker(caller: Caller, given: OneWorker) -> UnregisteredWorker:
     """Remove an MCP worker that you registered. Plans no longer choose it; its history stays."""
@@ -170,7 +180,13 @@ def add_mcp_server(caller: Caller, given: AddServer) -> ServerShown:
         )
 
 
-@operation(title="List MCP workers", scope=_SEES_WORKERS, routes=[Route("GET", "/api/v1/workers")], read_only=True)
+@operation(
+    title="List MCP workers",
+    scope=_SEES_WORKERS,
+    routes=[Route("GET", "/api/v1/workers")],
+    read_only=True,
+    example={"available_only": True},
+)
 def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
     """List registered MCP workers with their tools, tags and health."""
     return selectors.workers(
@@ -186,6 +202,8 @@ def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
     scope=_SEES_WORKERS,
     routes=[Route("GET", "/api/v1/workers/{worker_id}/manifest")],
     read_only=True,
+    example={"worker_id": "weather"},
+    after_refusal="list_workers shows the MCP workers that are there.",
 )
 def get_worker_manifest(caller: Caller, given: OneWorker) -> WorkerManifest:
     """Read one manifest: tool schemas, constraints, hints, side effects and trust."""
@@ -197,6 +215,7 @@ def get_worker_manifest(caller: Caller, given: OneWorker) -> WorkerManifest:
     scope=_SEES_WORKERS,
     routes=[Route("GET", "/api/v1/capabilities/search")],
     read_only=True,
+    example={"query": "weather forecast"},
 )
 def search_capabilities(caller: Caller, given: SearchCapabilities) -> CapabilityMatches:
     """Find tools of ready MCP workers by plain words, best first, each with the matched words. Tolerates typos."""

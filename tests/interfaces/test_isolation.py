@@ -36,6 +36,7 @@ pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("own_artifacts")]
 SLOW: Final = {"wait_seconds", "wait", "patience"}
 # What reads and yet shows no text of its tenant, and why.
 WORDLESS: Final = {
+    "find_tools": "answers what the product has",
     "replay_inbox_policy": "answers numbers",
     "validate_plan": "answers what is wrong with a plan that came with the question",
     "whoami": "answers names, which both tenants use",

@@ -62,7 +62,7 @@ def samples() -> Iterator[None]:
 
 
 def _declare_those_that_answer() -> None:
-    @operation(title="Say", scope="memory", routes=[Route("POST", "/api/v1/say", max_body=2_000)])
+    @operation(title="Say", scope="memory", routes=[Route("POST", "/api/v1/say", max_body=2_000)], listed_for=["agent"])
     def sample_say(caller: Caller, given: Say) -> Echo:
         """Say something again."""
         return Echo(said=given.text)

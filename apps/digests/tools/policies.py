@@ -48,6 +48,7 @@ class RemovePolicy(Input):
     scope=Scope.INBOX,
     routes=[Route("GET", "/api/v1/inbox/policy")],
     read_only=True,
+    example={},
 )
 def get_inbox_policy(caller: Caller, given: GetPolicy) -> PolicyOutput:
     """How your inbox groups receipts into digests, for all sources or for one."""
@@ -59,6 +60,7 @@ def get_inbox_policy(caller: Caller, given: GetPolicy) -> PolicyOutput:
     scope=Scope.INBOX,
     routes=[Route("PUT", "/api/v1/inbox/policy")],
     idempotent=True,
+    example={"window_ms": 60000},
 )
 def set_inbox_policy(caller: Caller, given: SetPolicy) -> PolicyOutput:
     """Change how your inbox groups receipts, for all sources or for one. Pending receipts keep their due time; disabling
@@ -86,6 +88,8 @@ def set_inbox_policy(caller: Caller, given: SetPolicy) -> PolicyOutput:
     scope=Scope.INBOX,
     routes=[Route("DELETE", "/api/v1/inbox/policy")],
     destructive=True,
+    example={"source_system": "github"},
+    after_refusal="get_inbox_policy shows what is set.",
 )
 def remove_inbox_policy(caller: Caller, given: RemovePolicy) -> PolicyOutput:
     """Return a source to your inbox's own policy. Its pending receipts are shown at once."""
@@ -114,6 +118,7 @@ class ReplayPolicy(Input):
     scope=Scope.INBOX,
     routes=[Route("POST", "/api/v1/inbox/policy/replay")],
     read_only=True,
+    example={"window_ms": 60000},
 )
 def replay_inbox_policy(caller: Caller, given: ReplayPolicy) -> ReplayOutput:
     """How many entries another window or size would have made of what came to your inbox. Changes nothing.

@@ -139,6 +139,13 @@ def _post_together(caller: Caller, given: Sequence[PostReceipt]) -> list[PostedO
         may=lambda given: not (given.group or given.receipt_id or given.caused_by_receipt_id or given.pairs_with),
         run=_post_together,
     ),
+    example={
+        "recipient_ai": "Kee",
+        "source_system": "github",
+        "dedupe_key": "build-512",
+        "summary": "Build 512 failed.",
+    },
+    after_refusal="With dedupe_conflict, the key belongs to another receipt: choose a key of its own. The recipient must exist.",
 )
 def post_receipt(caller: Caller, given: PostReceipt) -> PostedOutput:
     """Tell one principal that something happened.

@@ -97,6 +97,9 @@ _WAITS: Final = Waits(
     routes=[Route("GET", "/api/v1/inbox")],
     read_only=True,
     waits=_WAITS,
+    listed_for=["agent"],
+    example={"limit": 20, "max_tokens": 2000},
+    after_refusal="Change the argument named; without arguments it always answers.",
 )
 def read_inbox(caller: Caller, given: ReadInbox) -> InboxOutput:
     """Read what waits for you, oldest first. Each entry is one receipt, or a digest of many about one thing.
@@ -198,6 +201,9 @@ class ExpandEntry(OneEntry, Paged):
     scope=Scope.INBOX,
     routes=[Route("GET", "/api/v1/inbox/entries/{ref}/expand")],
     read_only=True,
+    listed_for=["agent"],
+    example={"ref": "ent_42"},
+    after_refusal="The entry was replaced or acked: read_inbox shows the entries that are there.",
 )
 def expand_entry(caller: Caller, given: ExpandEntry) -> ExpandedOutput:
     """The single receipts inside an entry, page by page; only when the digest's summary is not enough."""
@@ -241,6 +247,7 @@ class InboxReceipts(Paged):
     scope=Scope.INBOX,
     routes=[Route("GET", "/api/v1/receipts")],
     read_only=True,
+    example={"unread_only": True, "limit": 20},
 )
 def get_inbox_receipts(caller: Caller, given: InboxReceipts) -> ReceiptsOutput:
     """The single receipts of your inbox, newest first, buffered ones too.
@@ -288,6 +295,8 @@ def get_receipt(caller: Caller, given: OneReceipt) -> ReceiptOutput:
     scope=Scope.INBOX,
     routes=[Route("POST", "/api/v1/receipts/{receipt_id}/read")],
     idempotent=True,
+    example={"receipt_id": "rcpt_12"},
+    after_refusal="get_inbox_receipts lists the receipts that are there.",
 )
 def read_inbox_receipt(caller: Caller, given: OneReceipt) -> ReadOutput:
     """Read one receipt in full and mark it as read, which acks exactly this one. Says what to do next.
@@ -307,6 +316,8 @@ def read_inbox_receipt(caller: Caller, given: OneReceipt) -> ReadOutput:
     scope=Scope.INBOX,
     routes=[Route("POST", "/api/v1/receipts/{receipt_id}/archive")],
     idempotent=True,
+    example={"receipt_id": "rcpt_12"},
+    after_refusal="get_inbox_receipts lists the receipts that are there.",
 )
 def archive_inbox_receipt(caller: Caller, given: OneReceipt) -> ReceiptOutput:
     """Put one receipt away: it leaves the inbox and stays in the history. Acks it if you have not."""
@@ -335,6 +346,8 @@ class AckEntries(Input):
     scope=Scope.INBOX,
     routes=[Route("POST", "/api/v1/inbox/ack")],
     idempotent=True,
+    example={"entries": ["ent_42", "ent_43"]},
+    after_refusal="An unknown entry is gone or not yours: read_inbox shows those that are there.",
 )
 def ack_entries(caller: Caller, given: AckEntries) -> AckedOutput:
     """Ack just these entries: exactly the receipts inside them, all or none. Doing it twice adds nothing."""
@@ -355,6 +368,9 @@ class AckThrough(Input):
     scope=Scope.INBOX,
     routes=[Route("POST", "/api/v1/inbox/ack-through")],
     idempotent=True,
+    listed_for=["agent"],
+    example={"through": "ent_42@57"},
+    after_refusal="Read the inbox again with read_inbox and use a token of that answer.",
 )
 def ack_through(caller: Caller, given: AckThrough) -> AckedOutput:
     """Ack everything up to this entry that the read it came from showed you, and nothing that arrived since.
