@@ -101,7 +101,13 @@ class PlanAdmin(OperatorAdmin):
         form=AnswersForm,
     )
     def answer(self, plan: Plan, given: Mapping[str, Any]) -> str:
-        made = services.answer(caller=_asker(plan), plan_id=plan.plan_id, answers=given["answers"], now=timezone.now())
+        made = services.answer(
+            caller=_asker(plan),
+            plan_id=plan.plan_id,
+            answers=given["answers"],
+            now=timezone.now(),
+            within_transaction=True,
+        )
         return f"{made.plan_id} takes its place and is {made.status}."
 
 

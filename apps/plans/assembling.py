@@ -18,7 +18,7 @@ from typing import Any, Final
 from apps.plans import references
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import Constraints, Plan, PlanStatus, Step, can_be_told, partial_of
-from apps.plans.offers import Choice, Priority, choose, lacks_room, payload_bytes
+from apps.plans.offers import Choice, choose, lacks_room, payload_bytes
 from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Missing, Proposal, Question, Ref, Value
 from apps.plans.shapes import OPENING, RESULT_POINTER, StepType
 from apps.plans.validation import Problem, estimates, validate
@@ -309,7 +309,7 @@ class _Assembly:
             detail = f"The request needs {len(todo)} tools; {_MOST_STEPS} are the most for one plan."
             self.missing.append(Missing(kind=Lack.LIMIT, detail=detail))
         salt = hashlib.blake2b(self.intent.encode("utf-8", "replace"), digest_size=16).hexdigest()
-        priority = Priority(self.bounds.prefer or Priority.BALANCED)
+        prefer = self.bounds.prefer or "balanced"
         calls: Counter[str] = Counter()
         spent = 0.0
         for number, call in enumerate(todo):
@@ -318,7 +318,7 @@ class _Assembly:
             able = [one for one, reason in zip(offers, reasons, strict=True) if reason is None]
             if able:
                 later = [self._offers(one) for one in todo[number + 1 :]]
-                choice = choose(self._affordable(able, spent, later), salt=salt, priority=priority)
+                choice = choose(self._affordable(able, spent, later), salt=salt, prefer=prefer)
                 self.choices[call["step_id"]] = choice
                 calls[choice.offer.worker_id] += 1
                 spent += choice.cost

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ _WIDE, _HIGH, _GAP_X, _GAP_Y, _EDGE = 190, 58, 22, 36, 12
 # As far a wide picture is made smaller, so that its words can still be read; then it scrolls.
 _SMALLEST: Final = 0.75
 _CELL: Final = "px-3 py-2 text-left align-top border-b border-base-200 dark:border-base-800"
+_TD: Final = '<td class="{}">{}</td>'
 _LONG: Final = 26
 _FILLS: Final = {
     "call_worker": "#dbeafe",
@@ -62,14 +63,23 @@ def graph(document: Mapping[str, Any], marks: Mapping[str, tuple[str, str]] = Ma
 
 def details(document: Mapping[str, Any]) -> SafeString:
     """What each step was given and where that is from, which tools might have stood there, and how sure it is."""
+    rows = (
+        (
+            f"{step['step_id']} {step['tool_name']}",
+            format_html_join("", "<div><code>{}</code> = <code>{}</code> <em>{}</em></div>", _given(step)),
+            " or ".join(str(one.get("tool_name")) for one in step.get("alternatives") or ()),
+            _sure(step),
+        )
+        for step in _steps(document)
+        if step.get("tool_name")
+    )
+    head = ("Step", "Params and where they are from", "Alternatives", "Confidence")
     table = format_html(
         '<table class="w-full"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>',
+        format_html_join("", '<th scope="col" class="{}">{}</th>', ((_CELL, name) for name in head)),
         format_html_join(
-            "",
-            '<th scope="col" class="{}">{}</th>',
-            ((_CELL, name) for name in ("Step", "Params and where they are from", "Alternatives", "Confidence")),
+            "", "<tr>{}</tr>", ((format_html_join("", _TD, ((_CELL, one) for one in row)),) for row in rows)
         ),
-        format_html_join("", "<tr>{}</tr>", ((_row(step),) for step in _steps(document) if step.get("tool_name"))),
     )
     return _within("What the steps were given", table)
 
@@ -77,7 +87,7 @@ def details(document: Mapping[str, Any]) -> SafeString:
 def needs(document: Mapping[str, Any]) -> SafeString:
     """What to do next with a plan, and below it each guess, question or reason, a sentence each."""
     reasons = [
-        one.get("detail") or one.get("text", "")
+        str(one.get("detail") or one.get("text"))
         for name in ("unsure", "questions", "missing")
         for one in document.get(name) or ()
     ]
@@ -122,7 +132,6 @@ def _line(source: tuple[int, int], target: tuple[int, int]) -> SafeString:
 
 
 def _box(step: Mapping[str, Any], x: int, y: int, word: str, colour: str) -> SafeString:
-    sure = f" · {step['confidence']:.0%}" if step.get("confidence") is not None else ""
     name = step.get("tool_name") or step["step_type"]
     return format_html(
         '<g><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="6" fill="{}" stroke="{}" stroke-width="{}"/>'
@@ -131,7 +140,7 @@ def _box(step: Mapping[str, Any], x: int, y: int, word: str, colour: str) -> Saf
         *(name, x, y, _WIDE, _HIGH, _FILLS.get(step["step_type"], "#ffffff"), colour or "#6b7280", 3 if colour else 1),
         *(x + 8, y + 17, _short(name)),
         *(x + 8, y + 33, _short(" · ".join(part for part in (word, step.get("worker_id")) if part))),
-        *(x + 8, y + 49, f"{step['step_id']} · {step['step_type']}{sure}"),
+        *(x + 8, y + 49, f"{step['step_id']} · {step['step_type']} {_sure(step)}"),
     )
 
 
@@ -139,24 +148,16 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"
 
 
-def _row(step: Mapping[str, Any]) -> SafeString:
-    sources = step.get("provenance") or {}
-    given = [
-        (name, json.dumps(value, ensure_ascii=False), _source(sources.get(name) or {}))
-        for name, value in (step.get("params") or {}).items()
-    ]
-    lacking = [(name, "missing", "") for name in step.get("missing_params", ())]
-    others = ((one["tool_name"], one["score"]) for one in step.get("alternatives") or ())
-    cells = (
-        format_html("{} {}", step["step_id"], step.get("tool_name", "")),
-        format_html_join("", "<div><code>{}</code> = <code>{}</code> <em>{}</em></div>", (*given, *lacking)),
-        format_html_join("", "<div>{} ({})</div>", others),
-        "" if step.get("confidence") is None else f"{step['confidence']:.0%}",
-    )
-    return format_html_join("", '<td class="{}">{}</td>', ((_CELL, cell) for cell in cells))
+def _sure(step: Mapping[str, Any]) -> str:
+    return "" if step.get("confidence") is None else f"{step['confidence']:.0%}"
 
 
-def _source(source: Mapping[str, Any]) -> str:
-    about = source.get("key") or source.get("text") or source.get("path") or ""
-    origin = " ".join(part for part in (source.get("source", ""), source.get("step_id", ""), str(about)) if part)
-    return f"({origin})" if origin else ""
+def _given(step: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The params of a step: name, value, and where that is from."""
+    for name, value in (step.get("params") or {}).items():
+        source = (step.get("provenance") or {}).get(name) or {}
+        about = source.get("key") or source.get("text") or source.get("path")
+        origin = " ".join(str(one) for one in (source.get("source"), source.get("step_id"), about) if one)
+        yield name, json.dumps(value, ensure_ascii=False), f"({origin})" if origin else ""
+    for name in step.get("missing_params", ()):
+        yield name, "missing", ""

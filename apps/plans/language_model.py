@@ -29,7 +29,7 @@ MOST_STEPS: Final = 12
 _MOST_TOKENS: Final = 2_000
 _DESCRIPTION: Final = 1_000
 _SCHEMA: Final = 6_000
-"""Bytes of one tool's schema; a longer one is told without its descriptions, or by its names alone."""
+"""Bytes of one tool's schema; of a longer one only the names are told."""
 _MOST_ERRORS: Final = 10
 _CONFIDENCE: Final = 0.7
 _SUREST_FIRST: Final = tuple(Evidence)[:8]
@@ -207,8 +207,6 @@ def proposal(text: str, asked: Asked, tools: Sequence[Tool]) -> Proposal | None:
 def _told(number: int, tool: Tool) -> dict[str, Any]:
     inputs: Any = tool.input_schema
     if len(json.dumps(inputs)) > _SCHEMA:
-        inputs = _short(inputs)
-    if len(json.dumps(inputs)) > _SCHEMA:
         inputs = {"properties": sorted(tool.inputs)[:100], "required": tool.required}
     return {
         "id": f"t{number}",
@@ -217,13 +215,6 @@ def _told(number: int, tool: Tool) -> dict[str, Any]:
         "params": inputs,
         "output": sorted(tool.outputs)[:100] or [RESULT_TEXT],
     }
-
-
-def _short(schema: Any) -> Any:
-    """A schema without its prose."""
-    if isinstance(schema, Mapping):
-        return {name: _short(one) for name, one in schema.items() if name not in ("description", "title", "examples")}
-    return [_short(one) for one in schema] if isinstance(schema, list) else schema
 
 
 def _place(location: Sequence[Any]) -> str:

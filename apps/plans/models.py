@@ -35,13 +35,12 @@ class Delegate(TenantModel):
     scope = models.CharField(max_length=200, blank=True)
     created_at = models.DateTimeField()
 
-    # A trigger keeps them a tree, MOST_DELEGATES deep.
+    # services.set_delegate() keeps them a tree, MOST_DELEGATES deep.
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "delegate_id"], name="plans_delegate_id_once"),
             models.UniqueConstraint(fields=["tenant", "principal"], name="plans_delegate_principal_once"),
             models.UniqueConstraint(fields=["tenant"], condition=Q(parent=None), name="plans_delegate_one_root"),
-            models.CheckConstraint(condition=~Q(parent=models.F("id")), name="plans_delegate_not_its_own_parent"),
         ]
 
     def __str__(self) -> str:

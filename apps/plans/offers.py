@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
 from apps.plans.shapes import StepType
@@ -42,22 +41,13 @@ def payload_bytes(params: Mapping[str, Any]) -> int:
     return len(json.dumps(params, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
 
 
-class Priority(StrEnum):
-    """What the asker cares for most."""
-
-    BALANCED = "balanced"
-    CHEAP = "cheap"
-    FAST = "fast"
-    SAFE = "safe"
-
-
 _WEIGHTS: Final = {
-    Priority.BALANCED: (0.5, 0.2, 0.1),
-    Priority.CHEAP: (2.0, 0.1, 0.05),
-    Priority.FAST: (0.2, 0.8, 0.05),
-    Priority.SAFE: (0.2, 0.1, 0.5),
+    "balanced": (0.5, 0.2, 0.1),
+    "cheap": (2.0, 0.1, 0.05),
+    "fast": (0.2, 0.8, 0.05),
+    "safe": (0.2, 0.1, 0.5),
 }
-"""What cost, latency and tier weigh."""
+"""What cost, latency and tier weigh, by what the asker cares for most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +60,9 @@ class Choice:
     cost: float
 
 
-def choose(offers: Sequence[Offer], *, salt: str, priority: Priority = Priority.BALANCED) -> Choice:
+def choose(offers: Sequence[Offer], *, salt: str, prefer: str = "balanced") -> Choice:
     """Return the best of some open offers; equal ones are spread by the salt, always the same way for the same salt."""
-    best = min(offers, key=lambda offer: (-round(_utility(offer, priority), 9), _spread(offer, salt)))
+    best = min(offers, key=lambda offer: (-round(_utility(offer, prefer), 9), _spread(offer, salt)))
     return Choice(
         offer=best,
         mode=mode(best),
@@ -105,8 +95,8 @@ def _promised_seconds(offer: Offer) -> float:
     return _LATENCY_SECONDS.get(offer.latency_band or "", _UNKNOWN_SECONDS)
 
 
-def _utility(offer: Offer, priority: Priority) -> float:
-    cost, latency, tier = _WEIGHTS[priority]
+def _utility(offer: Offer, prefer: str) -> float:
+    cost, latency, tier = _WEIGHTS[prefer]
     return (
         math.log(_success_floor(offer))
         - cost * math.log1p(offer.cost * 100)

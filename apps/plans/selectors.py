@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
@@ -53,33 +53,30 @@ def plans_of(principal_id: int, *, before: int | None = None, limit: int) -> lis
     found = Plan.objects.filter(principal_id=principal_id)
     if before is not None:
         found = found.filter(pk__lt=before)
-    told = found.order_by("-pk").annotate(
-        start=Left("intent", _START), waits=Exists(WaitingPlan.objects.filter(plan_id=OuterRef("pk")))
-    )
-    names = (
-        "pk",
-        "plan_id",
-        "status",
-        "start",
-        "document__planner_version",
-        "replaces__plan_id",
-        "created_at",
-        "waits",
+    told = (
+        found.select_related("replaces")
+        .only("plan_id", "status", "created_at", "replaces__plan_id")
+        .annotate(
+            start=Left("intent", _START),
+            version=F("document__planner_version"),
+            waits=Exists(WaitingPlan.objects.filter(plan_id=OuterRef("pk"))),
+        )
+        .order_by("-pk")
     )
     return [
         (
-            key,
+            one.pk,
             PlanSummary(
-                plan_id=plan_id,
-                status=status if start else PlanStatus.NEEDS_ESCALATION.value,
-                intent=start,
-                is_submitted=version == SUBMITTED,
-                replaces=replaces,
-                can_be_begun=bool(start) and waits,
-                created_at=created_at,
+                plan_id=one.plan_id,
+                status=one.status if one.start else PlanStatus.NEEDS_ESCALATION.value,
+                intent=one.start,
+                is_submitted=one.version == SUBMITTED,
+                replaces=one.replaces and one.replaces.plan_id,
+                can_be_begun=bool(one.start) and one.waits,
+                created_at=one.created_at,
             ),
         )
-        for key, plan_id, status, start, version, replaces, created_at, waits in told.values_list(*names)[:limit]
+        for one in told[:limit]
     ]
 
 

@@ -20,6 +20,7 @@ from apps.digests.models import Inbox, ReceiptState, Source, Thread
 from apps.executions.models import WorkerJob
 from apps.memory import services as memory
 from apps.memory.models import Forgotten, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
+from apps.plans.models import LearnedModel, Outcome, WaitingPlan
 from apps.principals.models import Membership, Operator, Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks.models import (
@@ -58,8 +59,9 @@ def observed(author: Caller, text: str) -> Memory:
 UNREADABLE = {Forgotten}
 # Counters, the search index, and rows that stand on the page of their worker, source, task, queue or execution.
 WITHOUT_A_PAGE = {
-    Allowance, Budget, Call, Dependency, FairShare, FinishedTask, IdempotencyKey, LiveTask, Offer, QueueMinute, RateWindow,
-    Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend, TermFrequency, Vector, WorkerEvent, WorkerJob,
+    Allowance, Budget, Call, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer, Outcome,
+    QueueMinute, RateWindow, Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend, TermFrequency, Vector,
+    WaitingPlan, WorkerEvent, WorkerJob,
 }  # fmt: skip
 
 

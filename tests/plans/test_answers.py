@@ -13,6 +13,7 @@ from apps.plans import selectors, services
 from apps.plans.errors import PlanReplaced
 from apps.plans.models import Plan
 from apps.plans.proposals import Evidence, Question, Value
+from apps.plans.services import proposing
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import selectors as receipts
@@ -214,6 +215,18 @@ def test_operator_confirms_and_answers_in_the_console(tenant: Tenant, painters: 
     with acting_as(painters):
         replaced = Plan.objects.filter(status="ready").values_list("replaces__plan_id", flat=True)
         assert set(replaced) == {old.plan_id, asks.plan_id}
+
+
+def test_answer_within_a_transaction_asks_no_model(painters: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = made(painters, TWINS, wall="north", colour="red")
+    monkeypatch.setattr(proposing, "propose", lambda **_: pytest.fail("a model may be asked"))
+
+    with acting_as(painters):
+        services.answer(
+            caller=painters, plan_id=old.plan_id, answers={"question-1": "paint_wall"}, now=T0, within_transaction=True
+        )
+
+        assert Plan.objects.filter(replaces__plan_id=old.plan_id).exists()
 
 
 def test_answer_of_another_principal_is_refused(tenant: Tenant, painters: Caller) -> None:

@@ -4,15 +4,13 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from apps.plans import selectors, shelf, validation
+from apps.plans import shelf
 from apps.plans.catalogue import Catalogue
-from apps.plans.validation import Problem
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers.services import health
 from apps.workers.services import registry as workers
@@ -105,37 +103,6 @@ def test_concurrent_registrations_are_all_seen(kee: Caller) -> None:
         assert names(kee) == {f"tool_{number}_{turn}" for number in range(2) for turn in range(4)}
 
 
-def test_plan_is_validated_without_the_lock_by_its_own_snapshot(
-    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    register_plain_tools(as_kee)
-    judge, lock_was_free = validation.validate, []
-
-    def judged(document: object, catalogue: Catalogue) -> list[Problem]:
-        lock_was_free.append(free(shelf._registry(as_kee.tenant_id).lock))
-        workers.unregister(caller=as_kee, worker_id="plain")
-        assert names(as_kee) == set()
-        return judge(document, catalogue)
-
-    monkeypatch.setattr(validation, "validate", judged)
-    call = {"step_id": "a", "step_type": "call_worker", "worker_id": "plain", "tool_name": "inspect_alder"}
-    report = {"step_id": "b", "step_type": "escalate", "report_summary": "Done.", "decision_required": False}
-    document = {
-        "plan_id": "mine",
-        "delegate_id": "delegate",
-        "principal_ai": "Kee",
-        "intent": "Inspect",
-        "scope": "trees",
-        "created_at": "2026-01-03T20:15:00Z",
-        "steps": [{**call, "params": {}}, report],
-    }
-
-    found = selectors.judgement(document, tenant_id=as_kee.tenant_id, principal_id=as_kee.principal_id).problems
-
-    assert lock_was_free == [True]
-    assert not {one.code for one in found} & {"unknown_worker", "unknown_tool"}
-
-
 @pytest.fixture
 def few_held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process that holds the registries of three tenants."""
@@ -173,20 +140,6 @@ def test_least_recently_used_registry_is_dropped(few_held: None, db: None) -> No
 
 def names_of_plain_tools() -> set[str]:
     return {"inspect_alder", "inspect_birch", "inspect_cedar", "inspect_maple"}
-
-
-def free(lock: Any) -> bool:
-    """Could another thread have it?"""
-    found: list[bool] = []
-
-    def tried() -> None:
-        found.append(lock.acquire(timeout=5))
-        lock.release()
-
-    other = threading.Thread(target=tried)
-    other.start()
-    other.join(30)
-    return found == [True]
 
 
 def test_registration_is_in_the_next_plan_of_every_process(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

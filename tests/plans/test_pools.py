@@ -1,7 +1,6 @@
 """DeleGates in a tree, each with a pool of its own: it plans with the workers that it manages, and with no others."""
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system, on_beha
 from apps.workers import selectors as registry
 from apps.workers.services import memory as worker_memory
 from apps.workers.services import registry as workers
+from tests.executions.test_races import at_once
 from tests.factories import T0, make_caller, make_principal, make_tenant, make_token
 from tests.memory.subjects import concepts
 from tests.plans import making
@@ -216,10 +216,6 @@ def test_impossible_delegate_is_refused(tenant: Tenant, as_kee: Caller) -> None:
         assert standing() == before, wanted
 
 
-def _of(name: str) -> Delegate:
-    return Delegate.objects.get(delegate_id=name)
-
-
 def test_tenant_has_one_root(tenant: Tenant, as_kee: Caller) -> None:
     put(tenant, "one")
 
@@ -233,26 +229,18 @@ def test_of_two_concurrent_moves_into_a_circle_one_is_refused(tenant: Tenant, ke
     with acting_as(kee):
         put(tenant, "one")
         put(tenant, "two")
-    barrier, broken = threading.Barrier(2), []
+    refused: list[str] = []
 
     def move(name: str, parent: str) -> None:
         try:
             with acting_as(kee):
-                above = _of(parent)
-                barrier.wait()
-                Delegate.objects.filter(delegate_id=name).update(parent=above)
-        except IntegrityError as refusal:
-            broken.append(refusal)
-        finally:
-            connection.close()
+                set_up(tenant, name, principal=name, parent=parent)
+        except DomainError as refusal:
+            refused.append(refusal.code)
 
-    threads = [threading.Thread(target=move, args=pair) for pair in (("one", "two"), ("two", "one"))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda: move("one", "two"), lambda: move("two", "one"))
 
-    assert [violated_constraint(one) for one in broken] == ["plans_delegate_no_circle"]
+    assert refused == ["delegate_circle"]
 
 
 def rest(method: str, path: str, token: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:

@@ -6,48 +6,6 @@ from django.db import migrations, models
 from apps.core.rls import immutable, protect
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
-# Whoever changes the tree waits for whoever does so already, and then sees it as that one left it.
-TREE = """
-create function plans_delegate_is_in_a_tree() returns trigger language plpgsql as $$
-declare
-    above bigint := new.parent_id;
-    ranks int := 1;
-begin
-    if new.parent_id is null then
-        return new;
-    end if;
-    perform pg_advisory_xact_lock(hashtextextended('plans_delegate', new.tenant_id));
-    select max(rank) into ranks from (
-        with recursive below(id, rank) as (
-            select new.id, 1
-            union all
-            select d.id, b.rank + 1 from plans_delegate d join below b on d.parent_id = b.id
-            where d.tenant_id = new.tenant_id and d.id <> new.id and b.rank < 8
-        )
-        select rank from below
-    ) counted;
-    while above is not null loop
-        if above = new.id then
-            raise exception 'DeleGate % would be above itself', new.delegate_id
-                using errcode = 'check_violation', constraint = 'plans_delegate_no_circle';
-        end if;
-        ranks := ranks + 1;
-        if ranks > 8 then
-            raise exception 'more than 8 DeleGates would stand above each other'
-                using errcode = 'check_violation', constraint = 'plans_delegate_not_too_deep';
-        end if;
-        select parent_id into above from plans_delegate where tenant_id = new.tenant_id and id = above;
-    end loop;
-    return new;
-end $$;
-create trigger plans_delegate_is_in_a_tree before insert or update of parent_id on plans_delegate
-    for each row execute function plans_delegate_is_in_a_tree();
-"""
-TREE_BACK = """
-drop trigger plans_delegate_is_in_a_tree on plans_delegate;
-drop function plans_delegate_is_in_a_tree();
-"""
-
 
 class Migration(migrations.Migration):
     initial = True
@@ -80,10 +38,6 @@ class Migration(migrations.Migration):
                         models.UniqueConstraint(fields=("tenant", "delegate_id"), name="plans_delegate_id_once"),
                         models.UniqueConstraint(
                             condition=models.Q(("parent", None)), fields=("tenant",), name="plans_delegate_one_root"
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(("parent", models.F("id")), _negated=True),
-                            name="plans_delegate_not_its_own_parent",
                         ),
                         models.UniqueConstraint(fields=("tenant", "principal"), name="plans_delegate_principal_once"),
                     ],
@@ -207,5 +161,4 @@ class Migration(migrations.Migration):
         *(protect(f"plans_{name}") for name in ("delegate", "plan", "waitingplan", "outcome", "learnedmodel")),
         immutable("plans_plan", redactable=("intent", "document")),
         immutable("plans_outcome", redactable=("request",)),
-        migrations.RunSQL(TREE, TREE_BACK),
     ]

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from apps.core.errors import Conflict, Invalid, NotFound
-from apps.core.sql import violated_constraint
 from apps.plans import selectors
 from apps.plans.models import MOST_DELEGATES, Delegate
 from apps.principals import services as principals
@@ -16,13 +14,6 @@ from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.workers.services import registry as workers
-
-_REFUSALS: Final = {
-    "plans_delegate_principal_once": ("principal_plans_already", "{principal} is another DeleGate."),
-    "plans_delegate_no_circle": ("delegate_circle", "{delegate} stands above {parent}."),
-    "plans_delegate_not_too_deep": ("delegates_too_deep", f"More than {MOST_DELEGATES} would stand above each other."),
-}
-"""The code and the sentence of a refusal, by the constraint that refuses."""
 
 
 def root_delegate(*, tenant_id: int, now: datetime) -> Delegate:
@@ -75,8 +66,9 @@ def set_delegate(
         raise Conflict(
             f"{DELEGATE} is the gate itself: it has nobody above it and acts under no other name.", code="root_delegate"
         )
-    root_delegate(tenant_id=tenant_id, now=now)
-    known = {one.delegate_id: one for one in Delegate.objects.select_for_update(no_key=True).order_by("pk")}
+    # Whoever changes the tree waits for whoever does so already.
+    Delegate.objects.select_for_update(no_key=True).get(pk=root_delegate(tenant_id=tenant_id, now=now).pk)
+    known = {one.delegate_id: one for one in Delegate.objects.all()}
     above = known.get(parent)
     if above is None:
         raise NotFound(f"There is no DeleGate {parent[:100]!r}.", code="unknown_delegate")
@@ -87,18 +79,31 @@ def set_delegate(
     found = known.get(delegate_id)
     if found is not None and (found.principal_id, found.parent_id, found.scope) == (actor.pk, above.pk, scope):
         return found
+    if any(one.principal_id == actor.pk and one is not found for one in known.values()):
+        raise Conflict(f"{actor.name} is another DeleGate.", code="principal_plans_already")
     if found is None:
         found = Delegate(tenant_id=tenant_id, delegate_id=delegate_id, created_at=now)
+    _refuse_place(found, above, list(known.values()))
     found.principal, found.parent, found.scope = actor, above, scope
-    try:
-        found.save()
-    except IntegrityError as refusal:
-        if (constraint := violated_constraint(refusal)) not in _REFUSALS:
-            raise
-        code, detail = _REFUSALS[constraint]
-        raise Conflict(detail.format(principal=actor.name, delegate=found, parent=above), code=code) from refusal
+    found.save()
     moved = principals.place_under(parent=above.principal, principals=[actor.pk])
     below = [one.principal_id for one in known.values() if one.parent_id == found.pk]
     moved |= principals.place_under(parent=actor, principals=below)
     workers.rearrange(tenant_id=tenant_id, moved=moved)
     return found
+
+
+def _refuse_place(delegate: Delegate, above: Delegate, known: Sequence[Delegate]) -> None:
+    parents = {one.pk: one.parent_id for one in known}
+
+    def path(pk: int | None) -> list[int]:
+        """Those from here up to the root."""
+        return [] if pk is None else [pk, *path(parents[pk])]
+
+    way = path(above.pk)
+    if delegate.pk in way:
+        raise Conflict(f"{delegate} stands above {above}.", code="delegate_circle")
+    ways = map(path, parents)
+    below = max((way.index(delegate.pk) for way in ways if delegate.pk in way), default=0)
+    if len(way) + 1 + below > MOST_DELEGATES:
+        raise Conflict(f"More than {MOST_DELEGATES} would stand above each other.", code="delegates_too_deep")

@@ -1,17 +1,17 @@
 """Learning from plans that were carried out."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from django.db import transaction
 
 from apps.plans import selectors, shelf, sql
+from apps.plans.assembling import draft_of
 from apps.plans.catalogue import Catalogue
 from apps.plans.history import MOST, Past
 from apps.plans.history import learn as learned
 from apps.plans.models import LearnedModel, Outcome
-from apps.plans.shapes import WORKER_STEPS
 from apps.principals.tenancy import acting_in
 from apps.workers import selectors as registry
 
@@ -29,12 +29,11 @@ def record_outcome(*, plan_id: str, completed: Collection[str], succeeded: bool,
     :raises UnknownPlan: if there is no such plan.
     """
     plan = selectors.plan(plan_id)
-    document = plan.document
-    ran = [
-        step
-        for step in document["steps"]
-        if step["step_type"] in WORKER_STEPS and step["step_id"] in completed and step.get("tool_uid")
-    ]
+    ran = {
+        call["step_id"]: call
+        for call in draft_of(plan.document).calls
+        if call["step_id"] in completed and call.get("tool_uid")
+    }
     if not ran:
         return None
     found, _ = Outcome.objects.get_or_create(
@@ -42,26 +41,18 @@ def record_outcome(*, plan_id: str, completed: Collection[str], succeeded: bool,
         plan=plan,
         defaults={
             "request": plan.intent,
-            "tools": list(dict.fromkeys(step["tool_uid"] for step in ran)),
-            "links": _links(ran, document["steps"]),
+            "tools": list(dict.fromkeys(call["tool_uid"] for call in ran.values())),
+            "links": [
+                [ran[above]["tool_uid"], call["tool_uid"]]
+                for call in ran.values()
+                for above in call["depends_on"]
+                if above in ran
+            ],
             "weight": 1.0 if succeeded else _FAILED,
             "recorded_at": now,
         },
     )
     return found
-
-
-def _links(ran: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Which tool's result went to which: what each step depends on, waits looked through."""
-    uids = {step["step_id"]: step["tool_uid"] for step in ran}
-    waited = {step["step_id"]: step.get("wait_for_step_ids", ()) for step in steps}
-    return [
-        [uids[source], step["tool_uid"]]
-        for step in ran
-        for above in step.get("depends_on", ())
-        for source in (above, *waited.get(above, ()))
-        if source in uids
-    ]
 
 
 def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:

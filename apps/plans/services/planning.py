@@ -108,12 +108,15 @@ def confirm(*, caller: Caller, plan_id: str, now: datetime) -> Plan:
     return revise(caller=caller, now=now, revision=Revision(old=old, draft=draft_of(old.document).confirmed()))
 
 
-def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: datetime) -> Plan:
+def answer(
+    *, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: datetime, within_transaction: bool = False
+) -> Plan:
     """Make the plan that takes the place of one that asks: each param gets its answer, and all else stays.
 
     An answer that names a tool lets the intent be planned again, with this tool. Opens its own transactions.
 
     :param answers: by question id; those that are left out are asked again.
+    :param within_transaction: the caller has one open, so that no model is asked.
     :raises UnknownPlan: if the caller has no such plan.
     :raises Conflict: if it asks nothing (`not_to_answer`), or another has taken its place (`plan_replaced`).
     :raises Invalid: if it does not ask this (`unknown_question`), or the answer is none to it (`answer_refused`).
@@ -125,7 +128,7 @@ def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: dat
         named = _tools_named(document, asked, answers)
         context = {asked[one]["param"]: value for one, value in answers.items() if "param" in asked[one]}
         request = _again(document, context=context, tools=named)
-    proposed = proposing.propose(caller=caller, request=request, now=now) if named else None
+    proposed = proposing.propose(caller=caller, request=request, now=now) if named and not within_transaction else None
     with caller.acting():
         old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
         draft = None if named else draft_of(document).answered(answers)
