@@ -567,6 +567,7 @@ class QueuedOne(Verdictable):
     task_id: str | None = None
     is_duplicate: bool = False
     receipt_id: str | None = None
+    poll_suggestion_seconds: int | None = None
     existing_task_id: str | None = None
     """The task that the idempotency key stands for already."""
 

@@ -1,13 +1,15 @@
 """Gatehouse from Python: `Client` calls a hub, `Worker` executes its tasks.
 
-client.py has one method for each verb, and worker.py the loop around them. task.py is the run as a handler sees it.
+verbs.py has one method for each verb, client.py sends them, and worker.py is the loop around them. together.py joins the
+calls of several threads, transport.py keeps the connections. task.py is the run as a handler sees it.
 inputs.py and outputs.py have the data of the API, which decoding.py reads; errors.py has its refusals.
 """
 
 from gatehouse_client import inputs, outputs
-from gatehouse_client.client import Client, Posted
+from gatehouse_client.client import Client
 from gatehouse_client.errors import GatehouseError, LeaseLost, NotFinished, RateLimited, Refused, Unreachable
 from gatehouse_client.task import Failed, Result, Stop, Task
+from gatehouse_client.verbs import Posted
 from gatehouse_client.worker import Worker
 
 __all__ = [

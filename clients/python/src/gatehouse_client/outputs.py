@@ -119,6 +119,7 @@ class QueuedOne:
     task_id: str | None
     is_duplicate: bool
     receipt_id: str | None
+    poll_suggestion_seconds: int | None
     existing_task_id: str | None
     """The task that the idempotency key stands for already."""
 

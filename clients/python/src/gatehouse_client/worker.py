@@ -126,7 +126,7 @@ class Worker:
             free = self._capacity - len(self._running)
             leases = self._lease(min(free, _MOST_LEASED)) if free > 0 else []
             for lease in leases:
-                self._begin(lease)
+                self._begin(self._taken(lease))
             if not leases:
                 # A hub that does not let the request wait is not asked without a pause.
                 self._rest(asked_at + _IDLE - time.monotonic())
@@ -148,12 +148,15 @@ class Worker:
             "lease_seconds": self._lease_seconds,
         }
 
-    def _begin(self, lease: LeasedTask) -> None:
+    def _begin(self, task: Task) -> None:
+        threading.Thread(target=self._work, args=(task,), daemon=True).start()
+
+    def _taken(self, lease: LeasedTask) -> Task:
         task = Task(lease, self._client, is_ending=lambda: self._stop_at is not None)
         with self._changed:
             self._running[lease.lease_token] = task
-        self._notify()
-        threading.Thread(target=self._execute, args=(task,), name=lease.task_id, daemon=True).start()
+            self._changed.notify_all()
+        return task
 
     def _rest(self, seconds: float) -> None:
         """Wait for the time, the end of a task, or the stop."""
@@ -222,19 +225,30 @@ class Worker:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    # A thread for each task: its handler, then its report
+    # A thread for each task: its handler, its report, and then the same for the next task
 
-    def _execute(self, task: Task) -> None:
+    def _work(self, task: Task) -> None:
+        following: Task | None = task
+        while following is not None:
+            threading.current_thread().name = following.task_id
+            following = self._execute(following)
+
+    def _execute(self, task: Task) -> Task | None:
+        """Do a task to its end; returns the one that was leased instead."""
         try:
             came_too_late = self._stop_at is not None
             report: partial[Any] = partial(self._client.release, task.lease) if came_too_late else self._outcome(task)
             answer = self._report(task, report)
-            for following in answer.next if isinstance(answer, CompletedTask) else []:
-                self._begin(following)
+            leases = answer.next if isinstance(answer, CompletedTask) else []
+            following = [self._taken(lease) for lease in leases]
         finally:
             with self._changed:
                 del self._running[task.lease.lease_token]
-            self._notify()
+                self._changed.notify_all()
+        # A repeated completion may be given what was leased for others that were made with it.
+        for other in following[1:]:
+            self._begin(other)
+        return following[0] if following else None
 
     def _outcome(self, task: Task) -> partial[Any]:
         """Run the handler; returns the report of its outcome. Its exceptions go no further."""

@@ -1,0 +1,164 @@
+"""What callers ask for while a request is on its way goes together in the next one."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from gatehouse_client.errors import GatehouseError
+
+# The hub takes twice as much in one request.
+_MOST_BYTES: Final = 4 * 1024 * 1024
+# How many requests are on their way at once.
+LANES: Final = 2
+
+_COMPANY_COMES_WITHIN: Final = 0.002
+
+A = TypeVar("A")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Item:
+    """What one caller asks for."""
+
+    content: bytes
+    """As JSON."""
+    task_id: str = ""
+    """Of a completion."""
+    leases: int = 0
+    """How many tasks its answer may lease."""
+    kind: bytes = b""
+    """Where from, as JSON. Only items of one kind go together."""
+    since: float = field(default_factory=time.monotonic)
+    """When it was asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one request may have."""
+
+    items: int
+    leases: int = 0
+
+
+# The hub's.
+TASKS: Final = Limits(items=1_000)
+COMPLETIONS: Final = Limits(items=500, leases=100)
+
+
+@dataclass(slots=True, eq=False)
+class _Place(Generic[A]):
+    item: Item
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    leads: bool = False
+    answer: A | None = None
+
+
+class Together(Generic[A]):
+    """Asks for many threads at once. Each gets its own answer or its own error, as if it had asked alone.
+
+    A thread sends while a lane is free. Those that come later wait; the first of them then sends for all. Who gets no answer that way, because the hub refused it or did not answer, asks alone.
+    """
+
+    def __init__(
+        self, alone: Callable[[Item], A], together: Callable[[Sequence[Item]], Sequence[A | None]], limits: Limits
+    ) -> None:
+        """:param together: returns an answer for each item, or None for a refused one."""
+        self._alone = alone
+        self._together = together
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._free = LANES
+        self._waiting: list[_Place[A]] = []
+        # Those who got their answers together are likely to ask together again: the first waits a moment for the others.
+        self._expected = 1
+        self._gathers: _Place[A] | None = None
+
+    def ask(self, item: Item) -> A:
+        """The answer to this item."""
+        mine = _Place[A](item)
+        if self._comes_to_lead(mine):
+            with self._leading(mine) as group:
+                if len(group) == 1:
+                    return self._alone(item)
+                # Everybody then asks alone, and hears of it.
+                with suppress(GatehouseError):
+                    answers = self._together([one.item for one in group])
+                    for one, answer in zip(group, answers, strict=True):
+                        one.answer = answer
+        return self._alone(item) if mine.answer is None else mine.answer
+
+    def _comes_to_lead(self, mine: _Place[A]) -> bool:
+        """Wait for a free lane, or until another has asked for this one."""
+        with self._lock:
+            mine.turn.acquire()
+            mine.leads = self._free > 0 and self._gathers is None
+            if not mine.leads:
+                self._waiting.append(mine)
+            elif len(self._waiting) + 1 < self._expected:
+                self._gathers = mine
+            self._free -= mine.leads
+            if self._gathers is not None and len(self._waiting) + 1 >= self._expected:
+                self._gathers.turn.release()
+                self._gathers = None
+        try:
+            if not mine.leads:
+                mine.turn.acquire()
+            elif self._gathers is mine:
+                mine.turn.acquire(timeout=_COMPANY_COMES_WITHIN)
+        except BaseException:  # a signal's: the others go on
+            with self._lock:
+                if mine.leads:
+                    self._pass_on()
+                elif mine in self._waiting:
+                    self._waiting.remove(mine)
+            raise
+        return mine.leads
+
+    @contextmanager
+    def _leading(self, mine: _Place[A]) -> Iterator[list[_Place[A]]]:
+        """Those for whom this one asks, and at the end the lane for the next."""
+        with self._lock:
+            if self._gathers is mine:
+                self._gathers = None
+            places, self._waiting = [mine, *self._waiting], []
+            taken = take([one.item for one in places], self._limits)
+            group = [one for one, goes in zip(places, taken, strict=True) if goes]
+            self._waiting = [one for one, goes in zip(places, taken, strict=True) if not goes]
+            self._expected = len(group)
+        try:
+            yield group
+        finally:
+            with self._lock:
+                self._pass_on()
+            for one in group[1:]:
+                one.turn.release()
+
+    def _pass_on(self) -> None:
+        """Give the lane to the next. The lock is held."""
+        if self._waiting:
+            following = self._waiting.pop(0)
+            following.leads = True
+            following.turn.release()
+        else:
+            self._free += 1
+
+
+def take(items: Sequence[Item], limits: Limits) -> list[bool]:
+    """For each item: whether it goes in one request with the first."""
+    left, size, leases = limits.items, 0, 0
+    taken: list[bool] = []
+    for item in items:
+        is_first = not taken
+        fits = (
+            left > 0
+            and item.kind == items[0].kind
+            and size + len(item.content) <= _MOST_BYTES
+            and leases + item.leases <= limits.leases
+        )
+        if fits or is_first:
+            left, size, leases = left - 1, size + len(item.content), leases + item.leases
+        taken.append(fits or is_first)
+    return taken

@@ -1,0 +1,166 @@
+"""Calls of several threads share requests, and each is answered as if it had been alone."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from apps.principals.tenancy import Caller, acting_as
+from apps.tasks.models import Task as TaskRow
+from gatehouse_client import Client, LeaseLost, Refused
+from gatehouse_client.outputs import CompletedTask, LeasedTask, QueuedTask
+from gatehouse_client.together import Item, Limits, Together, take
+from tests.clients.proxy import Proxy
+from tests.clients.test_worker import PATIENCE, until
+from tests.server import Server, end_server, start_server
+
+THREADS = 16
+
+
+def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What each call returned or raised; all begin at the same moment, in threads."""
+    begin = threading.Barrier(len(calls))
+
+    def answer(call: Callable[[], Any]) -> Any:
+        begin.wait(PATIENCE)
+        try:
+            return call()
+        except Refused as refusal:
+            return refusal
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(answer, calls))
+
+
+def queue_some(client: Client, calls: int = THREADS) -> list[Any]:
+    """Every fifth is refused."""
+
+    def queue(number: int) -> QueuedTask:
+        params = {"number": number} if number % 5 else {}
+        return client.queue(task_type="greeting", params=params, idempotency_key=f"{number}")
+
+    return at_once([lambda number=number: queue(number) for number in range(calls)])  # type: ignore[misc]
+
+
+@pytest.fixture
+def type_with_schema(client: Client) -> None:
+    client.register_type(name="greeting", params_schema={"type": "object", "required": ["number"]})
+
+
+def check(kee: Caller, answers: Sequence[Any]) -> None:
+    """Whether each call has its own answer, and each accepted task is there once."""
+    codes = [getattr(one, "code", None) for one in answers]
+    assert codes == [None if number % 5 else "invalid_params" for number in range(len(answers))]
+    with acting_as(kee):
+        queued = {f"task_{pk}": params for pk, params in TaskRow.objects.values_list("pk", "params")}
+    assert queued == {one.task_id: {"number": nth} for nth, one in enumerate(answers) if nth % 5}
+
+
+@pytest.mark.usefixtures("type_with_schema")
+def test_refused_task_is_refused_alone(client: Client, kee: Caller) -> None:
+    answers = queue_some(client)
+    check(kee, answers)
+    assert answers[0].errors
+    assert len({id(one) for one in answers}) == THREADS
+
+
+@pytest.mark.usefixtures("type_with_schema")
+def test_lost_answers_to_many_double_nothing(shaky: Client, proxy: Proxy, kee: Caller) -> None:
+    for _ in range(2):
+        proxy.drop_reply_to("/api/v1/tasks/batch")
+    check(kee, queue_some(shaky))
+    assert proxy.dropped > 0
+
+
+@pytest.mark.ci
+@pytest.mark.usefixtures("type_with_schema")
+def test_calls_go_on_after_a_restart(shaky: Client, proxy: Proxy, kee: Caller, server: Server) -> None:
+    first, rest = queue_some(shaky), list[Any]()
+    calling = threading.Thread(target=lambda: rest.extend(queue_some(shaky, 48)))
+    proxy.cut()
+    calling.start()
+    until(lambda: proxy.turned_away > 0)
+    process, url = start_server()
+    try:
+        proxy.target = ("127.0.0.1", int(url.rpartition(":")[2]))
+        proxy.heal()
+        calling.join(PATIENCE)
+        check(kee, rest)
+    finally:
+        end_server(process)
+    assert [one.task_id for one in rest[1:5]] == [one.task_id for one in first[1:5]]
+
+
+@pytest.mark.usefixtures("type_with_schema")
+def test_closing_breaks_no_call_off(client: Client, kee: Caller) -> None:
+    calling = threading.Timer(0.01, client.close)
+    calling.start()
+    check(kee, queue_some(client))
+    calling.join()
+
+
+def test_completions_share_requests_and_next_leases(client: Client, shaky: Client, proxy: Proxy) -> None:
+    client.register_type(name="greeting")
+    client.queue_many([{"task_type": "greeting", "params": {"number": number}} for number in range(25)])
+    leases = client.lease(task_types=["greeting"], capacity=10)
+    client.release(leases[3])
+    proxy.drop_reply_to("/api/v1/tasks/complete")
+
+    def complete(lease: LeasedTask) -> CompletedTask:
+        return shaky.complete(lease, lease.params, lease_next=1, lease_from={"task_types": ["greeting"]})
+
+    answers = at_once([lambda lease=lease: complete(lease) for lease in leases])  # type: ignore[misc]
+
+    assert isinstance(answers.pop(3), LeaseLost)
+    following = [lease.task_id for answer in answers for lease in answer.next]
+    assert len(following) == len(set(following)) == 9
+    for lease, answer in zip([*leases[:3], *leases[4:]], answers, strict=True):
+        assert client.result(lease.task_id).content == lease.params
+        assert (answer.task_id, len(answer.next)) == (lease.task_id, 1)
+    # What was leased for the refused one went back.
+    (line,) = client.queues()
+    assert (line.leased, line.queued) == (9, 7)
+
+
+def test_interrupted_caller_takes_nobody_along() -> None:
+    may_answer, sent = threading.Event(), list[int]()
+
+    def alone(item: Item) -> bytes:
+        assert may_answer.wait(PATIENCE)
+        return item.content
+
+    def together(items: Sequence[Item]) -> list[bytes]:
+        sent.append(len(items))
+        return [one.content for one in items]
+
+    calls = Together[bytes](alone, together, Limits(items=3))
+    with ThreadPoolExecutor(8) as pool:
+        first = [pool.submit(calls.ask, Item(content=b"%d" % number)) for number in range(2)]
+        time.sleep(0.1)
+        before = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(InterruptedError))
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            with pytest.raises(InterruptedError):
+                calls.ask(Item(content=b"x"))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        others = [pool.submit(calls.ask, Item(content=b"%d" % number)) for number in range(2, 8)]
+        time.sleep(0.1)
+        may_answer.set()
+        assert [one.result(PATIENCE) for one in [*first, *others]] == [b"%d" % number for number in range(8)]
+    assert max(sent) == 3
+
+
+def test_limits_of_one_request() -> None:
+    def item(size: int = 1, *, leases: int = 0, kind: bytes = b"") -> Item:
+        return Item(content=b"x" * size, leases=leases, kind=kind)
+
+    limits = Limits(items=3, leases=2)
+    assert take([item(leases=1), item(kind=b"other"), item(leases=2), item(leases=1), item(), item()], limits) == [
+        *(True, False, False, True, True, False)
+    ]
+    assert take([item(5_000_000), item()], limits) == [True, False]
