@@ -39,11 +39,11 @@ class PlanAdmin(OperatorAdmin):
     ordering = ["-id"]
     actions_detail = ["confirm", "answer"]
     readonly_fields = [
-        *("next_step", "graph", "provenance", "receipt_link", "execution_link", "successor_link", "written"),
+        *("next_step", "graph", "receipt_link", "execution_link", "successor_link", "written"),
     ]
     # What a plan needs and does stands before its document.
     fields = [
-        *("plan_id", "intent", "status", "next_step", "graph", "provenance"),
+        *("plan_id", "intent", "status", "next_step", "graph"),
         *("principal", "delegate", "receipt_link", "execution_link", "replaces", "successor_link", "created_at"),
         "written",
     ]
@@ -63,10 +63,6 @@ class PlanAdmin(OperatorAdmin):
     @admin.display(description="Document")
     def written(self, plan: Plan) -> str:
         return as_json(plan.document)
-
-    @admin.display(description="Params, alternatives, confidence")
-    def provenance(self, plan: Plan) -> str:
-        return drawing.details(plan.document)
 
     @admin.display(description="Receipt")
     def receipt_link(self, plan: Plan) -> str:

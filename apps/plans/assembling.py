@@ -68,7 +68,9 @@ class Draft:
         """The same, after the principal has confirmed its guesses."""
 
         def sure(source: Mapping[str, Any]) -> dict[str, Any]:
-            return {**source, "source": str(Evidence.CONFIRMED)} if source["source"] in UNSURE else dict(source)
+            return (
+                {**source, "source": str(Evidence.CONFIRMED)} if str(source.get("source")) in UNSURE else dict(source)
+            )
 
         calls = [
             {**call, "provenance": {name: sure(one) for name, one in call["provenance"].items()}} for call in self.calls
@@ -417,7 +419,7 @@ class _Assembly:
         found = [
             {
                 "detail": (
-                    f"{call['tool_name']} takes {name} = {json.dumps(call['params'][name], ensure_ascii=False)[:500]},"
+                    f"{call['tool_name']} takes {name} = {json.dumps(call['params'].get(name), ensure_ascii=False)[:500]},"
                     f" from {'your words' if source['source'] == Evidence.CUT else 'nothing that you said'}."
                 ),
                 "step_id": call["step_id"],

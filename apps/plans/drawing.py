@@ -1,14 +1,9 @@
-"""A plan as a picture: steps from top to bottom, what each depends on as lines. Pure.
-
-Both the picture and the table stay within the width that they are given: what is wider scrolls, by keyboard too. Classes are
-the console's own.
-"""
+"""A plan as a picture: steps from top to bottom, what each depends on as lines. Pure. Classes are the console's own."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,8 +15,6 @@ from apps.plans.documents import next_step, partial_of
 _WIDE, _HIGH, _GAP_X, _GAP_Y, _EDGE = 190, 58, 22, 36, 12
 # As far a wide picture is made smaller, so that its words can still be read; then it scrolls.
 _SMALLEST: Final = 0.75
-_CELL: Final = "px-3 py-2 text-left align-top border-b border-base-200 dark:border-base-800"
-_TD: Final = '<td class="{}">{}</td>'
 _LONG: Final = 26
 _FILLS: Final = {
     "call_worker": "#dbeafe",
@@ -50,38 +43,15 @@ def graph(document: Mapping[str, Any], marks: Mapping[str, tuple[str, str]] = Ma
         if source in places
     ]
     boxes = [(_box(step, *places[step["step_id"]], *marks.get(step["step_id"], ("", ""))),) for step in steps]
-    picture = format_html(
+    return format_html(
+        '<div role="region" aria-label="The steps, drawn" tabindex="0" class="overflow-x-auto" style="contain:inline-size">'
         '<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="Steps of the plan" width="{}" height="{}"'
         ' viewBox="0 0 {} {}" style="width:100%;height:auto;min-width:{}px;max-width:{}px" font-size="12"'
-        ' font-family="sans-serif">{}{}</svg>',
+        ' font-family="sans-serif">{}{}</svg></div>',
         *(width, height, width, height, min(width, round(width * _SMALLEST)), width),
         format_html_join("", "{}", lines),
         format_html_join("", "{}", boxes),
     )
-    return _within("The steps, drawn", picture)
-
-
-def details(document: Mapping[str, Any]) -> SafeString:
-    """What each step was given and where that is from, which tools might have stood there, and how sure it is."""
-    rows = (
-        (
-            f"{step['step_id']} {step['tool_name']}",
-            format_html_join("", "<div><code>{}</code> = <code>{}</code> <em>{}</em></div>", _given(step)),
-            " or ".join(str(one.get("tool_name")) for one in step.get("alternatives") or ()),
-            _sure(step),
-        )
-        for step in _steps(document)
-        if step.get("tool_name")
-    )
-    head = ("Step", "Params and where they are from", "Alternatives", "Confidence")
-    table = format_html(
-        '<table class="w-full"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>',
-        format_html_join("", '<th scope="col" class="{}">{}</th>', ((_CELL, name) for name in head)),
-        format_html_join(
-            "", "<tr>{}</tr>", ((format_html_join("", _TD, ((_CELL, one) for one in row)),) for row in rows)
-        ),
-    )
-    return _within("What the steps were given", table)
 
 
 def needs(document: Mapping[str, Any]) -> SafeString:
@@ -95,15 +65,6 @@ def needs(document: Mapping[str, Any]) -> SafeString:
         '<p class="font-semibold">{}</p><ul>{}</ul>',
         next_step(document),
         format_html_join("", "<li>{}</li>", ((one,) for one in reasons)),
-    )
-
-
-def _within(label: str, wide: SafeString) -> SafeString:
-    """As wide as there is room, and never the reason that there is more."""
-    return format_html(
-        '<div role="region" aria-label="{}" tabindex="0" class="overflow-x-auto" style="contain:inline-size">{}</div>',
-        label,
-        wide,
     )
 
 
@@ -140,24 +101,9 @@ def _box(step: Mapping[str, Any], x: int, y: int, word: str, colour: str) -> Saf
         *(name, x, y, _WIDE, _HIGH, _FILLS.get(step["step_type"], "#ffffff"), colour or "#6b7280", 3 if colour else 1),
         *(x + 8, y + 17, _short(name)),
         *(x + 8, y + 33, _short(" · ".join(part for part in (word, step.get("worker_id")) if part))),
-        *(x + 8, y + 49, f"{step['step_id']} · {step['step_type']} {_sure(step)}"),
+        *(x + 8, y + 49, f"{step['step_id']} · {step['step_type']}"),
     )
 
 
 def _short(text: str) -> str:
     return text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"
-
-
-def _sure(step: Mapping[str, Any]) -> str:
-    return "" if step.get("confidence") is None else f"{step['confidence']:.0%}"
-
-
-def _given(step: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """The params of a step: name, value, and where that is from."""
-    for name, value in (step.get("params") or {}).items():
-        source = (step.get("provenance") or {}).get(name) or {}
-        about = source.get("key") or source.get("text") or source.get("path")
-        origin = " ".join(str(one) for one in (source.get("source"), source.get("step_id"), about) if one)
-        yield name, json.dumps(value, ensure_ascii=False), f"({origin})" if origin else ""
-    for name in step.get("missing_params", ()):
-        yield name, "missing", ""

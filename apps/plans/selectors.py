@@ -1,7 +1,7 @@
 """Questions about plans, and the registry as the planner sees it."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -135,14 +135,14 @@ def delegates(*, after: int = 0, limit: int) -> list[Delegate]:
 
 
 def picture(plan_id: str, *, marks: Mapping[str, tuple[str, str]]) -> SafeString:
-    """A plan of the current tenant as a graph, with the sources of params, the alternatives and the confidence below it.
+    """A plan of the current tenant as a graph.
 
     :param marks: a word and the colour of the edge, by step id.
 
     :raises UnknownPlan: if there is none.
     """
     document = plan(plan_id).document
-    return drawing.graph(document, marks) + drawing.details(document)
+    return drawing.graph(document, marks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,9 +199,9 @@ class Judgement:
     """What the workers that the plan names offered then to the DeleGate that it names."""
 
 
-def judgement(document: object, *, tenant_id: int, principal_id: int) -> Judgement:
-    """What is wrong with a plan, whoever wrote it: by the rules of :mod:`validation`, with the workers of the DeleGate
-    that it names, and by the plan that it replaces.
+def judgement(document: object, *, tenant_id: int) -> Judgement:
+    """What is wrong with a plan, whoever wrote it: by the rules of :mod:`validation` and with the workers of the
+    DeleGate that it names.
 
     The registry is held only until what the plan is judged by is taken out of it, for a long plan takes a second.
     """
@@ -211,22 +211,6 @@ def judgement(document: object, *, tenant_id: int, principal_id: int) -> Judgeme
     with shelf.held(tenant_id=tenant_id, delegate=delegate) as held:
         catalogue = held.catalogue.within(held.pool).of_workers(named)
     problems = validation.validate(document, catalogue)
-    if plan is not None:
-        if delegate is None and plan.delegate_id != DELEGATE:
-            problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {plan.delegate_id}."))
-        problems += _not_done_before(plan, principal_id)
+    if plan is not None and delegate is None and plan.delegate_id != DELEGATE:
+        problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {plan.delegate_id}."))
     return Judgement(problems=problems[: validation.MAX_PROBLEMS], catalogue=catalogue)
-
-
-def _not_done_before(plan: documents.Plan, principal_id: int) -> Iterator[Problem]:
-    """What is said to be done is done by a plan of one's own that this one replaces."""
-    if plan.replaces is None:
-        return
-    before = Plan.objects.filter(plan_id=plan.replaces, principal_id=principal_id).first()
-    if before is None or plan.replaces == plan.plan_id:
-        yield Problem("/replaces", "unknown_plan", f"There is no earlier plan {plan.replaces} of yours.")
-        return
-    calls = {(step.get("worker_id"), step.get("tool_name")) for step in before.document["steps"]}
-    for place, step in enumerate(plan.steps):
-        if step.done and (step.worker_id, step.tool_name) not in calls:
-            yield Problem(f"/steps/{place}/done", "done_nowhere", f"{plan.replaces} has no such step.")

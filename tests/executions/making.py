@@ -175,7 +175,7 @@ def make_plan(
         "steps": steps,
         "constraints": constraints or {},
     }
-    if plans.judgement(document, tenant_id=caller.tenant_id, principal_id=caller.principal_id).problems:
+    if plans.judgement(document, tenant_id=caller.tenant_id).problems:
         return _kept_unjudged(caller, document)
     return planning.submit(caller=caller, document=document, caused_by=None, now=T0).plan_id
 

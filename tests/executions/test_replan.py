@@ -104,7 +104,7 @@ def test_replan_keeps_done_steps_and_uses_another_worker(team: Caller, server: W
     assert "redirect" in document["excluded"][0]["reason"]
     assert document["execution_cost_estimate"] == 0.5
     with team.acting():
-        assert plans.judgement(document, tenant_id=team.tenant_id, principal_id=team.principal_id).problems == []
+        assert plans.judgement(document, tenant_id=team.tenant_id).problems == []
 
 
 def test_new_plan_runs_only_the_rest(team: Caller, server: WorkerServer) -> None:

@@ -141,7 +141,7 @@ def test_plan_with_a_tool_outside_the_pool_is_invalid(tenant: Tenant, as_kee: Ca
     code = put(tenant, "code")
     register(code, "below", "iron")
     document = create(as_kee, "code", "iron")
-    who = {"tenant_id": tenant.pk, "principal_id": as_kee.principal_id}
+    who = {"tenant_id": tenant.pk}
     assert selectors.judgement(document, **who).problems == []
 
     foreign = {name: value for name, value in document.items() if name != "plan_hash"}

@@ -1,7 +1,7 @@
 """Plans as rows and receipts: made in one transaction, never changed, listed and read by their principal alone."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,7 +16,7 @@ from apps.plans import errors, selectors, services
 from apps.plans.documents import plan_hash
 from apps.plans.models import MOST_DELEGATES, Delegate, Plan, WaitingPlan
 from apps.plans.proposals import Lack, Missing
-from apps.plans.services import PlanRequest
+from apps.plans.services import PlanRequest, Replacement
 from apps.plans.services.planning import EXPIRY
 from apps.plans.shapes import MOST_MONEY
 from apps.principals.models import Tenant
@@ -320,34 +320,21 @@ def test_created_plan_can_be_read_and_validated(smith_token: str) -> None:
     assert (verdict["valid"], verdict["errors"][0]["code"]) == (False, "unknown_tool")
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda plan: plan.update(replaces="plan-nowhere"), ("unknown_plan", "/replaces")),
-        (lambda plan: plan.update(replaces=plan["plan_id"]), ("unknown_plan", "/replaces")),
-        (
-            lambda plan: (plan.update(replaces="EARLIER"), plan["steps"][0].update(done=True, worker_id="nobody")),
-            ("done_nowhere", "/steps/0/done"),
-        ),
-    ],
-)
-def test_done_step_needs_an_earlier_plan_of_the_same_principal(
-    tenant: Tenant, smith_token: str, change: Callable[[dict[str, Any]], object], expected: tuple[str, str]
-) -> None:
-    token = smith_token
-    (_, earlier), (_, made) = (post("/api/v1/plans", {"intent": WISH}, token) for _ in range(2))
-    assert earlier["plan_id"] != made["plan_id"]
-    plan = {name: value for name, value in made["plan"].items() if name != "plan_hash"}
-    change(plan)
-    if plan["replaces"] == "EARLIER":
-        plan["replaces"] = earlier["plan_id"]
-    found = post("/api/v1/plans/validate", {"plan": plan}, token)[1]["errors"]
-    assert expected in [(error["code"], error["path"]) for error in found]
+def test_odd_provenance_of_a_submitted_plan_is_no_hindrance(as_kee: Caller) -> None:
+    register_example_workers(as_kee)
+    document = {name: value for name, value in create(as_kee).document.items() if name != "plan_hash"}
+    document["steps"][0]["provenance"] = {
+        "repo_path": {"source": ["cut"], "key": []},
+        "none": {"source": "cut"},
+        "x": {},
+    }
+    made = services.submit(caller=as_kee, document=document, caused_by=None, now=T0)
 
-    # Another's plan is no earlier one of one's own.
-    plan["replaces"] = earlier["plan_id"]
-    theirs = post("/api/v1/plans/validate", {"plan": plan}, make_token(tenant, "Lee"))[1]["errors"]
-    assert ("unknown_plan", "/replaces") in [(error["code"], error["path"]) for error in theirs]
+    replacement = Replacement(plan_id=made.plan_id, failed_step="step-2", reason="cold")
+    again = services.replan(caller=as_kee, replacement=replacement, done=["step-1"], was_waiting=True, now=T0)
+
+    assert again.status == "needs_escalation"
+    assert again.document["partial_plan"]["steps"][0]["done"]
 
 
 @pytest.mark.parametrize(

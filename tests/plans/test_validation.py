@@ -130,7 +130,6 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
     ("reference_malformed", "/steps/2/params/analysis_pointer", params(2, analysis_pointer="{{step-1}}")),
     ("done_nowhere", "/steps/0/done", at(0, done=True)),
     ("done_nowhere", "/steps/1/done", lambda d: (d.update(replaces="plan-0"), step(d, 1).update(done=True))),
-    ("done_too_early", "/steps/2/done", lambda d: (d.update(replaces="plan-0"), step(d, 2).update(done=True))),
     ("wait_for_nothing", "/steps/1/wait_for_step_ids/0", at(0, step_type="call_worker")),
     ("no_result", "/steps/3/aggregate_step_ids/0", at(3, aggregate_step_ids=["step-3"])),
     ("no_final_escalate", "/steps/3", lambda d: d["steps"].pop()),

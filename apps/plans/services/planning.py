@@ -218,10 +218,10 @@ def _again(
 ) -> PlanRequest:
     """What was asked for a plan, under the bounds of then. Of its context there is what its steps took from it."""
     taken = {
-        source.get("key", name): step["params"][name]
+        str(source.get("key", name)): step["params"][name]
         for step in documents.partial_of(document)["steps"]
         for name, source in (step.get("provenance") or {}).items()
-        if source.get("source") in proposing.GIVEN and name in step.get("params", {})
+        if str(source.get("source")) in proposing.GIVEN and name in step.get("params", {})
     }
     settled = {int(part): uid for part, uid in document.get("settled_tools", {}).items()}
     return PlanRequest(

@@ -31,7 +31,7 @@ def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None
     :raises Invalid: if anything is wrong with it, or it is none to be carried out (`plan_invalid`), if it has come through
         its DeleGate before (`delegation_loop`), or through too many (`delegation_too_deep`). Nothing is kept.
     """
-    found = selectors.judgement(document, tenant_id=caller.tenant_id, principal_id=caller.principal_id)
+    found = selectors.judgement(document, tenant_id=caller.tenant_id)
     problems = found.problems or list(_unfit(document, caller))
     if problems:
         raise Invalid(
