@@ -13,8 +13,6 @@ NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 TEXT = {"type": "string"}
 NUMBER = {"type": "number"}
 INTEGER = {"type": "integer"}
-WINDOW = {"type": "object", "properties": {"from": TEXT, "to": TEXT}}
-JANUARY = {"from": "2026-01-01", "to": "2026-01-31"}
 
 
 def params(schema: dict[str, Any], description: str = "") -> dict[str, Param]:
@@ -133,7 +131,6 @@ def test_args_section_describes_params() -> None:
         ("assignee", TEXT, [], "@ann", "ann"),
         ("country", {"enum": ["AT", "DE"]}, [], "Austria", "AT"),
         ("filter", {"type": "object"}, [], 'with {"a": 1}', {"a": 1}),
-        ("window", WINDOW, [], "from 2026-01-01 to 2026-01-31", JANUARY),
     ],
 )
 def test_best_value(name: str, schema: dict[str, Any], siblings: list[str], text: str, value: object) -> None:
@@ -154,6 +151,15 @@ def test_best_value(name: str, schema: dict[str, Any], siblings: list[str], text
 )
 def test_unfit_values(name: str, schema: dict[str, Any], text: str) -> None:
     assert given(param(name, schema), text) == []
+
+
+def test_members_of_an_object_are_params() -> None:
+    day = {"type": "string", "format": "date"}
+    window = {"type": "object", "properties": {"from": day, "to": day}, "required": ["from"]}
+    one = params({"properties": {"window": window}, "required": ["window"]})
+    assert list(one) == ["window.from", "window.to"]
+    assert (one["window.from"].required, one["window.to"].required) == (True, False)
+    assert given(one["window.to"], "from 2026-01-01 to 2026-01-31") == [(1.0, "2026-01-31")]
 
 
 def test_other_end_of_a_range_does_not_fit() -> None:

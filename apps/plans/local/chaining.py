@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from apps.plans.catalogue import types_meet
 from apps.plans.local.index import Profile
-from apps.plans.local.matching import Match, Matcher
+from apps.plans.local.matching import UNEXPLAINED, Match, Matcher
 from apps.plans.local.options import FIRM, Option
-from apps.plans.local.params import Param, resolved
-from apps.plans.local.parts import Part, bits, stretch
+from apps.plans.local.params import Param, coerced, fits, resolved
+from apps.plans.local.parts import Part, bits, mask_of, stretch
 from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import UNSURE, Evidence
 from apps.plans.shapes import RESULT_POINTER, RESULT_TEXT
@@ -28,6 +28,7 @@ _TOLD: Final = 0.6
 _LOOSE: Final = 0.5
 _SAME_ROOT: Final = 0.8
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
+_AND: Final = frozenset({"and", ",", "&"})
 _POINTER: Final = stem("pointer")
 _TEXTS: Final = frozenset(
     map(
@@ -35,7 +36,9 @@ _TEXTS: Final = frozenset(
         ("text", "content", "body", "transcript", "markdown", "summary", "translation", "result", "output", "message"),
     )
 )
-_INHERITED: Final = frozenset({"id", "repo", "path", "slug", "channel", "user", "url"})
+_INHERITED: Final = frozenset(
+    {"id", "repo", "path", "slug", "channel", "user", "url", "date", "datetime", "name", "other"}
+)
 """Roles whose values a later step takes over from an earlier one."""
 
 
@@ -57,7 +60,9 @@ class _Search:
     """How many steps back it has come."""
 
 
-def given(part: Part, profile: Profile, earlier: Sequence[Match]) -> dict[str, list[Option]]:
+def given(
+    part: Part, profile: Profile, earlier: Sequence[Match], is_gentle: Callable[[str], bool]
+) -> dict[str, list[Option]]:
     """Return what the parts before can give to the params of a tool: their results, and ids that they were given."""
     found: dict[str, list[Option]] = {}
     if not earlier:
@@ -70,11 +75,15 @@ def given(part: Part, profile: Profile, earlier: Sequence[Match]) -> dict[str, l
         for param in profile.params:
             if param.required or param.role == "text":
                 options = found.setdefault(param.name, [])
-                options += _results(part, param, profile, match, back=back, distance=distance)
+                found_in = _results(part, param, profile, match, back=back, distance=distance)
+                gentle = is_gentle(match.profile.tool.uid)
+                options += [one for one in found_in if gentle or one.value.path != (RESULT_TEXT,)]
                 inherited = match.options.get(param.name)
                 if param.required and inherited is not None and param.role in _INHERITED and not param.choices:
                     gain = 1.1 if back else 0.8
-                    options.append(Option(inherited.value, inherited.evidence, gain, back, inherited.text))
+                    sure = back or is_gentle(profile.tool.uid)
+                    evidence = inherited.evidence if sure else Evidence.CUT
+                    options.append(Option(inherited.value, evidence, gain, back, inherited.text))
     return found
 
 
@@ -172,9 +181,28 @@ def produced(
                 continue
             if matcher.is_gentle(uid) and is_usable(uid):
                 options += _fed(part, profile, max(outputs, key=lambda one: one[:2]), search)
+        if filled is not None and param.role == "text" and filled.mask & part.typed:
+            options += _described(part, filled, match, search)
         if options:
             found[param.name] = options
     return found
+
+
+def _described(part: Part, filled: Option, match: Match, search: _Search) -> Iterator[Option]:
+    """What a reading tool gives that the words of a text only describe: "the balance of ACC-204"."""
+    stems = {part.stems[place] for place in bits(filled.mask & part.content)}
+    kinds = {str(one.kind) for one in part.found if mask_of(one) & filled.mask}
+    for profile, _ in search.matcher.library.search(stems, kinds, _MOST_GIVERS):
+        uid = profile.tool.uid
+        if profile is match.profile or not (search.matcher.is_gentle(uid) and search.is_usable(uid)):
+            continue
+        feeding = search.matcher.alone(part, profile)
+        mask = 0
+        for one in feeding.options.values():
+            mask |= one.mask if one.evidence not in UNSURE else part.content
+        told = all(profile.explains(part.stems[place]) >= FIRM for place in bits(filled.mask & part.content & ~mask))
+        if mask and not feeding.missing and not mask & ~filled.mask and told:
+            yield Option(Source(feeding, (RESULT_TEXT,)), Evidence.STEP, filled.gain + 1.0, filled.mask, filled.text)
 
 
 def _fed(
@@ -201,6 +229,27 @@ def _fed(
         mask |= one.mask
     text = " ".join(sorted({*profile.nouns, *names}))
     yield Option(Source(feeding, path), Evidence.STEP, how + 0.3 * len(values) - 0.5 * search.level, mask, text)
+
+
+def repeated(match: Match) -> Iterator[Match]:
+    """The same call for other values of one kind, side by side: "close T-1 and T-2". They explain these values."""
+    part = match.part
+    for param in match.profile.params:
+        option = match.options.get(param.name)
+        if option is None or option.kind is None or option.side or param.array:
+            continue
+        last = option.last
+        while part.low(last + 1) in _AND:
+            place = last + 1 + (part.low(last + 1) != part.low(last + 2) and part.low(last + 2) == "and")
+            other = next((one for one in part.found if one.kind is option.kind and one.first == place + 1), None)
+            if other is None or not match.unexplained >> other.first & 1 or not fits(param, other):
+                break
+            match.unexplained &= ~mask_of(other)
+            match.score += UNEXPLAINED * mask_of(other).bit_count()
+            last = other.last
+            text = part.words(other.first, other.last)
+            options = {**match.options, param.name: replace(option, value=coerced(param, other), text=text)}
+            yield replace(match, options=options)
 
 
 def explain_by_givers(match: Match) -> None:

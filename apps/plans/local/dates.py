@@ -54,7 +54,7 @@ _FORMS: Final = re.compile(
     |(?P<noon>noon|midday|midnight)\b
     |(?:a\s+)?(?P<past>half\s+past|quarter\s+past|quarter\s+to)\s+(?P<hour>{_COUNT})(?:\s?(?P<pm>{_PM}))?
     |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK})
-    |(?:at|@)\s+(?P<at>[01]?\d|2[0-3])(?:\s+o'?clock)?(?!\s*(?:[%°:.,/-]\d|%|°|percent|degrees|[a-z]+s\b))
+    |(?:at|@)\s+(?P<at>[01]?\d|2[0-3])(?:\s+o'?clock)?(?!\s*(?:{_PM}|[%°:.,/-]\d|%|°|percent|degrees|[a-z]+s\b))
     )(?![\w/])(?!-[a-z])"""
 )
 _AFTER: Final = frozenset(("since", "after", "from", "starting", "beginning"))
@@ -67,6 +67,8 @@ _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SHORT: Final = 4
 _A_YEAR: Final = 12
 _MANY: Final = 20
+_OF_LATE: Final = 45
+"""Up to so many days ago, a day without a year is the last such day."""
 _LATE: Final = frozenset(("tonight", "evening", "afternoon", "night"))
 _TO: Final = frozenset(("to", "until", "till", "through"))
 _RECENT: Final = frozenset(("today", "now", "yesterday"))
@@ -86,12 +88,13 @@ class _Said(dict[str, str]):
         self.capital = match.group().rsplit(maxsplit=1)[-1][:1].isupper()
 
     def day(self, month: str, day: str, year: str | None) -> date:
-        """A day of the year that was said, else the next such day; after "since" the last one."""
+        """A day of the year that was said, else the next such day; one that passed of late, or after "since", is the last."""
         number = _month(month)
         if year:
             return date(int(year), number, int(day))
         passed = (number, int(day)) < (self.today.month, self.today.day)
-        shift = (0 if passed else -1) if self.past else (1 if passed else 0)
+        lately = passed and (self.today - date(self.today.year, number, int(day))).days <= _OF_LATE
+        shift = (0 if passed else -1) if self.past else int(passed and not lately)
         return date(self.today.year + shift, number, int(day))
 
 
@@ -289,6 +292,7 @@ def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[
     """First and last place of what a match says, and whether it names both ends of a range."""
     starts = {token.start: token.place for token in tokens}
     ends = {token.end - (2 if token.low.endswith("'s") else 0): token.place for token in tokens}
+    day = now.date()
     late = not _LATE.isdisjoint(token.low for token in tokens)
     for match in _FORMS.finditer(text):
         first, last = starts.get(match.start()), ends.get(match.end())
@@ -296,12 +300,14 @@ def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[
             continue
         before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
         said = _Said(match, before[-1] if before else "", now, late=late)
+        said.today = day if "nth" in said else said.today
         said.past = said.before == "since" or not _DONE.isdisjoint((tokens[0].low, *before))
         try:
             when = next(reader for name, reader in _READERS.items() if name in said)(said)
         except (ValueError, OverflowError):
             continue  # no such day: "31 February", "in 9000 years"
         if when is not None:
+            day = max(day, when) if type(when) is date else day
             yield first, last, when, bool(said.keys() & {"d0", "d3", "since"})
 
 

@@ -92,6 +92,7 @@ _GENERIC: Final = frozenset(
 _LINKS: Final = frozenset(["to", "of", "from", "by", "for", "on", "off", "in", "at", "and", "with"])
 _PREFIXED: Final = re.compile(r"([A-Za-z]{1,8})[_-](?=\w*\d)")
 """The beginning of an id, with letters for what it is of."""
+_DOUBLED: Final = re.compile(r"(.)\1+")
 _LOOKED_AT: Final = 30
 _NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _WASTE: Final = 1_000
@@ -233,6 +234,8 @@ class Profile:
     deprecated: bool
     params_words: frozenset[str]
     """Stems of the names of its params that text takes."""
+    naming: frozenset[str]
+    """Stems that may stand before the values of its params."""
     told: bool
     """Does its verb stand in its description only?"""
     forms: frozenset[str]
@@ -382,13 +385,21 @@ class Library:
         if word.endswith("s") and (single := self.spelt(word[:-1])) != word[:-1]:
             return f"{single}s"
         most = 1 if len(word) < _TWO_EDITS else 2
+        ends, plain = sorted({word[-1], word[-2]}), _DOUBLED.sub(r"\1", word)
         near = [
             (distance, known is COMMON_SPELLINGS, other)
             for known in (self._spellings, COMMON_SPELLINGS)
-            for length in range(len(word), len(word) + most + 1)
-            for other in known.get((word[0], word[-1], length), ())
-            if (distance := OSA.distance(word, other, score_cutoff=most)) <= most
-            and (len(other) > max(len(word), _LEAST_REPAIRED) or len(word) >= _LONG or sorted(word) == sorted(other))
+            for length in range(len(word) - 2, len(word) + most + 1)
+            for end in ends
+            for other in known.get((word[0], end, length), ())
+            if (distance := 0 if _DOUBLED.sub(r"\1", other) == plain else OSA.distance(word, other, score_cutoff=most))
+            <= most
+            and (
+                not distance
+                or len(other) > max(len(word), _LEAST_REPAIRED)
+                or (len(word) >= _LONG and len(other) >= len(word) and end == word[-1])
+                or sorted(word) == sorted(other)
+            )
             and (known is COMMON_SPELLINGS or self._index.has(stem(other)))
         ]
         return min(near)[2] if near else word
@@ -455,6 +466,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         particle=next((word for word in name if word in ("on", "off")), ""),
         deprecated="deprecated" in tool.description.lower(),
         params_words=frozenset(word for param in params if param.role in _TEXTUAL for word in param.words),
+        naming=frozenset(word for param in params for word in (*param.words, *param.cues)),
         told=verb not in name,
         forms=frozenset(
             (

@@ -30,7 +30,7 @@ _NO_VERB: Final = -1.6
 _OTHER_VERB: Final = -1.5
 """What an acting tool is worse by when the request asks for another act."""
 _UNASKED: Final = -2.6
-_ACT_IN_ANSWER: Final = -3.0
+_ACT_IN_ANSWER: Final = -4.5
 """What an acting tool is worse by when the request is a question."""
 _NOUN: Final = 2.2
 _UNSAID_NOUN: Final = -0.7
@@ -252,7 +252,12 @@ class _Whole:
             for param in profile.params
         ):
             score += _ONE_OF_MANY
-        missing = tuple(param.name for param in profile.params if param.required and param.name not in options)
+        begun = {param.parent for param in profile.params if param.parent and param.name in options}
+        missing = tuple(
+            param.name
+            for param in profile.params
+            if param.name not in options and (param.required or (param.needed and param.parent in begun))
+        )
         named = max(said.nouns.values(), default=_ASIDE * said.aside if self.needed else 0.8)
         score -= UNEXPLAINED * said.unexplained.bit_count()
         return Match(

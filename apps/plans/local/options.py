@@ -12,12 +12,29 @@ from apps.plans.local.index import Library, Profile, sort_of
 from apps.plans.local.params import UNNAMING, Param, coerced, fits
 from apps.plans.local.parts import BOUNDS, DETERMINERS, HELD, PUNCTUATION, Part, mask_of, stretch
 from apps.plans.local.tokens import Found, Kind
-from apps.plans.local.words import COMMON, FILLERS, GROUPS, SMALL, near, stem
+from apps.plans.local.words import FILLERS, GROUPS, SMALL, near, stem
 from apps.plans.proposals import Evidence
 
 FIRM: Final = 0.6
 """A word counts as explained from this certainty on; below it, it is a weak trace."""
 _MOST: Final = 8
+_TORN: Final = 1.2
+"""What it costs that a value ends between two words with capitals."""
+_CHOICE: Final = 1.9
+_LIKE_CHOICE: Final = 1.0
+_TYPED_FIT: Final = 3.0
+_TYPED_COST: Final = 1.2
+_OTHER_NOUN: Final = 0.6
+_OWN_NOUN: Final = 0.6
+_PROPER: Final = 0.4
+_SIDE: Final = 1.4
+_TOLD: Final = 0.6
+_TOLD_OF_CUT: Final = 0.2
+_BY_NOUN: Final = 1.2
+_BY_LIKE: Final = 1.4
+_BY_NAME: Final = 2.4
+_PREPOSED: Final = 0.4
+_CUE_WORD: Final = 0.9
 _LONGEST_SPAN: Final = 25
 _LEAST_OF_OPTIONAL: Final = 0.9
 _LEAST_CUE_OF_OPTIONAL: Final = 0.3
@@ -104,6 +121,12 @@ _OF_OTHER: Final = -2.4
 _OF_SORT: Final = 1.5
 """What it counts for an id that its letters say what it is of."""
 _METHODS: Final = frozenset(map(stem, ("method", "action", "operation", "command", "op", "mode")))
+_HOLDING: Final = GROUPS["negation"] | GROUPS["condition"] | GROUPS["exception"] | GROUPS["repeat"]
+_NEGATING: Final = GROUPS["negation"] | {"non"}
+_SPARING: Final = frozenset(map(stem, ("avoid", "exclude", "skip", "without", "no", "omit", "ignore")))
+"""Words of a flag's name that negate what follows: `avoid_tolls`."""
+_SAME_ROOT: Final = 0.8
+_SYNONYM: Final = 0.75
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
 
 
@@ -141,6 +164,9 @@ class Options:
         }
         self._is_free = not any(one.required and one.role in _PLAIN for one in profile.params)
         self._spans: list[tuple[int, int]] | None = None
+        self.dated = 0
+        for one in part.found:
+            self.dated |= mask_of(one) if one.kind in _WHENS and one.kind is not Kind.DURATION else 0
 
     def of(self, param: Param, offered: Sequence[Option]) -> list[Option]:
         """The likeliest values of a param, best first."""
@@ -176,26 +202,40 @@ class Options:
             for place in range(part.first, part.stop - size + 1):
                 how = min(near(part.stems[place + step], wanted[step]) for step in range(size))
                 low = part.low(place)
+                if low in GROUPS["quantity"] and size == 1:
+                    continue
                 if how < 1 and (not how or size > 1 or low in SMALL or (place == part.verb_at and not param.required)):
                     continue
                 if place == part.verb_at and not _acts(param) and part.low(place + 1) in DETERMINERS:
                     continue
                 if part.typed >> place & 1 and low.strip("'\"`") != " ".join(wanted):
                     continue
-                gain = (1.9 if how == 1 else 1.0) - (0.2 if place == part.verb_at else 0.0)
+                gain = (_CHOICE if how == 1 else _LIKE_CHOICE) - (0.2 if place == part.verb_at else 0.0)
                 around = (part.stems.get(part.before(place), ""), part.stems.get(place + size, ""))
                 gain += 1.0 if any(word in param.words for word in around) else 0.0
                 yield self._option(value, Evidence.CHOICE, gain, (place, place + size - 1))
 
     def _switches(self, param: Param) -> Iterator[Option]:
+        """A flag that is named is set; one that is named and negated is not: "without telling the attendees"."""
         part = self.part
         key = [word for word in param.words if word not in _UNTOLD]
-        for place in range(part.first, part.stop - len(key) + 1) if key else ():
-            said = [part.stems[place + step] for step in range(len(key))]
-            if said == key and not part.typed >> place & 1:
-                gain = 2.0 if param.required else 2.6
-                yield self._option(value=True, evidence=Evidence.CHOICE, gain=gain, place=(place, place + len(key) - 1))
-                return
+        sparing = key[:1] != [] and key[0] in _SPARING
+        key = key[1:] if sparing else key
+        for place in range(part.first, part.stop) if key else ():
+            if part.typed >> place & 1:
+                continue
+            ahead = [part.stems[at] for at in range(place, min(part.stop, place + len(key) + 2))]
+            how = min(
+                [near(ahead[0], key[0]), *(max(near(one, word) for one in ahead[1:] or [""]) for word in key[1:])]
+            )
+            negated = [at for at in range(max(part.first, place - 2), place) if part.low(at) in _NEGATING]
+            if how < (_SAME_ROOT if not negated else _SYNONYM) or (sparing and not negated):
+                continue
+            last = place + len(key) - 1 if how == 1 else place
+            gain = 2.0 if param.required else 2.6
+            value = sparing or not negated
+            yield self._option(value, Evidence.CHOICE, gain, (min([place, *negated]), min(last, part.stop - 1)))
+            return
         for token in part.tokens if param.required or not key else ():
             if (token.low in _ON or token.low in _OFF) and not part.typed >> token.place & 1:
                 yield self._option(token.low in _ON, Evidence.CHOICE, 1.6, (token.place, token.place))
@@ -210,7 +250,9 @@ class Options:
                 continue
             first, last = min(found.places), max(found.places)
             cued = self.cue(param, first, last, found.kind)
-            gain = (how if found.kind in _NUMBERS else 3 * how - 1.2) + cued
+            if found.kind in _NUMBERS and param.role == "other" and param.type == "string" and cued < _BY_NOUN:
+                continue
+            gain = (how if found.kind in _NUMBERS else _TYPED_FIT * how - _TYPED_COST) + cued
             named, of_sort = self._sort(param, found)
             gain += of_sort
             if found.role:
@@ -243,8 +285,10 @@ class Options:
         """The noun that the letters of an id stand for, and how well it is one of the param's: `msg-774` is no event."""
         sorts = self.library.sorts(str(found.value)) if found.kind in (Kind.ID, Kind.SLUG) else frozenset()
         own = sort_of(param, self.profile.nouns)
-        if not sorts or param.role in FREE:
+        if not sorts or param.role in ("text", "query"):
             return "", 0.0
+        if param.role in FREE:
+            return "", 0.0 if own in sorts else -_OF_SORT
         if own not in sorts:
             return "", -_OF_SORT if str(found.value)[0].islower() else 0.0
         return next((noun for noun in own if noun in self.profile.nouns), ""), _OF_SORT
@@ -288,8 +332,11 @@ class Options:
                 words = (stretch(first, last) & self.part.content).bit_count()
                 gain -= _UNANNOUNCED * max(0, words - _FEW)
             least = _LEAST_CUE_OF_LIST if param.array else _LEAST_CUE_OF_OPTIONAL
+            if self._is_whole_name(first, last) and param.role in ("name", "user", "other"):
+                least = -_OF_SORT
             if gain > _LEAST_OF_CUT and (param.required or cued >= least):
                 text = self.part.words(first, last)
+                text = text if param.role in ("text", "query") else re.sub(r"['’]s$", "", text)
                 yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, (first, last), cued)
 
     def _is_no_name(self, param: Param, first: int, last: int) -> bool:
@@ -302,10 +349,11 @@ class Options:
         if param.role == "query":
             return any(part.low(place) in _ABOUT for place in places)
         return (
-            (param.role == "id" and word.text.islower() and (word.low in COMMON or word.low.endswith("ing")))
+            (param.role == "id" and word.text.isalpha() and word.text.islower())
+            or any(part.low(place) in _HOLDING for place in places)
             or (last > first and any(part.stems[place] in others for place in places))
             or (part.low(last).endswith("ing") and part.stems.get(last + 1) in param.words)
-            or any(one.kind in _WHENS and one.first <= first and one.last >= last for one in part.found)
+            or bool(stretch(first, last) & self.dated)
             or any(part.low(place) in _CLAUSES for place in places)
         )
 
@@ -331,22 +379,32 @@ class Options:
                     quoted |= stretch(one.first, one.last)
             for place, sure in self.explained.items():
                 low = part.low(place)
-                edge = sure >= FIRM or place == part.verb_at or part.typed >> place & 1
-                if edge or low in BOUNDS or low in PUNCTUATION or low in SMALL:
+                edge = sure >= FIRM or place == part.verb_at or (part.typed | self.dated) >> place & 1
+                if (
+                    edge
+                    or low in BOUNDS
+                    or low in PUNCTUATION
+                    or low in SMALL
+                    or part.stems[place] in self.profile.naming
+                ):
                     bound |= 1 << place
             starts = [place for place in range(part.first, part.stop) if self._may_begin(place, bound)]
             ends = [
                 place
                 for place in range(part.first, part.stop)
-                if place + 1 == part.stop or bound >> (place + 1) & 1 or part.low(place - 1).endswith("ing")
+                if place + 1 == part.stop
+                or bound >> (place + 1) & 1
+                or part.low(place - 1).endswith("ing")
+                or self._is_proper(place) > self._is_proper(place + 1)
             ]
+            lasts = sorted({self._without_marks(part.first, end) for end in ends})
             found = {
                 (first, last)
                 for first in starts
-                for end in ends
-                if first <= end < first + _LONGEST_SPAN
-                and self._may_end(first, last := self._without_marks(first, end))
+                for last in lasts
+                if first <= last < first + _LONGEST_SPAN
                 and not stretch(first, last) & quoted
+                and self._may_end(first, last)
             }
             self._spans = sorted(found)
         return self._spans
@@ -359,15 +417,25 @@ class Options:
         if first == part.first:
             if part.question or first == part.verb_at or self.explained[first] >= FIRM:
                 return False
-        elif not bound >> (first - 1) & 1:
+        elif not bound >> (first - 1) & 1 and self._is_proper(first) <= self._is_proper(first - 1):
             return False
-        if low in PUNCTUATION or part.joined >> first & 1 or (low in HELD and not self._is_said(first)):
+        is_small = low in SMALL and low not in GROUPS["article"] and not self._is_said(first)
+        if is_small or low in PUNCTUATION or part.joined >> first & 1 or (low in HELD and not self._is_said(first)):
             return False
         if low in GROUPS["article"]:
             return part.reading.tokens[first].text[0].isupper() or self._is_said(first)
         if low in GROUPS["pronoun"]:
             return self._is_said(first)
         return low not in BOUNDS and low not in DETERMINERS
+
+    def _is_proper(self, place: int) -> bool:
+        """Is it a word with a capital, as names have?"""
+        return self.part.first <= place < self.part.stop and self.part.reading.tokens[place].text[:1].isupper()
+
+    def _is_whole_name(self, first: int, last: int) -> bool:
+        """Are these all the words with capitals side by side, and not the first of the request?"""
+        proper = all(self._is_proper(place) for place in range(first, last + 1))
+        return proper and not self._is_proper(last + 1) and not self._is_proper(first - 1) and first > self.part.first
 
     def _without_marks(self, first: int, last: int) -> int:
         while last > first and self.part.low(last) in PUNCTUATION:
@@ -378,7 +446,7 @@ class Options:
         part, low = self.part, self.part.low(last)
         if low in PUNCTUATION or (first == last and (part.typed >> first & 1 or low in SMALL)):
             return False
-        if low in BOUNDS or low in DETERMINERS or low in ("please", "it", "them"):
+        if low in BOUNDS or low in DETERMINERS or low in GROUPS["polite"] or low in ("it", "them", "instead", "now"):
             return self._is_said(first) and last + 1 == part.stop
         return True
 
@@ -390,7 +458,7 @@ class Options:
         proper = {one.place for one in tokens if one.text[0].isupper() or (one.text[0].isdigit() and size > 1)}
         inner = sum(one.low in BOUNDS or one.low in PUNCTUATION for one in tokens)
         typed = (stretch(first, last) & part.typed).bit_count()
-        if param.role == "name" and any(one.text[0].isupper() for one in tokens):
+        if param.role in ("name", "other") and any(one.text[0].isupper() for one in tokens):
             inner -= sum(one.low == "," and {one.place - 1, one.place + 1} <= proper for one in tokens)
             typed -= sum(one.text[0].isdigit() and len(one.text) <= _SHORT_NUMBER for one in tokens)
         said = long and self._is_said(first)
@@ -400,6 +468,7 @@ class Options:
             for one in tokens[1:]
             if one.low not in SMALL and not part.low(one.place - 1).endswith("ing")
         )
+        crossed += size > 1 and not long and tokens[0].text.islower() and part.stems[first] in param.cues
         crossed += size == 1 and part.stems[first] in self.profile.params_words
         if said:
             return 0.12 * min(size, 8) - 0.1 * typed - 1.2 * crossed
@@ -415,15 +484,19 @@ class Options:
         if param.role == "name" and sum(one.text[:1].isupper() for one in tokens if one.place != part.first) >= max(
             1, len(content)
         ):
-            score += 0.4
+            score += _PROPER
+        torn = (self._is_proper(last) and self._is_proper(last + 1)) + (
+            first - 1 > part.first and self._is_proper(first) and self._is_proper(first - 1)
+        )
+        score -= _TORN * torn if not long else 0.0
         if param.role in ("id", "version") and size == 1 and not tokens[0].text.islower():
             score += 0.6
         if content and all(self.explained[one.place] >= FIRM for one in content):
             score -= 1.2
         for one in content if not long else ():
             stemmed = part.stems[one.place]
-            score -= 0.6 if stemmed in self.profile.nouns else 0.0
-            score -= (0.2 if query else 0.6) if one.text.islower() and self.library.is_noun(stemmed) else 0.0
+            score -= _OWN_NOUN if stemmed in self.profile.nouns else 0.0
+            score -= (0.2 if query else _OTHER_NOUN) if one.text.islower() and self.library.is_noun(stemmed) else 0.0
         return score
 
     # What announces a value
@@ -461,7 +534,7 @@ class Options:
         if kind in _MEASURES and kind in param.kinds and (self.part.typed >> place & 1 or low in _TO_MEASURE):
             return 1.4 if (low in _TO_MEASURE) == (side == "end") else -1.6
         mine, other = (_FROM, _TO) if side == "start" else (_TO, _FROM)
-        return 1.4 if low in mine else -1.6 if low in other else 0.0
+        return _SIDE if low in mine else -1.6 if low in other else 0.0
 
     def _introduced(self, param: Param, low: str, kind: Kind | None) -> float:
         """What a small word or a mark before a value says."""
@@ -471,9 +544,9 @@ class Options:
         if low in _SAYING and not (low == "that" and kind not in (None, Kind.QUOTED)):
             score += 2.2 if param.role == "text" else -0.3
         elif low in param.cues:
-            score += 0.9
+            score += _CUE_WORD
         elif low in _PREPOSITIONS and kind not in _NUMBERS:
-            score += 0.4
+            score += _PREPOSED
         return score
 
     def _named(self, param: Param, stemmed: str, own: Sequence[str], kind: Kind | None) -> float:
@@ -481,14 +554,14 @@ class Options:
         if not stemmed:
             return 0.0
         if stemmed in own:
-            return 2.4
+            return _BY_NAME
         if any(near(stemmed, word) for word in own):
-            return 1.4
+            return _BY_LIKE
         if param.required and (param.role == "id" or kind in _NUMBERS) and stemmed in self.profile.nouns:
-            return 1.2
+            return _BY_NOUN
         if kind not in _NUMBERS and kind not in _WHENS and stemmed in self._others(param):
             return _OF_OTHER
-        return (0.6 if kind else 0.2) if stemmed in param.cues else 0.0
+        return (_TOLD if kind else _TOLD_OF_CUT) if stemmed in param.cues else 0.0
 
     def _others(self, param: Param) -> set[str]:
         """The last words of the names of the tool's other params, where the tool's own name does not say them."""

@@ -68,6 +68,10 @@ _NAMED: Final = frozenset((Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT
 _QUOTABLE: Final = frozenset(
     (Kind.PATH, Kind.FILE, Kind.GLOB, Kind.SLUG, Kind.ID, Kind.REPO, Kind.SQL, Kind.EXPRESSION, Kind.USER, Kind.CHANNEL)
 )
+_CODES: Final = frozenset((Kind.ID, Kind.SLUG, Kind.GLOB, Kind.VERSION))
+_CODE: Final = 0.7
+"""How well what looks like an id serves a param that takes any text."""
+_NUMBERED: Final = 0.5
 _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
     (Kind.DATE, Kind.DATETIME): 0.8,
     (Kind.DATETIME, Kind.DATE): 0.5,
@@ -132,6 +136,10 @@ class Param:
     maximum: float | None
     pattern: str
     format: str
+    needed: bool = False
+    """Must it be there where another member of its object is?"""
+    parent: str = ""
+    """The param that it is a member of, for an object whose members are known: its name is `parent.member` then."""
 
 
 def params_of(tool: Tool) -> tuple[Param, ...]:
@@ -139,7 +147,18 @@ def params_of(tool: Tool) -> tuple[Param, ...]:
     inputs = {name: schema for name, schema in tool.inputs.items() if isinstance(schema, Mapping)}
     told = {name: text for name, text in _ARGUMENT.findall(tool.description) if name in inputs}
     siblings = {piece for name in inputs for piece in words.pieces(name)}
-    params = [_param(name, schema, tool, told.get(name, ""), siblings) for name, schema in inputs.items()]
+    params: list[Param] = []
+    for name, raw in inputs.items():
+        schema = resolved(raw, tool.input_schema)
+        known = schema.get("properties") if schema.get("type") == "object" else None
+        members: Mapping[str, Any] = known if isinstance(known, Mapping) else {}
+        for inner, sub in members.items():
+            if isinstance(sub, Mapping):
+                needed, beside = inner in _list(schema.get("required")), {*siblings, *members}
+                one = _param(inner, sub, tool, told.get(name, ""), beside, required=needed and name in tool.required)
+                params.append(replace(one, name=f"{name}.{inner}", parent=name, needed=needed))
+        if not members:
+            params.append(_param(name, raw, tool, told.get(name, ""), siblings, required=name in tool.required))
     sided = {param.side for param in params if param.required} & {"left", "right"}
     return tuple(replace(param, side="") if param.side in sided and not param.required else param for param in params)
 
@@ -149,7 +168,7 @@ def normal(text: object) -> str:
     return " ".join(words.stem(piece) for piece in (words.pieces(str(text)) or [str(text)]))
 
 
-def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: set[str]) -> Param:
+def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: set[str], *, required: bool) -> Param:
     schema = resolved(raw, tool.input_schema)
     array = schema.get("type") == "array"
     items = schema.get("items")
@@ -169,6 +188,7 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
             (words.UNITS[one.lower()] for one in _IN_UNIT.findall(description) if one.lower() in words.UNITS), ""
         )
     role, kinds = _role(own, kind, item, description)
+    role = "text" if role == "request" and array else role
     if role == "repo" and side == "right":
         kinds = (Kind.SLUG,)
     if kind in ("integer", "number"):
@@ -181,7 +201,7 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
     return Param(
         name=name,
         schema=schema,
-        required=name in tool.required,
+        required=required,
         type=kind,
         kinds=frozenset(kinds) & _NAMED if choices else frozenset(kinds),
         choices=choices,
@@ -290,7 +310,7 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
         kept = ("money", "duration", _KNOB) if bounds else ("money", "duration", _KNOB, "id", "coordinates")
         return role if role in kept else "number", kinds
     if kind == "object":
-        return "json", (Kind.JSON, *((Kind.PERIOD,) if _ends(item) else ()))
+        return "json", (Kind.JSON,)
     if role == "email" and "name" in _opening(description):
         role, kinds = _ROLES[False, "user"]
     if role == "json" and "json" not in description.lower():
@@ -364,6 +384,10 @@ def _of_kind(param: Param, found: Found) -> float:
         return best
     if kind is Kind.QUOTED:
         return 0.95 if param.role in _PLAIN else 0.8 if param.kinds & _QUOTABLE else 0.0
+    if param.role in ("name", "other") and kind in _CODES:
+        return max(best, _CODE)
+    if param.role == "other" and kind is Kind.INTEGER:
+        return max(best, _NUMBERED)
     return max(best, 0.4) if param.role in _PLAIN and kind not in (*_NUMERIC, Kind.UNIT) else best
 
 
@@ -404,8 +428,6 @@ def _allowed(param: Param, value: Any) -> bool:
     one = value[0] if isinstance(value, list) and value else value
     if param.type == "object" and not isinstance(one, Mapping):
         return False
-    if param.type == "object" and not isinstance(one, Mapping):
-        return False
     if isinstance(one, int | float):
         return (param.minimum is None or one >= param.minimum) and (param.maximum is None or one <= param.maximum)
     if param.pattern and isinstance(one, str) and (validator := _validator(param.pattern)):
@@ -444,20 +466,9 @@ def _converted(param: Param, found: Found) -> Any:
         kind is Kind.CHANNEL and "#" not in str(param.schema.get("description", "")).partition("without")[0]
     ):
         value = str(value).lstrip("@#")
-    elif kind is Kind.PERIOD and param.type == "object" and (ends := _ends(param.schema)):
-        value = dict(zip(ends, str(value).split("/"), strict=True))
     elif kind is Kind.JSON and param.type in ("object", ""):
         value = _parsed(str(value))
     return str(value) if param.type == "string" and not isinstance(value, str) else value
-
-
-def _ends(schema: Mapping[str, Any]) -> list[str]:
-    """The properties of an object that are the start and the end of a range; empty: it has not both."""
-    items = schema.get("items")
-    inner = (items if isinstance(items, Mapping) else schema).get("properties")
-    names = [str(name) for name in inner] if isinstance(inner, Mapping) else []
-    found = [next((n for n in names if words.PAIRS[side] & set(words.pieces(n))), "") for side in ("start", "end")]
-    return found if all(found) else []
 
 
 def _parsed(text: str) -> Any:

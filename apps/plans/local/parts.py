@@ -20,6 +20,8 @@ MOST_PARTS: Final = 6
 _MOST_PLAIN_CUTS: Final = 2
 _MOST_CUTS: Final = 4
 _VERB_WITHIN: Final = 6
+_ABBREVIATED: Final = 3
+"""How long a word with a capital may be that a full stop only shortens: "Dr. Hansen"."""
 PUNCTUATION: Final = frozenset(",:;.?!()–—")
 DETERMINERS: Final = GROUPS["article"] | {"my", "our", "your", "his", "her", "their", "its", "some", "=", "#"}
 HELD: Final = frozenset().union(*(GROUPS[name] for name in HOLDING))
@@ -207,6 +209,14 @@ def turnings(reading: Reading, stop: int, library: Library) -> dict[int, int]:
         if token.place in held or (token.low not in _STOPS and token.low not in ("and", "then")):
             continue
         start = token.place + 1
+        before = tokens[token.place - 1]
+        if (
+            token.low == "."
+            and before.text.istitle()
+            and len(before.text) <= _ABBREVIATED
+            and token.start == before.end
+        ):
+            continue
         while start < stop and (tokens[start].low in _JOINERS or tokens[start].low in _STOPS):
             start += 1
         if start >= stop or start in held or not (_begins(tokens, start, library) or token.low in (".", "!", "?")):
@@ -248,7 +258,7 @@ def is_sequel(reading: Reading, start: int) -> bool:
 def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
     """Does something begin here that could be asked for: a verb, or a question?"""
     low = tokens[start].low
-    if low in GROUPS["question"]:
+    if low in GROUPS["question"] or (low in GROUPS["be"] and tokens[start - 1].low in ("and", ",")):
         return True
     following = tokens[start + 1].low if start + 1 < len(tokens) else ""
     joined = stem(low + following) if following in _PARTICLES else ""

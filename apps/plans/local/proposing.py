@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
-from apps.plans.local.chaining import Source, explain_by_givers, given, produced
+from apps.plans.local.chaining import Source, explain_by_givers, given, produced, repeated
 from apps.plans.local.index import Library, Profile
-from apps.plans.local.judging import CONFIRM, READING, Verdict, holding, judged
+from apps.plans.local.judging import ASK, CONFIRM, READING, Verdict, holding, is_plain_name, judged
 from apps.plans.local.matching import Match, Matcher
 from apps.plans.local.options import FREE
+from apps.plans.local.params import resolved
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
 from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
@@ -50,6 +51,8 @@ _SPOKEN_OF: Final = 0.35
 _MOST_UNKNOWN: Final = 2
 _LIKELY: Final = 2.0
 _LINKED: Final = 0.5
+_HELD: Final = 0.1
+"""What the confidence is worth where a plan can't hold what is said."""
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
 _MOST_IN_WISH: Final = 4
 _WISHES: Final = frozenset(
@@ -94,6 +97,8 @@ class _Chosen:
     rivals: Sequence[Match] = ()
     barred: Match | None = None
     wish: bool = False
+    also: Sequence[Match] = ()
+    """The same call with other values."""
 
 
 @dataclass(slots=True)
@@ -239,7 +244,7 @@ class _Proposing:
         usable: list[Match] = []
         barred: list[Match] = []
         for profile, bonus in self._candidates(part, earlier):
-            match = self.matcher.match(part, profile, given(part, profile, earlier))
+            match = self.matcher.match(part, profile, given(part, profile, earlier, self.is_gentle))
             match.score += bonus
             (usable if self.is_usable(profile.tool.uid) else barred).append(match)
         usable.sort(key=_order)
@@ -247,7 +252,7 @@ class _Proposing:
             if match.missing or any(one.evidence in UNSURE or one.fit < 1 for one in match.options.values()):
                 offered = produced(part, match, self.matcher, self.is_usable)
                 if offered:
-                    for name, options in given(part, match.profile, earlier).items():
+                    for name, options in given(part, match.profile, earlier, self.is_gentle).items():
                         offered[name] = [*offered.get(name, []), *options]
                     again = self.matcher.match(part, match.profile, offered)
                     explain_by_givers(again)
@@ -258,7 +263,8 @@ class _Proposing:
         best = _asked_for(usable)
         wish = _is_wish(part, best) and part.number > 0
         rivals = [one for one in usable if one is not best][:_RIVALS]
-        return _Chosen(part, None if wish else best, rivals, barred[0] if barred else None, wish)
+        also = [] if best is None or wish else list(repeated(best))
+        return _Chosen(part, None if wish else best, rivals, barred[0] if barred else None, wish, also)
 
     def _candidates(self, part: Part, earlier: Sequence[Match]) -> list[tuple[Profile, float]]:
         settled = self.asked.tools.get(part.number)
@@ -300,28 +306,21 @@ class _Proposing:
                 continue
             if chosen.match is None:
                 missing.append(self._lacking(chosen, None))
+                confidence = 0.0
                 continue
-            if any(
-                one.match is not None
-                and one.match.profile is chosen.match.profile
-                and one.match.values == chosen.match.values
-                for one in draft.chosen[: chosen.part.number]
-            ):
+            if _is_said_before(draft, chosen.match, chosen.part.number):
                 continue
             verdict = judged(chosen.match, chosen.rivals, gentle=self.is_gentle(chosen.match.profile.tool.uid))
             place = self._lay(chosen.match, chosen, verdict, steps, places)
             steps[place] = replace(steps[place], after=self._after(chosen, draft, places))
-            confidence *= verdict.p
-            held = holding(chosen.part, chosen.match)
-            if held:
-                detail = (
-                    f"The request says “{held[0]}”, and a plan can't hold a condition, an exception or a repetition."
-                )
-                missing.append(Missing(kind=Lack.CONDITION, detail=detail, text=chosen.part.text))
-            elif reason := self._barred(chosen):
+            for other in chosen.also:
+                self._lay(other, chosen, verdict, steps, places)
+            held = self._held(chosen, chosen.match)
+            confidence *= verdict.p * (_HELD if held else 1.0)
+            if reason := held or self._barred(chosen):
                 missing.append(reason)
-            elif chosen.match.missing and self._fits(chosen.match):
-                questions += [self._question(chosen.match, place, name) for name in chosen.match.missing]
+            elif chosen.match.missing and (verdict.p >= ASK or self._fits(chosen.match)):
+                questions += [self._question(chosen.match, place, name) for name in _lacking(chosen.match)]
             elif (twin := self._twin(chosen)) is not None:
                 names = (chosen.match.profile.tool.name, twin.profile.tool.name)
                 text = f"Two tools fit “{chosen.part.text}”: {names[0]} or {names[1]}. Which one is meant?"
@@ -336,7 +335,7 @@ class _Proposing:
         return Proposal(
             proposer=PROPOSER,
             steps=tuple(steps),
-            confidence=round(confidence, 4),
+            confidence=round(confidence, 4) if steps else 0.0,
             questions=tuple(questions),
             missing=tuple(missing),
             doubtful=doubtful,
@@ -365,16 +364,25 @@ class _Proposing:
             value: Any = option.value
             if isinstance(value, Source):
                 value = Ref(self._lay(value.match, None, verdict, steps, places), value.path)
-            values[name] = Value(
-                value=value, evidence=option.evidence, text=option.text if option.evidence != Evidence.STEP else ""
-            )
+            told = verdict.sure and is_plain_name(option, match.part, gentle=bool(verdict.features["gentle"]))
+            evidence = Evidence.TYPED if told else option.evidence
+            text = option.text if evidence != Evidence.STEP else ""
+            parent, _, member = name.partition(".")
+            if name in match.profile.tool.inputs:
+                values[name] = Value(value=value, evidence=evidence, text=text)
+            elif parent not in values:
+                values[parent] = Value(value={member: value}, evidence=evidence, text=text)
+            else:
+                whole = values[parent]
+                evidence = evidence if evidence in UNSURE else whole.evidence
+                values[parent] = replace(whole, value={**whole.value, member: value}, evidence=evidence)
         places[id(match)] = len(steps)
         rivals = chosen.rivals if chosen is not None else ()
         steps.append(
             ProposedStep(
                 tool=match.profile.tool,
                 values=values,
-                missing=match.missing,
+                missing=_lacking(match),
                 part=chosen.part.number if chosen is not None else None,
                 text=match.part.text,
                 confidence=round(verdict.p, 4),
@@ -422,6 +430,14 @@ class _Proposing:
                 return other
         return None
 
+    def _held(self, chosen: _Chosen, match: Match) -> Missing | None:
+        """What is said that a plan can't hold, if there is such a thing."""
+        held = holding(chosen.part, match)
+        if not held:
+            return None
+        detail = f"The request says “{held[0]}”, and a plan can't hold a condition, an exception or a repetition."
+        return Missing(kind=Lack.CONDITION, detail=detail, text=chosen.part.text)
+
     def _barred(self, chosen: _Chosen) -> Missing | None:
         """Why the tool that fits best may not be used, if there is such a one."""
         barred, match = chosen.barred, chosen.match
@@ -453,15 +469,15 @@ class _Proposing:
         return Missing(kind=Lack.CONFIDENCE, detail=detail, text=part.text, tool_name=tool.name)
 
     def _question(self, match: Match, place: int, name: str) -> Question:
-        param = next(one for one in match.profile.params if one.name == name)
-        choices = tuple(dict.fromkeys(map(str, param.choices.values())))
-        told = f" One of: {', '.join(choices[:12])}." if choices else ""
-        said = str(param.schema.get("description", "")).split("\n")[0].strip()
+        tool = match.profile.tool
+        param = next((one for one in match.profile.params if one.name == name), None)
+        schema = param.schema if param else resolved(tool.inputs[name], tool.input_schema)
+        choices = tuple(dict.fromkeys(param.choices.values())) if param else ()
+        told = f" One of: {', '.join(map(str, choices[:12]))}." if choices else ""
+        said = str(schema.get("description", "")).split("\n")[0].strip()
         about = f" ({said.rstrip('.')[:120]})" if said else ""
-        text = f"What is “{name}”{about} for {match.profile.tool.name}?{told}"
-        return Question(
-            step=place, param=name, text=text, choices=tuple(dict.fromkeys(param.choices.values())), schema=param.schema
-        )
+        text = f"What is “{name}”{about} for {tool.name}?{told}"
+        return Question(step=place, param=name, text=text, choices=choices, schema=schema)
 
     def _nearest(self, draft: _Draft) -> tuple[tuple[Tool, float, str], ...]:
         found: dict[str, tuple[Tool, float, str]] = {}
@@ -487,9 +503,21 @@ class _Proposing:
         return tuple(sorted(found.values(), key=lambda one: (-one[1], one[0].uid))[:5])
 
 
+def _is_said_before(draft: _Draft, match: Match, number: int) -> bool:
+    """Do the parts before ask for the same call?"""
+    before = (one.match for one in draft.chosen[:number] if one.match is not None)
+    return any(one.profile is match.profile and one.values == match.values for one in before)
+
+
 def _mentioned(part: Part, profile: Profile) -> int:
     """The place in a part that speaks most of a tool."""
     return max(part.stems, key=lambda place: (profile.explains(part.stems[place]), -place), default=part.stop)
+
+
+def _lacking(match: Match) -> tuple[str, ...]:
+    """The required params of the tool that have no value, or only a part of it."""
+    known = match.profile.tool.inputs
+    return tuple(dict.fromkeys(name if name in known else name.partition(".")[0] for name in match.missing))
 
 
 def _asked_for(matches: Sequence[Match]) -> Match | None:

@@ -255,9 +255,7 @@ def _sides(tokens: list[Token], digits: dict[int, float], place: int) -> Iterato
     if mark.low in ("x", "×"):
         for side, at in (("left", place), ("right", place + 2)):
             yield Found(Kind.INTEGER, int(digits[at]), at, at, side)
-    elif (
-        mark.text == "-" and one.end + 1 == other.start and (digits[place] > digits[place + 2] or other.text[0] == "0")
-    ):
+    elif mark.text == "-" and one.end + 1 == other.start and min(len(one.text), len(other.text)) > 1:
         yield Found(Kind.ID, f"{one.text}-{other.text}", place, place + 2)
     elif mark.text == "," and "." in one.text and "." in other.text and abs(digits[place]) <= _POLE:
         yield Found(Kind.COORDINATES, f"{one.text},{other.text}", place, place + 2)

@@ -16,6 +16,8 @@ _ZONES: Final = frozenset(("UTC", "GMT", "CET", "CEST", "EST", "EDT", "CST", "CD
 _RANGED: Final = frozenset((Kind.INTEGER, Kind.NUMBER, Kind.MONEY, Kind.QUANTITY))
 _LETTERS: Final = frozenset("shdwymglkbcf") | {"in"}
 """Units that are told only right behind a number."""
+_PARTED: Final = frozenset("glmh")
+"""Those of them that may also stand apart from its digits: "500 g"."""
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 _SHORT: Final = 2
 
@@ -130,6 +132,7 @@ def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> li
         code = words.WHOSE[after.low] if whose else words.CURRENCIES[after.low]
         return [replace(alone, unit=code), replace(alone, kind=Kind.MONEY, last=last + (2 if whose else 1), unit=code)]
     unit = words.UNITS.get(after.low, "")
+    close = close or (tokens[first].text[0].isdigit() and after.low in _PARTED)
     if not unit or not (close or after.text in words.DEGREES or after.low not in _LETTERS or not after.text.isalpha()):
         return [alone]
     whole = replace(alone, kind=Kind.QUANTITY, last=last + 1, unit=unit)
@@ -195,8 +198,9 @@ def _ranges(tokens: Sequence[Token], found: Sequence[Found]) -> list[Found]:
 def _clear(numbers: Sequence[Found], dated: Sequence[Found], tokens: Sequence[Token]) -> list[Found]:
     """Numbers and units that are no part of a date. A year alone, "at 9" and "2 weeks" are both."""
     parts: set[int] = set()
+    days = any(one.kind is Kind.DATE for one in dated)
     for one in dated:
-        if one.last > one.first and not (one.kind is Kind.TIME and tokens[one.first].low in ("at", "@")):
+        if one.last > one.first and (days or one.kind is not Kind.TIME or tokens[one.first].low not in ("at", "@")):
             parts.update(range(one.first, one.last + 1))
     return [
         one for one in numbers if (one.unit in words.SECONDS and one.kind is not Kind.UNIT) or not parts & one.places
