@@ -41,34 +41,10 @@ _INSTRUCTIONS: Final = (
     " `text` the words of the request that it serves. Use as few steps as serve the whole request."
     ' To pass on a field of an earlier result write "{{step-1.field}}", with the number of that step and a field that its'
     " `output` lists. Take values from the request or the context, exactly as they are written; write dates and times in"
-    " ISO 8601. Never invent a value. If a required param is given nowhere, leave it out and name it in `missing` as"
-    " `step-1.param`. If no listed tool does what is asked, or the request forbids, excepts, repeats or depends on a condition,"
+    " ISO 8601. Never invent a value. If a required param is given nowhere, leave it out."
+    " If no listed tool does what is asked, or the request forbids, excepts, repeats or depends on a condition,"
     " answer no steps and say why in `refusal`."
 )
-
-ANSWER: Final[Mapping[str, Any]] = {
-    "type": "object",
-    "properties": {
-        "steps": {
-            "type": "array",
-            "maxItems": MOST_STEPS,
-            "items": {
-                "type": "object",
-                "properties": {
-                    "tool": {"type": "string"},
-                    "params": {"type": "object"},
-                    "text": {"type": "string"},
-                },
-                "required": ["tool", "params", "text"],
-                "additionalProperties": False,
-            },
-        },
-        "missing": {"type": "array", "items": {"type": "string"}},
-        "refusal": {"type": ["string", "null"]},
-    },
-    "required": ["steps", "missing", "refusal"],
-    "additionalProperties": False,
-}
 
 
 class Api(StrEnum):
@@ -108,8 +84,10 @@ class _Answer(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     steps: Annotated[list[_Step], Field(max_length=MOST_STEPS)]
-    missing: Annotated[list[Annotated[str, Field(max_length=300)]], Field(max_length=50)] = []
     refusal: str | None = None
+
+
+_ANSWER: Final = _Answer.model_json_schema()
 
 
 def question(asked: Asked, tools: Sequence[Tool], *, model: str, api: Api, repairs: Sequence[tuple[str, str]]) -> bytes:
@@ -133,11 +111,11 @@ def question(asked: Asked, tools: Sequence[Tool], *, model: str, api: Api, repai
         body |= {
             "system": _INSTRUCTIONS,
             "messages": messages,
-            "tools": [{"name": "answer", "description": "The answer.", "input_schema": ANSWER}],
+            "tools": [{"name": "answer", "description": "The answer.", "input_schema": _ANSWER}],
             "tool_choice": {"type": "tool", "name": "answer"},
         }
     else:
-        schema = {"name": "answer", "schema": ANSWER}
+        schema = {"name": "answer", "schema": _ANSWER}
         body |= {
             "messages": [{"role": "system", "content": _INSTRUCTIONS}, *messages],
             "response_format": {"type": "json_schema", "json_schema": schema},

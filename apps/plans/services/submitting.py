@@ -54,7 +54,6 @@ def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None
     }
     kept |= validation.estimates(documents.read(kept), found.catalogue)
     kept["plan_hash"] = documents.plan_hash(kept)
-    # An author who does not say how sure the plan is promises nothing.
     made = documents.read(kept)
     return keep(caller=caller, delegate=delegate, made=made, document=kept, caused_by=caused_by, now=now)
 
