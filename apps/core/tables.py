@@ -47,7 +47,7 @@ def id_field() -> Named:
 
 
 def tenant_field() -> Named:
-    return reference("tenant", "principals.tenant", "+", editable=False)
+    return reference("tenant", "principals.tenant", "+", editable=False, lasting=True)
 
 
 def reference(
@@ -58,9 +58,19 @@ def reference(
     on_delete: Callable[..., Any] = models.PROTECT,
     null: bool = False,
     editable: bool = True,
+    lasting: bool = False,
 ) -> Named:
-    """A foreign key without an index of its own."""
+    """A foreign key without an index of its own.
+
+    :param lasting: a trigger keeps what it names from being deleted, so that no row needs to be checked at its commit.
+    """
     field = models.ForeignKey(
-        to, db_index=False, on_delete=on_delete, related_name=related_name, null=null, editable=editable
+        to,
+        db_index=False,
+        db_constraint=not lasting,
+        on_delete=on_delete,
+        related_name=related_name,
+        null=null,
+        editable=editable,
     )
     return name, field

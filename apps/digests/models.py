@@ -149,7 +149,9 @@ class Thread(TenantModel):
     `revision`. It closes when all is acked and nothing waits, or when it rolls over; its live snapshot stays visible.
     """
 
-    inbox = models.ForeignKey(Inbox, on_delete=models.PROTECT, related_name="threads", db_index=False)
+    inbox = models.ForeignKey(
+        Inbox, on_delete=models.PROTECT, related_name="threads", db_index=False, db_constraint=False
+    )
     source_system = models.CharField(max_length=50)
     resource_ref = models.CharField(max_length=200)
     event_family = models.CharField(max_length=100)
@@ -204,7 +206,9 @@ class Entry(TenantModel):
     says how many of them retention has removed since.
     """
 
-    inbox = models.ForeignKey(Inbox, on_delete=models.PROTECT, related_name="entries", db_index=False)
+    inbox = models.ForeignKey(
+        Inbox, on_delete=models.PROTECT, related_name="entries", db_index=False, db_constraint=False
+    )
     kind = models.CharField(max_length=15, choices=Kind)
     sequence = models.BigIntegerField()
     thread = models.ForeignKey(Thread, on_delete=models.PROTECT, null=True, related_name="snapshots", db_index=False)
@@ -311,7 +315,9 @@ class ReceiptState(TenantModel):
     """
 
     receipt = models.OneToOneField(Receipt, on_delete=models.CASCADE, primary_key=True, related_name="state")
-    inbox = models.ForeignKey(Inbox, on_delete=models.PROTECT, related_name="receipts", db_index=False)
+    inbox = models.ForeignKey(
+        Inbox, on_delete=models.PROTECT, related_name="receipts", db_index=False, db_constraint=False
+    )
     entry = models.ForeignKey(Entry, on_delete=models.PROTECT, null=True, related_name="items", db_index=False)
     thread = models.ForeignKey(Thread, on_delete=models.PROTECT, null=True, related_name="receipts", db_index=False)
     pending = models.BooleanField(default=False)

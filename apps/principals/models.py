@@ -47,7 +47,10 @@ class Tenant(models.Model):
 class TenantModel(models.Model):
     """A row behind the tenant wall: every unique key begins with the tenant, row-level security enforces it."""
 
-    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, db_index=False, related_name="+", editable=False)
+    # Without a constraint: row-level security names the tenant, and a trigger keeps it from being deleted.
+    tenant = models.ForeignKey(
+        Tenant, on_delete=models.PROTECT, db_index=False, db_constraint=False, related_name="+", editable=False
+    )
 
     class Meta:
         abstract = True

@@ -54,8 +54,12 @@ class Receipt(TenantModel):
 
     uuid = models.UUIDField(editable=False)
     receipt_id = models.CharField(max_length=100)
-    recipient = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="received", db_index=False)
-    poster = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="posted", db_index=False)
+    recipient = models.ForeignKey(
+        Principal, on_delete=models.PROTECT, related_name="received", db_index=False, db_constraint=False
+    )
+    poster = models.ForeignKey(
+        Principal, on_delete=models.PROTECT, related_name="posted", db_index=False, db_constraint=False
+    )
     source_system = models.CharField(max_length=50)
     event_type = models.CharField(max_length=50)
     dedupe_key = models.CharField(max_length=LONGEST_KEY)
@@ -162,8 +166,12 @@ class Obligation(TenantModel):
     """
 
     receipt = models.OneToOneField(Receipt, on_delete=models.CASCADE, primary_key=True, related_name="obligation")
-    debtor = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="owes", db_index=False)
-    creditor = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="awaits", db_index=False)
+    debtor = models.ForeignKey(
+        Principal, on_delete=models.PROTECT, related_name="owes", db_index=False, db_constraint=False
+    )
+    creditor = models.ForeignKey(
+        Principal, on_delete=models.PROTECT, related_name="awaits", db_index=False, db_constraint=False
+    )
     opened_at = models.DateTimeField()
     closed_by = models.ForeignKey(
         Receipt, on_delete=models.SET_NULL, null=True, related_name="closed_obligations", db_index=False

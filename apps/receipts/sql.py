@@ -80,11 +80,12 @@ _MAY_CLOSE: Final = f"""
         else closer.poster_id in (owed.debtor_id, owed.creditor_id) or {_FROM_THERE} end
 """
 # What the drafts close of receipts that were there before them; the first of several that may close does. Held after the
-# keys, in the order of their ids; who reads `stored` comes after that. Primary keys only.
+# keys, in the order of their ids; who reads `stored` comes after that. Primary keys only: `is true` keeps the planner from the partial
+# indexes of open obligations, which it would walk for each creditor of the tenant.
 _CLOSING: Final = f"""
 ), closable as materialized (
     select receipt_id, debtor_id, creditor_id from receipts_obligation
-    where receipt_id = any(array(select pairs_with from taken)) and closed_at is null
+    where receipt_id = any(array(select pairs_with from taken)) and (closed_at is null) is true
     order by receipt_id for no key update
 ), opener as materialized (
     select id, event_type, poster_id, recipient_id from receipts_receipt
@@ -100,7 +101,7 @@ _CLOSING: Final = f"""
     update receipts_obligation o set closed_by_id = closing.closer, closed_at = %(now)s::timestamptz
     from closing
     where o.receipt_id = any(array(select pairs_with from taken)) and o.receipt_id = closing.root
-          and o.closed_at is null
+          and (o.closed_at is null) is true
 ), stored as materialized (
     select taken.* from taken where (select count(*) from closable) is not null
 """
@@ -206,7 +207,7 @@ with pair as materialized (
     select * from unnest(%(roots)s::bigint[], %(closers)s::bigint[]) as pair(root, closer)
 ), open as materialized (
     select receipt_id, debtor_id, creditor_id from receipts_obligation
-    where receipt_id = any(%(roots)s::bigint[]) and closed_at is null
+    where receipt_id = any(%(roots)s::bigint[]) and (closed_at is null) is true
 ), fact as materialized (
     select id, event_type, poster_id, recipient_id, source_system from receipts_receipt
     where id = any(%(roots)s::bigint[] || %(closers)s::bigint[])
@@ -221,7 +222,7 @@ with pair as materialized (
 )
 update receipts_obligation o set closed_by_id = chosen.closer, closed_at = %(now)s::timestamptz
 from chosen
-where o.receipt_id = any(%(roots)s::bigint[]) and o.receipt_id = chosen.root and o.closed_at is null
+where o.receipt_id = any(%(roots)s::bigint[]) and o.receipt_id = chosen.root and (o.closed_at is null) is true
 """
 # The open ones of a side are cut off inside their own index before anything is joined to them: in the order of that side
 # too, which is named by an array lest that be void, since the primary key would walk all that is closed. The limits keep

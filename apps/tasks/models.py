@@ -141,10 +141,18 @@ class Task(TenantModel):
     Nothing in the database points here. Tasks, their runs, spend and ends are partitioned by ranges of the task's id.
     """
 
-    queue = models.ForeignKey(Queue, on_delete=models.PROTECT, related_name="tasks", db_index=False)
-    task_type = models.ForeignKey(TaskType, on_delete=models.PROTECT, related_name="tasks", db_index=False)
-    requester = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
-    recipient = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
+    queue = models.ForeignKey(
+        Queue, on_delete=models.PROTECT, related_name="tasks", db_index=False, db_constraint=False
+    )
+    task_type = models.ForeignKey(
+        TaskType, on_delete=models.PROTECT, related_name="tasks", db_index=False, db_constraint=False
+    )
+    requester = models.ForeignKey(
+        Principal, on_delete=models.PROTECT, related_name="+", db_index=False, db_constraint=False
+    )
+    recipient = models.ForeignKey(
+        Principal, on_delete=models.PROTECT, related_name="+", db_index=False, db_constraint=False
+    )
     priority = models.PositiveSmallIntegerField()
     params = models.JSONField()
     run_at = models.DateTimeField(null=True)
@@ -473,7 +481,9 @@ class FinishedTask(TenantModel):
 class IdempotencyKey(TenantModel):
     """A key that a principal used, the digest of the request, and the answer. It outlives the task."""
 
-    principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
+    principal = models.ForeignKey(
+        Principal, on_delete=models.PROTECT, related_name="+", db_index=False, db_constraint=False
+    )
     key = models.CharField(max_length=200)
     task_id = models.BigIntegerField()
     request_digest = models.BinaryField(max_length=32)

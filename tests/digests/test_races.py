@@ -17,7 +17,7 @@ from apps.digests.hooks import Fact
 from apps.digests.models import Entry, FlushReason, Inbox, ReceiptState, Thread
 from apps.digests.services import inbox_changed
 from apps.digests.shapes import AckedOutput
-from apps.principals.models import Principal, Tenant
+from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.errors import ChainCycle
 from apps.receipts.models import Receipt
@@ -290,10 +290,10 @@ def test_a_held_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller, monkey
 
 
 @contextmanager
-def _holding_the_principal(kee: Caller) -> Iterator[None]:
-    """Who posts is judged, and then waits to be written: a fact refers to its recipient."""
-    with acting_as_system("test"):
-        Principal.objects.select_for_update().get(pk=kee.principal_id)
+def _holding_the_facts() -> Iterator[None]:
+    """Who posts is judged, and then waits to be written."""
+    with acting_as_system("test"), connection.cursor() as cursor:
+        cursor.execute("lock table receipts_receipt in share mode")
         yield
 
 
@@ -310,7 +310,7 @@ def test_rival_posts_that_would_close_a_cycle(kee: Caller, link: str) -> None:
             arrive(f"waits.for.{name}", f"R.{name}")
 
     rivals = [acting(kee, partial(arrive, f"R.{one}", f"waits.for.{other}")) for one, other in ("AB", "BA")]
-    outcomes = race_behind(partial(_holding_the_principal, kee), *rivals)
+    outcomes = race_behind(_holding_the_facts, *rivals)
 
     assert {type(one) for one in outcomes} == {services.Posted, ChainCycle}
     with acting_as(kee):

@@ -54,7 +54,12 @@ def _row() -> list[Any]:
 
 def _tenant() -> Any:
     return models.ForeignKey(
-        db_index=False, editable=False, on_delete=models.PROTECT, related_name="+", to="principals.tenant"
+        db_constraint=False,
+        db_index=False,
+        editable=False,
+        on_delete=models.PROTECT,
+        related_name="+",
+        to="principals.tenant",
     )
 
 

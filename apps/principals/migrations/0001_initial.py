@@ -8,7 +8,7 @@ import django.utils.timezone
 from django.conf import settings
 from django.db import migrations, models
 
-from apps.core.rls import protect
+from apps.core.rls import kept, protect
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 # The application's role is bound by row-level security to one tenant, the operator's to those of its memberships,
@@ -352,4 +352,6 @@ class Migration(migrations.Migration):
         protect("principals_tenant", column="id"),
         protect("principals_principal"),
         protect("principals_token"),
+        kept("principals_tenant"),
+        kept("principals_principal"),
     ]

@@ -65,8 +65,8 @@ class Migration(migrations.Migration):
                     ("redacted_at", models.DateTimeField(null=True)),
                     reference("caused_by", "receipts.receipt", "consequences", on_delete=models.SET_NULL, null=True),
                     reference("pairs_with", "receipts.receipt", "pairs", on_delete=models.SET_NULL, null=True),
-                    reference("poster", "principals.principal", "posted"),
-                    reference("recipient", "principals.principal", "received"),
+                    reference("poster", "principals.principal", "posted", lasting=True),
+                    reference("recipient", "principals.principal", "received", lasting=True),
                     tenant_field(),
                     ("pruned_at", models.DateTimeField(null=True)),
                 ],
@@ -165,8 +165,8 @@ class Migration(migrations.Migration):
                     reference(
                         "closed_by", "receipts.receipt", "closed_obligations", on_delete=models.SET_NULL, null=True
                     ),
-                    reference("creditor", "principals.principal", "awaits"),
-                    reference("debtor", "principals.principal", "owes"),
+                    reference("creditor", "principals.principal", "awaits", lasting=True),
+                    reference("debtor", "principals.principal", "owes", lasting=True),
                     tenant_field(),
                 ],
                 options={

@@ -3,7 +3,7 @@ from typing import Any, Final, TypeAlias
 import django.contrib.postgres.fields
 from django.db import migrations, models
 
-from apps.core.rls import immutable, protect
+from apps.core.rls import immutable, kept, protect
 from apps.core.tables import CreateModels
 
 Named: TypeAlias = "tuple[str, models.Field[Any, Any]]"
@@ -223,14 +223,24 @@ def _id() -> Named:
 
 def _tenant() -> Named:
     return "tenant", models.ForeignKey(
-        db_index=False, editable=False, on_delete=models.PROTECT, related_name="+", to="principals.tenant"
+        db_constraint=False,
+        db_index=False,
+        editable=False,
+        on_delete=models.PROTECT,
+        related_name="+",
+        to="principals.tenant",
     )
 
 
-def _kept(name: str, to: str, *, related_name: str = "+", null: bool = False) -> Named:
-    """A reference that keeps its row from being deleted."""
+def _kept(name: str, to: str, *, related_name: str = "+", null: bool = False, lasting: bool = False) -> Named:
+    """A reference that keeps its row from being deleted; a lasting one leaves that to a trigger of its row."""
     return name, models.ForeignKey(
-        db_index=False, null=null, on_delete=models.PROTECT, related_name=related_name, to=to
+        db_constraint=not lasting,
+        db_index=False,
+        null=null,
+        on_delete=models.PROTECT,
+        related_name=related_name,
+        to=to,
     )
 
 
@@ -400,11 +410,11 @@ class Migration(migrations.Migration):
                     ("caused_by", models.CharField(max_length=100, null=True)),
                     ("receipt_id", models.CharField(max_length=100)),
                     ("created_at", models.DateTimeField()),
-                    _kept("queue", "tasks.queue", related_name="tasks"),
-                    _kept("recipient", "principals.principal"),
-                    _kept("requester", "principals.principal"),
+                    _kept("queue", "tasks.queue", related_name="tasks", lasting=True),
+                    _kept("recipient", "principals.principal", lasting=True),
+                    _kept("requester", "principals.principal", lasting=True),
                     _tenant(),
-                    _kept("task_type", "tasks.tasktype", related_name="tasks"),
+                    _kept("task_type", "tasks.tasktype", related_name="tasks", lasting=True),
                     ("concurrency_key", models.CharField(max_length=200, null=True)),
                     ("retry_of", models.BigIntegerField(null=True)),
                 ],
@@ -733,7 +743,7 @@ class Migration(migrations.Migration):
                     ("request_digest", models.BinaryField(max_length=32)),
                     ("answer", models.JSONField()),
                     ("created_at", models.DateTimeField()),
-                    _kept("principal", "principals.principal"),
+                    _kept("principal", "principals.principal", lasting=True),
                     _tenant(),
                 ],
                 options={
@@ -1019,6 +1029,8 @@ class Migration(migrations.Migration):
         ),
         immutable("tasks_spend"),
         immutable("tasks_artifact"),
+        kept("tasks_queue"),
+        kept("tasks_tasktype"),
         immutable("tasks_idempotencykey"),
         immutable("tasks_ratewindow"),
         immutable("tasks_budget", except_columns=("spent_tokens", "spent_cost_usd", "spent_at")),

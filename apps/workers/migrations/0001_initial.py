@@ -23,7 +23,7 @@ def _id() -> Any:
 
 
 def _tenant() -> Any:
-    return _to("principals.tenant", editable=False)
+    return _to("principals.tenant", editable=False, db_constraint=False)
 
 
 def _to(model: str, *, related_name: str = "+", **options: Any) -> Any:
