@@ -19,6 +19,11 @@ R = TypeVar("R")
 
 # A call that is in no group by then is made alone: work that hangs delays none that arrives after it.
 _PATIENCE: Final = 0.05
+# Of one group. More would keep their locks for longer than they save.
+_MOST: Final = 400
+GROUP_PATIENCE: Final = "100ms"
+"""How long a group waits for a lock, as PostgreSQL reads it: longer than another group takes to write. A group must
+not keep its own locks for longer."""
 
 
 class _Member(Generic[T, R]):
@@ -80,13 +85,13 @@ class Coalescer(Generic[T, R]):
 
     def _start_next(self, common: Hashable) -> None:
         with self._lock:
-            group = self._waiting.pop(common)
-            if not group:
+            waiting = self._waiting[common]
+            if not waiting:
+                del self._waiting[common]
                 return
-            self._waiting[common] = []
-            group[0].group = list(group)
-            first = group[0]
-            group.clear()
+            first = waiting[0]
+            first.group = waiting[:_MOST]
+            del waiting[:_MOST]
         first.released.release()
 
 

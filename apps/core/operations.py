@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar, get_type_hints
 from pydantic import BaseModel
 from rest_framework.exceptions import APIException
 
-from apps.core.coalescing import Coalescer
+from apps.core.coalescing import GROUP_PATIENCE, Coalescer
 from apps.core.errors import DomainError, Forbidden, NotFound
 from apps.core.schemas import parse
 from apps.core.sql import ATTEMPTS, retried
@@ -329,8 +329,6 @@ class _Known:
 
 
 _coalescer: Final = Coalescer[Reader, BaseModel | Reply]()
-# Of a group for a lock. Longer than another group takes to write; a group must not keep its own locks for longer.
-_GROUP_PATIENCE: Final = "100ms"
 
 
 def _alone(declared: Operation, credential: Credential, read: Reader) -> BaseModel | Reply:
@@ -350,7 +348,7 @@ def _together(
         return given if coalesces.may(given) else None
 
     try:
-        with credential.acting(lock_timeout=_GROUP_PATIENCE) as caller:
+        with credential.acting(lock_timeout=GROUP_PATIENCE) as caller:
             permit(declared, caller)
             given = [read_one(read) for read in readers]
             fit = [one for one in given if isinstance(one, BaseModel)]

@@ -3,14 +3,16 @@
 import base64
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Final, Literal
 
 from django.utils import timezone
 from pydantic import Field
 
+from apps.core.coalescing import GROUP_PATIENCE, Coalescer
 from apps.core.errors import Conflict, DomainError, only
 from apps.core.ids import encode_cursor, format_ref
-from apps.core.operations import Reply, Route, Waits, operation
+from apps.core.operations import Coalesces, Reply, Route, Waits, operation
 from apps.core.schemas import Empty, FitForAPath, Input, Moment, Name, NewName, Output, Paged, Text
 from apps.principals.tenancy import Caller
 from apps.receipts.shapes import GroupInput
@@ -99,6 +101,15 @@ class QueueTask(Input):
     """What becomes of this one if one of them fails or is canceled."""
 
 
+def _queue_together(caller: Caller, given: Sequence[QueueTask]) -> list[Reply | DomainError]:
+    answers = queueing.queue_many(requester=caller, requests=[request_of(one) for one in given])
+    return [_taken(answer) if isinstance(answer, QueuedTask) else answer for answer in answers]
+
+
+def _taken(queued: QueuedTask) -> Reply:
+    return Reply(queued, 200 if queued.is_duplicate else 201)
+
+
 @operation(
     title="Queue a task",
     scope=QUEUE,
@@ -108,13 +119,17 @@ class QueueTask(Input):
     listed_for=["agent"],
     example={"task_type": "import", "params": {"file": "s3://in/a.csv"}, "idempotency_key": "import-a"},
     after_refusal="list_task_types shows the types and the schema of their params.",
+    coalesces=Coalesces(
+        # It waits for no other task, and holds nothing that others may hold.
+        may=lambda given: not (given.depends_on or given.concurrency_key),
+        run=_queue_together,
+    ),
 )
 def queue_task(caller: Caller, given: QueueTask) -> Reply:
     """Queue a task and go on: a receipt arrives in the recipient's inbox when it has ended. Give an
     idempotency_key if you may have to repeat the request.
     """
-    queued = queueing.queue(requester=caller, request=request_of(given))
-    return Reply(queued, 200 if queued.is_duplicate else 201)
+    return _taken(queueing.queue(requester=caller, request=request_of(given)))
 
 
 def request_of(given: QueueTask) -> QueueRequest:
@@ -447,11 +462,30 @@ def complete_task(caller: Caller, given: CompleteTask) -> CompletedTask:
     """End a task that you hold, with its result. The recipient gets one receipt. Safe to repeat. With
     lease_next the answer has further work.
     """
-    completion = completion_of(caller, given)
+    completion, wanted = completion_of(caller, given), given.wanted()
+    if wanted is None:
+        alone = partial(_complete_alone, caller, completion)
+        many = partial(_complete_together, caller)
+        finished = _completing.call((caller.tenant_id, caller.principal_id), completion, alone=alone, many=many)
+        return CompletedTask(**finished.model_dump(), next=[])
     with caller.acting():
-        completed = ending.complete_many(worker=caller, completions=[completion], lease_next=given.wanted())
+        completed = ending.complete_many(worker=caller, completions=[completion], lease_next=wanted)
     finished = only(completed.answers)
     return CompletedTask(**finished.model_dump(), next=[leased(grant) for grant in completed.following])
+
+
+# Completions of one task worker that arrive at the same moment share a transaction. Their results are stored before.
+_completing: Final = Coalescer[Completion, Finished]()
+
+
+def _complete_alone(caller: Caller, completion: Completion) -> Finished:
+    with caller.acting():
+        return only(ending.complete_many(worker=caller, completions=[completion]).answers)
+
+
+def _complete_together(caller: Caller, completions: Sequence[Completion]) -> Sequence[Finished | DomainError]:
+    with caller.acting(lock_timeout=GROUP_PATIENCE):
+        return ending.complete_many(worker=caller, completions=completions).answers
 
 
 def completion_of(caller: Caller, given: TaskCompletion) -> Completion:
