@@ -11,7 +11,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import F, Model
 
 from apps.core.errors import DomainError
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks.models import (
     Budget,
     FinishedTask,
@@ -31,6 +31,7 @@ from tests.tasks.making import (
     fail,
     lease,
     lease_one,
+    leased,
     make_type,
     number,
     queue,
@@ -201,6 +202,20 @@ def test_immutable_rows_are_not_changed(kee: Caller) -> None:
                 model._default_manager.update(**values)  # the documented manager
         Budget.objects.update(spent_tokens=4)
         FinishedTask.objects.update(fetched_at=FUTURE)
+
+
+@pytest.mark.parametrize(
+    "table", ["principals_tenant", "principals_principal", "tasks_queue", "tasks_tasktype", "digests_inbox"]
+)
+def test_what_rows_refer_to_without_a_constraint_is_never_deleted(kee: Caller, worker: Caller, table: str) -> None:
+    complete(worker, leased(kee, worker))
+    with (
+        acting_as_system("test"),
+        pytest.raises(IntegrityError, match="removed by retention"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(f"delete from {table}")
 
 
 def test_nothing_points_at_tasks_runs_and_records(db: None) -> None:
