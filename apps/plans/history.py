@@ -33,6 +33,8 @@ MOST: Final = 4_000
 """So many plans are learned from, the latest."""
 KEPT: Final = 0.45
 """A tool that is less likely is not proposed."""
+_COVERED: Final = 0.5
+"""Where fewer plans use only tools that others use too, past plans say nothing: most requests need tools new to them."""
 _PRIOR: Final = (-4.6, 3.2, 1.0, 2.2, 0.6, 2.4, 0.6, -0.3, 0.5, 0.0)
 """What the features weigh where there is too little to learn from: constant, regression, its share of the best, vote of the
 nearest, the nearest, words, best by words, how often used, company, never used.
@@ -104,10 +106,12 @@ class History:
             return cls(told, {name: found[name] for name in found.files if name != "told"})
 
     def likely(self, text: str, content: Mapping[str, float]) -> Likely:
-        """The tools that a request comes to.
+        """The tools that a request comes to; none where most plans use tools that no other plan does.
 
         :param content: how well the tools' own words fit, for those that are to be looked at.
         """
+        if self._told["covered"] < _COVERED:
+            return Likely()
         uids, rows = self.features(terms(text), content)
         chances = _chances(rows, self._weights)
         shift, stretch = self._told["sureness"]
@@ -223,7 +227,8 @@ def learn(plans: Sequence[Past], content: Content) -> History:
         for term in one.keys() & numbers.keys():
             row[numbers[term]] = idf[numbers[term]] * (1 + math.log(one[term]))
     matrix /= np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-9)
-    uids = sorted({uid for plan in plans for uid in plan.tools})
+    used = Counter(uid for plan in plans for uid in set(plan.tools))
+    uids = sorted(used)
     place = {uid: number for number, uid in enumerate(uids)}
     chosen = np.zeros((len(plans), len(uids)), dtype=np.int8)
     for number, plan in enumerate(plans):
@@ -236,6 +241,7 @@ def learn(plans: Sequence[Past], content: Content) -> History:
         "uids": uids,
         "follows": _counted((f"{one} {other}", plan.weight) for plan in plans for one, other in pairwise(plan.tools)),
         "linked": _counted((f"{one} {other}", plan.weight) for plan in plans for one, other in sorted(plan.links)),
+        "covered": sum(all(used[uid] > 1 for uid in plan.tools) for plan in plans) / len(plans),
         "weights": _PRIOR,
         "sureness": _SHIPPED_SURENESS,
     }

@@ -48,6 +48,13 @@ def test_order_is_that_of_past_plans_whatever_is_mentioned_first() -> None:
     assert (model.links("t-photo", "t-mail"), model.links("t-mail", "t-invoice")) == (1.0, None)
 
 
+def test_plans_that_mostly_use_tools_of_their_own_say_nothing() -> None:
+    rare = [Past(request=f"send the invoice of shop {number}", tools=(f"t-{number}",)) for number in range(len(PLANS))]
+
+    assert learn(PLANS[:18], nothing).likely("send the invoice to the client", {}).tools
+    assert learn([*rare, *PLANS[:18]], nothing).likely("send the invoice to the client", {}).tools == ()
+
+
 def test_stored_model_says_the_same() -> None:
     model = learn(PLANS, nothing)
     again = History.loads(model.dumps())
