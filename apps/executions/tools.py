@@ -394,7 +394,7 @@ def get_execution(caller: Caller, given: ExecutionRef) -> ExecutionReport:
     return selectors.report_on(selectors.execution_of(caller, given.execution_id))
 
 
-@operation(title="List executions", scope="plans", routes=[Route("GET", _BASE)], read_only=True, tool=False)
+@operation(title="List executions", scope="plans", routes=[Route("GET", _BASE)], read_only=True, example={"limit": 20})
 def list_executions(caller: Caller, given: Paged) -> ExecutionList:
     """List the executions that you own or asked for, newest first."""
     found = selectors.executions(caller, before=given.position, limit=given.limit + 1)

@@ -170,12 +170,12 @@ def describe(declared: Operation) -> Tool:
         description=description(declared),
         input_schema=asked(json_schema(declared.input, "validation")),
         output_schema=outline(json_schema(declared.output, "serialization")),
+        # What the protocol assumes of a tool without a hint is not said. What manages its own transactions calls out.
         annotations=ToolAnnotations(
-            read_only_hint=declared.read_only,
-            destructive_hint=declared.destructive,
-            idempotent_hint=declared.idempotent,
-            # What manages its own transactions does so because it calls out.
-            open_world_hint=declared.own_transactions,
+            read_only_hint=declared.read_only or None,
+            destructive_hint=declared.destructive and None,
+            idempotent_hint=declared.idempotent or None,
+            open_world_hint=None if declared.own_transactions else False,
         ),
     )
 

@@ -61,6 +61,7 @@ from apps.tasks.shapes import (
     Spent,
     TaskResult,
     TaskStatus,
+    TaskSummary,
     TimelineEvent,
 )
 from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, FENCING_TOKEN_BITS, TERMINAL, Outcome, Status, open_status
@@ -72,6 +73,8 @@ MAX_SHOWN_BYTES: Final = 1_048_576
 PACE_WINDOW: Final = timedelta(minutes=5)
 DEAD_LETTERS_COUNTED: Final = 10_000
 DEAD_LETTERS_LOOKED_AT: Final = 1_000
+TASKS_LOOKED_AT: Final = 5_000
+_SUMMARY: Final = tuple(name for name in TaskSummary.model_fields if name != "task_id")
 
 
 _TYPE_FIELDS: Final = [field.attname for field in TaskType._meta.concrete_fields]  # noqa: SLF001  # public, by name alone
@@ -328,6 +331,46 @@ def dead_letters(*, principal_id: int, before: int | None = None, limit: int = 5
         return DeadLetterPage(letters=letters, following=shown[-1])
     more = len(looked_at) == DEAD_LETTERS_LOOKED_AT
     return DeadLetterPage(letters=letters, following=looked_at[-1][0] if more else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPage:
+    """Some tasks, newest first; `following` is where the next page begins."""
+
+    tasks: list[TaskSummary]
+    following: int | None
+
+
+def tasks_of(
+    *, principal_id: int, before: int | None, limit: int, status: str | None, since: datetime | None, **fitting: Any
+) -> TaskPage:
+    """The tasks of which a principal is the requester or recipient and which fit.
+
+    A page looks at a bounded number of the tenant's tasks. It may be short or empty although another follows.
+    """
+    kind = "failed" if status == Status.FAILED else "all" if status is None or status in TERMINAL else "open"
+    given = {
+        "principal": principal_id,
+        "before": 2**63 - 1 if before is None else before,
+        "looked_at": TASKS_LOOKED_AT,
+        "limit": limit + 1,
+        "status": status,
+        "since": since,
+        **fitting,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(sql.LISTED[kind], given)
+        rows = cursor.fetchall()
+        tasks = [
+            TaskSummary(task_id=format_ref("task", pk), **dict(zip(_SUMMARY, rest, strict=True)))
+            for pk, *rest in rows[:limit]
+        ]
+        if len(rows) > limit:
+            return TaskPage(tasks=tasks, following=rows[limit - 1][0])
+        cursor.execute(sql.LOOKED_AT[kind], given)
+        looked_at, last, asked_at = cursor.fetchone()
+    is_over = looked_at < TASKS_LOOKED_AT or (since is not None and asked_at < since)
+    return TaskPage(tasks=tasks, following=None if is_over else last)
 
 
 def _retries(task_ids: list[int]) -> dict[int, int]:

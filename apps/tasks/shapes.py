@@ -337,6 +337,23 @@ class DeadLetter(Output):
     """The task that retries this one."""
 
 
+class TaskSummary(Output):
+    """A task as a list shows it."""
+
+    task_id: str
+    status: str
+    task_type: str
+    queue: str
+    requested_by: str
+    recipient_ai: str
+    created_at: datetime
+    finished_at: datetime | None
+    reason: str | None
+    """Why it failed or was canceled."""
+    summary: str | None
+    """What it came to; null while it is open."""
+
+
 class QueueHealth(Output):
     """The tasks of a queue by their state."""
 

@@ -935,6 +935,61 @@ join lateral (select requester_id, recipient_id from tasks_task where id = d.tas
 order by d.task_id desc
 """
 
+# The newest tasks of the tenant before one: all, those that failed, and the open ones. Indexes: tasks_task_newest,
+# task_history_dead, and the key of task_live, which grows with what is open only.
+NEWEST: Final = {
+    "all": """
+select id as task_id from tasks_task
+where tenant_id = gatehouse_tenant() and id < %(before)s::bigint order by id desc limit %(looked_at)s""",
+    "failed": """
+select task_id from task_history
+where tenant_id = gatehouse_tenant() and status = 'failed' and task_id < %(before)s::bigint
+order by task_id desc limit %(looked_at)s""",
+    "open": """
+select task_id from task_live
+where tenant_id = gatehouse_tenant() and task_id < %(before)s::bigint order by task_id desc limit %(looked_at)s""",
+}
+# Those of them that a principal is a party to and that fit; each is looked up by its key.
+LISTED: Final = {
+    kind: f"""
+select t.id, s.status, k.name as task_type, q.name as queue, asked.name as requested_by, told.name as recipient_ai,
+       t.created_at, h.finished_at, h.reason, h.summary
+from ({newest}) as d
+cross join lateral (select * from tasks_task where id = d.task_id limit 1) t
+left join lateral (select * from task_history where task_id = d.task_id limit 1) h on true
+left join lateral (select * from task_live where task_id = d.task_id limit 1) o on true
+cross join lateral (select * from tasks_tasktype where id = t.task_type_id limit 1) k
+cross join lateral (select * from tasks_queue where id = t.queue_id limit 1) q
+cross join lateral (select name from principals_principal where id = t.requester_id limit 1) asked
+cross join lateral (select name from principals_principal where id = t.recipient_id limit 1) told
+cross join lateral (select case
+    when h.task_id is not null then h.status
+    when o.holder_id is not null and o.flags & {CANCEL_REQUESTED | BUDGET_SPENT} = 0 then 'leased'
+    when o.holder_id is not null then 'canceling'
+    when o.ready_at is not null then 'queued'
+    when o.due_at is not null then 'scheduled'
+    else 'waiting' end as status) s
+where %(principal)s in (t.requester_id, t.recipient_id)
+  and (%(status)s::text is null or s.status = %(status)s::text or (%(status)s::text = 'open' and h.task_id is null))
+  and (%(task_type)s::text is null or k.name = %(task_type)s::text)
+  and (%(queue)s::text is null or q.name = %(queue)s::text)
+  and (%(requested_by)s::text is null or asked.name = %(requested_by)s::text)
+  and (%(since)s::timestamptz is null or t.created_at >= %(since)s::timestamptz)
+  and (%(until)s::timestamptz is null or t.created_at < %(until)s::timestamptz)
+  and (%(text)s::text is null
+       or position(lower(%(text)s::text) in lower(concat_ws(' ', k.name, t.params, h.summary, h.error))) > 0)
+order by d.task_id desc limit %(limit)s
+"""
+    for kind, newest in NEWEST.items()
+}
+# How many were looked at, and when the last of them was asked for.
+LOOKED_AT: Final = {
+    kind: f"""
+select count(*), min(d.task_id), (select t.created_at from tasks_task t where t.id = min(d.task_id))
+from ({newest}) as d"""
+    for kind, newest in NEWEST.items()
+}
+
 # The newest dead letters of a queue that have not been retried; see models.retry_key. Index:
 # task_history_dead, and the key of each.
 UNRETRIED: Final = """

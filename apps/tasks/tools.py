@@ -56,11 +56,12 @@ from apps.tasks.shapes import (
     Released,
     TaskResult,
     TaskStatus,
+    TaskSummary,
     TimelineEvent,
     UnsuccessfulRun,
 )
 from apps.tasks.signals import queue_topic, type_topic
-from apps.tasks.states import IfDependencyFails, Misfire, Order
+from apps.tasks.states import IfDependencyFails, Misfire, Order, Status
 
 QUEUE = "tasks:queue"
 WORK = "tasks:work"
@@ -1027,6 +1028,44 @@ def task_timeline(caller: Caller, given: TaskTimeline) -> Timeline:
         events=story.events,
         next=None if story.following is None else encode_cursor(story.following),
     )
+
+
+class ListTasks(Paged):
+    status: Literal["open", *Status.values] | None = None  # type: ignore[valid-type]  # mypy reads no enumeration here
+    """open is every status before the end."""
+    task_type: TypeName | None = None
+    queue: Name | None = None
+    requested_by: Name | None = None
+    since: Moment | None = None
+    """Queued at this moment or later."""
+    until: Moment | None = None
+    """Queued before this moment."""
+    text: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+    """Words that stand so in the type's name, the params, the summary or the error."""
+
+
+class TaskList(Output):
+    tasks: list[TaskSummary]
+    next: str | None
+    """The cursor of the next page; null on the last. A page may be shorter than asked for, or empty, before that."""
+
+
+@operation(
+    title="List tasks",
+    scope=QUEUE,
+    routes=[Route("GET", "/api/v1/tasks")],
+    read_only=True,
+    listed_for=["agent"],
+    example={"status": "failed", "limit": 10},
+)
+def list_tasks(caller: Caller, given: ListTasks) -> TaskList:
+    """The tasks of which you are the requester or recipient, newest first, those that fit. check_task_status shows
+    one in full; list_queues counts what is open.
+    """
+    page = selectors.tasks_of(
+        principal_id=caller.principal_id, before=given.position, **given.model_dump(exclude={"cursor"})
+    )
+    return TaskList(tasks=page.tasks, next=None if page.following is None else encode_cursor(page.following))
 
 
 class DeadLetters(Output):

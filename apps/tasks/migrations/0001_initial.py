@@ -424,6 +424,7 @@ class Migration(migrations.Migration):
                             condition=models.Q(("priority__range", (1, 10))), name="tasks_task_priority_1_to_10"
                         )
                     ],
+                    "indexes": [models.Index(fields=["tenant", "id"], name="tasks_task_newest")],
                     "permissions": [("operate_task", "Can cancel tasks, retry dead letters and revoke leases")],
                 },
             ),
