@@ -203,10 +203,8 @@ def asked(node: Any) -> Any:
 
 def outline(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     """The members of an output and their types, which is what a client plans with; None if there are none."""
-    if not schema["properties"]:
-        return None
-    members = {name: _types(member) for name, member in schema["properties"].items()}
-    return {"type": "object", "properties": members}
+    members = {name: types for name, member in schema["properties"].items() if (types := _types(member))}
+    return {"type": "object", "properties": members} if members else None
 
 
 def _types(schema: Mapping[str, Any]) -> dict[str, Any]:

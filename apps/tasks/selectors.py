@@ -359,6 +359,7 @@ def tasks_of(
         **fitting,
     }
     with connection.cursor() as cursor:
+        cursor.execute(sql.IN_ORDER)
         cursor.execute(sql.LISTED[kind], given)
         rows = cursor.fetchall()
         tasks = [

@@ -14,6 +14,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors, sql
 from apps.tasks.models import Task
 from apps.tasks.services import ending
+from apps.tasks.shapes import Failure
 from tests.factories import make_caller
 from tests.tasks import making
 
@@ -36,7 +37,7 @@ def few(kee: Caller, lee: Caller, worker: Caller) -> dict[str, str]:
     done, dead, held = (making.queue(kee, "index", {"path": path}).task_id for path in ("/done", "/dead", "/held"))
     grants = {f"task_{one.task_id}": one for one in (making.lease_one(worker) for _ in range(3))}
     making.complete(worker, grants[done], summary="Indexed 100% of it")
-    failure = making.Failure(code="broken", message="It broke.", retryable=False)
+    failure = Failure(code="broken", message="It broke.", retryable=False)
     with acting_as(worker):
         gone = grants[dead]
         ending.fail(worker=worker, task_id=gone.task_id, lease_token=gone.lease_token, failure=failure)
@@ -90,7 +91,8 @@ def test_pages_lead_to_the_end(
     kee: Caller, few: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, looked_at: int, limit: int
 ) -> None:
     monkeypatch.setattr(selectors, "TASKS_LOOKED_AT", looked_at)
-    seen, cursor, pages = [], None, 0
+    seen: list[str] = []
+    cursor, pages = None, 0
     while pages == 0 or cursor is not None:
         page, cursor = listed(kee, limit=limit, **({"cursor": cursor} if cursor else {}))
         seen, pages = seen + page, pages + 1
@@ -140,6 +142,7 @@ def test_page_costs_the_same_however_many_tasks_there_are(
         if analyzed:
             cursor.execute("analyze tasks_task, task_history, task_live")
     with acting_as(kee), connection.cursor() as cursor:
+        cursor.execute(sql.IN_ORDER)
         for statement in (sql.LISTED[kind], sql.LOOKED_AT[kind]):
             cursor.execute(f"explain (analyze, format json) {statement}", given)
             ((explained,),) = cursor.fetchall()
