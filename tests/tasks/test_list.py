@@ -104,21 +104,19 @@ def test_pages_lead_to_the_end(
 def many(kee: Caller, few: Mapping[str, str]) -> None:
     """Two hundred thousand tasks that succeeded, between others' tasks."""
     with acting_as(kee), connection.cursor() as cursor:
-        cursor.execute("select nextval('tasks_task_id_seq') from generate_series(1, 200000)")
         cursor.execute(
             """
             insert into tasks_task (id, tenant_id, queue_id, task_type_id, requester_id, recipient_id, priority, params,
                                     receipt_id, created_at)
-            select n, t.tenant_id, t.queue_id, t.task_type_id, t.requester_id, t.recipient_id, 5, '{}', 'r', t.created_at
-            from tasks_task t, generate_series(1000, 200999) n where t.id = %(copied)s""",
+            select nextval('tasks_task_id_seq'), t.tenant_id, t.queue_id, t.task_type_id, t.requester_id, t.recipient_id, 5, '{}', 'r', t.created_at
+            from tasks_task t, generate_series(1, 200000) where t.id = %(copied)s""",
             {"copied": int(few["done"].removeprefix("task_"))},
         )
         cursor.execute(
             """
             insert into task_history (task_id, tenant_id, status, fencing_token, summary, receipt_id, finished_at)
-            select n, h.tenant_id, 'succeeded', 1, 'Done', 'r', h.finished_at
-            from task_history h, generate_series(1000, 200999) n where h.task_id = %(copied)s""",
-            {"copied": int(few["done"].removeprefix("task_"))},
+            select t.id, t.tenant_id, 'succeeded', 1, 'Done', 'r', t.created_at
+            from tasks_task t where t.receipt_id = 'r'"""
         )
 
 
