@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from apps.plans.catalogue import types_meet
 from apps.plans.local.index import Profile
-from apps.plans.local.matching import UNEXPLAINED, Match, Matcher
+from apps.plans.local.matching import Match, Matcher
 from apps.plans.local.options import FIRM, Option
-from apps.plans.local.params import Param, coerced, fits, resolved
+from apps.plans.local.params import Param, resolved
 from apps.plans.local.parts import Part, bits, mask_of, stretch
 from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import UNSURE, Evidence
@@ -28,7 +28,6 @@ _TOLD: Final = 0.6
 _LOOSE: Final = 0.5
 _SAME_ROOT: Final = 0.8
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
-_AND: Final = frozenset({"and", ",", "&"})
 _POINTER: Final = stem("pointer")
 _TEXTS: Final = frozenset(
     map(
@@ -232,24 +231,10 @@ def _fed(
 
 
 def repeated(match: Match) -> Iterator[Match]:
-    """The same call for other values of one kind, side by side: "close T-1 and T-2". They explain these values."""
-    part = match.part
-    for param in match.profile.params:
-        option = match.options.get(param.name)
-        if option is None or option.kind is None or option.side or param.array:
-            continue
-        last = option.last
-        while part.low(last + 1) in _AND:
-            place = last + 1 + (part.low(last + 1) != part.low(last + 2) and part.low(last + 2) == "and")
-            other = next((one for one in part.found if one.kind is option.kind and one.first == place + 1), None)
-            if other is None or not match.unexplained >> other.first & 1 or not fits(param, other):
-                break
-            match.unexplained &= ~mask_of(other)
-            match.score += UNEXPLAINED * mask_of(other).bit_count()
-            last = other.last
-            text = part.words(other.first, other.last)
-            options = {**match.options, param.name: replace(option, value=coerced(param, other), text=text)}
-            yield replace(match, options=options)
+    """The same call for other values of one kind, side by side: "close T-1 and T-2"."""
+    for name, option in match.options.items():
+        for other in option.also:
+            yield replace(match, options={**match.options, name: other})
 
 
 def explain_by_givers(match: Match) -> None:

@@ -54,6 +54,7 @@ _FORMS: Final = re.compile(
     |(?P<noon>noon|midday|midnight)\b
     |(?:a\s+)?(?P<past>half\s+past|quarter\s+past|quarter\s+to)\s+(?P<hour>{_COUNT})(?:\s?(?P<pm>{_PM}))?
     |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK})
+    |(?:from|between)\s+(?P<from>1?\d|2[0-3])\s+(?:to|and|until|till)\s+(?P<till>1?\d|2[0-4])(?=\s*(?:$|[,.;?!]|(?:at|for|on|in|with|and|tomorrow|today)\b))
     |(?:at|@)\s+(?P<at>[01]?\d|2[0-3])(?:\s+o'?clock)?(?!\s*(?:{_PM}|[%°:.,/-]\d|%|°|percent|degrees|[a-z]+s\b))
     )(?![\w/])(?!-[a-z])"""
 )
@@ -66,6 +67,8 @@ _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep",
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SHORT: Final = 4
 _A_YEAR: Final = 12
+_OPENS: Final = 7
+"""Hours below this one are in the afternoon where a range says no more."""
 _MANY: Final = 20
 _OF_LATE: Final = 45
 """Up to so many days ago, a day without a year is the last such day."""
@@ -216,6 +219,13 @@ def _year(said: _Said) -> When:
     return _whole(int(said.get("y4") or said["y5"]), 1, _A_YEAR)
 
 
+def _hours(said: _Said) -> When:
+    """ "from 10 to 12": hours of a day that the request says; "from 2 to 4" are in the afternoon."""
+    one, other = int(said["from"]), int(said["till"])
+    both = (one, other) if one >= _OPENS or other > _A_YEAR else (one + _A_YEAR, other + _A_YEAR)
+    return (time(both[0]), time(both[1])) if both[0] < both[1] else None
+
+
 def _clock(said: _Said) -> When:
     """Times of day. Without am or pm, hours count from 0 to 23, or from noon where the request says "tonight"."""
     if "noon" in said:
@@ -249,6 +259,7 @@ _READERS: Final[Mapping[str, Callable[[_Said], When]]] = {
         ("n2 n3", _relative),
         ("day", _weekday),
         ("y4 y5", _year),
+        ("from", _hours),
         ("noon past clock at", _clock),
     )
     for name in names.split()
@@ -258,6 +269,8 @@ _READERS: Final[Mapping[str, Callable[[_Said], When]]] = {
 def dates(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[Found]:
     """Dates, times and periods of a request. After "since" a date is a start only, and after "until" an end only."""
     spans = list(_spans(text, tokens, now))
+    if not any(tokens[first].low not in ("from", "between") for first, *_ in spans):
+        return  # "from 10 to 12" without a day
     place = 0
     while place < len(spans):
         first, last, when, whole = spans[place]
@@ -308,7 +321,7 @@ def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[
             continue  # no such day: "31 February", "in 9000 years"
         if when is not None:
             day = max(day, when) if type(when) is date else day
-            yield first, last, when, bool(said.keys() & {"d0", "d3", "since"})
+            yield first, last, when, bool(said.keys() & {"d0", "d3", "since", "from"})
 
 
 def between(tokens: Sequence[Token], first: int, last: int) -> bool:

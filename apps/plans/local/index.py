@@ -42,6 +42,7 @@ _FAMILY: Final = 3
 _TYPICAL: Final = 30
 _LEAST_REPAIRED: Final = 4
 """Words of so many letters are repaired where two letters changed places; longer ones also lack one; long ones have a wrong one."""
+_TINY: Final = ("the", "and", "for")
 _TWO_EDITS: Final = 9
 _SHOWING: Final = tuple(map(stem, ("get", "list", "search", "check", "describe", "track")))
 _GENERIC: Final = frozenset(
@@ -380,8 +381,10 @@ class Library:
 
     def spelt(self, word: str) -> str:
         """The word that a word is a misspelling of: one of the tools', or of general English; else the word itself."""
-        if len(word) < _LEAST_REPAIRED or self.knows(stem(word)) or word in COMMON:
+        if self.knows(stem(word)) or word in COMMON:
             return word
+        if len(word) < _LEAST_REPAIRED:
+            return next((one for one in _TINY if sorted(one) == sorted(word)), word)
         if word.endswith("s") and (single := self.spelt(word[:-1])) != word[:-1]:
             return f"{single}s"
         most = 1 if len(word) < _TWO_EDITS else 2

@@ -48,6 +48,7 @@ _FEW: Final = 2
 _SHORT_NUMBER: Final = 4
 """How long a number may be that is part of a name: "Baker Street 221B"."""
 _LEAST_OF_CUT: Final = -0.5
+_NO_END: Final = GROUPS["time"] | {"it", "them", "instead", "back", "straight"}
 _PREPOSITIONS: Final = GROUPS["preposition"]
 _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled", "labeled"})
 _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling"})
@@ -61,6 +62,9 @@ _LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
 _TO: Final = frozenset({"to", "until", "till", "into", "through", "before"})
 _TO_MEASURE: Final = _TO | {"in", "as"}
+_AND: Final = frozenset({"and", "&"})
+_PASSABLE: Final = 0.7
+_COUNTED: Final = frozenset({Kind.TIME, Kind.PERIOD, Kind.DURATION, Kind.QUANTITY, Kind.QUOTED})
 _MEASURES: Final = (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE)
 _ENDS: Final = {
     "start": frozenset(map(stem, ("source", "src", "from", "old", "origin", "sender"))),
@@ -149,6 +153,8 @@ class Option:
     """How well its kind is the param's."""
     side: str = ""
     """`first` or `second` of a range or a pair, which may stand on the same tokens as the other."""
+    also: tuple[Option, ...] = ()
+    """Values beside it, each for a call of its own."""
     named: str = ""
     """The noun that its letters stand for: "msg" in `msg-774`."""
 
@@ -163,9 +169,11 @@ class Options:
             for place, stemmed in part.stems.items()
         }
         self._is_free = not any(one.required and one.role in _PLAIN for one in profile.params)
+        self._has_unit = any("unit" in one.words for one in profile.params)
         self._spans: list[tuple[int, int]] | None = None
-        self.dated = 0
+        self.dated = self.timed = 0
         for one in part.found:
+            self.timed |= mask_of(one) if one.kind in _WHENS else 0
             self.dated |= mask_of(one) if one.kind in _WHENS and one.kind is not Kind.DURATION else 0
 
     def of(self, param: Param, offered: Sequence[Option]) -> list[Option]:
@@ -184,7 +192,8 @@ class Options:
         if param.type == "boolean":
             found += self._switches(param)
         elif not param.closed:
-            found += self._typed(param)
+            typed = list(self._typed(param))
+            found += [*typed, *(self._lists(typed) if param.array else self._each(typed))]
         if not param.choices and param.type in ("string", "") and param.role in _PLAIN and _POINTER not in param.words:
             found += self._cut(param)
         found.sort(key=lambda one: -(one.gain + 0.15 * one.mask.bit_count()))
@@ -215,6 +224,10 @@ class Options:
                 gain += 1.0 if any(word in param.words for word in around) else 0.0
                 yield self._option(value, Evidence.CHOICE, gain, (place, place + size - 1))
 
+        for found in part.found if param.closed else ():
+            if found.kind in (Kind.SLUG, Kind.ID) and found.first < found.last and fits(param, found):
+                yield self._option(coerced(param, found), Evidence.CHOICE, _CHOICE, (found.first, found.last))
+
     def _switches(self, param: Param) -> Iterator[Option]:
         """A flag that is named is set; one that is named and negated is not: "without telling the attendees"."""
         part = self.part
@@ -241,9 +254,8 @@ class Options:
                 yield self._option(token.low in _ON, Evidence.CHOICE, 1.6, (token.place, token.place))
 
     def _typed(self, param: Param) -> Iterator[Option]:
-        several = []
         for found in self.part.found:
-            how = _suited(param, str(found.value), fits(param, found))
+            how = self._fit(param, found)
             if not how:
                 continue
             if how <= _UNSUITED and found.kind in _RIGID and param.role not in ("text", "query"):
@@ -271,10 +283,13 @@ class Options:
             side = "" if not found.role else "first" if found.role in ("start", "left") else "second"
             if not found.role and found.kind == Kind.DATE and self._is_of_days(param):
                 side = "first" if param.side == "start" else "second"
-            several.append(replace(option, mask=mask, kind=found.kind, fit=how, side=side, named=named))
-        yield from several
-        if param.array and len(several) > 1:
-            yield from self._lists(several)
+            yield replace(option, mask=mask, kind=found.kind, fit=how, side=side, named=named)
+
+    def _fit(self, param: Param, found: Found) -> float:
+        """How well a value serves a param. A number that another param takes the unit of is as good as one without."""
+        how = _suited(param, str(found.value), fits(param, found))
+        is_count = param.role == "number" and not param.unit and found.kind in _NUMBERS
+        return 1.0 if how and is_count and self._has_unit else how
 
     def _is_of_days(self, param: Param) -> bool:
         """Does a tool that shows things need the first and the last day of a range, so that one day may be both?"""
@@ -292,6 +307,25 @@ class Options:
         if own not in sorts:
             return "", -_OF_SORT if str(found.value)[0].islower() else 0.0
         return next((noun for noun in own if noun in self.profile.nouns), ""), _OF_SORT
+
+    def _each(self, several: Sequence[Option]) -> Iterator[Option]:
+        """Values side by side, as one for each of several calls: "close T-1 and T-2"."""
+        single = [one for one in several if one.kind not in _COUNTED and not one.side and one.fit >= _PASSABLE]
+        for option in single:
+            run = [option]
+            while after := next(
+                (one for one in single if one.kind is option.kind and self._follows(run[-1], one)), None
+            ):
+                run.append(after)
+            if not _AND.isdisjoint(self.part.low(one.first - 1) for one in run[1:]):
+                mask = 0
+                for one in run:
+                    mask |= one.mask
+                yield replace(option, mask=mask, last=run[-1].last, also=tuple(run[1:]))
+
+    def _follows(self, one: Option, other: Option) -> bool:
+        between = [self.part.low(place) for place in range(one.last + 1, other.first)]
+        return 0 < len(between) <= _FEW and (_AND | {","}).issuperset(between)
 
     def _lists(self, several: Sequence[Option]) -> Iterator[Option]:
         """Values of one kind side by side, as one list."""
@@ -337,7 +371,11 @@ class Options:
             if gain > _LEAST_OF_CUT and (param.required or cued >= least):
                 text = self.part.words(first, last)
                 text = text if param.role in ("text", "query") else re.sub(r"['’]s$", "", text)
-                yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, (first, last), cued)
+                place = (first, last)
+                if param.role == "name" and param.side in ("left", "right"):
+                    place = (first, first) if param.side == "left" else (min(first + 1, last), last)
+                    text = self.part.words(*place)
+                yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, place, cued)
 
     def _is_no_name(self, param: Param, first: int, last: int) -> bool:
         """Are these words a date, a clause, or what another part may begin with: "thursday", "dkim have been merged", "Ghent: when"?"""
@@ -353,8 +391,9 @@ class Options:
             or any(part.low(place) in _HOLDING for place in places)
             or (last > first and any(part.stems[place] in others for place in places))
             or (part.low(last).endswith("ing") and part.stems.get(last + 1) in param.words)
-            or bool(stretch(first, last) & self.dated)
+            or bool(stretch(first, last) & self.timed)
             or any(part.low(place) in _CLAUSES for place in places)
+            or any(one.text in GROUPS["pronoun"] for one in part.reading.tokens[first : last + 1])
         )
 
     def _is_own(self, first: int, last: int) -> bool:
@@ -388,6 +427,10 @@ class Options:
                     or part.stems[place] in self.profile.naming
                 ):
                     bound |= 1 << place
+            for place in range(part.first + 1, part.stop):
+                beside = self._is_proper(place + 1) or (place - 1 > part.first and self._is_proper(place - 1))
+                if self._is_proper(place) and beside and not part.typed >> place & 1:
+                    bound &= ~(1 << place)
             starts = [place for place in range(part.first, part.stop) if self._may_begin(place, bound)]
             ends = [
                 place
@@ -419,7 +462,8 @@ class Options:
                 return False
         elif not bound >> (first - 1) & 1 and self._is_proper(first) <= self._is_proper(first - 1):
             return False
-        is_small = low in SMALL and low not in GROUPS["article"] and not self._is_said(first)
+        is_name = first > part.first and self._is_proper(first) and self._is_proper(first + 1)
+        is_small = low in SMALL and low not in GROUPS["article"] and not self._is_said(first) and not is_name
         if is_small or low in PUNCTUATION or part.joined >> first & 1 or (low in HELD and not self._is_said(first)):
             return False
         if low in GROUPS["article"]:
@@ -446,7 +490,7 @@ class Options:
         part, low = self.part, self.part.low(last)
         if low in PUNCTUATION or (first == last and (part.typed >> first & 1 or low in SMALL)):
             return False
-        if low in BOUNDS or low in DETERMINERS or low in GROUPS["polite"] or low in ("it", "them", "instead", "now"):
+        if low in BOUNDS or low in DETERMINERS or low in GROUPS["polite"] or low in _NO_END:
             return self._is_said(first) and last + 1 == part.stop
         return True
 
@@ -510,10 +554,15 @@ class Options:
         number = kind in _NUMBERS
         if low in SMALL or low in PUNCTUATION:
             earlier = part.stems.get(place - 1, "")
-            linked = low in _LINKING and earlier in own and (earlier not in profile.nouns or low in (":", "is", "="))
+            linked = (
+                low in _LINKING
+                and any(near(earlier, word) >= _SAME_ROOT for word in own)
+                and (earlier not in profile.nouns or low in (":", "is", "="))
+            )
             score = 2.4 if linked else self._introduced(param, low, kind)
         else:
-            score = self._named(param, stemmed, own, kind)
+            own_verb = place == part.verb_at and stemmed == profile.verb
+            score = 0.0 if own_verb else self._named(param, stemmed, own, kind)
         score += self._sided(param, low, place, kind)
         after = part.stems.get(last + 1, "")
         if after in own:

@@ -146,7 +146,7 @@ def params_of(tool: Tool) -> tuple[Param, ...]:
     """The params of a tool in the order of its schema. Descriptions may stand in the tool's own, as `name: description`."""
     inputs = {name: schema for name, schema in tool.inputs.items() if isinstance(schema, Mapping)}
     told = {name: text for name, text in _ARGUMENT.findall(tool.description) if name in inputs}
-    siblings = {piece for name in inputs for piece in words.pieces(name)}
+    siblings = {one for name in inputs for one in (*words.pieces(name), "_".join(words.pieces(name)))}
     params: list[Param] = []
     for name, raw in inputs.items():
         schema = resolved(raw, tool.input_schema)
@@ -179,7 +179,7 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
     choices = _choices(item, kind, description)
     side = next((side for side in ("start", "end") if words.PAIRS[side] & {*own, "_".join(own)}), "")
     for one, other in (("left", "right"), ("right", "left")):
-        if own and own[-1] in words.PAIRS[one] and words.PAIRS[other] & siblings:
+        if own and (own[-1] in words.PAIRS[one] or "_".join(own) in words.PAIRS[one]) and words.PAIRS[other] & siblings:
             side = one
     named = (piece for piece in reversed(own) if len(piece) > 1 and (piece != "min" or len(own) == 1))
     unit = next((words.UNITS[piece] for piece in named if piece in words.UNITS), "")

@@ -31,7 +31,9 @@ def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) ->
     written, own = text, tokens
     for one in reversed(own if spelt is not None else []):
         word = spelt(one.low) if spelt is not None and one.text.isalpha() and not one.text.isupper() else one.low
-        if word != one.low and (one.text.islower() or word in words.CALENDAR):
+        if word != one.low and (
+            one.text.islower() or word in words.CALENDAR or (not one.place and word in words.SMALL)
+        ):
             text = f"{text[: one.start]}{word}{text[one.end :]}"
     if text != written:
         tokens, found, digits = scan(text)
