@@ -90,7 +90,10 @@ _GENERIC: Final = frozenset(
         ],
     )
 )
-_LINKS: Final = frozenset(["to", "of", "from", "by", "for", "on", "off", "in", "at", "and", "with"])
+_UNNAMED: Final = (
+    GROUPS["question"] | GROUPS["be"] | {"to", "of", "from", "by", "for", "on", "off", "in", "at", "and", "with"}
+)
+"""Words of a name that say neither what the tool does nor what it works on."""
 _PREFIXED: Final = re.compile(r"([A-Za-z]{1,8})[_-](?=\w*\d)")
 """The beginning of an id, with letters for what it is of."""
 _DOUBLED: Final = re.compile(r"(.)\1+")
@@ -376,8 +379,7 @@ class Library:
         prefix = told[1].lower()
         by_example = {sort for sort, examples in self._sorts.items() if told[0] in examples}
         by_name = {sort for sort in self._sorts if any(_is_short(prefix, noun) for noun in sort)}
-        capital = {sort for sort, examples in self._sorts.items() if any(one[:1].isupper() for one in examples)}
-        return frozenset(by_example or by_name or (capital if told[1].isupper() else ()))
+        return frozenset(by_example or by_name)
 
     def spelt(self, word: str) -> str:
         """The word that a word is a misspelling of: one of the tools', or of general English; else the word itself."""
@@ -424,7 +426,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
     name = [stem(word) for word in pieces(tool.name)]
     said = [stem(word) for word in prose(tool.description) if word not in SMALL]
     verb = _verb(name, said, prose(tool.description)[1:5])
-    nouns = tuple(dict.fromkeys(word for word in name if word != verb and word not in _LINKS))
+    nouns = tuple(dict.fromkeys(word for word in name if word != verb and word not in _UNNAMED))
     prefix = name[0] if len(name) > 1 and name[0] not in VERBS else ""
     found: dict[str, float] = {}
 

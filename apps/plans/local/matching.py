@@ -173,8 +173,18 @@ class Matcher:
         for param in sorted(profile.params, key=lambda one: (not one.required, len(choices[one.name]), one.name)):
             found = choices[param.name]
             if found or param.required:
-                states = _extended(states, param, found, part.content)
+                states = _extended(states, param, [one for one in found if not _is_verb(one, part)], part.content)
         return _Whole(self, part, profile, options.explained).best(states[:_FINALISTS])
+
+
+def _opens(part: Part) -> bool:
+    """Does the request begin with its verb?"""
+    return part.verb_at >= 0 and not part.content & ((1 << part.verb_at) - 1)
+
+
+def _is_verb(option: Option, part: Part) -> bool:
+    """Is a value cut from plain words nothing but the verb that the request begins with?"""
+    return option.evidence == Evidence.CUT and part.verb_at == option.first == option.last and _opens(part)
 
 
 def _extended(states: Iterable[_State], param: Param, found: Iterable[Option], content: int) -> list[_State]:
@@ -331,7 +341,11 @@ class _Whole:
     def _nouns_at(self, place: int) -> tuple[tuple[str, float], ...]:
         """The nouns of the tool's name that a word says."""
         found = ((noun, near(self.part.stems[place], noun)) for noun in self.profile.nouns)
-        return tuple((noun, how if place != self.part.verb_at else FIRM * how) for noun, how in found if how)
+        if place != self.part.verb_at:
+            return tuple((noun, how) for noun, how in found if how)
+        if _opens(self.part) and not self._may_mean(self.part.verb):
+            return ()
+        return tuple((noun, FIRM * how) for noun, how in found if how)
 
     def _said(self, used: int, options: Mapping[str, Option]) -> _Said:
         part, profile, said = self.part, self.profile, _Said()

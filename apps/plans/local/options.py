@@ -305,7 +305,7 @@ class Options:
         if param.role in FREE:
             return "", 0.0 if own in sorts else -_OF_SORT
         if own not in sorts:
-            return "", -_OF_SORT if str(found.value)[0].islower() else 0.0
+            return "", -_OF_SORT
         return next((noun for noun in own if noun in self.profile.nouns), ""), _OF_SORT
 
     def _each(self, several: Sequence[Option]) -> Iterator[Option]:

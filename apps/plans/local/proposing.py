@@ -15,9 +15,9 @@ from apps.plans.local.matching import Match, Matcher
 from apps.plans.local.options import FREE
 from apps.plans.local.params import resolved
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
-from apps.plans.local.tokens import Reading
+from apps.plans.local.tokens import Kind, Reading
 from apps.plans.local.values import read
-from apps.plans.local.words import SMALL, stem
+from apps.plans.local.words import GROUPS, SMALL, stem
 from apps.plans.proposals import (
     UNSURE,
     Asked,
@@ -54,6 +54,7 @@ _LINKED: Final = 0.5
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
+_STANDING_IN: Final = frozenset({"one", "ones", "anything", "everything", "something", "stuff", "thing", "things"})
 _MOST_IN_WISH: Final = 4
 _WISHES: Final = frozenset(
     map(
@@ -407,6 +408,8 @@ class _Proposing:
             for param in match.profile.params
             if param.name in match.options and match.options[param.name].evidence == Evidence.CUT
         ]
+        if _is_vague(match):
+            return False
         if match.unsaid >= _ANNOUNCED and any(plain) and len(plain) == len(match.options):
             return False
         if not self.is_gentle(match.profile.tool.uid):
@@ -501,6 +504,21 @@ class _Proposing:
                     match.profile.tool.uid, (match.profile.tool, round(1 / (1 + math.exp(-match.score / 4)), 4), why)
                 )
         return tuple(sorted(found.values(), key=lambda one: (-one[1], one[0].uid))[:5])
+
+
+def _is_vague(match: Match) -> bool:
+    """Is what is meant only stood for, a value alone said, or the opening word an act that nothing explains?"""
+    part, used = match.part, 0
+    for option in match.options.values():
+        used |= option.mask
+    if not part.number and any(part.low(place) in _STANDING_IN and not used >> place & 1 for place in part.stems):
+        return not match.options or (match.named < _AGREES and not any(one.kind == Kind.ID for one in match.options.values()))
+    if part.verb or part.question:
+        return False
+    is_bare = match.profile.acts and len(match.options) == 1 and not part.content & ~used
+    after = part.stems.get(part.first + 1, "")
+    is_act = part.low(part.first + 1) in GROUPS["article"] or after in match.profile.nouns
+    return is_bare or (is_act and bool(match.unexplained >> part.first & 1))
 
 
 def _is_said_before(draft: _Draft, match: Match, number: int) -> bool:
