@@ -426,7 +426,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
     name = [stem(word) for word in pieces(tool.name)]
     said = [stem(word) for word in prose(tool.description) if word not in SMALL]
     verb = _verb(name, said, prose(tool.description)[1:5])
-    nouns = tuple(dict.fromkeys(word for word in name if word != verb and word not in _UNNAMED))
+    nouns = tuple(dict.fromkeys(word for word in name if word not in _UNNAMED and word != verb))
     prefix = name[0] if len(name) > 1 and name[0] not in VERBS else ""
     found: dict[str, float] = {}
 
@@ -490,7 +490,7 @@ def _verb(name: list[str], said: list[str], opening: list[str]) -> str:
     commands = said[:1] == name[:1] and not _DEFINING.intersection(opening)
     named = name[0] if commands else next((word for word in name if word in VERBS), "")
     told = said[0] if said and said[0] in VERBS else ""
-    if told and (not named or told in name or (named in said and any(near(told, shown) for shown in _SHOWING))):
+    if told and (not named or told in name or (named in said and told in _SHOWING)):
         return told
     return named
 

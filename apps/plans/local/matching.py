@@ -38,9 +38,7 @@ _NO_NOUN: Final = -2.0
 _INVERTED: Final = 0.4
 _DEPRECATED: Final = -1.5
 _BY_KIND: Final = 0.7
-_MAKING: Final = frozenset(
-    map(stem, ("create", "add", "make", "send", "post", "set", "start", "open", "log", "submit"))
-)
+MAKING: Final = frozenset(map(stem, ("create", "add", "make", "send", "post", "set", "start", "open", "log", "submit")))
 _PLAIN_ACTS: Final = tuple(
     map(
         stem,
@@ -314,7 +312,7 @@ class _Whole:
 
     def _may_mean(self, verb: str) -> bool:
         """May a verb stand for a tool that makes something: to bill, to schedule? Not one that ends or shows things."""
-        return self.profile.verb in _MAKING and not any(near(verb, other) for other in _PLAIN_ACTS)
+        return self.profile.verb in MAKING and not any(near(verb, other) for other in _PLAIN_ACTS)
 
     def _verb(self, used: int) -> float:
         """How well the part's verb is the tool's; as a value, it agrees."""
@@ -329,7 +327,7 @@ class _Whole:
             same *= _FROM_DESCRIPTION
         if (
             not same
-            and profile.verb in _MAKING
+            and profile.verb in MAKING
             and (
                 any(near(part.verb, noun) for noun in profile.nouns)
                 or (profile.vocabulary.get(part.verb, 0.0) >= _OWN and self._may_mean(part.verb))

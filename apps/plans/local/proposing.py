@@ -11,7 +11,7 @@ from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.local.chaining import Source, explain_by_givers, given, produced, repeated
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.judging import ASK, CONFIRM, READING, Verdict, holding, is_plain_name, judged
-from apps.plans.local.matching import Match, Matcher
+from apps.plans.local.matching import MAKING, Match, Matcher
 from apps.plans.local.options import FREE
 from apps.plans.local.params import resolved
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
@@ -512,10 +512,15 @@ def _is_vague(match: Match) -> bool:
     for option in match.options.values():
         used |= option.mask
     if not part.number and any(part.low(place) in _STANDING_IN and not used >> place & 1 for place in part.stems):
-        return not match.options or (match.named < _AGREES and not any(one.kind == Kind.ID for one in match.options.values()))
+        return not match.options or (
+            match.named < _AGREES and not any(one.kind == Kind.ID for one in match.options.values())
+        )
     if part.verb or part.question:
         return False
-    is_bare = match.profile.acts and len(match.options) == 1 and not part.content & ~used
+    told = (part.stems[place] for place in bits(part.content & ~used))
+    naming = match.profile.naming.union(match.profile.nouns)
+    is_making = not match.profile.acts or match.profile.verb in MAKING
+    is_bare = not is_making and len(match.options) == 1 and naming.issuperset(told)
     after = part.stems.get(part.first + 1, "")
     is_act = part.low(part.first + 1) in GROUPS["article"] or after in match.profile.nouns
     return is_bare or (is_act and bool(match.unexplained >> part.first & 1))
