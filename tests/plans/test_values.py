@@ -148,7 +148,16 @@ def test_one_end_of_a_period(text: str, value: str, role: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["on 3/4/2026", "on 31 February", "every Monday", "may I march on", "the sun", "in 9999 years", "on 2026-13-45"],
+    [
+        "on 3/4/2026",
+        "on 31 February",
+        "every Monday",
+        "may I march on",
+        "the sun",
+        "in 9999 years",
+        "on 2026-13-45",
+        "from 10 to 12",
+    ],
 )
 def test_unsure_dates_are_not_read(text: str) -> None:
     assert not {one for one in found(text) if one[0] in ("date", "datetime", "period")}

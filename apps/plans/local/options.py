@@ -45,6 +45,9 @@ _CALLED: Final = 2.0
 _UNANNOUNCED: Final = 0.8
 """What each word from the third on costs in a value that nothing announces."""
 _FEW: Final = 2
+_HEADS: Final = frozenset(map(stem, ("title", "subject", "headline", "topic")))
+_WHOLE: Final = 4.2
+"""What it counts that a value is all that stands behind a colon."""
 _SHORT_NUMBER: Final = 4
 """How long a number may be that is part of a name: "Baker Street 221B"."""
 _LEAST_OF_CUT: Final = -0.5
@@ -349,6 +352,11 @@ class Options:
 
     def _cut(self, param: Param) -> Iterator[Option]:
         longest = _LONGEST_SPAN if param.role in ("text", "query") else _LONGEST_NAME if param.role in FREE else 2
+        said = self._said_whole() if self._is_headline(param) else -1
+        if said >= 0:
+            yield self._option(
+                self.part.words(said, self.part.stop - 1), Evidence.CUT, _WHOLE, (said, self.part.stop - 1), _WHOLE
+            )
         for first, last in self.spans():
             if last >= first + longest and not param.array:
                 continue
@@ -373,9 +381,22 @@ class Options:
                 text = text if param.role in ("text", "query") else re.sub(r"['’]s$", "", text)
                 place = (first, last)
                 if param.role == "name" and param.side in ("left", "right"):
+                    if not self._is_proper(first):
+                        continue
                     place = (first, first) if param.side == "left" else (min(first + 1, last), last)
                     text = self.part.words(*place)
                 yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, place, cued)
+
+    def _is_headline(self, param: Param) -> bool:
+        """Is it a text or headline, and the one thing in words that the tool must have?"""
+        needed = [one.name for one in self.profile.params if one.required and one.role in FREE]
+        return needed == [param.name] and not param.array and (param.role == "text" or bool(_HEADS & {*param.words}))
+
+    def _said_whole(self) -> int:
+        """Where a sentence of several words begins that stands behind the only colon; else -1."""
+        part = self.part
+        colons = [one.place for one in part.tokens if one.low == ":"]
+        return colons[0] + 1 if len(colons) == 1 and part.stop - colons[0] > _FEW + 1 and colons[0] > part.first else -1
 
     def _is_no_name(self, param: Param, first: int, last: int) -> bool:
         """Are these words a date, a clause, or what another part may begin with: "thursday", "dkim have been merged", "Ghent: when"?"""
@@ -393,6 +414,7 @@ class Options:
             or (part.low(last).endswith("ing") and part.stems.get(last + 1) in param.words)
             or bool(stretch(first, last) & self.timed)
             or any(part.low(place) in _CLAUSES for place in places)
+            or part.low(last + 1) in ("you", "me", "us", "him", "them")
             or any(one.text in GROUPS["pronoun"] for one in part.reading.tokens[first : last + 1])
         )
 
@@ -406,7 +428,7 @@ class Options:
             self.explained[place] >= FIRM or part.stems[place] in chosen
             for place in range(first, last + 1)
             if part.low(place) not in SMALL
-        )
+        ) and not (last > first and self._is_whole_name(first, last))
 
     def spans(self) -> list[tuple[int, int]]:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
@@ -470,7 +492,7 @@ class Options:
             return part.reading.tokens[first].text[0].isupper() or self._is_said(first)
         if low in GROUPS["pronoun"]:
             return self._is_said(first)
-        return low not in BOUNDS and low not in DETERMINERS
+        return is_name or (low not in BOUNDS and low not in DETERMINERS)
 
     def _is_proper(self, place: int) -> bool:
         """Is it a word with a capital, as names have?"""
@@ -506,11 +528,14 @@ class Options:
             inner -= sum(one.low == "," and {one.place - 1, one.place + 1} <= proper for one in tokens)
             typed -= sum(one.text[0].isdigit() and len(one.text) <= _SHORT_NUMBER for one in tokens)
         said = long and self._is_said(first)
+        whole = size > 1 and self._is_whole_name(first, last)
         crossed = sum(first <= place <= last for place in part.turns)
         crossed += sum(
             part.stems[one.place] in self.profile.params_words
             for one in tokens[1:]
-            if one.low not in SMALL and not part.low(one.place - 1).endswith("ing")
+            if one.low not in SMALL
+            and not (whole and one.place == last)
+            and not part.low(one.place - 1).endswith("ing")
         )
         crossed += size > 1 and not long and tokens[0].text.islower() and part.stems[first] in param.cues
         crossed += size == 1 and part.stems[first] in self.profile.params_words
@@ -535,9 +560,9 @@ class Options:
         score -= _TORN * torn if not long else 0.0
         if param.role in ("id", "version") and size == 1 and not tokens[0].text.islower():
             score += 0.6
-        if content and all(self.explained[one.place] >= FIRM for one in content):
+        if content and not whole and all(self.explained[one.place] >= FIRM for one in content):
             score -= 1.2
-        for one in content if not long else ():
+        for one in content if not long and not whole else ():
             stemmed = part.stems[one.place]
             score -= _OWN_NOUN if stemmed in self.profile.nouns else 0.0
             score -= (0.2 if query else _OTHER_NOUN) if one.text.islower() and self.library.is_noun(stemmed) else 0.0

@@ -146,7 +146,7 @@ def params_of(tool: Tool) -> tuple[Param, ...]:
     """The params of a tool in the order of its schema. Descriptions may stand in the tool's own, as `name: description`."""
     inputs = {name: schema for name, schema in tool.inputs.items() if isinstance(schema, Mapping)}
     told = {name: text for name, text in _ARGUMENT.findall(tool.description) if name in inputs}
-    siblings = {one for name in inputs for one in (*words.pieces(name), "_".join(words.pieces(name)))}
+    siblings = {one for name in inputs for one in (*words.pieces(name), " ".join(words.pieces(name)))}
     params: list[Param] = []
     for name, raw in inputs.items():
         schema = resolved(raw, tool.input_schema)
@@ -177,9 +177,9 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
     own = words.pieces(name)
     kind = _type(item)
     choices = _choices(item, kind, description)
-    side = next((side for side in ("start", "end") if words.PAIRS[side] & {*own, "_".join(own)}), "")
+    side = next((side for side in ("start", "end") if words.PAIRS[side] & {*own, " ".join(own)}), "")
     for one, other in (("left", "right"), ("right", "left")):
-        if own and (own[-1] in words.PAIRS[one] or "_".join(own) in words.PAIRS[one]) and words.PAIRS[other] & siblings:
+        if own and (own[-1] in words.PAIRS[one] or " ".join(own) in words.PAIRS[one]) and words.PAIRS[other] & siblings:
             side = one
     named = (piece for piece in reversed(own) if len(piece) > 1 and (piece != "min" or len(own) == 1))
     unit = next((words.UNITS[piece] for piece in named if piece in words.UNITS), "")
@@ -458,6 +458,8 @@ def _converted(param: Param, found: Found) -> Any:
         value = found.unit
     elif kind is Kind.DATE and Kind.DATETIME in param.kinds and Kind.DATE not in param.kinds:
         value = f"{value}T{'23:59:59' if found.role == 'end' else '00:00:00'}Z"
+    elif kind is Kind.PERIOD and "month" in param.words:
+        value = str(value)[: len("2026-01")]
     elif kind is Kind.DATETIME and Kind.DATE in param.kinds and Kind.DATETIME not in param.kinds:
         value = str(value)[:10]
     elif kind is Kind.DOMAIN and Kind.URL in param.kinds and param.role != "domain":
