@@ -1,7 +1,11 @@
 """Plain functions that make what tests need, through the product's own services."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+
+from django.db import connection
+from django.db.backends.utils import CursorWrapper
 
 from apps.principals import selectors, services
 from apps.principals.models import Principal, Tenant
@@ -53,3 +57,14 @@ def credential_of(text: str) -> Caller | None:
     secret = read_secret(text)
     found = selectors.credential(secret, now=T0) if secret else None
     return found.caller if found else None
+
+
+@contextmanager
+def as_owner() -> Iterator[CursorWrapper]:
+    """The owner of the tables, for a moment of the transaction that is open."""
+    with connection.cursor() as cursor:
+        cursor.execute("select current_user")
+        (role,) = cursor.fetchone()
+        cursor.execute("set constraints all immediate; set local role none")
+        yield cursor
+        cursor.execute(f"set local role {role}")

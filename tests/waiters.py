@@ -1,8 +1,9 @@
-"""Somebody else who acts meanwhile, and seeing from outside that somebody waits."""
+"""Others who act meanwhile or at the same moment, and seeing from outside that somebody waits."""
 
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -12,7 +13,7 @@ from django.conf import settings
 from django.db import connection
 
 from apps.digests.services import inbox_topic
-from apps.principals.tenancy import Caller
+from apps.principals.tenancy import Caller, acting_as
 
 
 async def later(caller: Caller, action: Callable[[], Awaitable[Any]]) -> None:
@@ -84,3 +85,45 @@ class Other(threading.Thread):
         self.join(60)
         assert not self.is_alive()
         return self.failure
+
+
+def acting(caller: Caller, act: Callable[[], Any]) -> Callable[[], Any]:
+    """The same in a transaction of this caller."""
+
+    def run() -> Any:
+        with acting_as(caller):
+            return act()
+
+    return run
+
+
+def at_once(*acts: Callable[[], Any]) -> list[Any]:
+    """What each of these returned, or the exception that it raised. All begin at the same moment."""
+    barrier = threading.Barrier(len(acts))
+    results: dict[int, Any] = {}
+
+    def run(place: int) -> None:
+        barrier.wait(20)
+        results[place] = acts[place]()
+
+    others = [Other(partial(run, place)) for place in range(len(acts))]
+    failures = [other.ends() for other in others]
+    return [results[place] if failure is None else failure for place, failure in enumerate(failures)]
+
+
+def together(*acts: Callable[[], Any]) -> list[Any]:
+    """What each of these returned, begun at the same moment. None may fail."""
+    results: dict[int, Any] = {}
+
+    def run(place: int) -> None:
+        results[place] = acts[place]()
+
+    assert at_once(*(partial(run, place) for place in range(len(acts)))) == [None] * len(acts)
+    return [results[place] for place in range(len(acts))]
+
+
+def until(happened: Callable[[], object], what: str = "it") -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.01)

@@ -20,10 +20,11 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import Run, run_key
 from gatehouse_client import Client
 from gatehouse_client.outputs import QueuedTask
-from tests.clients.test_worker import ends, has_ended, until
+from tests.clients.test_worker import ends, has_ended
 from tests.factories import make_token
 from tests.server import Server
 from tests.tasks.making import number
+from tests.waiters import until
 
 pytestmark = pytest.mark.ci
 

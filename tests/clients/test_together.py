@@ -3,37 +3,24 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import Task as TaskRow
-from gatehouse_client import Client, LeaseLost, Refused
+from gatehouse_client import Client, LeaseLost
 from gatehouse_client.outputs import CompletedTask, LeasedTask, QueuedTask
 from gatehouse_client.together import Item, Limits, Together, take
 from tests.clients.proxy import Proxy
-from tests.clients.test_worker import PATIENCE, until
+from tests.clients.test_worker import PATIENCE
 from tests.server import Server, end_server, start_server
+from tests.waiters import at_once, until
 
 THREADS = 16
-
-
-def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What each call returned or raised; all begin at the same moment, in threads."""
-    begin = threading.Barrier(len(calls))
-
-    def answer(call: Callable[[], Any]) -> Any:
-        begin.wait(PATIENCE)
-        try:
-            return call()
-        except Refused as refusal:
-            return refusal
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(answer, calls))
 
 
 def queue_some(client: Client, calls: int = THREADS) -> list[Any]:
@@ -43,7 +30,7 @@ def queue_some(client: Client, calls: int = THREADS) -> list[Any]:
         params = {"number": number} if number % 5 else {}
         return client.queue(task_type="greeting", params=params, idempotency_key=f"{number}")
 
-    return at_once([lambda number=number: queue(number) for number in range(calls)])  # type: ignore[misc]
+    return at_once(*(partial(queue, number) for number in range(calls)))
 
 
 @pytest.fixture
@@ -113,7 +100,7 @@ def test_completions_share_requests_and_next_leases(client: Client, shaky: Clien
     def complete(lease: LeasedTask) -> CompletedTask:
         return shaky.complete(lease, lease.params, lease_next=1, lease_from={"task_types": ["greeting"]})
 
-    answers = at_once([lambda lease=lease: complete(lease) for lease in leases])  # type: ignore[misc]
+    answers = at_once(*(partial(complete, lease) for lease in leases))
 
     assert isinstance(answers.pop(3), LeaseLost)
     following = [lease.task_id for answer in answers for lease in answer.next]

@@ -22,15 +22,9 @@ from tests.clients.conftest import running
 from tests.clients.proxy import Proxy
 from tests.remote import says
 from tests.tasks.making import number
+from tests.waiters import until
 
 PATIENCE = 45.0
-
-
-def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def make_worker(client: Client, handler: Callable[[Task], Any], **more: Any) -> Worker:

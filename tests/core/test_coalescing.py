@@ -1,7 +1,6 @@
 """Coalesced calls: made as one, answered each for itself."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -13,6 +12,7 @@ from apps.core import coalescing
 from apps.core.coalescing import Coalescer
 from apps.core.errors import Conflict, DomainError
 from apps.core.sql import DatabaseAway
+from tests.waiters import until
 
 Answer = str | DomainError | None
 
@@ -59,13 +59,6 @@ class Counter:
 
     def _wait_for(self, waiting: int) -> None:
         until(lambda: len(self.line._waiting["kee"]) == waiting)
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)

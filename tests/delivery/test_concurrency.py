@@ -33,9 +33,10 @@ from config.celery import app
 from tests import remote as remotes
 from tests.delivery.conftest import deliver, make_remote, make_webhook, move_away, pass_time, reloaded, wake
 from tests.digests.makers import post, read, unsound
-from tests.digests.test_races import race, race_behind
+from tests.digests.test_races import race_behind
 from tests.factories import make_caller, make_tenant, make_token
 from tests.remote import Exchange, Remote
+from tests.waiters import at_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -208,7 +209,7 @@ def test_concurrent_workers_send_each_delivery_once(
 ) -> None:
     written = write(kee, lee, 20)
     work = app.tasks[task] if task else partial(sending.deliver_to, tenant_id=kee.tenant_id, target_id=north.pk)
-    race(*[work] * 4)
+    at_once(*[work] * 4)
     deliver()
     assert sorted(one.json["receipt_id"] for one in remote.received) == sorted(written)
     assert states() == {State.DELIVERED}
@@ -323,7 +324,7 @@ def test_deleting_or_changing_a_target_during_its_call_does_not_deadlock(kee: Ca
 
     for change in (rotate, rotate, delete):
         write(kee, kee)
-        called, changed = race(lambda: wake(target), change)
+        called, changed = at_once(lambda: wake(target), change)
         assert changed is None
         assert not isinstance(called, Exception)
     with acting_as_system("test"):

@@ -30,6 +30,7 @@ from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.services import Poster
 from tests import remote as remotes
+from tests import rest
 from tests.delivery.conftest import (
     STORED,
     TOKEN,
@@ -343,15 +344,14 @@ class Owner:
     """A principal's way to the operations of this app."""
 
     def __init__(self, tenant: Tenant, name: str, **given: Any) -> None:
-        self._headers = {"Authorization": f"Bearer {make_token(tenant, name, **given)}"}
+        self._token = make_token(tenant, name, **given)
 
     def ask(self, method: str, path: str = "/targets", status: int = 200, **given: Any) -> Any:
-        body = "" if method in {"GET", "DELETE"} else json.dumps(given)
-        answer = Client().generic(
-            method, f"/api/v1{path}", body, content_type="application/json", headers=self._headers
+        found, document = rest.ask(
+            method, f"/api/v1{path}", self._token, None if method in {"GET", "DELETE"} else given
         )
-        assert answer.status_code == status, answer.content
-        return answer.json()
+        assert found == status, document
+        return document
 
     def make(self, url: str, **given: Any) -> Any:
         return self.ask("POST", status=201, url=url, **given)

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,17 +22,10 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from tests.digests.makers import post, unsound
-from tests.digests.test_races import race
 from tests.factories import make_caller, make_token
+from tests.waiters import at_once, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -112,7 +104,7 @@ def meeting(
             meanwhile()
             release.set()
 
-        first, *answers, _ = race(lambda: send(given("first")), *map(later, receipts), let_go)
+        first, *answers, _ = at_once(lambda: send(given("first")), *map(later, receipts), let_go)
     assert not line
     assert getattr(first, "status_code", None) == 201 or first.entry is not None
     return answers
@@ -191,7 +183,7 @@ def test_callers_do_not_share_a_transaction(tenant: Tenant, poster: Caller) -> N
             release.set()
             return posted
 
-        outcomes = race(lambda: call(poster, given("a")), other)
+        outcomes = at_once(lambda: call(poster, given("a")), other)
     assert [posted.dedupe_key for posted in outcomes] == ["a", "b"]
 
 

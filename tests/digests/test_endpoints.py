@@ -15,6 +15,7 @@ from apps.principals.models import Principal, Tenant, Token
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import MAX_METADATA, Obligation, Receipt, ReceiptKey
+from tests import rest
 from tests.digests.makers import post, post_grouped, read
 from tests.factories import T0, make_caller, make_principal, make_tenant, make_token
 
@@ -243,15 +244,8 @@ Ask = Callable[..., tuple[int, dict[str, Any]]]
 def ask(tenant: Tenant) -> Ask:
     """Requests of Kee, or of another principal: status and answer."""
 
-    def ask(
-        method: str, path: str, body: dict[str, Any] | None = None, *, by: str = "Kee"
-    ) -> tuple[int, dict[str, Any]]:
-        headers = {"Authorization": f"Bearer {make_token(tenant, by)}"}
-        content: dict[str, Any] = (
-            {"data": json.dumps(body or {}), "content_type": "application/json"} if method == "POST" else {}
-        )
-        answer = Client(raise_request_exception=False).generic(method, path, headers=headers, **content)
-        return answer.status_code, answer.json()
+    def ask(method: str, path: str, body: Any = None, *, by: str = "Kee") -> tuple[int, Any]:
+        return rest.ask(method, path, make_token(tenant, by), body)
 
     return ask
 

@@ -1,14 +1,12 @@
 """The policies of an inbox and of single sources, and the replay of the past under another policy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import count
-from typing import Any
 
 import pytest
 from django.db import connection
-from django.test import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +32,7 @@ from tests.digests.makers import (
 )
 from tests.digests.test_database import statements
 from tests.factories import T0, make_caller, make_token
+from tests.rest import ask
 
 
 @pytest.fixture
@@ -124,34 +123,24 @@ def test_batch_follows_the_policy_of_each_inbox_and_source(sound: Caller, tenant
     assert (shown(hexy), read(hexy).pending) == ([], 2)
 
 
-def asking(tenant: Tenant) -> Callable[..., tuple[int, dict[str, Any]]]:
-    kee = {"Authorization": f"Bearer {make_token(tenant, 'Kee')}"}
-
-    def ask(method: str, path: str = "", body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        client = Client(raise_request_exception=False)
-        call = getattr(client, method.lower())
-        more = {"data": body, "content_type": "application/json"} if body is not None else {}
-        answer = call(f"/api/v1/inbox/policy{path}", headers=kee, **more)
-        return answer.status_code, answer.json()
-
-    return ask
-
-
 DEFAULT = {"enabled": True, "window_ms": 30_000, "max_items": 20, "max_thread_age_ms": 86_400_000}
 
 
 def test_source_policy_over_http(tenant: Tenant) -> None:
-    ask = asking(tenant)
+    kee = make_token(tenant, "Kee")
     own = DEFAULT | {"window_ms": 60_000}
     listed = [own | {"source_system": "github"}]
     expected = own | {"source_system": "github", "sources": listed}
-    assert ask("PUT", body={"source_system": "github", "window_ms": 60_000}) == (200, expected)
-    assert ask("GET", "?source_system=github") == (200, expected)
-    assert ask("GET", "?source_system=gitlab") == (200, DEFAULT | {"source_system": "gitlab", "sources": listed})
-    assert ask("GET") == (200, DEFAULT | {"source_system": None, "sources": listed})
+    assert ask("PUT", "inbox/policy", kee, {"source_system": "github", "window_ms": 60_000}) == (200, expected)
+    assert ask("GET", "inbox/policy?source_system=github", kee) == (200, expected)
+    assert ask("GET", "inbox/policy?source_system=gitlab", kee) == (
+        200,
+        DEFAULT | {"source_system": "gitlab", "sources": listed},
+    )
+    assert ask("GET", "inbox/policy", kee) == (200, DEFAULT | {"source_system": None, "sources": listed})
     removed = DEFAULT | {"source_system": "github", "sources": []}
-    assert ask("DELETE", "?source_system=github") == (200, removed)
-    status, refusal = ask("DELETE", "?source_system=github")
+    assert ask("DELETE", "inbox/policy?source_system=github", kee) == (200, removed)
+    status, refusal = ask("DELETE", "inbox/policy?source_system=github", kee)
     assert (status, refusal["code"]) == (404, "unknown_policy")
 
 
@@ -266,7 +255,9 @@ def test_replay_is_of_the_reader_and_changes_nothing(tenant: Tenant) -> None:
         for _ in range(3):
             post_grouped(kee, now=database_now())
         post(hexy, poster=kee, now=database_now())
-    status, replayed = asking(tenant)("POST", "/replay", {"since": "2026-01-01T00:00:00Z", "window_ms": 0})
+    status, replayed = ask(
+        "POST", "inbox/policy/replay", make_token(tenant, "Kee"), {"since": "2026-01-01T00:00:00Z", "window_ms": 0}
+    )
     assert (status, replayed) == (
         200,
         {
@@ -279,6 +270,6 @@ def test_replay_is_of_the_reader_and_changes_nothing(tenant: Tenant) -> None:
             "truncated": False,
         },
     )
-    assert asking(tenant)("POST", "/replay", {"window_ms": 0})[1]["receipts"] == 3
+    assert ask("POST", "inbox/policy/replay", make_token(tenant, "Kee"), {"window_ms": 0})[1]["receipts"] == 3
     with acting_as(kee):
         assert not Entry.objects.filter(inbox__principal_id=kee.principal_id).exists()

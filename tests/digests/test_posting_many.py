@@ -22,8 +22,9 @@ from apps.receipts.errors import ChainCycle, DuplicateReceipt
 from apps.receipts.models import Obligation, Receipt, ReceiptKey
 from apps.receipts.services import Group, Poster, ReceiptDraft
 from tests.digests.makers import make_draft, post, post_grouped, read, unsound
-from tests.digests.test_races import acting, check, race
+from tests.digests.test_races import check
 from tests.factories import T0, make_caller
+from tests.waiters import acting, at_once
 
 CI = Group(resource_ref="pr:1", event_family="ci")
 
@@ -275,7 +276,7 @@ def test_rival_posts_of_one_key_store_one(kee: Caller, contents: int, refusal: s
         partial(services.post, poster=Poster.of(kee), draft=one, now=T0) for one in made[::2]
     ]
     batches: list[Callable[[], Any]] = [partial(post_many, kee, [one]) for one in made[1::2]]
-    outcomes = race(*(acting(kee, rival) for rival in [*singly, *batches]))
+    outcomes = at_once(*(acting(kee, rival) for rival in [*singly, *batches]))
     flat = [one[0] if isinstance(one, list) else one for one in outcomes]
     (posted,) = (one for one in flat if isinstance(one, Posted))
     assert sorted(type(one).__name__ for one in flat) == [*[refusal] * 19, "Posted"]
@@ -315,7 +316,7 @@ def test_rival_batches_and_single_posts_lose_nothing(tenant: Tenant, kee: Caller
                 answers += post_many(kee, order[start : start + 20])
         return answers
 
-    outcomes = race(singly, partial(in_batches, made), partial(in_batches, made[::-1]), singly)
+    outcomes = at_once(singly, partial(in_batches, made), partial(in_batches, made[::-1]), singly)
 
     assert not [one for one in outcomes if isinstance(one, Exception)]
     answers = [one for many in outcomes for one in many]
@@ -344,7 +345,7 @@ def test_post_overtaken_before_writing_is_judged_again(kee: Caller, monkeypatch:
         if not overtaken:
             rival = replace(contested, receipt_id=None)
             overtaken.append(None)
-            overtaken.extend(race(acting(kee, partial(services.post, poster=Poster.of(kee), draft=rival, now=T0))))
+            overtaken.extend(at_once(acting(kee, partial(services.post, poster=Poster.of(kee), draft=rival, now=T0))))
         store(self, accepted, now)
 
     monkeypatch.setattr(recording._Batch, "_store", overtake)

@@ -24,31 +24,9 @@ from apps.receipts.models import Receipt
 from apps.receipts.services import Group, Poster
 from tests.digests.makers import ack_through, flush, make_draft, post, post_grouped, read, unsound
 from tests.factories import T0, make_caller
+from tests.waiters import acting, at_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def race(*rivals: Callable[[], Any]) -> list[Any]:
-    """What became of each: its result, or what it raised. All start at the same moment."""
-    barrier = threading.Barrier(len(rivals))
-    outcomes: list[Any] = [None] * len(rivals)
-
-    def run(index: int, rival: Callable[[], Any]) -> None:
-        try:
-            barrier.wait(timeout=20)
-            outcomes[index] = rival()
-        except Exception as exc:  # noqa: BLE001  # the outcome is what the test asks for
-            outcomes[index] = exc
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(rivals)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not any(thread.is_alive() for thread in threads), "a rival hangs"
-    return outcomes
 
 
 def race_behind(hold: Callable[[], AbstractContextManager[Any]], *rivals: Callable[[], Any]) -> list[Any]:
@@ -64,7 +42,7 @@ def race_behind(hold: Callable[[], AbstractContextManager[Any]], *rivals: Callab
         assert held.wait(20)
         return rival()
 
-    first, *outcomes = race(holder, *(partial(behind, rival) for rival in rivals))
+    first, *outcomes = at_once(holder, *(partial(behind, rival) for rival in rivals))
     assert first is None, f"{first!r}; the rivals: {outcomes!r}"
     return outcomes
 
@@ -84,14 +62,6 @@ def until_they_wait(number: int) -> None:
                 return
             time.sleep(0.005)
     raise AssertionError("They don't wait.")
-
-
-def acting(caller: Caller, run: Callable[[], Any]) -> Callable[[], Any]:
-    def rival() -> Any:
-        with acting_as(caller):
-            return run()
-
-    return rival
 
 
 def check() -> None:
@@ -114,7 +84,7 @@ def test_paging_readers_miss_nothing_of_eight_writers(kee: Caller) -> None:
 
     readers = [partial(_page_through, kee, limit, over) for limit in (2, 500)]
     writers = [partial(_write, kee, number, one) for number, one in enumerate(finished)]
-    outcomes = race(*readers, *writers, *[partial(_flush_until, over)] * 2)
+    outcomes = at_once(*readers, *writers, *[partial(_flush_until, over)] * 2)
 
     assert not [one for one in outcomes if isinstance(one, Exception)]
     posted = {receipt for written in outcomes[2:10] for receipt in written}
@@ -170,7 +140,7 @@ def test_an_ack_and_a_flush_at_once_lose_and_double_nothing(kee: Caller) -> None
             late = post_grouped(kee)
             thread = Thread.objects.get(closed_at=None)
 
-        outcomes = race(
+        outcomes = at_once(
             acting(kee, lambda: ack_through(kee, token)),  # noqa: B023  # runs within the turn
             acting(
                 kee,
@@ -200,7 +170,7 @@ def test_rival_flushers_publish_once(kee: Caller) -> None:
         )
         for number in range(6):
             post_grouped(kee, resource=f"pr:{number}")
-    outcomes = race(*([services.flush_due] * 6))
+    outcomes = at_once(*([services.flush_due] * 6))
     services.flush_due()
     assert all(isinstance(one, int) for one in outcomes)
     with acting_as(kee):
@@ -243,7 +213,7 @@ def test_rival_acks_of_older_revisions_leave_one_narrow_snapshot(kee: Caller) ->
                 shown += read(kee).entries
             rest = post_grouped(kee, resource=f"pr:{turn}", flush_class="immediate")
 
-        outcomes = race(*(acting(kee, partial(ack_through, kee, entry.token)) for entry in shown * 2))
+        outcomes = at_once(*(acting(kee, partial(ack_through, kee, entry.token)) for entry in shown * 2))
 
         assert sum(one.acked_receipts for one in outcomes) == 3
         check()
@@ -331,7 +301,7 @@ def _check_that_causes_end() -> None:
 @pytest.mark.parametrize("link", ["caused_by", "pairs_with"])
 def test_crossed_batches_of_unknown_references_do_not_deadlock(kee: Caller, link: str) -> None:
     names = [f"R.{number}" for number in range(40)]
-    outcomes = race(*(_naming(kee, link, order) for order in (names, names[::-1])))
+    outcomes = at_once(*(_naming(kee, link, order) for order in (names, names[::-1])))
     assert not [one for one in outcomes if isinstance(one, Exception)]
     with acting_as(kee):
         assert Receipt.objects.count() == 80
@@ -348,7 +318,7 @@ def _naming(kee: Caller, link: str, references: list[str]) -> Callable[[], Any]:
 
 def test_a_closer_and_its_root_at_once_always_meet(kee: Caller) -> None:
     for number in range(8):
-        outcomes = race(
+        outcomes = at_once(
             acting(kee, lambda: post(kee, receipt_id=f"R.{number}", requires_action=True, surface="ledger")),  # noqa: B023
             acting(kee, lambda: post(kee, pairs_with=f"R.{number}", caused_by=f"R.{number}", surface="ledger")),  # noqa: B023
         )
@@ -376,7 +346,7 @@ def test_crossed_batches_for_two_inboxes_do_not_deadlock(tenant: Tenant, kee: Ca
 
         return run
 
-    assert race(*(rival(number) for number in range(4))) == [None] * 4
+    assert at_once(*(rival(number) for number in range(4))) == [None] * 4
     with acting_as(kee):
         assert Receipt.objects.count() == 2 + 4 * 15 * 2
     check()

@@ -25,8 +25,9 @@ from apps.receipts.services import Group, ObligationDraft, Poster
 from tests.delivery.conftest import make_remote, move_away
 from tests.digests.makers import ack_receipts, ack_through, make_draft, post, post_grouped, read, set_clock, unsound
 from tests.digests.test_database import break_rows
-from tests.digests.test_races import acting, check, race
+from tests.digests.test_races import check
 from tests.factories import T0, make_caller, make_tenant
+from tests.waiters import acting, at_once
 
 
 def to_day(days: float) -> None:
@@ -403,11 +404,11 @@ def test_retention_beside_posts_acks_reads_and_flushes() -> None:
 
     def all_posted() -> list[Any]:
         try:
-            return race(writing(kee, hexy, roots), writing(hexy, kee, roots))
+            return at_once(writing(kee, hexy, roots), writing(hexy, kee, roots))
         finally:
             done.set()
 
-    posted, *acked, one, other = race(
+    posted, *acked, one, other = at_once(
         all_posted, acking(kee, done), acking(hexy, done), retaining(done), retaining(done)
     )
     assert (posted, acked) == ([None, None], [None, None])
@@ -423,7 +424,7 @@ def test_a_receipt_is_pruned_or_linked_to_never_both(kee: Caller) -> None:
         with acting_as(kee):
             root = post(kee, surface="ledger", receipt_id=f"R.{turn}")
 
-        outcomes = race(
+        outcomes = at_once(
             acting(kee, lambda: post(kee, caused_by=root.receipt_id, pairs_with=root.receipt_id)),  # noqa: B023
             lambda: services.retain(patience=None),
         )

@@ -1,6 +1,5 @@
 """What operators set for a source, and the hourly limits of sources at the endpoints that receive receipts."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from apps.receipts.models import Receipt
 from apps.receipts.services import Poster
 from tests.digests.makers import make_draft, set_source
 from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.rest import ask
 
 
 def rule(owner: Caller, name: str) -> tuple[int | None, bool]:
@@ -100,24 +100,17 @@ def test_viewer_or_stranger_sets_no_source(tenant: Tenant, console: Client) -> N
     assert not LogEntry.objects.exists()
 
 
-def ask(token: str, method: str, query: str = "", body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-    more: dict[str, Any] = {"data": json.dumps(body), "content_type": "application/json"} if body is not None else {}
-    headers = {"Authorization": f"Bearer {token}"}
-    answer = Client().generic(method, f"/api/v1/sources{query}", headers=headers, **more)
-    return answer.status_code, answer.json()
-
-
 def test_an_admin_sets_and_lists_sources_page_by_page(tenant: Tenant) -> None:
     admin = make_token(tenant, "Admin", scopes=[Scope.ADMIN])
     for name in ("a", "b/c", "d"):
         expected = {"source_system": name, "rate_per_hour": 5, "groups_by_dedupe_key": True}
-        assert ask(admin, "PUT", body=expected) == (200, expected)
-    status, first = ask(admin, "GET", "?limit=2")
+        assert ask("PUT", "sources", admin, expected) == (200, expected)
+    status, first = ask("GET", "sources?limit=2", admin)
     assert (status, [one["source_system"] for one in first["sources"]]) == (200, ["a", "b/c"])
-    _, second = ask(admin, "GET", f"?limit=2&cursor={first['next']}")
+    _, second = ask("GET", f"sources?limit=2&cursor={first['next']}", admin)
     assert ([one["source_system"] for one in second["sources"]], second["next"]) == (["d"], None)
     cleared = {"source_system": "a", "rate_per_hour": None, "groups_by_dedupe_key": False}
-    assert ask(admin, "PUT", body={"source_system": "a"}) == (200, cleared)
+    assert ask("PUT", "sources", admin, {"source_system": "a"}) == (200, cleared)
 
 
 ENDPOINTS = ["/internal/inbox/receipt", "/internal/receipt", "/api/v1/receipts"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from html import unescape
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
+from mcp.types import Tool, ToolAnnotations
 
 from apps.core import erasure
 from apps.core.ids import parse_ref
@@ -24,9 +26,10 @@ from apps.plans.models import Delegate, Outcome, Plan
 from apps.plans.services import PlanRequest
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
-from apps.principals.tenancy import Caller, acting_as_system
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import Task
+from apps.workers.services import discovery
 from tests.executions.making import (
     REPORT,
     advance,
@@ -45,6 +48,8 @@ from tests.executions.making import (
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
 from tests.memory.subjects import add, observations
+from tests.rest import ask
+from tests.workers.servers import McpServer, serving
 
 BASE = "/api/v1/executions"
 
@@ -62,17 +67,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "_PATIENCE", timedelta(seconds=60))
 
 
-def send(method: str, path: str, token: str, body: Any = None) -> tuple[int, dict[str, Any]]:
-    answer = Client().generic(
-        method,
-        path,
-        b"" if body is None else json.dumps(body).encode(),
-        content_type="application/json",
-        headers={"Authorization": f"Bearer {token}"},
-    )
-    return answer.status_code, answer.json()
-
-
 def plan_of(caller: Caller, steps: list[dict[str, Any]]) -> str:
     with caller.acting():
         return make_plan(caller, steps)
@@ -83,7 +77,7 @@ def test_fast_steps_are_in_the_answer(kee: Caller, token: str, server: WorkerSer
     flood = {**call_step("c", "flood"), "params": {"size": 70_000}}
     steps = [call_step("a"), call_step("b", "say", '{"step_id": "other", "x": 1}'), flood]
 
-    status, answer = send("POST", BASE, token, {"plan_id": plan_of(kee, [*steps, REPORT])})
+    status, answer = ask("POST", BASE, token, {"plan_id": plan_of(kee, [*steps, REPORT])})
 
     assert (status, answer["status"], answer["async_tasks"]) == (201, "complete", [])
     assert all(one.pop("result_pointer").startswith("artifact:sha256-") for one in answer["direct_results"])
@@ -96,17 +90,17 @@ def test_fast_steps_are_in_the_answer(kee: Caller, token: str, server: WorkerSer
 
 def test_plan_is_executed_over_http(kee: Caller, token: str, tenant: Tenant, server: WorkerServer) -> None:
     plan_id = plan_of(kee, example_steps())
-    before = send("GET", f"/api/v1/plans/{plan_id}/execution", token)
+    before = ask("GET", f"/api/v1/plans/{plan_id}/execution", token)
     assert (before[0], before[1]["status"], before[1]["steps_total"]) == (200, "not_started", 5)
 
-    ref = send("POST", BASE, token, {"plan_id": plan_id})[1]["execution_id"]
+    ref = ask("POST", BASE, token, {"plan_id": plan_id})[1]["execution_id"]
     do_task(make_caller(tenant, "hands", Kind.WORKER), {"text": "found"})
-    send("POST", BASE, token, {"plan_id": plan_id})
+    ask("POST", BASE, token, {"plan_id": plan_id})
     result = {"result": {"all": "good"}, "summary": "All good."}
-    status, moved = send("POST", f"{BASE}/{ref}/steps/step-4/result", token, result)
+    status, moved = ask("POST", f"{BASE}/{ref}/steps/step-4/result", token, result)
     assert (status, moved["status"], moved["step_status"]) == (200, "complete", "complete")
 
-    status, report = send("GET", f"{BASE}/{ref}", token)
+    status, report = ask("GET", f"{BASE}/{ref}", token)
     assert status == 200
     assert (report["plan_id"], report["status"], report["summary"]) == (plan_id, "complete", "All good.")
     assert [line["step_id"] for line in report["results"]] == ["step-1", "step-3", "step-4"]
@@ -114,8 +108,8 @@ def test_plan_is_executed_over_http(kee: Caller, token: str, tenant: Tenant, ser
         report["results"][0]
     )
     assert report["report"]["report_summary"] == "All done"
-    assert send("GET", f"/api/v1/plans/{plan_id}/execution", token)[1] == report
-    assert send("GET", BASE, token)[1]["executions"][0]["execution_id"] == ref
+    assert ask("GET", f"/api/v1/plans/{plan_id}/execution", token)[1] == report
+    assert ask("GET", BASE, token)[1]["executions"][0]["execution_id"] == ref
 
 
 def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServer) -> None:
@@ -123,10 +117,10 @@ def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServe
         request = PlanRequest(intent="Sell the moon")
         plan_id = planning.create_plan(caller=kee, request=request, now=T0).plan_id
 
-    answered, problem = send("POST", BASE, token, {"plan_id": plan_id})
+    answered, problem = ask("POST", BASE, token, {"plan_id": plan_id})
 
     assert (answered, problem["code"]) == (409, "plan_refused")
-    told = send("GET", f"/api/v1/plans/{plan_id}/execution", token)[1]
+    told = ask("GET", f"/api/v1/plans/{plan_id}/execution", token)[1]
     assert (told["status"], told["execution_id"]) == ("needs_escalation", None)
     assert "nothing was done" in told["summary"]
     (action,) = told["next_actions"]
@@ -152,25 +146,25 @@ def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServe
 def test_refusal_has_its_code_and_changes_nothing(
     kee: Caller, token: str, path: str, body: dict[str, Any] | None, expected: tuple[int, str]
 ) -> None:
-    ref = send("POST", BASE, token, {"plan_id": plan_of(kee, [REPORT])})[1]["execution_id"]
-    before = send("GET", f"{BASE}/{ref}", token)
+    ref = ask("POST", BASE, token, {"plan_id": plan_of(kee, [REPORT])})[1]["execution_id"]
+    before = ask("GET", f"{BASE}/{ref}", token)
 
-    answered, problem = send("GET" if body is None else "POST", f"{BASE}/{path.format(ref=ref)}", token, body)
+    answered, problem = ask("GET" if body is None else "POST", f"{BASE}/{path.format(ref=ref)}", token, body)
 
     assert (answered, problem["code"]) == expected
-    assert send("GET", f"{BASE}/{ref}", token) == before
+    assert ask("GET", f"{BASE}/{ref}", token) == before
 
 
 def test_list_is_paged(kee: Caller, token: str, tenant: Tenant) -> None:
-    refs = [send("POST", BASE, token, {"plan_id": plan_of(kee, [REPORT])})[1]["execution_id"] for _ in range(5)]
+    refs = [ask("POST", BASE, token, {"plan_id": plan_of(kee, [REPORT])})[1]["execution_id"] for _ in range(5)]
     dept = make_caller(tenant, "Dept")
     with acting_as_system("test"):
         Execution.objects.filter(pk=parse_ref("exec", refs[1])).update(owner_id=dept.principal_id)
-    send("POST", BASE, make_token(tenant, "Dept"), {"plan_id": plan_of(dept, [REPORT])})
+    ask("POST", BASE, make_token(tenant, "Dept"), {"plan_id": plan_of(dept, [REPORT])})
 
     pages, cursor = [], ""
     while cursor is not None:
-        page = send("GET", f"{BASE}?limit=2{cursor and f'&cursor={cursor}'}", token)[1]
+        page = ask("GET", f"{BASE}?limit=2{cursor and f'&cursor={cursor}'}", token)[1]
         pages.append([one["execution_id"] for one in page["executions"]])
         cursor = page["next"]
 
@@ -180,9 +174,9 @@ def test_list_is_paged(kee: Caller, token: str, tenant: Tenant) -> None:
 def test_tool_is_called_without_a_plan(kee: Caller, token: str, server: WorkerServer) -> None:
     path = "/api/v1/workers/texter/tools/echo/call"
 
-    direct = send("POST", path, token, {"params": {"text": "hi"}})
-    queued = send("POST", path, token, {"params": {"text": "hi"}, "mode": "async", "idempotency_key": "once"})
-    again = send("POST", path, token, {"params": {"text": "hi"}, "mode": "async", "idempotency_key": "once"})
+    direct = ask("POST", path, token, {"params": {"text": "hi"}})
+    queued = ask("POST", path, token, {"params": {"text": "hi"}, "mode": "async", "idempotency_key": "once"})
+    again = ask("POST", path, token, {"params": {"text": "hi"}, "mode": "async", "idempotency_key": "once"})
 
     assert (direct[0], direct[1]["status"], direct[1]["result"]["length"]) == (200, "complete", 2)
     assert (queued[0], queued[1]["status"], queued[1]["is_duplicate"]) == (200, "queued", False)
@@ -220,7 +214,7 @@ def test_faulty_call_is_refused_with_a_code(
     make_worker(kee, server, "gone", endpoint="http://127.0.0.1:9/mcp")
     make_worker(kee, server, "barred", side_effects={"filesystem": "write", "network": "none", "execution": "none"})
 
-    answered, problem = send("POST", f"/api/v1/workers/{path}/call", token, body)
+    answered, problem = ask("POST", f"/api/v1/workers/{path}/call", token, body)
 
     assert (answered, problem["code"]) == expected
     assert not server.calls["echo"]
@@ -229,7 +223,7 @@ def test_faulty_call_is_refused_with_a_code(
 
 
 def test_submitted_plan_is_stored_as_given(kee: Caller, token: str) -> None:
-    made = send("POST", SUBMIT, token, {"plan": handmade()})[1]
+    made = ask("POST", SUBMIT, token, {"plan": handmade()})[1]
 
     plan, given = made["plan"], handmade()
     told = {"steps", "plan_id", "created_at"}
@@ -242,9 +236,9 @@ def test_submitted_plan_is_stored_as_given(kee: Caller, token: str) -> None:
     assert (plan["planner_version"], plan["plan_hash"]) == ("submitted", plan_hash(plan))
     assert plan["plan_id"] == made["plan_id"] != "my-plan"
     assert plan["estimated_total_runtime_seconds"] > 0
-    found = send("GET", f"/api/v1/plans/{made['plan_id']}", token)[1]
+    found = ask("GET", f"/api/v1/plans/{made['plan_id']}", token)[1]
     assert found == made
-    assert send("POST", "/api/v1/plans/validate", token, {"plan": plan})[1]["valid"]
+    assert ask("POST", "/api/v1/plans/validate", token, {"plan": plan})[1]["valid"]
     with kee.acting():
         receipt = Receipt.objects.get(receipt_id=made["receipt_id"])
     assert (receipt.event_type, receipt.metadata["submitted"], receipt.surface) == ("plan_created", True, "ledger")
@@ -275,7 +269,7 @@ def test_faulty_submitted_plan_is_refused(token: str, code: str, pointer: str, c
     plan = handmade()
     plan["steps"][0]["estimated_cost"] = 0.01
 
-    status, problem = send("POST", SUBMIT, token, {"plan": {**plan, **changes}})
+    status, problem = ask("POST", SUBMIT, token, {"plan": {**plan, **changes}})
 
     assert (status, problem["code"]) == (422, "plan_invalid")
     assert pointer in [error["pointer"] for error in problem["errors"]]
@@ -285,18 +279,18 @@ def test_faulty_submitted_plan_is_refused(token: str, code: str, pointer: str, c
 
 
 def test_submitted_plan_may_not_replace_another(token: str) -> None:
-    earlier = send("POST", SUBMIT, token, {"plan": handmade()})[1]["plan_id"]
+    earlier = ask("POST", SUBMIT, token, {"plan": handmade()})[1]["plan_id"]
 
-    problem = send("POST", SUBMIT, token, {"plan": handmade(replaces=earlier)})[1]
+    problem = ask("POST", SUBMIT, token, {"plan": handmade(replaces=earlier)})[1]
 
     assert [error["pointer"] for error in problem["errors"]] == ["/plan/replaces"]
 
 
 def test_delegation_loop_is_refused(kee: Caller, token: str) -> None:
-    assert send("POST", SUBMIT, token, {"plan": handmade()})[0] == 201
+    assert ask("POST", SUBMIT, token, {"plan": handmade()})[0] == 201
     with kee.acting():
         key = str(Delegate.objects.get().key)
-    status, problem = send("POST", SUBMIT, token, {"plan": handmade(delegation_path=[key])})
+    status, problem = ask("POST", SUBMIT, token, {"plan": handmade(delegation_path=[key])})
     assert (status, problem["code"]) == (422, "delegation_loop")
 
 
@@ -350,13 +344,13 @@ def test_decision_without_its_text_is_still_asked_for(kee: Caller) -> None:
 
 @pytest.mark.parametrize("told", [{"scope": EVE}, {"constraints": {"exclude_workers": [EVE]}}, {"assumptions": [EVE]}])
 def test_no_member_of_a_plan_keeps_a_forgotten_id(kee: Caller, token: str, told: dict[str, Any]) -> None:
-    plan_id = send("POST", SUBMIT, token, {"plan": handmade(steps=[call_step("a"), REPORT], **told)})[1]["plan_id"]
+    plan_id = ask("POST", SUBMIT, token, {"plan": handmade(steps=[call_step("a"), REPORT], **told)})[1]["plan_id"]
     with kee.acting():
         add(kee, EVE)
         assert memory.forget(author=kee, subject_id=EVE, now=T0).remaining == {}
-    status, answer = send("GET", f"/api/v1/plans/{plan_id}", token)
+    status, answer = ask("GET", f"/api/v1/plans/{plan_id}", token)
     assert (status, EVE in json.dumps(answer)) == (200, False)
-    (listed,) = send("GET", "/api/v1/plans", token)[1]["plans"]
+    (listed,) = ask("GET", "/api/v1/plans", token)[1]["plans"]
     assert (listed["intent"], listed["can_be_begun"]) == ("", False)
 
 
@@ -383,3 +377,57 @@ def test_console_shows_the_steps_and_why_one_failed(kee: Caller, texter: WorkerS
     text = " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
     assert f"step-1 (call_worker) Change Failed {why}" in text
     assert f"step-0 waits for {queued.task_ref}, a task for texter." in text
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+RESULT = {"type": "object", "properties": {"result": {"type": "string"}}}
+
+
+def make_tool(name: str, description: str, *, reads: bool) -> Tool:
+    hints = ToolAnnotations(read_only_hint=reads)
+    return Tool(name=name, description=description, input_schema=CITY, output_schema=RESULT, annotations=hints)
+
+
+@pytest.fixture
+def town(kee: Caller) -> Iterator[McpServer]:
+    with serving(name="Town") as served:
+        served.structured = {"result": "It is sunny."}
+        served.tools = [
+            make_tool("get_weather", "Get the current weather in a city.", reads=True),
+            make_tool("close_city", "Close a city for cars.", reads=False),
+        ]
+        seen = discovery.visit(served.endpoint)
+        with acting_as(kee):
+            principal = discovery.principal_for_servers(tenant_id=kee.tenant_id)
+            uids = [tool.tool_uid for tool in discovery.shown(served.endpoint, seen).tools]
+            discovery.add_server(principal=principal, url=served.endpoint, seen=seen, approve=uids, why="test")
+        yield served
+
+
+@pytest.mark.django_db(transaction=True)
+def test_reading_request_is_answered_in_one_call_and_in_the_inbox(kee: Caller, tenant: Tenant, town: McpServer) -> None:
+    headers = {"Authorization": f"Bearer {make_token(tenant, 'Kee')}"}
+    asked = {"intent": "What is the weather in Vienna?"}
+    told = Client().post("/api/v1/requests", asked, content_type="application/json", headers=headers).json()
+
+    assert told["execution"]["status"] == "complete"
+    assert told["execution"]["direct_results"][0]["result"] == "It is sunny."
+    entry = Client().get("/api/v1/inbox", headers=headers).json()["entries"][-1]
+    assert (entry["title"], entry["summary"]) == ("Plan complete: What is the weather in Vienna?", "It is sunny.")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("intent", "more"), [("Close Vienna for cars", {}), ("What is the weather in Vienna?", {"confirm_reads": False})]
+)
+def test_guess_is_not_acted_on_without_a_confirmation(
+    kee: Caller, tenant: Tenant, town: McpServer, intent: str, more: dict[str, bool]
+) -> None:
+    headers = {"Authorization": f"Bearer {make_token(tenant, 'Kee')}"}
+    told = Client().post(
+        "/api/v1/requests", {"intent": intent, **more}, content_type="application/json", headers=headers
+    )
+
+    assert told.json()["execution"] is None
+    assert told.json()["status"] != "ready"
+    assert not {"get_weather", "close_city"} & set(town.asked)

@@ -43,7 +43,7 @@ from tests.executions.making import (
 )
 from tests.executions.workers import WorkerServer
 from tests.factories import make_caller
-from tests.waiters import until_somebody_waits_for_this_transaction
+from tests.waiters import together, until_somebody_waits_for_this_transaction
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,30 +52,8 @@ TOOL = {"description": "Counts", "input_schema": JOB}
 COUNTING = ("start_count", "get_count_status", "get_count_result", "cancel_count")
 
 
-def at_once(*functions: Callable[[], Any]) -> None:
-    """Run all of them from the same moment on, each with a connection of its own."""
-    barrier = threading.Barrier(len(functions))
-    broken: list[BaseException] = []
-
-    def run(function: Callable[[], Any]) -> None:
-        try:
-            barrier.wait(10)
-            function()
-        except BaseException as exc:  # noqa: BLE001  # told to the test below
-            broken.append(exc)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=[function]) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not broken, broken
-
-
 def advancing_on_a_thread(execution: Execution) -> threading.Thread:
-    thread = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
+    thread = threading.Thread(target=lambda: together(lambda: advance(execution)))
     thread.start()
     return thread
 
@@ -83,7 +61,7 @@ def advancing_on_a_thread(execution: Execution) -> threading.Thread:
 def test_one_of_several_processes_calls_the_worker(kee: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, [call_step("a"), call_step("b", "shout"), REPORT])
 
-    at_once(*[lambda: advance(execution)] * 4)
+    together(*[lambda: advance(execution)] * 4)
     advance(execution)
 
     assert texter.calls == {"echo": 1, "shout": 1}
@@ -95,7 +73,7 @@ def test_one_of_several_processes_calls_the_worker(kee: Caller, texter: WorkerSe
 def test_processes_queue_one_task(kee: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, [queue_step("a"), REPORT])
 
-    at_once(*[lambda: advance(execution)] * 4)
+    together(*[lambda: advance(execution)] * 4)
 
     with kee.acting():
         assert LiveTask.objects.count() == 1
@@ -110,11 +88,11 @@ def test_concurrent_processes_stay_within_the_budget(kee: Caller, texter: Worker
     budget = Budget(max_total_cost=Decimal("0.50"), max_cost_per_step=Decimal("0.55"))
     execution = begin(kee, [*steps, REPORT], budget=budget)
 
-    at_once(*[lambda: advance(execution)] * 4)
+    together(*[lambda: advance(execution)] * 4)
     execute_queue(kee.tenant_id, "execute")
     execute_queue(kee.tenant_id, "execute")
     execute_queue(kee.tenant_id, "execute")
-    at_once(*[lambda: advance(execution)] * 4)
+    together(*[lambda: advance(execution)] * 4)
 
     done = report(kee, execution)
     begun = [Decimal(str(step.cost)) for step in done.steps if step.started_at is not None]
@@ -127,7 +105,7 @@ def test_concurrent_starts_make_one_execution(kee: Caller, texter: WorkerServer)
     with kee.acting():
         plan_id = make_plan(kee, [call_step("a"), REPORT])
 
-    at_once(*[lambda: begin(kee, [], plan_id=plan_id)] * 3)
+    together(*[lambda: begin(kee, [], plan_id=plan_id)] * 3)
 
     with kee.acting():
         assert Execution.objects.count() == 1
@@ -284,7 +262,7 @@ def test_locked_execution_does_not_hold_up_the_tick(kee: Caller) -> None:
         jobs.advance_due()
         looked.set()
 
-    at_once(hold, look)
+    together(hold, look)
 
     assert report(kee, other).status == "complete"
     assert report(kee, held).status == "queued"
@@ -337,7 +315,7 @@ def test_canceling_tasks_does_not_deadlock_with_their_ends(
             until_somebody_waits_for_this_transaction()
             complete(hands, last)
 
-    at_once(take_back, complete_the_other)
+    together(take_back, complete_the_other)
     advance(execution)
 
     done = report(kee, execution)

@@ -5,7 +5,6 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.test import Client
 
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import commands
@@ -34,10 +33,11 @@ from tests.executions.making import (
     statuses,
     submit,
 )
-from tests.executions.test_races import at_once
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_token
 from tests.plans.making import create
+from tests.rest import ask
+from tests.waiters import together
 
 INTENT = "Echo 'hello', then shout it"
 ECHO, SHOUT = ("echo", {"text": "hello"}), ("shout", {"text": Ref(0, ("text",))})
@@ -204,8 +204,7 @@ def test_abandoned_plan_is_not_offered_for_execution(tenant: Tenant, team: Calle
 
 
 def read(token: str, made: Plan, further: str = "") -> dict[str, Any]:
-    answer = Client().get(f"/api/v1/plans/{made.plan_id}{further}", headers={"Authorization": f"Bearer {token}"})
-    found: dict[str, Any] = answer.json()
+    found: dict[str, Any] = ask("GET", f"plans/{made.plan_id}{further}", token)[1]
     return found
 
 
@@ -376,7 +375,7 @@ def test_of_two_concurrent_replans_one_is_refused(team: Caller) -> None:
         except errors.PlanReplaced as refusal:
             outcomes.append(refusal.extra["successor_plan_id"])
 
-    at_once(work, work)
+    together(work, work)
 
     assert len(outcomes) == 2
     assert outcomes[0] == outcomes[1]
@@ -396,7 +395,7 @@ def test_plan_is_begun_or_replaced_but_never_both(team: Caller) -> None:
         except errors.PlanAbandoned:
             outcomes.append("too late")
 
-    at_once(start, lambda: replan(team, made.plan_id, reason="cold"))
+    together(start, lambda: replan(team, made.plan_id, reason="cold"))
 
     with team.acting():
         abandoned = Receipt.objects.filter(event_type="plan_abandoned").count()

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -42,6 +41,7 @@ from tests.executions.making import (
 )
 from tests.executions.test_handler import queue_call, seen
 from tests.executions.workers import WorkerServer
+from tests.waiters import until
 from tests.workers.factories import NOTHING
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,13 +74,6 @@ def lease_of(caller: Caller) -> datetime:
         expires_at = LiveTask.objects.values_list("lease_expires_at", flat=True).get()
     assert expires_at is not None
     return expires_at
-
-
-def until(happened: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.02)
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
-from tests.digests.test_races import race
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.handoff.conftest import BASE, LEFT, Hub
 from tests.mcp.raw import modern
+from tests.waiters import at_once
 
 
 def note(body: str = "JWT rotation", **said: Any) -> Note:
@@ -188,7 +188,7 @@ def test_concurrent_sessions_share_the_items(transactional_db: None) -> None:
             )
         return [one.item.body for one in found.shown]
 
-    shown = race(*[partial(inherit, f"s-{number}") for number in range(6)])
+    shown = at_once(*[partial(inherit, f"s-{number}") for number in range(6)])
     assert sorted(chain.from_iterable(shown)) == sorted(str(number) for number in range(20))
 
 
@@ -199,7 +199,7 @@ def test_same_note_left_concurrently_is_one_receipt(transactional_db: None) -> N
         with acting_as(kee):
             return services.leave(author=kee, recipient_id=kee.principal_id, note=note(), now=T0)
 
-    left = race(*[leave] * 6)
+    left = at_once(*[leave] * 6)
     assert len({one.receipt_id for one in left}) == 1
     assert sum(not one.is_duplicate for one in left) == 1
 

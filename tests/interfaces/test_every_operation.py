@@ -149,6 +149,23 @@ def token(tenant: Tenant) -> str:
     return make_token(tenant, "everything", Kind.SERVICE, scopes=set(Scope), source_systems=["github"])
 
 
+REQUIRED: Final = {
+    "/internal/inbox/receipt": "dedupe_key recipient_ai source_system summary",
+    "/internal/receipt": "dedupe_key event_type recipient_ai source_system summary",
+    "/workers/register": "endpoint tools worker_id",
+    "/workers/{worker_id}/heartbeat": "status",
+    "/delegate/plan": "intent",
+}
+
+
+@pytest.mark.parametrize("path", REQUIRED)
+def test_every_required_member_of_a_service_door_is_missed_by_name(token: str, path: str) -> None:
+    route = next(route for _, route in ROUTED if route.path == path)
+    with nothing_changes():
+        answer = ask_rest(route, least(route), token)
+    assert (answer.status, answer.pointers) == (422, tuple(f"/{name}" for name in REQUIRED[path].split()))
+
+
 def ask(
     token: str, route: Route, *, body: bytes | None = None, query: str = "", inside: str = "x", content_type: str = ""
 ) -> tuple[int, str]:

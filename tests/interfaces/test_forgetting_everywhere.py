@@ -18,9 +18,8 @@ from apps.plans.models import LearnedModel, Outcome
 from apps.principals.models import TenantModel
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers.models import SourceEntry
-from tests import ground
 from tests.digests.makers import post
-from tests.factories import T0
+from tests.factories import T0, as_owner
 from tests.interfaces.planting import NOWHERE, plant_everything
 from tests.memory.subjects import ALICE, DAY, add
 from tests.workers.factories import add_source, enroll, make_key
@@ -118,7 +117,7 @@ def plant_the_rest(kee: Caller) -> None:
 
 def write_everywhere(tenant: int) -> None:
     """Put the id into each column of the newest row of each table, unless a constraint allows no such value there."""
-    with transaction.atomic(), ground.as_owner() as cursor:
+    with transaction.atomic(), as_owner() as cursor:
         for model, field, value in columns():
             table, pk = model._meta.db_table, model._meta.pk.column
             cursor.execute(f"select max({pk}) from {table} where tenant_id = %s", [tenant])

@@ -1,4 +1,4 @@
-"""Plans for the bundled workers, and one of an agent's own, carried out to the end, all of it over MCP."""
+"""Plans for the bundled workers, carried out to the end, all of it over MCP."""
 
 import json
 import time
@@ -18,10 +18,9 @@ from apps.principals.tenancy import Caller
 from apps.tasks.jobs import work as execute_queue
 from apps.workers.models import State, Worker
 from tests.bundled_workers.processes import GRADIENTS, RECEIPTS, SCRIPTS, running, write_pdf
-from tests.executions.making import do_task, handmade, make_worker, post_approval
-from tests.executions.workers import WorkerServer, serving
 from tests.factories import make_caller, make_token
 from tests.server import Server
+from tests.waiters import until
 from tests.workers.factories import enroll, make_key
 
 pytestmark = pytest.mark.ci
@@ -53,13 +52,6 @@ def token(acme: Tenant, kee: Caller) -> str:
 def registered(caller: Caller) -> int:
     with caller.acting():
         return Worker.objects.filter(state=State.READY).count()
-
-
-def until(happened: Any, what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not happened():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.05)
 
 
 def ask(server: Server, token: str, tool: str, **arguments: Any) -> dict[str, Any]:
@@ -217,31 +209,3 @@ def test_a_codebase_is_analyzed_and_optimizations_are_suggested(server: Server, 
         "escalate",
     ]
     put_together(server, token, report, "The examples are in good order.")
-
-
-@pytest.fixture
-def texter() -> Iterator[WorkerServer]:
-    with serving() as worker:
-        yield worker
-
-
-def test_a_plan_of_ones_own_is_judged_kept_carried_out_and_decided(
-    acme: Tenant, server: Server, texter: WorkerServer
-) -> None:
-    kee = make_caller(acme, "Kee")
-    make_worker(kee, texter)
-    token = make_token(acme, "Kee")
-
-    assert ask(server, token, "validate_plan", plan=handmade())["valid"]
-    plan_id = ask(server, token, "submit_plan", plan=handmade())["plan_id"]
-    execution_id = ask(server, token, "execute_delegation_plan", plan_id=plan_id)["execution_id"]
-    do_task(make_caller(acme, "hands", Kind.WORKER), {"text": "hello", "length": 5, "items": []})
-    waiting = ask(server, token, "execute_delegation_plan", plan_id=plan_id)
-    post_approval(acme, kee)
-    asked = ask(server, token, "execute_delegation_plan", plan_id=plan_id)
-    decided = ask(server, token, "decide_step", execution_id=execution_id, step_id="ask", decision="accept")
-
-    assert [one["status"] for one in (waiting, asked, decided)] == ["queued", "needs_escalation", "complete"]
-    report = ask(server, token, "get_plan_status", plan_id=plan_id)
-    assert (report["status"], report["steps_complete"]) == ("complete", 5)
-    assert texter.calls == {"shout": 1}

@@ -1,10 +1,8 @@
 """Subjects and what is remembered of them, by the product's services."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from functools import partial
-from threading import Barrier
 from typing import Any, Final
 
 import pytest
@@ -23,7 +21,6 @@ from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant
 from tests.tasks import making as tasks
-from tests.waiters import Other
 
 ALICE: Final = "USER:alice"
 CANARY: Final = "zanzibar-quokka"
@@ -53,29 +50,6 @@ def refused(code: str) -> Iterator[pytest.ExceptionInfo[DomainError]]:
     with pytest.raises(DomainError) as caught:
         yield caught
     assert caught.value.code == code
-
-
-def at_once(*acts: Callable[[], object]) -> list[object]:
-    """What each of these returned, or the exception that it raised. All begin at the same moment."""
-    barrier = Barrier(len(acts))
-    results: dict[int, object] = {}
-
-    def run(place: int) -> None:
-        barrier.wait(20)
-        results[place] = acts[place]()
-
-    rivals = [Other(partial(run, place)) for place in range(len(acts))]
-    return [rival.ends() or results[place] for place, rival in enumerate(rivals)]
-
-
-def acting(caller: Caller, act: Callable[[], object]) -> Callable[[], object]:
-    """The same in a transaction of this caller."""
-
-    def run() -> object:
-        with acting_as(caller):
-            return act()
-
-    return run
 
 
 def add(author: Caller, subject_id: str = ALICE, *, now: datetime = T0, **given: Any) -> Subject:

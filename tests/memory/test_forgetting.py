@@ -50,10 +50,8 @@ from tests.memory.subjects import (
     CANARY,
     DAY,
     TICK,
-    acting,
     add,
     at,
-    at_once,
     change,
     concepts,
     envelope,
@@ -70,7 +68,7 @@ from tests.memory.subjects import (
     talk,
 )
 from tests.tasks import making as tasks
-from tests.waiters import Other, until_somebody_waits_for_this_transaction
+from tests.waiters import Other, acting, at_once, until_somebody_waits_for_this_transaction
 from tests.workers.factories import NOTHING, make_manifest
 
 pytestmark = pytest.mark.usefixtures("own_artifacts")

@@ -1,10 +1,6 @@
 """Promotion: what a DeleGate may store by its policy, and what it may store without."""
 
-import json
-from typing import Any
-
 import pytest
-from django.test import Client
 
 from apps.memory import services
 from apps.memory.models import Memory, PromotionPolicy, Relationship
@@ -14,7 +10,9 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_tenant, make_token
-from tests.memory.subjects import ALICE, acting, add, at_once, observations, observe, refused, revise
+from tests.memory.subjects import ALICE, add, observations, observe, refused, revise
+from tests.rest import ask
+from tests.waiters import acting, at_once
 
 LEARNED = "The nightly build of the parser fails on Mondays."
 
@@ -113,49 +111,38 @@ WRITES = {
 }
 
 
-def post(token: str, path: str, body: object, *, method: str = "POST") -> tuple[int, dict[str, Any]]:
-    answer = Client().generic(
-        method,
-        f"/api/v1/{path}",
-        json.dumps(body),
-        content_type="application/json",
-        headers={"Authorization": f"Bearer {token}"},
-    )
-    return answer.status_code, answer.json()
-
-
 def test_policies_are_set_and_used_over_http(tenant: Tenant) -> None:
     admin = make_token(tenant, "Admin", scopes=[Scope.ADMIN, Scope.MEMORY])
     coder = make_token(tenant, "coder", Kind.DELEGATE)
     said, policy = {"observation": LEARNED, "domain": "builds"}, {"domains": ["builds"]}
-    assert post(coder, "memory/promotions", said)[1]["verdict"] == "no_policy"
-    assert post(coder, "memory/promotion-policies/coder", policy, method="PUT")[0] == 403
-    status, stored = post(admin, "memory/promotion-policies/coder", policy, method="PUT")
+    assert ask("POST", "memory/promotions", coder, said)[1]["verdict"] == "no_policy"
+    assert ask("PUT", "memory/promotion-policies/coder", coder, policy)[0] == 403
+    status, stored = ask("PUT", "memory/promotion-policies/coder", admin, policy)
     assert (status, stored["delegate"]) == (200, "coder")
     assert (stored["confidence_threshold"], stored["requires_novel"]) == (0.8, True)
-    assert post(coder, "memory/promotions", said)[1]["verdict"] == "promoted"
+    assert ask("POST", "memory/promotions", coder, said)[1]["verdict"] == "promoted"
 
 
 @pytest.mark.parametrize("path", WRITES)
 def test_delegate_writes_no_knowledge_by_itself(tenant: Tenant, as_kee: Caller, path: str) -> None:
     add(as_kee)
     token = make_token(tenant, "coder", Kind.DELEGATE)
-    status, refusal = post(token, path, WRITES[path])
+    status, refusal = ask("POST", path, token, WRITES[path])
     assert (status, refusal["code"]) == (403, "promotion_needed")
     assert not Memory.objects.exists()
     assert not Relationship.objects.exists()
-    assert post(make_token(tenant, "Lee"), path, WRITES[path])[0] == 201
+    assert ask("POST", path, make_token(tenant, "Lee"), WRITES[path])[0] == 201
 
 
 def test_trace_of_a_delegate_supersedes_traces_only(tenant: Tenant, as_kee: Caller) -> None:
     token = make_token(tenant, "coder", Kind.DELEGATE)
     traced = {"observation": "Delegated to the analyzer.", "domain": "delegation_trace"}
     known = observe(as_kee, LEARNED, domain="builds")
-    status, trace = post(token, "memory/observations", traced)
+    status, trace = ask("POST", "memory/observations", token, traced)
     assert status == 201
-    assert post(token, "memory/observations", traced | {"supersedes": trace["ref"]})[0] == 201
+    assert ask("POST", "memory/observations", token, traced | {"supersedes": trace["ref"]})[0] == 201
     for ref, answer in ((known.ref, (403, "promotion_needed")), ("observation:1000000", (404, "unknown_memory"))):
-        status, refusal = post(token, "memory/observations", traced | {"supersedes": ref})
+        status, refusal = ask("POST", "memory/observations", token, traced | {"supersedes": ref})
         assert (status, refusal["code"]) == answer
     assert observations().count() == 3
     assert observations().get(pk=known.pk).superseded_at is None

@@ -22,8 +22,8 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from benchmarks.data import read_conversations
 from benchmarks.suites.recall import Figures, measure
 from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import ALICE, DAY, acting, add, at_once, observations, observe, refused, remember, revise
-from tests.waiters import Other, until_somebody_waits_for_this_transaction
+from tests.memory.subjects import ALICE, DAY, add, observations, observe, refused, remember, revise
+from tests.waiters import Other, acting, at_once, until_somebody_waits_for_this_transaction
 
 FILLER = ("Nice weather.", "Lunch was fine.", "See you later.", "Nothing new here.", "All quiet.")
 CONVERSATIONS = Path(__file__).with_name("conversations.json")
@@ -480,7 +480,7 @@ def test_places_are_in_the_order_of_beginnings(as_kee: Caller) -> None:
 def test_messages_at_once_each_have_a_place(transactional_db: None) -> None:
     kee = make_caller(make_tenant("acme"))
 
-    def speak(number: int) -> Callable[[], object]:
+    def speak(number: int) -> Callable[[], Any]:
         return acting(kee, lambda: say(kee, "c", f"walrus {number}"))
 
     assert at_once(*map(speak, range(6))) == [None] * 6

@@ -23,10 +23,8 @@ from tests.memory.subjects import (
     ALICE,
     DAY,
     TICK,
-    acting,
     add,
     at,
-    at_once,
     change,
     facts,
     items,
@@ -37,7 +35,7 @@ from tests.memory.subjects import (
     remember,
     talk,
 )
-from tests.waiters import Other, until_somebody_waits_for_this_transaction
+from tests.waiters import Other, acting, at_once, until_somebody_waits_for_this_transaction
 
 
 def ask(caller: Caller, query: str = "", subject_id: str = ALICE, **narrowed: Any) -> list[RecalledMemory]:

@@ -25,9 +25,7 @@ from tests.memory.subjects import (
     ALICE,
     DAY,
     TICK,
-    acting,
     add,
-    at_once,
     change,
     concepts,
     observe,
@@ -37,6 +35,7 @@ from tests.memory.subjects import (
     remember,
     revise,
 )
+from tests.waiters import acting, at_once
 
 BEHIND = T0 - timedelta(minutes=5)
 

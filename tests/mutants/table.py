@@ -183,7 +183,7 @@ MUTANTS: Final = (
         file="apps/principals/selectors.py",
         text="if revoked_at or disabled_at or (expires_at and _moment(expires_at) <= now):",
         replacement="if revoked_at or disabled_at:",
-        tests=("tests/principals/test_tokens.py",),
+        tests=("tests/principals/test_life.py",),
     ),
     Mutant(
         name="worker-scopes",
@@ -191,7 +191,7 @@ MUTANTS: Final = (
         file="apps/principals/scopes.py",
         text="Kind.WORKER: CREATES_WORK,",
         replacement="Kind.WORKER: frozenset(),",
-        tests=("tests/principals/test_tokens.py",),
+        tests=("tests/principals/test_life.py",),
     ),
     Mutant(
         name="scope",
@@ -216,7 +216,7 @@ MUTANTS: Final = (
         file="apps/core/strict_json.py",
         text=", object_pairs_hook=_unique)",
         replacement=")",
-        tests=("tests/core/test_strict_json.py",),
+        tests=("tests/core/test_schemas.py",),
     ),
     Mutant(
         name="sealing",

@@ -1,8 +1,8 @@
 """A plan that needs a confirmation or an input: one call makes the plan that takes its place, exactly once."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,9 +18,10 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import selectors as receipts
 from apps.workers.services import registry as workers
-from tests.executions.test_races import at_once
-from tests.factories import T0, make_caller, make_token
+from tests.factories import T0, make_token
 from tests.plans.making import NOTHING, create
+from tests.rest import ask
+from tests.waiters import at_once
 from tests.workers.factories import make_manifest
 
 STRING = {"type": "string"}
@@ -140,7 +141,7 @@ def test_second_confirmation_is_refused_with_the_first(tenant: Tenant, painters:
     old = to_confirm(painters)
     new = confirm(painters, old.plan_id)
 
-    status, refusal = post(make_token(tenant, "Kee"), old.plan_id, "confirm", {})
+    status, refusal = ask("POST", f"plans/{old.plan_id}/confirm", make_token(tenant, "Kee"), {})
 
     assert (status, refusal["code"], refusal["successor_plan_id"]) == (409, "plan_replaced", new.plan_id)
 
@@ -148,26 +149,12 @@ def test_second_confirmation_is_refused_with_the_first(tenant: Tenant, painters:
 @pytest.mark.django_db(transaction=True)
 def test_of_two_concurrent_confirmations_one_is_refused(painters: Caller) -> None:
     old = to_confirm(painters)
-    ends: list[str] = []
+    first, second = at_once(*[partial(confirm, painters, old.plan_id)] * 2)
 
-    def work() -> None:
-        try:
-            ends.append(confirm(painters, old.plan_id).plan_id)
-        except PlanReplaced as refusal:
-            ends.append(refusal.extra["successor_plan_id"])
-
-    at_once(work, work)
-
-    assert len(ends) == 2
-    assert ends[0] == ends[1]
+    made, refused = (second, first) if isinstance(first, PlanReplaced) else (first, second)
+    assert refused.extra["successor_plan_id"] == made.plan_id
     with acting_as(painters):
         assert Plan.objects.count() == 2
-
-
-def post(token: str, plan_id: str, verb: str, body: Any) -> tuple[int, dict[str, Any]]:
-    address, headers = f"/api/v1/plans/{plan_id}/{verb}", {"Authorization": f"Bearer {token}"}
-    came = Client().post(address, json.dumps(body), content_type="application/json", headers=headers)
-    return came.status_code, came.json()
 
 
 Refusal = tuple[Callable[[Caller], Plan], str, Any, int, str, str]
@@ -196,11 +183,11 @@ def test_what_is_no_answer_is_refused_by_code_and_place(tenant: Tenant, painters
     make, verb, body, status, code, pointer = case
     old = make(painters)
 
-    came, refusal = post(make_token(tenant, "Kee"), old.plan_id, verb, body)
+    came, refusal = ask("POST", f"plans/{old.plan_id}/{verb}", make_token(tenant, "Kee"), body)
 
     assert (came, refusal["code"]) == (status, code)
     assert [one["pointer"] for one in refusal.get("errors", ())] == ([pointer] if pointer else [])
-    assert post(make_token(tenant, "Lee"), old.plan_id, verb, body)[0] in {404, 422}
+    assert ask("POST", f"plans/{old.plan_id}/{verb}", make_token(tenant, "Lee"), body)[0] in {404, 422}
 
 
 def test_operator_confirms_and_answers_in_the_console(tenant: Tenant, painters: Caller, console: Client) -> None:
@@ -227,11 +214,3 @@ def test_answer_within_a_transaction_asks_no_model(painters: Caller, monkeypatch
         )
 
         assert Plan.objects.filter(replaces__plan_id=old.plan_id).exists()
-
-
-def test_answer_of_another_principal_is_refused(tenant: Tenant, painters: Caller) -> None:
-    old = to_confirm(painters)
-    lee = make_caller(tenant, "Lee")
-
-    with acting_as(lee), pytest.raises(Exception, match="no plan"):
-        services.confirm(caller=lee, plan_id=old.plan_id, now=T0)

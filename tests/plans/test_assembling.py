@@ -26,7 +26,6 @@ from tests.plans.making import (
     RESIZE,
     SCAN,
     SENTIMENT,
-    STRING,
     TRANSLATE,
     UNBARRED,
     assemble_again,
@@ -35,7 +34,6 @@ from tests.plans.making import (
     flagship,
     make_plan,
     make_proposal,
-    offer,
     shape,
     tool,
     translation,
@@ -82,14 +80,6 @@ def test_nothing_runs_beside_a_step_that_changes_something() -> None:
 
     assert [step.depends_on for step in made.steps[:4]] == [(), ("step-1",), ("step-2",), ("step-2",)]
     assert made.can_run_parallel
-
-
-def test_tool_with_a_delegation_path_is_told_the_way() -> None:
-    ask = tool("ask", "Ask.", shape("delegation_path", delegation_path={"type": "array"}), shape(text=STRING))
-    made = make_plan(call(ask, delegation_path=["a lie"]), catalogue=Catalogue(1, (ask,), (offer("dept", ask),)))
-
-    assert made.steps[0].params == {"delegation_path": ["above", "here"]}
-    assert made.steps[0].document()["provenance"] == {"delegation_path": {"source": "delegation"}}
 
 
 UNKNOWN = tool("unknown", "Unknown.", shape())

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from django.db import connection
@@ -16,7 +17,8 @@ from apps.workers.services import health
 from apps.workers.services import registry as workers
 from config.handlers import Application
 from tests.factories import make_caller, make_tenant
-from tests.plans.making import NOTHING, register_plain_tools
+from tests.plans.making import NOTHING, PLAIN, register_plain_tools
+from tests.waiters import together
 from tests.workers.factories import make_manifest
 
 
@@ -25,14 +27,18 @@ def names(caller: Caller) -> set[str]:
         return {tool.name for tool in held.catalogue.tools}
 
 
+def register(caller: Caller, worker_id: str = "second", name: str = "polish_brass") -> None:
+    tool = {"name": name, "description": "Polishes.", "input_schema": {"type": "object"}}
+    workers.register(caller=caller, original=make_manifest(worker_id, tools=[tool], side_effects=NOTHING))
+
+
 def test_registry_follows_registrations_at_once(as_kee: Caller) -> None:
     assert names(as_kee) == set()
     register_plain_tools(as_kee)
     with shelf.held(tenant_id=as_kee.tenant_id) as held:
         library = held.library
-    tool = {"name": "polish_brass", "description": "Polishes.", "input_schema": {"type": "object"}}
-    workers.register(caller=as_kee, original=make_manifest("second", tools=[tool], side_effects=NOTHING))
-    assert names(as_kee) == {"inspect_alder", "inspect_birch", "inspect_cedar", "inspect_maple", "polish_brass"}
+    register(as_kee)
+    assert names(as_kee) == {*PLAIN, "polish_brass"}
 
     workers.unregister(caller=as_kee, worker_id="plain")
 
@@ -69,36 +75,15 @@ def test_only_changes_are_read_again(as_kee: Caller) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_registrations_are_all_seen(kee: Caller) -> None:
-    barrier, failures = threading.Barrier(3), []
-
     def work(number: int) -> None:
-        try:
-            barrier.wait()
-            for turn in range(4):
-                with acting_as(kee):
-                    if number < 2:
-                        tool = {
-                            "name": f"tool_{number}_{turn}",
-                            "description": "One.",
-                            "input_schema": {"type": "object"},
-                        }
-                        worker_id = f"worker-{number}-{turn}"
-                        workers.register(
-                            caller=kee, original=make_manifest(worker_id, tools=[tool], side_effects=NOTHING)
-                        )
-                    names(kee)
-        except Exception as failure:  # noqa: BLE001
-            failures.append(failure)
-        finally:
-            connection.close()
+        for turn in range(4):
+            with acting_as(kee):
+                if number < 2:
+                    register(kee, f"worker-{number}-{turn}", f"tool_{number}_{turn}")
+                names(kee)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*(partial(work, number) for number in range(3)))
 
-    assert not failures
     with acting_as(kee):
         assert names(kee) == {f"tool_{number}_{turn}" for number in range(2) for turn in range(4)}
 
@@ -138,18 +123,13 @@ def test_least_recently_used_registry_is_dropped(few_held: None, db: None) -> No
     assert used(second) is not before[1]
 
 
-def names_of_plain_tools() -> set[str]:
-    return {"inspect_alder", "inspect_birch", "inspect_cedar", "inspect_maple"}
-
-
 def test_registration_is_in_the_next_plan_of_every_process(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     register_plain_tools(as_kee)
-    assert names(as_kee) == names_of_plain_tools()
+    assert names(as_kee) == set(PLAIN)
 
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(shelf, "_registries", OrderedDict())
-        tool = {"name": "polish_brass", "description": "Polishes.", "input_schema": {"type": "object"}}
-        workers.register(caller=as_kee, original=make_manifest("second", tools=[tool], side_effects=NOTHING))
+        register(as_kee)
         workers.unregister(caller=as_kee, worker_id="plain")
         assert names(as_kee) == {"polish_brass"}
 

@@ -1,6 +1,5 @@
 """Plans as rows and receipts: made in one transaction, never changed, listed and read by their principal alone."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -9,7 +8,6 @@ from uuid import UUID
 
 import pytest
 from django.db import IntegrityError, connection, transaction
-from django.test import Client
 
 from apps.core import ticks
 from apps.plans import errors, selectors, services
@@ -20,7 +18,7 @@ from apps.plans.services import PlanRequest, Replacement
 from apps.plans.services.planning import EXPIRY
 from apps.plans.shapes import MOST_MONEY
 from apps.principals.models import Tenant
-from apps.principals.scopes import Kind, Scope
+from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
@@ -29,6 +27,7 @@ from apps.workers.services import registry as workers
 from tests.executions.making import refused
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.plans.making import ANALYZE, NOTHING, create, register_example_workers
+from tests.rest import ask
 from tests.workers.factories import make_manifest
 
 
@@ -45,13 +44,6 @@ def test_plan_is_stored_with_its_steps_and_receipt(as_kee: Caller) -> None:
 
     made = create(as_kee)
 
-    assert [step["step_type"] for step in made.document["steps"]] == [
-        "queue_execution",
-        "wait_for",
-        "call_worker",
-        "aggregate",
-        "escalate",
-    ]
     assert selectors.readiness(made.document).can_execute_now
     stored = selectors.plan(made.plan_id)
     assert stored.document == made.document
@@ -186,15 +178,6 @@ def test_plan_of_another_principal_is_unknown(tenant: Tenant, as_kee: Caller) ->
     assert selectors.plan_for(made.plan_id, caller=as_kee).plan_id == made.plan_id
 
 
-def test_refused_request_stores_nothing(as_kee: Caller) -> None:
-    with refused("unknown_delegate"):
-        create(as_kee, delegate_id="nobody")
-    with refused("unknown_currency"):
-        create(as_kee, currency="EUR")
-
-    assert (Plan.objects.count(), Receipt.objects.count()) == (0, 0)
-
-
 ASKED_ON = {
     "name": "analyze_repository",
     "description": "Analyze a code repository.",
@@ -261,12 +244,6 @@ def test_payload_limit_comes_from_the_manifest(as_kee: Caller) -> None:
     assert "small takes 60 bytes a call" in refused["missing"][0]["detail"]
 
 
-def post(path: str, body: Any, token: str) -> tuple[int, dict[str, Any]]:
-    text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = Client().post(path, text, content_type="application/json", headers={"Authorization": f"Bearer {token}"})
-    return answer.status_code, answer.json()
-
-
 def stored() -> tuple[int, int]:
     with acting_as_system("test"):
         return Plan.objects.count(), Receipt.objects.count()
@@ -285,7 +262,7 @@ def smith_token(tenant: Tenant, kee: Caller) -> str:
 
 
 def test_delegate_plan_route_returns_the_bare_plan(smith_token: str) -> None:
-    status, plan = post("/delegate/plan", {"intent": WISH}, smith_token)
+    status, plan = ask("POST", "/delegate/plan", smith_token, {"intent": WISH})
 
     assert (status, plan["status"]) == (200, "ready")
     assert [(step["step_type"], step.get("tool_name")) for step in plan["steps"]] == [
@@ -293,6 +270,8 @@ def test_delegate_plan_route_returns_the_bare_plan(smith_token: str) -> None:
         ("wait_for", None),
         ("escalate", None),
     ]
+    assert {"delegate_id", "created_at", "scope", "confidence", "assumptions", "references"} <= set(plan)
+    assert {"estimated_total_runtime_seconds", "can_run_parallel"} <= set(plan)
     assert (plan["principal_ai"], plan["intent"], plan["proposer"]) == ("Kee", WISH, "local")
     assert plan["next_step"] == f'Carry it out with execute_delegation_plan(plan_id="{plan["plan_id"]}").'
     assert str(UUID(plan["receipt_uuid"])) == plan["receipt_uuid"]
@@ -300,23 +279,22 @@ def test_delegate_plan_route_returns_the_bare_plan(smith_token: str) -> None:
 
 
 def test_created_plan_can_be_read_and_validated(smith_token: str) -> None:
-    status, made = post("/api/v1/plans", {"intent": WISH}, smith_token)
+    status, made = ask("POST", "/api/v1/plans", smith_token, {"intent": WISH})
 
     assert status == 201
     assert made["can_execute_now"] is True
     assert made["estimated_runtime_seconds"] == made["plan"]["estimated_total_runtime_seconds"]
     assert made["steps"] == made["plan"]["steps"]
-    headers = {"Authorization": f"Bearer {smith_token}"}
-    found = Client().get(f"/api/v1/plans/{made['plan_id']}", headers=headers).json()
+    found = ask("GET", f"plans/{made['plan_id']}", smith_token)[1]
     assert (found["plan"], found["next_step"]) == (made["plan"], made["next_step"])
-    assert Client().get("/api/v1/plans/plan-0", headers=headers).status_code == 404
-    assert post("/api/v1/plans/validate", {"plan": made["plan"]}, smith_token)[1] == {
+    assert ask("GET", "plans/plan-0", smith_token)[0] == 404
+    assert ask("POST", "/api/v1/plans/validate", smith_token, {"plan": made["plan"]})[1] == {
         "valid": True,
         "errors": [],
         "plan_hash": made["plan"]["plan_hash"],
     }
     made["plan"]["steps"][0]["tool_name"] = "delete_everything"
-    verdict = post("/api/v1/plans/validate", {"plan": made["plan"]}, smith_token)[1]
+    verdict = ask("POST", "/api/v1/plans/validate", smith_token, {"plan": made["plan"]})[1]
     assert (verdict["valid"], verdict["errors"][0]["code"]) == (False, "unknown_tool")
 
 
@@ -351,7 +329,7 @@ def test_odd_provenance_of_a_submitted_plan_is_no_hindrance(as_kee: Caller) -> N
     ],
 )
 def test_faulty_request_is_refused_and_stores_nothing(tenant: Tenant, body: Any, status: int) -> None:
-    found, answer = post("/delegate/plan", body, make_token(tenant))
+    found, answer = ask("POST", "/delegate/plan", make_token(tenant), body)
 
     assert found == status
     assert answer["code"]
@@ -370,7 +348,7 @@ def test_odd_request_gets_a_refusal_as_a_plan(tenant: Tenant) -> None:
         {"intent": "x", "context": {"memory_refs": [[], {}, None, True, -1, "obs-0"], "receipt_refs": "x"}},
         {"intent": "\u202e\u200b"},
     ):
-        status, answer = post("/delegate/plan", body, token)
+        status, answer = ask("POST", "/delegate/plan", token, body)
         assert (status, answer["status"]) == (200, "needs_escalation")
 
 
@@ -381,8 +359,7 @@ def create_of(caller: Caller, intent: str) -> str:
 
 
 def listed(smith_token: str, query: str = "") -> dict[str, Any]:
-    answer = Client().get(f"/api/v1/plans{query}", headers={"Authorization": f"Bearer {smith_token}"})
-    found: dict[str, Any] = answer.json()
+    found: dict[str, Any] = ask("GET", f"plans{query}", smith_token)[1]
     return found
 
 
@@ -397,8 +374,6 @@ def test_list_has_own_plans_newest_first(tenant: Tenant, kee: Caller, smith_toke
         cursor = page["next"]
 
     assert pages == [own[:2:-1], own[2:0:-1], own[:1]]
-    assert listed(smith_token, "?cursor=nonsense")["code"] == "bad_cursor"
-    assert listed(make_token(tenant, "Kee", scopes=[Scope.INBOX]))["code"] == "missing_scope"
 
 
 def test_list_says_which_plans_can_be_begun(kee: Caller, smith_token: str) -> None:

@@ -134,7 +134,6 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
     ("no_result", "/steps/3/aggregate_step_ids/0", at(3, aggregate_step_ids=["step-3"])),
     ("no_final_escalate", "/steps/3", lambda d: d["steps"].pop()),
     ("secret", "/steps/0/params", params(0, repo_path="ght_0123abcd_" + "a" * 43)),
-    ("time", "/estimated_total_runtime_seconds", top(constraints={"timeout_seconds": 0.001})),
     ("not_eligible", "/steps/0/worker_id", top(constraints={"exclude_workers": ["code-analyzer-001"]})),
     ("param_invalid", "/steps/2/params/analysis_pointer", params(2, analysis_pointer=5)),
     ("plan_hash", "/plan_hash", top(plan_hash="0" * 64)),
@@ -350,7 +349,6 @@ def test_limits_are_checked_by_the_offers() -> None:
 
     assert ("budget", "/steps") in refusals(plan, max_total_cost=0.001)
     assert ("budget", "/steps/0") in refusals(plan, max_cost_per_step=0.001)
-    assert ("time", "/estimated_total_runtime_seconds") in refusals(good(), timeout_seconds=1)
     report, many = step(good(), 4), good()
     many["steps"] += [{**report, "step_id": f"report-{number}"} for number in range(60)]
     assert ("too_many_steps", "/steps") in refusals(many)

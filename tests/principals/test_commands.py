@@ -11,7 +11,7 @@ from django.test import Client
 from apps.principals.models import Principal, Tenant, Token
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
-from tests.digests.test_races import race
+from tests.waiters import at_once
 
 TEXT = "correct-horse-battery-staple-0123456789"
 NEXT = "another/secret+of=enough;characters:0123"
@@ -74,7 +74,7 @@ def test_token_needs_a_scope(db: None) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_racing_commands_each_print_a_token_of_one_new_principal() -> None:
     _issue("first")
-    issued = race(*[lambda: _issue("Hexy")] * 4)
+    issued = at_once(*[lambda: _issue("Hexy")] * 4)
     assert len({one["token"] for one in issued}) == 4
     with acting_as_system("test"):
         assert Principal.objects.get(name="Hexy").tokens.count() == 4

@@ -1,15 +1,13 @@
 """What tests of tasks need, made by the product's own services in the transaction that is open."""
 
-import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.db import connection
-from django.test import Client
 
 from apps.core.errors import DomainError
 from apps.digests.models import Entry
@@ -34,6 +32,7 @@ from apps.tasks.shapes import (
 )
 from apps.tasks.states import Order
 from tests.factories import T0
+from tests.rest import ask
 
 SCHEMA = {
     "type": "object",
@@ -246,32 +245,6 @@ def codes(answers: Sequence[Any]) -> list[str]:
     return [answer.code if isinstance(answer, DomainError) else str(answer.status) for answer in answers]
 
 
-def together(*acts: Callable[[], Any]) -> list[Any]:
-    """Do these at the same moment, each in a thread with its own connection; their answers, in order."""
-    barrier = threading.Barrier(len(acts))
-    answers: list[Any] = [None] * len(acts)
-    failures: list[BaseException] = []
-
-    def run(place: int) -> None:
-        try:
-            barrier.wait(20)
-            answers[place] = acts[place]()
-        except BaseException as failure:  # noqa: BLE001  # raised where the threads are joined
-            failures.append(failure)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(acts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    if failures:
-        raise failures[0]
-    return answers
-
-
 @contextmanager
 def held(caller: Caller, rows: Any) -> Iterator[None]:
     """The rows of a queryset are locked by another transaction until the block ends."""
@@ -302,14 +275,7 @@ def own(query: Mapping[str, str]) -> bool:
 
 
 def send(token: str, path: str, body: dict[str, Any] | None = None, *, method: str = "POST") -> tuple[int, Any]:
-    answer = Client().generic(
-        method,
-        f"/api/v1/{path}",
-        data=json.dumps(body) if body is not None else "",
-        content_type="application/json",
-        headers={"Authorization": f"Bearer {token}"},
-    )
-    return answer.status_code, answer.json() if answer.content else None
+    return ask(method, path, token, body)
 
 
 def get(token: str, path: str) -> tuple[int, Any]:

@@ -51,8 +51,8 @@ from tests.tasks.making import (
     release,
     snapshot,
     terminal_receipts,
-    together,
 )
+from tests.waiters import together
 
 
 def fail_many(worker: Caller, grants: Sequence[Grant], *, retryable: bool = True) -> list[Any]:

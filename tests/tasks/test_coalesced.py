@@ -16,9 +16,9 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks import tools
 from apps.tasks.models import FinishedTask, LiveTask
-from tests.digests.test_coalesced_posts import is_held_up, until
-from tests.digests.test_races import race
+from tests.digests.test_coalesced_posts import is_held_up
 from tests.tasks.making import asked, cancel, complete, lease, make_type, queue, queue_many
+from tests.waiters import at_once, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -65,7 +65,7 @@ def meeting(
         meanwhile()
         release.set()
 
-    outcomes = race(holder, leader, let_go, *(partial(in_turn, *pair) for pair in enumerate(others)))
+    outcomes = at_once(holder, leader, let_go, *(partial(in_turn, *pair) for pair in enumerate(others)))
     assert not line
     assert not any(isinstance(one, Exception) for one in outcomes[:3]), outcomes[:3]
     return outcomes[3:]

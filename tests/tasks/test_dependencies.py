@@ -29,8 +29,8 @@ from tests.tasks.making import (
     queue,
     refused,
     status,
-    together,
 )
+from tests.waiters import together
 
 
 def after(caller: Caller, *tasks: Any, **more: Any) -> int:

@@ -41,8 +41,8 @@ from tests.tasks.making import (
     send,
     snapshot,
     terminal_receipts,
-    together,
 )
+from tests.waiters import together
 
 
 def test_completion_writes_record_receipt_and_inbox_entry(tenant: Tenant, kee: Caller, worker: Caller) -> None:

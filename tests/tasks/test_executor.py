@@ -18,9 +18,9 @@ from apps.tasks import jobs as executor
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
 from apps.tasks.models import FinishedTask, LiveTask, Run, Spend
 from apps.tasks.shapes import BudgetInput, BudgetLeft, used_up
-from tests import ground
-from tests.factories import make_caller, make_tenant
+from tests.factories import as_owner, make_caller, make_tenant
 from tests.tasks.making import cancel, lease, number, queue, status
+from tests.waiters import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -142,13 +142,6 @@ def aside(kee: Caller) -> Iterator[None]:
     finally:
         _go.set()
         thread.join(30)
-
-
-def until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def until_renewed(kee: Caller, task: int, *, by: timedelta = timedelta(0)) -> None:
@@ -311,12 +304,12 @@ def test_unrecordable_failure_is_cut_and_retried(kee: Caller) -> None:
 @contextmanager
 def database_refuses(table: str, column: str, text: str) -> Iterator[None]:
     """The database takes no such text, for a reason that nothing but the database knows."""
-    with transaction.atomic(), ground.as_owner() as cursor:
+    with transaction.atomic(), as_owner() as cursor:
         cursor.execute(f"alter table {table} add constraint for_tests check ({column} <> '{text}') not valid")
     try:
         yield
     finally:
-        with transaction.atomic(), ground.as_owner() as cursor:
+        with transaction.atomic(), as_owner() as cursor:
             cursor.execute(f"alter table {table} drop constraint for_tests")
 
 

@@ -37,8 +37,8 @@ from tests.tasks.making import (
     resume,
     snapshot,
     terminal_receipts,
-    together,
 )
+from tests.waiters import together
 
 
 def test_heartbeat_renews_and_saves(kee: Caller, worker: Caller) -> None:

@@ -27,8 +27,8 @@ from tests.tasks.making import (
     queue,
     queue_many,
     refused,
-    together,
 )
+from tests.waiters import together
 
 
 def test_priority_then_age_orders_leases(kee: Caller, worker: Caller) -> None:

@@ -34,9 +34,8 @@ from tests.tasks.making import (
     refused,
     release,
     set_queue,
-    together,
 )
-from tests.waiters import Other, until_somebody_waits_for_this_transaction
+from tests.waiters import Other, together, until_somebody_waits_for_this_transaction
 
 
 def test_queue_concurrency_limits_leases(kee: Caller, worker: Caller) -> None:

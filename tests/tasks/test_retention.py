@@ -15,8 +15,7 @@ from apps.tasks import sql
 from apps.tasks.models import Budget, FinishedTask, LiveTask, run_key
 from apps.tasks.services import artifacts, dependencies, sweeping
 from apps.tasks.shapes import BudgetInput
-from tests import ground
-from tests.factories import make_caller, make_tenant, make_token
+from tests.factories import as_owner, make_caller, make_tenant, make_token
 from tests.tasks.making import (
     DAY,
     asked,
@@ -31,8 +30,8 @@ from tests.tasks.making import (
     queue,
     queue_many,
     refused,
-    together,
 )
+from tests.waiters import together
 
 
 def test_ended_task_is_deleted_after_its_retention(kee: Caller, worker: Caller) -> None:
@@ -128,7 +127,7 @@ def last_id() -> int:
 def go_on_from(task: int) -> None:
     """The next task has this id. No transaction takes that back, so it is only ever more."""
     assert task > last_id()
-    with transaction.atomic(), ground.as_owner() as cursor:
+    with transaction.atomic(), as_owner() as cursor:
         cursor.execute("select setval('tasks_task_id_seq', %s)", [task - 1])
 
 
@@ -347,7 +346,7 @@ def old(transactional_db: None) -> Iterator[tuple[Caller, tuple[int, int]]]:
     for _ in range(2):
         do(kee, kee)
     queue(kee)
-    with transaction.atomic(), ground.as_owner() as cursor:
+    with transaction.atomic(), as_owner() as cursor:
         cursor.execute("alter table task_history disable trigger user")
         cursor.execute("update task_history set finished_at = now() - interval '91 days'")
         cursor.execute("alter table task_history enable trigger user")

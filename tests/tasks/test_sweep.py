@@ -19,8 +19,7 @@ from apps.tasks.models import FinishedTask, LiveTask, Run, TaskType, run_key
 from apps.tasks.services import ending, sweeping, types
 from apps.tasks.shapes import LeaseNext
 from apps.tasks.signals import task_queued, tasks_finished
-from tests.factories import make_caller, make_tenant
-from tests.ground import as_owner
+from tests.factories import as_owner, make_caller, make_tenant
 from tests.tasks.making import (
     FUTURE,
     LONG_AGO,

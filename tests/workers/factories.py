@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -26,6 +25,7 @@ from apps.workers.models import SourceEntry, SourceKind, Worker, WorkerEvent, Wo
 from apps.workers.services import discovery, health, registry
 from apps.workers.shapes import HeartbeatTaken, OfferView
 from apps.workers.trust import Tier
+from tests import waiters
 
 ID = "code-analyzer-001"
 READS_ONLY = {"filesystem": "read", "network": "none", "execution": "none"}
@@ -166,25 +166,8 @@ def refused(code: str, text: str | None = None) -> Iterator[pytest.ExceptionInfo
 
 
 def at_once(*acts: Callable[[], object]) -> list[object]:
-    """The results of these acts, begun at the same moment on threads of their own; refusals are results."""
-    barrier = threading.Barrier(len(acts))
-    answers: list[object] = [None] * len(acts)
-
-    def run(place: int, act: Callable[[], object]) -> None:
-        barrier.wait()
-        try:
-            answers[place] = act()
-        except DomainError as refusal:
-            answers[place] = refusal.code
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(acts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return answers
+    """The results of these acts, begun at the same moment; refusals are results."""
+    return [one.code if isinstance(one, DomainError) else one for one in waiters.at_once(*acts)]
 
 
 def typed(*arguments: str, code: int = 0) -> str:

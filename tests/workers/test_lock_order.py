@@ -2,21 +2,19 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 import yaml
-from django.db import connection
 
 from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
 from apps.workers import ticks
 from apps.workers.models import Offer, SourceEntry, SourceKind, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import discovery, memory, registry
-from tests.waiters import until_somebody_waits_for_this_transaction
+from tests.waiters import together, until_somebody_waits_for_this_transaction
 from tests.workers.factories import beat, make_manifest, register
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,16 +34,7 @@ def meeting(holding: AbstractContextManager[object], then: Callable[[], object],
         assert held.wait(20)
         rival()
 
-    with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(closing, act) for act in (first, second)]:
-            done.result(30)
-
-
-def closing(act: Callable[[], object]) -> None:
-    try:
-        act()
-    finally:
-        connection.close()
+    together(first, second)
 
 
 @contextmanager

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import yaml
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
 from django.db import transaction
 from django.test import Client
 from django.urls import reverse
 
-from apps.principals.models import Membership, Operator, Tenant
+from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers.models import SigningKey, Worker, WorkerSource
 from apps.workers.services import discovery
@@ -22,12 +21,6 @@ from tests.workers.factories import enroll, make_key, make_manifest, public_half
 
 SENT = {"_form_submitted": "on", "reason": "ticket 7"}
 Key = dict[str, str]
-
-
-def client_of(operator: Operator) -> Client:
-    client = Client()
-    client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
-    return client
 
 
 @pytest.fixture
@@ -99,23 +92,6 @@ def test_operator_enrolls_and_revokes_a_key(console: Client, kee: Caller, tenant
 
     assert seen(worker).tier_reason == "the key vendor-key was revoked: ticket 7"
     assert logged() == ["Enroll: ticket 7", "Revoke: ticket 7"]
-
-
-def test_actions_need_the_permission(tenant: Tenant, worker: Worker) -> None:
-    olga = Operator.objects.create_user(username="olga", password="x", is_staff=True)
-    olga.user_permissions.set(Permission.objects.filter(codename__in=["view_worker", "view_signingkey"]))
-    with acting_as_system("test"):
-        Membership.objects.create(operator=olga, tenant=tenant, role="operator")
-        key = SigningKey.objects.get()
-    client = client_of(olga)
-
-    answers = [act(client, "worker", name, worker.pk) for name in ("quarantine", "release", "unregister")]
-    answers += [act(client, "signingkey", "revoke", key.pk), act(client, "signingkey", "enroll")]
-
-    assert answers == [403] * 5
-    found = seen(worker)
-    assert (found.state, found.effective_tier, found.unregistered_at) == ("ready", "verified", None)
-    assert reverse("admin:workers_worker_quarantine", args=[worker.pk]) not in page(client, "worker", worker.pk)
 
 
 # Commands

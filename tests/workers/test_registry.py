@@ -1,6 +1,5 @@
 """The registry: what a manifest must be, what its claims are worth, its limit of calls, and what is kept of a worker."""
 
-import json
 from copy import copy
 from datetime import timedelta
 from decimal import Decimal
@@ -32,6 +31,7 @@ from apps.workers.trust import (
     share_of_an_hour,
 )
 from tests.factories import make_caller, make_tenant, make_token
+from tests.rest import ask
 from tests.workers.factories import (
     ID,
     NOTHING,
@@ -142,13 +142,6 @@ def token(tenant: Tenant) -> str:
     return make_token(tenant, ID, Kind.WORKER)
 
 
-def post(path: str, body: Any, token: str) -> tuple[int, dict[str, Any]]:
-    answer = Client().post(
-        path, json.dumps(body), content_type="application/json", headers={"Authorization": f"Bearer {token}"}
-    )
-    return answer.status_code, answer.json()
-
-
 @pytest.mark.parametrize(
     ("change", "code"),
     [
@@ -165,7 +158,7 @@ def post(path: str, body: Any, token: str) -> tuple[int, dict[str, Any]]:
     ],
 )
 def test_bad_registration_is_refused(token: str, change: dict[str, Any], code: str) -> None:
-    status, answer = post("/workers/register", make_manifest(**change), token)
+    status, answer = ask("POST", "/workers/register", token, make_manifest(**change))
 
     assert (status, answer["code"]) == (422, code)
     with acting_as_system("test"):
@@ -173,9 +166,9 @@ def test_bad_registration_is_refused(token: str, change: dict[str, Any], code: s
 
 
 def test_worker_is_registered_listed_read_found_and_removed(token: str) -> None:
-    answers = [post("/workers/register", make_manifest(), token) for _ in range(2)]
+    answers = [ask("POST", "/workers/register", token, make_manifest()) for _ in range(2)]
     said = {"status": "healthy", "current_load": 0.3, "available": True}
-    beaten = post(f"/workers/{ID}/heartbeat", said, token)
+    beaten = ask("POST", f"/workers/{ID}/heartbeat", token, said)
     headers = {"Authorization": f"Bearer {token}"}
 
     listed = Client().get("/api/v1/workers?capability=python", headers=headers).json()
@@ -192,6 +185,7 @@ def test_worker_is_registered_listed_read_found_and_removed(token: str) -> None:
     assert found["matches"][0]["tool_name"] == "analyze_repository"
     assert Client().delete(f"/workers/{ID}", headers=headers).json()["status"] == "unregistered"
     assert Client().get(f"/api/v1/workers/{ID}/manifest", headers=headers).status_code == 404
+    assert ask("POST", "/workers/nobody/heartbeat", token, said)[0] == 404
 
 
 # Registrations

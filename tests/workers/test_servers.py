@@ -1,8 +1,7 @@
 """An ordinary MCP server: an operator adds it by its URL, sees what it is about to trust, and approves tools of it."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
@@ -21,6 +20,7 @@ from apps.workers.models import Offer, Worker, WorkerSource
 from apps.workers.services import discovery, listening, registry
 from apps.workers.services.registry import take_call
 from tests.factories import make_token
+from tests.waiters import until
 from tests.workers.factories import discover, typed
 from tests.workers.servers import McpServer, make_tool, serving
 
@@ -169,13 +169,6 @@ def test_server_that_says_its_tools_changed_is_asked_at_once(kee: Caller, server
 
     with acting_as(kee):
         assert Offer.objects.current().filter(name="whisper").exists()
-
-
-def until(happened: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
 
 
 @pytest.mark.ci

@@ -1,0 +1,161 @@
+"""The database: its pool, statements that are too hot for the ORM, and migrations of another release."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+from django.db.migrations.recorder import MigrationRecorder
+
+from apps.core import sql
+from config.pooled.base import DatabaseWrapper
+from config.settings import database
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+_NAME = "pool-under-test"
+
+
+@contextmanager
+def _pooled(**changed: Any) -> Iterator[Any]:
+    """A pooled connection to the database of the test, not yet made."""
+    given = connection.settings_dict
+    options = {
+        **given["OPTIONS"],
+        "application_name": _NAME,
+        "pool": {**database("web")["OPTIONS"]["pool"], "min_size": 1, "max_size": 8, "timeout": 60},
+    }
+    settings = {**given, "CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": False, "OPTIONS": options, **changed}
+    pooled: Any = DatabaseWrapper(settings, alias=_NAME)
+    pooled.inc_thread_sharing()
+    try:
+        yield pooled
+    finally:
+        pooled.close()
+        pooled.close_pool()
+
+
+def _asked(pooled: Any) -> int:
+    with pooled.cursor() as cursor:
+        cursor.execute("select 1")
+        (one,) = cursor.fetchone()
+    return int(one)
+
+
+def _end_sessions(count: int) -> None:
+    """As a restart of the server ends those of its clients."""
+    owner: Any = connection.copy()
+    try:
+        with owner.cursor() as cursor:
+            cursor.execute("set role none")
+            cursor.execute(
+                "select pg_terminate_backend(pid, 60000) from pg_stat_activity where application_name = %s", [_NAME]
+            )
+            assert cursor.fetchall() == [(True,)] * count
+    finally:
+        owner.close()
+
+
+def test_pool_survives_a_restart_of_the_database() -> None:
+    with _pooled() as pooled:
+        assert _asked(pooled) == 1
+        pooled.close()
+        held = [pooled.pool.getconn() for _ in range(8)]
+        for one in held:
+            pooled.pool.putconn(one)
+        _end_sessions(8)
+        before = pooled.pool.get_stats()["requests_num"]
+
+        assert _asked(pooled) == 1
+        # One connection is found to have ended; then all are looked at.
+        assert pooled.pool.get_stats()["requests_num"] == before + 2
+
+
+def test_pool_connects_again_after_a_long_outage(tmp_path: Path) -> None:
+    with _pooled(HOST=str(tmp_path)) as pooled:
+        answers: list[int] = []
+        waiting = threading.Thread(target=lambda: answers.append(_asked(pooled)))
+        waiting.start()
+        # By pauses that double it would take half a minute to fail so often.
+        deadline = time.monotonic() + 60
+        while pooled.pool.get_stats().get("connections_errors", 0) < 6:
+            assert time.monotonic() < deadline, "it does not go on trying"
+            time.sleep(0.05)
+        assert waiting.is_alive()
+        connection.ensure_connection()
+        server = connection.connection.info
+        name = f".s.PGSQL.{server.port}"
+        (tmp_path / name).symlink_to(Path(server.host) / name)
+        waiting.join(timeout=60)
+
+        assert answers == [1]
+
+
+def _said(statement: str) -> list[tuple[str, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("lasting", "reads_all"), [(3600.0, True), (0.0, False)])
+def test_plan_of_an_empty_table_is_made_anew(monkeypatch: pytest.MonkeyPatch, lasting: float, reads_all: bool) -> None:
+    monkeypatch.setattr(sql, "_PLANS_LAST", lasting)
+    sql._plans_until.clear()
+    _said("create temporary table grown (n int primary key) with (autovacuum_enabled = off)")
+    _said("analyze grown")
+    with transaction.atomic():
+        sql.begin_with({"gatehouse.reason": "test"})
+        with sql.hot_cursor() as cursor:
+            cursor.execute("select n from grown where n = any(%(wanted)s::int[])", {"wanted": [1]})
+    _said("insert into grown select * from generate_series(1, 20000)")
+    with transaction.atomic():
+        sql.begin_with({"gatehouse.reason": "test"})
+        ((name,),) = _said("select name from pg_prepared_statements where statement like 'select n from grown%'")
+        plan = "\n".join(line for (line,) in _said(f"explain execute {name}('{{1}}')"))
+    _said("drop table grown")
+    assert ("Seq Scan" in plan) is reads_all
+
+
+STRANGE = ("memory", "9999_of_another_release")
+
+
+@pytest.fixture
+def made_by_another_release(transactional_db: None) -> Iterator[None]:
+    MigrationRecorder(connection).record_applied(*STRANGE)
+    yield
+    MigrationRecorder(connection).record_unapplied(*STRANGE)
+
+
+def test_database_of_another_release_is_left_unchanged(made_by_another_release: None) -> None:
+    before = MigrationRecorder(connection).applied_migrations()
+    with pytest.raises(CommandError, match=r"memory\.9999_of_another_release.*bin/up reset"):
+        call_command("migrate", "memory", "zero", verbosity=0)
+    assert MigrationRecorder(connection).applied_migrations() == before
+
+
+@pytest.mark.ci
+def test_bin_up_prints_the_refusal_in_a_sentence(made_by_another_release: None, tmp_path: Path) -> None:
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+    told = subprocess.run(
+        [sys.executable, "-m", "config.stack.provision", str(tmp_path), "{}"],
+        cwd=settings.BASE_DIR,
+        env={**os.environ, "DATABASE_URL": url},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr.splitlines()[-1].startswith("Another release made this database: ")
+    assert "Traceback" not in told.stderr
