@@ -211,8 +211,8 @@ order by recipient_id desc, id desc limit %(limit)s
 """
 # The unread ones among them. First some of the newest are looked at one by one, in the order of the index. If these are not
 # enough, all that is visible or buffered of the source is read, which is as much as is unread of it: a thread is open while
-# it holds an unread receipt. Inbox and source of the entries are given as arrays and begin the order, so that the planner
-# does not walk the entries of other sources. Indexes: as above, digests_receiptstate_pkey; digests_entry_live_by_source,
+# it holds an unread receipt. Inbox and source of the entries are given as arrays and begin the order, and `offset 0` puts
+# the threads first, so that the planner does not walk the entries and receipts of other sources. Indexes: as above, digests_receiptstate_pkey; digests_entry_live_by_source,
 # digests_thread_one_open_per_key, digests_receiptstate_by_thread.
 UNREAD_OF_SOURCE: Final = f"""
 with newest as materialized (
@@ -234,7 +234,10 @@ select id from (
         )
         union all
         select s.receipt_id from digests_thread t
-        join digests_receiptstate s on s.thread_id = t.id and s.acked_at is null and s.pending
+        cross join lateral (
+            select receipt_id from digests_receiptstate
+            where thread_id = t.id and acked_at is null and pending offset 0
+        ) s
         where t.tenant_id = inbox.tenant_id and t.inbox_id = inbox.id and t.source_system = %(source)s
               and t.closed_at is null and t.pending_count > 0
     ) unread where unread.id < %(before)s::bigint

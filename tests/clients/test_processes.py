@@ -125,7 +125,7 @@ def test_curl_loop_of_the_docs_works(server: Server, acme: Tenant) -> None:
 
     said = shell(API + "\n".join(blocks), env)
 
-    assert len(blocks) == 14
+    assert len(blocks) == 15
     assert "Greeted Ada" in said
     assert '"content":{"said":"Hello Ada"}' in said.replace(": ", ":")
     assert "\ncancel\n" in said

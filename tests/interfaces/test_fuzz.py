@@ -101,6 +101,9 @@ EVERY_ROUTE: Final = pytest.mark.parametrize(
     "route", [route for _, route in ROUTED], ids=lambda route: f"{route.method} {route.path}"
 )
 
+# What the web server's parser takes. It refuses longer ones itself, without the form of the API.
+LONGEST_URL: Final = 65_535
+
 STREAMS: Final = {route.path for declared, route in ROUTED if declared.streams}
 
 
@@ -170,7 +173,11 @@ def _check(site: Site, case: Case[Any], token: str) -> None:
         for name in {"wait", "wait_seconds"} & asked.keys():
             if _is_a_wait(asked[name]):
                 asked[name] = 0
-    case.call_and_validate(base_url=site.url, headers={"Authorization": f"Bearer {token}"}, timeout=60)
+    answer = case.call(base_url=site.url, headers={"Authorization": f"Bearer {token}"}, timeout=60)
+    if len(answer.request.url or "") > LONGEST_URL:
+        assert answer.status_code == 400
+    else:
+        case.validate_response(answer)
 
 
 def _is_a_wait(seconds: Any) -> bool:
