@@ -53,7 +53,7 @@ def tenant_field() -> Named:
 def reference(
     name: str,
     to: str,
-    related_name: str,
+    related_name: str = "+",
     *,
     on_delete: Callable[..., Any] = models.PROTECT,
     null: bool = False,

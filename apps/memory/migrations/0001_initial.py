@@ -9,7 +9,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce, Least
 
 from apps.core.rls import immutable, protect
-from apps.core.tables import CreateModels
+from apps.core.tables import CreateModels, id_field, tenant_field
 from apps.memory.models import RealField
 
 # The places of memories: see apps.memory.models.MESSAGE_BITS. The steps are 1 << SPAN_BITS, from the middle of a span on.
@@ -48,19 +48,7 @@ MARKS_BACK = "drop function memory_marks(jsonb);"
 
 
 def _row() -> list[Any]:
-    key = models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
-    return [("id", key), ("tenant", _tenant())]
-
-
-def _tenant() -> Any:
-    return models.ForeignKey(
-        db_constraint=False,
-        db_index=False,
-        editable=False,
-        on_delete=models.PROTECT,
-        related_name="+",
-        to="principals.tenant",
-    )
+    return [id_field(), tenant_field()]
 
 
 def _principal(*, null: bool = False) -> Any:
@@ -209,7 +197,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Session",
                 fields=[
-                    ("tenant", _tenant()),
+                    tenant_field(),
                     (
                         "id",
                         models.BigIntegerField(

@@ -1,12 +1,10 @@
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import django.contrib.postgres.fields
 from django.db import migrations, models
 
 from apps.core.rls import immutable, kept, protect
-from apps.core.tables import CreateModels
-
-Named: TypeAlias = "tuple[str, models.Field[Any, Any]]"
+from apps.core.tables import CreateModels, Named, id_field, reference, tenant_field
 
 # Short-lived rows that are updated at every heartbeat: room in each page for new versions, and dead ones removed
 # by number, early and at full speed.
@@ -217,33 +215,6 @@ drop function tasks_wall_partition(text);
 """
 
 
-def _id() -> Named:
-    return "id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
-
-
-def _tenant() -> Named:
-    return "tenant", models.ForeignKey(
-        db_constraint=False,
-        db_index=False,
-        editable=False,
-        on_delete=models.PROTECT,
-        related_name="+",
-        to="principals.tenant",
-    )
-
-
-def _kept(name: str, to: str, *, related_name: str = "+", null: bool = False, lasting: bool = False) -> Named:
-    """A reference that keeps its row from being deleted; a lasting one leaves that to a trigger of its row."""
-    return name, models.ForeignKey(
-        db_constraint=not lasting,
-        db_index=False,
-        null=null,
-        on_delete=models.PROTECT,
-        related_name=related_name,
-        to=to,
-    )
-
-
 def _loose(name: str, to: str, *, null: bool = False) -> Named:
     """A reference without a constraint, in rows that are written often."""
     return name, models.ForeignKey(
@@ -261,11 +232,11 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Queue",
                 fields=[
-                    _id(),
+                    id_field(),
                     ("name", models.CharField(max_length=50)),
                     ("paused_at", models.DateTimeField(null=True)),
                     ("created_at", models.DateTimeField()),
-                    _tenant(),
+                    tenant_field(),
                     ("concurrency", models.PositiveIntegerField(null=True)),
                     ("fair", models.BooleanField(db_default=False, default=False)),
                     ("rate", models.PositiveIntegerField(null=True)),
@@ -297,7 +268,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="TaskType",
                 fields=[
-                    _id(),
+                    id_field(),
                     ("name", models.CharField(max_length=100)),
                     ("params_schema", models.JSONField(default=dict)),
                     ("title", models.CharField(blank=True, max_length=200)),
@@ -324,8 +295,8 @@ class Migration(migrations.Migration):
                     ("enabled", models.BooleanField(default=True)),
                     ("created_at", models.DateTimeField()),
                     ("changed_at", models.DateTimeField()),
-                    _kept("queue", "tasks.queue", related_name="task_types"),
-                    _tenant(),
+                    reference("queue", "tasks.queue", related_name="task_types"),
+                    tenant_field(),
                     ("concurrency", models.PositiveIntegerField(null=True)),
                     ("deadline_seconds", models.PositiveIntegerField(null=True)),
                     ("heartbeat_seconds", models.PositiveIntegerField(null=True)),
@@ -402,7 +373,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Task",
                 fields=[
-                    _id(),
+                    id_field(),
                     ("priority", models.PositiveSmallIntegerField()),
                     ("params", models.JSONField()),
                     ("run_at", models.DateTimeField(null=True)),
@@ -410,11 +381,11 @@ class Migration(migrations.Migration):
                     ("caused_by", models.CharField(max_length=100, null=True)),
                     ("receipt_id", models.CharField(max_length=100)),
                     ("created_at", models.DateTimeField()),
-                    _kept("queue", "tasks.queue", related_name="tasks", lasting=True),
-                    _kept("recipient", "principals.principal", lasting=True),
-                    _kept("requester", "principals.principal", lasting=True),
-                    _tenant(),
-                    _kept("task_type", "tasks.tasktype", related_name="tasks", lasting=True),
+                    reference("queue", "tasks.queue", related_name="tasks", lasting=True),
+                    reference("recipient", "principals.principal", lasting=True),
+                    reference("requester", "principals.principal", lasting=True),
+                    tenant_field(),
+                    reference("task_type", "tasks.tasktype", related_name="tasks", lasting=True),
                     ("concurrency_key", models.CharField(max_length=200, null=True)),
                     ("retry_of", models.BigIntegerField(null=True)),
                 ],
@@ -444,7 +415,7 @@ class Migration(migrations.Migration):
                     ("max_expiries", models.SmallIntegerField()),
                     ("flags", models.SmallIntegerField(default=0)),
                     _loose("holder", "principals.principal", null=True),
-                    _tenant(),
+                    tenant_field(),
                     _loose("queue", "tasks.queue"),
                     _loose("task_type", "tasks.tasktype"),
                     ("has_budget", models.BooleanField(db_default=False, default=False)),
@@ -574,7 +545,7 @@ class Migration(migrations.Migration):
                     ("request_digest", models.BinaryField(max_length=32, null=True)),
                     ("answer", models.JSONField(null=True)),
                     _loose("holder", "principals.principal"),
-                    _tenant(),
+                    tenant_field(),
                     ("progress_sequence", models.BigIntegerField(null=True)),
                     ("checkpoint_sequence", models.BigIntegerField(null=True)),
                 ],
@@ -651,7 +622,7 @@ class Migration(migrations.Migration):
                     ("receipt_id", models.CharField(max_length=100)),
                     ("finished_at", models.DateTimeField()),
                     ("fetched_at", models.DateTimeField(null=True)),
-                    _tenant(),
+                    tenant_field(),
                 ],
                 options={
                     "db_table": "task_history",
@@ -698,13 +669,13 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Spend",
                 fields=[
-                    _id(),
+                    id_field(),
                     ("task_id", models.BigIntegerField()),
                     ("fencing_token", models.IntegerField()),
                     ("tokens", models.BigIntegerField(default=0)),
                     ("cost_usd", models.DecimalField(decimal_places=6, default=0, max_digits=14)),
                     ("spent_at", models.DateTimeField()),
-                    _tenant(),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
@@ -718,12 +689,12 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Artifact",
                 fields=[
-                    _id(),
+                    id_field(),
                     ("digest", models.CharField(max_length=64)),
                     ("media_type", models.CharField(max_length=100)),
                     ("size", models.BigIntegerField()),
                     ("created_at", models.DateTimeField()),
-                    _tenant(),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
@@ -738,14 +709,14 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="IdempotencyKey",
                 fields=[
-                    _id(),
+                    id_field(),
                     ("key", models.CharField(max_length=200)),
                     ("task_id", models.BigIntegerField()),
                     ("request_digest", models.BinaryField(max_length=32)),
                     ("answer", models.JSONField()),
                     ("created_at", models.DateTimeField()),
-                    _kept("principal", "principals.principal", lasting=True),
-                    _tenant(),
+                    reference("principal", "principals.principal", lasting=True),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
@@ -756,7 +727,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="QueueMinute",
                 fields=[
-                    _id(),
+                    id_field(),
                     ("minute_at", models.DateTimeField()),
                     (
                         "status",
@@ -779,7 +750,7 @@ class Migration(migrations.Migration):
                     ("expiries", models.BigIntegerField()),
                     ("counted_to", models.DateTimeField()),
                     _loose("queue", "tasks.queue"),
-                    _tenant(),
+                    tenant_field(),
                 ],
                 options={
                     "indexes": [models.Index(fields=["minute_at"], name="tasks_queueminute_by_time")],
@@ -797,7 +768,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Schedule",
                 fields=[
-                    _id(),
+                    id_field(),
                     ("name", models.CharField(max_length=100)),
                     ("priority", models.PositiveSmallIntegerField(null=True)),
                     ("params", models.JSONField(default=dict)),
@@ -817,11 +788,11 @@ class Migration(migrations.Migration):
                     ("last_refusal", models.CharField(blank=True, default="", max_length=500)),
                     ("created_at", models.DateTimeField()),
                     ("changed_at", models.DateTimeField()),
-                    _kept("owner", "principals.principal"),
-                    _kept("queue", "tasks.queue", null=True),
-                    _kept("recipient", "principals.principal"),
-                    _kept("task_type", "tasks.tasktype", related_name="schedules"),
-                    _tenant(),
+                    reference("owner", "principals.principal"),
+                    reference("queue", "tasks.queue", null=True),
+                    reference("recipient", "principals.principal"),
+                    reference("task_type", "tasks.tasktype", related_name="schedules"),
+                    tenant_field(),
                 ],
                 options={
                     "permissions": [("operate_schedule", "Can stop and resume schedules")],
@@ -858,11 +829,11 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Dependency",
                 fields=[
-                    _id(),
+                    id_field(),
                     ("task_id", models.BigIntegerField()),
                     ("on_task_id", models.BigIntegerField()),
                     ("if_it_fails", models.CharField(choices=[("cancel", "Cancel"), ("fail", "Fail")], max_length=10)),
-                    _tenant(),
+                    tenant_field(),
                 ],
                 options={
                     "indexes": [models.Index(fields=["on_task_id"], name="tasks_dependency_on")],
@@ -884,12 +855,12 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="RateWindow",
                 fields=[
-                    _id(),
+                    id_field(),
                     ("granted_at", models.DateTimeField()),
                     ("leases", models.IntegerField()),
                     _loose("queue", "tasks.queue", null=True),
                     _loose("task_type", "tasks.tasktype", null=True),
-                    _tenant(),
+                    tenant_field(),
                 ],
                 options={
                     "indexes": [
@@ -922,11 +893,11 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="FairShare",
                 fields=[
-                    _id(),
+                    id_field(),
                     ("served", models.BigIntegerField()),
                     _loose("queue", "tasks.queue"),
                     _loose("requester", "principals.principal"),
-                    _tenant(),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
@@ -945,7 +916,7 @@ class Migration(migrations.Migration):
                     ("when_spent", models.CharField(choices=[("fail", "Fail"), ("cancel", "Cancel")], max_length=10)),
                     ("spent_at", models.DateTimeField(null=True)),
                     ("created_at", models.DateTimeField()),
-                    _tenant(),
+                    tenant_field(),
                 ],
                 options={
                     "constraints": [
