@@ -20,6 +20,8 @@ from config.stack.supervisor import Supervisor, readiness, say
 _NOT_RUNNING = 3
 _INTERRUPTED = 130
 _LAST_PORT = 65535
+# Each may open as many database connections as GATEHOUSE_POOL says; the embedded server has 200.
+_MOST_WEB = 8
 
 
 def main(arguments: list[str]) -> int:
@@ -49,6 +51,9 @@ def _parser(script: str) -> argparse.ArgumentParser:
             f"  bin/up {name:<7} {_COMMANDS[name].__doc__}" for name in commands
         )
         parser.add_argument("command", nargs="?", choices=commands, default="up", help="(default: up)")
+        parser.add_argument(
+            "--web", metavar="N", type=_count, help="up: how many web processes (default: one a core, at most two)"
+        )
         parser.add_argument("--no-workers", action="store_true", help="up: leave out the bundled MCP workers")
         parser.add_argument("--yes", action="store_true", help="reset: don't ask")
     parser.add_argument("--data", metavar="DIR", help="the data folder (default: var/ in the product's folder)")
@@ -64,6 +69,12 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= _MOST_WEB):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; take 1 to {_MOST_WEB}")
+    return int(text)
+
+
 def up(options: argparse.Namespace, data: DataFolder) -> int:
     """Start everything and stay in the foreground until Ctrl-C."""
     data.create()
@@ -71,7 +82,8 @@ def up(options: argparse.Namespace, data: DataFolder) -> int:
         address = data.stack().get("url", "still starting")
         raise StackError(f"It runs already, with its data in {data.path}: {address}. To end it: bin/up down")
     first = not data.password_file.exists()
-    supervisor = Supervisor(data=data, port=options.port, with_workers=not options.no_workers)
+    web = options.web or min(2, os.cpu_count() or 1)
+    supervisor = Supervisor(data=data, port=options.port, web=web, with_workers=not options.no_workers)
     with _ended(supervisor):
         supervisor.start()
         url, password = supervisor.url, data.password_file.read_text(encoding="utf-8").strip()

@@ -31,12 +31,13 @@ def python_program(name: str, *argv: str, data: DataFolder, env: Mapping[str, st
     )
 
 
-def web(data: DataFolder, env: Mapping[str, str], *, fd: int) -> Program:
-    """The web process. It inherits a socket that the supervisor holds: a restart refuses no connection."""
-    argv = ("-m", "uvicorn", "config.asgi:application", "--fd", str(fd), "--no-access-log")
-    return python_program(
-        "web", *argv, "--timeout-graceful-shutdown", "5", data=data, env={**env, "GATEHOUSE_PROCESS": "web"}, fd=fd
-    )
+def web(data: DataFolder, env: Mapping[str, str], *, fd: int, count: int) -> list[Program]:
+    """The web processes. They share a socket that the supervisor holds: a restart refuses no connection."""
+    serving = ("--fd", str(fd), "--no-access-log", "--timeout-graceful-shutdown", "5")
+    argv = ("-m", "uvicorn", "config.asgi:application", *serving)
+    env = {**env, "GATEHOUSE_PROCESS": "web"}
+    names = ["web", *(f"web-{number}" for number in range(2, count + 1))]
+    return [python_program(name, *argv, data=data, env=env, fd=fd) for name in names]
 
 
 def provision(data: DataFolder, env: Mapping[str, str], wanted: Mapping[str, list[str]]) -> Program:

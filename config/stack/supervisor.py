@@ -66,6 +66,8 @@ class Supervisor:
 
     data: DataFolder
     port: int | None = None
+    web: int = 1
+    """How many web processes."""
     with_workers: bool = True
     durable: bool = True
     """Whether PostgreSQL waits for the disk at each commit."""
@@ -81,7 +83,7 @@ class Supervisor:
     environment: dict[str, str] = field(default_factory=dict)
     kept: dict[str, Kept] = field(default_factory=dict)
     servers: dict[str, Postgres | Valkey] = field(default_factory=dict)
-    # Held open, so that the address stays ours while the web process is away.
+    # Held open, so that the address stays ours while a web process is away.
     _listener: socket.socket | None = None
     _began: float = field(default_factory=time.monotonic)
 
@@ -107,8 +109,8 @@ class Supervisor:
         self.start_servers()
         scripts = programs.bundled_worker_scripts() if self.with_workers else []
         self._provision(programs.wanted_tokens(scripts) | self.wanted)
-        self.add(programs.web(self.data, self.environment, fd=self._listener.fileno()))
-        for program in programs.celery_workers(self.data, self.environment):
+        web = programs.web(self.data, self.environment, fd=self._listener.fileno(), count=self.web)
+        for program in web + programs.celery_workers(self.data, self.environment):
             self.add(program)
         self.add(programs.beat(self.data, self.environment))
         for script in scripts:

@@ -124,6 +124,18 @@ def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
 
 
 @pytest.mark.ci
+def test_the_other_web_process_answers_when_one_is_killed(data: Path) -> None:
+    with _up(data, "--no-workers", "--web", "2"):
+        assert _works(data)
+        before = dict(_stack(data)["processes"])
+        os.kill(before["web"], signal.SIGKILL)
+        assert all(_works(data) for _ in range(10))
+        _wait(lambda: _stack(data)["processes"]["web"] != before["web"], why=lambda: _stack(data)["processes"])
+        os.kill(before["web-2"], signal.SIGKILL)
+        assert all(_works(data) for _ in range(10))
+
+
+@pytest.mark.ci
 def test_second_stack_needs_a_folder_of_its_own(data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
