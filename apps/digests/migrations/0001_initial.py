@@ -1,10 +1,10 @@
-import datetime
-import uuid
+from datetime import timedelta
+from uuid import UUID
 
-import django.contrib.postgres.fields
-import django.core.validators
-import django.db.models.deletion
+from django.contrib.postgres.fields import ArrayField
+from django.core.validators import MinValueValidator
 from django.db import migrations, models
+from django.db.models import F, Q
 
 from apps.core.rls import immutable, kept, protect
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
@@ -60,34 +60,30 @@ class Migration(migrations.Migration):
                 name="Inbox",
                 fields=[
                     id_field(),
-                    ("last_seq", models.BigIntegerField(db_default=0, default=0)),
-                    ("visible_unread", models.IntegerField(db_default=0, default=0)),
-                    ("pending_unread", models.IntegerField(db_default=0, default=0)),
+                    ("last_seq", models.BigIntegerField(default=0, db_default=0)),
+                    ("visible_unread", models.IntegerField(default=0, db_default=0)),
+                    ("pending_unread", models.IntegerField(default=0, db_default=0)),
                     ("enabled", models.BooleanField(default=True)),
-                    ("window", models.DurationField(default=datetime.timedelta(seconds=30))),
+                    ("window", models.DurationField(default=timedelta(seconds=30))),
                     ("max_items", models.IntegerField(default=20)),
-                    ("max_thread_age", models.DurationField(default=datetime.timedelta(days=1))),
+                    ("max_thread_age", models.DurationField(default=timedelta(days=1))),
                     reference("principal", "principals.principal", "inboxes"),
                     tenant_field(),
-                    ("has_source_policies", models.BooleanField(db_default=False, default=False)),
+                    ("has_source_policies", models.BooleanField(default=False, db_default=False)),
                 ],
                 options={
                     "verbose_name_plural": "inboxes",
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "principal"), name="digests_inbox_once"),
+                        models.UniqueConstraint(name="digests_inbox_once", fields=["tenant", "principal"]),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("last_seq__gte", 0), ("pending_unread__gte", 0), ("visible_unread__gte", 0)
-                            ),
                             name="digests_inbox_counts_from_zero",
+                            condition=Q(last_seq__gte=0, pending_unread__gte=0, visible_unread__gte=0),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("max_items__range", (1, 500)),
-                                ("max_thread_age__gt", datetime.timedelta(0)),
-                                ("window__gte", datetime.timedelta(0)),
-                            ),
                             name="digests_inbox_policy_possible",
+                            condition=Q(
+                                max_items__range=(1, 500), max_thread_age__gt=timedelta(0), window__gte=timedelta(0)
+                            ),
                         ),
                     ],
                 },
@@ -111,34 +107,31 @@ class Migration(migrations.Migration):
                 options={
                     "constraints": [
                         models.UniqueConstraint(
-                            condition=models.Q(("closed_at", None)),
-                            fields=("tenant", "inbox", "source_system", "resource_ref", "event_family"),
                             name="digests_thread_one_open_per_key",
+                            fields=["tenant", "inbox", "source_system", "resource_ref", "event_family"],
+                            condition=Q(closed_at=None),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("flush_due_at", None), ("pending_count", 0)),
-                                models.Q(("flush_due_at__isnull", False), ("pending_count__gt", 0)),
-                                _connector="OR",
-                            ),
                             name="digests_thread_due_iff_pending",
+                            condition=Q(flush_due_at=None, pending_count=0)
+                            | Q(flush_due_at__isnull=False, pending_count__gt=0),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("closed_at", None), ("pending_count", 0), _connector="OR"),
                             name="digests_thread_closed_without_pending",
+                            condition=Q(closed_at=None) | Q(pending_count=0),
                         ),
                     ],
                     "indexes": [
                         models.Index(
-                            condition=models.Q(("flush_due_at__isnull", False)),
-                            fields=["flush_due_at"],
-                            include=("inbox", "tenant"),
                             name="digests_thread_due",
+                            fields=["flush_due_at"],
+                            condition=Q(flush_due_at__isnull=False),
+                            include=("inbox", "tenant"),
                         ),
                         models.Index(
-                            condition=models.Q(("flush_due_at__isnull", False)),
-                            fields=["inbox", "flush_due_at"],
                             name="digests_thread_pending",
+                            fields=["inbox", "flush_due_at"],
+                            condition=Q(flush_due_at__isnull=False),
                         ),
                     ],
                 },
@@ -147,39 +140,17 @@ class Migration(migrations.Migration):
                 name="Entry",
                 fields=[
                     id_field(),
-                    (
-                        "kind",
-                        models.CharField(
-                            choices=[("item", "Item"), ("digest_snapshot", "Digest Snapshot")], max_length=15
-                        ),
-                    ),
+                    ("kind", models.CharField(max_length=15)),
                     ("sequence", models.BigIntegerField()),
                     ("revision", models.IntegerField(null=True)),
                     ("source_system", models.CharField(max_length=50)),
-                    (
-                        "receipt_ids",
-                        django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
-                    ),
+                    ("receipt_ids", ArrayField(models.BigIntegerField())),
                     ("count", models.IntegerField()),
                     ("title", models.CharField(max_length=200, null=True)),
                     ("summary", models.TextField(null=True)),
                     ("first_at", models.DateTimeField()),
                     ("last_at", models.DateTimeField()),
-                    (
-                        "flush_reason",
-                        models.CharField(
-                            choices=[
-                                ("window", "Window"),
-                                ("size", "Size"),
-                                ("immediate", "Immediate"),
-                                ("rollover", "Rollover"),
-                                ("lifecycle", "Lifecycle"),
-                                ("narrow", "Narrow"),
-                            ],
-                            max_length=9,
-                            null=True,
-                        ),
-                    ),
+                    ("flush_reason", models.CharField(max_length=9, null=True)),
                     ("delivery_handle", models.CharField(max_length=500, null=True)),
                     ("visible_at", models.DateTimeField()),
                     ("superseded_by_seq", models.BigIntegerField(null=True)),
@@ -189,97 +160,85 @@ class Migration(migrations.Migration):
                     tenant_field(),
                     reference("inbox", "digests.inbox", "entries", lasting=True),
                     reference("thread", "digests.thread", "snapshots", null=True),
-                    ("pruned", models.IntegerField(db_default=0, default=0)),
+                    ("pruned", models.IntegerField(default=0, db_default=0)),
                 ],
                 options={
                     "verbose_name_plural": "entries",
                     "indexes": [
                         models.Index(
-                            condition=models.Q(("acked_at", None), ("superseded_by_seq", None)),
-                            fields=["inbox", "sequence"],
                             name="digests_entry_live",
+                            fields=["inbox", "sequence"],
+                            condition=Q(acked_at=None, superseded_by_seq=None),
                         ),
                         models.Index(
-                            condition=models.Q(("acked_at", None), ("superseded_by_seq", None)),
-                            fields=["inbox", "source_system", "sequence"],
                             name="digests_entry_live_by_source",
+                            fields=["inbox", "source_system", "sequence"],
+                            condition=Q(acked_at=None, superseded_by_seq=None),
                         ),
                         models.Index(
-                            condition=models.Q(("acked_at", None), ("superseded_by_seq__isnull", False)),
-                            fields=["inbox", "superseded_by_seq"],
                             name="digests_entry_superseded",
+                            fields=["inbox", "superseded_by_seq"],
+                            condition=Q(acked_at=None, superseded_by_seq__isnull=False),
                         ),
                         models.Index(
-                            condition=models.Q(("supersedes__isnull", False)),
-                            fields=["supersedes"],
                             name="digests_entry_by_superseded",
+                            fields=["supersedes"],
+                            condition=Q(supersedes__isnull=False),
                         ),
                         models.Index(
-                            condition=models.Q(("superseded_at__isnull", False)),
-                            fields=["superseded_at", "id"],
                             name="digests_entry_superseded_since",
+                            fields=["superseded_at", "id"],
+                            condition=Q(superseded_at__isnull=False),
                         ),
                     ],
                     "constraints": [
                         models.UniqueConstraint(
-                            fields=("tenant", "inbox", "sequence"), name="digests_entry_sequence_once"
+                            name="digests_entry_sequence_once", fields=["tenant", "inbox", "sequence"]
                         ),
                         models.UniqueConstraint(
-                            fields=("tenant", "thread", "revision"), name="digests_entry_revision_once"
+                            name="digests_entry_revision_once", fields=["tenant", "thread", "revision"]
                         ),
                         models.UniqueConstraint(
-                            condition=models.Q(
-                                ("acked_at", None), ("superseded_by_seq", None), ("thread__isnull", False)
-                            ),
-                            fields=("tenant", "thread"),
                             name="digests_entry_one_live_per_thread",
+                            fields=["tenant", "thread"],
+                            condition=Q(acked_at=None, superseded_by_seq=None, thread__isnull=False),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(
-                                    ("count", 1),
-                                    ("flush_reason", None),
-                                    ("kind", "item"),
-                                    ("revision", None),
-                                    ("summary", None),
-                                    ("thread", None),
-                                    ("title", None),
-                                ),
-                                models.Q(
-                                    ("flush_reason__isnull", False),
-                                    ("kind", "digest_snapshot"),
-                                    ("revision__isnull", False),
-                                    ("summary__isnull", False),
-                                    ("thread__isnull", False),
-                                    ("title__isnull", False),
-                                ),
-                                _connector="OR",
-                            ),
                             name="digests_entry_kind_has_its_shape",
+                            condition=Q(
+                                count=1,
+                                flush_reason=None,
+                                kind="item",
+                                revision=None,
+                                summary=None,
+                                thread=None,
+                                title=None,
+                            )
+                            | Q(
+                                flush_reason__isnull=False,
+                                kind="digest_snapshot",
+                                revision__isnull=False,
+                                summary__isnull=False,
+                                thread__isnull=False,
+                                title__isnull=False,
+                            ),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("count", models.F("receipt_ids__len")), ("count__gt", 0)),
                             name="digests_entry_counts_its_receipts",
+                            condition=Q(count=F("receipt_ids__len"), count__gt=0),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("superseded_by_seq", None),
-                                ("superseded_by_seq__gt", models.F("sequence")),
-                                _connector="OR",
-                            ),
                             name="digests_entry_superseded_by_a_later_one",
+                            condition=Q(superseded_by_seq=None) | Q(superseded_by_seq__gt=F("sequence")),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("superseded_at", None), ("superseded_by_seq", None)),
-                                models.Q(("superseded_at__isnull", False), ("superseded_by_seq__isnull", False)),
-                                _connector="OR",
-                            ),
                             name="digests_entry_superseded_has_a_time",
+                            condition=Q(superseded_at=None, superseded_by_seq=None)
+                            | Q(superseded_at__isnull=False, superseded_by_seq__isnull=False),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("pruned__gte", 0), ("pruned__lte", models.F("count"))),
                             name="digests_entry_pruned_of_its_receipts",
+                            condition=Q(pruned__gte=0, pruned__lte=F("count")),
                         ),
                     ],
                 },
@@ -290,10 +249,10 @@ class Migration(migrations.Migration):
                     (
                         "receipt",
                         models.OneToOneField(
-                            on_delete=django.db.models.deletion.CASCADE,
                             primary_key=True,
-                            related_name="state",
                             serialize=False,
+                            related_name="state",
+                            on_delete=models.CASCADE,
                             to="receipts.receipt",
                         ),
                     ),
@@ -310,50 +269,39 @@ class Migration(migrations.Migration):
                 options={
                     "constraints": [
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("entry__isnull", False), ("pending", False), ("thread", None)),
-                                models.Q(("entry", None), ("thread__isnull", False)),
-                                _connector="OR",
-                            ),
                             name="digests_receiptstate_in_one_place",
+                            condition=Q(entry__isnull=False, pending=False, thread=None)
+                            | Q(entry=None, thread__isnull=False),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("pending", False), ("acked_at", None), _connector="OR"),
                             name="digests_receiptstate_acked_is_not_pending",
+                            condition=Q(pending=False) | Q(acked_at=None),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("acked_at", None), ("read_at", None)),
-                                models.Q(("acked_at__isnull", False), ("read_at__isnull", False)),
-                                _connector="OR",
-                            ),
                             name="digests_receiptstate_read_iff_acked",
+                            condition=Q(acked_at=None, read_at=None) | Q(acked_at__isnull=False, read_at__isnull=False),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("archived_at", None), ("acked_at__isnull", False), _connector="OR"),
                             name="digests_receiptstate_archived_is_acked",
+                            condition=Q(archived_at=None) | Q(acked_at__isnull=False),
                         ),
                     ],
                     "indexes": [
                         models.Index(
-                            condition=models.Q(("acked_at", None)),
-                            fields=["inbox", "receipt"],
-                            name="digests_receiptstate_unread",
+                            name="digests_receiptstate_unread", fields=["inbox", "receipt"], condition=Q(acked_at=None)
                         ),
                         models.Index(
-                            condition=models.Q(("entry__isnull", False)),
-                            fields=["entry"],
-                            name="digests_receiptstate_by_entry",
+                            name="digests_receiptstate_by_entry", fields=["entry"], condition=Q(entry__isnull=False)
                         ),
                         models.Index(
-                            condition=models.Q(("thread__isnull", False)),
-                            fields=["thread", "receipt"],
                             name="digests_receiptstate_by_thread",
+                            fields=["thread", "receipt"],
+                            condition=Q(thread__isnull=False),
                         ),
                         models.Index(
-                            condition=models.Q(("acked_at__isnull", False)),
-                            fields=["inbox", "receipt"],
                             name="digests_receiptstate_acked",
+                            fields=["inbox", "receipt"],
+                            condition=Q(acked_at__isnull=False),
                         ),
                     ],
                 },
@@ -363,31 +311,16 @@ class Migration(migrations.Migration):
                 fields=[
                     id_field(),
                     ("name", models.CharField(max_length=50)),
-                    (
-                        "rate_per_hour",
-                        models.IntegerField(
-                            blank=True,
-                            help_text="How many receipts an hour it may post; empty: the deployment's limit.",
-                            null=True,
-                            validators=[django.core.validators.MinValueValidator(1)],
-                        ),
-                    ),
-                    (
-                        "groups_by_dedupe_key",
-                        models.BooleanField(
-                            db_default=False,
-                            default=False,
-                            help_text="Group its receipts by the event type and entity in their dedupe keys.",
-                        ),
-                    ),
+                    ("rate_per_hour", models.IntegerField(blank=True, null=True, validators=[MinValueValidator(1)])),
+                    ("groups_by_dedupe_key", models.BooleanField(default=False, db_default=False)),
                     tenant_field(),
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "name"), name="digests_source_name_once"),
+                        models.UniqueConstraint(name="digests_source_name_once", fields=["tenant", "name"]),
                         models.CheckConstraint(
-                            condition=models.Q(("rate_per_hour", None), ("rate_per_hour__gt", 0), _connector="OR"),
                             name="digests_source_rate_above_zero",
+                            condition=Q(rate_per_hour=None) | Q(rate_per_hour__gt=0),
                         ),
                     ],
                 },
@@ -408,19 +341,13 @@ class Migration(migrations.Migration):
                     "verbose_name_plural": "source policies",
                     "constraints": [
                         models.UniqueConstraint(
-                            fields=("tenant", "inbox", "source_system"), name="digests_sourcepolicy_once_per_source"
+                            name="digests_sourcepolicy_once_per_source", fields=["tenant", "inbox", "source_system"]
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("window", None), ("window__gte", datetime.timedelta(0)), _connector="OR"),
-                                models.Q(("max_items", None), ("max_items__range", (1, 500)), _connector="OR"),
-                                models.Q(
-                                    ("max_thread_age", None),
-                                    ("max_thread_age__gt", datetime.timedelta(0)),
-                                    _connector="OR",
-                                ),
-                            ),
                             name="digests_sourcepolicy_possible",
+                            condition=(Q(window=None) | Q(window__gte=timedelta(0)))
+                            & (Q(max_items=None) | Q(max_items__range=(1, 500)))
+                            & (Q(max_thread_age=None) | Q(max_thread_age__gt=timedelta(0))),
                         ),
                     ],
                 },
@@ -433,13 +360,7 @@ class Migration(migrations.Migration):
                     ("position", models.BigIntegerField(default=0)),
                     ("begun_at", models.DateTimeField()),
                     ("ended_at", models.DateTimeField(null=True)),
-                    (
-                        "within",
-                        models.UUIDField(
-                            db_default=uuid.UUID("00000000-0000-0000-0000-000000000000"),
-                            default=uuid.UUID("00000000-0000-0000-0000-000000000000"),
-                        ),
-                    ),
+                    ("within", models.UUIDField(default=UUID(int=0), db_default=UUID(int=0))),
                 ],
             ),
         ),

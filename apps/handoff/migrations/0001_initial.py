@@ -1,7 +1,8 @@
 from django.db import migrations, models
+from django.db.models import Q
 
 from apps.core.rls import immutable, protect
-from apps.core.tables import reference, tenant_field
+from apps.core.tables import id_field, reference, tenant_field
 
 
 class Migration(migrations.Migration):
@@ -13,63 +14,45 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Handoff",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                id_field(),
                 ("receipt_id", models.CharField(max_length=100)),
-                ("project", models.CharField(blank=True, max_length=100)),
-                (
-                    "kind",
-                    models.CharField(
-                        choices=[
-                            ("learning", "learning"),
-                            ("caution", "caution"),
-                            ("context", "context"),
-                            ("thread", "thread"),
-                        ],
-                        max_length=8,
-                    ),
-                ),
-                (
-                    "priority",
-                    models.CharField(choices=[("high", "high"), ("medium", "medium"), ("low", "low")], max_length=6),
-                ),
+                ("project", models.CharField(max_length=100, blank=True)),
+                ("kind", models.CharField(max_length=8)),
+                ("priority", models.CharField(max_length=6)),
                 ("from_session", models.CharField(max_length=100)),
                 ("left_at", models.DateTimeField()),
                 ("inherited_by", models.CharField(max_length=100, null=True)),
                 ("inherited_at", models.DateTimeField(null=True)),
-                reference("recipient", "principals.principal", "+"),
+                reference("recipient", "principals.principal"),
                 tenant_field(),
             ],
             options={
                 "indexes": [
                     models.Index(
-                        condition=models.Q(("inherited_at__isnull", False)),
-                        fields=["recipient", "inherited_by"],
                         name="handoff_handoff_of_session",
+                        fields=["recipient", "inherited_by"],
+                        condition=Q(inherited_at__isnull=False),
                     ),
                     models.Index(
-                        condition=models.Q(("inherited_at__isnull", False)),
-                        fields=["inherited_at"],
                         name="handoff_handoff_by_age",
+                        fields=["inherited_at"],
+                        condition=Q(inherited_at__isnull=False),
                     ),
-                    models.Index(fields=["tenant", "project", "-id"], name="handoff_handoff_of_project"),
+                    models.Index(name="handoff_handoff_of_project", fields=["tenant", "project", "-id"]),
                 ],
                 "constraints": [
-                    models.UniqueConstraint(fields=("tenant", "receipt_id"), name="handoff_handoff_receipt_once"),
+                    models.UniqueConstraint(name="handoff_handoff_receipt_once", fields=["tenant", "receipt_id"]),
                     models.CheckConstraint(
-                        condition=models.Q(
-                            models.Q(("inherited_at", None), ("inherited_by", None)),
-                            models.Q(("inherited_at__isnull", False), ("inherited_by__isnull", False)),
-                            _connector="OR",
-                        ),
                         name="handoff_handoff_inherited_by_a_session",
+                        condition=Q(inherited_at=None, inherited_by=None)
+                        | Q(inherited_at__isnull=False, inherited_by__isnull=False),
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("kind__in", ["learning", "caution", "context", "thread"])),
                         name="handoff_handoff_kind_known",
+                        condition=Q(kind__in=["learning", "caution", "context", "thread"]),
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("priority__in", ["high", "medium", "low"])),
-                        name="handoff_handoff_priority_known",
+                        name="handoff_handoff_priority_known", condition=Q(priority__in=["high", "medium", "low"])
                     ),
                 ],
             },

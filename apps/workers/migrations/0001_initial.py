@@ -1,34 +1,19 @@
-import datetime
-from typing import Any
+from datetime import timedelta
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from apps.core.rls import immutable, protect
-from apps.core.tables import CreateModels
+from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 # Room in each page for new versions of its rows; manifests, which no heartbeat changes, are stored out of line.
 IN_PLACE = "alter table workers_worker set (fillfactor = 70, toast_tuple_target = 256)"
 IN_PLACE_BACK = "alter table workers_worker reset (fillfactor, toast_tuple_target)"
 
 TIERS = ["trusted", "verified", "sandbox", "untrusted"]
-TIER_CHOICES = [(tier, tier.title()) for tier in TIERS]
 STATES = ["ready", "degraded", "maintenance", "offline", "quarantined"]
-STATE_CHOICES = [(state, state.title()) for state in STATES]
-
-
-def _id() -> Any:
-    return models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
-
-
-def _tenant() -> Any:
-    return _to("principals.tenant", editable=False, db_constraint=False)
-
-
-def _to(model: str, *, related_name: str = "+", **options: Any) -> Any:
-    given = {"db_index": False, "on_delete": models.PROTECT, "related_name": related_name, **options}
-    return models.ForeignKey(to=model, **given)
 
 
 class Migration(migrations.Migration):
@@ -41,183 +26,116 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Registry",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    id_field(),
+                    tenant_field(),
                     ("epoch", models.BigIntegerField(default=0)),
                     ("history_epoch", models.BigIntegerField(default=0)),
                 ],
                 options={
                     "verbose_name_plural": "registries",
-                    "constraints": [models.UniqueConstraint(fields=("tenant",), name="workers_registry_one_a_tenant")],
+                    "constraints": [
+                        models.UniqueConstraint(name="workers_registry_one_a_tenant", fields=["tenant"]),
+                    ],
                 },
             ),
             migrations.CreateModel(
                 name="SigningKey",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    id_field(),
+                    tenant_field(),
                     ("key_id", models.CharField(max_length=100)),
                     ("public_key", models.CharField(max_length=200)),
-                    ("ceiling", models.CharField(choices=TIER_CHOICES, max_length=10)),
+                    ("ceiling", models.CharField(max_length=10)),
                     ("enrolled_at", models.DateTimeField()),
                     ("revoked_at", models.DateTimeField(null=True)),
                 ],
                 options={
                     "permissions": [("operate_signingkey", "Can enroll and revoke keys of MCP workers")],
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "key_id"), name="workers_signingkey_id_once"),
-                        models.CheckConstraint(
-                            condition=models.Q(("ceiling__in", TIERS)), name="workers_signingkey_ceiling_known"
-                        ),
+                        models.UniqueConstraint(name="workers_signingkey_id_once", fields=["tenant", "key_id"]),
+                        models.CheckConstraint(name="workers_signingkey_ceiling_known", condition=Q(ceiling__in=TIERS)),
                     ],
                 },
             ),
             migrations.CreateModel(
                 name="Worker",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    id_field(),
+                    tenant_field(),
                     ("worker_id", models.CharField(max_length=100)),
-                    ("principal", _to("principals.principal", help_text="Registered it, and may speak for it.")),
+                    reference("principal", "principals.principal"),
                     ("endpoint", models.CharField(max_length=2000)),
-                    ("capabilities", ArrayField(base_field=models.CharField(max_length=100), default=list, size=None)),
+                    ("capabilities", ArrayField(models.CharField(max_length=100), default=list)),
                     ("constraints", models.JSONField(default=dict)),
                     ("hints", models.JSONField(default=dict)),
-                    ("manifest", models.JSONField(help_text="The registration as it came, signature included.")),
-                    ("claimed_tier", models.CharField(choices=TIER_CHOICES, max_length=10)),
-                    ("effective_tier", models.CharField(choices=TIER_CHOICES, max_length=10)),
+                    ("manifest", models.JSONField()),
+                    ("claimed_tier", models.CharField(max_length=10)),
+                    ("effective_tier", models.CharField(max_length=10)),
                     ("tier_reason", models.CharField(max_length=300)),
-                    (
-                        "approved_at",
-                        models.DateTimeField(help_text="When an operator last approved a tool of it.", null=True),
-                    ),
-                    ("signing_key", _to("workers.signingkey", null=True, related_name="workers")),
-                    (
-                        "signed_at",
-                        models.DateTimeField(help_text="When the latest accepted signature was made.", null=True),
-                    ),
-                    (
-                        "trust_ends_at",
-                        models.DateTimeField(
-                            help_text="End of the signature. The worker registers again to keep its trust.", null=True
-                        ),
-                    ),
-                    (
-                        "void_until",
-                        models.DateTimeField(help_text="Signatures made up to this moment are refused.", null=True),
-                    ),
-                    ("state", models.CharField(choices=STATE_CHOICES, default="ready", max_length=12)),
+                    ("approved_at", models.DateTimeField(null=True)),
+                    reference("signing_key", "workers.signingkey", "workers", null=True),
+                    ("signed_at", models.DateTimeField(null=True)),
+                    ("trust_ends_at", models.DateTimeField(null=True)),
+                    ("void_until", models.DateTimeField(null=True)),
+                    ("state", models.CharField(max_length=12, default="ready")),
                     ("current_load", models.FloatField(default=0)),
                     ("available", models.BooleanField(default=True)),
-                    (
-                        "beats",
-                        models.BooleanField(
-                            default=True,
-                            help_text="It sends heartbeats. A discovered worker that sends none is only probed.",
-                        ),
-                    ),
-                    (
-                        "reported",
-                        models.CharField(
-                            choices=STATE_CHOICES,
-                            default="ready",
-                            help_text="The state that its last heartbeat reported.",
-                            max_length=12,
-                        ),
-                    ),
+                    ("beats", models.BooleanField(default=True)),
+                    ("reported", models.CharField(max_length=12, default="ready")),
                     ("last_heartbeat_at", models.DateTimeField()),
-                    (
-                        "reach",
-                        models.CharField(
-                            choices=[("unknown", "not probed yet"), ("up", "Up"), ("down", "Down")],
-                            default="unknown",
-                            max_length=8,
-                        ),
-                    ),
-                    (
-                        "probes_against",
-                        models.SmallIntegerField(default=0, help_text="Probes in a row that contradict `reach`."),
-                    ),
-                    ("probe_at", models.DateTimeField(db_default=Now(), help_text="Time of the next probe.")),
+                    ("reach", models.CharField(max_length=8, default="unknown")),
+                    ("probes_against", models.SmallIntegerField(default=0)),
+                    ("probe_at", models.DateTimeField(db_default=Now())),
                     ("probe_fencing_token", models.BigIntegerField(default=0)),
                     ("probed_at", models.DateTimeField(null=True)),
                     ("probe_fault", models.CharField(max_length=300, null=True)),
-                    (
-                        "drift",
-                        models.CharField(
-                            help_text="The difference of its tools from its manifest.", max_length=300, null=True
-                        ),
-                    ),
+                    ("drift", models.CharField(max_length=300, null=True)),
                     ("registered_at", models.DateTimeField()),
                     ("unregistered_at", models.DateTimeField(null=True)),
-                    (
-                        "described_at_epoch",
-                        models.BigIntegerField(
-                            default=0,
-                            help_text="The registry's epoch when its manifest last changed or it was unregistered.",
-                        ),
-                    ),
-                    (
-                        "remembered_at_epoch",
-                        models.BigIntegerField(
-                            default=-1, help_text="The epoch at which memory was last brought up to date with it."
-                        ),
-                    ),
+                    ("described_at_epoch", models.BigIntegerField(default=0)),
+                    ("remembered_at_epoch", models.BigIntegerField(default=-1)),
                 ],
                 options={
                     "verbose_name": "MCP worker",
                     "permissions": [("operate_worker", "Can quarantine, release and unregister MCP workers")],
                     "indexes": [
                         models.Index(
-                            condition=models.Q(
-                                ("unregistered_at", None), models.Q(("state", "quarantined"), _negated=True)
-                            ),
-                            fields=["probe_at"],
                             name="workers_worker_probe",
+                            fields=["probe_at"],
+                            condition=Q(unregistered_at=None) & ~Q(state="quarantined"),
                         ),
-                        models.Index(fields=["tenant", "described_at_epoch"], name="workers_worker_described"),
+                        models.Index(name="workers_worker_described", fields=["tenant", "described_at_epoch"]),
                         models.Index(
-                            condition=models.Q(("remembered_at_epoch__lt", models.F("described_at_epoch"))),
-                            fields=["tenant", "id"],
                             name="workers_worker_unremembered",
+                            fields=["tenant", "id"],
+                            condition=Q(remembered_at_epoch__lt=F("described_at_epoch")),
                         ),
                         models.Index(
-                            condition=models.Q(("effective_tier", "untrusted"), _negated=True),
-                            fields=["trust_ends_at"],
                             name="workers_worker_lapsing",
+                            fields=["trust_ends_at"],
+                            condition=~Q(effective_tier="untrusted"),
                         ),
                     ],
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "worker_id"), name="workers_worker_id_once"),
+                        models.UniqueConstraint(name="workers_worker_id_once", fields=["tenant", "worker_id"]),
+                        models.CheckConstraint(name="workers_worker_state_known", condition=Q(state__in=STATES)),
                         models.CheckConstraint(
-                            condition=models.Q(("state__in", STATES)), name="workers_worker_state_known"
+                            name="workers_worker_claimed_tier_known", condition=Q(claimed_tier__in=TIERS)
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("claimed_tier__in", TIERS)), name="workers_worker_claimed_tier_known"
+                            name="workers_worker_effective_tier_known", condition=Q(effective_tier__in=TIERS)
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("effective_tier__in", TIERS)),
-                            name="workers_worker_effective_tier_known",
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(
-                                ("effective_tier", "untrusted"),
-                                models.Q(
-                                    ("signed_at__isnull", False),
-                                    ("signing_key__isnull", False),
-                                    ("trust_ends_at__isnull", False),
-                                ),
-                                _connector="OR",
-                            ),
                             name="workers_worker_trust_is_signed",
+                            condition=Q(effective_tier="untrusted")
+                            | Q(signed_at__isnull=False, signing_key__isnull=False, trust_ends_at__isnull=False),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("current_load__gte", 0), ("current_load__lte", 1)),
-                            name="workers_worker_load_is_a_share",
+                            name="workers_worker_load_is_a_share", condition=Q(current_load__gte=0, current_load__lte=1)
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("reach__in", ["unknown", "up", "down"]), ("reported__in", STATES)),
                             name="workers_worker_reach_known",
+                            condition=Q(reach__in=["unknown", "up", "down"], reported__in=STATES),
                         ),
                     ],
                 },
@@ -225,104 +143,77 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="WorkerEvent",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
-                    ("worker", _to("workers.worker", related_name="events")),
-                    (
-                        "kind",
-                        models.CharField(
-                            choices=[
-                                ("registered", "Registered"),
-                                ("replaced", "manifest replaced"),
-                                ("trust", "trust changed"),
-                                ("state", "state changed"),
-                                ("drifted", "tools differ from the manifest"),
-                                ("unregistered", "Unregistered"),
-                            ],
-                            max_length=12,
-                        ),
-                    ),
-                    ("state", models.CharField(choices=STATE_CHOICES, max_length=12)),
+                    id_field(),
+                    tenant_field(),
+                    reference("worker", "workers.worker", "events"),
+                    ("kind", models.CharField(max_length=12)),
+                    ("state", models.CharField(max_length=12)),
                     ("detail", models.CharField(max_length=300)),
                     ("at", models.DateTimeField()),
                 ],
                 options={
-                    "indexes": [models.Index(fields=["tenant", "worker", "-id"], name="workers_workerevent_history")],
+                    "indexes": [
+                        models.Index(name="workers_workerevent_history", fields=["tenant", "worker", "-id"]),
+                    ],
                     "constraints": [
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("kind__in", ["registered", "replaced", "trust", "state", "drifted", "unregistered"])
-                            ),
                             name="workers_workerevent_kind_known",
+                            condition=Q(
+                                kind__in=["registered", "replaced", "trust", "state", "drifted", "unregistered"]
+                            ),
                         ),
-                        models.CheckConstraint(
-                            condition=models.Q(("state__in", STATES)), name="workers_workerevent_state_known"
-                        ),
+                        models.CheckConstraint(name="workers_workerevent_state_known", condition=Q(state__in=STATES)),
                     ],
                 },
             ),
             migrations.CreateModel(
                 name="ToolVersion",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    id_field(),
+                    tenant_field(),
                     ("uid", models.CharField(max_length=32)),
                     ("name", models.CharField(max_length=200)),
                     ("description", models.TextField()),
                     ("input_schema", models.JSONField()),
                     ("output_schema", models.JSONField()),
                     ("side_effects", models.JSONField(null=True)),
-                    ("effects", ArrayField(base_field=models.CharField(max_length=20), size=None)),
+                    ("effects", ArrayField(models.CharField(max_length=20))),
                     ("first_seen_at", models.DateTimeField()),
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "uid"), name="workers_toolversion_uid_once")
+                        models.UniqueConstraint(name="workers_toolversion_uid_once", fields=["tenant", "uid"]),
                     ],
                 },
             ),
             migrations.CreateModel(
                 name="Offer",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
-                    ("worker", _to("workers.worker", related_name="offers")),
-                    ("tool", _to("workers.toolversion", related_name="offers")),
+                    id_field(),
+                    tenant_field(),
+                    reference("worker", "workers.worker", "offers"),
+                    reference("tool", "workers.toolversion", "offers"),
                     ("name", models.CharField(max_length=200)),
                     ("offered_at", models.DateTimeField()),
                     ("withdrawn_at", models.DateTimeField(null=True)),
-                    (
-                        "approved_at",
-                        models.DateTimeField(
-                            help_text="When an operator approved this version of the tool; it may be used whatever the tier.",
-                            null=True,
-                        ),
-                    ),
+                    ("approved_at", models.DateTimeField(null=True)),
                     ("runs", models.BigIntegerField(default=0)),
                     ("successes", models.BigIntegerField(default=0)),
                     ("total_seconds", models.FloatField(default=0)),
-                    ("total_cost", models.DecimalField(decimal_places=6, default=0, max_digits=14)),
-                    (
-                        "recent_seconds",
-                        ArrayField(
-                            base_field=models.FloatField(),
-                            default=list,
-                            help_text="Durations of the latest calls, oldest first.",
-                            size=None,
-                        ),
-                    ),
+                    ("total_cost", models.DecimalField(default=0, max_digits=14, decimal_places=6)),
+                    ("recent_seconds", ArrayField(models.FloatField(), default=list)),
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "worker", "tool"), name="workers_offer_once"),
+                        models.UniqueConstraint(name="workers_offer_once", fields=["tenant", "worker", "tool"]),
                         models.UniqueConstraint(
-                            condition=models.Q(("withdrawn_at", None)),
-                            fields=("tenant", "worker", "name"),
                             name="workers_offer_one_current_a_name",
+                            fields=["tenant", "worker", "name"],
+                            condition=Q(withdrawn_at=None),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("successes__gte", 0), ("successes__lte", models.F("runs"))),
                             name="workers_offer_successes_are_runs",
+                            condition=Q(successes__gte=0, successes__lte=F("runs")),
                         ),
                     ],
                 },
@@ -330,12 +221,12 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Call",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
-                    ("offer", _to("workers.offer")),
+                    id_field(),
+                    tenant_field(),
+                    reference("offer", "workers.offer"),
                     ("ok", models.BooleanField()),
                     ("seconds", models.FloatField()),
-                    ("cost", models.DecimalField(decimal_places=6, max_digits=14)),
+                    ("cost", models.DecimalField(max_digits=14, decimal_places=6)),
                 ],
                 options={
                     "abstract": False,
@@ -344,66 +235,36 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="WorkerSource",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
+                    id_field(),
+                    tenant_field(),
                     ("name", models.CharField(max_length=100)),
-                    (
-                        "kind",
-                        models.CharField(
-                            choices=[
-                                ("pull", "one known MCP endpoint"),
-                                ("static", "a YAML file"),
-                                ("etcd", "Etcd"),
-                                ("consul", "Consul"),
-                            ],
-                            max_length=8,
-                        ),
-                    ),
+                    ("kind", models.CharField(max_length=8)),
                     ("address", models.CharField(max_length=2000)),
-                    (
-                        "options",
-                        models.JSONField(
-                            default=dict,
-                            help_text="What to look for there, and defaults for servers without a manifest.",
-                        ),
-                    ),
-                    (
-                        "sealed_secret",
-                        models.TextField(
-                            default="", editable=False, help_text="Password or token for the source, encrypted."
-                        ),
-                    ),
-                    ("principal", _to("principals.principal")),
+                    ("options", models.JSONField(default=dict)),
+                    ("sealed_secret", models.TextField(default="", editable=False)),
+                    reference("principal", "principals.principal"),
                     ("enabled", models.BooleanField(default=True)),
-                    (
-                        "every",
-                        models.DurationField(
-                            help_text="How often the MCP workers that it lists are asked for their tools."
-                        ),
-                    ),
-                    ("cursor", models.CharField(default="", max_length=100)),
+                    ("every", models.DurationField()),
+                    ("cursor", models.CharField(max_length=100, default="")),
                     ("next_at", models.DateTimeField()),
                     ("fencing_token", models.BigIntegerField(default=0)),
                     ("looked_at", models.DateTimeField(null=True)),
-                    ("faults", models.IntegerField(default=0, help_text="Failed looks in a row.")),
+                    ("faults", models.IntegerField(default=0)),
                     ("fault", models.CharField(max_length=300, null=True)),
                     ("added_at", models.DateTimeField()),
                 ],
                 options={
                     "indexes": [
-                        models.Index(
-                            condition=models.Q(("enabled", True)), fields=["next_at"], name="workers_workersource_next"
-                        )
+                        models.Index(name="workers_workersource_next", fields=["next_at"], condition=Q(enabled=True)),
                     ],
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "name"), name="workers_workersource_name_once"),
+                        models.UniqueConstraint(name="workers_workersource_name_once", fields=["tenant", "name"]),
                         models.CheckConstraint(
-                            condition=models.Q(("kind__in", ["pull", "static", "etcd", "consul"])),
                             name="workers_workersource_kind_known",
+                            condition=Q(kind__in=["pull", "static", "etcd", "consul"]),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("every__gte", datetime.timedelta(seconds=5))),
-                            name="workers_workersource_not_too_often",
+                            name="workers_workersource_not_too_often", condition=Q(every__gte=timedelta(seconds=5))
                         ),
                     ],
                 },
@@ -411,15 +272,12 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="SourceEntry",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
-                    ("source", _to("workers.workersource", on_delete=models.CASCADE, related_name="entries")),
+                    id_field(),
+                    tenant_field(),
+                    reference("source", "workers.workersource", "entries", on_delete=models.CASCADE),
                     ("key", models.CharField(max_length=500)),
-                    (
-                        "stated",
-                        models.JSONField(help_text="The content of the entry: an endpoint, or a whole manifest."),
-                    ),
-                    ("worker", _to("workers.worker", null=True, related_name="entries")),
+                    ("stated", models.JSONField()),
+                    reference("worker", "workers.worker", "entries", null=True),
                     ("named_at", models.DateTimeField()),
                     ("next_at", models.DateTimeField()),
                     ("fencing_token", models.BigIntegerField(default=0)),
@@ -430,25 +288,27 @@ class Migration(migrations.Migration):
                 options={
                     "verbose_name_plural": "source entries",
                     "indexes": [
-                        models.Index(fields=["next_at"], name="workers_sourceentry_next"),
-                        models.Index(fields=["worker"], name="workers_sourceentry_worker"),
+                        models.Index(name="workers_sourceentry_next", fields=["next_at"]),
+                        models.Index(name="workers_sourceentry_worker", fields=["worker"]),
                     ],
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "source", "key"), name="workers_sourceentry_key_once")
+                        models.UniqueConstraint(
+                            name="workers_sourceentry_key_once", fields=["tenant", "source", "key"]
+                        ),
                     ],
                 },
             ),
             migrations.CreateModel(
                 name="Allowance",
                 fields=[
-                    ("id", _id()),
-                    ("tenant", _tenant()),
-                    ("worker", _to("workers.worker")),
+                    id_field(),
+                    tenant_field(),
+                    reference("worker", "workers.worker"),
                     ("taken_until", models.DateTimeField()),
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "worker"), name="workers_allowance_one_a_worker")
+                        models.UniqueConstraint(name="workers_allowance_one_a_worker", fields=["tenant", "worker"]),
                     ],
                 },
             ),

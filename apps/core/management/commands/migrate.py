@@ -8,10 +8,13 @@ from django.core.management.commands.migrate import Command as Migrate
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
+from apps.core.management.commands.makemigrations import Autodetector
 from apps.core.rls import EXPECT_ONE_TENANT
 
 
 class Command(Migrate):
+    autodetector = Autodetector
+
     def handle(self, *args: Any, **options: Any) -> None:
         with connection.cursor() as cursor:
             cursor.execute("set role none")
