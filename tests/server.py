@@ -43,14 +43,15 @@ class Server:
 
 
 def start_server(
-    application: str = "config.asgi:application", **environment: str
+    application: str = "config.asgi:application", *, processes: int = 1, **environment: str
 ) -> tuple[subprocess.Popen[bytes], str]:
-    """A web process on the test's database, once it answers."""
+    """A deployment on the test's database, once it answers: one web process, or several that share its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+    uvicorn = [sys.executable, "-m", "uvicorn", "--workers", str(processes), "--log-level", "warning"]
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", application, "--fd", str(listener.fileno()), "--log-level", "warning"],
+            [*uvicorn, "--fd", str(listener.fileno()), application],
             pass_fds=[listener.fileno()],
             env={**os.environ, "DATABASE_URL": database, "GATEHOUSE_PROCESS": "web", "GATEHOUSE_POOL": "4"}
             | environment,

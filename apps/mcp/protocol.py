@@ -25,8 +25,10 @@ from mcp_types import (
     PROTOCOL_VERSION_META_KEY,
     SERVER_INFO_META_KEY,
     Implementation,
+    JSONRPCError,
     JSONRPCNotification,
     JSONRPCRequest,
+    JSONRPCResponse,
     Notification,
     RequestId,
     Result,
@@ -41,6 +43,7 @@ from apps.core.schemas import refusal
 from apps.principals.tenancy import Caller
 
 Frame = JSONRPCRequest | JSONRPCNotification
+Answer = JSONRPCResponse | JSONRPCError
 
 SERVER: Final = Implementation(name="gatehouse", title="Gatehouse", version="0.1.0")
 
@@ -85,12 +88,12 @@ class Exchange:
     """The groups of tools that the address asks to be listed, as `?tools=memory,plans`."""
 
 
-Frames = AsyncGenerator[Notification[Any, Any] | Result | None, None]
+Frames = AsyncGenerator[Notification[Any, Any] | JSONRPCRequest | Result | None, None]
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """An answer that takes its time: notifications, at last a result. None keeps the stream from looking dead.
+    """An answer that takes its time: notifications and requests, at last a result. None keeps the stream from looking dead.
 
     It runs outside the request's transaction and holds no database connection.
     """
@@ -113,13 +116,15 @@ def decode(body: bytes) -> dict[str, Any]:
     return message
 
 
-def read_frame(message: Mapping[str, Any]) -> Frame:
+def read_frame(message: Mapping[str, Any]) -> Frame | Answer:
     """The JSON-RPC frame of a message.
 
-    :raises ProtocolError: if it is neither a request nor a notification.
+    :raises ProtocolError: if it is neither a request, a notification nor an answer to a request of the server's.
     """
-    # The presence of an id tells the two apart, not which of them happens to validate.
-    kind = JSONRPCRequest if "id" in message else JSONRPCNotification
+    # The presence of members tells them apart, not which of them happens to validate.
+    kind: type[Frame | Answer] = JSONRPCRequest if "id" in message else JSONRPCNotification
+    if "method" not in message and not {"result", "error"}.isdisjoint(message):
+        kind = JSONRPCError if "error" in message else JSONRPCResponse
     try:
         strict_json.check({name: value for name, value in message.items() if name != "params"})
         return kind.model_validate(message)
@@ -221,11 +226,11 @@ def answer(envelope: Envelope, result: Result) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": envelope.id, "result": dumped}
 
 
-def frame(envelope: Envelope, sent: Notification[Any, Any] | Result | None) -> bytes:
+def frame(envelope: Envelope, sent: Notification[Any, Any] | JSONRPCRequest | Result | None) -> bytes:
     """One event of a stream."""
     if sent is None:
         return b": heartbeat\r\n\r\n"
-    if isinstance(sent, Notification):
+    if not isinstance(sent, Result):
         body = {"jsonrpc": "2.0", **sent.model_dump(by_alias=True, mode="json", exclude_none=True)}
     else:
         body = answer(envelope, sent)

@@ -8,12 +8,12 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.http.request import validate_host
 from django.http.response import HttpResponseBase
-from mcp_types import JSONRPCRequest
+from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse
 from rest_framework.exceptions import PermissionDenied, UnsupportedMediaType
 
 from apps.core.problems import trace_id
 from apps.core.views import TokenView, body_within
-from apps.mcp import calls, methods, protocol
+from apps.mcp import asking, calls, methods, protocol
 from apps.mcp.methods import Method
 from apps.mcp.protocol import Exchange, ProtocolError, Streamed
 
@@ -46,6 +46,9 @@ class EndpointView(TokenView):
         try:
             message = protocol.decode(body)
             frame = protocol.read_frame(message)
+            if isinstance(frame, JSONRPCResponse | JSONRPCError):
+                asking.hand_over(caller, frame)  # type: ignore[arg-type]  # ours is the only caller
+                return HttpResponse(status=202)
             headers = {name.lower(): value for name, value in request.headers.items()}
             envelope = protocol.open_envelope(frame, message, headers)
             if envelope.id is None:

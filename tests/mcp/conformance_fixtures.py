@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from typing import Any, Final
 
 import mcp_types as mcp
@@ -21,6 +22,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import path
 
+from apps.mcp.asking import Question
 from apps.mcp.methods import METHODS as PRODUCT
 from apps.mcp.methods import Method
 from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
@@ -44,11 +46,11 @@ def embedded(uri: str, content: str, mime_type: str = "text/plain") -> mcp.Embed
 
 
 def elicit(message: str, **properties: str) -> mcp.ElicitRequest:
-    schema = {
-        "type": "object",
-        "properties": {name: {"type": kind} for name, kind in properties.items()},
-        "required": [*properties],
-    }
+    return form(message, {name: {"type": kind} for name, kind in properties.items()})
+
+
+def form(message: str, properties: Mapping[str, Any]) -> mcp.ElicitRequest:
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
     return mcp.ElicitRequest(params=mcp.ElicitRequestFormParams(message=message, requested_schema=schema))
 
 
@@ -154,8 +156,40 @@ def with_logging(exchange: Exchange, params: Any) -> Outcome:
     return Streamed(frames)
 
 
+def asks_on_the_stream(request: mcp.Request[Any, Any]) -> Callable[[Exchange, Any], Outcome]:
+    def ask(exchange: Exchange, params: Any) -> Outcome:
+        async def frames() -> Frames:
+            question = Question(exchange, request)
+            async with aclosing(question.asked()) as asked:
+                async for sent in asked:
+                    yield sent
+            yield text(f"The client answers: {question.answer.model_dump_json()}")
+
+        return Streamed(frames)
+
+    return ask
+
+
 def gives(*content: mcp.ContentBlock, is_error: bool = False) -> Callable[[Exchange, Any], Outcome]:
     return lambda exchange, params: mcp.CallToolResult(content=[*content], is_error=is_error)
+
+
+DEFAULTS: Final = {
+    "name": {"type": "string", "default": "John Doe"},
+    "age": {"type": "integer", "default": 30},
+    "score": {"type": "number", "default": 95.5},
+    "status": {"type": "string", "enum": ["active", "inactive", "pending"], "default": "active"},
+    "verified": {"type": "boolean", "default": True},
+}
+OPTIONS: Final = ["option1", "option2", "option3"]
+TITLED: Final = [{"const": f"value{number}", "title": f"Option {number}"} for number in (1, 2, 3)]
+ENUMS: Final = {
+    "untitledSingle": {"type": "string", "enum": OPTIONS},
+    "titledSingle": {"type": "string", "oneOf": TITLED},
+    "legacyEnum": {"type": "string", "enum": ["opt1", "opt2", "opt3"], "enumNames": ["One", "Two", "Three"]},
+    "untitledMulti": {"type": "array", "items": {"type": "string", "enum": OPTIONS}},
+    "titledMulti": {"type": "array", "items": {"anyOf": TITLED}},
+}
 
 
 TOOLS: Final[Mapping[str, Callable[[Exchange, Any], Outcome]]] = {
@@ -175,6 +209,10 @@ TOOLS: Final[Mapping[str, Callable[[Exchange, Any], Outcome]]] = {
     "test_tool_with_logging": with_logging,
     "test_logging_tool": with_logging,
     "test_missing_capability": needs_sampling,
+    "test_sampling": asks_on_the_stream(sample("What is the capital of France?")),
+    "test_elicitation": asks_on_the_stream(elicit("Who are you?", username="string", email="string")),
+    "test_elicitation_sep1034_defaults": asks_on_the_stream(form("Please review", DEFAULTS)),
+    "test_elicitation_sep1330_enums": asks_on_the_stream(form("Please choose", ENUMS)),
     "test_streaming_elicitation": asks(user_name=NAME),
     "test_input_required_result_elicitation": asks(user_name=NAME),
     "test_input_required_result_sampling": asks(capital_question=sample("What is the capital of France?")),

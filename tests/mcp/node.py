@@ -2,6 +2,7 @@
 environment.
 """
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -36,12 +37,14 @@ def run_node(
 @pytest.fixture(scope="session")
 def packages() -> Path:
     """Where the packages are installed, beside the programs of `npm/`."""
-    lock = (HERE / "package-lock.json").read_bytes()
-    home = Path(sys.prefix) / "share" / f"mcp-clients-{hashlib.sha256(lock).hexdigest()[:12]}"
+    pinned = (HERE / "package-lock.json").read_bytes()
+    home = Path(sys.prefix) / "share" / f"mcp-clients-{hashlib.sha256(pinned).hexdigest()[:12]}"
     home.mkdir(parents=True, exist_ok=True)
-    for file in HERE.iterdir():
-        (home / file.name).write_bytes(file.read_bytes())
-    if not (home / "installed").exists():
-        run_node(NPM, "ci", "--no-audit", "--no-fund", cwd=home)
-        (home / "installed").touch()
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes run tests
+        for file in HERE.iterdir():
+            (home / file.name).write_bytes(file.read_bytes())
+        if not (home / "installed").exists():
+            run_node(NPM, "ci", "--no-audit", "--no-fund", cwd=home)
+            (home / "installed").touch()
     return home
