@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
-from time import monotonic
 from typing import Any, Final
+
+import structlog
 
 from apps.core.errors import DomainError
 from apps.core.ids import parse_ref
@@ -18,10 +19,14 @@ from apps.executions.errors import (
     WorkerUnavailable,
 )
 from apps.executions.services import worker_jobs
+from apps.tasks import selectors as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
 from apps.tasks.services import ending
+from apps.tasks.states import Status
 from apps.workers.models import Offer, WorkerRateLimited
 from apps.workers.services import registry
+
+logger = structlog.get_logger(__name__)
 
 _ALIAS: Final = "mcp_worker_"
 _SCHEMA: Final = {
@@ -38,8 +43,6 @@ _CALLED: Final = {"called": True}
 _NOT_CALLED: Final = {"called": False}
 # In the checkpoint: how often the task has looked for its worker in vain.
 _AWAY: Final = "worker_away_looks"
-# A canceled call that may start a job goes on for so long: the job can be canceled only by its id.
-_HEARD_WITHIN: Final = timedelta(seconds=60)
 # Then the task goes back to its queue with its job, so that long jobs don't occupy all executors.
 _FOLLOWED_FOR: Final = timedelta(seconds=60)
 
@@ -89,19 +92,21 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
             if not step.exists:
                 calls.refuse_outside_pool(context.caller, worker_id)
         target = calls.target_of(worker_id=worker_id, tool_name=tool_name, tool_uid=planned)
-        starts_jobs = job is None and worker_jobs.starts_cancelable_jobs(target)
     calls.note_run(context.task_id)
     checkpoint = context.checkpoint or {}
     if _AWAY in checkpoint:
         # The worker is back: a later absence counts from its own beginning.
         context.heartbeat(checkpoint={name: value for name, value in checkpoint.items() if name != _AWAY})
     if job is None:
-        called = _called(context, target, params["params"], _HEARD_WITHIN if starts_jobs else timedelta(0))
-        job = _begun(context, target, called)
+        called = _called(context, target, params["params"])
+        with context.caller.acting():
+            job = worker_jobs.begun(target, called.payload)
         if job is None:
             _record(context, target, called)
             pointer = calls.keep(caller=context.caller, value=called.payload, files=called.files)
             return Result(pointer=pointer, summary=called.summary)
+        # By this any later run follows the job.
+        context.heartbeat(checkpoint=job.checkpoint())
     return _followed(context, target, job)
 
 
@@ -117,10 +122,9 @@ def _wait_for_worker(context: Context, away: WorkerUnavailable) -> None:
         raise Postponed(calls.LOOK_AGAIN) from away
 
 
-def _called(context: Context, target: calls.Target, params: Mapping[str, Any], patience: timedelta) -> calls.Called:
+def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -> calls.Called:
     """The tool's answer.
 
-    :param patience: how long the call goes on after it was canceled.
     :raises Postponed: if the worker's rate limit is reached.
     :raises Canceled: if the call is not wanted, or this run has lost the task.
     :raises Failed: if there is no answer, or the tool may not be called a second time.
@@ -131,21 +135,13 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any], p
         context.heartbeat(checkpoint=_CALLED)
     if context.cancelled:
         raise Canceled
-    since: list[float] = []
-
-    def canceled() -> bool:
-        """Whether the task has been canceled for as long as the patience lasts."""
-        if context.cancelled:
-            since.append(monotonic())
-        return bool(since) and monotonic() - since[0] >= patience.total_seconds()
-
     try:
         return calls.call(
             target=target,
             params=params,
             deadline=target.deadline,
             on_progress=lambda percent, message: context.progress(percent or 0.0, message or ""),
-            canceled=canceled,
+            canceled=lambda: context.cancelled,
         )
     except CallCanceled as exc:
         raise Canceled from exc
@@ -154,24 +150,6 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any], p
         if marked and isinstance(exc, WorkerCallFailed) and not exc.reached:
             context.heartbeat(checkpoint=_NOT_CALLED)
         raise _failed(exc, target) from exc
-
-
-def _begun(context: Context, target: calls.Target, called: calls.Called) -> worker_jobs.Job | None:
-    """The job that the call started, if it did. The checkpoint lets any later run follow it."""
-    tenant_id, task_id = context.caller.tenant_id, parse_ref("task", context.task_id)
-    with context.caller.acting():
-        job, row = worker_jobs.begin(target, called.payload, tenant_id=tenant_id, task_id=task_id)
-    if job is None:
-        return None
-    try:
-        context.heartbeat(checkpoint=job.checkpoint())
-    except Canceled:
-        # Another run has the task, and does not know of this job.
-        if row is not None:
-            with context.caller.acting():
-                worker_jobs.abandon(row)
-        raise
-    return job
 
 
 def _followed(context: Context, target: calls.Target, job: worker_jobs.Job) -> Result:
@@ -196,17 +174,24 @@ def _followed(context: Context, target: calls.Target, job: worker_jobs.Job) -> R
             canceled=lambda: context.cancelled,
         )
     except CallCanceled as exc:
+        with context.caller.acting():
+            is_unwanted = tasks.status(context.task_id).status in {Status.CANCELING, Status.CANCELED}
+        if is_unwanted:
+            _cancel(context, target, job)
         raise Canceled from exc
     except WorkerCallFailed as exc:
         is_lost, is_over = exc.code == "job_lost", exc.code in {"job_lost", "job_failed"}
         if is_lost:
             context.heartbeat(checkpoint=worker_jobs.LOST)
-        if is_over or exc.code == "job_overdue" or isinstance(exc, UnusableAnswer):
-            _record(context, target, exc, over=job if is_over else None)
+        ends_here = exc.code == "job_overdue" or isinstance(exc, UnusableAnswer)
+        if is_over or ends_here:
+            _record(context, target, exc)
+        if ends_here:
+            _cancel(context, target, job)
         raise Failed(exc.code, exc.detail, retryable=exc.retryable and (target.repeatable or not is_lost)) from exc
     if called is None:
         raise Canceled
-    _record(context, target, called, over=job)
+    _record(context, target, called)
     pointer = called.payload.get("result_pointer")
     if not isinstance(pointer, str):
         pointer = calls.keep(caller=context.caller, value=called.payload, files=called.files)
@@ -252,14 +237,22 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
     return target.cost > 0 or step.costs
 
 
-def _record(
-    context: Context, target: calls.Target, outcome: calls.Called | DomainError, *, over: worker_jobs.Job | None = None
-) -> None:
-    """:param over: the job that has ended with this outcome."""
+def _cancel(context: Context, target: calls.Target, job: worker_jobs.Job) -> None:
+    """Ask the worker once to cancel a job, if it can. The job may go on: a refusal is only logged."""
+    if job.cancel_tool is None:
+        return
+    try:
+        with context.caller.acting():
+            tool = calls.target_of(worker_id=target.worker_id, tool_name=job.cancel_tool)
+        calls.call(target=tool, params={"job_id": job.job_id}, deadline=calls.DIRECT)
+    except DomainError as refusal:
+        named = {"task_id": context.task_id, "worker_id": target.worker_id, "job_id": job.job_id}
+        logger.warning("job.not_canceled", **named, code=refusal.code, detail=refusal.detail)
+
+
+def _record(context: Context, target: calls.Target, outcome: calls.Called | DomainError) -> None:
     with context.caller.acting():
         calls.record(target, outcome)
-        if over is not None:
-            worker_jobs.end(worker_id=target.worker_id, job_id=over.job_id)
 
 
 def _failed(exc: DomainError, target: calls.Target) -> Failed:

@@ -16,7 +16,7 @@ from apps.core.errors import DomainError
 from apps.core.ticks import tick
 from apps.executions import calls, selectors
 from apps.executions.models import ExecutionStep
-from apps.executions.services import advancing, worker_jobs
+from apps.executions.services import advancing
 from apps.executions.states import StepStatus
 from apps.executions.wakeups import ADVANCE, wake
 from apps.principals.tenancy import acting_as_system, acting_in
@@ -55,9 +55,3 @@ def advance_due() -> None:
         except (DomainError, DatabaseError):
             # It must not hold up the others; the next tick looks again.
             logger.exception("executions.stuck", execution_id=execution_id)
-
-
-@tick(every=timedelta(seconds=1), calls_out=True)
-def cancel_unwanted_jobs() -> None:
-    """Have workers cancel their jobs that no task follows."""
-    worker_jobs.cancel_unwanted()

@@ -4,16 +4,14 @@ from decimal import Decimal
 from typing import Any, Final, Self
 
 from django.contrib.postgres.fields import ArrayField
-from django.contrib.postgres.indexes import HashIndex
 from django.db import models
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import F, Q
 
 from apps.core.errors import Conflict
 from apps.core.ids import format_ref
 from apps.executions.states import FINAL, SETTLED, STEP_TRANSITIONS, TRANSITIONS, Mode, Status, StepStatus, Strategy
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.models import Principal, TenantModel
-from apps.tasks.models import LiveTask
 
 _ENDED_BY: Final = {StepType.AGGREGATE: "submit_step_result", StepType.ESCALATE: "decide_step"}
 
@@ -292,42 +290,3 @@ class ExecutionStep(TenantModel):
         self.status = status
         if status != StepStatus.CALLING:
             self.call_expires_at = self.reserved_cost = None
-
-
-class WorkerJobQuerySet(models.QuerySet["WorkerJob"]):
-    def wanted(self) -> Self:
-        return self.filter(Exists(LiveTask.objects.filter(task_id=OuterRef("task_id"))))
-
-    def unwanted(self) -> Self:
-        """Jobs that no task follows. One job may have several rows, if a worker gave its id to several calls."""
-        same = WorkerJob.objects.filter(
-            tenant_id=OuterRef("tenant_id"), worker_id=OuterRef("worker_id"), job_id=OuterRef("job_id")
-        )
-        return self.filter(~Exists(same.wanted()))
-
-
-class WorkerJob(TenantModel):
-    """A job inside a worker that a call started and that the worker can cancel. Deleted when the job is over.
-
-    `task_id`: the task that follows it. Without one, or after that task has ended, the worker is asked to cancel the job,
-    from `next_at` on.
-    """
-
-    task_id = models.BigIntegerField(null=True)
-    worker_id = models.CharField(max_length=100)
-    cancel_tool = models.CharField(max_length=200)
-    job_id = models.CharField(max_length=1_000)
-    began_at = models.DateTimeField()
-    next_at = models.DateTimeField()
-    tries = models.PositiveSmallIntegerField(default=0, db_default=0)
-
-    objects = WorkerJobQuerySet.as_manager()
-
-    class Meta:
-        indexes = [
-            # Serves WorkerJobQuerySet.unwanted() and the deletion by id; a B-tree does not hold ids of this length.
-            HashIndex(fields=["job_id"], name="executions_workerjob_by_job")
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.job_id[:100]} at {self.worker_id}"

@@ -17,7 +17,6 @@ from apps.console.site import ConsoleSite
 from apps.core.admin import ReasonForm
 from apps.core.sql import database_now
 from apps.digests.models import Inbox, ReceiptState, Source, Thread
-from apps.executions.models import WorkerJob
 from apps.memory import services as memory
 from apps.memory.models import Forgotten, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
 from apps.plans.models import LearnedModel, Outcome, WaitingPlan
@@ -61,7 +60,7 @@ UNREADABLE = {Forgotten}
 WITHOUT_A_PAGE = {
     Allowance, Budget, Call, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer, Outcome,
     QueueMinute, RateWindow, Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend, TermFrequency, Vector,
-    WaitingPlan, WorkerEvent, WorkerJob,
+    WaitingPlan, WorkerEvent,
 }  # fmt: skip
 
 

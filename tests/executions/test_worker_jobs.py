@@ -1,4 +1,4 @@
-"""Jobs inside workers are followed under one task by any process, and canceled when no task follows them."""
+"""Jobs inside workers are followed under one task by any process, and canceled once with it."""
 
 import os
 import subprocess
@@ -17,27 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.core.sql import database_now
-from apps.executions import calls, handlers
-from apps.executions.models import Execution, ExecutionStep, WorkerJob
-from apps.executions.services import advancing, worker_jobs
-from apps.executions.states import Mode
+from apps.executions import calls
+from apps.executions.services import worker_jobs
 from apps.principals.tenancy import Caller
-from apps.tasks import jobs as executor
 from apps.tasks import selectors as task_selectors
 from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask
-from apps.tasks.services import leasing, operating, sweeping
 from apps.tasks.shapes import QueuedTask
 from apps.workers.models import Allowance, Call
 from apps.workers.trust import CALLS_PER_HOUR, share_of_an_hour
 from tests.executions.making import (
-    REPORT,
-    advance,
-    begin,
-    cancel,
     cancel_task,
     make_writing_worker,
-    report_health,
 )
 from tests.executions.test_handler import queue_call, seen
 from tests.executions.workers import WorkerServer
@@ -50,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 JOB_ID = {"type": "object", "properties": {"job_id": {"type": "string"}}, "required": ["job_id"]}
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 TOOLS = {"start_count": NUMBER, "get_count_status": JOB_ID, "get_count_result": JOB_ID}
-CANCELABLE = {**TOOLS, "cancel_count": JOB_ID, "start_held_count": NUMBER}
+CANCELABLE = {**TOOLS, "cancel_count": JOB_ID}
 
 
 def make_counter(caller: Caller, server: WorkerServer, *, writes: bool = False, tools: Any = TOOLS) -> None:
@@ -113,19 +104,6 @@ def executing(caller: Caller, task: QueuedTask) -> Iterator[None]:
             over.set()
 
 
-def keep_job(caller: Caller, *, task_id: int | None = None, **changes: Any) -> None:
-    """A job that a call has started."""
-    now = database_now()
-    WorkerJob.objects.create(
-        tenant_id=caller.tenant_id,
-        task_id=task_id,
-        worker_id="counter",
-        cancel_tool="cancel_count",
-        job_id="job-1",
-        **{"began_at": now, "next_at": now, **changes},
-    )
-
-
 def test_job_is_followed_to_its_result_under_one_task(kee: Caller, server: WorkerServer) -> None:
     make_counter(kee, server)
     task = queue_count(kee)
@@ -154,8 +132,6 @@ def test_pointer_that_a_job_answers_is_the_tasks_result(kee: Caller, server: Wor
         server.jobs["job-1"] = {"status": "complete"}
 
     assert (seen(kee, task).status, seen(kee, task).result_pointer) == ("succeeded", "s3://bucket/counted.json")
-    with kee.acting():
-        assert not WorkerJob.objects.exists()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +175,6 @@ def test_next_run_follows_the_job_of_a_killed_process(kee: Caller, server: Worke
         process.wait()
     with kee.acting():
         LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
-    worker_jobs.cancel_unwanted()
     server.jobs["job-1"] = {"status": "complete"}
 
     execute_queue(kee.tenant_id, "execute")
@@ -235,115 +210,12 @@ def test_job_of_a_canceled_task_is_canceled_once(kee: Caller, server: WorkerServ
         until(lambda: server.calls["get_count_status"], "the first look")
         if obeys:
             server.jobs["job-1"]["ends_when_told"] = True
-        worker_jobs.cancel_unwanted()
         before = server.calls["cancel_count"]
         cancel_task(kee)
-
-    worker_jobs.cancel_unwanted()
-    worker_jobs.cancel_unwanted()
 
     assert (seen(kee, task).status, server.calls["get_count_result"]) == ("canceled", 0)
     assert (before, server.calls["cancel_count"]) == (0, 1)
     assert server.jobs["job-1"]["status"] == ("canceled" if obeys else "running")
-
-
-def test_job_that_starts_after_the_cancel_of_its_task_is_canceled(
-    kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executor, "_BEATS_PER_LEASE", 50)
-    make_counter(kee, server, writes=True, tools=CANCELABLE)
-    task = queue_count(kee, "start_held_count")
-    with executing(kee, task):
-        assert server.entered.wait(20)
-        cancel_task(kee)
-        renewed = lease_of(kee) + timedelta(seconds=1)
-        until(lambda: lease_of(kee) > renewed, "a run that knows of the cancel and still waits")
-        server.gate.set()
-    server.jobs["job-1"]["ends_when_told"] = True
-
-    worker_jobs.cancel_unwanted()
-
-    assert (seen(kee, task).status, server.jobs["job-1"]["status"]) == ("canceled", "canceled")
-
-
-@pytest.mark.parametrize("way", ["worker away", "lease lost"])
-def test_job_is_canceled_if_its_task_is_canceled_between_runs(
-    kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    monkeypatch.setattr(handlers, "_FOLLOWED_FOR", timedelta(0))
-    monkeypatch.setattr(executor, "_PATIENCE_SECONDS", 0.5)
-    make_counter(kee, server, tools=CANCELABLE)
-    task = queue_count(kee)
-    for status in ("healthy", "offline") if way == "worker away" else ("healthy",):
-        report_health(kee, status, "counter")
-        execute_queue(kee.tenant_id, "execute")
-    if way == "lease lost":
-        with kee.acting():
-            leasing.lease(worker=kee, queues=["execute"])
-    cancel_task(kee)
-    if way == "lease lost":
-        with kee.acting():
-            LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
-        sweeping.end_what_must()
-    report_health(kee, "healthy", "counter")
-    server.jobs["job-1"]["ends_when_told"] = True
-
-    worker_jobs.cancel_unwanted()
-
-    assert (seen(kee, task).status, server.jobs["job-1"]["status"]) == ("canceled", "canceled")
-    assert server.calls["start_count"] == 1
-
-
-def begin_count(caller: Caller, tool_name: str) -> Execution:
-    step = {"step_type": "call_worker", "worker_id": "counter", "tool_name": tool_name, "params": {"number": 3}}
-    return begin(caller, [{**step, "step_id": "count"}, REPORT], mode=Mode.DIRECT_ONLY)
-
-
-def test_job_is_canceled_if_its_execution_ends_during_the_direct_call(
-    kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[bool] = []
-    starts_jobs = worker_jobs.starts_cancelable_jobs
-
-    def noted(target: calls.Target) -> bool:
-        looks.append(starts_jobs(target))
-        return looks[-1]
-
-    monkeypatch.setattr(worker_jobs, "starts_cancelable_jobs", noted)
-    monkeypatch.setattr(advancing, "_RENEW_SECONDS", 0.1)
-    make_counter(kee, server, tools=CANCELABLE)
-    execution = begin_count(kee, "start_held_count")
-    with beside(lambda: advance(execution)):
-        assert server.entered.wait(20)
-        cancel(kee, execution)
-        until(lambda: len(looks) > 9, "a call that goes on after the cancel")
-        server.gate.set()
-    server.jobs["job-1"]["ends_when_told"] = True
-
-    worker_jobs.cancel_unwanted()
-
-    assert server.jobs["job-1"]["status"] == "canceled"
-
-
-def test_job_that_only_a_run_without_lease_knows_is_canceled(kee: Caller, server: WorkerServer) -> None:
-    make_counter(kee, server, tools=CANCELABLE)
-    task = queue_count(kee, "start_held_count")
-
-    def canceled() -> bool:
-        worker_jobs.cancel_unwanted()
-        return bool(server.jobs["job-1"]["status"] == "canceled")
-
-    with executing(kee, task):
-        assert server.entered.wait(20)
-        with kee.acting():
-            operating.revoke_lease(task_id=number_of(task))
-        server.gate.set()
-        until(lambda: len(server.jobs) == 2, "the second job's start")
-        server.jobs["job-1"]["ends_when_told"] = True
-        until(canceled, "the cancel of the job that nobody follows")
-        server.jobs["job-2"]["status"] = "complete"
-
-    assert (seen(kee, task).status, server.calls["cancel_count"]) == ("succeeded", 1)
 
 
 @pytest.mark.parametrize("fault", ["overdue", "unreadable"])
@@ -357,79 +229,12 @@ def test_running_job_of_a_failed_task_is_canceled(
         monkeypatch.setattr(worker_jobs, "_GENEROSITY", 0)
     with executing(kee, task):
         until(lambda: server.jobs, "the job's start")
+        server.jobs["job-1"]["ends_when_told"] = True
         if fault == "unreadable":
-            server.jobs["job-1"] = {"status": "running", "message": "a\x00b"}
-    server.jobs["job-1"] = {"status": "running", "ends_when_told": True}
-
-    worker_jobs.cancel_unwanted()
+            server.jobs["job-1"]["message"] = "a\x00b"
 
     assert (seen(kee, task).error or {})["code"] == ("job_overdue" if fault == "overdue" else "worker_refused")
     assert server.jobs["job-1"]["status"] == "canceled"
-
-
-def test_job_is_not_canceled_after_another_process_took_its_call_over(
-    kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def claims() -> int:
-        with kee.acting():
-            return ExecutionStep.objects.get(step_id="count").attempts
-
-    # Nothing renews the claim, as in a process that is stopped.
-    monkeypatch.setattr(advancing, "_RENEW_SECONDS", 60.0)
-    make_counter(kee, server, tools=CANCELABLE)
-    server.same_job = True
-    execution = begin_count(kee, "start_held_count")
-    with beside(lambda: advance(execution)):
-        assert server.entered.wait(20)
-        with kee.acting():
-            ExecutionStep.objects.filter(step_id="count").update(call_expires_at=database_now())
-        with beside(lambda: advance(execution)):
-            until(lambda: claims() == 2, "the claim of another process")
-            server.gate.set()
-
-    worker_jobs.cancel_unwanted()
-
-    assert (server.calls["start_count"], server.calls["cancel_count"]) == (2, 0)
-
-
-def test_job_that_another_task_follows_is_not_canceled(kee: Caller, server: WorkerServer) -> None:
-    make_counter(kee, server, tools=CANCELABLE)
-    task = queue_count(kee)
-    server.jobs["job-1"] = {"status": "running", "ends_when_told": True}
-    with kee.acting():
-        keep_job(kee)
-        keep_job(kee, task_id=number_of(task))
-    worker_jobs.cancel_unwanted()
-    before = server.jobs["job-1"]["status"]
-    cancel_task(kee)
-
-    worker_jobs.cancel_unwanted()
-
-    assert (before, server.jobs["job-1"]["status"]) == ("running", "canceled")
-
-
-def test_cancel_is_retried_while_the_worker_is_away_for_a_day(kee: Caller, server: WorkerServer) -> None:
-    make_counter(kee, server, tools=CANCELABLE)
-    server.jobs["job-1"] = {"status": "running", "ends_when_told": True}
-    with kee.acting():
-        keep_job(kee)
-    report_health(kee, "offline", "counter")
-    worker_jobs.cancel_unwanted()
-    with kee.acting():
-        job = WorkerJob.objects.get()
-        assert (job.tries, job.next_at > database_now()) == (1, True)
-        WorkerJob.objects.update(next_at=database_now())
-    report_health(kee, "healthy", "counter")
-    worker_jobs.cancel_unwanted()
-    assert server.jobs["job-1"]["status"] == "canceled"
-
-    with kee.acting():
-        keep_job(kee, tries=275)
-    report_health(kee, "offline", "counter")
-    worker_jobs.cancel_unwanted()
-
-    with kee.acting():
-        assert not WorkerJob.objects.exists()
 
 
 @given(st.floats(0, 86_400), st.floats(0.25, 10), st.floats(0, 86_400))
@@ -477,4 +282,4 @@ def test_answer_that_names_no_job_is_a_result(kee: Caller, server: WorkerServer,
     with kee.acting():
         target = calls.target_of(worker_id="counter", tool_name="start_count")
 
-        assert worker_jobs.begin(target, answer, tenant_id=kee.tenant_id, task_id=None) == (None, None)
+        assert worker_jobs.begun(target, answer) is None

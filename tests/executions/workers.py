@@ -35,8 +35,6 @@ class WorkerServer:
     """What the two tools that take an intent answer to it; else they say that it is done."""
     counted: dict[str, Any] = field(default_factory=dict)
     """What `get_count_result` answers."""
-    same_job: bool = False
-    """Is a second start the first job again?"""
     counted_refused: bool = False
     """Does `get_count_result` answer that it won't?"""
 
@@ -58,7 +56,7 @@ class WorkerServer:
         self.jobs.clear()
         self.escalations.clear()
         self.counted = {"summary": "Counted to 3", "numbers": [1, 2, 3]}
-        self.counted_refused = self.same_job = False
+        self.counted_refused = False
 
 
 def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of small tools
@@ -148,16 +146,9 @@ def _add_jobs(server: MCPServer[Any], seen: WorkerServer) -> None:  # a list of 
     @server.tool()
     def start_count(number: int) -> dict[str, Any]:
         seen.calls["start_count"] += 1
-        job_id = "job-1" if seen.same_job else f"job-{seen.calls['start_count']}"
+        job_id = f"job-{seen.calls['start_count']}"
         seen.jobs[job_id] = {"status": "running", "progress": 40, "message": "at 2"}
         return {"job_id": job_id, "estimated_duration_seconds": number}
-
-    @server.tool()
-    async def start_held_count(number: int) -> dict[str, Any]:
-        seen.entered.set()
-        while not seen.gate.is_set():
-            await asyncio.sleep(0.01)
-        return start_count(number)
 
     @server.tool()
     def get_count_status(job_id: str) -> dict[str, Any]:

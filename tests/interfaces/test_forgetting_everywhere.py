@@ -10,8 +10,6 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import IntegrityError, InternalError, connection, models, transaction
 from django.db.utils import DataError
 
-from apps.core.sql import database_now
-from apps.executions.models import WorkerJob
 from apps.memory import services as memory
 from apps.memory.models import SearchTerm, TermFrequency
 from apps.plans.models import LearnedModel, Outcome
@@ -32,7 +30,6 @@ STAYING_TABLES: Final = {
     "delivery_target",
     "digests_source",
     "digests_sourcepolicy",
-    "executions_workerjob",
     "handoff_handoff",
     "memory_promotionpolicy",
     "plans_delegate",
@@ -110,9 +107,6 @@ def plant_the_rest(kee: Caller) -> None:
         enroll(kee, make_key("key"))
         Outcome.objects.create(tenant_id=kee.tenant_id, request="x", tools=["uid"], recorded_at=T0)
         LearnedModel.objects.create(tenant_id=kee.tenant_id, learned_from=1, last_outcome=1, body=b"", learned_at=T0)
-        WorkerJob.objects.create(
-            tenant_id=kee.tenant_id, worker_id="w", cancel_tool="c", job_id="j", began_at=T0, next_at=database_now()
-        )
 
 
 def write_everywhere(tenant: int) -> None:

@@ -1,7 +1,6 @@
 from decimal import Decimal
 
 from django.contrib.postgres.fields import ArrayField
-from django.contrib.postgres.indexes import HashIndex
 from django.db import migrations, models
 from django.db.models import F, Q
 
@@ -206,24 +205,5 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        migrations.CreateModel(
-            name="WorkerJob",
-            fields=[
-                id_field(),
-                ("task_id", models.BigIntegerField(null=True)),
-                ("worker_id", models.CharField(max_length=100)),
-                ("cancel_tool", models.CharField(max_length=200)),
-                ("job_id", models.CharField(max_length=1000)),
-                ("began_at", models.DateTimeField()),
-                ("next_at", models.DateTimeField()),
-                ("tries", models.PositiveSmallIntegerField(default=0, db_default=0)),
-                tenant_field(),
-            ],
-            options={
-                "indexes": [
-                    HashIndex(name="executions_workerjob_by_job", fields=["job_id"]),
-                ],
-            },
-        ),
-        *(protect(f"executions_{name}") for name in ("execution", "executionstep", "workerjob")),
+        *(protect(f"executions_{name}") for name in ("execution", "executionstep")),
     ]

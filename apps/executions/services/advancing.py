@@ -25,7 +25,6 @@ from apps.executions import calls, reports, routing, selectors, sql
 from apps.executions.errors import BUDGET_EXCEEDED, OUTCOME_UNKNOWN, WorkerCallFailed
 from apps.executions.models import ExecutionStep
 from apps.executions.routing import Moves, next_moves
-from apps.executions.services import worker_jobs
 from apps.executions.services.steps import (
     CLAIM,
     MAX_CLAIMS,
@@ -41,7 +40,7 @@ from apps.executions.services.steps import (
     wait_for_receipts,
 )
 from apps.executions.services.work import UnitOfWork
-from apps.executions.states import SETTLED, Status, StepStatus, Strategy
+from apps.executions.states import Status, StepStatus, Strategy
 from apps.executions.wakeups import wake_after_commit
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.tenancy import Caller, acting_in
@@ -323,14 +322,11 @@ def _call(claim: Claim, params: Mapping[str, Any]) -> calls.Called | DomainError
 
 
 def _renew(claim: Claim) -> bool:
-    """Renew the claim; returns whether it still stands. The call of a lost claim is given up, unless it may start a job,
-    which is canceled by its id.
-    """
+    """Renew the claim; returns whether it still stands. The call of a lost claim is given up."""
     with _acting(claim.tenant_id):
         if sql.renew_claim(step_id=claim.step.pk, fencing_token=claim.fencing_token, period=CLAIM):
             return True
-        if not worker_jobs.starts_cancelable_jobs(claim.target):
-            claim.lost.set()
+    claim.lost.set()
     return False
 
 
@@ -371,26 +367,13 @@ def _write(claim: Claim, outcome: calls.Called | DomainError) -> None:
 
 
 def _write_result(claim: Claim, outcome: calls.Called, pointer: str) -> None:
-    """Write a result if the claim still stands; else a job that the call started is canceled."""
+    """Write a result if the claim still stands."""
     with _holding(claim) as held:
         if held is None:
-            if not _is_followed(claim, outcome.payload):
-                worker_jobs.begin(claim.target, outcome.payload, tenant_id=claim.tenant_id, task_id=None)
             return
         work, step = held
         calls.record(claim.target, outcome)
         succeed(work, step, result=outcome.payload, result_pointer=pointer, summary=outcome.summary)
-
-
-def _is_followed(claim: Claim, payload: Mapping[str, Any]) -> bool:
-    """Whether another process that took the claim over works on the step, or has ended it with this very job."""
-    step = ExecutionStep.objects.select_related("execution").filter(pk=claim.step.pk).first()
-    if step is None or step.execution.halted_as is not None:
-        return False
-    if step.status != StepStatus.COMPLETE:
-        return step.status not in SETTLED
-    found = step.outcome.get("payload")
-    return isinstance(found, Mapping) and found.get("job_id") == payload.get("job_id")
 
 
 def _write_failure(claim: Claim, refusal: DomainError, *, reached: bool = True) -> None:

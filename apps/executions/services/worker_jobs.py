@@ -1,5 +1,5 @@
 """Jobs inside workers: a call answers `{job_id, estimated_duration_seconds}`, and two tools of the same worker give the
-job's status and result. This module recognises such answers, follows jobs to their ends, and cancels unwanted jobs.
+job's status and result. This module recognises such answers, and follows jobs to their ends.
 
 The two tools take nothing but a `job_id`, and their names differ in one word, `status` and `result`: `get_job_status`,
 `get_job_result`. Of several pairs the one is used that shares most words with the called tool.
@@ -12,21 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-import structlog
-
-from apps.core.errors import DomainError, Unavailable
 from apps.core.lexical import words
 from apps.core.sql import database_now
 from apps.executions import calls
 from apps.executions.calls import Called, Target
 from apps.executions.errors import CallCanceled, UnusableAnswer, WorkerAway, WorkerCallFailed, WorkerRefused
-from apps.executions.models import WorkerJob
-from apps.executions.sql import GATEHOUSE_NOW
-from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors as workers
 from apps.workers.models import UnknownWorker
-
-logger = structlog.get_logger(__name__)
 
 _COMPLETE: Final = frozenset({"complete", "completed", "done", "finished", "succeeded", "success"})
 _FAILED: Final = frozenset({"failed", "failure", "error", "canceled", "cancelled", "aborted"})
@@ -42,12 +34,6 @@ _AWAY: Final = timedelta(seconds=60)
 _GENEROSITY: Final = 4
 _LEAST: Final = timedelta(minutes=10)
 _MOST: Final = timedelta(days=1)
-# A cancel is tried again for about a day, nearly always after the longest pause.
-_MOST_TRIES: Final = 275
-_AGAIN: Final = timedelta(seconds=5)
-_MOST_DOUBLED: Final = 6
-_CANCELED_AT_ONCE: Final = 100
-_WHY: Final = "a job that nobody wants any more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,71 +65,28 @@ def kept_job(checkpoint: Any) -> Job | None:
     return None if kept is None else Job(**{**kept, "began_at": datetime.fromisoformat(kept["began_at"])})
 
 
-def starts_cancelable_jobs(target: Target) -> bool:
-    """Whether a call of the tool may start a job that can be canceled by its id. Needs an acting transaction."""
-    tools = _tools_beside(target)
-    pair = followers(target.tool_name, tools)
-    return pair is not None and canceler(pair[0], tools) is not None
-
-
-def abandon(row: WorkerJob) -> None:
-    """Let no task follow a job; then the tick cancels it."""
-    WorkerJob.objects.filter(pk=row.pk).update(task_id=None)
-
-
-def begin(
-    target: Target, payload: Mapping[str, Any], *, tenant_id: int, task_id: int | None
-) -> tuple[Job | None, WorkerJob | None]:
-    """The job that an answer names, or None if the answer is the result itself. Needs an acting transaction.
-
-    A job that can be canceled gets a row: it is canceled as soon as no task follows it.
-
-    :param task_id: the task that follows the job; None: nobody does.
-    """
+def begun(target: Target, payload: Mapping[str, Any]) -> Job | None:
+    """The job that an answer names, or None if the answer is the result itself. Needs an acting transaction."""
     job_id, estimate = payload.get("job_id"), payload.get("estimated_duration_seconds")
     if not isinstance(job_id, str) or not 0 < len(job_id) <= _MAX_JOB_ID:
-        return None, None
+        return None
     if isinstance(estimate, bool) or not isinstance(estimate, int | float) or not 0 <= estimate < math.inf:
-        return None, None
-    tools = _tools_beside(target)
+        return None
+    try:
+        tools = workers.manifest_of(target.worker_id).tools
+    except UnknownWorker:  # it was removed after the call
+        return None
     pair = followers(target.tool_name, tools)
     if pair is None:
-        return None, None
-    now = database_now()
-    job = Job(
+        return None
+    return Job(
         job_id=job_id,
         estimate=min(float(estimate), _MOST.total_seconds()),
-        began_at=now,
+        began_at=database_now(),
         status_tool=pair[0],
         result_tool=pair[1],
         cancel_tool=canceler(pair[0], tools),
     )
-    if job.cancel_tool is None:
-        return job, None
-    row = WorkerJob.objects.create(
-        tenant_id=tenant_id,
-        task_id=task_id,
-        worker_id=target.worker_id,
-        cancel_tool=job.cancel_tool,
-        job_id=job_id,
-        began_at=now,
-        next_at=now,
-    )
-    return job, row
-
-
-def end(*, worker_id: str, job_id: str) -> None:
-    """Note that a job is over, so that it is not canceled. Needs an acting transaction."""
-    WorkerJob.objects.filter(worker_id=worker_id, job_id=job_id).delete()
-
-
-def _tools_beside(target: Target) -> Sequence[Mapping[str, Any]]:
-    """The tools of the same worker; none, if it was removed after the call."""
-    try:
-        tools: Sequence[Mapping[str, Any]] = workers.manifest_of(target.worker_id).tools
-    except UnknownWorker:
-        return ()
-    return tools
 
 
 def followers(tool_name: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
@@ -258,32 +201,3 @@ def _wait(seconds: float, canceled: Callable[[], bool]) -> None:
         if canceled():
             raise CallCanceled("The job is not wanted any more.")
         time.sleep(min(left, _LOOK_SECONDS))
-
-
-def cancel_unwanted() -> None:
-    """Ask workers to cancel the jobs that no task follows. A worker that is away is asked again, for about a day.
-
-    Opens its own transactions; safe to repeat or overlap.
-    """
-    with acting_as_system(_WHY):
-        due = WorkerJob.objects.unwanted().filter(next_at__lte=GATEHOUSE_NOW).order_by("next_at")
-        jobs = list(due[:_CANCELED_AT_ONCE])
-    for job in jobs:
-        refusal: DomainError | None = None
-        try:
-            with acting_in(job.tenant_id, _WHY):
-                target = calls.target_of(worker_id=job.worker_id, tool_name=job.cancel_tool)
-            calls.call(target=target, params={"job_id": job.job_id}, deadline=_POLL)
-        except DomainError as found:
-            refusal = found
-        with acting_in(job.tenant_id, _WHY):
-            if isinstance(refusal, Unavailable) and job.tries < _MOST_TRIES:
-                pause = _AGAIN * 2 ** min(job.tries, _MOST_DOUBLED)
-                WorkerJob.objects.filter(pk=job.pk).update(next_at=database_now() + pause, tries=job.tries + 1)
-                continue
-            if refusal is None:
-                end(worker_id=job.worker_id, job_id=job.job_id)
-            WorkerJob.objects.filter(pk=job.pk).delete()
-        if refusal is not None:
-            named = {"task_id": job.task_id, "worker_id": job.worker_id, "job_id": job.job_id}
-            logger.warning("job.not_canceled", **named, code=refusal.code, detail=refusal.detail)
