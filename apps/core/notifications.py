@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -86,11 +87,31 @@ def send_on_commit(signal: Signal, **facts: Any) -> None:
 
 
 _silent_until = 0.0
+_collected: Final[ContextVar[list[str] | None]] = ContextVar("collected", default=None)
+
+
+@contextmanager
+def notified_together() -> Iterator[None]:
+    """Send what is notified inside at the end of the outermost block, in one message to Redis."""
+    if _collected.get() is not None:
+        yield
+        return
+    topics: list[str] = []
+    token = _collected.set(topics)
+    try:
+        yield
+    finally:
+        _collected.reset(token)
+        if topics:
+            notify(*topics)
 
 
 def notify(*topics: str) -> None:
     """Wake whoever listens to one of these topics. A Redis that does not answer costs latency and nothing else."""
     global _silent_until  # noqa: PLW0603  # one a process
+    if (collected := _collected.get()) is not None:
+        collected.extend(topics)
+        return
     if time.monotonic() < _silent_until:
         return
     try:

@@ -102,3 +102,30 @@ def kept(table: str) -> migrations.RunSQL:
         """,
         reverse_sql=f"drop trigger {table}_is_kept on {table}; drop function {table}_is_kept();",
     )
+
+
+def held_by(table: str, reference: str) -> migrations.RunSQL:
+    """Refuse to delete a table's rows to which a column (`other_table.column`) still refers.
+
+    Takes the place of a foreign key that would be checked, and lock a row, at each insertion. Whoever inserts must have
+    locked or made the row referred to in the same transaction.
+    """
+    by, column = reference.split(".")
+    name = f"{table}_held_by_{by}_{column}"
+    return migrations.RunSQL(
+        sql=f"""
+            create function {name}() returns trigger language plpgsql as $$
+            begin
+                if exists (
+                    select from gone cross join lateral (select from {by} where {column} = gone.id limit 1) as holder
+                ) then
+                    raise exception 'rows of {by} refer to this row of {table}'
+                        using errcode = 'integrity_constraint_violation', constraint = '{name}';
+                end if;
+                return null;
+            end $$;
+            create trigger {name} after delete on {table} referencing old table as gone
+                for each statement execute function {name}();
+        """,  # noqa: S608  # names of tables
+        reverse_sql=f"drop trigger {name} on {table}; drop function {name}();",
+    )

@@ -1,3 +1,5 @@
+from collections.abc import Collection
+
 from django.apps import AppConfig
 
 from apps.core import notifications
@@ -16,7 +18,7 @@ class DigestsConfig(AppConfig):
         services.inbox_changed.connect(_notify, dispatch_uid="digests_inbox_changed")
 
 
-def _notify(*, principal_id: int, **_: object) -> None:
+def _notify(*, principal_ids: Collection[int], **_: object) -> None:
     from apps.digests.services import inbox_topic  # noqa: PLC0415
 
-    notifications.notify(inbox_topic(principal_id))
+    notifications.notify(*map(inbox_topic, principal_ids))

@@ -1,6 +1,7 @@
 """Scheduled work on inboxes, and the Celery message that says which inboxes have changed."""
 
 import time
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any, Final
 
@@ -39,10 +40,10 @@ _publisher: Final = Publisher(_publish)
 
 
 @receiver(inbox_changed, dispatch_uid="digests_queue_wakes")
-def note_change(principal_id: int, **_: Any) -> None:
+def note_change(principal_ids: Collection[int], **_: Any) -> None:
     """Have a worker process look for wakes; returns at once."""
     if len(_changed) < _MOST_COLLECTED:
-        _changed.add(principal_id)
+        _changed.update(principal_ids)
         _publisher.publish()
 
 

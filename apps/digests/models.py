@@ -236,7 +236,11 @@ class Entry(TenantModel):
         constraints = [
             # Serves selectors.history() and look-ups by sequence.
             models.UniqueConstraint(fields=["tenant", "inbox", "sequence"], name="digests_entry_sequence_once"),
-            models.UniqueConstraint(fields=["tenant", "thread", "revision"], name="digests_entry_revision_once"),
+            models.UniqueConstraint(
+                fields=["tenant", "thread", "revision"],
+                condition=Q(thread__isnull=False),
+                name="digests_entry_revision_once",
+            ),
             models.UniqueConstraint(
                 fields=["tenant", "thread"],
                 condition=Q(thread__isnull=False, acked_at=None, superseded_by_seq=None),
@@ -314,11 +318,15 @@ class ReceiptState(TenantModel):
     receipt of the inbox surface; ledger receipts have none.
     """
 
-    receipt = models.OneToOneField(Receipt, on_delete=models.CASCADE, primary_key=True, related_name="state")
+    receipt = models.OneToOneField(
+        Receipt, on_delete=models.CASCADE, primary_key=True, related_name="state", db_constraint=False
+    )
     inbox = models.ForeignKey(
         Inbox, on_delete=models.PROTECT, related_name="receipts", db_index=False, db_constraint=False
     )
-    entry = models.ForeignKey(Entry, on_delete=models.PROTECT, null=True, related_name="items", db_index=False)
+    entry = models.ForeignKey(
+        Entry, on_delete=models.PROTECT, null=True, related_name="items", db_index=False, db_constraint=False
+    )
     thread = models.ForeignKey(Thread, on_delete=models.PROTECT, null=True, related_name="receipts", db_index=False)
     pending = models.BooleanField(default=False)
     delivered_at = models.DateTimeField(null=True)

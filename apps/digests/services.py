@@ -67,7 +67,7 @@ logger = logging.getLogger(__name__)
 _PATIENCE: Final = "500ms"
 """How long a tick waits for the lock of an inbox."""
 
-# Sent on commit with `principal_id` and `tenant_id` when an inbox has changed. Losing one costs latency only.
+# Sent on commit with `principal_ids` and `tenant_id` when inboxes have changed. Losing one costs latency only.
 inbox_changed = Signal()
 
 
@@ -96,11 +96,7 @@ class LockedInbox:
 
     def notify(self) -> None:
         """Notify on commit that a reader would now see another inbox."""
-        _notify(tenant_id=self.tenant_id, principal_id=self.principal_id)
-
-
-def _notify(*, tenant_id: int, principal_id: int) -> None:
-    send_on_commit(inbox_changed, principal_id=principal_id, tenant_id=tenant_id)
+        send_on_commit(inbox_changed, principal_ids=[self.principal_id], tenant_id=self.tenant_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -591,8 +587,9 @@ class _New:
 def _follow(tenant_id: int, placed: Sequence[_New], now: datetime) -> dict[int, int]:
     """Notify and flush after facts that were written with their entries; returns these entries, by receipt."""
     due = {one.draft.recipient_id for one in placed if one.recorded.extra[1]}
-    for principal_id in {one.draft.recipient_id for one in placed}:
-        _notify(tenant_id=tenant_id, principal_id=principal_id)
+    if placed:
+        principal_ids = {one.draft.recipient_id for one in placed}
+        send_on_commit(inbox_changed, principal_ids=principal_ids, tenant_id=tenant_id)
     if due:
         _flush_due(lock_several(tenant_id=tenant_id, principal_ids=due).values(), now)
     return {one.recorded.id: one.recorded.extra[0] for one in placed}

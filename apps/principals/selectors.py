@@ -10,6 +10,7 @@ from typing import Any, Final
 from django.db import connection, transaction
 
 from apps.core.errors import NotFound
+from apps.core.notifications import notified_together
 from apps.core.sql import begin_asking, hot_cursor
 from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Membership, Operator, Principal, Secret, Tenant, Token
@@ -47,7 +48,7 @@ def acting_by(secret: Secret, *, now: datetime, lock_timeout: str | None) -> Ite
             yield found
         return
     waits = "" if lock_timeout is None else f"set local lock_timeout = '{lock_timeout}'; "
-    with transaction.atomic():
+    with notified_together(), transaction.atomic():
         row = begin_asking(waits + _BEGINNING.format(digest=secret.digest.hex()))
         yield None if row is None else _credential(json.loads(row[0] or ""), now)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from django.db import connection, transaction
 
+from apps.core.notifications import notified_together
 from apps.core.sql import begin_with, hot_cursor
 from apps.principals.models import Principal
 from apps.principals.scopes import FORBIDDEN, Kind, Scope
@@ -111,7 +112,7 @@ def acting_as_operator(tenant_ids: Collection[int], why: str) -> AbstractContext
 @contextmanager
 def _within(settings: Mapping[str, str]) -> Iterator[None]:
     if not connection.in_atomic_block:
-        with transaction.atomic():
+        with notified_together(), transaction.atomic():
             begin_with(settings)
             yield
         return

@@ -73,9 +73,11 @@ class Receipt(TenantModel):
     caused_by_ref = models.CharField(max_length=100, null=True)
     pairs_with_ref = models.CharField(max_length=100, null=True)
     caused_by = models.ForeignKey(
-        "self", on_delete=models.SET_NULL, null=True, related_name="consequences", db_index=False
+        "self", on_delete=models.SET_NULL, null=True, related_name="consequences", db_index=False, db_constraint=False
     )
-    pairs_with = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, related_name="pairs", db_index=False)
+    pairs_with = models.ForeignKey(
+        "self", on_delete=models.SET_NULL, null=True, related_name="pairs", db_index=False, db_constraint=False
+    )
     surface = models.CharField(max_length=6, choices=Surface)
     # What the poster gave about grouping, as it is; grouping itself is decided where inboxes are.
     groupable = models.BooleanField(null=True)
@@ -165,7 +167,9 @@ class Obligation(TenantModel):
     A projection, kept in the transaction of the receipts that open and close it.
     """
 
-    receipt = models.OneToOneField(Receipt, on_delete=models.CASCADE, primary_key=True, related_name="obligation")
+    receipt = models.OneToOneField(
+        Receipt, on_delete=models.CASCADE, primary_key=True, related_name="obligation", db_constraint=False
+    )
     debtor = models.ForeignKey(
         Principal, on_delete=models.PROTECT, related_name="owes", db_index=False, db_constraint=False
     )
@@ -174,7 +178,12 @@ class Obligation(TenantModel):
     )
     opened_at = models.DateTimeField()
     closed_by = models.ForeignKey(
-        Receipt, on_delete=models.SET_NULL, null=True, related_name="closed_obligations", db_index=False
+        Receipt,
+        on_delete=models.SET_NULL,
+        null=True,
+        related_name="closed_obligations",
+        db_index=False,
+        db_constraint=False,
     )
     closed_at = models.DateTimeField(null=True)
 

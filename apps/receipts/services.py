@@ -71,8 +71,9 @@ class ReceiptDraft:
     title: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     receipt_id: str | None = None
-    receipt_id_is_fresh: bool = False
-    """The poster has just drawn the id at random, so that no other receipt can have named it yet."""
+    is_fresh: bool = False
+    """No other receipt can have its key or have named its id: the poster has just drawn the id at random, and made the
+    key of something that happens once. Nothing is kept to compare repetitions with."""
     artifact_pointer: str | None = None
     artifact_location: str | None = None
     requires_action: bool = False
@@ -94,8 +95,7 @@ class ReceiptDraft:
 
 
 _CONTENT: Final = sorted(
-    ReceiptDraft.__dataclass_fields__.keys()
-    - {"receipt_id", "receipt_id_is_fresh", "obligation", "dedupe_key", "source_system"}
+    ReceiptDraft.__dataclass_fields__.keys() - {"receipt_id", "is_fresh", "obligation", "dedupe_key", "source_system"}
 )
 
 
@@ -205,7 +205,7 @@ def _references(draft: ReceiptDraft) -> set[str]:
 
 def _given_id(draft: ReceiptDraft) -> str | None:
     """The id, if another receipt may have referred to it."""
-    return None if draft.receipt_id_is_fresh else draft.receipt_id
+    return None if draft.is_fresh else draft.receipt_id
 
 
 def _meet(poster: Poster, drafts: Sequence[ReceiptDraft]) -> _Met:
@@ -283,7 +283,7 @@ def _uuid(reference: str) -> str | None:
 
 
 _Key = tuple[str, str]
-"""Source system and digest of the dedupe key."""
+"""Source system, and digest of the dedupe key; of a fresh draft the key itself."""
 _Node = int | str
 """A receipt of the chain: by its primary key, or by its id where it has none yet."""
 
@@ -308,9 +308,9 @@ class _Batch:
         self._met = met
         self._extension = extension
         self._keys: list[_Key] = [
-            (draft.source_system, hashlib.sha256(draft.dedupe_key.encode()).hexdigest()) for draft in drafts
+            (draft.source_system, draft.dedupe_key if draft.is_fresh else _sha256(draft.dedupe_key)) for draft in drafts
         ]
-        self._digests = [draft.content_digest() for draft in drafts]
+        self._digests = [b"" if draft.is_fresh else draft.content_digest() for draft in drafts]
         self._ids = [draft.receipt_id or random_id("rcpt") for draft in drafts]
         self._taken: dict[_Key, _Taken] = {}
         self._standing = dict(met.standing)
@@ -456,20 +456,30 @@ class _Batch:
         if owed is None and draft.requires_action:
             owed = ObligationDraft(debtor_id=draft.recipient_id, creditor_id=self._poster.principal_id)
         return {
-            **{name: getattr(draft, name) for name in _SAME_COLUMNS},
-            **asdict(draft.group or _NO_GROUP),
             "nth": nth,
-            "key_digest": self._keys[nth][1],
+            "key_digest": None if draft.is_fresh else self._keys[nth][1],
             "content_digest": self._digests[nth].hex(),
             "receipt_id": self._ids[nth],
             "recipient": draft.recipient_id,
-            "metadata": dict(draft.metadata),
+            "source_system": draft.source_system,
+            "event_type": draft.event_type,
+            "dedupe_key": draft.dedupe_key,
+            "title": draft.title,
+            "summary": draft.summary,
+            "metadata": draft.metadata,
+            "artifact_pointer": draft.artifact_pointer,
+            "artifact_location": draft.artifact_location,
+            "requires_action": draft.requires_action,
+            "suggested_next_step": draft.suggested_next_step,
+            "surface": draft.surface,
+            "delivery_handle": draft.delivery_handle,
             "caused_by_ref": draft.caused_by,
             "pairs_with_ref": draft.pairs_with,
             "caused_by": links.get(draft.caused_by) if draft.caused_by else None,
             "pairs_with": links.get(draft.pairs_with) if draft.pairs_with else None,
             "debtor": owed and owed.debtor_id,
             "creditor": owed and owed.creditor_id,
+            **(_NO_GROUP if draft.group is None else asdict(draft.group)),
         }
 
     def _look_up_keys(self, which: Sequence[int]) -> None:
@@ -489,12 +499,11 @@ class _Batch:
                 self._taken[source_system, bytes(key_digest).hex()] = _Taken(bytes(content_digest), receipt_id, uuid)
 
 
-_NO_GROUP: Final = Group()
-# The columns of a draft that the statement takes as they are.
-_SAME_COLUMNS: Final = (
-    *("source_system", "event_type", "dedupe_key", "title", "summary", "artifact_pointer", "artifact_location"),
-    *("requires_action", "suggested_next_step", "surface", "delivery_handle"),
-)
+_NO_GROUP: Final = asdict(Group())
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _repetition(taken: _Taken, content_digest: bytes) -> DuplicateReceipt | DedupeConflict:

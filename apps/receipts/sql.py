@@ -4,8 +4,8 @@ from typing import Final
 
 # Takes the keys and writes the receipts in one statement, with the obligations that they open, and the deliveries for
 # recipients that have moved; an endpoint of the kind `inbox` gets nothing that belongs to the ledger only. Answers the
-# drafts whose keys were free. Ids are drawn in the order of the drafts. Keys are taken in sorted order, so that concurrent
-# batches wait there and don't deadlock.
+# drafts that are fresh, or whose keys were free. Ids are drawn in the order of the drafts. Keys are taken in sorted
+# order, so that concurrent batches wait there and don't deadlock.
 _RECORD: Final = """
 with draft as materialized (
     select nextval('receipts_receipt_id_seq') as id, uuidv7() as uuid, given.*
@@ -22,18 +22,19 @@ with draft as materialized (
         (tenant_id, source_system, key_digest, content_digest, receipt_pk, receipt_id, uuid, created_at)
     select %(tenant)s::bigint, source_system, decode(key_digest, 'hex'), decode(content_digest, 'hex'), id, receipt_id,
            uuid, %(now)s::timestamptz
-    from draft order by source_system, key_digest
+    from draft where key_digest is not null order by source_system, key_digest
     on conflict (tenant_id, source_system, key_digest) do nothing
     returning receipt_pk
 ), {stored} as materialized (
     select draft.*, home.target_id, home.remote_name, home.endpoint,
            case when draft.surface = 'inbox' and home.target_id is not null then 'remote' else draft.surface end as shown
-    from draft join key on key.receipt_pk = draft.id
+    from draft
     left join (
         select r.principal_id, r.target_id, r.remote_name, t.endpoint
         from delivery_remoteroute r join delivery_target t on t.id = r.target_id
         where r.principal_id = any(array(select recipient from draft))
     ) home on home.principal_id = draft.recipient
+    where draft.key_digest is null or draft.id in (select receipt_pk from key)
 {closing}), fact as (
     insert into receipts_receipt
         (id, tenant_id, uuid, receipt_id, recipient_id, poster_id, source_system, event_type, dedupe_key, title,

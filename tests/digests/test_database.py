@@ -52,7 +52,7 @@ def test_the_hot_paths_cost_a_fixed_number_of_statements(as_kee: Caller) -> None
     post_grouped(as_kee)
     root = post(as_kee, surface="ledger", requires_action=True).receipt_id
     with statements(2):  # what it refers to; fact, what it closes, place: nobody can have named a fresh id
-        post(as_kee, receipt_id="rcpt_fresh", receipt_id_is_fresh=True, caused_by=root, pairs_with=root)
+        post(as_kee, receipt_id="rcpt_fresh", is_fresh=True, caused_by=root, pairs_with=root)
     for number in range(20):
         post(as_kee)
         post_grouped(as_kee, resource=f"pr:{number}", flush_class="immediate")
@@ -103,6 +103,9 @@ def test_nothing_is_deleted_but_by_the_system_that_prunes(as_kee: Caller, role: 
         with pytest.raises(IntegrityError, match="immutable"):
             execute("update receipts_receipt set summary = '', pruned_at = now() where id = %s", [acked.id])
         return
+    for table, held in (("receipts_receipt", "id = %s"), ("digests_entry", "receipt_ids = array[%s::bigint]")):
+        with pytest.raises(IntegrityError, match="rows of digests_receiptstate refer to this row"):
+            execute(f"delete from {table} where {held}", [acked.id])
     for statement in (
         "delete from digests_receiptstate where receipt_id = %s",
         "delete from receipts_receipt where id = %s",

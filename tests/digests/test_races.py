@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -379,8 +379,8 @@ def test_batches_that_make_an_inbox_do_not_deadlock(tenant: Tenant, kee: Caller)
 def test_posts_and_acks_notify_on_commit(kee: Caller) -> None:
     heard: list[tuple[int, int]] = []
 
-    def hear(principal_id: int, tenant_id: int, **_: Any) -> None:
-        heard.append((principal_id, tenant_id))
+    def hear(principal_ids: Collection[int], tenant_id: int, **_: Any) -> None:
+        heard.extend((principal_id, tenant_id) for principal_id in principal_ids)
 
     def notifies(act: Callable[[], Any]) -> bool:
         with acting_as(kee):

@@ -240,7 +240,7 @@ def test_open_streams_hold_no_database_connection(server: Server, acme: Tenant) 
 @pytest.mark.parametrize(
     ("signal", "facts", "topic"),
     [
-        (inbox_changed, {"principal_id": 5, "tenant_id": 1}, inbox_topic(5)),
+        (inbox_changed, {"principal_ids": [5], "tenant_id": 1}, inbox_topic(5)),
         (tasks_finished, {"task_ids": [6, 7], "tenant_id": 1}, task_topic(1, "task_7")),
     ],
 )

@@ -6,7 +6,7 @@ from django.core.validators import MinValueValidator
 from django.db import migrations, models
 from django.db.models import F, Q
 
-from apps.core.rls import immutable, kept, protect
+from apps.core.rls import held_by, immutable, kept, protect
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 # Room in each page for the new versions of rows that are updated again and again without touching an index.
@@ -196,7 +196,9 @@ class Migration(migrations.Migration):
                             name="digests_entry_sequence_once", fields=["tenant", "inbox", "sequence"]
                         ),
                         models.UniqueConstraint(
-                            name="digests_entry_revision_once", fields=["tenant", "thread", "revision"]
+                            name="digests_entry_revision_once",
+                            fields=["tenant", "thread", "revision"],
+                            condition=Q(thread__isnull=False),
                         ),
                         models.UniqueConstraint(
                             name="digests_entry_one_live_per_thread",
@@ -249,6 +251,7 @@ class Migration(migrations.Migration):
                     (
                         "receipt",
                         models.OneToOneField(
+                            db_constraint=False,
                             primary_key=True,
                             serialize=False,
                             related_name="state",
@@ -261,7 +264,7 @@ class Migration(migrations.Migration):
                     ("read_at", models.DateTimeField(null=True)),
                     ("archived_at", models.DateTimeField(null=True)),
                     ("acked_at", models.DateTimeField(null=True)),
-                    reference("entry", "digests.entry", "items", null=True),
+                    reference("entry", "digests.entry", "items", null=True, lasting=True),
                     reference("inbox", "digests.inbox", "receipts", lasting=True),
                     tenant_field(),
                     reference("thread", "digests.thread", "receipts", null=True),
@@ -382,4 +385,6 @@ class Migration(migrations.Migration):
         *(kept(f"digests_{name}") for name in ("inbox", "entry", "thread", "receiptstate")),
         migrations.RunSQL(STORAGE, migrations.RunSQL.noop),
         migrations.RunSQL(KEPT, KEPT_BACK),
+        held_by("receipts_receipt", "digests_receiptstate.receipt_id"),
+        held_by("digests_entry", "digests_receiptstate.entry_id"),
     ]

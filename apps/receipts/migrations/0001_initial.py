@@ -1,7 +1,7 @@
 import django.db.models.deletion
 from django.db import migrations, models
 
-from apps.core.rls import immutable, kept, protect
+from apps.core.rls import held_by, immutable, kept, protect
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 _SAID = (
@@ -63,8 +63,17 @@ class Migration(migrations.Migration):
                     ("delivery_handle", models.CharField(max_length=500, null=True)),
                     ("created_at", models.DateTimeField()),
                     ("redacted_at", models.DateTimeField(null=True)),
-                    reference("caused_by", "receipts.receipt", "consequences", on_delete=models.SET_NULL, null=True),
-                    reference("pairs_with", "receipts.receipt", "pairs", on_delete=models.SET_NULL, null=True),
+                    reference(
+                        "caused_by",
+                        "receipts.receipt",
+                        "consequences",
+                        on_delete=models.SET_NULL,
+                        null=True,
+                        lasting=True,
+                    ),
+                    reference(
+                        "pairs_with", "receipts.receipt", "pairs", on_delete=models.SET_NULL, null=True, lasting=True
+                    ),
                     reference("poster", "principals.principal", "posted", lasting=True),
                     reference("recipient", "principals.principal", "received", lasting=True),
                     tenant_field(),
@@ -153,6 +162,7 @@ class Migration(migrations.Migration):
                     (
                         "receipt",
                         models.OneToOneField(
+                            db_constraint=False,
                             on_delete=django.db.models.deletion.CASCADE,
                             primary_key=True,
                             related_name="obligation",
@@ -163,7 +173,12 @@ class Migration(migrations.Migration):
                     ("opened_at", models.DateTimeField()),
                     ("closed_at", models.DateTimeField(null=True)),
                     reference(
-                        "closed_by", "receipts.receipt", "closed_obligations", on_delete=models.SET_NULL, null=True
+                        "closed_by",
+                        "receipts.receipt",
+                        "closed_obligations",
+                        on_delete=models.SET_NULL,
+                        null=True,
+                        lasting=True,
                     ),
                     reference("creditor", "principals.principal", "awaits", lasting=True),
                     reference("debtor", "principals.principal", "owes", lasting=True),
@@ -206,4 +221,6 @@ class Migration(migrations.Migration):
         immutable("receipts_receiptkey"),
         kept("receipts_receipt"),
         kept("receipts_receiptkey"),
+        *(held_by("receipts_receipt", f"receipts_receipt.{link}_id") for link in ("caused_by", "pairs_with")),
+        *(held_by("receipts_receipt", f"receipts_obligation.{link}_id") for link in ("receipt", "closed_by")),
     ]

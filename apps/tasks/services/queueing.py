@@ -293,7 +293,7 @@ class _Batch:
             event_type="task_queued",
             dedupe_key=f"asyncgate:task_queued:{ref}:v1",
             receipt_id=draft.receipt_id,
-            receipt_id_is_fresh=True,
+            is_fresh=True,
             title=f"{task_type.title or task_type.name} queued"[:200],
             summary=f"{ref} of type {task_type.name} waits in {draft.line.name}.",
             metadata={

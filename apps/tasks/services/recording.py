@@ -214,7 +214,7 @@ def _ended(known: tuple[End, str], row: tuple[Any, ...]) -> Ended:
             event_type=f"task_{event}",
             dedupe_key=f"asyncgate:task_{event}:{answer['task_id']}:run_{fencing_token}",
             receipt_id=receipt_id,
-            receipt_id_is_fresh=True,
+            is_fresh=True,
             title=f"{title or task_type} {event}"[:200],
             summary=summary,
             metadata=_metadata(end, answer["task_id"], task_type, fencing_token, at),
