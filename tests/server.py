@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -27,12 +28,12 @@ class Server:
     url: str
 
     @asynccontextmanager
-    async def client(self, token: str, mode: str = "auto") -> AsyncIterator[Client]:
+    async def client(self, token: str, mode: str = "auto", **more: Any) -> AsyncIterator[Client]:
         """The official client: `auto` finds the stateless revision, `legacy` shakes hands."""
         headers = {"Authorization": f"Bearer {token}"}
         async with (
             httpx2.AsyncClient(headers=headers, timeout=30) as http,
-            Client(streamable_http_client(f"{self.url}/mcp", http_client=http), mode=mode) as client,
+            Client(streamable_http_client(f"{self.url}/mcp", http_client=http), mode=mode, **more) as client,
         ):
             yield client
 

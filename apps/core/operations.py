@@ -149,6 +149,29 @@ class Coalesces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What a person is asked before an operation can go on."""
+
+    about: str
+    """What the answer belongs to."""
+    text: str
+    fields: Mapping[str, Mapping[str, Any]]
+    """The JSON schemas of strings, numbers and booleans; without any, the text asks for a yes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asks:
+    """How an operation has a person asked for what it needs, where the caller's client can show a form."""
+
+    form: Callable[[Any], Form | None]
+    """Of an output: what is to be asked, if anything is."""
+    go_on: Callable[[Any, Any, str, Mapping[str, Any] | None], BaseModel]
+    """Of the caller, the input, what a form was about and its values: the next output. Without values: how it stands.
+    It opens its own transactions.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """What the registry knows of one operation."""
 
@@ -175,6 +198,7 @@ class Operation:
     waits: Waits | None
     streams: Streams | None
     coalesces: Coalesces | None
+    asks: Asks | None
 
     @property
     def own_transactions(self) -> bool:
@@ -216,6 +240,7 @@ def operation(
     waits: Waits | None = None,
     streams: Streams | None = None,
     coalesces: Coalesces | None = None,
+    asks: Asks | None = None,
 ) -> Callable[[F], F]:
     """Declare an operation.
 
@@ -252,6 +277,7 @@ def operation(
             waits=waits,
             streams=streams,
             coalesces=coalesces,
+            asks=asks,
         )
         return function
 

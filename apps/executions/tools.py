@@ -1,5 +1,6 @@
 """Operations of executions."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 from decimal import Decimal
 from time import monotonic, sleep
@@ -10,7 +11,7 @@ from pydantic import Field
 
 from apps.core.errors import FieldError, Invalid
 from apps.core.ids import encode_cursor
-from apps.core.operations import Progress, Reply, Route, Streams, Waits, operation
+from apps.core.operations import Asks, Progress, Reply, Route, Streams, Waits, operation
 from apps.core.schemas import Input, Output, Paged, Text
 from apps.executions import calls, selectors
 from apps.executions.calls import CallMode
@@ -21,6 +22,7 @@ from apps.executions.states import FINAL, MONEY, SETTLED, Mode, Status, StepStat
 from apps.executions.wakeups import execution_topic
 from apps.plans import selectors as plans
 from apps.plans import services as planning
+from apps.plans.documents import form_of
 from apps.plans.services import Replacement
 from apps.plans.shapes import CreatePlan, Money, PlanAnswer, StepType
 from apps.principals.tenancy import Caller
@@ -245,6 +247,26 @@ def _executed(caller: Caller, given: ExecutePlan, *, answers_inbox: bool = False
     )
 
 
+def _carried_out(caller: Caller, given: CarryOut, made: PlanAnswer) -> CarriedOut:
+    if made.status == "needs_confirmation" and given.confirm_reads:
+        with caller.acting():
+            # What a model makes up might carry something out to an address.
+            if made.plan["proposer"] == "local" and plans.only_reads(made.plan, tenant_id=caller.tenant_id):
+                made = plans.answer_of(planning.confirm(caller=caller, plan_id=made.plan_id, now=timezone.now()))
+    members = {name: getattr(made, name) for name in PlanAnswer.model_fields}
+    if made.status != "ready":
+        return CarriedOut(**members, execution=None)
+    execution = _executed(caller, ExecutePlan(plan_id=made.plan_id, mode=given.mode), answers_inbox=True)
+    return CarriedOut(
+        **members | {"next_step": execution.next_actions[0] if execution.next_actions else _DONE}, execution=execution
+    )
+
+
+def _go_on(caller: Caller, given: CarryOut, plan_id: str, answers: Mapping[str, Any] | None) -> CarriedOut:
+    made = planning.go_on(caller=caller, plan_id=plan_id, answers=answers, now=timezone.now())
+    return _carried_out(caller, given, made)
+
+
 @operation(
     title="Have a request carried out",
     scope="plans",
@@ -253,6 +275,7 @@ def _executed(caller: Caller, given: ExecutePlan, *, answers_inbox: bool = False
     listed_for=["agent"],
     example={"intent": "Send the weather of Vienna to ops@example.com"},
     after_refusal="Change the argument named. That no plan is ready is no refusal: next_step of the answer says what to do.",
+    asks=Asks(form=lambda made: form_of(made.plan), go_on=_go_on),
 )
 def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
     """Ask for something in plain words, and have it done at once if the plan is ready.
@@ -262,20 +285,7 @@ def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
     ready, nothing runs: confirm it with confirm_plan or answer its questions with answer_plan. Then pass the new plan_id
     to execute_delegation_plan.
     """
-    now = timezone.now()
-    made = planning.plan_request(caller=caller, given=given, now=now)
-    if made.status == "needs_confirmation" and given.confirm_reads:
-        with caller.acting():
-            # What a model makes up might carry something out to an address.
-            if made.plan["proposer"] == "local" and plans.only_reads(made.plan, tenant_id=caller.tenant_id):
-                made = plans.answer_of(planning.confirm(caller=caller, plan_id=made.plan_id, now=now))
-    members = {name: getattr(made, name) for name in PlanAnswer.model_fields}
-    if made.status != "ready":
-        return CarriedOut(**members, execution=None)
-    execution = _executed(caller, ExecutePlan(plan_id=made.plan_id, mode=given.mode), answers_inbox=True)
-    return CarriedOut(
-        **members | {"next_step": execution.next_actions[0] if execution.next_actions else _DONE}, execution=execution
-    )
+    return _carried_out(caller, given, planning.plan_request(caller=caller, given=given, now=timezone.now()))
 
 
 @operation(

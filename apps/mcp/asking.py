@@ -15,8 +15,8 @@ import redis
 from mcp_types import INVALID_REQUEST, JSONRPCError, JSONRPCRequest, JSONRPCResponse, Request, Result, methods
 from pydantic import ValidationError
 
-from apps.core.errors import Unavailable
-from apps.core.notifications import HEARTBEAT_SECONDS, broker, in_thread, listening, notify, place
+from apps.core.errors import DomainError, Unavailable
+from apps.core.notifications import HEARTBEAT_SECONDS, broker, check_place, in_thread, listening, notify, place
 from apps.mcp.protocol import Exchange, ProtocolError
 from apps.principals.tenancy import Caller
 
@@ -48,6 +48,10 @@ class Question:
 
         :raises Unanswered: if there is none in time, or the client refuses.
         """
+        try:
+            check_place(self._caller)
+        except DomainError as exc:
+            raise Unanswered(exc.detail) from exc
         key = _key(self._caller, self._sent.id)
         ends = monotonic() + ANSWER_SECONDS
         try:

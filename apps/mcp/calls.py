@@ -6,10 +6,15 @@ from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
+from django.core import signing
 from mcp_types import (
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    InputRequiredResult,
     ListToolsResult,
     PaginatedRequestParams,
     ProgressNotification,
@@ -26,8 +31,9 @@ from apps.core import operations, strict_json
 from apps.core.errors import DomainError, Forbidden, NotFound, TooLarge, near
 from apps.core.ids import BadCursor, decode_cursor, encode_cursor
 from apps.core.notifications import Wait, check_place, in_thread
-from apps.core.operations import Operation, Reply
+from apps.core.operations import Asks, Form, Operation, Reply
 from apps.core.schemas import Input, Text, json_schema, parse
+from apps.mcp.asking import Question, Unanswered
 from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
@@ -39,6 +45,10 @@ PAGE: Final = 200
 _DEFAULT_MAX_BODY: Final = 524_288
 # What the message around the arguments may take.
 _ENVELOPE: Final = 16_384
+
+# The name of a form in an `input_required` result, and for what its state is signed.
+_FORM: Final = "form"
+_STATE: Final = "mcp request state"
 
 # Where the members of a refusal stand in a result's `_meta`.
 REFUSAL: Final = "gatehouse/refusal"
@@ -91,8 +101,11 @@ def listed_to(caller: Caller, wanted: Collection[str] = ()) -> list[Operation]:
     ]
 
 
-def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResult | Streamed:
+def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResult | InputRequiredResult | Streamed:
     """Run an operation. What it refuses is a result that says how to mend the call; one that waits streams its result.
+
+    What it needs to know from a person it asks, if the client can show a form: newer ones by a result that the next
+    call answers, older ones on the stream.
 
     :raises ProtocolError: if there is no such tool.
     """
@@ -119,9 +132,82 @@ def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResu
             look = partial(_look, exchange, declared)
             wait = Wait(declared.waits, exchange.caller, given, look)
             return Streamed(partial(_waited, declared, wait, patience, (params.meta or {}).get("progress_token")))
+        if declared.asks and exchange.envelope.can_elicit:
+            return _asked(exchange, declared, declared.asks, given, params)
         return _succeeded(declared, operations.call(declared, exchange.caller, given))
     except DomainError as exc:
         return refused(exc)
+
+
+def _asked(
+    exchange: Exchange, declared: Operation, asks: Asks, given: BaseModel, params: CallToolRequestParams
+) -> CallToolResult | InputRequiredResult | Streamed:
+    """The result of a tool, or the form that comes before it."""
+    caller, modern = exchange.caller, exchange.envelope.modern
+    if modern and params.request_state is not None:
+        said = (params.input_responses or {}).get(_FORM)
+        values = (said.content or {}) if isinstance(said, ElicitResult) and said.action == "accept" else None
+        about = _unsealed(params.request_state, declared, caller)
+        reply = Reply(asks.go_on(caller, given, about, values), status=0)
+        form = asks.form(reply.output)
+        if said is not None and form is not None and form.about == about:  # nobody gave an answer
+            form = None
+    else:
+        reply = operations.call(declared, caller, given)
+        form = asks.form(reply.output)
+    if form is None:
+        return _succeeded(declared, reply)
+    if not modern:
+        return Streamed(partial(_asked_on_the_stream, exchange, declared, asks, given, reply))
+    state = signing.dumps([caller.principal_id, declared.name, form.about], salt=_STATE)
+    return InputRequiredResult(input_requests={_FORM: _elicit(form)}, request_state=state)
+
+
+def _unsealed(state: str, declared: Operation, caller: Caller) -> str:
+    """What a form was about, by the state that came with it."""
+    try:
+        principal_id, name, about = signing.loads(state, salt=_STATE)
+    except signing.BadSignature:
+        principal_id, name, about = None, None, ""
+    if (principal_id, name) != (caller.principal_id, declared.name):
+        raise ProtocolError(INVALID_PARAMS, "The requestState is not one that this tool gave to this caller.")
+    return str(about)
+
+
+async def _asked_on_the_stream(
+    exchange: Exchange, declared: Operation, asks: Asks, given: BaseModel, reply: Reply
+) -> Frames:
+    """Ask until there is nothing more to ask, or nobody answers; then the result, as the end of the stream."""
+
+    def go_on(about: str, values: Mapping[str, Any]) -> BaseModel:
+        caller = exchange.credential.caller()
+        operations.permit(declared, caller)
+        return asks.go_on(caller, given, about, values)
+
+    try:
+        about = ""
+        while (form := asks.form(reply.output)) and form.about != about:
+            about = form.about
+            question = Question(exchange, _elicit(form))
+            async with aclosing(question.asked()) as asked:
+                async for sent in asked:
+                    yield sent
+            if not isinstance(question.answer, ElicitResult) or question.answer.action != "accept":
+                break
+            output = await in_thread(partial(go_on, about, question.answer.content or {}))
+            reply = Reply(output, status=0)
+        yield _succeeded(declared, reply)
+    except Unanswered:
+        yield _succeeded(declared, reply)
+    except DomainError as exc:
+        yield refused(exc)
+    except APIException:  # as below
+        yield refused(Forbidden("The token is not valid any more."))
+
+
+def _elicit(form: Form) -> ElicitRequest:
+    schema = {"type": "object", "properties": dict(form.fields), "required": [*form.fields]}
+    return ElicitRequest(params=ElicitRequestFormParams(message=form.text, requested_schema=schema))
 
 
 async def _look(exchange: Exchange, declared: Operation, given: BaseModel) -> Reply:

@@ -4,10 +4,12 @@ Pure: no database, no HTTP objects. The types and the ladder of checks are those
 """
 
 import json
+import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.shared.inbound import (
     ERROR_CODE_HTTP_STATUS,
     MCP_PROTOCOL_VERSION_HEADER,
@@ -45,6 +47,9 @@ from apps.principals.tenancy import Caller
 Frame = JSONRPCRequest | JSONRPCNotification
 Answer = JSONRPCResponse | JSONRPCError
 
+# How the session id of a client of an older revision ends that can elicit: nothing else is kept of its handshake.
+_ELICITS: Final = "-elicits"
+
 SERVER: Final = Implementation(name="gatehouse", title="Gatehouse", version="0.1.0")
 
 
@@ -68,11 +73,18 @@ class Envelope:
     params: Mapping[str, Any] | None
     version: str
     capabilities: Mapping[str, Any]
-    """What the client says it can do, on revisions that say so with every request."""
+    """What the client says it can do: by its session id, or on revisions that say so with every request, in full."""
 
     @property
     def modern(self) -> bool:
         return self.version in MODERN_PROTOCOL_VERSIONS
+
+    @property
+    def can_elicit(self) -> bool:
+        """Whether the client can show a form to a person."""
+        said = self.capabilities.get("elicitation")
+        known = self.modern or ("elicitation/create", self.version) in methods.SERVER_REQUESTS
+        return known and isinstance(said, dict) and (not said or "form" in said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +161,15 @@ def open_envelope(frame: Frame, message: Mapping[str, Any], headers: Mapping[str
         params=frame.params,
         # The handshake itself is what agrees on a revision.
         version=LATEST_HANDSHAKE_VERSION if frame.method == "initialize" else version,
-        capabilities={},
+        capabilities={"elicitation": {}} if headers.get(MCP_SESSION_ID_HEADER, "").endswith(_ELICITS) else {},
     )
+
+
+def session_id(envelope: Envelope) -> str | None:
+    """The id for a client whose handshake says that it can elicit; it says so with each request then."""
+    said = (envelope.params or {}).get("capabilities") if envelope.method == "initialize" else None
+    elicits = isinstance(said, dict) and replace(envelope, capabilities=said).can_elicit
+    return f"{secrets.token_hex(16)}{_ELICITS}" if elicits else None
 
 
 def _is_modern(message: Mapping[str, Any], headers: Mapping[str, str]) -> bool:

@@ -8,6 +8,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.http.request import validate_host
 from django.http.response import HttpResponseBase
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse
 from rest_framework.exceptions import PermissionDenied, UnsupportedMediaType
 
@@ -74,7 +75,10 @@ class EndpointView(TokenView):
             logger.exception("mcp_method_failed", extra={"method": exchange.envelope.method})
             raise protocol.defect(trace_id()) from exc
         if not isinstance(outcome, Streamed):
-            return JsonResponse(protocol.answer(exchange.envelope, outcome))
+            response = JsonResponse(protocol.answer(exchange.envelope, outcome))
+            if session_id := protocol.session_id(exchange.envelope):
+                response[MCP_SESSION_ID_HEADER] = session_id
+            return response
         return StreamingHttpResponse(
             _events(exchange, outcome, trace_id()),
             content_type="text/event-stream",

@@ -1,20 +1,35 @@
 """What the server asks its client on a stream, and who may answer it."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import anyio
 import pytest
 from anyio import run
-from mcp_types import ElicitRequest, ElicitRequestFormParams, ElicitResult, JSONRPCRequest
+from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    INVALID_PARAMS,
+    PROTOCOL_VERSION_META_KEY,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    JSONRPCRequest,
+)
 
 from apps.core.notifications import in_thread
 from apps.mcp import asking
 from apps.mcp.asking import Question, Unanswered
 from apps.mcp.protocol import Envelope, Exchange
 from apps.principals.models import Tenant
+from tests.executions.making import make_worker
+from tests.executions.workers import WorkerServer, serving
 from tests.factories import make_caller, make_token
-from tests.mcp.raw import post
+from tests.mcp.node import run_node
+from tests.mcp.raw import MODERN, modern, post
+from tests.server import Server
 
 NAME = ElicitRequest(
     params=ElicitRequestFormParams(
@@ -66,3 +81,103 @@ def test_nobody_waits_for_ever(acme: Tenant, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(asking, "ANSWER_SECONDS", 1)
     with pytest.raises(Unanswered, match="in time"):
         ask(acme)
+
+
+@pytest.fixture
+def token(acme: Tenant, worker: WorkerServer) -> str:
+    """Kee's token. A worker repeats a text, and knows the weather of a city."""
+
+    def takes(param: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {param: {"type": "string"}}, "required": [param]}
+
+    offered = [
+        {"name": "echo", "description": "Echo a text.", "input_schema": takes("text")},
+        {"name": "get_weather", "description": "Get the weather of a city.", "input_schema": takes("city")},
+    ]
+    make_worker(make_caller(acme), worker, tools=offered)
+    return make_token(acme)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[WorkerServer]:
+    with serving() as started:
+        yield started
+
+
+@dataclass
+class Person:
+    """Who looks at the forms that a client shows, and gives each this answer."""
+
+    answer: ElicitResult
+    shown: list[Any] = field(default_factory=list)
+
+    def call(self, server: Server, token: str, mode: str, tool: str, intent: str) -> Any:
+        async def look(_: object, params: Any) -> ElicitResult:
+            self.shown.append(params)
+            return self.answer
+
+        async def converse() -> Any:
+            async with server.client(token, mode, elicitation_callback=look) as client:
+                return (await client.call_tool(tool, {"intent": intent})).structured_content
+
+        return run(converse)
+
+
+MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
+SAYS_HELLO = ElicitResult(action="accept", content={"question-1": "hello"})
+
+
+@MODES
+def test_person_answers_the_planner_and_the_request_is_carried_out(server: Server, token: str, mode: str) -> None:
+    person = Person(SAYS_HELLO)
+    made = person.call(server, token, mode, "carry_out_request", "Echo the text")
+
+    (form,) = person.shown
+    assert form.message == "Echo the text"
+    asked = {"type": "string", "title": "text", "description": "What is “text” for echo?"}
+    assert form.requested_schema["properties"] == {"question-1": asked}
+    assert (made["status"], made["execution"]["direct_results"][0]["text"]) == ("ready", "hello")
+
+
+@MODES
+def test_person_confirms_a_guess(server: Server, token: str, mode: str) -> None:
+    person = Person(ElicitResult(action="accept", content={}))
+    made = person.call(server, token, mode, "create_delegation_plan", "weather in vienna")
+
+    assert "vienna" in person.shown[0].message
+    assert made["status"] == "ready"
+
+
+@MODES
+@pytest.mark.parametrize("answer", [ElicitResult(action="decline"), ElicitResult(action="accept", content={})])
+def test_plan_that_nobody_answers_says_what_to_do(server: Server, token: str, mode: str, answer: ElicitResult) -> None:
+    made = Person(answer).call(server, token, mode, "carry_out_request", "Echo the text")
+    assert (made["status"], made["execution"]) == ("needs_input", None)
+    assert "answer_plan" in made["next_step"]
+
+
+def test_form_is_for_who_called_and_for_this_tool(token: str, acme: Tenant) -> None:
+    def call(tool: str, token: str, **more: Any) -> Any:
+        meta = {PROTOCOL_VERSION_META_KEY: MODERN, CLIENT_CAPABILITIES_META_KEY: {"elicitation": {}}}
+        given = {"name": tool, "arguments": {"intent": "Echo the text"}, "_meta": meta, **more}
+        return modern("tools/call", given, token).json()
+
+    state = call("carry_out_request", token)["result"]["requestState"]
+    for tool, caller, told in (
+        ("carry_out_request", make_token(acme, "Another"), state),
+        ("create_delegation_plan", token, state),
+        ("carry_out_request", token, state[:-1]),
+    ):
+        assert call(tool, caller, requestState=told)["error"]["code"] == INVALID_PARAMS
+    assert call("carry_out_request", token, requestState=state)["result"]["resultType"] == "input_required"
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("era", ["legacy", "2026-07-28"])
+def test_clients_in_typescript_show_the_form(server: Server, token: str, packages: Path, era: str) -> None:
+    call = {"name": "carry_out_request", "arguments": {"intent": "Echo the text"}}
+    given = [f"{server.url}/mcp", token, json.dumps(call), SAYS_HELLO.model_dump_json(exclude_none=True)]
+    told = json.loads(run_node(packages / "elicit.mjs", era, *given).stdout)
+
+    assert [form["message"] for form in told["forms"]] == ["Echo the text"]
+    assert told["result"]["structuredContent"]["execution"]["direct_results"][0]["text"] == "hello"

@@ -3,7 +3,7 @@
 from apps.plans.documents import Constraints
 from apps.plans.services.delegates import set_delegate
 from apps.plans.services.lessons import learn, record_outcome, unlearn
-from apps.plans.services.planning import answer, confirm, create_plan, plan_request
+from apps.plans.services.planning import answer, confirm, create_plan, go_on, plan_request
 from apps.plans.services.proposing import PlanRequest, propose
 from apps.plans.services.replanning import (
     Escalation,
@@ -23,6 +23,7 @@ __all__ = [
     "answer",
     "confirm",
     "create_plan",
+    "go_on",
     "learn",
     "plan_request",
     "propose",

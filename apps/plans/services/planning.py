@@ -136,6 +136,24 @@ def answer(
         return make(caller=caller, request=request, now=now, revision=revision, proposed=proposed)
 
 
+def go_on(*, caller: Caller, plan_id: str, answers: Mapping[str, Any] | None, now: datetime) -> PlanAnswer:
+    """Confirm a plan or answer its questions, whichever it waits for.
+
+    Opens its own transactions.
+
+    :param answers: None leaves the plan as it is.
+    :raises DomainError: as :func:`confirm` and :func:`answer`.
+    """
+    with caller.acting():
+        found = selectors.plan_for(plan_id, caller=caller)
+        if answers is not None and found.status == PlanStatus.NEEDS_CONFIRMATION:
+            found = confirm(caller=caller, plan_id=plan_id, now=now)
+    if answers and found.status == PlanStatus.NEEDS_INPUT:
+        found = answer(caller=caller, plan_id=plan_id, answers=answers, now=now)
+    with caller.acting():
+        return selectors.answer_of(found)
+
+
 def _tools_named(
     document: Mapping[str, Any], asked: Mapping[str, Mapping[str, Any]], answers: Mapping[str, Any]
 ) -> dict[int, str]:

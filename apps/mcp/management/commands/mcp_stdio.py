@@ -14,6 +14,7 @@ from typing import Any, Final, TextIO
 import httpx2
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.shared.inbound import (
     MCP_METHOD_HEADER,
     MCP_NAME_HEADER,
@@ -61,7 +62,7 @@ class Bridge:
         self._client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(30, read=None))
         self._out = out
         self._writing = threading.Lock()
-        self._agreed: str | None = None
+        self._agreed: dict[str, str] = {}
 
     def run(self, lines: Iterable[str]) -> None:
         """Carry until the host closes its end; what is still open then is dropped."""
@@ -104,7 +105,7 @@ class Bridge:
         meta = params.get("_meta")
         modern = meta.get(PROTOCOL_VERSION_META_KEY) if isinstance(meta, dict) else None
         if not isinstance(modern, str):
-            return {MCP_PROTOCOL_VERSION_HEADER: self._agreed} if self._agreed else {}
+            return self._agreed
         method = str(message.get("method"))
         headers = {MCP_PROTOCOL_VERSION_HEADER: modern, MCP_METHOD_HEADER: method}
         name = params.get(NAME_BEARING_METHODS.get(method, ""))
@@ -118,17 +119,18 @@ class Bridge:
             return
         body = json.loads(response.read() or b"null")
         if isinstance(body, dict) and "jsonrpc" in body:
-            self._remember(message, body)
+            self._remember(message, body, response.headers.get(MCP_SESSION_ID_HEADER))
             self._write(body)
         elif not response.is_success:
             self._fail(message, f"{response.status_code}: {(body or {}).get('detail', response.reason_phrase)}")
 
-    def _remember(self, message: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-        if message.get("method") == "initialize":
-            self._agreed = body.get("result", {}).get("protocolVersion")
+    def _remember(self, message: Mapping[str, Any], body: Mapping[str, Any], session_id: str | None) -> None:
+        if message.get("method") == "initialize" and (version := body.get("result", {}).get("protocolVersion")):
+            session = {MCP_SESSION_ID_HEADER: session_id} if session_id else {}
+            self._agreed = {MCP_PROTOCOL_VERSION_HEADER: version, **session}
 
     def _fail(self, message: Mapping[str, Any], sentence: str) -> None:
-        if "id" in message:
+        if "id" in message and "method" in message:
             self._write(error(message["id"], ProtocolError(INTERNAL_ERROR, sentence)))
 
     def _write(self, body: Mapping[str, Any]) -> None:
