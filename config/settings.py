@@ -307,7 +307,8 @@ UNFOLD = {
     "SHOW_HISTORY": False,
     "SHOW_VIEW_ON_SITE": False,
     "ENVIRONMENT": "apps.console.navigation.environment",
-    "SIDEBAR": {"show_search": True, "command_search": False, "navigation": "apps.console.navigation.sidebar"},
+    "SIDEBAR": {"show_search": False, "command_search": False, "navigation": "apps.console.navigation.sidebar"},
+    "TABS": "apps.console.navigation.tabs",
 }
 
 REST_FRAMEWORK = {

@@ -1,4 +1,4 @@
-"""The sidebar: every registered model in the group of its app, for whom it may show it."""
+"""The sidebar: the things that operators come for, then every other table, for administrators."""
 
 from typing import Any, Final
 
@@ -7,45 +7,63 @@ from django.contrib import admin
 from django.http import HttpRequest
 from django.urls import reverse
 
-# Group, and the apps whose models stand in it; what no group names stands under System.
-_GROUPS: Final = {
-    "Inbox": ["digests", "receipts", "delivery"],
-    "Tasks": ["tasks"],
-    "DeleGate": ["executions", "plans", "workers"],
-    "Memory": ["memory", "handoff"],
-    "Identity": ["principals", "auth"],
-    "System": [],
+# Each entry by its table: its title and icon.
+_ENTRIES: Final = {
+    "tasks.task": ("Tasks", "checklist"),
+    "tasks.queue": ("Queues", "stacks"),
+    "tasks.schedule": ("Schedules", "schedule"),
+    "digests.inbox": ("Inboxes", "inbox"),
+    "receipts.receipt": ("Receipts", "receipt_long"),
+    "plans.plan": ("Plans", "account_tree"),
+    "executions.execution": ("Executions", "play_circle"),
+    "workers.worker": ("Workers", "dns"),
+    "memory.memory": ("Memory", "neurology"),
+    "principals.principal": ("Access", "badge"),
+    "admin.logentry": ("Audit", "history"),
 }
-_ICONS: Final = {
-    "Inbox": "inbox",
-    "Tasks": "checklist",
-    "DeleGate": "account_tree",
-    "Memory": "neurology",
-    "Identity": "badge",
-    "System": "settings",
+# These share the entry Access, as tabs of one page.
+_ACCESS: Final = {
+    "principals.principal": "Principals",
+    "principals.token": "Tokens",
+    "principals.operator": "Operators",
+    "principals.membership": "Memberships",
+    "principals.tenant": "Tenants",
 }
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     """Unfold's navigation for this operator."""
-    group_of = {label: group for group, labels in _GROUPS.items() for label in labels}
-    items: dict[str, list[dict[str, Any]]] = {group: [] for group in _GROUPS}
-    for app in admin.site.get_app_list(request):
-        group = group_of.get(app["app_label"], "System")
-        items[group] += [
-            {"title": str(model["name"]), "icon": _ICONS[group], "link": model["admin_url"]}
-            for model in app["models"]
-            if model["admin_url"]
-        ]
-    dashboard = {"title": "Dashboard", "icon": "monitoring", "link": reverse("admin:index")}
-    return [
-        {"title": None, "items": [dashboard]},
-        *(
-            {"title": group, "collapsible": True, "separator": True, "items": found}
-            for group, found in items.items()
-            if found
-        ),
+    links = _links(request)
+    entries = [
+        {"title": title, "icon": icon, "link": links[table][1]}
+        for table, (title, icon) in _ENTRIES.items()
+        if table in links
     ]
+    groups: list[dict[str, Any]] = [
+        {"title": None, "items": [{"title": "Home", "icon": "monitoring", "link": reverse("admin:index")}, *entries]}
+    ]
+    if request.user.is_superuser:
+        others = sorted(links.keys() - _ENTRIES.keys() - _ACCESS.keys())
+        items = [{"title": links[table][0], "icon": "table", "link": links[table][1]} for table in others]
+        groups.append({"title": "Internals", "collapsible": True, "separator": True, "items": items})
+    return groups
+
+
+def tabs(request: HttpRequest) -> list[dict[str, Any]]:
+    """Unfold's tabs of the pages that share an entry."""
+    links = _links(request)
+    items = [{"title": title, "link": links[table][1]} for table, title in _ACCESS.items() if table in links]
+    return [{"models": list(_ACCESS), "items": items}]
+
+
+def _links(request: HttpRequest) -> dict[str, tuple[str, str]]:
+    """The name and address of each list that this operator may see, by its table."""
+    return {
+        f"{app['app_label']}.{model['object_name'].lower()}": (str(model["name"]), model["admin_url"])
+        for app in admin.site.get_app_list(request)
+        for model in app["models"]
+        if model["admin_url"]
+    }
 
 
 def environment(request: HttpRequest) -> list[str]:

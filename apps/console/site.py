@@ -10,18 +10,19 @@ from csp.decorators import csp_update
 from django.contrib.admin import ModelAdmin
 from django.db import connection, transaction
 from django.db.models import Model
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.decorators import method_decorator
 from unfold.admin import ModelAdmin as UnfoldModelAdmin
 from unfold.sites import UnfoldAdminSite
 
-from apps.console import dashboard
+from apps.console import home
 from apps.core.admin import OperatorAdmin
 from apps.principals.models import Membership, Operator
 from apps.principals.selectors import operated_tenants
 from apps.principals.tenancy import acting_as_operator, acting_as_system
+from apps.tasks import charts
 
 View = Callable[..., HttpResponse]
 
@@ -36,7 +37,7 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
     tenants that its operator may do more than view.
     """
 
-    index_title = "Dashboard"
+    index_title = "Home"
 
     def admin_view(self, view: View, cacheable: bool = False) -> View:  # noqa: FBT001, FBT002  # Django's signature
         def seeing(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -72,9 +73,15 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
         answer: HttpResponse = super().login(request, extra_context)
         return answer
 
-    def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
-        figures = {"cards": dashboard.cards(now=timezone.now())}
-        page: TemplateResponse = super().index(request, {**figures, **(extra_context or {})})
+    def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Home. An open page asks for `?live=figures` and `?live=charts` to renew itself."""
+        now, part = timezone.now(), request.GET.get("live")
+        if part == "figures":
+            return TemplateResponse(request, "console/live.html", home.live(now=now))
+        if part == "charts":
+            return JsonResponse([chart.data for chart in charts.of_all(now=now)], safe=False)
+        shown = {**home.live(now=now), "charts": charts.of_all(now=now)}
+        page: TemplateResponse = super().index(request, {**shown, **(extra_context or {})})
         return page
 
 

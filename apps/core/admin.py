@@ -25,7 +25,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 
 from apps.core.errors import DomainError
 
-_COUNTED: Final = 10_000
+COUNTED: Final = 10_000
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptable at run time
@@ -34,7 +34,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptabl
     @cached_property
     def count(self) -> int:
         rows: Any = self.object_list  # a QuerySet, typed as anything that can be cut
-        return int(rows.order_by()[:_COUNTED].count())
+        return int(rows.order_by()[:COUNTED].count())
 
 
 class ExactTextFilter(FieldTextFilter):
@@ -131,10 +131,15 @@ def link_to(related: models.Model | None) -> str:
         return "-"
     meta = related._meta  # noqa: SLF001  # Django documents _meta as public
     try:
-        address = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[related.pk])
+        return link_to_page(f"{meta.app_label}_{meta.model_name}", related.pk, str(related))
     except NoReverseMatch:
         return str(related)
-    return format_html('<a href="{}" class="text-primary-600">{}</a>', address, related)
+
+
+def link_to_page(model: str, pk: int, text: str) -> str:
+    """A link to the page of one thing; `model` as in the names of the admin's addresses, `tasks_task`."""
+    address = reverse(f"admin:{model}_change", args=[pk])
+    return format_html('<a href="{}" class="text-primary-600">{}</a>', address, text)
 
 
 @cache

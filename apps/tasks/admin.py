@@ -6,17 +6,17 @@ from typing import Any, Final
 
 from django.contrib import admin
 from django.db.models import Model, Q
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked, verb
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, link_to_page, linked, verb
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
-from apps.tasks import selectors
+from apps.tasks import charts, selectors
 from apps.tasks.models import (
     Artifact,
     Budget,
@@ -50,9 +50,7 @@ def _gate_of(tenant_id: int) -> Caller:
 
 def task_link(task_id: int) -> str:
     """A link to a task by its number; nothing in the database points at tasks."""
-    return format_html(
-        '<a href="{}" class="text-primary-600">task_{}</a>', reverse("admin:tasks_task_change", args=[task_id]), task_id
-    )
+    return link_to_page("tasks_task", task_id, f"task_{task_id}")
 
 
 def _list_link(model: str, text: str, **filters: Any) -> str:
@@ -68,10 +66,26 @@ class StatusFilter(admin.SimpleListFilter):
     parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("open", "Open"), *((str(value), str(label)) for value, label in Status.choices)]
+        more = [("open", "Open"), ("overdue", "Leased too long"), ("dead", "Dead letter")]
+        return [*more, *((str(value), str(label)) for value, label in Status.choices)]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         return queryset if self.value() is None else selectors.of_status(queryset, str(self.value()))
+
+
+class EndedFilter(admin.SimpleListFilter):
+    """Tasks by how long ago they ended."""
+
+    title = "ended"
+    parameter_name = "ended"
+    _PERIODS: Final = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, f"In the last {name}") for name in self._PERIODS]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        period = self._PERIODS.get(str(self.value()))
+        return queryset if period is None else selectors.ended_within(queryset, period)
 
 
 @admin.register(Queue)
@@ -80,8 +94,16 @@ class QueueAdmin(OperatorAdmin):
     list_select_related = ["tenant"]
     list_filter = ["tenant"]
     search_fields = ["name"]
-    readonly_fields = ["figures", "last_hour"]
+    readonly_fields = ["figures"]
+    change_form_outer_before_template = "console/charts.html"
     actions_detail = ["pause", "resume", "retry_dead_letters"]
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        shown = {"charts": charts.of_queue(int(object_id), now=timezone.now()) if object_id.isdecimal() else []}
+        page: HttpResponse = super().change_view(request, object_id, form_url, {**shown, **(extra_context or {})})
+        return page
 
     @verb("Pause", explanation="Give out nothing; what is leased goes on.", permission="tasks.operate_queue")
     def pause(self, queue: Queue, given: Mapping[str, Any]) -> str:
@@ -125,22 +147,6 @@ class QueueAdmin(OperatorAdmin):
                 ("Dead letters", found.dead_letters),
             ],
         )
-
-    @admin.display(description="Ended in each minute of the last hour; failures in red")
-    def last_hour(self, queue: Queue) -> str:
-        now = timezone.now().replace(second=0, microsecond=0)
-        counted = {at: rest for at, *rest in selectors.minutes(queue_id=queue.pk, since=now - timedelta(minutes=59))}
-        most = max((ended for ended, _ in counted.values()), default=0)
-        if not most:
-            return "-"
-        bars = []
-        for place in range(60):
-            ended, failed = counted.get(now - timedelta(minutes=59 - place), (0, 0))
-            for count, colour in ((ended, "#9333ea"), (failed, "#dc2626")):
-                height = 40 * count / most
-                bars.append((place * 5, f"{40 - height:.1f}", f"{height:.1f}", colour))
-        drawn = format_html_join("", '<rect x="{}" y="{}" width="4" height="{}" fill="{}"></rect>', bars)
-        return format_html('<svg width="300" height="40" role="img">{}</svg> at most {} a minute', drawn, most)
 
     @admin.display(description="Types")
     def types(self, queue: Queue) -> str:
@@ -227,7 +233,13 @@ class ScheduleAdmin(OperatorAdmin):
 class TaskAdmin(OperatorAdmin):
     list_display = ["__str__", "status", *_PARTIES, "priority", "created_at"]
     list_select_related = ["task_type", "queue", "requester", "recipient"]
-    list_filter = ["tenant", StatusFilter, ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
+    list_filter = [
+        "tenant",
+        StatusFilter,
+        EndedFilter,
+        ("queue__name", ExactTextFilter),
+        ("task_type__name", ExactTextFilter),
+    ]
     search_fields = ["=id"]
     ordering = ["-id"]
     actions_detail = ["cancel", "retry", "revoke_lease"]

@@ -553,6 +553,34 @@ class QueueMinute(TenantModel):
         return f"{self.queue_id} {self.minute_at:%H:%M}"
 
 
+class QueueHistory(TenantModel):
+    """One minute of a queue: what ended in it, and what waited when it was over.
+
+    The latencies are classes, as `QueueMinute` has them; null if nothing ended.
+    """
+
+    queue = models.ForeignKey(Queue, on_delete=models.DO_NOTHING, related_name="+", db_index=False, db_constraint=False)
+    minute_at = models.DateTimeField()
+    ended = models.BigIntegerField()
+    failed = models.BigIntegerField()
+    latency_p50 = models.SmallIntegerField(null=True)
+    latency_p95 = models.SmallIntegerField(null=True)
+    queued = models.BigIntegerField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "queue", "minute_at"], name="tasks_queuehistory_once"),
+            models.CheckConstraint(
+                condition=Q(ended__gte=F("failed"), failed__gte=0, queued__gte=0), name="tasks_queuehistory_counts"
+            ),
+        ]
+        # Serves selectors.history, and sql.KEEP_HISTORY, which goes on after the last minute.
+        indexes = [models.Index(name="tasks_queuehistory_by_time", fields=["minute_at"])]
+
+    def __str__(self) -> str:
+        return f"{self.queue_id} {self.minute_at:%H:%M}"
+
+
 class Schedule(TenantModel):
     """A task to be queued at every time of a timetable, as its owner would queue it.
 

@@ -3,11 +3,12 @@
 import base64
 import hashlib
 import json
+import math
 import mimetypes
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +16,8 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.files.storage import storages
 from django.db import connection
-from django.db.models import Case, F, Max, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
-from django.db.models.functions import Coalesce
+from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Subquery, Sum, TextField, Value, When
+from django.db.models.functions import Coalesce, Concat
 
 from apps.core.errors import Conflict, NotFound, Unavailable
 from apps.core.ids import format_ref
@@ -24,6 +25,7 @@ from apps.core.sql import database_now, hot_cursor
 from apps.tasks import sql
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import (
+    RETRY_PREFIX,
     Artifact,
     Budget,
     Dependency,
@@ -31,7 +33,6 @@ from apps.tasks.models import (
     IdempotencyKey,
     LiveTask,
     Queue,
-    QueueMinute,
     Run,
     Spend,
     Task,
@@ -166,32 +167,50 @@ def status(task_ref: str) -> TaskStatus:
     )
 
 
-def _live_with_status() -> QuerySet[Any]:
-    stopping = F("flags").bitand(CANCEL_REQUESTED | BUDGET_SPENT)
-    return LiveTask.objects.annotate(stopping=stopping).annotate(
-        status=Case(
-            When(holder__isnull=False, stopping=0, then=Value(Status.LEASED)),
-            When(holder__isnull=False, then=Value(Status.CANCELING)),
-            When(ready_at__isnull=False, then=Value(Status.QUEUED)),
-            When(due_at__isnull=False, then=Value(Status.SCHEDULED)),
-            default=Value(Status.WAITING),
-        )
-    )
+_HELD: Final = Q(holder__isnull=False)
+_STATUS_OF_LIVE: Final = {
+    Status.LEASED: _HELD & Q(stopping=0),
+    Status.CANCELING: _HELD & ~Q(stopping=0),
+    Status.QUEUED: Q(holder=None, ready_at__isnull=False),
+    Status.SCHEDULED: Q(holder=None, ready_at=None, due_at__isnull=False),
+    Status.WAITING: Q(holder=None, ready_at=None, due_at=None),
+}
+
+
+def _live() -> QuerySet[Any]:
+    return LiveTask.objects.annotate(stopping=F("flags").bitand(CANCEL_REQUESTED | BUDGET_SPENT))
 
 
 def with_status(tasks: QuerySet[Task]) -> QuerySet[Any]:
     """These tasks, each annotated with its `status`."""
     ended = FinishedTask.objects.filter(task_id=OuterRef("pk")).values("status")[:1]
-    live = _live_with_status().filter(task_id=OuterRef("pk")).values("status")[:1]
+    status = Case(*(When(condition, then=Value(status)) for status, condition in _STATUS_OF_LIVE.items()))
+    live = _live().filter(task_id=OuterRef("pk")).annotate(status=status).values("status")[:1]
     return tasks.annotate(status=Coalesce(Subquery(ended), Subquery(live)))
 
 
 def of_status(tasks: QuerySet[Task], wanted: str) -> QuerySet[Task]:
-    """The tasks of this status; `open` is every status but the final ones."""
+    """The tasks of this status.
+
+    `open` is every status but the final ones, `overdue` a lease that has expired, `dead` a failure nobody has retried.
+    """
+    if wanted == "dead":
+        key = Concat(Value(f"{RETRY_PREFIX}task_"), OuterRef("pk"), output_field=TextField())
+        retried = IdempotencyKey.objects.filter(tenant=OuterRef("tenant"), principal=OuterRef("requester"), key=key)
+        return of_status(tasks, Status.FAILED).exclude(Exists(retried))
     if wanted in TERMINAL:
-        return tasks.filter(pk__in=FinishedTask.objects.filter(status=wanted).values("task_id"))
-    live = _live_with_status()
-    return tasks.filter(pk__in=(live if wanted == "open" else live.filter(status=wanted)).values("task_id"))
+        found: QuerySet[Any] = FinishedTask.objects.filter(status=wanted)
+    elif wanted == "overdue":
+        found = LiveTask.objects.filter(lease_expires_at__lte=database_now())
+    else:
+        found = _live() if wanted == "open" else _live().filter(_STATUS_OF_LIVE[Status(wanted)])
+    return tasks.filter(pk__in=found.values("task_id"))
+
+
+def ended_within(tasks: QuerySet[Task], period: timedelta) -> QuerySet[Task]:
+    """The tasks that ended no longer ago."""
+    ended = FinishedTask.objects.filter(finished_at__gt=database_now() - period)
+    return tasks.filter(pk__in=ended.values("task_id"))
 
 
 def result(task_ref: str) -> TaskResult:
@@ -290,12 +309,29 @@ def quantiles(counts: Mapping[int, int], wanted: Sequence[float]) -> list[float 
     return found
 
 
-def minutes(*, queue_id: int, since: datetime) -> list[tuple[datetime, int, int]]:
-    """The minutes in which tasks of a queue ended, with the number that ended and that failed."""
-    counted = QueueMinute.objects.filter(queue_id=queue_id, minute_at__gte=since).values("minute_at")
-    failed = Coalesce(Sum("tasks", filter=Q(status=Status.FAILED)), 0)
-    rows = counted.annotate(ended=Sum("tasks"), failed=failed).order_by("minute_at")
-    return [(row["minute_at"], int(row["ended"]), int(row["failed"])) for row in rows]
+@dataclass(slots=True)
+class Period:
+    """What ended in some minutes, and by queue the most that waited at the end of one of them."""
+
+    at: datetime
+    ended: int = 0
+    failed: int = 0
+    queued: dict[str, int] = field(default_factory=dict)
+
+
+def history(*, since: datetime, step: timedelta, queue_id: int | None = None) -> list[Period]:
+    """The steps from a moment until now, of one queue or of all visible ones."""
+    periods = [Period(at=since + n * step) for n in range(math.ceil((database_now() - since) / step))]
+    by_start = {period.at: period for period in periods}
+    given: dict[str, Any] = {"since": since, "step": step, "queue": queue_id}
+    with connection.cursor() as cursor:
+        cursor.execute(sql.HISTORY, given)
+        for at, queue, ended, failed, queued in cursor.fetchall():
+            if (period := by_start.get(at)) is not None:
+                period.ended += ended
+                period.failed += failed
+                period.queued[queue] = period.queued.get(queue, 0) + queued
+    return periods
 
 
 def task_types(*, tenant_id: int) -> list[TaskType]:

@@ -65,6 +65,12 @@ def count_minutes() -> None:
             return
 
 
+@tick(every=timedelta(seconds=20))
+def keep_history() -> None:
+    """Note the last minute of each queue."""
+    sweeping.keep_history()
+
+
 @tick(every=timedelta(minutes=10))
 def forget_minutes() -> None:
     """Delete old counts."""

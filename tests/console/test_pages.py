@@ -1,5 +1,6 @@
 """Every list and every thing in it can be looked at."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django.plugin import DjangoDbBlocker
 
+from apps.console.navigation import sidebar
 from apps.principals.tenancy import acting_as_system
 from apps.receipts.models import Receipt
 from tests.console.world import fill
@@ -63,7 +65,7 @@ def test_a_long_list_is_filtered_by_typing_and_counted_only_so_far(
     assert (found.result_count, {row.source_system for row in found.result_list}) == (planned, {"delegate"})
     assert 'name="source_system"' in console.get(address).content.decode()
     assert console.get(address, {"q": found.result_list[0].receipt_id}).context["cl"].result_count == 1
-    monkeypatch.setattr("apps.core.admin._COUNTED", 2)
+    monkeypatch.setattr("apps.core.admin.COUNTED", 2)
     assert console.get(address).context["cl"].result_count == 2
 
 
@@ -71,3 +73,40 @@ def test_tasks_are_filtered_by_the_names_of_their_queue_and_type(world: None, co
     address = reverse("admin:tasks_task_changelist")
     assert console.get(address, {"queue__name": "default"}).context["cl"].result_count > 0
     assert console.get(address, {"task_type__name": "no_such_type"}).context["cl"].result_count == 0
+
+
+def test_every_count_of_home_is_the_number_of_rows_that_it_links_to(world: None, console: Client) -> None:
+    cards = console.get(reverse("admin:index"), {"live": "figures"}).context["cards"]
+    counts = {
+        f"{card.title}: {figure.label}": (figure.value, str(console.get(figure.link).context["cl"].result_count))
+        for card in cards
+        for figure in card.figures
+        if "?" in figure.link
+    }
+    assert len(counts) > 15
+    assert {label: count for label, count in counts.items() if len(set(count)) != 1} == {}
+    assert {label for label, (value, _) in counts.items() if value != "0"} >= {
+        "Tasks: Queued", "Tasks: Leased", "Tasks: Ended in the last hour", "Inboxes: With unread receipts",
+        "Inboxes: Open obligations", "MCP workers: Ready", "Deliveries: On their way",
+    }  # fmt: skip
+
+
+def test_home_draws_what_ended_and_what_waits(world: None, console: Client) -> None:
+    hour, day, queued = (json.loads(data) for data in console.get(reverse("admin:index"), {"live": "charts"}).json())
+    assert sum(hour["datasets"][0]["data"]) == sum(day["datasets"][0]["data"]) > 0
+    assert len(hour["labels"]) == 60 or len(hour["labels"]) == 61
+    assert max(queued["datasets"][0]["data"]) > 0
+
+
+def test_the_sidebar_has_an_entry_for_each_errand(world: None, console: Client) -> None:
+    def titles(client: Client) -> list[str]:
+        request = client.get(reverse("admin:index")).wsgi_request
+        return [item["title"] for item in sidebar(request)[0]["items"]]
+
+    assert titles(console) == [
+        "Home", "Tasks", "Queues", "Schedules", "Inboxes", "Receipts", "Plans", "Executions", "Workers", "Memory",
+        "Access", "Audit",
+    ]  # fmt: skip
+    page = console.get(reverse("admin:principals_principal_changelist")).content.decode()
+    for tab in ("Tokens", "Operators", "Tenants"):
+        assert tab in page

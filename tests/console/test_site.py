@@ -29,6 +29,7 @@ from apps.tasks.models import (
     FinishedTask,
     IdempotencyKey,
     LiveTask,
+    QueueHistory,
     QueueMinute,
     RateWindow,
     Run,
@@ -59,8 +60,8 @@ UNREADABLE = {Forgotten}
 # Counters, the search index, and rows that stand on the page of their worker, source, task, queue or execution.
 WITHOUT_A_PAGE = {
     Allowance, Budget, Call, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer, Outcome,
-    QueueMinute, RateWindow, Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend, TermFrequency, Vector,
-    WaitingPlan, WorkerEvent,
+    QueueHistory, QueueMinute, RateWindow, Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend, TermFrequency,
+    Vector, WaitingPlan, WorkerEvent,
 }  # fmt: skip
 
 
@@ -82,7 +83,7 @@ def test_nothing_that_is_remembered_can_be_added_changed_or_deleted(model: type[
 def test_the_dashboard_and_the_sidebar_show_what_there_is(console: Client) -> None:
     page = console.get(reverse("admin:index"))
     assert page.status_code == 200
-    for text in ("Oldest queued", "Dead letters", "Memory", "Identity", "System"):
+    for text in ("Oldest queued", "Dead letters", "Memory", "Access", "Internals"):
         assert text in page.content.decode()
 
 

@@ -107,6 +107,7 @@ def _work(kee: Caller, worker: Caller) -> None:
 def _count_ends() -> None:
     """What has ended is counted some seconds later."""
     with acting_as_system("test"), connection.cursor() as cursor:
-        cursor.execute("select set_config('gatehouse.now', (now() + interval '1 minute')::text, true)")
+        cursor.execute("select set_config('gatehouse.now', (now() + interval '75 seconds')::text, true)")
         sweeping.count_minutes()
+        sweeping.keep_history()
         cursor.execute("select set_config('gatehouse.now', '', true)")

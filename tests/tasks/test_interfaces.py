@@ -1,6 +1,7 @@
 """Tasks over HTTP, in the console, and the figures of queues."""
 
 import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
+from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors, sql
-from apps.tasks.models import LiveTask, Queue, Run, Task
+from apps.tasks.models import LiveTask, Queue, QueueHistory, Run, Task
 from apps.tasks.services import sweeping
 from tests.console.test_site import SENT
 from tests.factories import make_token
@@ -240,6 +242,23 @@ def test_expired_leases_are_counted_with_the_end(kee: Caller, worker: Caller) ->
     assert sweeping.forget_minutes() == 0
     later(3 * 86_400)
     assert sweeping.forget_minutes() == 1
+
+
+def test_each_minute_of_a_queue_is_kept_once(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    queue_many(kee, *[asked()] * 3)
+    complete(worker, lease_one(worker))
+    fail_next(worker)
+    later(90)
+    sweeping.count_minutes()
+    assert [sweeping.keep_history() > 0, sweeping.keep_history() > 0] == [True, False]
+    with acting_as(kee):
+        kept = selectors.history(since=database_now() - timedelta(hours=1), step=timedelta(hours=2))
+    assert [(one.ended, one.failed, one.queued) for one in kept] == [(2, 1, {"default": 1})]
+    later(31 * 86_400)
+    assert sweeping.forget_minutes() > 1
+    with acting_as(kee):
+        assert not QueueHistory.objects.exists()
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.01, 0.5, 3, 60, 86_400])

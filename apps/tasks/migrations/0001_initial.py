@@ -766,6 +766,34 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
+                name="QueueHistory",
+                fields=[
+                    id_field(),
+                    ("minute_at", models.DateTimeField()),
+                    ("ended", models.BigIntegerField()),
+                    ("failed", models.BigIntegerField()),
+                    ("latency_p50", models.SmallIntegerField(null=True)),
+                    ("latency_p95", models.SmallIntegerField(null=True)),
+                    ("queued", models.BigIntegerField()),
+                    _loose("queue", "tasks.queue"),
+                    tenant_field(),
+                ],
+                options={
+                    "indexes": [models.Index(fields=["minute_at"], name="tasks_queuehistory_by_time")],
+                    "constraints": [
+                        models.UniqueConstraint(
+                            fields=("tenant", "queue", "minute_at"), name="tasks_queuehistory_once"
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("ended__gte", models.F("failed")), ("failed__gte", 0), ("queued__gte", 0)
+                            ),
+                            name="tasks_queuehistory_counts",
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
                 name="Schedule",
                 fields=[
                     id_field(),
@@ -986,6 +1014,7 @@ class Migration(migrations.Migration):
                 "tasks_artifact",
                 "tasks_idempotencykey",
                 "tasks_queueminute",
+                "tasks_queuehistory",
                 "tasks_schedule",
                 "tasks_dependency",
                 "tasks_ratewindow",

@@ -130,7 +130,10 @@ def kept_back() -> list[ReadyQueue]:
 MINUTES_BATCH: Final = 5_000
 # An end is dated when its statement begins; after this long it is committed, or counts in no figure.
 _SETTLED: Final = timedelta(seconds=5)
-_KEPT: Final = timedelta(days=2)
+_KEPT: Final = timedelta(hours=2)
+HISTORY_DAYS: Final = 30
+# Of each minute: what bounds the rows of the history.
+_QUEUES_IN_HISTORY: Final = 50
 
 
 def count_minutes() -> int:
@@ -149,12 +152,26 @@ def count_minutes() -> int:
         return int(counted)
 
 
+def keep_history() -> int:
+    """Write the minutes that are over into the history of their queues; says how many rows. Opens its own transaction.
+
+    Safe to repeat and to overlap.
+    """
+    # Ends of the last seconds are counted some seconds later.
+    given: dict[str, Any] = {"settled": 3 * _SETTLED, "queues": _QUEUES_IN_HISTORY}
+    with acting_as_system("keeping the history of queues"), hot_cursor() as cursor:
+        cursor.execute(sql.KEEP_HISTORY, given)
+        return int(cursor.rowcount)
+
+
 def forget_minutes() -> int:
-    """Delete old minutes; says how many rows. Opens its own transaction."""
-    given: dict[str, Any] = {"kept": _KEPT}
+    """Delete old minutes and old history; says how many rows. Opens its own transaction."""
+    given: dict[str, Any] = {"kept": _KEPT, "history": timedelta(days=HISTORY_DAYS)}
     with acting_as_system("forgetting old minutes"), hot_cursor() as cursor:
         cursor.execute(sql.FORGET_MINUTES, given)
-        return int(cursor.rowcount)
+        minutes = int(cursor.rowcount)
+        cursor.execute(sql.FORGET_HISTORY, given)
+        return minutes + int(cursor.rowcount)
 
 
 FORGET_BATCH: Final = 1_000

@@ -1,0 +1,234 @@
+"""Home: what an operator asks first. Every count links to a list of exactly the rows that it counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.db.models import Model, QuerySet
+from django.urls import reverse
+
+from apps.console import selectors
+from apps.core import notifications
+from apps.core.admin import COUNTED, link_to_page
+from apps.delivery.models import Delivery, Kind, Target
+from apps.delivery.models import State as DeliveryState
+from apps.digests.models import Inbox, Thread
+from apps.executions.models import Execution
+from apps.executions.states import Status as ExecutionStatus
+from apps.receipts.models import Obligation
+from apps.tasks import selectors as tasks
+from apps.tasks.models import Task
+from apps.tasks.shapes import QueueFigures
+from apps.tasks.states import Status
+from apps.workers.models import State, Worker
+
+Tone = Literal["good", "warning", "danger", "plain"]
+
+_HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
+_LATE: Final = timedelta(minutes=5)
+# Queues in the table.
+_ROWS: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number, and the list of what it counts."""
+
+    label: str
+    value: str
+    tone: Tone = "plain"
+    link: str = ""
+    says: str = ""
+    """What it means, where the label is too short to say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """Figures that belong together."""
+
+    title: str
+    figures: list[Figure]
+
+
+def live(*, now: datetime) -> dict[str, Any]:
+    """The figures of this moment, and Unfold's table of the busiest queues."""
+    queues = tasks.queue_figures(tenant_id=None)
+    cards = [_tasks(queues), _inboxes(now), _deliveries(), _workers(), _executions(now), _processes()]
+    return {"now": now, "cards": cards, "queues": _queues(queues)}
+
+
+def _tasks(queues: Mapping[int, QueueFigures]) -> Card:
+    def of(status: str) -> QuerySet[Task]:
+        return tasks.of_status(Task.objects.all(), status)
+
+    oldest = max(queues, key=lambda pk: queues[pk].oldest_wait_seconds, default=0)
+    age = timedelta(seconds=queues[oldest].oldest_wait_seconds) if oldest and queues[oldest].queued else None
+    ended = {name: tasks.ended_within(Task.objects.all(), period) for name, period in (("hour", _HOUR), ("day", _DAY))}
+    failed = tasks.ended_within(of(Status.FAILED), _DAY)
+    return Card(
+        title="Tasks",
+        figures=[
+            _count("Queued", of(Status.QUEUED), {"status": Status.QUEUED}),
+            Figure(
+                label="Oldest queued",
+                value=_age(age),
+                tone=_late(age),
+                link=reverse("admin:tasks_queue_change", args=[oldest]) if age else "",
+            ),
+            _count("Scheduled", of(Status.SCHEDULED), {"status": Status.SCHEDULED}),
+            _count("Leased", of(Status.LEASED), {"status": Status.LEASED}),
+            _count("Leases overdue", of("overdue"), {"status": "overdue"}, bad="warning"),
+            _count("Ended in the last hour", ended["hour"], {"ended": "hour"}),
+            _count("Failed in the last day", failed, {"status": Status.FAILED, "ended": "day"}, bad="warning"),
+            _count("Dead letters", of("dead"), {"status": "dead"}, bad="danger", says="Failed, and not retried"),
+        ],
+    )
+
+
+def _inboxes(now: datetime) -> Card:
+    due = now - selectors.FLUSHED_WITHIN
+    return Card(
+        title="Inboxes",
+        figures=[
+            _count("With unread receipts", Inbox.objects.filter(visible_unread__gt=0), {"visible_unread__gt": 0}),
+            _count("With a digest to come", Inbox.objects.filter(pending_unread__gt=0), {"pending_unread__gt": 0}),
+            _count(
+                "Digests overdue",
+                Thread.objects.filter(flush_due_at__lt=due),
+                {"flush_due_at__lt": due.isoformat()},
+                bad="danger",
+            ),
+            _count("Open obligations", Obligation.objects.filter(closed_at=None), {"closed_at__isempty": 1}),
+        ],
+    )
+
+
+def _deliveries() -> Card:
+    silent = Target.objects.filter(retry_at__isnull=False)
+    wasted = Target.objects.filter(kind=Kind.WEBHOOK, wasted__gt=0)
+    pending, dead = (Delivery.objects.filter(state=state) for state in (DeliveryState.PENDING, DeliveryState.DEAD))
+    return Card(
+        title="Deliveries",
+        figures=[
+            _count("On their way", pending, {"state__exact": DeliveryState.PENDING}),
+            _count("Dead deliveries", dead, {"state__exact": DeliveryState.DEAD}, bad="danger"),
+            _count("Targets that don't answer", silent, {"retry_at__isnull": False}, bad="warning"),
+            _count(
+                "Webhooks woken for nothing",
+                wasted,
+                {"kind__exact": Kind.WEBHOOK, "wasted__gt": 0},
+                says="Everything had been acked before the call",
+            ),
+        ],
+    )
+
+
+def _workers() -> Card:
+    unwell: dict[str, Tone] = {State.DEGRADED: "warning", State.OFFLINE: "warning", State.QUARANTINED: "danger"}
+    there = Worker.objects.filter(unregistered_at=None)
+    return Card(
+        title="MCP workers",
+        figures=[
+            _count(
+                state.capitalize(),
+                there.filter(state=state),
+                {"state__exact": state, "unregistered_at__isnull": True},
+                bad=unwell.get(state, "plain"),
+                good="plain",
+            )
+            for state in State
+        ],
+    )
+
+
+def _executions(now: datetime) -> Card:
+    def count(label: str, status: ExecutionStatus, *, bad: Tone = "plain", **since: datetime) -> Figure:
+        shown_by = {"status__exact": status} | {name: moment.isoformat() for name, moment in since.items()}
+        return _count(label, Execution.objects.filter(status=status, **since), shown_by, bad=bad)
+
+    return Card(
+        title="Executions",
+        figures=[
+            count("Executing", ExecutionStatus.EXECUTING),
+            count("Wait for a decision", ExecutionStatus.NEEDS_ESCALATION, bad="warning"),
+            count("Failed in the last day", ExecutionStatus.FAILED, bad="warning", ended_at__gte=now - _DAY),
+        ],
+    )
+
+
+def _processes() -> Card:
+    return Card(title="Processes", figures=[_sign_of_life("Beat", "beat"), _sign_of_life("Celery workers", "worker")])
+
+
+def _sign_of_life(label: str, who: str) -> Figure:
+    age = notifications.heartbeat_age(who)
+    if age is None or age > notifications.SILENT_AFTER:
+        return Figure(label=label, value="silent" if age is None else f"silent for {_age(age)}", tone="danger")
+    return Figure(label=label, value=f"alive {_age(age)} ago", tone="good")
+
+
+def _count(
+    label: str,
+    rows: "QuerySet[Any]",
+    shown_by: Mapping[str, object],
+    *,
+    bad: Tone = "plain",
+    good: Tone = "good",
+    says: str = "",
+) -> Figure:
+    """Counts as far as the list does. `bad` is the tone of any, `good` that of none where any is bad."""
+    count = rows.order_by()[:COUNTED].count()
+    none: Tone = "plain" if bad == "plain" else good
+    link = _listing(rows.model)
+    return Figure(
+        label=label,
+        value=f"{count:,}" if count < COUNTED else f"{COUNTED:,}+",
+        tone=bad if count else none,
+        link=f"{link}?{urlencode(shown_by)}" if link else "",
+        says=says,
+    )
+
+
+def _queues(queues: Mapping[int, QueueFigures]) -> dict[str, Any]:
+    rows = [
+        [
+            link_to_page("tasks_queue", pk, found.queue + (" (paused)" if found.paused else "")),
+            f"{found.queued:,}",
+            _age(timedelta(seconds=found.oldest_wait_seconds)) if found.queued else "-",
+            f"{found.leased:,}",
+            f"{found.finished_per_minute:.1f}",
+            f"{found.failure_rate:.0%}",
+            " / ".join(_seconds(one) for one in (found.latency_p50_seconds, found.latency_p95_seconds)),
+        ]
+        for pk, found in sorted(queues.items(), key=lambda one: (-one[1].queued - one[1].leased, one[1].queue))[:_ROWS]
+    ]
+    headers = ["Queue", "Queued", "Oldest", "Leased", "Ended a minute", "Failed", "Latency p50 / p95"]
+    return {"headers": headers, "rows": rows}
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.2g} s"
+
+
+def _late(age: timedelta | None) -> Tone:
+    return "warning" if age is not None and age > _LATE else "good"
+
+
+def _age(age: timedelta | None) -> str:
+    """`3 min`, or a hyphen."""
+    if age is None:
+        return "-"
+    seconds = int(age.total_seconds())
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+def _listing(model: type[Model]) -> str:
+    meta = model._meta  # noqa: SLF001  # Django documents _meta as public
+    shown = admin.site.is_registered(model)
+    return reverse(f"admin:{meta.app_label}_{meta.model_name}_changelist") if shown else ""
