@@ -14,7 +14,7 @@ from rapidfuzz import process
 from rapidfuzz.distance import OSA
 
 from apps.core.lexical import K1, B, stem, words
-from apps.workers.shapes import CapabilityMatch, MatchedWord
+from apps.workers.shapes import CapabilityMatch
 
 _FIELDS: Final[Mapping[str, tuple[float, int]]] = {
     "name": (3.0, 3),
@@ -49,11 +49,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An indexed tool: the weight of each stem in it, and the fields that hold the stem."""
+    """An indexed tool, and the weight of each stem in it."""
 
     entry: Entry
     weights: Mapping[str, float]
-    fields: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +114,16 @@ class SearchIndex:
             "params": " ".join(properties) if isinstance(properties, Mapping) else "",
         }
         frequencies: defaultdict[str, float] = defaultdict(float)
-        fields: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
         for field, (weight, typical) in _FIELDS.items():
             found = words(texts[field])
             norm = 1 - B + B * len(found) / typical
             for term, count in Counter(map(stem, found)).items():
                 frequencies[term] += weight * count / norm
-                fields[term] += (field,)
             for word in found:
                 shortest = self._spellings.get(stem(word), word)
                 self._spellings[stem(word)] = min(shortest, word, key=lambda one: (len(one), one))
         saturated = {term: frequency / (K1 + frequency) for term, frequency in frequencies.items()}
-        return Document(entry, saturated, dict(fields))
+        return Document(entry, saturated)
 
     def _terms(self, query: str) -> list[Term]:
         asked = list(dict.fromkeys(words(query)))
@@ -165,25 +162,15 @@ class SearchIndex:
         return math.log(1 + (self._size - having + 0.5) / (having + 0.5))
 
     def explain(self, terms: Sequence[Term], document: Document) -> CapabilityMatch:
-        """Return a found tool with the share that each matched word has in its relevance."""
+        """Return a found tool, with the words of the query that it has and those that it lacks."""
         whole = math.fsum(term.weight for term in terms) or 1.0
-        matched = [
-            MatchedWord(
-                word=term.word,
-                found=self._spellings.get(term.stem, term.stem),
-                where=list(document.fields[term.stem]),
-                share=round(term.weight * term.factor * document.weights[term.stem] / whole, 4),
-                typo=term.factor < 1,
-            )
-            for term in terms
-            if term.stem is not None and term.stem in document.weights
-        ]
-        found = {one.word for one in matched}
+        found = [term for term in terms if term.stem in document.weights]
+        score = math.fsum(term.weight * term.factor * document.weights[term.stem or ""] for term in found)
         return CapabilityMatch(
             worker_id=document.entry.worker_id,
             tool_name=document.entry.tool_name,
-            relevance_score=round(math.fsum(one.share for one in matched), 4),
+            relevance_score=round(score / whole, 4),
             description=document.entry.description,
-            matched=matched,
-            missed=[term.word for term in terms if term.word not in found],
+            matched=[term.word for term in found],
+            missed=[term.word for term in terms if term not in found],
         )

@@ -166,25 +166,14 @@ class WorkerManifest(Output):
     status: str
 
 
-class MatchedWord(Output):
-    word: str
-    """Of the query."""
-    found: str
-    """The tool's word that it was found as."""
-    where: list[Literal["name", "capabilities", "description", "params"]]
-    share: float
-    """How much of the relevance it makes."""
-    typo: bool
-    """It was read as a misspelling of what was found, at a discount."""
-
-
 class CapabilityMatch(Output):
     worker_id: str
     tool_name: str
     relevance_score: float
-    """Share of the query's weight that the tool's words carry, 0 to 1: the sum of the shares in `matched`."""
+    """Share of the query's weight that the tool's words carry, 0 to 1."""
     description: str
-    matched: list[MatchedWord]
+    matched: list[str]
+    """Words of the query that the tool carries, or that are read as misspellings of its words, at a discount."""
     missed: list[str]
     """Words of the query that the tool does not carry."""
 
