@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, cast
 
@@ -43,17 +43,8 @@ class _Rows(TabularInline):
 class OfferInline(_Rows):
     model = Offer
     fields = [
-        *(
-            "name",
-            linked("tool", "Version, with its schemas"),
-            "effects",
-            "approved_at",
-            "barred",
-            "offered_at",
-            "withdrawn_at",
-            "runs",
-        ),
-        *("successes", "total_cost"),
+        *("name", linked("tool", "Version, with its schemas"), "effects", "approved_at", "barred"),
+        *("offered_at", "withdrawn_at", "runs", "successes", "total_cost"),
     ]
     ordering = ["-withdrawn_at", "name"]
 
@@ -102,6 +93,11 @@ class SourceForm(ReasonForm):
     every = forms.IntegerField(
         required=False, min_value=5, widget=UnfoldAdminTextInputWidget, help_text="Seconds between two looks."
     )
+
+
+def _operate(service: Callable[..., Worker], worker: Worker, given: Mapping[str, Any]) -> None:
+    with acting_in(worker.tenant_id, _WHY):
+        service(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
 
 
 @admin.register(Worker)
@@ -163,8 +159,7 @@ class WorkerAdmin(OperatorAdmin):
         permission="workers.operate_worker",
     )
     def quarantine(self, worker: Worker, given: Mapping[str, Any]) -> str:
-        with acting_in(worker.tenant_id, _WHY):
-            registry.quarantine(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
+        _operate(registry.quarantine, worker, given)
         return f"{worker} is in quarantine."
 
     @verb(
@@ -173,8 +168,7 @@ class WorkerAdmin(OperatorAdmin):
         permission="workers.operate_worker",
     )
     def release(self, worker: Worker, given: Mapping[str, Any]) -> str:
-        with acting_in(worker.tenant_id, _WHY):
-            registry.release(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
+        _operate(registry.release, worker, given)
         return f"{worker} is released."
 
     @verb(
@@ -183,8 +177,7 @@ class WorkerAdmin(OperatorAdmin):
         permission="workers.operate_worker",
     )
     def unregister(self, worker: Worker, given: Mapping[str, Any]) -> str:
-        with acting_in(worker.tenant_id, _WHY):
-            registry.expel(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
+        _operate(registry.expel, worker, given)
         return f"{worker} is unregistered."
 
     @admin.display(description="What its tier allows")

@@ -505,7 +505,7 @@ def test_secret_is_sealed_and_replaceable(as_kee: Caller, remote: Registry, sett
     assert source_fault() == "bad_source: The source answers 403."
     assert "token-one" not in str(WorkerSource.objects.values().get())
 
-    discovery.change_secret(tenant_id=as_kee.tenant_id, name="found", secret="token-two")
+    discovery.change_source(tenant_id=as_kee.tenant_id, name="found", secret="token-two")
     discovery.discover()
 
     assert (source_fault(), SourceEntry.objects.get().key) == ("", "n1/loud")

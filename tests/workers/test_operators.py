@@ -152,8 +152,8 @@ def test_command_adds_lists_and_removes_sources(as_kee: Caller, file: Path, tmp_
     for command, fault in (
         (["add-source", "q", "--kind", "pull", *there, "--worker", "[]"], "is no JSON object"),
         (["add-source", "q", "--kind", "pull", *there, "--every", "1"], "every 5 seconds at most"),
-        (["change-secret", "mine", "--secret-file", str(tmp_path / "nothing")], "can't be read"),
-        (["change-secret", "mine", "--secret-file", str(secret)], "There is no source 'mine'"),
+        (["change-source", "mine", "--secret-file", str(tmp_path / "nothing")], "can't be read"),
+        (["change-source", "mine", "--secret-file", str(secret)], "There is no source 'mine'"),
         (["rebuild", "--tenant", "nobody"], "There is no tenant"),
     ):
         with pytest.raises(CommandError, match=fault), transaction.atomic():

@@ -123,7 +123,7 @@ def test_what_is_not_offered_is_not_approved(kee: Caller, server: McpServer) -> 
 def test_source_is_changed_and_looked_at_now(kee: Caller, server: McpServer) -> None:
     worker_id = add(kee, server)
     server.tools.append(make_tool("whisper"))
-    call_command("mcp_workers", "look-now", worker_id, "--tenant", "acme", stdout=StringIO())
+    call_command("mcp_workers", "change-source", worker_id, "--tenant", "acme", stdout=StringIO())
     discovery.discover()
 
     with acting_as(kee):

@@ -176,11 +176,12 @@ def change_source(
     address: str | None = None,
     every: timedelta | None = None,
     enabled: bool | None = None,
+    secret: str | None = None,
 ) -> WorkerSource:
     """Change a source, and look at it and ask its workers now. What is None stays.
 
     :raises NotFound: `unknown_source`.
-    :raises Invalid: `unusable_endpoint`, or `bad_settings`.
+    :raises Invalid: `unusable_endpoint`, or `bad_settings`, also for a secret where there was none.
     """
     source, now = _lock_source(tenant_id, name), database_now()
     if address is not None:
@@ -191,24 +192,14 @@ def change_source(
         source.every = every
     if enabled is not None:
         source.enabled = enabled
+    if secret is not None:
+        if not source.sealed_secret:
+            raise Invalid(f"The source {name!r} takes no secret.", code="bad_settings")
+        source.sealed_secret = seal(secret)
     source.next_at, source.faults = now, 0
-    source.save(update_fields=["address", "cursor", "every", "enabled", "next_at", "faults"])
+    source.save(update_fields=["address", "cursor", "every", "enabled", "sealed_secret", "next_at", "faults"])
     source.entries.update(next_at=now)
     return source
-
-
-@transaction.atomic
-def change_secret(*, tenant_id: int, name: str, secret: str) -> None:
-    """Replace the secret of a source, from the next look on.
-
-    :raises NotFound: `unknown_source`.
-    :raises Invalid: `bad_settings`, if it has none.
-    """
-    source = _lock_source(tenant_id, name)
-    if not source.sealed_secret:
-        raise Invalid(f"The source {name!r} takes no secret.", code="bad_settings")
-    source.sealed_secret, source.next_at = seal(secret), database_now()
-    source.save(update_fields=["sealed_secret", "next_at"])
 
 
 @transaction.atomic

@@ -28,11 +28,10 @@ The file holds Consul's token:
     manage.py mcp_workers add-source services --kind consul --address https://consul.example.com:8501 \\
         --principal agent --service mcp-worker --secret-file token.txt
 
-Change a source or remove it. `look-now` asks all that it lists again:
+Change a source or remove it. A change, be it of nothing, asks all that it lists again:
 
     manage.py mcp_workers change-source files --address https://files.example.com/v2/mcp --every 30
-    manage.py mcp_workers look-now files
-    manage.py mcp_workers change-secret shared --secret-file password.txt
+    manage.py mcp_workers change-source shared --secret-file password.txt
     manage.py mcp_workers list-sources
     manage.py mcp_workers remove-source files
 
@@ -118,16 +117,12 @@ class Command(BaseCommand):
             "--every", type=int, default=60, metavar="SECONDS", help="how often each worker is asked (default: 60)"
         )
         add.add_argument("--secret-file", type=Path, help="holds the password of etcd's user, or Consul's token")
-        secret = verbs.add_parser("change-secret", help="replace the password or token of a source")
-        secret.add_argument("name")
-        secret.add_argument("--secret-file", type=Path, required=True)
         change = verbs.add_parser("change-source", help="change a source, and look at it now")
         change.add_argument("name")
         change.add_argument("--address")
         change.add_argument("--every", type=int, metavar="SECONDS")
         change.add_argument("--enabled", choices=["yes", "no"])
-        now = verbs.add_parser("look-now", help="look at a source now, and ask all that it lists")
-        now.add_argument("name")
+        change.add_argument("--secret-file", type=Path, help="holds another password or token")
         listed = verbs.add_parser("list-sources", help="list the sources with their workers and faults")
         listed.add_argument("--json", action="store_true")
         remove = verbs.add_parser("remove-source", help="remove a source, and the workers that only it lists")
@@ -135,7 +130,7 @@ class Command(BaseCommand):
         rebuild = verbs.add_parser(
             "rebuild", help="register the workers again that memory holds and the registry lacks"
         )
-        for one in (server, approve, enroll, revoke, add, secret, change, now, listed, remove, rebuild):
+        for one in (server, approve, enroll, revoke, add, change, listed, remove, rebuild):
             one.add_argument("--tenant", default="default")
 
     def handle(self, *_args: Any, verb: str, tenant: str, **given: Any) -> None:
@@ -232,25 +227,16 @@ class Command(BaseCommand):
         )
         self.stdout.write(f"{source.name} is looked at from now on, and its MCP workers every {given['every']} s")
 
-    def _change_secret(self, tenant_id: int, *, name: str, secret_file: Path, **_: Any) -> None:
-        discovery.change_secret(tenant_id=tenant_id, name=name, secret=_secret(secret_file))
-        self.stdout.write(f"{name} has another secret from now on")
-
-    def _change_source(
-        self, tenant_id: int, *, name: str, address: str | None, every: int | None, enabled: str | None, **_: Any
-    ) -> None:
+    def _change_source(self, tenant_id: int, *, name: str, **given: Any) -> None:
         discovery.change_source(
             tenant_id=tenant_id,
             name=name,
-            address=address,
-            every=None if every is None else timedelta(seconds=every),
-            enabled=None if enabled is None else enabled == "yes",
+            address=given["address"],
+            every=timedelta(seconds=given["every"]) if given["every"] else None,
+            enabled=given["enabled"] and given["enabled"] == "yes",
+            secret=_secret(given["secret_file"]) if given["secret_file"] else None,
         )
-        self.stdout.write(f"{name} is changed, and looked at within a second")
-
-    def _look_now(self, tenant_id: int, *, name: str, **_: Any) -> None:
-        discovery.change_source(tenant_id=tenant_id, name=name)
-        self.stdout.write(f"{name} is looked at within a second; see: manage.py mcp_workers list-sources")
+        self.stdout.write(f"{name} is changed, and looked at within a second; see: manage.py mcp_workers list-sources")
 
     def _list_sources(self, tenant_id: int, **given: Any) -> None:
         found = selectors.sources(tenant_id=tenant_id)
