@@ -167,8 +167,7 @@ def _list(given: Arguments, repository: Repository, streams: Streams) -> None:
 
 
 def _take(given: Arguments, repository: Repository, streams: Streams) -> None:
-    consumer = session_name(given.consumer)
-    with Outbox(repository).take(given.name, consumer=consumer, now=_now()) as report:
+    with Outbox(repository).take(given.name, now=_now()) as report:
         if report is None:
             streams.say(text="The outbox is empty\n", facts={"report": None}, as_json=given.json)
             return
@@ -193,7 +192,7 @@ def _status(given: Arguments, repository: Repository, streams: Streams) -> None:
         "saved": None if baseline is None else baseline - cost,
         "unreadable": [{"name": one.name, "reason": one.reason} for one in found.rejected],
         "rejected": [{"name": one.name, "reason": one.reason} for one in inbox.rejected()],
-        "processed": len(files.waiting(inbox.archive.folder)),
+        "processed": len(files.waiting(inbox.past)),
         "outbox": [path.name for path in outbox.waiting()],
     }
     streams.say(text=_status_text(facts), facts=facts, as_json=given.json)
@@ -400,10 +399,7 @@ OUTBOX: Final = {
     "take": Command(
         "Take a report, as the one who was to have it",
         _take,
-        (
-            ("name", {"nargs": "?", "help": "which; left out, the first by name"}),
-            ("--consumer", {"default": "consumer", "metavar": "ID", "help": "who takes it"}),
-        ),
+        (("name", {"nargs": "?", "help": "which; left out, the first by name"}),),
     ),
 }
 

@@ -5,7 +5,6 @@ A file is always in exactly one place: in its box while it waits, in `.claimed/<
 """
 
 import fcntl
-import json
 import os
 import re
 import stat
@@ -14,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import ClassVar, Final
 
 from apps.handoff.items import (
     MAX_BYTES,
@@ -24,7 +23,6 @@ from apps.handoff.items import (
     choose,
     estimate,
     fresh_name,
-    moment_text,
     stamp,
 )
 from apps.handoff.places import Repository
@@ -166,65 +164,12 @@ def _remove_old(paths: Iterable[Path], *, older: timedelta, now: datetime, dry_r
     return old
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """A folder of files that were shown or taken, and a ledger of when and by whom.
-
-    A file's time of modification is set when it is archived, so that retention counts from then.
-    """
-
-    folder: Path
-
-    def keep(self, source: Path, *, now: datetime, **facts: str | None) -> None:
-        """Move a file here, unless it is gone."""
-        make(self.folder)
-        name = _unique_name(source, now=now)
-        with suppress(FileNotFoundError):
-            os.utime(source, (now.timestamp(), now.timestamp()), follow_symlinks=False)
-        if not _move(source, self.folder / name):
-            return
-        # The disk may be full: the file is archived all the same.
-        with suppress(OSError), self._locked(), self._ledger.open("a+b") as ledger:
-            line = json.dumps({"name": name, "processed_at": moment_text(now), **facts})
-            # A line that a crash has cut off must not swallow this one.
-            ledger.write(f"\n{line}\n".encode())
-
-    def entries(self) -> dict[str, dict[str, Any]]:
-        """The ledger by name. Lines that can't be read are left out."""
-        found: dict[str, dict[str, Any]] = {}
-        with suppress(FileNotFoundError), self._ledger.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                with suppress(ValueError, KeyError, TypeError, RecursionError):
-                    entry = json.loads(line)
-                    found[entry["name"]] = entry
-        return found
-
-    def clean(self, *, kept: timedelta, now: datetime, dry_run: bool) -> list[Path]:
-        """Remove what was archived longer ago than it is kept; returns it.
-
-        :raises Refused: if a link is in the folder's place.
-        """
-        if not is_folder(self.folder):
-            return []
-        with self._locked():
-            old = _remove_old(waiting(self.folder), older=kept, now=now, dry_run=dry_run)
-            if old and not dry_run:
-                left = {path.name for path in waiting(self.folder)}
-                lines = [json.dumps(entry) + "\n" for name, entry in self.entries().items() if name in left]
-                temporary = self.folder / f".{os.urandom(8).hex()}{_TEMPORARY}"
-                temporary.write_text("".join(lines), encoding="utf-8")
-                temporary.replace(self._ledger)
-            return old
-
-    @property
-    def _ledger(self) -> Path:
-        return self.folder / ".ledger.jsonl"
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.folder / ".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+def archive(source: Path, folder: Path, *, now: datetime, name: str | None = None) -> None:
+    """Move a file that was shown or taken to a folder, unless it is gone. Retention counts from this moment."""
+    make(folder)
+    with suppress(FileNotFoundError):
+        os.utime(source, (now.timestamp(), now.timestamp()), follow_symlinks=False)
+    _move(source, folder / (name or _unique_name(source, now=now)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,17 +178,17 @@ class Reader:
 
     folder: Path
     box: "Box"
-    claimed: dict[Path, dict[str, str | None]] = field(default_factory=dict)
-    """What is archived when the reader is done, and what the ledger says of each file."""
+    claimed: dict[Path, str | None] = field(default_factory=dict)
+    """What is archived when the reader is done, each under a name or its own."""
 
-    def claim(self, path: Path, **facts: str | None) -> Path | None:
+    def claim(self, path: Path) -> Path | None:
         """Take a file out of its box; None if another reader was faster."""
         folder = self.folder if path.parent == self.box.folder else self.folder / path.parent.name
         folder.mkdir(exist_ok=True)
         claimed = folder / path.name
         if not _move(path, claimed):
             return None
-        self.claimed[claimed] = facts
+        self.claimed[claimed] = None
         return claimed
 
     def give_back(self, claimed: Path, *, now: datetime) -> None:
@@ -270,15 +215,17 @@ class Box:
     """A folder of files that are each given to one reader."""
 
     repository: Repository
+    name: ClassVar[str]
+    name_of_past: ClassVar[str]
 
     @property
     def folder(self) -> Path:
-        raise NotImplementedError
+        return self.repository.home / self.name
 
     @property
-    def archive(self) -> Archive:
+    def past(self) -> Path:
         """Keeps what was given to a reader."""
-        raise NotImplementedError
+        return self.folder / self.name_of_past
 
     @property
     def shared(self) -> Path:
@@ -292,7 +239,7 @@ class Box:
         What it holds at the end of the block is archived; after an error it waits again.
         """
         make(self.folder)
-        make(self.archive.folder)
+        make(self.past)
         self.take_back(now=now)
         folder = self.folder / ".claimed" / f"{stamp(now)}-{name}"
         hidden = folder.with_name(f".{folder.name}")
@@ -304,8 +251,8 @@ class Box:
             reader = Reader(folder, self)
             try:
                 yield reader
-                for path, facts in reader.claimed.items():
-                    self.archive.keep(path, now=now, **facts)
+                for path, archived_as in reader.claimed.items():
+                    archive(path, self.past, now=now, name=archived_as)
             except BaseException:
                 for path in list(reader.claimed):
                     reader.give_back(path, now=now)
@@ -345,7 +292,8 @@ class Box:
         removed = _remove_old(halves, older=_ABANDONED, now=now, dry_run=dry_run)
         if not dry_run:
             self.take_back(now=now)
-        return [*self.archive.clean(kept=kept, now=now, dry_run=dry_run), *removed]
+        given = waiting(self.past) if is_folder(self.past) else []
+        return [*_remove_old(given, older=kept, now=now, dry_run=dry_run), *removed]
 
     def folders(self) -> list[Path]:
         """The folders in which files wait; none that is a link."""
@@ -391,13 +339,8 @@ class Inheritance:
 class Inbox(Box):
     """The items of one repository, shared by all its worktrees."""
 
-    @property
-    def folder(self) -> Path:
-        return self.repository.home / "inbox"
-
-    @property
-    def archive(self) -> Archive:
-        return Archive(self.folder / "processed")
+    name: ClassVar[str] = "inbox"
+    name_of_past: ClassVar[str] = "processed"
 
     def folders(self) -> list[Path]:
         """The inbox, and the folders of other repositories' items; none that is a link."""
@@ -435,7 +378,7 @@ class Inbox(Box):
         with self.reading(session, now=now) as reader:
 
             def claim(one: Found) -> Found | None:
-                path = reader.claim(one.path, session=session, receipt_id=one.item.receipt_id)
+                path = reader.claim(one.path)
                 return replace(one, path=path) if path else None
 
             found, bad = self._look()
@@ -492,13 +435,8 @@ class Inbox(Box):
 class Outbox(Box):
     """The reports of one repository for others. No session is shown them."""
 
-    @property
-    def folder(self) -> Path:
-        return self.repository.home / "outbox"
-
-    @property
-    def archive(self) -> Archive:
-        return Archive(self.folder / "taken")
+    name: ClassVar[str] = "outbox"
+    name_of_past: ClassVar[str] = "taken"
 
     def put(self, *, report_type: str, session: str, topic: str, body: str, now: datetime) -> Path:
         """Write a report with its heading, under a name by its type and time.
@@ -527,17 +465,17 @@ class Outbox(Box):
         return waiting(self.folder)
 
     @contextmanager
-    def take(self, name: str | None, *, consumer: str, now: datetime) -> Iterator[bytes | None]:
+    def take(self, name: str | None, *, now: datetime) -> Iterator[bytes | None]:
         """Claim one report, by default the first by name; None if there is none.
 
         It counts as taken at the end of the block; after an error it waits again. A file that can't be read stays.
 
         :raises Refused: if the named report is not there, or is no plain file.
         """
-        with self.reading(consumer, now=now) as reader:
+        with self.reading("take", now=now) as reader:
             report = None
             for path in self.waiting():
-                if name in {None, path.name} and (claimed := reader.claim(path, consumer=consumer)) is not None:
+                if name in {None, path.name} and (claimed := reader.claim(path)) is not None:
                     try:
                         report = read(claimed, most=-1)
                         break

@@ -118,8 +118,16 @@ class Item:
 
 def settled_name(item: Item) -> str:
     """The file name of an item from a server: always the same, and no other item's."""
-    chance = hashlib.sha256((item.receipt_id or "").encode()).hexdigest()[:12]
-    return f"{int(item.created.timestamp() * 1000):013d}-{chance}-{item.kind}.md"
+    return f"{int(item.created.timestamp() * 1000):013d}-{_digest(item.receipt_id or '')}-{item.kind}.md"
+
+
+def sent_name(receipt_id: str) -> str:
+    """The file name under which an item is archived that was sent to a server."""
+    return f"sent-{_digest(receipt_id)}.md"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def fresh_name(kind: Kind, *, now: datetime) -> str:

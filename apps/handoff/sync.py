@@ -8,16 +8,16 @@ is repeated under the same name.
 import fcntl
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from apps.handoff import files
 from apps.handoff.files import KEPT, Found, Inbox, Rejected
-from apps.handoff.items import Item, Kind, Priority, Refused, Unreadable, moment_text, settled_name, stamp
+from apps.handoff.items import Item, Kind, Priority, Refused, moment_text, sent_name, settled_name, stamp
 
 _SESSION: Final = "sync"
 _ALL: Final = 10_000_000
@@ -94,7 +94,7 @@ def push(inbox: Inbox, ask: Ask, *, recipient: str | None, now: datetime, into: 
 def _push_one(inbox: Inbox, ask: Ask, found: Found, *, recipient: str | None, now: datetime, into: Synced) -> None:
     project = inbox.repository.id
     with inbox.reading(_SESSION, now=now) as reader:
-        claimed = reader.claim(found.path, session=_SESSION)
+        claimed = reader.claim(found.path)
         if claimed is None:
             return
         status, answer = ask("/api/v1/handoffs", _payload(found.item, project, recipient))
@@ -104,7 +104,7 @@ def _push_one(inbox: Inbox, ask: Ask, found: Found, *, recipient: str | None, no
             return
         _refuse_errors(status, answer)
         receipt_id = str(_member(answer, "receipt_id"))
-        reader.claimed[claimed]["receipt_id"] = receipt_id
+        reader.claimed[claimed] = sent_name(receipt_id)
         into.pushed.append(receipt_id)
 
 
@@ -121,16 +121,16 @@ def pull(inbox: Inbox, ask: Ask, *, take_back: bool, now: datetime, into: Synced
         fcntl.flock(lock, fcntl.LOCK_EX)
         for interrupted in sorted(markers.glob(f"{_SESSION}-*")):
             _fetch(inbox, ask, interrupted, only=[], now=now, into=into)
-        sent = {str(entry.get("receipt_id")) for entry in inbox.archive.entries().values()}
-        while wanted := _wanted(inbox, ask, set() if take_back else sent):
+        while wanted := _wanted(inbox, ask, take_back=take_back):
             marker = files.write_new(markers, lambda: f"{_SESSION}-{inbox.repository.id}-{stamp(now)}", b"")
             if not _fetch(inbox, ask, marker, only=wanted[:_AT_ONCE], now=now, into=into):
                 break
 
 
-def _wanted(inbox: Inbox, ask: Ask, unwanted: Collection[str]) -> list[str]:
+def _wanted(inbox: Inbox, ask: Ask, *, take_back: bool) -> list[str]:
     answer = _asked(ask, {"project": inbox.repository.id, "max_tokens": _ALL})
-    return [one["receipt_id"] for one in _member(answer, "items") if one["receipt_id"] not in unwanted]
+    found: list[str] = [one["receipt_id"] for one in _member(answer, "items")]
+    return [one for one in found if take_back or not (inbox.past / sent_name(one)).exists()]
 
 
 def _fetch(inbox: Inbox, ask: Ask, marker: Path, *, only: list[str], now: datetime, into: Synced) -> int:
@@ -143,14 +143,9 @@ def _fetch(inbox: Inbox, ask: Ask, marker: Path, *, only: list[str], now: dateti
     items = _member(answer, "items")
     fetched = [receipt_id for one in items if (receipt_id := _keep(inbox, one))]
     into.pulled += fetched
-    if items or only or now - _began(marker) >= KEPT:
+    if items or only or now.timestamp() - marker.stat().st_mtime >= KEPT.total_seconds():
         marker.unlink(missing_ok=True)
     return len(fetched)
-
-
-def _began(marker: Path) -> datetime:
-    milliseconds = int(marker.name.split("-")[-2])
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def _keep(inbox: Inbox, answer: Mapping[str, Any]) -> str | None:
@@ -165,7 +160,7 @@ def _keep(inbox: Inbox, answer: Mapping[str, Any]) -> str | None:
         receipt_id=answer["receipt_id"],
     )
     name = settled_name(item)
-    if _is_known(inbox, name) or _was_shown(inbox, item):
+    if _is_known(inbox, name):
         return None
     # An item that can't be read again is rejected here, where somebody sees it.
     files.write_new(inbox.folder, lambda: name, item.to_bytes())
@@ -174,23 +169,10 @@ def _keep(inbox: Inbox, answer: Mapping[str, Any]) -> str | None:
 
 def _is_known(inbox: Inbox, name: str) -> bool:
     """Whether an item was written here before, wherever it is by now."""
-    here = (inbox.folder / name, inbox.archive.folder / name)
+    here = (inbox.folder / name, inbox.past / name)
     claimed = (inbox.folder / ".claimed").glob(f"*/{name}")
     rejected = (inbox.folder / "rejected").glob(f"*-{name}")
-    return any(path.exists() for path in here) or any(claimed) or any(rejected) or name in inbox.archive.entries()
-
-
-def _was_shown(inbox: Inbox, item: Item) -> bool:
-    """Whether a session was shown this item here before the answer of its push arrived."""
-    for name, entry in inbox.archive.entries().items():
-        if entry.get("receipt_id") is not None:
-            continue
-        with suppress(FileNotFoundError, Unreadable):
-            shown = Item.from_bytes(files.read(inbox.archive.folder / name))
-            # The server compares the same members.
-            if (shown.kind, shown.from_session, shown.body) == (item.kind, item.from_session, item.body):
-                return True
-    return False
+    return any(path.exists() for path in here) or any(claimed) or any(rejected)
 
 
 def _payload(item: Item, project: str, recipient: str | None) -> dict[str, Any]:

@@ -173,20 +173,19 @@ def test_report_is_put_listed_and_taken(root: Path) -> None:
     assert rest.endswith("\n\nAll is well.\n")
     assert handoff("inherit", root=root).stdout == EMPTY
     assert answered("outbox", "list", root=root) == {"reports": [put["name"]]}
-    assert answered("outbox", "take", "--consumer", "governance", root=root) == {"report": text}
+    assert answered("outbox", "take", root=root) == {"report": text}
     assert handoff("outbox", "take", root=root).stdout == "The outbox is empty\n"
-    (taken,) = Outbox(inbox_of(root).repository).archive.entries().values()
-    assert taken["name"].endswith(put["name"])
-    assert taken["consumer"] == "governance"
+    (taken,) = Outbox(inbox_of(root).repository).past.glob("*.md")
+    assert taken.name.endswith(put["name"])
 
 
 def test_report_waits_again_after_an_error(root: Path) -> None:
     put = answered("outbox", "put", "--type", "report", "--session", "s", "Text", root=root)
     outbox = Outbox(inbox_of(root).repository)
-    with pytest.raises(RuntimeError), outbox.take(None, consumer="first", now=NOON):
+    with pytest.raises(RuntimeError), outbox.take(None, now=NOON):
         raise RuntimeError
     assert [path.name for path in outbox.waiting()] == [put["name"]]
-    with outbox.take(put["name"], consumer="second", now=NOON) as report:
+    with outbox.take(put["name"], now=NOON) as report:
         assert report is not None
         assert report.endswith(b"Text")
 

@@ -1,6 +1,5 @@
 """The protocol of files: one item as a file, real repositories and processes, and what they may do to each other."""
 
-import json
 import os
 import shutil
 import signal
@@ -57,7 +56,7 @@ def test_concurrent_sessions_share_the_items(root: Path) -> None:
     shown = at_once(root, 8, READ).split()
     assert Counter(shown) == Counter(str(number) for number in range(40))
     assert bodies(root) == []
-    assert len(files.waiting(inbox_of(root).archive.folder)) == 40
+    assert len(files.waiting(inbox_of(root).past)) == 40
 
 
 def test_concurrent_writers_and_readers_lose_nothing(root: Path) -> None:
@@ -107,7 +106,7 @@ def test_claim_goes_back_after_an_hour(root: Path) -> None:
         assert bodies(root, "second", now=NOON + timedelta(minutes=59)) == []
         assert len(bodies(root, "third", now=NOON + timedelta(hours=1))) == 1
     # The one that hung has nothing left to keep.
-    assert len(files.waiting(inbox_of(root).archive.folder)) == 1
+    assert len(files.waiting(inbox_of(root).past)) == 1
     assert bodies(root, "fourth") == []
 
 
@@ -270,9 +269,9 @@ def test_retention_counts_from_the_processing(root: Path) -> None:
     inbox = inbox_of(root)
     assert inbox.clean(kept=kept, now=NOON + timedelta(days=29, hours=23), dry_run=False) == []
     assert len(inbox.clean(kept=kept, now=NOON + timedelta(days=30), dry_run=True)) == 1
-    assert len(files.waiting(inbox.archive.folder)) == 1
+    assert len(files.waiting(inbox.past)) == 1
     assert len(inbox.clean(kept=kept, now=NOON + timedelta(days=30), dry_run=False)) == 1
-    assert (files.waiting(inbox.archive.folder), inbox.archive.entries()) == ([], {})
+    assert files.waiting(inbox.past) == []
 
 
 def test_waiting_items_are_never_cleaned(root: Path) -> None:
@@ -430,27 +429,6 @@ def test_bare_repository_and_submodule_have_an_inbox(tmp_path: Path, root: Path)
     git(outer, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(root), "inner")
     leave(outer / "inner", "In a submodule\n")
     assert (bodies(outer), bodies(outer / "inner")) == ([], ["In a submodule\n"])
-
-
-def test_the_ledger_says_who_was_shown_what(root: Path) -> None:
-    path = leave(root)
-    bodies(root, "2026-01-11-api")
-    (entry,) = inbox_of(root).archive.entries().values()
-    assert json.loads(json.dumps(entry)) == {
-        "name": path.name,
-        "processed_at": "2026-01-10T12:00:00Z",
-        "session": "2026-01-11-api",
-        "receipt_id": None,
-    }
-
-
-def test_failed_ledger_write_does_not_show_an_item_twice(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave(root)
-    monkeypatch.setattr(files.Archive, "_ledger", property(lambda archive: archive.folder / "missing" / "ledger"))
-    assert len(bodies(root)) == 1
-    monkeypatch.undo()
-    assert bodies(root) == []
-    assert len(inbox_of(root).clean(kept=timedelta(days=30), now=NOON + timedelta(days=30), dry_run=False)) == 1
 
 
 HEAD = "from_session: 2026-01-10-auth\ntype: learning\npriority: high\ncreated: 2026-01-10T18:30:00Z\n"
