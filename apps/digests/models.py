@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 from typing import Final
-from uuid import UUID
 
 from django.contrib.postgres.fields import ArrayField
 from django.core.validators import MinValueValidator
@@ -373,19 +372,14 @@ class ReceiptState(TenantModel):
         return f"state of {self.receipt}"
 
 
-NIL: Final = UUID(int=0)
-
-
 class Sweep(models.Model):
     """How far retention has come through one kind of row: one row per kind, for the whole deployment.
 
-    `position` is the key that the last step ended at. A sweep that goes tenant by tenant keeps the tenant there, and
-    in `within` the last uuid of that tenant.
+    `position` is the key that the last step ended at.
     """
 
     name = models.CharField(max_length=50, unique=True)
     position = models.BigIntegerField(default=0)
-    within = models.UUIDField(default=NIL, db_default=NIL)
     begun_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True)
 

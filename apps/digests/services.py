@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Self
-from uuid import UUID
 
 import psycopg
 from django.conf import settings
@@ -38,7 +37,6 @@ from apps.digests.formats import BadToken, Through, UnknownEntry, entry_ref
 from apps.digests.grouping import POLICY_PARTS, Key, Policy
 from apps.digests.hooks import Context, Fact
 from apps.digests.models import (
-    NIL,
     THREAD_LIMIT,
     Entry,
     FlushReason,
@@ -901,15 +899,8 @@ _REST: Final = timedelta(minutes=10)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a sweep has come: a key, or a tenant and a uuid within it."""
-
-    key: int = 0
-    within: UUID = NIL
-
-
-_Step = Callable[[Position], tuple[Position | None, Counter[str]]]
+_Step = Callable[[int], tuple[int | None, Counter[str]]]
+"""Deletes among the next rows after a key; answers the last one's key, None at the end, and the numbers by kind."""
 
 
 def retain(*, patience: timedelta | None = timedelta(seconds=1)) -> dict[str, int]:
@@ -941,26 +932,26 @@ def _sweep(name: str, step: _Step, patience: timedelta | None) -> Counter[str]:
         if patience is not None and is_over and sweep.begun_at + _REST > now:
             return found
         if patience is None or is_over:
-            sweep.begun_at, sweep.position, sweep.within = now, 0, NIL
+            sweep.begun_at, sweep.position = now, 0
             sweep.save()
     deadline = None if patience is None else time.monotonic() + patience.total_seconds()
-    position: Position | None = Position(sweep.position, sweep.within)
+    position: int | None = sweep.position
     while position is not None:
         position, deleted = step(position)
         found += deleted
         with acting_as_system("retention"):
-            sweep.position, sweep.within = (0, NIL) if position is None else (position.key, position.within)
+            sweep.position = position or 0
             sweep.ended_at = database_now() if position is None else sweep.ended_at
-            sweep.save(update_fields=["position", "within", "ended_at"])
+            sweep.save(update_fields=["position", "ended_at"])
         if deadline is not None and time.monotonic() > deadline:
             break
     return found
 
 
-def _superseded(after: Position) -> tuple[Position | None, Counter[str]]:
+def _superseded(after: int) -> tuple[int | None, Counter[str]]:
     """Superseded snapshots in the order in which they were superseded; the key is that moment in microseconds."""
     given: dict[str, Any] = {
-        "after": _EPOCH + timedelta(microseconds=after.key),
+        "after": _EPOCH + timedelta(microseconds=after),
         "kept": settings.SUPERSEDED_ENTRIES_KEPT,
         "limit": _RANGE,
     }
@@ -972,7 +963,7 @@ def _superseded(after: Position) -> tuple[Position | None, Counter[str]]:
         found += _in_parts(inbox_id, entries or (), partial(_delete_superseded, inbox_id))
     if not groups:
         return None, found
-    return Position((max(last for *_, last in groups) - _EPOCH) // timedelta(microseconds=1)), found
+    return (max(last for *_, last in groups) - _EPOCH) // timedelta(microseconds=1), found
 
 
 def _delete_superseded(inbox_id: int, entries: Sequence[int]) -> Counter[str]:
@@ -983,29 +974,23 @@ def _delete_superseded(inbox_id: int, entries: Sequence[int]) -> Counter[str]:
     return Counter(entries=len(deleted))
 
 
-def _receipts(after: Position) -> tuple[Position | None, Counter[str]]:
-    """Receipts in the order of their posting, tenant by tenant."""
-    given: dict[str, Any] = {
-        "tenant": after.key,
-        "after": after.within,
-        "limit": _RANGE,
-        "kept": settings.RECEIPTS_KEPT,
-    }
+def _receipts(after: int) -> tuple[int | None, Counter[str]]:
+    """Receipts in the order of their posting, up to the first that no tenant has kept long enough."""
+    given: dict[str, Any] = {"after": after, "limit": _RANGE, "kept": settings.RECEIPTS_KEPT}
     found: Counter[str] = Counter()
     with acting_as_system("retention"), connection.cursor() as cursor:
         cursor.execute(sql.NEXT_RECEIPTS, given)
         rows = cursor.fetchall()
         if not rows:
             return None, found
-        given["receipts"] = [pk for _, pk, *_ in rows]
+        given["receipts"] = [pk for pk, *_ in rows]
         cursor.execute(sql.RECEIPTS_DUE, given)
         due = cursor.fetchall()
     for tenant_id, inbox_id, receipt_pks in due:
         found += _in_parts(inbox_id, receipt_pks, partial(_delete_receipts, tenant_id, inbox_id))
-    tombstones = sorted(pk for _, pk, _, is_tombstone in rows if is_tombstone)
-    found += _in_parts(None, tombstones, _delete_tombstones)
-    last_tenant, _, last, _ = rows[-1]
-    return Position(last_tenant, last), found
+    found += _in_parts(None, [pk for pk, is_tombstone, _ in rows if is_tombstone], _delete_tombstones)
+    last, _, is_old = rows[-1]
+    return last if is_old else None, found
 
 
 def _delete_tombstones(receipt_pks: Collection[int]) -> Counter[str]:
@@ -1052,16 +1037,16 @@ def _delete_entries(entry_ids: Collection[int]) -> None:
         Entry.objects.filter(pk__in=entry_ids).delete()
 
 
-def _keys(after: Position) -> tuple[Position | None, Counter[str]]:
+def _keys(after: int) -> tuple[int | None, Counter[str]]:
     try:
         with _pruning():
             position, deleted = receipts.prune_keys(
-                after=after.key, limit=_RANGE, traces=settings.RECEIPT_TRACES_KEPT, kept=settings.RECEIPTS_KEPT
+                after=after, limit=_RANGE, traces=settings.RECEIPT_TRACES_KEPT, kept=settings.RECEIPTS_KEPT
             )
     except DatabaseError as exc:
-        logger.warning("keys after %s are left to the next sweep of retention", after.key, exc_info=exc)
+        logger.warning("keys after %s are left to the next sweep of retention", after, exc_info=exc)
         return None, Counter(left=1)
-    return None if position is None else Position(position), Counter(keys=deleted)
+    return position, Counter(keys=deleted)
 
 
 def _in_parts(

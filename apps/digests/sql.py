@@ -425,29 +425,12 @@ select {_LEFT} from digests_inbox i cross join (select %(mark)s::bigint as seq) 
 where i.tenant_id = %(tenant)s and i.principal_id = %(principal)s
 """
 
-# The next receipts, in the order of posting, of the first tenant that has one old enough: in the tenant where the sweep
-# stands from there on, in later tenants from the first. Returns which are tombstones.
-# Index: receipts_receipt_uuid_once, as uuids are drawn in the order of time.
+# The next receipts in the order of posting, which of them are tombstones, and which some tenant may have kept long enough.
 NEXT_RECEIPTS: Final = """
-select due.tenant_id, next.id, next.uuid, next.pruned_at is not null
-from (
-    select t.id as tenant_id, beginning.uuid as after
-    from principals_tenant t
-    cross join lateral (
-        select case when t.id = %(tenant)s then %(after)s::uuid else '00000000-0000-0000-0000-000000000000' end as uuid
-    ) beginning
-    cross join lateral (
-        select created_at from receipts_receipt r
-        where r.tenant_id = t.id and r.uuid > beginning.uuid order by r.uuid limit 1
-    ) first
-    where t.id >= %(tenant)s
-          and first.created_at <= gatehouse_now() - coalesce(t.keep_receipts, %(kept)s::interval)
-    order by t.id limit 1
-) due
-cross join lateral (
-    select id, uuid, pruned_at from receipts_receipt r
-    where r.tenant_id = due.tenant_id and r.uuid > due.after order by r.uuid limit %(limit)s
-) next
+select id, pruned_at is not null, created_at <= gatehouse_now() - (
+    select least(%(kept)s::interval, min(keep_receipts)) from principals_tenant
+)
+from receipts_receipt where id > %(after)s order by id limit %(limit)s
 """
 
 # Which of these receipts are to be deleted, by inbox: acked, or in no inbox here; without an open obligation; delivered if

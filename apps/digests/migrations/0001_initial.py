@@ -1,5 +1,4 @@
 from datetime import timedelta
-from uuid import UUID
 
 from django.contrib.postgres.fields import ArrayField
 from django.core.validators import MinValueValidator
@@ -363,7 +362,6 @@ class Migration(migrations.Migration):
                     ("position", models.BigIntegerField(default=0)),
                     ("begun_at", models.DateTimeField()),
                     ("ended_at", models.DateTimeField(null=True)),
-                    ("within", models.UUIDField(default=UUID(int=0), db_default=UUID(int=0))),
                 ],
             ),
         ),
