@@ -321,7 +321,7 @@ def inbox(verb: str, *options: str, principal: str = "Kee", tenant: str = "acme"
 
 
 def answer(verb: str, *options: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(inbox(verb, *options, "--json"))
+    told: dict[str, Any] = json.loads(inbox(verb, *options))
     return told
 
 
@@ -349,17 +349,6 @@ def test_an_inbox_is_read_expanded_acked_and_looked_back_on(filled: Caller) -> N
     assert answer("ack", "--through", digest) == {"acked_entries": 0, "acked_receipts": 0}
     assert answer("read")["entries"] == []
     assert [entry["acked_at"] is None for entry in answer("history")["entries"]] == [False, False]
-
-
-def test_it_prints_lines_for_people(filled: Caller) -> None:
-    lines = inbox("read").splitlines()
-    assert lines[0].endswith("First  (1)")
-    assert lines[1].endswith("4 ci on pr:1  (4)")
-    assert lines[2] == "as of 2: 5 visible, 0 in buffers"
-    token = lines[1].split()[0]
-    assert inbox("expand", "--through", token).splitlines()[0].endswith("github  Check 0")
-    assert inbox("ack", "--through", token) == "acked 2 entries, 5 receipts"
-    assert [line.split("  ")[-1] for line in inbox("history").splitlines()] == ["immediate, acked", "item, acked"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Mapping
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
@@ -22,7 +21,7 @@ _OPERATIONS: Final = {
 
 
 class Command(BaseCommand):
-    help = "Read, expand, ack or look back on the inbox of a principal, as that principal."
+    help = "Read, expand, ack or look back on the inbox of a principal, as that principal; prints what the API answers."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("verb", choices=sorted(_OPERATIONS))
@@ -36,7 +35,6 @@ class Command(BaseCommand):
         parser.add_argument("--source-system", metavar="NAME", help="read: entries of this source only")
         parser.add_argument("--limit", type=int, metavar="N", help="of a page (default: 50)")
         parser.add_argument("--cursor", help="expand, history: the page after the one that ended with this")
-        parser.add_argument("--json", action="store_true", help="print what the API answers")
 
     def handle(self, *args: Any, **options: Any) -> None:
         verb = options["verb"]
@@ -54,29 +52,4 @@ class Command(BaseCommand):
             answer = operations.call(declared, caller, parse(declared.input, stated)).output
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
-        shown = answer.model_dump(mode="json") if answer is not None else {}
-        self.stdout.write(json.dumps(shown, indent=2) if options["json"] else "\n".join(_lines(verb, shown)))
-
-
-def _lines(verb: str, shown: Mapping[str, Any]) -> list[str]:
-    if verb == "ack":
-        return [f"acked {shown['acked_entries']} entries, {shown['acked_receipts']} receipts"]
-    if verb == "expand":
-        return [
-            f"{one['receipt_id']}  {one['source_system']}  {one['title'] or one['summary']}"
-            for one in shown["receipts"]
-        ]
-    lines = [
-        f"{entry['token'] or entry['ref']}  {entry['title'] or entry['summary']}  ({entry['count']})"
-        + (f"  {entry['flush_reason'] or entry['kind']}, {_status(entry)}" if verb == "history" else "")
-        for entry in shown["entries"]
-    ]
-    if verb == "read":
-        lines.append(f"as of {shown['as_of']}: {shown['visible']} visible, {shown['pending']} in buffers")
-    return lines
-
-
-def _status(entry: Mapping[str, Any]) -> str:
-    if entry["acked_at"] is not None:
-        return "acked"
-    return "visible" if entry["superseded_by_seq"] is None else f"superseded by {entry['superseded_by_seq']}"
+        self.stdout.write(json.dumps(answer.model_dump(mode="json") if answer is not None else {}, indent=2))
