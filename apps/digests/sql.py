@@ -425,11 +425,9 @@ select {_LEFT} from digests_inbox i cross join (select %(mark)s::bigint as seq) 
 where i.tenant_id = %(tenant)s and i.principal_id = %(principal)s
 """
 
-# The next receipts in the order of posting, which of them are tombstones, and which some tenant may have kept long enough.
+# The next receipts in the order of posting, which of them are tombstones, and which are old enough.
 NEXT_RECEIPTS: Final = """
-select id, pruned_at is not null, created_at <= gatehouse_now() - (
-    select least(%(kept)s::interval, min(keep_receipts)) from principals_tenant
-)
+select id, pruned_at is not null, created_at <= gatehouse_now() - %(kept)s::interval
 from receipts_receipt where id > %(after)s order by id limit %(limit)s
 """
 
@@ -438,10 +436,7 @@ from receipts_receipt where id > %(after)s order by id limit %(limit)s
 RECEIPTS_DUE: Final = """
 select r.tenant_id, s.inbox_id, array_agg(r.id order by r.id)
 from receipts_receipt r
-join lateral (
-    select gatehouse_now() - coalesce(t.keep_receipts, %(kept)s::interval) as cut
-    from principals_tenant t where t.id = r.tenant_id
-) tenant on true
+cross join (select gatehouse_now() - %(kept)s::interval as cut) kept
 left join digests_receiptstate s on s.receipt_id = r.id and s.receipt_id = any(%(receipts)s)
 left join receipts_obligation o on o.receipt_id = r.id and o.receipt_id = any(%(receipts)s)
 where r.id = any(%(receipts)s) and r.pruned_at is null and r.created_at <= cut

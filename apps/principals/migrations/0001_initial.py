@@ -1,5 +1,3 @@
-import datetime
-
 import django.contrib.auth.models
 import django.contrib.auth.validators
 import django.contrib.postgres.fields
@@ -109,24 +107,7 @@ class Migration(migrations.Migration):
                         ),
                     ),
                     ("created_at", models.DateTimeField()),
-                    (
-                        "keep_receipts",
-                        models.DurationField(
-                            help_text="How long a receipt is kept once it is acked; empty: as the deployment's settings say.",
-                            null=True,
-                        ),
-                    ),
                 ],
-                options={
-                    "constraints": [
-                        models.CheckConstraint(
-                            condition=models.Q(
-                                ("keep_receipts", None), ("keep_receipts__gt", datetime.timedelta(0)), _connector="OR"
-                            ),
-                            name="principals_tenant_keeps_receipts_a_while",
-                        )
-                    ],
-                },
             ),
             migrations.CreateModel(
                 name="Operator",
