@@ -73,7 +73,6 @@ class Target(TenantModel):
         help_text="After a wake the target is left alone for this time, or until everything it was woken for is acked.",
     )
     min_unacked = models.IntegerField(default=1, help_text="Fewer unacked receipts than this wake nobody.")
-    with_titles = models.BooleanField(default=False, help_text="A wake names titles and sources, not refs alone.")
     covered_seq = models.BigIntegerField(default=0)
     woken_at = models.DateTimeField(null=True)
     stopped_at = models.DateTimeField(null=True)

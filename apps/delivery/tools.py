@@ -58,7 +58,6 @@ class TargetOutput(CalledTarget):
     kind: str
     notify_lease_ms: int
     min_unacked: int
-    with_titles: bool
     covered_seq: int
     """All of your inbox up to this sequence has been announced."""
     woken_at: datetime | None
@@ -89,8 +88,6 @@ class CreateTarget(Input):
     """After a wake you are left alone for this time, or until you have acked everything that it was for."""
     min_unacked: Least = 1
     """Fewer unacked receipts than this wake nobody."""
-    with_titles: bool = False
-    """Let a wake name titles and sources of the newest entries, not only their refs and counts."""
 
 
 class TargetList(Output):
@@ -111,7 +108,6 @@ class ChangeTarget(OneTarget):
     url: Url | None = None
     notify_lease_ms: LeaseMs | None = None
     min_unacked: Least | None = None
-    with_titles: bool | None = None
     enabled: bool | None = None
     """False stops the target, true resumes it."""
 
@@ -158,7 +154,6 @@ def create_target(caller: Caller, given: CreateTarget) -> CreatedTarget:
             url=given.url,
             notify_lease=given.notify_lease_ms * _MILLISECOND,
             min_unacked=given.min_unacked,
-            with_titles=given.with_titles,
             now=timezone.now(),
         )
         return _shown(caller, made)
@@ -192,7 +187,7 @@ def change_target(caller: Caller, given: ChangeTarget) -> TargetOutput:
     """
     if given.url is not None:
         guard(given.url)
-    changes = given.model_dump(include={"url", "min_unacked", "with_titles"}, exclude_none=True)
+    changes = given.model_dump(include={"url", "min_unacked"}, exclude_none=True)
     if given.notify_lease_ms is not None:
         changes["notify_lease"] = given.notify_lease_ms * _MILLISECOND
     with caller.acting():

@@ -48,7 +48,7 @@ from apps.digests.models import (
     Sweep,
     Thread,
 )
-from apps.digests.shapes import AckedOutput, EntryOutput
+from apps.digests.shapes import AckedOutput
 from apps.principals import selectors as principals
 from apps.principals import services as principals_services
 from apps.principals.errors import NameTaken, UnknownPrincipal
@@ -1120,7 +1120,7 @@ class WakeSender(Sender):
             unread=page.unread,
             visible=page.visible,
             pending=page.pending,
-            newest=[_named(entry, with_titles=target.with_titles) for entry in page.entries],
+            newest=[entry.model_dump(include={"ref", "kind", "sequence", "count"}) for entry in page.entries],
         )
         # The id stays the same until there is something new, so that a receiver can drop the repetition.
         return Payload(
@@ -1195,8 +1195,3 @@ def queue_wakes(*, principals: Collection[int] | None = None) -> int:
     for _ in range(min(len(due), MOST_AT_ONCE)):
         notify_delivery()
     return len(due)
-
-
-def _named(entry: EntryOutput, *, with_titles: bool) -> dict[str, Any]:
-    named = {"ref": entry.ref, "kind": entry.kind, "sequence": entry.sequence, "count": entry.count}
-    return named | {"title": entry.title, "source_systems": entry.source_systems} if with_titles else named

@@ -22,7 +22,7 @@ STORED = {"status": "stored", "uuid": "0190a0a0-0000-7000-8000-000000000001", "r
 
 
 def make_webhook(owner: Caller, url: str, **changes: Any) -> TargetWithSecret:
-    given: dict[str, Any] = {"notify_lease": timedelta(minutes=10), "min_unacked": 1, "with_titles": False}
+    given: dict[str, Any] = {"notify_lease": timedelta(minutes=10), "min_unacked": 1}
     with acting_as(owner):
         return targets.add(caller=owner, url=url, now=T0, **(given | changes))
 

@@ -87,15 +87,15 @@ def test_wake_is_signed_and_says_how_much_is_there_and_not_what(as_kee: Caller, 
     assert inboxes.inbox_receipts(as_kee.principal_id)[-1].delivered_at is None, "to be told is not to be shown"
 
 
-def test_titles_of_at_most_five_entries_are_named_on_request(as_kee: Caller, agent: Remote) -> None:
-    made = make_webhook(as_kee, agent.url, with_titles=True)
+def test_at_most_five_entries_are_named_without_their_text(as_kee: Caller, agent: Remote) -> None:
+    made = make_webhook(as_kee, agent.url)
     for number in range(7):
         post(as_kee, title=f"Event {number}", summary="The summary stays inside.")
     wake(made.target)
     newest = agent.received[0].json["data"]["newest"]
-    assert [entry["title"] for entry in newest] == [f"Event {number}" for number in (6, 5, 4, 3, 2)]
-    assert newest[0]["source_systems"] == ["github"]
+    assert [entry["sequence"] for entry in newest] == [7, 6, 5, 4, 3]
     assert b"stays inside" not in agent.received[0].body
+    assert b"Event" not in agent.received[0].body
 
 
 def test_burst_of_a_thousand_receipts_is_one_wake(as_kee: Caller, agent: Remote) -> None:
@@ -382,11 +382,11 @@ def stored() -> list[tuple[Any, ...]]:
 
 
 def test_webhook_secret_is_shown_once_and_stored_sealed(owner: Owner, agent: Remote) -> None:
-    made = owner.make(agent.url, notify_lease_ms=5000, min_unacked=2, with_titles=True)
+    made = owner.make(agent.url, notify_lease_ms=5000, min_unacked=2)
     assert made["secret"].startswith("whsec_")
     shown = {name: value for name, value in made.items() if name != "secret"}
     assert (shown["kind"], shown["url"], shown["state"]) == ("webhook", agent.url, "enabled")
-    assert (shown["notify_lease_ms"], shown["min_unacked"], shown["with_titles"]) == (5000, 2, True)
+    assert (shown["notify_lease_ms"], shown["min_unacked"]) == (5000, 2)
     assert owner.ask("GET")["targets"] == [shown]
     assert made["secret"].removeprefix("whsec_") not in str(stored())
 

@@ -30,7 +30,6 @@ class Migration(migrations.Migration):
                 ("known_as", models.CharField(max_length=50, null=True)),
                 ("notify_lease", models.DurationField(default=timedelta(seconds=600))),
                 ("min_unacked", models.IntegerField(default=1)),
-                ("with_titles", models.BooleanField(default=False)),
                 ("covered_seq", models.BigIntegerField(default=0)),
                 ("woken_at", models.DateTimeField(null=True)),
                 ("stopped_at", models.DateTimeField(null=True)),

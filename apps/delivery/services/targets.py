@@ -33,9 +33,7 @@ class TargetWithSecret:
 
 
 @transaction.atomic
-def add(
-    *, caller: Caller, url: str, notify_lease: timedelta, min_unacked: int, with_titles: bool, now: datetime
-) -> TargetWithSecret:
+def add(*, caller: Caller, url: str, notify_lease: timedelta, min_unacked: int, now: datetime) -> TargetWithSecret:
     """Have the caller woken at an address from now on, also for what is unacked already.
 
     The caller checks the address outside of the transaction; it is checked again at each call.
@@ -55,7 +53,6 @@ def add(
         url=url,
         notify_lease=notify_lease,
         min_unacked=min_unacked,
-        with_titles=with_titles,
         secret=seal(secret),
         created_at=now,
     )
@@ -69,7 +66,7 @@ def change(
 ) -> Target:
     """Change a webhook. A new address, and enabling it again, end the pause after failures.
 
-    :param changes: new values of `url`, `notify_lease`, `min_unacked` and `with_titles`.
+    :param changes: new values of `url`, `notify_lease` and `min_unacked`.
     :param enabled: False stops the target, True resumes it.
     :raises NotFound: `unknown_target`, if the principal has no such target.
     :raises Conflict: `target_exists`, if it has another one with the new address.
