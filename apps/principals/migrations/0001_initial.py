@@ -1,10 +1,9 @@
-import django.contrib.auth.models
-import django.contrib.auth.validators
-import django.contrib.postgres.fields
-import django.db.models.deletion
 import django.utils.timezone
-from django.conf import settings
+from django.contrib.auth.models import UserManager
+from django.contrib.auth.validators import UnicodeUsernameValidator
+from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
+from django.db.models import F, Q
 
 from apps.core.rls import kept, protect
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
@@ -99,13 +98,7 @@ class Migration(migrations.Migration):
                     id_field(),
                     ("slug", models.SlugField(unique=True)),
                     ("name", models.CharField(max_length=200)),
-                    (
-                        "creates_recipients",
-                        models.BooleanField(
-                            default=False,
-                            help_text="A receipt to an unknown recipient creates the principal instead of being refused.",
-                        ),
-                    ),
+                    ("creates_recipients", models.BooleanField(default=False)),
                     ("created_at", models.DateTimeField()),
                 ],
             ),
@@ -113,76 +106,35 @@ class Migration(migrations.Migration):
                 name="Operator",
                 fields=[
                     id_field(),
-                    ("password", models.CharField(max_length=128, verbose_name="password")),
-                    ("last_login", models.DateTimeField(blank=True, null=True, verbose_name="last login")),
-                    (
-                        "is_superuser",
-                        models.BooleanField(
-                            default=False,
-                            help_text="Designates that this user has all permissions without explicitly assigning them.",
-                            verbose_name="superuser status",
-                        ),
-                    ),
+                    ("password", models.CharField(max_length=128)),
+                    ("last_login", models.DateTimeField(blank=True, null=True)),
+                    ("is_superuser", models.BooleanField(default=False)),
                     (
                         "username",
-                        models.CharField(
-                            error_messages={"unique": "A user with that username already exists."},
-                            help_text="Required. 150 characters or fewer. Letters, digits and @/./+/-/_ only.",
-                            max_length=150,
-                            unique=True,
-                            validators=[django.contrib.auth.validators.UnicodeUsernameValidator()],
-                            verbose_name="username",
-                        ),
+                        models.CharField(max_length=150, unique=True, validators=[UnicodeUsernameValidator()]),
                     ),
-                    ("first_name", models.CharField(blank=True, max_length=150, verbose_name="first name")),
-                    ("last_name", models.CharField(blank=True, max_length=150, verbose_name="last name")),
-                    ("email", models.EmailField(blank=True, max_length=254, verbose_name="email address")),
-                    (
-                        "is_staff",
-                        models.BooleanField(
-                            default=False,
-                            help_text="Designates whether the user can log into this admin site.",
-                            verbose_name="staff status",
-                        ),
-                    ),
-                    (
-                        "is_active",
-                        models.BooleanField(
-                            default=True,
-                            help_text="Designates whether this user should be treated as active. Unselect this instead of deleting accounts.",
-                            verbose_name="active",
-                        ),
-                    ),
-                    (
-                        "date_joined",
-                        models.DateTimeField(default=django.utils.timezone.now, verbose_name="date joined"),
-                    ),
+                    ("first_name", models.CharField(max_length=150, blank=True)),
+                    ("last_name", models.CharField(max_length=150, blank=True)),
+                    ("email", models.EmailField(max_length=254, blank=True)),
+                    ("is_staff", models.BooleanField(default=False)),
+                    ("is_active", models.BooleanField(default=True)),
+                    ("date_joined", models.DateTimeField(default=django.utils.timezone.now)),
                     (
                         "groups",
                         models.ManyToManyField(
-                            blank=True,
-                            help_text="The groups this user belongs to. A user will get all permissions granted to each of their groups.",
-                            related_name="user_set",
-                            related_query_name="user",
-                            to="auth.group",
-                            verbose_name="groups",
+                            blank=True, related_name="user_set", related_query_name="user", to="auth.group"
                         ),
                     ),
                     (
                         "user_permissions",
                         models.ManyToManyField(
-                            blank=True,
-                            help_text="Specific permissions for this user.",
-                            related_name="user_set",
-                            related_query_name="user",
-                            to="auth.permission",
-                            verbose_name="user permissions",
+                            blank=True, related_name="user_set", related_query_name="user", to="auth.permission"
                         ),
                     ),
                     (
                         "tenants",
                         models.ManyToManyField(
-                            related_name="operators", through="principals.Membership", to="principals.tenant"
+                            related_name="operators", to="principals.tenant", through="principals.Membership"
                         ),
                     ),
                 ],
@@ -191,27 +143,14 @@ class Migration(migrations.Migration):
                     "verbose_name_plural": "users",
                     "abstract": False,
                 },
-                managers=[
-                    ("objects", django.contrib.auth.models.UserManager()),
-                ],
+                managers=[("objects", UserManager())],
             ),
             migrations.CreateModel(
                 name="Principal",
                 fields=[
                     id_field(),
                     ("name", models.CharField(max_length=50)),
-                    (
-                        "kind",
-                        models.CharField(
-                            choices=[
-                                ("ai", "Ai"),
-                                ("service", "Service"),
-                                ("worker", "Worker"),
-                                ("delegate", "Delegate"),
-                            ],
-                            max_length=10,
-                        ),
-                    ),
+                    ("kind", models.CharField(max_length=10)),
                     ("created_at", models.DateTimeField()),
                     ("disabled_at", models.DateTimeField(null=True)),
                     reference("parent", "principals.principal", "children", null=True),
@@ -219,14 +158,13 @@ class Migration(migrations.Migration):
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "name"), name="principals_principal_name_once"),
+                        models.UniqueConstraint(name="principals_principal_name_once", fields=["tenant", "name"]),
                         models.CheckConstraint(
-                            condition=models.Q(("kind__in", ["ai", "service", "worker", "delegate"])),
                             name="principals_principal_kind_known",
+                            condition=Q(kind__in=["ai", "service", "worker", "delegate"]),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("parent", models.F("id")), _negated=True),
-                            name="principals_principal_not_its_own_parent",
+                            name="principals_principal_not_its_own_parent", condition=~Q(parent=F("id"))
                         ),
                     ],
                     "permissions": [
@@ -240,37 +178,24 @@ class Migration(migrations.Migration):
                 name="Membership",
                 fields=[
                     id_field(),
-                    (
-                        "role",
-                        models.CharField(
-                            choices=[("viewer", "Viewer"), ("operator", "Operator"), ("owner", "Owner")],
-                            default="viewer",
-                            max_length=10,
-                        ),
-                    ),
+                    ("role", models.CharField(max_length=10, default="viewer")),
                     (
                         "operator",
                         models.ForeignKey(
-                            on_delete=django.db.models.deletion.CASCADE,
-                            related_name="memberships",
-                            to=settings.AUTH_USER_MODEL,
+                            related_name="memberships", on_delete=models.CASCADE, to="principals.operator"
                         ),
                     ),
                     (
                         "tenant",
-                        models.ForeignKey(
-                            on_delete=django.db.models.deletion.CASCADE,
-                            related_name="memberships",
-                            to="principals.tenant",
-                        ),
+                        models.ForeignKey(related_name="memberships", on_delete=models.CASCADE, to="principals.tenant"),
                     ),
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("operator", "tenant"), name="principals_membership_once"),
+                        models.UniqueConstraint(name="principals_membership_once", fields=["operator", "tenant"]),
                         models.CheckConstraint(
-                            condition=models.Q(("role__in", ["viewer", "operator", "owner"])),
                             name="principals_membership_role_known",
+                            condition=Q(role__in=["viewer", "operator", "owner"]),
                         ),
                     ],
                 },
@@ -279,53 +204,28 @@ class Migration(migrations.Migration):
                 name="Token",
                 fields=[
                     id_field(),
-                    ("label", models.CharField(blank=True, max_length=100)),
+                    ("label", models.CharField(max_length=100, blank=True)),
                     ("prefix", models.CharField(max_length=8)),
                     ("digest", models.BinaryField(max_length=32)),
-                    (
-                        "scopes",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=models.CharField(
-                                choices=[
-                                    ("receipts:write", "Receipts Write"),
-                                    ("inbox", "Inbox"),
-                                    ("tasks:queue", "Tasks Queue"),
-                                    ("tasks:work", "Tasks Work"),
-                                    ("workers:register", "Workers Register"),
-                                    ("plans", "Plans"),
-                                    ("memory", "Memory"),
-                                    ("admin", "Admin"),
-                                ],
-                                max_length=30,
-                            ),
-                            size=None,
-                        ),
-                    ),
-                    (
-                        "source_systems",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=models.CharField(max_length=50), default=list, size=None
-                        ),
-                    ),
+                    ("scopes", ArrayField(models.CharField(max_length=30))),
+                    ("source_systems", ArrayField(models.CharField(max_length=50), default=list)),
                     ("created_at", models.DateTimeField()),
                     ("expires_at", models.DateTimeField(null=True)),
                     ("revoked_at", models.DateTimeField(null=True)),
                     ("last_used_at", models.DateTimeField(null=True)),
                     (
                         "principal",
-                        models.ForeignKey(
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="tokens",
-                            to="principals.principal",
-                        ),
+                        models.ForeignKey(related_name="tokens", on_delete=models.PROTECT, to="principals.principal"),
                     ),
                     tenant_field(),
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "digest"), name="principals_token_digest_once")
+                        models.UniqueConstraint(name="principals_token_digest_once", fields=["tenant", "digest"]),
                     ],
-                    "indexes": [models.Index(fields=["digest"], name="principals_token_by_digest")],
+                    "indexes": [
+                        models.Index(name="principals_token_by_digest", fields=["digest"]),
+                    ],
                 },
             ),
         ),

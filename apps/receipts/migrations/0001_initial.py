@@ -1,5 +1,5 @@
-import django.db.models.deletion
 from django.db import migrations, models
+from django.db.models import F, Q
 
 from apps.core.rls import held_by, immutable, kept, protect
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
@@ -43,21 +43,11 @@ class Migration(migrations.Migration):
                     ("suggested_next_step", models.TextField(null=True)),
                     ("caused_by_ref", models.CharField(max_length=100, null=True)),
                     ("pairs_with_ref", models.CharField(max_length=100, null=True)),
-                    (
-                        "surface",
-                        models.CharField(
-                            choices=[("inbox", "Inbox"), ("ledger", "Ledger"), ("remote", "Remote")], max_length=6
-                        ),
-                    ),
+                    ("surface", models.CharField(max_length=6)),
                     ("groupable", models.BooleanField(null=True)),
                     ("resource_ref", models.CharField(max_length=200, null=True)),
                     ("event_family", models.CharField(max_length=100, null=True)),
-                    (
-                        "flush_class",
-                        models.CharField(
-                            choices=[("normal", "Normal"), ("immediate", "Immediate")], default="normal", max_length=9
-                        ),
-                    ),
+                    ("flush_class", models.CharField(max_length=9, default="normal")),
                     ("summary_hint", models.CharField(max_length=1000, null=True)),
                     ("break_thread", models.BooleanField(default=False)),
                     ("delivery_handle", models.CharField(max_length=500, null=True)),
@@ -81,56 +71,49 @@ class Migration(migrations.Migration):
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "receipt_id"), name="receipts_receipt_id_once"),
-                        models.UniqueConstraint(fields=("tenant", "uuid"), name="receipts_receipt_uuid_once"),
+                        models.UniqueConstraint(name="receipts_receipt_id_once", fields=["tenant", "receipt_id"]),
+                        models.UniqueConstraint(name="receipts_receipt_uuid_once", fields=["tenant", "uuid"]),
                         models.CheckConstraint(
-                            condition=models.Q(("flush_class__in", ["normal", "immediate"])),
                             name="receipts_receipt_flush_class_known",
+                            condition=Q(flush_class__in=["normal", "immediate"]),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("caused_by", models.F("id")), _negated=True),
-                                models.Q(("pairs_with", models.F("id")), _negated=True),
-                            ),
                             name="receipts_receipt_not_its_own_cause",
+                            condition=~Q(caused_by=F("id")) & ~Q(pairs_with=F("id")),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("caused_by", None), ("caused_by_ref__isnull", False), _connector="OR"),
-                                models.Q(("pairs_with", None), ("pairs_with_ref__isnull", False), _connector="OR"),
-                            ),
                             name="receipts_receipt_link_has_a_reference",
+                            condition=(Q(caused_by=None) | Q(caused_by_ref__isnull=False))
+                            & (Q(pairs_with=None) | Q(pairs_with_ref__isnull=False)),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("surface__in", ["inbox", "ledger", "remote"])),
                             name="receipts_receipt_surface_known",
+                            condition=Q(surface__in=["inbox", "ledger", "remote"]),
                         ),
                     ],
                     "indexes": [
                         models.Index(
-                            condition=models.Q(("caused_by__isnull", False)),
-                            fields=["caused_by"],
-                            name="receipts_receipt_by_cause",
+                            name="receipts_receipt_by_cause", fields=["caused_by"], condition=Q(caused_by__isnull=False)
                         ),
                         models.Index(
-                            condition=models.Q(("pairs_with__isnull", False)),
-                            fields=["pairs_with"],
                             name="receipts_receipt_by_pair",
+                            fields=["pairs_with"],
+                            condition=Q(pairs_with__isnull=False),
                         ),
                         models.Index(
-                            condition=models.Q(("caused_by", None), ("caused_by_ref__isnull", False)),
-                            fields=["tenant", "caused_by_ref"],
                             name="receipts_receipt_no_cause_yet",
+                            fields=["tenant", "caused_by_ref"],
+                            condition=Q(caused_by=None, caused_by_ref__isnull=False),
                         ),
                         models.Index(
-                            condition=models.Q(("pairs_with", None), ("pairs_with_ref__isnull", False)),
-                            fields=["tenant", "pairs_with_ref"],
                             name="receipts_receipt_no_pair_yet",
+                            fields=["tenant", "pairs_with_ref"],
+                            condition=Q(pairs_with=None, pairs_with_ref__isnull=False),
                         ),
                         models.Index(
-                            condition=models.Q(("pruned_at", None), ("surface", "inbox")),
-                            fields=["recipient", "source_system", "id"],
                             name="receipts_receipt_of_source",
+                            fields=["recipient", "source_system", "id"],
+                            condition=Q(pruned_at=None, surface="inbox"),
                         ),
                     ],
                 },
@@ -151,8 +134,8 @@ class Migration(migrations.Migration):
                 options={
                     "constraints": [
                         models.UniqueConstraint(
-                            fields=("tenant", "source_system", "key_digest"), name="receipts_receiptkey_used_once"
-                        )
+                            name="receipts_receiptkey_used_once", fields=["tenant", "source_system", "key_digest"]
+                        ),
                     ],
                 },
             ),
@@ -162,12 +145,12 @@ class Migration(migrations.Migration):
                     (
                         "receipt",
                         models.OneToOneField(
-                            db_constraint=False,
-                            on_delete=django.db.models.deletion.CASCADE,
                             primary_key=True,
-                            related_name="obligation",
                             serialize=False,
+                            related_name="obligation",
+                            on_delete=models.CASCADE,
                             to="receipts.receipt",
+                            db_constraint=False,
                         ),
                     ),
                     ("opened_at", models.DateTimeField()),
@@ -187,25 +170,25 @@ class Migration(migrations.Migration):
                 options={
                     "constraints": [
                         models.CheckConstraint(
-                            condition=models.Q(("closed_by", None), ("closed_at__isnull", False), _connector="OR"),
                             name="receipts_obligation_closer_has_a_time",
-                        )
+                            condition=Q(closed_by=None) | Q(closed_at__isnull=False),
+                        ),
                     ],
                     "indexes": [
                         models.Index(
-                            condition=models.Q(("closed_at", None)),
-                            fields=["tenant", "debtor", "receipt"],
                             name="receipts_obligation_owed",
+                            fields=["tenant", "debtor", "receipt"],
+                            condition=Q(closed_at=None),
                         ),
                         models.Index(
-                            condition=models.Q(("closed_at", None)),
-                            fields=["tenant", "creditor", "receipt"],
                             name="receipts_obligation_awaited",
+                            fields=["tenant", "creditor", "receipt"],
+                            condition=Q(closed_at=None),
                         ),
                         models.Index(
-                            condition=models.Q(("closed_by__isnull", False)),
-                            fields=["closed_by"],
                             name="receipts_obligation_by_closer",
+                            fields=["closed_by"],
+                            condition=Q(closed_by__isnull=False),
                         ),
                     ],
                 },

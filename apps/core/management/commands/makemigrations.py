@@ -1,4 +1,4 @@
-"""`makemigrations` without the choices and help texts of fields, which no table holds."""
+"""`makemigrations` without the choices and texts of fields, which no table holds."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from django.core.management.commands.makemigrations import Command as MakeMigrat
 from django.db.migrations.autodetector import MigrationAutodetector
 from django.db.models import Field
 
-NOT_IN_TABLES = ("choices", "help_text")
+NOT_IN_TABLES = ("choices", "error_messages", "help_text", "verbose_name")
 
 
 class Autodetector(MigrationAutodetector):
