@@ -548,7 +548,7 @@ def due_inboxes() -> list[tuple[int, int]]:
     """All inboxes with buffers that are due, with their tenants, the longest due first; asked by the system."""
     with connection.cursor() as cursor:
         cursor.execute(_DUE_INBOXES)
-        return cursor.fetchall()
+        return [(inbox_id, tenant_id) for inbox_id, tenant_id in cursor.fetchall()]
 
 
 def due_threads(inbox_ids: Collection[int], *, limit: int) -> list[int]:
