@@ -12,7 +12,7 @@ from django.urls import reverse
 
 from apps.console import selectors
 from apps.core import notifications
-from apps.core.admin import COUNTED, link_to_page
+from apps.core.admin import COUNTED, link_to_page, span
 from apps.delivery.models import Delivery, Kind, Target
 from apps.delivery.models import State as DeliveryState
 from apps.digests.models import Inbox, Thread
@@ -74,7 +74,7 @@ def _tasks(queues: Mapping[int, QueueFigures]) -> Card:
             _count("Queued", of(Status.QUEUED), {"status": Status.QUEUED}),
             Figure(
                 label="Oldest queued",
-                value=_age(age),
+                value=span(age),
                 tone=_late(age),
                 link=reverse("admin:tasks_queue_change", args=[oldest]) if age else "",
             ),
@@ -166,8 +166,8 @@ def _processes() -> Card:
 def _sign_of_life(label: str, who: str) -> Figure:
     age = notifications.heartbeat_age(who)
     if age is None or age > notifications.SILENT_AFTER:
-        return Figure(label=label, value="silent" if age is None else f"silent for {_age(age)}", tone="danger")
-    return Figure(label=label, value=f"alive {_age(age)} ago", tone="good")
+        return Figure(label=label, value="silent" if age is None else f"silent for {span(age)}", tone="danger")
+    return Figure(label=label, value=f"alive {span(age)} ago", tone="good")
 
 
 def _count(
@@ -197,7 +197,7 @@ def _queues(queues: Mapping[int, QueueFigures]) -> dict[str, Any]:
         [
             link_to_page("tasks_queue", pk, found.queue + (" (paused)" if found.paused else "")),
             f"{found.queued:,}",
-            _age(timedelta(seconds=found.oldest_wait_seconds)) if found.queued else "-",
+            span(timedelta(seconds=found.oldest_wait_seconds)) if found.queued else "-",
             f"{found.leased:,}",
             f"{found.finished_per_minute:.1f}",
             f"{found.failure_rate:.0%}",
@@ -215,17 +215,6 @@ def _seconds(seconds: float | None) -> str:
 
 def _late(age: timedelta | None) -> Tone:
     return "warning" if age is not None and age > _LATE else "good"
-
-
-def _age(age: timedelta | None) -> str:
-    """`3 min`, or a hyphen."""
-    if age is None:
-        return "-"
-    seconds = int(age.total_seconds())
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"
 
 
 def _listing(model: type[Model]) -> str:

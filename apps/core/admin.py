@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from functools import cache, cached_property, wraps
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptabl
     @cached_property
     def count(self) -> int:
         rows: Any = self.object_list  # a QuerySet, typed as anything that can be cut
-        return int(rows.order_by()[:COUNTED].count())
+        return int(rows.order_by().values("pk")[:COUNTED].count())
 
 
 class ExactTextFilter(FieldTextFilter):
@@ -123,6 +124,22 @@ def verb(
         return declared
 
     return decorate
+
+
+def span(length: timedelta | None) -> str:
+    """`3 min`, or a hyphen."""
+    if length is None:
+        return "-"
+    seconds = length.total_seconds()
+    for unit, of_unit in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= of_unit:
+            return f"{int(seconds // of_unit)} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+
+
+def ago(moment: datetime, now: datetime) -> SafeString:
+    """How long ago, with the exact time where the pointer rests."""
+    return format_html('<span title="{} UTC">{} ago</span>', f"{moment:%Y-%m-%d %H:%M:%S}", span(now - moment))
 
 
 def link_to(related: models.Model | None) -> str:

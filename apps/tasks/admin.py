@@ -10,13 +10,15 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
+from django.utils.text import Truncator
+from unfold.decorators import display
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, link_to_page, linked, verb
+from apps.core.admin import ExactTextFilter, OperatorAdmin, ago, link_to, link_to_page, linked, span, verb
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
-from apps.tasks import charts, selectors
+from apps.tasks import charts, selectors, waterfall
 from apps.tasks.models import (
     Artifact,
     Budget,
@@ -34,7 +36,7 @@ from apps.tasks.models import (
 )
 from apps.tasks.results import ARTIFACT, artifact_digest
 from apps.tasks.services import operating, scheduling, types
-from apps.tasks.states import Status
+from apps.tasks.states import TERMINAL, Status
 
 _SHOWN_RUNS: Final = 50
 _WHY: Final = "console: operating tasks"
@@ -42,6 +44,21 @@ _PARTIES: Final = [
     linked("task_type", "Type"), linked("queue"), linked("requester", "Requester"),
     linked("recipient", "Recipient"),
 ]  # fmt: skip
+
+
+_STATUSES: Final = {"open", "overdue", "dead", *Status.values}
+_SEARCHED: Final = {"type": "task_type__name", "queue": "queue__name", "requester": "requester__name"}
+_DIGITS: Final = 19
+_CHIPS: Final = {
+    "succeeded": "success", "failed": "danger", "canceled": "warning", "leased": "info", "queued": "primary",
+}  # fmt: skip
+
+
+def _error(standing: selectors.Standing) -> str:
+    """Why the task failed, or its last run."""
+    error = (standing.end and standing.end.error) or (standing.run and standing.run.error) or {}
+    told = ": ".join(str(error[name]) for name in ("code", "message") if error.get(name))
+    return told or (standing.end and standing.end.reason) or ""
 
 
 def _gate_of(tenant_id: int) -> Caller:
@@ -231,7 +248,7 @@ class ScheduleAdmin(OperatorAdmin):
 
 @admin.register(Task)
 class TaskAdmin(OperatorAdmin):
-    list_display = ["__str__", "status", *_PARTIES, "priority", "created_at"]
+    list_display = ["__str__", "status", *_PARTIES[:3], "worker", "age", "took", "attempts", "error"]
     list_select_related = ["task_type", "queue", "requester", "recipient"]
     list_filter = [
         "tenant",
@@ -241,10 +258,13 @@ class TaskAdmin(OperatorAdmin):
         ("task_type__name", ExactTextFilter),
     ]
     search_fields = ["=id"]
+    search_help_text = "A task's number, words of its params, or status:failed type:report queue:default requester:Kee"
     ordering = ["-id"]
     actions_detail = ["cancel", "retry", "revoke_lease"]
     fields = [
         "state",
+        "failure",
+        "waterfall",
         "timeline",
         "budget",
         "retries",
@@ -262,6 +282,8 @@ class TaskAdmin(OperatorAdmin):
     ]
     readonly_fields = [
         "state",
+        "failure",
+        "waterfall",
         "timeline",
         "budget",
         *_PARTIES,
@@ -273,7 +295,7 @@ class TaskAdmin(OperatorAdmin):
     ]
 
     @verb(
-        "Cancel",
+        "Cancel the task",
         explanation="As its requester would: at once if nobody holds it, else by an order to its holder.",
         permission="tasks.operate_task",
     )
@@ -293,7 +315,7 @@ class TaskAdmin(OperatorAdmin):
         return f"{task} was retried as {queued.task_id} before." if queued.is_duplicate else f"It is {queued.task_id}."
 
     @verb(
-        "Revoke lease",
+        "Take it from its worker",
         explanation="Take the task from its holder: it stands where it stood, and no attempt is counted.",
         permission="tasks.operate_task",
     )
@@ -326,25 +348,78 @@ class TaskAdmin(OperatorAdmin):
         return link_to(Artifact.objects.filter(tenant_id=task.tenant_id, digest=digest).first())
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        tasks = super().get_queryset(request).select_related("task_type", "queue", "requester", "recipient")
-        return selectors.with_status(tasks)
+        return super().get_queryset(request).select_related("task_type", "queue", "requester", "recipient")
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        page = super().get_changelist_instance(request)
+        page.result_list = list(page.result_list)
+        found = selectors.standings([task.pk for task in page.result_list])
+        for task in page.result_list:
+            task.standing = found[task.pk]
+        return page
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> Any:
-        """By the number alone, which has an index."""
-        number = search_term.strip().removeprefix("task_")
-        if not number:
-            return queryset, False
-        is_number = number.isdecimal() and len(number) < 19  # noqa: PLR2004  # digits of a bigint
-        return (queryset.filter(pk=int(number)) if is_number else queryset.none()), False
+        """By number, by `name:value`, and by words in the params of the newest tasks."""
+        words = []
+        for word in search_term.split():
+            name, _, value = word.partition(":")
+            if name == "status" and value:
+                queryset = selectors.of_status(queryset, value) if value in _STATUSES else queryset.none()
+            elif name in _SEARCHED and value:
+                queryset = queryset.filter(**{_SEARCHED[name]: value})
+            elif (number := word.removeprefix("id:").removeprefix("task_")).isdecimal() and len(number) < _DIGITS:
+                queryset = queryset.filter(pk=int(number))
+            else:
+                words.append(word)
+        return (selectors.saying(queryset, words) if words else queryset), False
 
-    @admin.display(description="Status")
+    @display(description="Status", label=_CHIPS)  # type: ignore[untyped-decorator]  # unfold has no types
     def status(self, task: Any) -> str:
-        return str(task.status)
+        return str(task.standing.status)
+
+    @admin.display(description="Task worker")
+    def worker(self, task: Any) -> str:
+        return "-" if task.standing.run is None else link_to(task.standing.run.holder)
+
+    @admin.display(description="Queued")
+    def age(self, task: Task) -> str:
+        return ago(task.created_at, timezone.now())
+
+    @admin.display(description="Took")
+    def took(self, task: Any) -> str:
+        """The last run."""
+        run = task.standing.run
+        return span(None if run is None else (run.ended_at or timezone.now()) - run.started_at)
+
+    @admin.display(description="Attempts")
+    def attempts(self, task: Any) -> int:
+        return int(getattr(task.standing.end or task.standing.live, "fencing_token", 0))
+
+    @admin.display(description="Error")
+    def error(self, task: Any) -> str:
+        return Truncator(_error(task.standing)).chars(60) or "-"
 
     @admin.display(description="Status")
     def state(self, task: Task) -> str:
         found = selectors.status(str(task))
         return f"{found.status}{f' ({found.reason})' if found.reason else ''}"
+
+    @admin.display(description="Error")
+    def failure(self, task: Task) -> str:
+        return _error(selectors.standings([task.pk])[task.pk]) or "-"
+
+    @admin.display(description="Waterfall")
+    def waterfall(self, task: Task) -> str:
+        """What it waited for and which runs it had, as bars over its life."""
+        events = selectors.timeline(str(task), limit=_SHOWN_RUNS).events
+        return waterfall.drawn(events, now=timezone.now())
+
+    def get_actions_detail(self, request: HttpRequest, object_id: int) -> list[Any]:
+        """Only what can be done with the task now."""
+        status = selectors.standings([int(object_id)])[int(object_id)].status if str(object_id).isdecimal() else None
+        possible = {"cancel"} if status not in TERMINAL else {"retry"} if status == Status.FAILED else set()
+        possible |= {"revoke_lease"} if status in {Status.LEASED, Status.CANCELING} else set()
+        return [one for one in super().get_actions_detail(request, object_id) if one.method.__name__ in possible]
 
     @admin.display(description="Budget")
     def budget(self, task: Task) -> str:

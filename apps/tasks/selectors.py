@@ -16,8 +16,8 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.files.storage import storages
 from django.db import connection
-from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Subquery, Sum, TextField, Value, When
-from django.db.models.functions import Coalesce, Concat
+from django.db.models import Exists, F, Max, OuterRef, Q, QuerySet, Sum, TextField, Value
+from django.db.models.functions import Cast, Concat
 
 from apps.core.errors import Conflict, NotFound, Unavailable
 from apps.core.ids import format_ref
@@ -181,12 +181,42 @@ def _live() -> QuerySet[Any]:
     return LiveTask.objects.annotate(stopping=F("flags").bitand(CANCEL_REQUESTED | BUDGET_SPENT))
 
 
-def with_status(tasks: QuerySet[Task]) -> QuerySet[Any]:
-    """These tasks, each annotated with its `status`."""
-    ended = FinishedTask.objects.filter(task_id=OuterRef("pk")).values("status")[:1]
-    status = Case(*(When(condition, then=Value(status)) for status, condition in _STATUS_OF_LIVE.items()))
-    live = _live().filter(task_id=OuterRef("pk")).annotate(status=status).values("status")[:1]
-    return tasks.annotate(status=Coalesce(Subquery(ended), Subquery(live)))
+@dataclass(slots=True)
+class Standing:
+    """What became of a task so far: its live row or its end, and its last run."""
+
+    live: LiveTask | None = None
+    end: FinishedTask | None = None
+    run: Run | None = None
+
+    @property
+    def status(self) -> Status:
+        if self.end is not None:
+            return Status(self.end.status)
+        live = self.live or LiveTask()
+        return open_status(
+            leased=live.holder_id is not None,
+            ready=live.ready_at is not None,
+            scheduled=live.due_at is not None,
+            flags=live.flags,
+        )
+
+
+def standings(task_ids: Collection[int]) -> dict[int, Standing]:
+    """Of each of these tasks."""
+    found = {pk: Standing() for pk in task_ids}
+    for live in LiveTask.objects.filter(task_id__in=task_ids):
+        found[live.task_id].live = live
+    for end in FinishedTask.objects.filter(task_id__in=task_ids):
+        found[end.task_id].end = end
+    last = [
+        run_key(pk, row.fencing_token)
+        for pk, standing in found.items()
+        if (row := standing.end or standing.live) is not None
+    ]
+    for run in Run.objects.filter(pk__in=last).select_related("holder"):
+        found[run.pk >> FENCING_TOKEN_BITS].run = run
+    return found
 
 
 def of_status(tasks: QuerySet[Task], wanted: str) -> QuerySet[Task]:
@@ -205,6 +235,15 @@ def of_status(tasks: QuerySet[Task], wanted: str) -> QuerySet[Task]:
     else:
         found = _live() if wanted == "open" else _live().filter(_STATUS_OF_LIVE[Status(wanted)])
     return tasks.filter(pk__in=found.values("task_id"))
+
+
+def saying(tasks: QuerySet[Task], words: Collection[str]) -> QuerySet[Task]:
+    """Of the newest tasks, those whose params have all these words."""
+    newest = tasks.order_by("-pk").values("pk")[:TASKS_LOOKED_AT]
+    found = tasks.filter(pk__in=newest).annotate(text=Cast("params", TextField()))
+    for word in words:
+        found = found.filter(text__icontains=word)
+    return found
 
 
 def ended_within(tasks: QuerySet[Task], period: timedelta) -> QuerySet[Task]:

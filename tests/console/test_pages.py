@@ -75,6 +75,36 @@ def test_tasks_are_filtered_by_the_names_of_their_queue_and_type(world: None, co
     assert console.get(address, {"task_type__name": "no_such_type"}).context["cl"].result_count == 0
 
 
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("status:succeeded", 1),
+        ("status:succeeded queue:fair", 0),
+        ("status:no_such", 0),
+        ("type:index status:open", 3),
+        ("type:no_such_type", 0),
+        ("99999999", 0),
+        ("no_such_word_in_any_params", 0),
+    ],
+)
+def test_tasks_are_found_by_what_is_typed(world: None, console: Client, typed: str, found: int) -> None:
+    assert console.get(reverse("admin:tasks_task_changelist"), {"q": typed}).context["cl"].result_count == found
+
+
+def test_a_task_shows_its_life_and_only_what_can_be_done_with_it(world: None, console: Client) -> None:
+    def page(status: str) -> str:
+        listed = console.get(reverse("admin:tasks_task_changelist"), {"status": status})
+        assert status in listed.content.decode()
+        return console.get(
+            reverse("admin:tasks_task_change", args=[listed.context["cl"].result_list[0].pk])
+        ).content.decode()
+
+    leased, queued, succeeded = page("leased"), page("queued"), page("succeeded")
+    assert "run 1 on worker-1" in leased
+    assert ["Cancel the task" in one for one in (leased, queued, succeeded)] == [True, True, False]
+    assert ["Take it from its worker" in one for one in (leased, queued, succeeded)] == [True, False, False]
+
+
 def test_every_count_of_home_is_the_number_of_rows_that_it_links_to(world: None, console: Client) -> None:
     cards = console.get(reverse("admin:index"), {"live": "figures"}).context["cards"]
     counts = {

@@ -119,7 +119,7 @@ def test_operator_cancels_a_task_with_a_reason(console: Client, kee: Caller, wor
     complete(worker, grant)
     act(console, "task", "cancel", held)
     assert "has succeeded already" in page(console, "task", held)
-    assert [entry.change_message for entry in LogEntry.objects.order_by("pk")] == ["Cancel: ticket 7"] * 2
+    assert [entry.change_message for entry in LogEntry.objects.order_by("pk")] == ["Cancel the task: ticket 7"] * 2
 
 
 def test_list_of_tasks_shows_and_filters_by_status(console: Client, kee: Caller, worker: Caller) -> None:
@@ -139,7 +139,7 @@ def test_list_of_tasks_shows_and_filters_by_status(console: Client, kee: Caller,
 
     def listed(**given: str) -> dict[str, int]:
         answer = console.get(reverse("admin:tasks_task_changelist"), given)
-        return {row.status: row.pk for row in answer.context["cl"].result_list}
+        return {str(row.standing.status): row.pk for row in answer.context["cl"].result_list}
 
     assert listed() == tasks
     assert all(listed(status=found) == {found: task} for found, task in tasks.items())
