@@ -34,7 +34,6 @@ from apps.executions.errors import (
 from apps.executions.models import Execution
 from apps.executions.shapes import CallOutcome
 from apps.plans import selectors as plans
-from apps.plans.errors import OutsidePool
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_in
 from apps.receipts.services import Group
@@ -125,7 +124,7 @@ def call_worker(
 
     :param execution_ref: the execution that the call belongs to: its receipts are grouped and chained with it.
     :raises NotFound: if there is no such worker, tool or execution.
-    :raises OutsidePool: if the caller is a DeleGate, and the worker is not in its pool.
+    :raises Forbidden: if the caller is a DeleGate, and the worker is not in its pool (`outside_pool`).
     :raises Invalid: if the parameters don't fit, or a direct call has an idempotency key.
     :raises WorkerRateLimited: if the worker takes no further direct call now; a queued call waits instead.
     :raises WorkerCallFailed: if a direct call gave no result.
@@ -220,11 +219,11 @@ def _runtime(offer: OfferView) -> str:
 def refuse_outside_pool(caller: Caller, worker_id: str) -> None:
     """A DeleGate calls only workers of its own pool. Needs an acting transaction.
 
-    :raises OutsidePool: if the caller is a DeleGate, and the worker is not in its pool.
+    :raises Forbidden: if the caller is a DeleGate, and the worker is not in its pool (`outside_pool`).
     """
     delegate = plans.delegate_of(caller.principal_id) if caller.kind == Kind.DELEGATE else None
     if delegate is not None and plans.outside_pool([worker_id], delegate=delegate):
-        raise OutsidePool(f"{worker_id} is not in the pool of {delegate}.")
+        raise Forbidden(f"{worker_id} is not in the pool of {delegate}.", code="outside_pool")
 
 
 def group_of(execution: Execution) -> Group:

@@ -270,18 +270,19 @@ def next_actions(ref: str, status: Status, steps: Steps, *, is_delegate: bool) -
 
 
 def _replannings(status: Status, steps: Steps) -> list[str]:
-    """Plan again with the DeleGate that a worker suggests, else without the failed step."""
+    """Ask for what a worker says another can do, else plan again without the failed step."""
     failed = [step for step in steps if step.status == StepStatus.FAILED and step.step_type in WORKER_STEPS]
-    calls = {step.step_id: f"replan_plan({step.outcome['plan_id']}, {step.step_id})" for step in failed}
     escalated = [
-        f"Plan again, with {step.escalation['suggested_delegate'] or 'somebody else'} in its place: {calls[step.step_id]}."
+        f"Ask {step.escalation['suggested_delegate'] or 'somebody else'} for what {step.step_id} can't do:"
+        f" create_delegation_plan({step.escalation['intent']})."
         for step in failed
         if step.escalation
     ]
     if escalated or status == Status.PARTIAL:
         return escalated
     advice = "Plan again, without what failed or with another budget"
-    return [f"{advice}: {calls[step.step_id]}." for step in failed[:1]] or [f"{advice}."]
+    calls = [f": replan_plan({step.outcome['plan_id']}, {step.step_id})" for step in failed[:1]]
+    return [f"{advice}{call}." for call in calls or [""]]
 
 
 def _promotions(steps: Steps, *, is_delegate: bool) -> list[str]:

@@ -77,7 +77,7 @@ def report_on(execution: Execution) -> ExecutionReport:
 def report_of_plan(caller: Caller, plan_id: str) -> ExecutionReport:
     """The report on a plan's execution, or on the plan if it was not executed.
 
-    :raises UnknownPlan: if the caller has no such plan.
+    :raises NotFound: if the caller has no such plan (`unknown_plan`).
     """
     execution = execution_of_plan(caller, plan_id)
     if execution is not None:
@@ -116,7 +116,7 @@ def progress_of_plan(caller: Caller, plan_id: str, *, after: int) -> ExecutionPr
 
     A progressive execution shows each step as it ends; any other shows all steps when it is over.
 
-    :raises UnknownPlan: if the caller has no such plan.
+    :raises NotFound: if the caller has no such plan (`unknown_plan`).
     :raises Invalid: if fewer steps have ended (`ahead_of_execution`).
     """
     execution = execution_of_plan(caller, plan_id)

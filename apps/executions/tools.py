@@ -23,7 +23,6 @@ from apps.executions.wakeups import execution_topic
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.documents import form_of
-from apps.plans.services import Replacement
 from apps.plans.shapes import CreatePlan, Money, PlanAnswer, StepType
 from apps.principals.tenancy import Caller
 
@@ -303,13 +302,11 @@ def replan_plan(caller: Caller, given: Replan) -> Replanned:
     """
     made = commands.replan(
         caller=caller,
-        replacement=Replacement(
-            plan_id=given.plan_id,
-            failed_step=given.failed_step,
-            reason=given.error,
-            context=given.context or {},
-            max_total_cost=given.max_total_cost,
-        ),
+        plan_id=given.plan_id,
+        failed_step=given.failed_step,
+        reason=given.error,
+        context=given.context,
+        max_total_cost=given.max_total_cost,
         now=timezone.now(),
     )
     return Replanned(

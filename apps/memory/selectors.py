@@ -21,7 +21,6 @@ from apps.memory.models import (
     Forgotten,
     Memory,
     MemoryPolicy,
-    PromotionPolicy,
     Relationship,
     Session,
     Subject,
@@ -490,11 +489,6 @@ def recent_sessions(*, principal_id: int, now: datetime, limit: int = 10) -> lis
             principal_id=principal_id, now=now, limit=limit
         )
     ]  # fmt: skip
-
-
-def promotion_policies(principal_ids: Iterable[int]) -> dict[int, PromotionPolicy]:
-    """The promotion policies of these principals, by principal; one without a policy may promote nothing."""
-    return {policy.delegate_id: policy for policy in PromotionPolicy.objects.filter(delegate__in=list(principal_ids))}
 
 
 AT_ONCE: Final = 1_000

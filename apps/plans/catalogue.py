@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,12 +54,8 @@ class Tool:
         return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Pool:
-    """With whose workers a DeleGate plans, told by those that it does not plan with."""
-
-    delegate_id: str
-    outside: frozenset[str]
+Bar = Callable[[str, str], str | None]
+"""Why a worker's tool, by its name, may not be used; None: it may."""
 
 
 class Catalogue:
@@ -67,9 +63,7 @@ class Catalogue:
 
     def __init__(self, epoch: int, tools: Iterable[Tool] = (), offers: Iterable[Offer] = ()) -> None:
         self.epoch = epoch
-        self.pool: Pool | None = None
-        self.excluded: frozenset[str] = frozenset()
-        self.failed: Mapping[tuple[str, str], str] = {}
+        self.bars: tuple[Bar, ...] = ()
         self.by_uid: dict[str, Tool] = {}
         self._offers: dict[str, dict[str, Offer]] = {}
         self._of_worker: dict[str, dict[str, Offer]] = {}
@@ -134,44 +128,28 @@ class Catalogue:
 
     def bar(self, offer: Offer) -> str | None:
         """Return why an offer may not be used, or None."""
-        if self.pool is not None and self.is_outside(offer.worker_id):
-            return f"it is not in the pool of {self.pool.delegate_id}"
-        if offer.barred:
-            return offer.barred
-        if offer.worker_id in self.excluded:
-            return "excluded by the request"
-        return self.failed.get((offer.worker_id, self.by_uid[offer.tool_uid].name)) if self.failed else None
+        name = self.by_uid[offer.tool_uid].name
+        return next((why for bar in self.bars if (why := bar(offer.worker_id, name))), offer.barred)
 
-    def is_outside(self, worker_id: str) -> bool:
-        """Is it a worker of another pool than the one that this view is of?"""
-        return self.pool is not None and worker_id in self.pool.outside
-
-    def within(self, pool: Pool | None) -> Catalogue:
-        """Return the same catalogue in which only workers of a pool may be used; None: all."""
-        if pool is None:
-            return self
+    def barring(self, bar: Bar) -> Catalogue:
+        """Return the same catalogue in which some of the offers may not be used."""
         view = copy.copy(self)
-        view.pool = pool
+        view.bars = (*self.bars, bar)
         return view
+
+    def without(self, worker_ids: Iterable[str]) -> Catalogue:
+        """Return the same catalogue in which these workers may not be used."""
+        excluded = frozenset(worker_ids)
+        return self.barring(lambda worker_id, _: "excluded by the request" if worker_id in excluded else None)
 
     def of_workers(self, worker_ids: Iterable[str]) -> Catalogue:
         """Return what these workers offer, apart: it stays as it is, whatever is registered meanwhile."""
         view = Catalogue(self.epoch)
-        view.pool, view.excluded, view.failed = self.pool, self.excluded, self.failed
+        view.bars = self.bars
         for worker_id in worker_ids:
             if worker_id in self._of_worker:
                 offers = self._of_worker[worker_id].values()
                 view.put(worker_id, [(self.by_uid[offer.tool_uid], offer) for offer in offers])
-        return view
-
-    def without(self, worker_ids: Iterable[str], failed: Mapping[tuple[str, str], str] | None = None) -> Catalogue:
-        """Return the same catalogue in which these workers may not be used.
-
-        :param failed: nor these tools of workers, by worker and name, each with the reason.
-        """
-        view = copy.copy(self)
-        view.excluded = self.excluded | frozenset(worker_ids)
-        view.failed = {**self.failed, **(failed or {})}
         return view
 
 

@@ -37,8 +37,6 @@ class Evidence(StrEnum):
     """It was a guess, and the principal confirmed it."""
     DELEGATION = "delegation"
     """The way that the request came, for a tool that passes it on."""
-    ESCALATION = "escalation"
-    """What another worker asks for, in its words."""
 
 
 UNSURE: Final = frozenset({Evidence.CUT, Evidence.ASSUMED})

@@ -2,19 +2,18 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from django.db.models import Exists, F, OuterRef, Q
+from django.db import connection
+from django.db.models import DateTimeField, Exists, F, Func, OuterRef, Q
 from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
 from apps.core.errors import NotFound
-from apps.plans import documents, drawing, shelf, sql, validation
+from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
-from apps.plans.errors import UnknownPlan
 from apps.plans.models import Delegate, Plan, WaitingPlan
 from apps.plans.shapes import WORKER_STEPS, PlanAnswer, PlanSummary
 from apps.plans.validation import Problem
@@ -29,11 +28,11 @@ _START: Final = 200
 def plan(plan_id: str) -> Plan:
     """The plan of this id in the current tenant, with its DeleGate.
 
-    :raises UnknownPlan: if there is none.
+    :raises NotFound: if there is none (`unknown_plan`).
     """
     found = Plan.objects.filter(plan_id=plan_id).select_related("delegate").first()
     if found is None:
-        raise UnknownPlan(f"There is no plan {plan_id[:100]!r}.")
+        raise NotFound(f"There is no plan {plan_id[:100]!r}.", code="unknown_plan")
     return found
 
 
@@ -41,7 +40,7 @@ def plan_for(plan_id: str, *, caller: Caller) -> Plan:
     """As :func:`plan`, for the principal that asked for it; for others there is none."""
     found = plan(plan_id)
     if found.principal_id != caller.principal_id:
-        raise UnknownPlan(f"There is no plan {plan_id[:100]!r}.")
+        raise NotFound(f"There is no plan {plan_id[:100]!r}.", code="unknown_plan")
     return found
 
 
@@ -95,7 +94,8 @@ def expired(*, limit: int) -> list[tuple[int, str]]:
 
     :return: the tenant and the plan_id of each.
     """
-    over = Q(expires_at__lte=sql.GATEHOUSE_NOW) | Q(plan__intent="")
+    now = Func(function="gatehouse_now", output_field=DateTimeField())
+    over = Q(expires_at__lte=now) | Q(plan__intent="")
     found = WaitingPlan.objects.filter(over).order_by("expires_at")
     return list(found.values_list("tenant_id", "plan__plan_id")[:limit])
 
@@ -138,31 +138,8 @@ def picture(plan_id: str, *, marks: Mapping[str, tuple[str, str]]) -> SafeString
     """A plan of the current tenant as a graph.
 
     :param marks: a word and the colour of the edge, by step id.
-
-    :raises UnknownPlan: if there is none.
     """
-    document = plan(plan_id).document
-    return drawing.graph(document, marks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readiness:
-    """What is true of a plan at the moment, and may not be in the next. So it stands beside the plan, never in it."""
-
-    can_execute_now: bool
-    """Can it be carried out, and has every worker that it needs room for all of its calls?"""
-    wait: timedelta
-    """How long calls have to wait for their workers' hours."""
-
-
-def readiness(document: Mapping[str, Any]) -> Readiness:
-    """Whether a plan can be carried out at once."""
-    to_do = [step for step in document["steps"] if step["step_type"] in WORKER_STEPS and not step.get("done")]
-    calls = Counter(step["worker_id"] for step in to_do)
-    waits = workers.waits_for_room(calls)
-    wait = max(waits.values(), default=timedelta(0))
-    is_ready = document.get("status") == PlanStatus.READY
-    return Readiness(can_execute_now=is_ready and waits.keys() == calls.keys() and not wait, wait=wait)
+    return drawing.graph(plan(plan_id).document, marks)
 
 
 def only_reads(document: Mapping[str, Any], *, tenant_id: int) -> bool:
@@ -174,34 +151,27 @@ def only_reads(document: Mapping[str, Any], *, tenant_id: int) -> bool:
 
 
 def answer_of(plan: Plan) -> PlanAnswer:
-    """What a caller is told of a plan."""
-    room = readiness(plan.document)
-    seconds = plan.document.get("estimated_total_runtime_seconds", 0) + round(room.wait.total_seconds(), 3)
+    """What a caller is told of a plan. What holds at the moment, and may not in the next, stands beside it, never in it."""
+    document = plan.document
+    to_do = [step for step in document["steps"] if step["step_type"] in WORKER_STEPS and not step.get("done")]
+    calls = Counter(step["worker_id"] for step in to_do)
+    waits = workers.waits_for_room(calls)
+    wait = max(waits.values(), default=timedelta(0))
     return PlanAnswer(
         next_step=plan.next_step,
-        plan=plan.document,
+        plan=document,
         plan_id=plan.plan_id,
-        status=plan.document["status"],
-        can_execute_now=room.can_execute_now and can_be_begun(plan),
+        status=document["status"],
+        can_execute_now=waits.keys() == calls.keys() and not wait and can_be_begun(plan),
         receipt_id=plan.receipt_id,
         receipt_uuid=str(plan.receipt_uuid),
-        steps=plan.document["steps"],
-        estimated_runtime_seconds=seconds,
+        steps=document["steps"],
+        estimated_runtime_seconds=document.get("estimated_total_runtime_seconds", 0) + round(wait.total_seconds(), 3),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """What is wrong with a plan, and by what it was judged."""
-
-    problems: list[Problem]
-    catalogue: Catalogue
-    """What the workers that the plan names offered then to the DeleGate that it names."""
-
-
-def judgement(document: object, *, tenant_id: int) -> Judgement:
-    """What is wrong with a plan, whoever wrote it: by the rules of :mod:`validation` and with the workers of the
-    DeleGate that it names.
+def judged(document: object, *, tenant_id: int) -> tuple[list[Problem], Catalogue]:
+    """What is wrong with a plan, whoever wrote it, and what the workers that it names offer to the DeleGate that it names.
 
     The registry is held only until what the plan is judged by is taken out of it, for a long plan takes a second.
     """
@@ -209,8 +179,31 @@ def judgement(document: object, *, tenant_id: int) -> Judgement:
     delegate = Delegate.objects.filter(delegate_id=plan.delegate_id).first() if plan else None
     named = {step.worker_id for step in plan.steps if step.worker_id} if plan else ()
     with shelf.held(tenant_id=tenant_id, delegate=delegate) as held:
-        catalogue = held.catalogue.within(held.pool).of_workers(named)
+        catalogue = held.catalogue.of_workers(named)
     problems = validation.validate(document, catalogue)
     if plan is not None and delegate is None and plan.delegate_id != DELEGATE:
         problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {plan.delegate_id}."))
-    return Judgement(problems=problems[: validation.MAX_PROBLEMS], catalogue=catalogue)
+    return problems[: validation.MAX_PROBLEMS], catalogue
+
+
+def tenants_with_lessons() -> list[int]:
+    """The tenants with a twentieth more outcomes than were learned from, with fifty more, or with the first fifty.
+
+    Runs as the system.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_WITH_LESSONS)
+        return [tenant_id for (tenant_id,) in cursor.fetchall()]
+
+
+_WITH_LESSONS: Final = """
+    select t.id from principals_tenant t
+    left join plans_learnedmodel m on m.tenant_id = t.id
+    cross join lateral (
+        select count(*) as number from (
+            select from plans_outcome o where o.tenant_id = t.id and o.id > coalesce(m.last_outcome, 0) limit 50
+        ) counted
+    ) fresh
+    where fresh.number >= least(greatest(5, coalesce(m.learned_from, 1000) / 20), 50)
+    order by t.id
+"""

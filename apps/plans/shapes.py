@@ -70,7 +70,7 @@ Id = Annotated[Text, Field(min_length=1, max_length=100)]
 class Budget(Input):
     max_total_cost: Money | None = None
     max_cost_per_step: Money | None = None
-    currency: Annotated[str, Field(max_length=10)] = "USD"
+    currency: Literal["USD"] = "USD"
 
 
 class PlanConstraints(Input):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from apps.plans.catalogue import Catalogue, Pool, Tool
+from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.history import History
 from apps.plans.local.index import Library
 from apps.plans.models import Delegate, LearnedModel
@@ -29,13 +29,12 @@ class Held:
     """A registry that nobody else changes just now."""
 
     catalogue: Catalogue
+    """In which only the workers of the DeleGate's pool may be used."""
     library: Library
     history: History | None
     """What was learned; None: nothing yet."""
     model: int
     """The number of the learned model; 0: none."""
-    pool: Pool | None
-    """Whose workers the DeleGate plans with; None: all there are."""
 
 
 @dataclass(slots=True)
@@ -54,7 +53,6 @@ class _Kept:
     tried: dict[str, int] = field(default_factory=dict)
     managers: Mapping[str, int] = field(default_factory=dict)
     """By worker the DeleGate's principal in whose pool it is; the root's are left out."""
-    pools: dict[int | None, Pool | None] = field(default_factory=dict)
 
 
 _registries: Final[OrderedDict[int, _Kept]] = OrderedDict()
@@ -82,14 +80,15 @@ def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
         epochs = workers.epochs()
         if epochs != (kept.catalogue.epoch, kept.history_epoch):
             _bring_up_to_date(kept, tenant_id, *epochs)
-        _load_model(kept)
-        yield Held(
-            catalogue=kept.catalogue,
-            library=kept.library,
-            history=kept.history,
-            model=kept.model,
-            pool=_pool(kept, delegate),
-        )
+        number = LearnedModel.objects.values_list("pk", flat=True).first() or 0
+        if number != kept.model:
+            body = LearnedModel.objects.filter(pk=number).values_list("body", flat=True).first()
+            kept.history, kept.model = History.loads(bytes(body)) if body else None, number
+        catalogue, own = kept.catalogue, delegate.principal_id if delegate and delegate.parent_id else None
+        if kept.managers or own:
+            why = f"it is not in the pool of {delegate or DELEGATE}"
+            catalogue = catalogue.barring(lambda worker_id, _: None if kept.managers.get(worker_id) == own else why)
+        yield Held(catalogue=catalogue, library=kept.library, history=kept.history, model=kept.model)
 
 
 def warm() -> None:
@@ -99,14 +98,6 @@ def warm() -> None:
     for tenant_id in reversed(tenants):
         with acting_in(tenant_id, "a registry to plan with"), held(tenant_id=tenant_id):
             pass
-
-
-def _load_model(kept: _Kept) -> None:
-    number = LearnedModel.objects.values_list("pk", flat=True).first() or 0
-    if number != kept.model:
-        body = LearnedModel.objects.filter(pk=number).values_list("body", flat=True).first()
-        kept.history = History.loads(bytes(body)) if body else None
-        kept.model = number
 
 
 def library_of(catalogue: Catalogue) -> Library:
@@ -125,46 +116,22 @@ def _bring_up_to_date(kept: _Kept, tenant_id: int, epoch: int, history_epoch: in
     if epoch != kept.catalogue.epoch:
         departments = frozenset(Delegate.objects.exclude(parent=None).values_list("principal_id", flat=True))
         kept.managers = workers.pools(tenant_id=tenant_id, delegates=departments) if departments else {}
-        kept.pools.clear()
         conditions = workers.conditions()
     if history_epoch != kept.history_epoch:
         tried = workers.tried()
-    changed = _differing(kept.conditions, conditions) | _differing(kept.tried, tried)
+    changed = {one for one, _ in (kept.conditions.items() ^ conditions.items()) | (kept.tried.items() ^ tried.items())}
     if changed:
         _take_in(kept, changed)
     kept.conditions, kept.tried = conditions, tried
     kept.catalogue.epoch, kept.history_epoch = epoch, history_epoch
 
 
-def _pool(kept: _Kept, delegate: Delegate | None) -> Pool | None:
-    """What of the registry a DeleGate plans with. It is asked once for each as long as the registry stays as it is."""
-    whose = None if delegate is None or delegate.parent_id is None else delegate.principal_id
-    if whose not in kept.pools:
-        outside = (
-            frozenset(kept.managers)
-            if whose is None
-            else kept.catalogue.worker_ids - {one for one, manager in kept.managers.items() if manager == whose}
-        )
-        kept.pools[whose] = Pool(str(delegate or DELEGATE), outside) if outside else None
-    return kept.pools[whose]
-
-
-def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> set[str]:
-    return {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
-
-
 def _take_in(kept: _Kept, changed: Collection[str]) -> None:
     """Let these workers offer what their rows say."""
     view = workers.catalogue(changed)
+    members = ("uid", "name", "description", "input_schema", "output_schema")
     tools = {
-        one.uid: kept.catalogue.by_uid.get(one.uid)
-        or Tool(
-            uid=one.uid,
-            name=one.name,
-            description=one.description,
-            input_schema=one.input_schema,
-            output_schema=one.output_schema,
-        )
+        one.uid: kept.catalogue.by_uid.get(one.uid) or Tool(**{name: getattr(one, name) for name in members})
         for one in view.tools
     }
     offered: dict[str, list[tuple[Tool, Offer]]] = {worker_id: [] for worker_id in changed}

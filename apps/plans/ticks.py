@@ -5,17 +5,15 @@ from datetime import timedelta
 from django.utils import timezone
 
 from apps.core.ticks import tick
-from apps.plans import selectors, services, sql
+from apps.plans import selectors, services
 from apps.principals.tenancy import acting_as_system, acting_in
-
-_AT_ONCE = 500
 
 
 @tick(every=timedelta(minutes=1))
 def abandon() -> None:
     """Give up what nobody has begun in time."""
     with acting_as_system("plans that wait too long"):
-        expired = selectors.expired(limit=_AT_ONCE)
+        expired = selectors.expired(limit=500)
     for tenant_id, plan_id in expired:
         with acting_in(tenant_id, "a plan that waits too long"):
             services.abandon_expired(plan_id=plan_id, now=timezone.now())
@@ -26,7 +24,7 @@ def abandon() -> None:
 def learn() -> None:
     """Learn from what was carried out, where enough of it is new."""
     with acting_as_system("tenants whose planner can learn something"):
-        tenants = sql.tenants_with_lessons()
+        tenants = selectors.tenants_with_lessons()
     failures: list[Exception] = []
     for tenant_id in tenants:
         try:

@@ -1,6 +1,6 @@
 """Operations of the DeleGate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from django.utils import timezone
@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field
 from apps.core.ids import encode_cursor
 from apps.core.operations import Asks, Reply, Route, operation
 from apps.core.schemas import FitForAPath, Input, Name, Output, Paged, Text
-from apps.memory import selectors as memory
 from apps.plans import selectors, services
 from apps.plans.documents import form_of, plan_hash
 from apps.plans.models import Delegate
@@ -43,22 +42,12 @@ class SetDelegate(Input):
     """What it is there for, as its plans say."""
 
 
-class DelegatePromotion(Output):
-    """What a DeleGate may promote to knowledge by itself."""
-
-    domains: list[str]
-    confidence_threshold: float
-    requires_novel: bool
-
-
 class DelegateOutput(Output):
     delegate_id: str
     principal: str
     parent: str | None
     """None: the root."""
     scope: str
-    promotion_policy: DelegatePromotion | None
-    """None: it may promote nothing."""
 
 
 class DelegateList(Output):
@@ -206,7 +195,7 @@ def list_plans(caller: Caller, given: Paged) -> PlanList:
 )
 def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
     """Judge a plan that anybody wrote against the rules and the workers registered now; every fault is named with its place."""
-    found = selectors.judgement(given.plan, tenant_id=caller.tenant_id).problems
+    found, _ = selectors.judged(given.plan, tenant_id=caller.tenant_id)
     verdict = Verdict(valid=not found, errors=found, plan_hash=None if found else plan_hash(given.plan))
     return Reply(verdict, status=200)
 
@@ -245,7 +234,7 @@ def set_delegate(caller: Caller, given: SetDelegate) -> DelegateOutput:
         scope=given.scope,
         now=timezone.now(),
     )
-    return _shown([found])[0]
+    return _shown(found)
 
 
 @operation(
@@ -256,25 +245,19 @@ def set_delegate(caller: Caller, given: SetDelegate) -> DelegateOutput:
     example={},
 )
 def list_delegates(_caller: Caller, given: Paged) -> DelegateList:
-    """List the DeleGates of the tenant: as whom each acts, which is above it, and what it may promote by itself."""
+    """List the DeleGates of the tenant: as whom each acts, and which is above it."""
     found = selectors.delegates(after=given.position or 0, limit=given.limit + 1)
     page = found[: given.limit]
     return DelegateList(
-        delegates=_shown(page),
+        delegates=list(map(_shown, page)),
         next=encode_cursor(page[-1].pk) if len(found) > len(page) else None,
     )
 
 
-def _shown(delegates: Sequence[Delegate]) -> list[DelegateOutput]:
-    policies = memory.promotion_policies(delegate.principal_id for delegate in delegates)
-    return [
-        DelegateOutput(
-            delegate_id=delegate.delegate_id,
-            principal=delegate.principal.name,
-            parent=None if delegate.parent is None else delegate.parent.delegate_id,
-            scope=delegate.scope,
-            promotion_policy=policy and DelegatePromotion.model_validate(policy),
-        )
-        for delegate in delegates
-        for policy in (policies.get(delegate.principal_id),)
-    ]
+def _shown(delegate: Delegate) -> DelegateOutput:
+    return DelegateOutput(
+        delegate_id=delegate.delegate_id,
+        principal=delegate.principal.name,
+        parent=None if delegate.parent is None else delegate.parent.delegate_id,
+        scope=delegate.scope,
+    )

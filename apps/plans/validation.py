@@ -289,9 +289,8 @@ def _tools(case: _Case) -> Iterator[Problem]:
 def _fits(case: _Case, step: Step, tool: Tool, offer: Offer) -> Iterator[Problem]:
     params, base = step.params or {}, case.path(step.step_id, "params")
     if barred := case.catalogue.bar(offer):
-        code = "outside_pool" if case.catalogue.is_outside(offer.worker_id) else "not_eligible"
         message = f"{step.worker_id} may not run this tool: {barred}."
-        yield Problem(case.path(step.step_id, "worker_id"), code, message)
+        yield Problem(case.path(step.step_id, "worker_id"), "not_eligible", message)
     if step.tool_uid not in {None, tool.uid}:
         message = "The tool is no longer the version that this step names."
         yield Problem(case.path(step.step_id, "tool_uid"), "tool_changed", message)

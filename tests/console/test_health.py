@@ -27,9 +27,10 @@ from redis.retry import Retry
 from apps.console import health
 from apps.core import notifications, ticks
 from apps.digests import services as inboxes
+from apps.plans import language_model
 from apps.plans import services as plans
 from apps.plans.proposals import Asked
-from apps.plans.services import PlanRequest, model_calls
+from apps.plans.shapes import CreatePlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
@@ -247,9 +248,9 @@ def test_a_day_moves_every_figure(settings: Any) -> None:
     buffer_and_look(tenant, kee)
     repeat(tenant)
     with acting_as(kee):
-        plans.create_plan(caller=kee, request=PlanRequest(intent="Analyze the codebase at /repo"), now=T0)
+        plans.create_plan(caller=kee, given=CreatePlan(intent="Analyze the codebase at /repo"), now=T0)
     settings.PLANNER_MODEL_URL = "http://127.0.0.1:9/v1"
-    model_calls.ask(tenant_id=tenant.pk, asked=Asked(intent="Sing", now=T0), tools=())
+    language_model.ask(tenant_id=tenant.pk, asked=Asked(intent="Sing", now=T0), tools=())
     send_elsewhere(tenant, kee)
 
     assert len(before) >= 10

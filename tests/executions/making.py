@@ -20,12 +20,9 @@ from apps.executions.services import advancing, commands
 from apps.executions.services.commands import Budget, Decision
 from apps.executions.shapes import ExecutionReport
 from apps.executions.states import Mode, Strategy
-from apps.plans import documents
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.documents import SUBMITTED
-from apps.plans.services.delegates import delegate_asked
-from apps.plans.services.planning import keep, new_plan_id
 from apps.principals.models import Tenant
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
@@ -175,18 +172,16 @@ def make_plan(
         "steps": steps,
         "constraints": constraints or {},
     }
-    if plans.judgement(document, tenant_id=caller.tenant_id).problems:
+    if plans.judged(document, tenant_id=caller.tenant_id)[0]:
         return _kept_unjudged(caller, document)
     return planning.submit(caller=caller, document=document, caused_by=None, now=T0).plan_id
 
 
 def _kept_unjudged(caller: Caller, document: dict[str, Any]) -> str:
     known = {"confidence": 1.0, "status": "ready", "planner_version": SUBMITTED, "registry_epoch": 0}
-    document = {**document, **known, "plan_id": new_plan_id()}
-    document["plan_hash"] = documents.plan_hash(document)
-    root = delegate_asked(caller, None, T0)
-    made = documents.read(document)
-    return keep(caller=caller, delegate=root, made=made, document=document, caused_by=None, now=T0).plan_id
+    document = {**document, **known, "plan_id": planning.new_plan_id()}
+    root = planning.root_delegate(tenant_id=caller.tenant_id, now=T0)
+    return planning.keep(caller=caller, delegate=root, document=document, caused_by=None, now=T0).plan_id
 
 
 def money(amount: float) -> Decimal:

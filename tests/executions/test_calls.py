@@ -16,7 +16,6 @@ from apps.executions.calls import Called, CallMode, Target
 from apps.executions.errors import WorkerUnavailable
 from apps.executions.services.steps import MAX_CLAIMS
 from apps.plans import services as planning
-from apps.plans.errors import OutsidePool
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
@@ -455,7 +454,7 @@ def test_plan_with_a_worker_outside_the_pool_is_not_begun(tenant: Tenant, kee: C
         plan_id = make_plan(kee, [call_step("a"), REPORT])
     put(tenant, "code")
 
-    with pytest.raises(OutsidePool, match="texter"):
+    with refused("outside_pool", "texter"):
         begin(kee, [], plan_id=plan_id)
     put(tenant, "code", principal="spare")
     assert begin(kee, [], plan_id=plan_id).plan_id == plan_id

@@ -21,9 +21,8 @@ from apps.memory import services as memory
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.documents import plan_hash
-from apps.plans.errors import PlanAbandoned
 from apps.plans.models import Delegate, Outcome, Plan
-from apps.plans.services import PlanRequest
+from apps.plans.shapes import CreatePlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -41,6 +40,7 @@ from tests.executions.making import (
     make_plan,
     make_worker,
     queue_step,
+    refused,
     report,
     run,
     statuses,
@@ -114,8 +114,8 @@ def test_plan_is_executed_over_http(kee: Caller, token: str, tenant: Tenant, ser
 
 def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServer) -> None:
     with kee.acting():
-        request = PlanRequest(intent="Sell the moon")
-        plan_id = planning.create_plan(caller=kee, request=request, now=T0).plan_id
+        given = CreatePlan(intent="Sell the moon")
+        plan_id = planning.create_plan(caller=kee, given=given, now=T0).plan_id
 
     answered, problem = ask("POST", BASE, token, {"plan_id": plan_id})
 
@@ -311,7 +311,7 @@ def test_forgotten_plan_is_not_begun_and_its_obligation_is_closed(kee: Caller) -
 
     with kee.acting():
         assert not plans.plan(plan_id).is_ready
-    with pytest.raises(PlanAbandoned):
+    with refused("plan_abandoned"):
         begin(kee, [], plan_id=plan_id)
     with acting_as_system("test"):
         assert (kee.tenant_id, plan_id) in plans.expired(limit=9)

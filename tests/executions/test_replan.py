@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
+from apps.core.errors import Conflict
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import commands
 from apps.executions.services.commands import Budget
-from apps.plans import errors
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.documents import Constraints
 from apps.plans.models import Outcome, Plan
 from apps.plans.proposals import Evidence, Ref, Value
-from apps.plans.services import Replacement
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
@@ -71,11 +69,7 @@ def carry_out(caller: Caller, plan_id: str, budget: Budget | None = None) -> Exe
 
 def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: str = "", **more: Any) -> Plan:
     with caller.acting():
-        return commands.replan(
-            caller=caller,
-            replacement=Replacement(plan_id=plan_id, failed_step=failed_step, reason=reason, **more),
-            now=T0,
-        )
+        return commands.replan(caller=caller, plan_id=plan_id, failed_step=failed_step, reason=reason, now=T0, **more)
 
 
 def worker_steps(made: Plan) -> dict[str, tuple[str, bool]]:
@@ -104,7 +98,7 @@ def test_replan_keeps_done_steps_and_uses_another_worker(team: Caller, server: W
     assert "redirect" in document["excluded"][0]["reason"]
     assert document["execution_cost_estimate"] == 0.5
     with team.acting():
-        assert plans.judgement(document, tenant_id=team.tenant_id).problems == []
+        assert plans.judged(document, tenant_id=team.tenant_id)[0] == []
 
 
 def test_new_plan_runs_only_the_rest(team: Caller, server: WorkerServer) -> None:
@@ -128,17 +122,17 @@ def test_new_plan_runs_only_the_rest(team: Caller, server: WorkerServer) -> None
 @pytest.mark.parametrize(
     ("bounds", "budget", "left"),
     [
-        (Constraints(), Budget(max_total_cost=Decimal("0.9"), max_cost_per_step=Decimal("0.6")), (0.4, 0.6)),
-        (Constraints(max_total_cost=5, max_cost_per_step=0.55), Budget(max_total_cost=Decimal("0.9")), (0.4, 0.55)),
+        ({}, Budget(max_total_cost=Decimal("0.9"), max_cost_per_step=Decimal("0.6")), (0.4, 0.6)),
+        ({"max_total_cost": 5, "max_cost_per_step": 0.55}, Budget(max_total_cost=Decimal("0.9")), (0.4, 0.55)),
     ],
 )
 def test_execution_budget_binds_the_new_plan(
-    kee: Caller, server: WorkerServer, bounds: Constraints, budget: Budget, left: tuple[float, float]
+    kee: Caller, server: WorkerServer, bounds: dict[str, float], budget: Budget, left: tuple[float, float]
 ) -> None:
     register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
     register(kee, server.redirecting, "hoarse", "shout", cost_estimate=0.3)
     register(kee, server.endpoint, "loud", "shout", cost_estimate=0.45)
-    made = make(kee, constraints=bounds)
+    made = make(kee, constraints={"budget": bounds})
     assert float(report(kee, carry_out(kee, made.plan_id, budget)).total_cost) == 0.5
 
     again = replan(kee, made.plan_id)
@@ -149,7 +143,7 @@ def test_execution_budget_binds_the_new_plan(
 
 
 def test_new_bound_replaces_the_remaining_budget(team: Caller) -> None:
-    made = make(team, constraints=Constraints(max_total_cost=0.1))
+    made = make(team, constraints={"budget": {"max_total_cost": 0.1}})
 
     assert worker_steps(replan(team, made.plan_id, reason="cold", max_total_cost=0.5))["step-2"] == ("loud", False)
 
@@ -180,7 +174,7 @@ def test_plan_without_execution_is_abandoned_by_replan(team: Caller) -> None:
         assert closed.closed_by_id == abandoned.pk
     assert abandoned.surface == "ledger"
     assert abandoned.metadata["replaced_by"] == again.plan_id
-    with pytest.raises(errors.PlanAbandoned):
+    with refused("plan_abandoned"):
         carry_out(team, made.plan_id)
 
 
@@ -303,7 +297,7 @@ def test_new_plan_keeps_context_bounds_and_path(kee: Caller, server: WorkerServe
         kee,
         ("echo", {"text": said}),
         context={"text": "hello"},
-        constraints=Constraints(max_cost_per_step=1.0, timeout_seconds=600.0),
+        constraints={"budget": {"max_cost_per_step": 1.0}, "timeout_seconds": 600.0},
         delegation_path=("above",),
     )
     assert made.document["steps"][0]["provenance"]["text"] == {"source": "context", "key": "text"}
@@ -372,7 +366,7 @@ def test_of_two_concurrent_replans_one_is_refused(team: Caller) -> None:
     def work() -> None:
         try:
             outcomes.append(replan(team, made.plan_id, reason="cold").plan_id)
-        except errors.PlanReplaced as refusal:
+        except Conflict as refusal:
             outcomes.append(refusal.extra["successor_plan_id"])
 
     together(work, work)
@@ -392,7 +386,7 @@ def test_plan_is_begun_or_replaced_but_never_both(team: Caller) -> None:
         try:
             begin(team, [], plan_id=made.plan_id)
             outcomes.append("begun")
-        except errors.PlanAbandoned:
+        except Conflict:
             outcomes.append("too late")
 
     together(start, lambda: replan(team, made.plan_id, reason="cold"))
@@ -407,13 +401,10 @@ def test_plan_is_begun_or_replaced_but_never_both(team: Caller) -> None:
 
 @pytest.fixture
 def departments(kee: Caller, server: WorkerServer) -> Caller:
-    """Two delegates that each take requests on their subject."""
+    """A delegate that takes requests on its subject."""
     takes = {"type": "object", "properties": {"intent": {"type": "string"}}, "required": ["intent"]}
-    for worker_id, tool, does in (
-        ("research-dept", "review_literature", "Review the literature on a subject."),
-        ("code-dept", "audit_code", "Audit the code of a service."),
-    ):
-        make_worker(kee, server, worker_id, tools=[{"name": tool, "description": does, "input_schema": takes}])
+    offered = {"name": "review_literature", "description": "Review the literature.", "input_schema": takes}
+    make_worker(kee, server, "research-dept", tools=[offered])
     return kee
 
 
@@ -421,65 +412,23 @@ REVIEW = "Review the literature on 'safety'"
 REVIEWED = ("review_literature", {"intent": REVIEW})
 
 
-def escalation(**more: Any) -> dict[str, Any]:
-    return {
-        "status": "needs_escalation",
-        "message": "The proofs are code",
-        "escalation": {"intent": "Run them", **more},
-    }
-
-
-def test_escalated_step_is_planned_onto_the_named_sibling(departments: Caller, server: WorkerServer) -> None:
-    server.escalations[REVIEW] = escalation(suggested_delegate="code-dept")
+def test_escalated_step_fails_and_names_whom_to_ask(departments: Caller, server: WorkerServer) -> None:
+    asked = {"intent": "Run them", "suggested_delegate": "code-dept"}
+    answer = {"status": "needs_escalation", "message": "The proofs are code", "escalation": asked}
+    server.escalations[REVIEW] = answer
     made = make(departments, REVIEWED, intent=REVIEW)
-    failed = carry_out(departments, made.plan_id)
 
-    told = report(departments, failed)
+    told = report(departments, carry_out(departments, made.plan_id))
+
     assert (told.status, told.steps[0].status) == ("failed", "failed")
     assert told.results[0].error == {
         "code": "needs_escalation",
         "message": "The proofs are code",
         "retryable": False,
     }
-    assert told.escalation == {
-        "message": "The proofs are code",
-        "intent": "Run them",
-        "suggested_delegate": "code-dept",
-    }
-    assert told.next_actions == [f"Plan again, with code-dept in its place: replan_plan({made.plan_id}, step-1)."]
-
+    assert told.escalation == {"message": "The proofs are code", **asked}
+    assert told.next_actions == ["Ask code-dept for what step-1 can't do: create_delegation_plan(Run them)."]
     again = replan(departments, made.plan_id, failed_step="step-1")
-
-    (step,) = [one for one in again.document["steps"] if one.get("worker_id")]
-    assert (step["worker_id"], step["tool_name"], step["params"]) == ("code-dept", "audit_code", {"intent": "Run them"})
-    assert (step["provenance"], step["clause"]) == ({"intent": {"source": "escalation"}}, 0)
-    assert "code-dept is asked, as was suggested: Run them" in again.document["assumptions"]
-    done = report(departments, carry_out(departments, again.plan_id))
-    assert (done.status, done.summary) == ("complete", "Audited: Run them.")
-
-
-def test_escalated_step_keeps_its_position(departments: Caller, server: WorkerServer) -> None:
-    register(departments, server.endpoint, "echoer", "echo")
-    server.escalations[REVIEW] = escalation(suggested_delegate="code-dept")
-    made = make(departments, ECHO, REVIEWED, ("echo", {"text": "goodbye"}))
-    assert list(worker_steps(made).values()) == [("echoer", False), ("research-dept", False), ("echoer", False)]
-    carry_out(departments, made.plan_id)
-
-    again = replan(departments, made.plan_id, failed_step="step-2")
-
-    assert list(worker_steps(again).values()) == [("echoer", True), ("code-dept", False), ("echoer", True)]
-
-
-@pytest.mark.parametrize("named", [None, "nobody-known", "research-dept", "quiet"])
-def test_unusable_suggestion_is_ignored(departments: Caller, server: WorkerServer, named: str | None) -> None:
-    register(departments, server.endpoint, "quiet", "hush")
-    server.escalations[REVIEW] = escalation(suggested_delegate=named)
-    made = make(departments, REVIEWED, intent=REVIEW)
-    carry_out(departments, made.plan_id)
-
-    again = replan(departments, made.plan_id, failed_step="step-1")
-
-    assert again.document["status"] == "needs_escalation"
     assert "it failed before: The proofs are code" in again.document["missing"][0]["detail"]
 
 

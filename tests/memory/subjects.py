@@ -15,7 +15,7 @@ from apps.memory.models import Memory, MemoryQuerySet, Subject
 from apps.memory.services import ItemDraft, Remembered, SubjectChange
 from apps.memory.states import ItemType, Kind
 from apps.plans import services as plans
-from apps.plans.services import PlanRequest
+from apps.plans.shapes import CreatePlan
 from apps.principals.scopes import Kind as PrincipalKind
 from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import post, post_grouped
@@ -140,5 +140,5 @@ def plant(slug: str = "acme", subject_id: str = ALICE, canary: str = CANARY) -> 
         tasks.complete(worker, tasks.lease_one(worker), content=content, summary=f"Found {canary}")
     tasks.queue(kee, params={"path": "/x", **about, "said": canary})
     with acting_as(kee):
-        plans.create_plan(caller=kee, request=PlanRequest(intent=f"index {subject_id} {canary}"), now=T0)
+        plans.create_plan(caller=kee, given=CreatePlan(intent=f"index {subject_id} {canary}"), now=T0)
     return kee

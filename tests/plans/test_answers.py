@@ -9,11 +9,10 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from apps.plans import selectors, services
-from apps.plans.errors import PlanReplaced
+from apps.core.errors import Conflict
+from apps.plans import language_model, selectors, services
 from apps.plans.models import Plan
 from apps.plans.proposals import Evidence, Question, Value
-from apps.plans.services import proposing
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import selectors as receipts
@@ -151,7 +150,7 @@ def test_of_two_concurrent_confirmations_one_is_refused(painters: Caller) -> Non
     old = to_confirm(painters)
     first, second = at_once(*[partial(confirm, painters, old.plan_id)] * 2)
 
-    made, refused = (second, first) if isinstance(first, PlanReplaced) else (first, second)
+    made, refused = (second, first) if isinstance(first, Conflict) else (first, second)
     assert refused.extra["successor_plan_id"] == made.plan_id
     with acting_as(painters):
         assert Plan.objects.count() == 2
@@ -206,7 +205,8 @@ def test_operator_confirms_and_answers_in_the_console(tenant: Tenant, painters: 
 
 def test_answer_within_a_transaction_asks_no_model(painters: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     old = made(painters, TWINS, wall="north", colour="red")
-    monkeypatch.setattr(proposing, "propose", lambda **_: pytest.fail("a model may be asked"))
+    monkeypatch.setattr(language_model, "may_ask", lambda: True)
+    monkeypatch.setattr(language_model, "ask", lambda **_: pytest.fail("a model is asked"))
 
     with acting_as(painters):
         services.answer(

@@ -11,10 +11,8 @@ from pytest_django import Settings
 
 from apps.plans.catalogue import Tool
 from apps.plans.documents import ModelUse
-from apps.plans.language_model import Api, Unusable, completion, proposal, question
+from apps.plans.language_model import ANSWERS, Api, Unusable, ask, completion, proposal, question
 from apps.plans.proposals import Asked, Evidence, Proposal, Ref
-from apps.plans.services import model_calls
-from apps.plans.services.model_calls import ask
 from tests.remote import Behaviour, floods, hangs, says, serving
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
@@ -155,7 +153,7 @@ def anthropic(text: str) -> bytes:
 def model_settings(settings: Settings) -> None:
     settings.PLANNER_MODEL, settings.PLANNER_MODEL_TOKEN, settings.PLANNER_MODEL_SECONDS = "scripted", "a-token", 30.0
     settings.PLANNER_MODEL_PRICES = [1.0, 10.0]
-    model_calls.ANSWERS.clear()
+    ANSWERS.clear()
 
 
 def put(url: str, settings: Settings, wanted: Asked | None = None) -> tuple[Proposal | None, ModelUse]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from apps.core import erasure, ticks
-from apps.plans import services, shelf, sql
+from apps.plans import selectors, services, shelf
 from apps.plans.history import History, Past, learn
 from apps.plans.models import Outcome
 from apps.principals.models import Tenant
@@ -76,13 +76,13 @@ def test_planner_learns_and_forgets(tenant: Tenant, kee: Caller) -> None:
     with acting_as(kee):
         note(tenant, PAST * 10)
     with acting_as_system("test"):
-        assert sql.tenants_with_lessons() == [tenant.pk]
+        assert selectors.tenants_with_lessons() == [tenant.pk]
 
     ticks.run("plans.learn")
 
     assert likely(tenant, kee) == ["t-quibble"]
     with acting_as_system("test"):
-        assert sql.tenants_with_lessons() == []
+        assert selectors.tenants_with_lessons() == []
     with acting_as_system("test"), erasure.redacting():
         erasure.erase(tenant.pk, "quibble the lot")
     assert likely(tenant, kee) is None
@@ -93,12 +93,12 @@ def test_planner_learns_and_forgets(tenant: Tenant, kee: Caller) -> None:
 
 def test_a_twentieth_more_is_worth_learning(tenant: Tenant, as_kee: Caller) -> None:
     note(tenant, PAST * 8)  # two less than the first fifty
-    assert sql.tenants_with_lessons() == []
+    assert selectors.tenants_with_lessons() == []
     services.learn(tenant_id=tenant.pk, now=T0)
     note(tenant, PAST[:4])
-    assert sql.tenants_with_lessons() == []
+    assert selectors.tenants_with_lessons() == []
     note(tenant, PAST[:1])
-    assert sql.tenants_with_lessons() == [tenant.pk]
+    assert selectors.tenants_with_lessons() == [tenant.pk]
 
 
 _ASKED = {

@@ -142,13 +142,13 @@ def test_plan_with_a_tool_outside_the_pool_is_invalid(tenant: Tenant, as_kee: Ca
     register(code, "below", "iron")
     document = create(as_kee, "code", "iron")
     who = {"tenant_id": tenant.pk}
-    assert selectors.judgement(document, **who).problems == []
+    assert selectors.judged(document, **who)[0] == []
 
     foreign = {name: value for name, value in document.items() if name != "plan_hash"}
-    above = selectors.judgement({**foreign, "delegate_id": "delegate"}, **who).problems
-    unknown = selectors.judgement({**foreign, "delegate_id": "nobody"}, **who).problems
+    above, _ = selectors.judged({**foreign, "delegate_id": "delegate"}, **who)
+    unknown, _ = selectors.judged({**foreign, "delegate_id": "nobody"}, **who)
 
-    assert [(one.code, one.path) for one in above] == [("outside_pool", "/steps/0/worker_id")]
+    assert [(one.code, one.path) for one in above] == [("not_eligible", "/steps/0/worker_id")]
     assert "below may not run this tool: it is not in the pool of delegate" in above[0].message
     assert ("unknown_delegate", "/delegate_id") in {(one.code, one.path) for one in unknown}
 
@@ -249,7 +249,7 @@ def test_admin_sets_and_lists_delegates(tenant: Tenant) -> None:
     for name, more in (("research", {"scope": "papers"}), ("code", {"parent": "research"})):
         status, answer = ask("PUT", f"/api/v1/delegates/{name}", admin, {"principal": name, **more})
         assert status == 200
-        told = {"parent": "delegate", "scope": "", "promotion_policy": None, **more}
+        told = {"parent": "delegate", "scope": "", **more}
         assert answer == {"delegate_id": name, "principal": name, **told}
     seen = []
     cursor: str | None = ""
@@ -258,14 +258,6 @@ def test_admin_sets_and_lists_delegates(tenant: Tenant) -> None:
         seen.append([(one["delegate_id"], one["parent"]) for one in page["delegates"]])
         cursor = page["next"] and f"&cursor={page['next']}"
     assert seen == [[("delegate", None)], [("research", "delegate")], [("code", "research")]]
-
-    # With what each may promote, which the tenant says elsewhere.
-    policy = {"domains": ["papers"], "confidence_threshold": 0.9, "requires_novel": False}
-    assert ask("PUT", "/api/v1/memory/promotion-policies/research", admin, policy)[0] == 200
-    _, answer = ask("PUT", "/api/v1/delegates/research", admin, {"principal": "research", "scope": "papers"})
-    assert answer["promotion_policy"] == policy
-    _, page = ask("GET", "/api/v1/delegates", admin)
-    assert [one["promotion_policy"] for one in page["delegates"]] == [None, policy, None]
 
     # Another tenant has its own, and neither sees nor names those of this one.
     stranger = make_token(other, "Eve", scopes=[Scope.ADMIN])

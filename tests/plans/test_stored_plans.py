@@ -10,13 +10,12 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 
 from apps.core import ticks
-from apps.plans import errors, selectors, services
+from apps.plans import selectors, services
 from apps.plans.documents import plan_hash
 from apps.plans.models import MOST_DELEGATES, Delegate, Plan, WaitingPlan
 from apps.plans.proposals import Lack, Missing
-from apps.plans.services import PlanRequest, Replacement
-from apps.plans.services.planning import EXPIRY
-from apps.plans.shapes import MOST_MONEY
+from apps.plans.services import EXPIRY
+from apps.plans.shapes import MOST_MONEY, CreatePlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -44,7 +43,7 @@ def test_plan_is_stored_with_its_steps_and_receipt(as_kee: Caller) -> None:
 
     made = create(as_kee)
 
-    assert selectors.readiness(made.document).can_execute_now
+    assert selectors.answer_of(made).can_execute_now
     stored = selectors.plan(made.plan_id)
     assert stored.document == made.document
     assert stored.document["plan_hash"] == plan_hash(stored.document)
@@ -56,7 +55,7 @@ def test_plan_is_stored_with_its_steps_and_receipt(as_kee: Caller) -> None:
     assert receipt.artifact_pointer == made.plan_id
     chain = [link.event_type for link in receipts.chain(made.receipt_id)]
     assert chain == ["task_received", "plan_created"]
-    caused = create(as_kee, caused_by=made.receipt_id)
+    caused = create(as_kee, caused_by_receipt_id=made.receipt_id)
     assert receipts.find(caused.receipt_id).caused_by_id == receipt.pk
 
 
@@ -75,10 +74,10 @@ def test_readiness_follows_the_workers(as_kee: Caller) -> None:
     register_example_workers(as_kee)
     health.heartbeat(caller=as_kee, worker_id="code-analyzer-001", status="healthy", current_load=1.0, available=False)
     made = create(as_kee)
-    assert selectors.readiness(made.document).can_execute_now is False
+    assert selectors.answer_of(made).can_execute_now is False
 
     workers.unregister(caller=as_kee, worker_id="code-analyzer-001")
-    assert selectors.readiness(made.document).can_execute_now is False
+    assert selectors.answer_of(made).can_execute_now is False
     assert create(as_kee).document["status"] == "needs_escalation"
 
 
@@ -87,17 +86,19 @@ def test_used_rate_delays_a_plan_and_does_not_change_it(as_kee: Caller) -> None:
     now = datetime.now(UTC)
     with database_time(now):
         first = create(as_kee)
-        at_first = selectors.readiness(first.document)
+        at_first = selectors.answer_of(first)
         for _ in range(50):  # a hundred an hour, of which its tier allows half
             workers.take_call(worker_id="code-analyzer-001")
         full = create(as_kee)
-        when_full = selectors.readiness(full.document)
+        when_full = selectors.answer_of(full)
     share = timedelta(hours=1) / 50
     with database_time(now + share):
-        again = selectors.readiness(first.document)
+        again = selectors.answer_of(first)
 
-    assert at_first == selectors.Readiness(can_execute_now=True, wait=timedelta(0))
-    assert when_full == selectors.Readiness(can_execute_now=False, wait=share)
+    estimate = first.document["estimated_total_runtime_seconds"]
+    assert (at_first.can_execute_now, at_first.estimated_runtime_seconds) == (True, estimate)
+    assert when_full.can_execute_now is False
+    assert when_full.estimated_runtime_seconds == estimate + share.total_seconds()
     assert again == at_first
     assert full.document["steps"] == first.document["steps"]
 
@@ -173,7 +174,7 @@ def test_plan_of_another_principal_is_unknown(tenant: Tenant, as_kee: Caller) ->
     made = create(as_kee)
     other = make_caller(tenant, "Rival")
 
-    with acting_as(other), pytest.raises(errors.UnknownPlan):
+    with acting_as(other), refused("unknown_plan"):
         selectors.plan_for(made.plan_id, caller=other)
     assert selectors.plan_for(made.plan_id, caller=as_kee).plan_id == made.plan_id
 
@@ -214,16 +215,16 @@ def test_delegation_path_is_handed_on_and_ends_loops(tenant: Tenant, as_kee: Cal
     assert path == [key_of("delegate")]
     assert above.document["steps"][0]["provenance"]["delegation_path"] == {"source": "delegation"}
 
-    asked = create(as_kee, wish, delegate_id="code", delegation_path=tuple(path))
+    asked = create(as_kee, wish, delegate_id="code", delegation_path=path)
 
     further = asked.document["steps"][0]["params"]["delegation_path"]
     assert further == [key_of("delegate"), key_of("code")]
     before = (Plan.objects.count(), Receipt.objects.count())
     for delegate_id in (None, "code"):
         with refused("delegation_loop"):
-            create(as_kee, wish, delegate_id=delegate_id, delegation_path=tuple(further))
+            create(as_kee, wish, delegate_id=delegate_id, delegation_path=further)
     with refused("delegation_too_deep"):
-        create(as_kee, wish, delegation_path=tuple(f"other-{number}" for number in range(MOST_DELEGATES)))
+        create(as_kee, wish, delegation_path=[f"other-{number}" for number in range(MOST_DELEGATES)])
     assert (Plan.objects.count(), Receipt.objects.count()) == before
 
 
@@ -308,8 +309,15 @@ def test_odd_provenance_of_a_submitted_plan_is_no_hindrance(as_kee: Caller) -> N
     }
     made = services.submit(caller=as_kee, document=document, caused_by=None, now=T0)
 
-    replacement = Replacement(plan_id=made.plan_id, failed_step="step-2", reason="cold")
-    again = services.replan(caller=as_kee, replacement=replacement, done=["step-1"], was_waiting=True, now=T0)
+    again = services.replan(
+        caller=as_kee,
+        plan_id=made.plan_id,
+        failed_step="step-2",
+        reason="cold",
+        done=["step-1"],
+        was_waiting=True,
+        now=T0,
+    )
 
     assert again.status == "needs_escalation"
     assert again.document["partial_plan"]["steps"][0]["done"]
@@ -355,7 +363,7 @@ def test_odd_request_gets_a_refusal_as_a_plan(tenant: Tenant) -> None:
 def create_of(caller: Caller, intent: str) -> str:
     """The id of a plan that the local planner makes of an intent."""
     with acting_as(caller):
-        return services.create_plan(caller=caller, request=PlanRequest(intent=intent), now=T0).plan_id
+        return services.create_plan(caller=caller, given=CreatePlan(intent=intent), now=T0).plan_id
 
 
 def listed(smith_token: str, query: str = "") -> dict[str, Any]:

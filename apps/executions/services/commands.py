@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from django.db import IntegrityError, transaction
 
-from apps.core.errors import Conflict, Invalid
+from apps.core.errors import Conflict, Forbidden, Invalid
 from apps.core.sql import violated_constraint
 from apps.executions import routing, selectors
 from apps.executions.models import Execution, ExecutionStep
@@ -21,9 +21,7 @@ from apps.executions.states import MONEY, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import wake_after_commit
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.errors import OutsidePool, PlanAbandoned
 from apps.plans.models import Plan
-from apps.plans.services import Constraints, Escalation, Replacement
 from apps.plans.shapes import WORKER_STEPS, StepType, tighter
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
@@ -70,11 +68,10 @@ def start(
     its own inbox.
 
     :param answers_inbox: its end comes to the caller's inbox, even if it is complete.
-    :raises UnknownPlan: if the caller has no such plan.
-    :raises Conflict: if the plan is no executable plan (`plan_refused`), or its execution has another mode, strategy or
-        budget (`already_executed`).
-    :raises OutsidePool: if one of its workers has left the pool of the DeleGate that it was made for.
-    :raises PlanAbandoned: if it was replaced, waited too long, or was forgotten on request.
+    :raises NotFound: if the caller has no such plan (`unknown_plan`).
+    :raises Conflict: if the plan is no executable plan (`plan_refused`), if its execution has another mode, strategy or
+        budget (`already_executed`), or if it was replaced, waited too long, or was forgotten (`plan_abandoned`).
+    :raises Forbidden: if one of its workers has left the pool of the DeleGate that it was made for (`outside_pool`).
     """
     plan = plans.plan_for(plan_id, caller=caller)
     if not plan.is_ready and not plan.is_forgotten:
@@ -87,7 +84,8 @@ def start(
     outside = plans.outside_pool(to_do, delegate=plan.delegate) if to_do else []
     if outside:
         names = ", ".join(outside)
-        raise OutsidePool(f"Not in the pool of {plan.delegate} any more: {names}. Ask for another plan.")
+        detail = f"Not in the pool of {plan.delegate} any more: {names}. Ask for another plan."
+        raise Forbidden(detail, code="outside_pool")
     try:
         with transaction.atomic():
             execution = Execution.objects.create(
@@ -119,7 +117,8 @@ def start(
 def _existing(plan_id: str, mode: Mode, strategy: Strategy, budget: Budget) -> Execution:
     found = Execution.objects.filter(plan_id=plan_id).first()
     if found is None:
-        raise PlanAbandoned(f"{plan_id} was replaced, forgotten, or waited too long; it is not executed any more.")
+        detail = f"{plan_id} was replaced, forgotten, or waited too long; it is not executed any more."
+        raise Conflict(detail, code="plan_abandoned")
     asked = (mode, strategy, budget.max_total_cost, budget.max_cost_per_step, budget.currency)
     has = (found.mode, found.strategy, found.max_total_cost, found.max_cost_per_step, found.currency)
     if asked != has:
@@ -279,54 +278,59 @@ def cancel(*, caller: Caller, execution_ref: str, reason: str | None) -> Executi
 
 
 @transaction.atomic
-def replan(*, caller: Caller, replacement: Replacement, now: datetime) -> Plan:
+def replan(
+    *,
+    caller: Caller,
+    plan_id: str,
+    failed_step: str,
+    reason: str,
+    now: datetime,
+    context: Mapping[str, Any] | None = None,
+    max_total_cost: float | None = None,
+) -> Plan:
     """Make the plan that replaces a failed one: completed steps keep their results. A waiting execution ends as canceled.
 
-    :raises UnknownPlan: if the caller has no such plan.
-    :raises NotFound: if the plan has no such step (`unknown_step`).
+    :param reason: why the step failed; if empty, the error of the execution's step.
+    :param context: values by name for params of the steps that are left.
+    :param max_total_cost: what the steps that are left may cost; None: what is left of the plan's and the execution's bound.
+    :raises NotFound: if the caller has no such plan (`unknown_plan`), or it has no such step (`unknown_step`).
     :raises Invalid: if the step runs no tool (`step_without_tool`).
-    :raises Conflict: if the step is complete (`step_done`), or a worker still has a step of it (`still_at_work`).
-    :raises PlanReplaced: if the plan has been replaced before.
+    :raises Conflict: if the step is complete (`step_done`), a worker still has a step of it (`still_at_work`), or the plan
+        has been replaced before (`plan_replaced`).
     """
-    plans.plan_for(replacement.plan_id, caller=caller)
+    plans.plan_for(plan_id, caller=caller)
     # This waits for a concurrent start of the plan, and then sees its execution.
-    was_waiting = planning.take_up(plan_id=replacement.plan_id)
-    execution = selectors.execution_of_plan(caller, replacement.plan_id)
+    was_waiting = planning.take_up(plan_id=plan_id)
+    execution = selectors.execution_of_plan(caller, plan_id)
     work = None if execution is None else UnitOfWork.of(execution.pk, caller=caller)
-    if work is None:
-        return planning.replan(caller=caller, replacement=replacement, done=(), was_waiting=was_waiting, now=now)
-    if any(work.in_state(StepStatus.CALLING, StepStatus.QUEUED)):
-        detail = f"A worker still has a step of {execution}; cancel it, or wait for its end."
-        raise Conflict(detail, code="still_at_work")
-    if not work.execution.is_final:
-        work.halt(Status.CANCELED, f"Planned again: {replacement.failed_step} failed.")
-        go_forward(work, may_call=False)
+    ran: dict[str, Any] = {}
+    if work is not None:
+        if any(work.in_state(StepStatus.CALLING, StepStatus.QUEUED)):
+            detail = f"A worker still has a step of {execution}; cancel it, or wait for its end."
+            raise Conflict(detail, code="still_at_work")
+        if not work.execution.is_final:
+            work.halt(Status.CANCELED, f"Planned again: {failed_step} failed.")
+            go_forward(work, may_call=False)
+        failed = next((step for step in work.steps if step.step_id == failed_step), None)
+        error = (failed and failed.error) or {}
+        reason = reason or error.get("message", "") or "no reason given"
+        most, per_step = work.execution.max_total_cost, work.execution.max_cost_per_step
+        ran = {
+            "done": [step.step_id for step in work.in_state(StepStatus.COMPLETE) if step.step_type in WORKER_STEPS],
+            "worker_is_out": bool(error.get("retryable")),
+            "budget": None if most is None else float(most),
+            "budget_per_step": None if per_step is None else float(per_step),
+            "spent": float(work.execution.total_cost),
+            "caused_by": work.execution.terminal_receipt_id,
+        }
     return planning.replan(
         caller=caller,
-        replacement=_completed(work, replacement),
-        done=[step.step_id for step in work.in_state(StepStatus.COMPLETE) if step.step_type in WORKER_STEPS],
-        was_waiting=False,
+        plan_id=plan_id,
+        failed_step=failed_step,
+        reason=reason,
+        was_waiting=was_waiting,
+        context=context,
+        max_total_cost=max_total_cost,
         now=now,
-    )
-
-
-def _completed(work: UnitOfWork, replacement: Replacement) -> Replacement:
-    """The replacement with the step's error, the budget and its use, and the closing receipt as the cause."""
-    execution = work.execution
-    failed = next((step for step in work.steps if step.step_id == replacement.failed_step), None)
-    error = (failed and failed.error) or {}
-    asked = (failed and failed.escalation) or {}
-    suggested = asked.get("suggested_delegate")
-    most, most_per_step = execution.max_total_cost, execution.max_cost_per_step
-    return replace(
-        replacement,
-        execution_bounds=Constraints(
-            max_total_cost=None if most is None else float(most),
-            max_cost_per_step=None if most_per_step is None else float(most_per_step),
-        ),
-        spent=float(execution.total_cost),
-        reason=replacement.reason or error.get("message", "") or "no reason given",
-        escalation=None if suggested is None else Escalation(intent=asked["intent"], worker_id=suggested),
-        worker_is_out=bool(error.get("retryable")),
-        caused_by=replacement.caused_by or execution.terminal_receipt_id,
+        **ran,
     )

@@ -1,0 +1,828 @@
+"""Commands on plans and DeleGates. Each plan is stored and proved by a receipt; one that takes another's place is a new one."""
+
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import Any, Final
+
+from django.conf import settings
+from django.db import transaction
+
+from apps.core.errors import Conflict, FieldError, Invalid, NotFound, pointer_to
+from apps.core.metrics import Histogram, once_committed
+from apps.digests import services as digests
+from apps.plans import documents, language_model, selectors, shelf, validation
+from apps.plans.assembling import PLANNER_VERSION, Draft, assemble, draft_of, drafted
+from apps.plans.catalogue import Catalogue, Tool, contract_key
+from apps.plans.documents import SUBMITTED, Constraints, ModelUse, PlanStatus, can_be_told
+from apps.plans.history import MOST, Past
+from apps.plans.history import learn as learned
+from apps.plans.local.proposing import propose as propose_locally
+from apps.plans.local.values import read
+from apps.plans.models import MOST_DELEGATES, Delegate, LearnedModel, Outcome, Plan, WaitingPlan
+from apps.plans.proposals import Asked, Evidence, Proposal
+from apps.plans.shapes import WORKER_STEPS, Budget, CreatePlan, PlanAnswer, PlanConstraints, tighter
+from apps.plans.validation import Problem, validator
+from apps.principals import services as principals
+from apps.principals.scopes import Kind
+from apps.principals.selectors import caller_or_named, principal_named
+from apps.principals.services import DELEGATE
+from apps.principals.tenancy import Caller, acting_in
+from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
+from apps.workers import selectors as workers
+from apps.workers.services import registry
+
+GENERATION: Final = Histogram(
+    "delegate_plan_generation_with_receipt_duration_seconds",
+    "From a request for a plan until the plan and its receipt are stored.",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+)
+EXPIRY: Final = timedelta(days=7)
+"""A plan that has not been begun for so long is abandoned."""
+_SOURCE: Final = "delegate"
+_SEARCHED: Final = 60
+_READ: Final = 4_000
+_GIVEN: Final = frozenset({Evidence.CONTEXT, Evidence.ANSWER, Evidence.CONFIRMED})
+"""Evidence of values that the principal has given beside the words of the request."""
+_GROUNDING: Final = {"memory_ids": "memory_refs", "receipt_ids": "receipt_refs", "concept_names": "concept_names"}
+"""What a plan refers to, by the members of the context that name it."""
+_MOST_FAILURES: Final = 200
+_ANEW: Final = frozenset({"plan_hash", "next_step", "receipt_id", "receipt_uuid"})
+"""What a plan says of itself that is another's once it is kept."""
+_FAILED: Final = 0.25
+"""How much a plan counts of which only a part ran to its end."""
+_HALF_LIFE_DAYS: Final = 90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """What a proposer found, and why this one was used."""
+
+    proposal: Proposal
+    reason: str
+    model_use: ModelUse | None = None
+
+
+# Plans.
+
+
+def plan_request(*, caller: Caller, given: CreatePlan, now: datetime) -> PlanAnswer:
+    """Plan what is asked, with a model if one is configured and needed. Opens its own transactions.
+
+    :raises UnknownPrincipal: if the request names a principal that the caller may not plan for.
+    :raises NotFound, Invalid: as :func:`create_plan`.
+    """
+    proposed = None
+    if language_model.may_ask():
+        with caller.acting():
+            delegate = _delegate_asked(caller, given.delegate_id, now)
+            asked = _asked(given, delegate, now)
+        proposed = _propose(caller, delegate, asked, _bounds(given))
+    with caller.acting():
+        caller_or_named(caller, given.principal_ai)
+        return selectors.answer_of(create_plan(caller=caller, given=given, now=now, proposed=proposed))
+
+
+@transaction.atomic
+def create_plan(*, caller: Caller, given: CreatePlan, now: datetime, proposed: Proposed | None = None) -> Plan:
+    """Plan an intent, keep the plan and post its `plan_created` receipt; a refusal is a plan as well.
+
+    Without a cause, the request itself becomes the root of the chain as `task_received`.
+
+    :param proposed: what a proposer found; None: the local planner proposes.
+    :raises NotFound: if the request names a DeleGate that is not here (`unknown_delegate`).
+    :raises Invalid: if the request has come through this DeleGate before (`delegation_loop`), or through too many
+        (`delegation_too_deep`).
+    """
+    delegate = _delegate_asked(caller, given.delegate_id, now)
+    asked = _asked(given, delegate, now)
+    inputs = {name: list(_texts((given.context or {}).get(member))) for name, member in _GROUNDING.items()}
+    return _make(
+        caller,
+        delegate,
+        asked,
+        _bounds(given),
+        proposed=proposed,
+        references={"inputs": {name: found for name, found in inputs.items() if found}},
+        caused_by=given.caused_by_receipt_id,
+    )
+
+
+@transaction.atomic
+def confirm(*, caller: Caller, plan_id: str, now: datetime) -> Plan:
+    """Make the plan that takes the place of one that needs a confirmation: the same steps, and nothing is a guess.
+
+    :raises NotFound: if the caller has no such plan (`unknown_plan`).
+    :raises Conflict: if it needs no confirmation (`not_to_confirm`), or another has taken its place (`plan_replaced`).
+    """
+    old = _waiting_for(PlanStatus.NEEDS_CONFIRMATION, plan_id, caller)
+    return _revise(caller, old, _asked_again(old, now), draft=draft_of(old.document).confirmed())
+
+
+def answer(
+    *, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: datetime, within_transaction: bool = False
+) -> Plan:
+    """Make the plan that takes the place of one that asks: each param gets its answer, and all else stays.
+
+    An answer that names a tool lets the intent be planned again, with this tool. Opens its own transactions.
+
+    :param answers: by question id; those that are left out are asked again.
+    :param within_transaction: the caller has one open, so that no model is asked.
+    :raises NotFound: if the caller has no such plan (`unknown_plan`).
+    :raises Conflict: if it asks nothing (`not_to_answer`), or another has taken its place (`plan_replaced`).
+    :raises Invalid: if it does not ask this (`unknown_question`), or the answer is none to it (`answer_refused`).
+    """
+    with caller.acting():
+        old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
+    document = old.document
+    asks = {one["question_id"]: one for one in document["questions"]}
+    _refuse_strange(answers, asks)
+    named = _tools_named(document, asks, answers)
+    asked = _asked_again(old, now)
+    context = {asks[one]["param"]: value for one, value in answers.items() if "param" in asks[one]}
+    asked = replace(asked, context={**asked.context, **context}, tools={**asked.tools, **named})
+    proposed = None
+    if named and language_model.may_ask() and not within_transaction:
+        proposed = _propose(caller, old.delegate, asked, _bounds_of(old))
+    with caller.acting():
+        return _revise(
+            caller,
+            _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller),
+            asked,
+            draft=None if named else draft_of(document).answered(answers),
+            proposed=proposed,
+            failed=document.get("excluded", ()),
+        )
+
+
+def go_on(*, caller: Caller, plan_id: str, answers: Mapping[str, Any] | None, now: datetime) -> PlanAnswer:
+    """Confirm a plan or answer its questions, whichever it waits for.
+
+    Opens its own transactions.
+
+    :param answers: None leaves the plan as it is.
+    :raises DomainError: as :func:`confirm` and :func:`answer`.
+    """
+    with caller.acting():
+        found = selectors.plan_for(plan_id, caller=caller)
+        if answers is not None and found.status == PlanStatus.NEEDS_CONFIRMATION:
+            found = confirm(caller=caller, plan_id=plan_id, now=now)
+    if answers and found.status == PlanStatus.NEEDS_INPUT:
+        found = answer(caller=caller, plan_id=plan_id, answers=answers, now=now)
+    with caller.acting():
+        return selectors.answer_of(found)
+
+
+@transaction.atomic
+def replan(
+    *,
+    caller: Caller,
+    plan_id: str,
+    failed_step: str,
+    reason: str,
+    now: datetime,
+    done: Collection[str] = (),
+    was_waiting: bool,
+    worker_is_out: bool = False,
+    context: Mapping[str, Any] | None = None,
+    max_total_cost: float | None = None,
+    budget: float | None = None,
+    budget_per_step: float | None = None,
+    spent: float = 0.0,
+    caused_by: str | None = None,
+) -> Plan:
+    """Make the plan that takes another's place: what is done stays done, what failed is not used again.
+
+    The other steps stay as they are, at other workers where need be. Where a tool has no other worker, the plan says so.
+
+    :param reason: why the step failed.
+    :param done: the ids of the steps of the old plan that have run to their end.
+    :param was_waiting: whether the old plan had not been begun: what is owed for it is closed here, otherwise by its execution.
+    :param worker_is_out: nothing else of the worker is planned with either.
+    :param context: values by name for params of the steps that are left.
+    :param max_total_cost: what the steps that are left may cost; None: what is left of the old bound.
+    :param budget: what the plan's execution was allowed to cost, which binds as the plan's own bound does.
+    :param budget_per_step: the same for each step.
+    :param spent: what the plan has cost.
+    :raises NotFound: if the caller has no such plan (`unknown_plan`), or it has no such step (`unknown_step`).
+    :raises Invalid: if the step runs no tool (`step_without_tool`).
+    :raises Conflict: if the step has run to its end (`step_done`), or the plan has been replaced before (`plan_replaced`).
+    """
+    selectors.plan_for(plan_id, caller=caller)
+    old = _held(plan_id)
+    document = old.document
+    failed: Mapping[str, Any] = next((step for step in document["steps"] if step["step_id"] == failed_step), {})
+    if not failed:
+        raise NotFound(f"{plan_id} has no step {failed_step[:100]!r}.", code="unknown_step")
+    if failed["step_type"] not in WORKER_STEPS:
+        detail = f"{failed_step} is {failed['step_type']}: it runs no tool, so nothing can be chosen otherwise."
+        raise Invalid(detail, code="step_without_tool")
+    if failed_step in done or failed.get("done"):
+        raise Conflict(f"{failed_step} has run to its end; its result stands.", code="step_done")
+    new = {"worker_id": failed["worker_id"], "tool_name": failed["tool_name"], "reason": reason[:500]}
+    before = [one for one in document.get("excluded", ()) if {**one, "reason": ""} != {**new, "reason": ""}]
+    own = _bounds_of(old)
+    most, per_step = tighter(own.max_total_cost, budget), tighter(own.max_cost_per_step, budget_per_step)
+    if max_total_cost is None and most is not None:
+        max_total_cost = max(round(most - spent, 6), 0.0)
+    made = _revise(
+        caller,
+        old,
+        _asked_again(old, now),
+        draft=draft_of(document, done).given(context or {}),
+        constraints=own.model_copy(update={"max_total_cost": max_total_cost, "max_cost_per_step": per_step}),
+        failed=(*before, new)[-_MOST_FAILURES:],
+        away=[failed["worker_id"]] if worker_is_out else (),
+        caused_by=caused_by,
+    )
+    if was_waiting:
+        _abandon(old, reason="replaced", now=now, successor=made.plan_id)
+    return made
+
+
+@transaction.atomic
+def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None, now: datetime) -> Plan:
+    """Keep a plan of any author that the validator finds nothing wrong with, and post its `plan_created` receipt.
+
+    It is kept as it was given. Added are an id, the time and the registry of the validation, the version of each tool, the
+    estimates of cost and duration, and the hash. No step costs less than its worker asks.
+
+    :raises Invalid: if anything is wrong with it, or it is none to be carried out (`plan_invalid`), if it has come through
+        its DeleGate before (`delegation_loop`), or through too many (`delegation_too_deep`). Nothing is kept.
+    """
+    problems, catalogue = selectors.judged(document, tenant_id=caller.tenant_id)
+    problems = problems or list(_unfit(document, caller))
+    if problems:
+        raise Invalid(
+            f"The plan is not kept. {problems[0].path or 'The whole of it'}: {problems[0].message}"[:500],
+            code="plan_invalid",
+            errors=[FieldError(f"/plan{one.path}", f"{one.code}: {one.message}") for one in problems],
+        )
+    delegate = _delegate_asked(caller, document["delegate_id"], now)
+    _refuse_detours(delegate, document.get("delegation_path", ()))
+    kept = {
+        "schema_version": documents.SCHEMA_VERSION,
+        **{name: value for name, value in document.items() if name not in _ANEW},
+        "plan_id": new_plan_id(),
+        "created_at": _told(now),
+        "status": str(PlanStatus.READY),
+        "planner_version": SUBMITTED,
+        "proposer": SUBMITTED,
+        "registry_epoch": catalogue.epoch,
+        "steps": [_pinned(step, catalogue) for step in document["steps"]],
+    }
+    kept |= validation.estimates(documents.read(kept), catalogue)
+    return keep(caller=caller, delegate=delegate, document=kept, caused_by=caused_by, now=now)
+
+
+@transaction.atomic
+def take_up(*, plan_id: str) -> bool:
+    """Take a plan away from those that wait to be begun; False if it did not wait any more. Runs within its tenant."""
+    taken, _ = WaitingPlan.objects.filter(plan__plan_id=plan_id).delete()
+    return taken > 0
+
+
+@transaction.atomic
+def abandon_expired(*, plan_id: str, now: datetime) -> bool:
+    """Give a plan up that has waited too long, and close what is owed for it; False if it waits no more."""
+    if not take_up(plan_id=plan_id):
+        return False
+    _abandon(selectors.plan(plan_id), reason="expired", now=now)
+    return True
+
+
+def _asked(given: CreatePlan, delegate: Delegate, now: datetime) -> Asked:
+    """The request as proposers see it."""
+    _refuse_detours(delegate, given.delegation_path)
+    context = {name: value for name, value in (given.context or {}).items() if name not in _GROUNDING.values()}
+    path = (*given.delegation_path, str(delegate.key))
+    return Asked(intent=given.intent, now=now, context=context, delegation_path=path)
+
+
+def _asked_again(old: Plan, now: datetime) -> Asked:
+    """What was asked for a plan. Of its context there is what its steps took from it."""
+    document = old.document
+    taken = {
+        str(source.get("key", name)): step["params"][name]
+        for step in documents.partial_of(document)["steps"]
+        for name, source in (step.get("provenance") or {}).items()
+        if str(source.get("source")) in _GIVEN and name in step.get("params", {})
+    }
+    return Asked(
+        intent=document["intent"],
+        now=now,
+        context=taken,
+        tools={int(part): uid for part, uid in document.get("settled_tools", {}).items()},
+        delegation_path=(*document.get("delegation_path", ()), str(old.delegate.key)),
+    )
+
+
+def _bounds(given: CreatePlan) -> Constraints:
+    asked = given.constraints or PlanConstraints()
+    budget = asked.budget or Budget()
+    return Constraints(
+        max_total_cost=budget.max_total_cost,
+        max_cost_per_step=budget.max_cost_per_step,
+        timeout_seconds=asked.timeout_seconds,
+        exclude_workers=tuple(sorted(set(asked.exclude_workers))) or None,
+        prefer=None if asked.prefer == "balanced" else asked.prefer,
+    )
+
+
+def _bounds_of(plan: Plan) -> Constraints:
+    return Constraints.model_validate(plan.document.get("constraints") or {})
+
+
+def _texts(given: object) -> Iterable[str]:
+    items = given[:200] if isinstance(given, list) else []
+    return (str(one)[:100] for one in items if isinstance(one, (str, int)))
+
+
+def _propose(caller: Caller, delegate: Delegate, asked: Asked, bounds: Constraints) -> Proposed:
+    """What the proposers find: the local planner first, then the model if it is needed. Not within a transaction."""
+    with caller.acting(), shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
+        catalogue = held.catalogue.without(bounds.exclude_workers or ())
+        found = propose_locally(asked, held.library, catalogue, held.history)
+        reading = read(asked.intent[:_READ], asked.now)
+        kinds = {str(one.kind) for one in reading.found}
+        near = held.library.search({token.stem for token in reading.tokens}, kinds, _SEARCHED)
+        tools: Sequence[Tool] = [one.tool for one, _ in near if catalogue.open_offers(one.tool.uid)]
+    if settings.PLANNER_USE_MODEL == "when_needed" and found.is_ready:
+        return Proposed(proposal=found, reason="It is ready without a model.")
+    proposal, use = language_model.ask(tenant_id=caller.tenant_id, asked=asked, tools=tools)
+    if proposal is None:
+        reason = f"{use.failure or 'The model finds no tool for this.'} So the local planner is used."
+        return Proposed(proposal=found, reason=reason, model_use=use)
+    reason = "The model is always asked." if found.is_ready else "The local planner has no plan that is ready."
+    return Proposed(proposal=proposal, reason=reason, model_use=use)
+
+
+def _revise(
+    caller: Caller,
+    old: Plan,
+    asked: Asked,
+    *,
+    draft: Draft | None,
+    constraints: Constraints | None = None,
+    caused_by: str | None = None,
+    **more: Any,
+) -> Plan:
+    """Make a plan that takes another's place, under the bounds of the other if none are given."""
+    document = old.document
+    return _make(
+        caller,
+        old.delegate,
+        asked,
+        constraints or _bounds_of(old),
+        draft=draft,
+        old=old,
+        references=document.get("references") or {"inputs": {}},
+        caused_by=caused_by or old.receipt_id,
+        replaces=document["plan_id"],
+        revision=document.get("revision", 1) + 1,
+        **more,
+    )
+
+
+def _make(
+    caller: Caller,
+    delegate: Delegate,
+    asked: Asked,
+    constraints: Constraints,
+    *,
+    caused_by: str | None,
+    draft: Draft | None = None,
+    proposed: Proposed | None = None,
+    old: Plan | None = None,
+    failed: Sequence[Mapping[str, Any]] = (),
+    away: Collection[str] = (),
+    **head: Any,
+) -> Plan:
+    """Make a plan and keep it, within the caller's transaction.
+
+    :param draft: what is to be done; None: what was proposed, or else what the local planner proposes.
+    :param failed: tools of workers that are not used again: worker_id, tool_name, reason.
+    :param away: workers that can't be reached just now.
+    :param head: further members of the plan.
+    """
+    begun = monotonic()
+    reasons = {(one["worker_id"], one["tool_name"]): f"it failed before: {one['reason']}" for one in failed}
+    with shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
+        catalogue = held.catalogue.without([*(constraints.exclude_workers or ()), *away])
+        catalogue = catalogue.barring(lambda *offered: reasons.get(offered))
+        if draft and old:
+            head |= {name: old.document.get(name) for name in ("proposer_reason", "model_use")}
+        else:
+            found = proposed or Proposed(
+                proposal=propose_locally(asked, held.library, catalogue, held.history), reason="No model is asked."
+            )
+            draft = drafted(found.proposal, asked)
+            head |= {"proposer_reason": found.reason, "model_use": found.model_use}
+        head |= {
+            "plan_id": new_plan_id(),
+            "delegate_id": delegate.delegate_id,
+            "principal_ai": caller.name,
+            "intent": asked.intent,
+            "created_at": _told(asked.now),
+            "scope": delegate.scope,
+            "planner_version": f"{PLANNER_VERSION}.{held.model}",
+            "settled_tools": {str(part): uid for part, uid in asked.tools.items()} or None,
+            "delegation_path": asked.delegation_path[:-1] or None,
+            "excluded": failed or None,
+        }
+        made = assemble(draft, catalogue, intent=asked.intent, head=head, constraints=constraints)
+    kept = keep(caller=caller, delegate=delegate, document=made.document(), caused_by=caused_by, old=old, now=asked.now)
+    once_committed(GENERATION.observe, monotonic() - begun)
+    return kept
+
+
+def keep(
+    *,
+    caller: Caller,
+    delegate: Delegate,
+    document: Mapping[str, Any],
+    caused_by: str | None,
+    old: Plan | None = None,
+    now: datetime,
+) -> Plan:
+    """Store a plan with its hash and post its `plan_created` receipt, within the caller's transaction.
+
+    Only a plan that is ready is owed, by whoever asked for it, until an execution of it ends.
+
+    :param old: the plan whose place it takes.
+    """
+    made = documents.read(document)
+    ready, plan_id = made.status == PlanStatus.READY, made.plan_id
+    cause = (
+        caused_by
+        or digests.post(
+            poster=Poster.of(caller),
+            draft=ReceiptDraft(
+                recipient_id=caller.principal_id,
+                source_system=_SOURCE,
+                event_type="task_received",
+                dedupe_key=f"delegate:task_received:{plan_id}:v1",
+                summary=made.intent[:2000],
+                surface="ledger",
+            ),
+            now=now,
+        ).receipt_id
+    )
+    receipt = _post(
+        caller.principal_id,
+        delegate,
+        plan_id,
+        "plan_created",
+        now=now,
+        receipt_id=f"R.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.delegate.{plan_id}",
+        summary=f"Plan {'submitted' if made.is_submitted else 'created'} for: {made.intent[:100]}",
+        requires_action=ready,
+        suggested_next_step="Execute plan steps" if ready else documents.next_step(document)[:500],
+        caused_by=cause,
+        metadata={
+            "scope": made.scope,
+            "status": str(made.status),
+            "confidence": made.confidence,
+            "step_count": len(made.steps),
+            "estimated_total_runtime_seconds": made.estimated_total_runtime_seconds or 0,
+            "can_run_parallel": bool(made.can_run_parallel),
+            **({"submitted": True} if made.is_submitted else {}),
+            **({"replaces": made.replaces, "revision": made.revision} if made.replaces else {}),
+        },
+        obligation=ObligationDraft(debtor_id=caller.principal_id, creditor_id=delegate.principal_id) if ready else None,
+    )
+    plan = Plan.objects.create(
+        tenant_id=caller.tenant_id,
+        plan_id=plan_id,
+        delegate=delegate,
+        principal_id=caller.principal_id,
+        intent=made.intent,
+        status=made.status,
+        document={**document, "plan_hash": documents.plan_hash(document)},
+        receipt_id=receipt.receipt_id,
+        receipt_uuid=receipt.uuid,
+        created_at=now,
+        replaces=old,
+    )
+    if ready:
+        WaitingPlan.objects.create(tenant_id=caller.tenant_id, plan=plan, expires_at=now + EXPIRY)
+    return plan
+
+
+def _abandon(plan: Plan, *, reason: str, now: datetime, successor: str | None = None) -> None:
+    """Close what is owed for a plan that nobody will carry out."""
+    told = "was replaced before it was begun" if successor else "was not begun in time"
+    _post(
+        plan.principal_id,
+        plan.delegate,
+        plan.plan_id,
+        "plan_abandoned",
+        now=now,
+        summary=f"{plan.plan_id} {told}: {plan.intent[:100]}",
+        caused_by=plan.receipt_id,
+        pairs_with=plan.receipt_id,
+        metadata={"reason": reason, **({"replaced_by": successor} if successor else {})},
+    )
+
+
+def _post(
+    recipient_id: int,
+    delegate: Delegate,
+    plan_id: str,
+    event: str,
+    *,
+    now: datetime,
+    metadata: Mapping[str, Any],
+    **members: Any,
+) -> digests.Posted:
+    """Post a receipt of a DeleGate about a plan."""
+    return digests.post(
+        poster=Poster(tenant_id=delegate.tenant_id, principal_id=delegate.principal_id, name=DELEGATE),
+        draft=ReceiptDraft(
+            recipient_id=recipient_id,
+            source_system=_SOURCE,
+            event_type=event,
+            dedupe_key=f"delegate:{event}:{plan_id}:v1",
+            artifact_pointer=plan_id,
+            artifact_location="delegate_registry",
+            metadata={"plan_id": plan_id, "delegate_id": delegate.delegate_id, **metadata},
+            surface="ledger",
+            **members,
+        ),
+        now=now,
+    )
+
+
+def new_plan_id() -> str:
+    """An id that no plan has."""
+    return f"plan-{secrets.token_hex(12)}"
+
+
+def _told(moment: datetime) -> str:
+    """A moment as plans tell it."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _waiting_for(status: PlanStatus, plan_id: str, caller: Caller) -> Plan:
+    """The plan, if it has this status, for as long as the transaction lasts nobody else's to replace."""
+    found = selectors.plan_for(plan_id, caller=caller)
+    if found.status != status:
+        code = "not_to_confirm" if status == PlanStatus.NEEDS_CONFIRMATION else "not_to_answer"
+        raise Conflict(f"{plan_id} is {found.status}, not {status}.", code=code)
+    return _held(plan_id)
+
+
+def _held(plan_id: str) -> Plan:
+    """The plan, for as long as the transaction lasts nobody else's to replace."""
+    old = Plan.objects.select_for_update(no_key=True, of=("self",)).select_related("delegate").get(plan_id=plan_id)
+    successor = old.successors.first()
+    if successor is not None:
+        detail = f"{old} was replaced by {successor}."
+        raise Conflict(detail, code="plan_replaced", successor_plan_id=successor.plan_id)
+    return old
+
+
+def _tools_named(
+    document: Mapping[str, Any], asked: Mapping[str, Mapping[str, Any]], answers: Mapping[str, Any]
+) -> dict[int, str]:
+    """The uids of the tools that answers name, by the part of the intent."""
+    steps = {step["step_id"]: step for step in document["partial_plan"]["steps"]}
+    found = {}
+    for question_id, name in answers.items():
+        if "param" not in asked[question_id]:
+            step = steps[asked[question_id]["step_id"]]
+            uids = {one["tool_name"]: one["tool_uid"] for one in reversed((step, *step["alternatives"]))}
+            if not isinstance(name, str) or name not in uids:
+                place = FieldError(pointer_to("answers", question_id), f"is one of {', '.join(uids)}")
+                raise Invalid("The plan knows no such tool.", code="answer_refused", errors=[place])
+            found[step.get("clause", 0)] = uids[name]
+    return found
+
+
+def _refuse_strange(answers: Mapping[str, Any], asked: Mapping[str, Mapping[str, Any]]) -> None:
+    unknown = [FieldError(pointer_to("answers", one), "no question has this id") for one in answers if one not in asked]
+    if unknown:
+        raise Invalid(f"The plan asks {', '.join(asked)}.", code="unknown_question", errors=unknown)
+    errors = []
+    for question_id, value in answers.items():
+        question, pointer = asked[question_id], pointer_to("answers", question_id)
+        if "param" not in question:
+            continue
+        if not can_be_told(value):
+            errors.append(FieldError(pointer, "has no exact form in a plan; give it as text"))
+        elif isinstance(schema := question.get("schema"), Mapping):
+            faults = validator(contract_key(schema)).iter_errors(value)
+            errors += [FieldError(pointer + pointer_to(*one.instance_path), one.message[:500]) for one in faults]
+    if errors:
+        raise Invalid("An answer is not what the param takes.", code="answer_refused", errors=errors[:100])
+
+
+def _unfit(document: Mapping[str, Any], caller: Caller) -> Iterator[Problem]:
+    """Why a valid plan is nevertheless none for this caller to carry out."""
+    if document.get("status", PlanStatus.READY) != PlanStatus.READY:
+        yield Problem("/status", "not_ready", "A plan that only says what is missing is not carried out.")
+    if document["principal_ai"] != caller.name:
+        yield Problem("/principal_ai", "another_principal", f"You are {caller.name}, and submit your own plans only.")
+    own = selectors.delegate_of(caller.principal_id)
+    if own is not None and own.delegate_id != document["delegate_id"]:
+        message = f"You are the DeleGate {own}: other pools are not yours to plan with."
+        yield Problem("/delegate_id", "outside_pool", message)
+    for name in ("replaces", "revision", "excluded"):
+        if name in document:
+            yield Problem(f"/{name}", "replaces", "Only replan_plan makes a plan that takes another's place.")
+
+
+def _pinned(step: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]:
+    """The step, with the version of the tool that it was judged by and what its worker asks for it."""
+    found = catalogue.find(step["worker_id"], step["tool_name"]) if step["step_type"] in WORKER_STEPS else None
+    if found is None:
+        return dict(step)
+    tool, offer = found
+    cost = {"estimated_cost": offer.cost} if offer.cost > (step.get("estimated_cost") or 0) else {}
+    return {**step, "tool_uid": tool.uid, **cost}
+
+
+# DeleGates.
+
+
+def root_delegate(*, tenant_id: int, now: datetime) -> Delegate:
+    """The tenant's root, which is made when it is first needed."""
+    found, _ = Delegate.objects.get_or_create(
+        tenant_id=tenant_id,
+        delegate_id=DELEGATE,
+        defaults={"principal": principal_named(DELEGATE), "created_at": now},
+    )
+    return found
+
+
+def _delegate_asked(caller: Caller, delegate_id: str | None, now: datetime) -> Delegate:
+    if delegate_id is not None and delegate_id != DELEGATE:
+        return selectors.delegate_named(delegate_id)
+    return root_delegate(tenant_id=caller.tenant_id, now=now)
+
+
+def _refuse_detours(delegate: Delegate, path: Sequence[str]) -> None:
+    """:raises Invalid: if a request has come through this DeleGate before (`delegation_loop`), or through too many
+    (`delegation_too_deep`).
+    """
+    if str(delegate.key) in path:
+        detail = f"{delegate} has been asked for this before, and would plan for itself through others."
+        raise Invalid(detail, code="delegation_loop")
+    if len(path) >= MOST_DELEGATES:
+        detail = f"This has come through {len(path)} DeleGates; {MOST_DELEGATES} are the most."
+        raise Invalid(detail, code="delegation_too_deep")
+
+
+@transaction.atomic
+def set_delegate(
+    *, tenant_id: int, delegate_id: str, principal: str, parent: str, scope: str, now: datetime
+) -> Delegate:
+    """Make a DeleGate, or let it be another's, act as another principal, or have another scope.
+
+    Its principal reports to that of the parent from now on.
+
+    :raises NotFound: if there is no such parent (`unknown_delegate`).
+    :raises UnknownPrincipal: if there is nobody of this name.
+    :raises Invalid: if the principal is of another kind (`principal_is_no_delegate`).
+    :raises Conflict: if it is the root (`root_delegate`), the principal is another DeleGate (`principal_plans_already`),
+        it would be above itself (`delegate_circle`), or too many would stand above each other (`delegates_too_deep`).
+    """
+    if delegate_id == DELEGATE:
+        detail = f"{DELEGATE} is the gate itself: it has nobody above it and acts under no other name."
+        raise Conflict(detail, code="root_delegate")
+    # Whoever changes the tree waits for whoever does so already.
+    Delegate.objects.select_for_update(no_key=True).get(pk=root_delegate(tenant_id=tenant_id, now=now).pk)
+    known = {one.delegate_id: one for one in Delegate.objects.all()}
+    above = known.get(parent)
+    if above is None:
+        raise NotFound(f"There is no DeleGate {parent[:100]!r}.", code="unknown_delegate")
+    actor = principal_named(principal)
+    if actor.kind != Kind.DELEGATE:
+        detail = f"{actor.name} is of the kind {actor.kind}; a DeleGate acts as one of the kind delegate."
+        raise Invalid(detail, code="principal_is_no_delegate")
+    found = known.get(delegate_id)
+    if found is not None and (found.principal_id, found.parent_id, found.scope) == (actor.pk, above.pk, scope):
+        return found
+    if any(one.principal_id == actor.pk and one is not found for one in known.values()):
+        raise Conflict(f"{actor.name} is another DeleGate.", code="principal_plans_already")
+    if found is None:
+        found = Delegate(tenant_id=tenant_id, delegate_id=delegate_id, created_at=now)
+    _refuse_place(found, above, list(known.values()))
+    found.principal, found.parent, found.scope = actor, above, scope
+    found.save()
+    moved = principals.place_under(parent=above.principal, principals=[actor.pk])
+    below = [one.principal_id for one in known.values() if one.parent_id == found.pk]
+    moved |= principals.place_under(parent=actor, principals=below)
+    registry.rearrange(tenant_id=tenant_id, moved=moved)
+    return found
+
+
+def _refuse_place(delegate: Delegate, above: Delegate, known: Sequence[Delegate]) -> None:
+    parents = {one.pk: one.parent_id for one in known}
+
+    def path(pk: int | None) -> list[int]:
+        """Those from here up to the root."""
+        return [] if pk is None else [pk, *path(parents[pk])]
+
+    way = path(above.pk)
+    if delegate.pk in way:
+        raise Conflict(f"{delegate} stands above {above}.", code="delegate_circle")
+    ways = map(path, parents)
+    below = max((way.index(delegate.pk) for way in ways if delegate.pk in way), default=0)
+    if len(way) + 1 + below > MOST_DELEGATES:
+        raise Conflict(f"More than {MOST_DELEGATES} would stand above each other.", code="delegates_too_deep")
+
+
+# What plans that were carried out teach.
+
+
+@transaction.atomic
+def record_outcome(*, plan_id: str, completed: Collection[str], succeeded: bool, now: datetime) -> Outcome | None:
+    """Note how a plan was carried out; the same plan again is noted once. Runs within its tenant.
+
+    :param completed: the ids of the steps that ran to their end. A plan of which none did with a version of a tool
+        that it names teaches nothing: None.
+    :raises NotFound: if there is no such plan (`unknown_plan`).
+    """
+    plan = selectors.plan(plan_id)
+    ran = {
+        call["step_id"]: call
+        for call in draft_of(plan.document).calls
+        if call["step_id"] in completed and call.get("tool_uid")
+    }
+    if not ran:
+        return None
+    found, _ = Outcome.objects.get_or_create(
+        tenant_id=plan.tenant_id,
+        plan=plan,
+        defaults={
+            "request": plan.intent,
+            "tools": list(dict.fromkeys(call["tool_uid"] for call in ran.values())),
+            "links": [
+                [ran[above]["tool_uid"], call["tool_uid"]]
+                for call in ran.values()
+                for above in call["depends_on"]
+                if above in ran
+            ],
+            "weight": 1.0 if succeeded else _FAILED,
+            "recorded_at": now,
+        },
+    )
+    return found
+
+
+def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
+    """Learn anew from a tenant's outcomes.
+
+    Seconds of numbers, with no transaction open meanwhile. None: there is nothing to learn from, or something of it was
+    forgotten on request meanwhile.
+    """
+    with acting_in(tenant_id, "what is to be learned from"):
+        outcomes = list(reversed(Outcome.objects.order_by("-id")[:MOST]))
+        with shelf.held(tenant_id=tenant_id) as held:
+            catalogue = held.catalogue.of_workers(held.catalogue.worker_ids)
+        heirs = _heirs({uid for outcome in outcomes for uid in outcome.tools}, catalogue)
+    if not outcomes:
+        return None
+    model = learned([_past(one, heirs, now) for one in outcomes], shelf.library_of(catalogue).relevance)
+    with acting_in(tenant_id, "what was learned"):
+        # Whoever forgets one of these changes its row: it waits for this transaction, or this one for it.
+        rows = Outcome.objects.select_for_update(no_key=True).order_by("id")
+        now_said = rows.filter(pk__in=[one.pk for one in outcomes]).values_list("request", flat=True)
+        if list(now_said) != [one.request for one in outcomes]:
+            return None
+        # Processes tell by the number of the row what they hold, so it is a new one each time.
+        LearnedModel.objects.all().delete()
+        return LearnedModel.objects.create(
+            tenant_id=tenant_id,
+            learned_from=len(outcomes),
+            last_outcome=outcomes[-1].pk,
+            body=model.dumps(),
+            learned_at=now,
+        )
+
+
+def _heirs(uids: Collection[str], catalogue: Catalogue) -> dict[str, str]:
+    """The tool that stands in the place of each that is offered no more: the only one of its name now, if there is one."""
+    by_name: dict[str, list[str]] = {}
+    for tool in catalogue.tools:
+        by_name.setdefault(tool.name, []).append(tool.uid)
+    names = workers.tool_names([uid for uid in uids if uid not in catalogue.by_uid])
+    return {uid: by_name[name][0] for uid, name in names.items() if len(by_name.get(name, ())) == 1}
+
+
+def _past(outcome: Outcome, heirs: Mapping[str, str], now: datetime) -> Past:
+    age = (now - outcome.recorded_at).total_seconds() / 86_400
+    return Past(
+        request=outcome.request,
+        tools=tuple(dict.fromkeys(heirs.get(uid, uid) for uid in outcome.tools)),
+        links=frozenset((heirs.get(source, source), heirs.get(target, target)) for source, target in outcome.links),
+        weight=outcome.weight * 0.5 ** (max(age, 0.0) / _HALF_LIFE_DAYS),
+    )
+
+
+def unlearn(*, tenant_id: int) -> None:
+    """Forget what was learned: the planner does without until it has learned anew, from what is left."""
+    LearnedModel.objects.filter(tenant_id=tenant_id).delete()
