@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from apps.plans import references
-from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.documents import Constraints, Plan, PlanStatus, Step, can_be_told, partial_of
-from apps.plans.offers import Choice, choose, lacks_room, payload_bytes
+from apps.plans.offers import choose, expected_seconds, lacks_room, mode, payload_bytes
 from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Missing, Proposal, Question, Ref, Value
 from apps.plans.shapes import OPENING, RESULT_POINTER, StepType
 from apps.plans.validation import Problem, estimates, validate
@@ -45,7 +45,7 @@ _ADVICE: Final = {
 """What helps, by the kind of what is missing first."""
 
 Call = dict[str, Any]
-"""A step that runs a tool, as a partial plan tells it. With a `worker_id` it has no other; with `done` it has run."""
+"""A step that runs a tool, as a partial plan tells it. With `done` it has run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +66,11 @@ class Draft:
 
     def confirmed(self) -> Draft:
         """The same, after the principal has confirmed its guesses."""
-
-        def sure(source: Mapping[str, Any]) -> dict[str, Any]:
-            return (
-                {**source, "source": str(Evidence.CONFIRMED)} if str(source.get("source")) in UNSURE else dict(source)
-            )
-
-        calls = [
-            {**call, "provenance": {name: sure(one) for name, one in call["provenance"].items()}} for call in self.calls
-        ]
+        calls = []
+        for call in self.calls:
+            guesses = {name: one for name, one in call["provenance"].items() if str(one.get("source")) in UNSURE}
+            sure = {name: {**one, "source": str(Evidence.CONFIRMED)} for name, one in guesses.items()}
+            calls.append({**call, "provenance": call["provenance"] | sure})
         return replace(self, calls=calls, doubtful=False)
 
     def given(self, context: Mapping[str, Any]) -> Draft:
@@ -132,9 +128,7 @@ def drafted(proposal: Proposal, asked: Asked) -> Draft:
                 "params": {name: _written(value.value, ids) for name, value in values.items()},
                 "provenance": {name: _source(name, value, ids) for name, value in values.items()},
                 "confidence": step.confidence,
-                "alternatives": [
-                    {"tool_name": tool.name, "tool_uid": tool.uid, "score": score} for tool, score in step.alternatives
-                ],
+                "alternatives": [_scored(*one) for one in step.alternatives],
                 **({} if step.part is None else {"clause": step.part}),
                 "missing_params": lacking,
             }
@@ -147,13 +141,7 @@ def drafted(proposal: Proposal, asked: Asked) -> Draft:
         questions=[_told(one, calls[one.step]) for one in questions],
         missing=missing,
         nearest=[
-            {
-                "tool_name": tool.name,
-                "tool_uid": tool.uid,
-                "score": score,
-                "description": tool.description[:500],
-                "reason": reason[:2000],
-            }
+            {**_scored(tool, score), "description": tool.description[:500], "reason": reason[:2000]}
             for tool, score, reason in sorted(proposal.nearest, key=lambda one: (-one[1], one[0].uid))[:_NEAREST]
         ],
         doubtful=proposal.doubtful,
@@ -225,6 +213,10 @@ def _told(question: Question, call: Call) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value is not None}
 
 
+def _scored(tool: Tool, score: float) -> dict[str, Any]:
+    return {"tool_name": tool.name, "tool_uid": tool.uid, "score": score}
+
+
 def _refs(value: Any) -> Iterator[Ref]:
     """All results of earlier steps that a value takes."""
     if isinstance(value, Ref):
@@ -268,16 +260,15 @@ class _Assembly:
         self.calls = draft.calls
         self.missing = list(draft.missing)
         self.parents = self._parents()
-        self.choices: dict[str, Choice] = {}
+        self.chosen: dict[str, Offer] = {}
         self._steps: list[Step] = []
         self._waits: dict[str, str] = {}
         self._number = max(
             (int(one[1]) for call in self.calls if (one := _NUMBERED.fullmatch(call["step_id"]))), default=0
         )
 
-    def _offers(self, call: Call) -> list[Offer]:
-        found = self.catalogue.open_offers(call.get("tool_uid", ""))
-        return [one for one in found if call.get("worker_id") in {None, one.worker_id}]
+    def _offers(self, call: Call) -> Sequence[Offer]:
+        return self.catalogue.open_offers(call.get("tool_uid", ""))
 
     def _parents(self) -> dict[str, list[str]]:
         """What each call waits for: what it takes results from, and what comes first.
@@ -320,10 +311,10 @@ class _Assembly:
             able = [one for one, reason in zip(offers, reasons, strict=True) if reason is None]
             if able:
                 later = [self._offers(one) for one in todo[number + 1 :]]
-                choice = choose(self._affordable(able, spent, later), salt=salt, prefer=prefer)
-                self.choices[call["step_id"]] = choice
-                calls[choice.offer.worker_id] += 1
-                spent += choice.cost
+                offer = choose(self._affordable(able, spent, later), salt=salt, prefer=prefer)
+                self.chosen[call["step_id"]] = offer
+                calls[offer.worker_id] += 1
+                spent += offer.cost
             elif offers:
                 why = "; ".join(sorted(reason for reason in reasons if reason))
                 self._lack(call, Lack.LIMIT, f"No worker has room for {call['tool_name']}: {why}.")
@@ -357,14 +348,14 @@ class _Assembly:
                 self._steps.append(Step.model_validate(told))
                 continue
             self._wait(self.parents[step_id])
-            choice = self.choices[step_id]
+            offer = self.chosen[step_id]
             told = {
                 **{name: call[name] for name in _KEPT if name in call},
-                "step_type": choice.mode,
+                "step_type": mode(offer),
                 "depends_on": self._after(self.parents[step_id]),
-                "worker_id": choice.offer.worker_id,
-                "estimated_runtime_seconds": choice.seconds,
-                "estimated_cost": choice.cost,
+                "worker_id": offer.worker_id,
+                "estimated_runtime_seconds": expected_seconds(offer),
+                "estimated_cost": offer.cost,
                 "critical": any(step_id in parents for parents in self.parents.values()),
             }
             self._steps.append(Step.model_validate(told))
@@ -487,17 +478,16 @@ class _Assembly:
         )
         calls = []
         for call in self.calls:
-            chosen = self.choices.get(call["step_id"])
-            more_of = {"step_type": str(chosen.mode), "worker_id": chosen.offer.worker_id} if chosen else {}
-            calls.append(
-                {"step_type": str(StepType.CALL_WORKER), **call, **more_of, "depends_on": self.parents[call["step_id"]]}
-            )
+            offer = self.chosen.get(call["step_id"])
+            worker = {"step_type": str(mode(offer)), "worker_id": offer.worker_id} if offer else {}
+            above = {"depends_on": self.parents[call["step_id"]]}
+            calls.append({"step_type": str(StepType.CALL_WORKER), **call, **worker, **above})
         partial = {"confidence": self.draft.confidence, "steps": calls}
         figures = {"estimated_total_runtime_seconds": 0.0, "execution_cost_estimate": 0.0, "can_run_parallel": False}
         return self._plan(status, [escalate], partial_plan=partial, **figures, **more)
 
     def _plan(self, status: PlanStatus, steps: Sequence[Step], **more: Any) -> Plan:
-        tags = (tag for choice in self.choices.values() for tag in choice.offer.capabilities)
+        tags = (tag for offer in self.chosen.values() for tag in offer.capabilities)
         return Plan.model_validate(
             {
                 **self.head,

@@ -13,9 +13,7 @@ from typing import Any, Final
 
 from apps.workers.shapes import OfferView as Offer
 
-READ: Final = "read"
-NETWORK: Final = "network"
-GENTLE_EFFECTS: Final = frozenset({READ, NETWORK})
+GENTLE_EFFECTS: Final = frozenset({"read", "network"})
 """Effects that change nothing: what goes beyond them must be asked for by name."""
 _CONTRACTS: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -113,9 +111,6 @@ class Catalogue:
     def worker_ids(self) -> frozenset[str]:
         """Who offers anything, barred or not."""
         return frozenset(self._of_worker)
-
-    def has_worker(self, worker_id: str) -> bool:
-        return worker_id in self._of_worker
 
     def find(self, worker_id: str, tool_name: str) -> tuple[Tool, Offer] | None:
         """Return the tool that a worker offers under a name, barred or not."""

@@ -30,7 +30,7 @@ def graph(document: Mapping[str, Any], marks: Mapping[str, tuple[str, str]] = Ma
 
     :param marks: by step id a word and the colour of the box's edge.
     """
-    steps = _steps(document)
+    steps: Sequence[Mapping[str, Any]] = partial_of(document)["steps"]
     if not steps:
         return SafeString("No steps.")
     places = _places(steps)
@@ -66,11 +66,6 @@ def needs(document: Mapping[str, Any]) -> SafeString:
         next_step(document),
         format_html_join("", "<li>{}</li>", ((one,) for one in reasons)),
     )
-
-
-def _steps(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    steps: Sequence[Mapping[str, Any]] = partial_of(document)["steps"]
-    return steps
 
 
 def _places(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int]]:

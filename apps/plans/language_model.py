@@ -260,9 +260,8 @@ def proposal(text: str, asked: Asked, tools: Sequence[Tool]) -> Proposal | None:
             text.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
         )
     except ValidationError as fault:
-        raise Unusable(
-            "; ".join(f"{_place(one['loc'])}: {one['msg']}" for one in fault.errors()[:_MOST_ERRORS])
-        ) from fault
+        told = [f"{'/'.join(map(str, one['loc'])) or 'the answer'}: {one['msg']}" for one in fault.errors()]
+        raise Unusable("; ".join(told[:_MOST_ERRORS])) from fault
     if not found.steps:
         return None
     listed = {f"t{number}": tool for number, tool in enumerate(tools, start=1)}
@@ -303,10 +302,6 @@ def _told(number: int, tool: Tool) -> dict[str, Any]:
     }
 
 
-def _place(location: Sequence[Any]) -> str:
-    return "/".join(map(str, location)) or "the answer"
-
-
 def _faults(found: _Answer, listed: Mapping[str, Tool]) -> Iterator[str]:
     for number, step in enumerate(found.steps, start=1):
         tool = listed.get(step.tool)
@@ -324,8 +319,8 @@ def _faults(found: _Answer, listed: Mapping[str, Tool]) -> Iterator[str]:
                 yield f"step-{number}{one.path}: {one.message}"[:300]
 
 
-def _misleads(cited: object, before: Mapping[str, Tool], step_id: str) -> str | None:
-    if not isinstance(cited, Reference):
+def _misleads(cited: Reference, before: Mapping[str, Tool], step_id: str) -> str | None:
+    if not cited.path:
         return f'{step_id}: a reference is written "{{{{step-1.field}}}}", as a value.'
     source = before.get(cited.step_id)
     if source is None:
@@ -337,7 +332,14 @@ def _misleads(cited: object, before: Mapping[str, Tool], step_id: str) -> str | 
 
 def _step(number: int, found: _Step, tool: Tool, asked: Asked, reading: Reading) -> ProposedStep:
     given = {name: one for name, one in found.params.items() if one is not None and not _is_default(one, tool, name)}
-    values = {name: _value(one, tool.inputs.get(name), asked, reading) for name, one in given.items()}
+    values = {
+        name: Value(
+            value=_resolved(one),
+            evidence=_evidence(one, tool.inputs.get(name), asked, reading),
+            text=str(one)[:200],
+        )
+        for name, one in given.items()
+    }
     return ProposedStep(
         tool=tool,
         values=values,
@@ -355,15 +357,11 @@ def _is_default(value: Any, tool: Tool, name: str) -> bool:
     )
 
 
-def _value(value: Any, schema: Any, asked: Asked, reading: Reading) -> Value:
-    return Value(value=_resolved(value), evidence=_evidence(value, schema, asked, reading), text=str(value)[:200])
-
-
 def _resolved(value: Any) -> Any:
     if isinstance(value, list):
         return [_resolved(one) for one in value]
     cited = list(references.within(value)) if isinstance(value, str) else []
-    if len(cited) == 1 and isinstance(cited[0], Reference) and cited[0].whole:
+    if len(cited) == 1 and cited[0].whole:
         return Ref(int(cited[0].step_id.removeprefix("step-")) - 1, cited[0].path)
     return value
 
@@ -374,23 +372,18 @@ def _evidence(value: Any, schema: Any, asked: Asked, reading: Reading) -> Eviden
         return Evidence.CONTEXT
     if isinstance(value, (list, Mapping)):
         inner = value.values() if isinstance(value, Mapping) else value
-        found = [_evidence(one, None, asked, reading) for one in inner]
-        return max(found, key=_SUREST_FIRST.index, default=Evidence.ASSUMED)
-    if isinstance(value, bool):
-        return Evidence.ASSUMED
-    for one in reading.found:
-        if _is_same(value, one):
-            return Evidence.QUOTED if one.kind == Kind.QUOTED else Evidence.TYPED
-    return _evidence_of_words(value, schema, reading) if isinstance(value, str) else Evidence.ASSUMED
-
-
-def _evidence_of_words(value: str, schema: Any, reading: Reading) -> Evidence:
-    if any(isinstance(one, Reference) for one in references.within(value)):
-        return Evidence.STEP if isinstance(_resolved(value), Ref) else Evidence.ASSUMED
-    if not value.strip() or not _stands(value, reading.text):
-        return Evidence.ASSUMED
-    choices = schema.get("enum") if isinstance(schema, Mapping) else None
-    return Evidence.CHOICE if choices and value in choices else Evidence.CUT
+        every = [_evidence(one, None, asked, reading) for one in inner]
+        return max(every, key=_SUREST_FIRST.index, default=Evidence.ASSUMED)
+    same = next((one for one in reading.found if not isinstance(value, bool) and _is_same(value, one)), None)
+    if same is not None:
+        return Evidence.QUOTED if same.kind == Kind.QUOTED else Evidence.TYPED
+    found = Evidence.ASSUMED
+    if isinstance(value, str) and any(one.path for one in references.within(value)):
+        found = Evidence.STEP if isinstance(_resolved(value), Ref) else Evidence.ASSUMED
+    elif isinstance(value, str) and value.strip() and _stands(value, reading.text):
+        choices = schema.get("enum") if isinstance(schema, Mapping) else None
+        found = Evidence.CHOICE if choices and value in choices else Evidence.CUT
+    return found
 
 
 def _is_same(value: Any, found: Found) -> bool:

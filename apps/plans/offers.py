@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from apps.plans.shapes import StepType
@@ -50,25 +49,13 @@ _WEIGHTS: Final = {
 """What cost, latency and tier weigh, by what the asker cares for most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The offer taken, and what is expected of it."""
-
-    offer: Offer
-    mode: StepType
-    seconds: float
-    cost: float
-
-
-def choose(offers: Sequence[Offer], *, salt: str, prefer: str = "balanced") -> Choice:
+def choose(offers: Sequence[Offer], *, salt: str, prefer: str = "balanced") -> Offer:
     """Return the best of some open offers; equal ones are spread by the salt, always the same way for the same salt."""
-    best = min(offers, key=lambda offer: (-round(_utility(offer, prefer), 9), _spread(offer, salt)))
-    return Choice(
-        offer=best,
-        mode=mode(best),
-        seconds=expected_seconds(best),
-        cost=best.cost,
-    )
+
+    def spread(offer: Offer) -> bytes:
+        return hashlib.blake2b(f"{salt}\0{offer.worker_id}".encode(), digest_size=16).digest()
+
+    return min(offers, key=lambda offer: (-round(_utility(offer, prefer), 9), spread(offer)))
 
 
 def mode(offer: Offer) -> StepType:
@@ -97,20 +84,13 @@ def _promised_seconds(offer: Offer) -> float:
 
 def _utility(offer: Offer, prefer: str) -> float:
     cost, latency, tier = _WEIGHTS[prefer]
+    # About the tenth percentile of Beta(1 + successes, 1 + failures): new workers start modest.
+    tries = offer.runs + 2
+    mean = (offer.successes + 1) / tries
+    floor = max(mean - _Z10 * math.sqrt(mean * (1 - mean) / (tries + 1)), 0.01)
     return (
-        math.log(_success_floor(offer))
+        math.log(floor)
         - cost * math.log1p(offer.cost * 100)
         - latency * math.log1p(expected_seconds(offer))
         + tier * _TIERS.get(offer.tier, 0)
     )
-
-
-def _success_floor(offer: Offer) -> float:
-    """About the tenth percentile of Beta(1 + successes, 1 + failures): new workers start modest."""
-    tries = offer.runs + 2
-    mean = (offer.successes + 1) / tries
-    return max(mean - _Z10 * math.sqrt(mean * (1 - mean) / (tries + 1)), 0.01)
-
-
-def _spread(offer: Offer, salt: str) -> bytes:
-    return hashlib.blake2b(f"{salt}\0{offer.worker_id}".encode(), digest_size=16).digest()

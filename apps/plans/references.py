@@ -16,19 +16,15 @@ _HOPS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """One reference: where it stands, which step and path it names, and whether it is the whole value."""
+    """One reference: where it stands, which step and path it names, and whether it is the whole value.
+
+    Without a path it is malformed: an opening of a reference that is none, or a reference in the name of a member.
+    """
 
     pointer: str
-    step_id: str
-    path: tuple[str, ...]
-    whole: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """An opening of a reference that is none, or a reference in the name of a member, which nothing resolves."""
-
-    pointer: str
+    step_id: str = ""
+    path: tuple[str, ...] = ()
+    whole: bool = False
 
 
 def write(step_id: str, *path: str) -> str:
@@ -36,29 +32,23 @@ def write(step_id: str, *path: str) -> str:
     return f"{OPENING}{step_id}.{'.'.join(path)}}}}}"
 
 
-def within(value: Any, pointer: str = "") -> Iterator[Reference | Malformed]:
+def within(value: Any, pointer: str = "") -> Iterator[Reference]:
     """Find every reference in a JSON value."""
-    if isinstance(value, str):
-        yield from _in_text(value, pointer)
+    if isinstance(value, str) and OPENING in value:
+        found = list(REFERENCE.finditer(value))
+        for match in found:
+            path = tuple(match[2].split("."))
+            yield Reference(pointer=pointer, step_id=match[1], path=path, whole=match[0] == value)
+        if value.count(OPENING) != len(found):
+            yield Reference(pointer=pointer)
     elif isinstance(value, Mapping):
         for name, item in value.items():
             if OPENING in name and REFERENCE.search(name):
-                yield Malformed(pointer + pointer_to(name))
+                yield Reference(pointer=pointer + pointer_to(name))
             yield from within(item, pointer + pointer_to(name))
     elif isinstance(value, (list, tuple)):
         for position, item in enumerate(value):
             yield from within(item, f"{pointer}/{position}")
-
-
-def _in_text(text: str, pointer: str) -> Iterator[Reference | Malformed]:
-    if OPENING not in text:
-        return
-    found = list(REFERENCE.finditer(text))
-    for match in found:
-        path = tuple(match[2].split("."))
-        yield Reference(pointer=pointer, step_id=match[1], path=path, whole=match[0] == text)
-    if text.count(OPENING) != len(found):
-        yield Malformed(pointer)
 
 
 def resolve(output_schema: Mapping[str, Any], path: tuple[str, ...]) -> Any | None:

@@ -53,7 +53,6 @@ _ANEW: Final = frozenset({"plan_hash", "next_step", "receipt_id", "receipt_uuid"
 """What a plan says of itself that is another's once it is kept."""
 _FAILED: Final = 0.25
 """How much a plan counts of which only a part ran to its end."""
-_HALF_LIFE_DAYS: Final = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -786,7 +785,16 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
         heirs = _heirs({uid for outcome in outcomes for uid in outcome.tools}, catalogue)
     if not outcomes:
         return None
-    model = learned([_past(one, heirs, now) for one in outcomes], shelf.library_of(catalogue).relevance)
+    past = [
+        Past(
+            request=one.request,
+            tools=tuple(dict.fromkeys(heirs.get(uid, uid) for uid in one.tools)),
+            links=frozenset((heirs.get(source, source), heirs.get(target, target)) for source, target in one.links),
+            weight=one.weight,
+        )
+        for one in outcomes
+    ]
+    model = learned(past, shelf.library_of(catalogue).relevance)
     with acting_in(tenant_id, "what was learned"):
         # Whoever forgets one of these changes its row: it waits for this transaction, or this one for it.
         rows = Outcome.objects.select_for_update(no_key=True).order_by("id")
@@ -811,16 +819,6 @@ def _heirs(uids: Collection[str], catalogue: Catalogue) -> dict[str, str]:
         by_name.setdefault(tool.name, []).append(tool.uid)
     names = workers.tool_names([uid for uid in uids if uid not in catalogue.by_uid])
     return {uid: by_name[name][0] for uid, name in names.items() if len(by_name.get(name, ())) == 1}
-
-
-def _past(outcome: Outcome, heirs: Mapping[str, str], now: datetime) -> Past:
-    age = (now - outcome.recorded_at).total_seconds() / 86_400
-    return Past(
-        request=outcome.request,
-        tools=tuple(dict.fromkeys(heirs.get(uid, uid) for uid in outcome.tools)),
-        links=frozenset((heirs.get(source, source), heirs.get(target, target)) for source, target in outcome.links),
-        weight=outcome.weight * 0.5 ** (max(age, 0.0) / _HALF_LIFE_DAYS),
-    )
 
 
 def unlearn(*, tenant_id: int) -> None:

@@ -22,9 +22,9 @@ from pydantic_core import ErrorDetails
 from apps.core.errors import near, pointer_to
 from apps.plans import documents, references
 from apps.plans.catalogue import Catalogue, Tool, contract_key, types_meet
-from apps.plans.documents import WHOLE, Constraints, Plan, PlanStatus, Step
+from apps.plans.documents import WHOLE, Constraints, Plan, Step
 from apps.plans.offers import expected_seconds, lacks_room, payload_bytes
-from apps.plans.references import Malformed, Reference
+from apps.plans.references import Reference
 from apps.plans.shapes import StepType
 from apps.workers.shapes import OfferView as Offer
 
@@ -79,7 +79,7 @@ def estimates(plan: Plan, catalogue: Catalogue) -> dict[str, Any]:
 
 def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
     """What a tool refuses in the params; a reference stands for its target, and no choice that holds one is judged."""
-    held = {found.pointer for found in references.within(params) if isinstance(found, Reference) and found.whole}
+    held = {found.pointer for found in references.within(params) if found.whole}
     found = []
     for error in validator(contract_key(tool.input_schema)).iter_errors(dict(params)):
         where, kind = pointer_to(*error.instance_path), error.kind.name
@@ -227,17 +227,8 @@ def _circles(case: _Case) -> list[Problem]:
 
 
 def _status(case: _Case) -> Iterator[Problem]:
-    """A plan has what its status says: all steps and an end, or what is missing and one step that asks for a decision."""
+    """A plan has what its status says: all steps and an end, or one step that asks for a decision."""
     plan = case.plan
-    needs = {
-        PlanStatus.NEEDS_CONFIRMATION: ("unsure",),
-        PlanStatus.NEEDS_INPUT: ("questions", "partial_plan"),
-        PlanStatus.NEEDS_ESCALATION: ("missing", "partial_plan"),
-    }.get(plan.status, ())
-    for name in {"unsure", "questions", "missing", *needs}:
-        if bool(getattr(plan, name)) != (name in needs):
-            message = f"A plan that is {plan.status} has {'some' if name in needs else 'no'} {name}."
-            yield Problem(pointer_to(name), "missing" if name == "missing" else "status", message)
     last = plan.steps[-1]
     if plan.status not in WHOLE:
         if len(plan.steps) > 1 or last.step_type != StepType.ESCALATE or not last.decision_required:
@@ -277,8 +268,8 @@ def _tools(case: _Case) -> Iterator[Problem]:
         match case.offer(step):
             case tool, offer:
                 yield from _fits(case, step, tool, offer)
-            case None if catalogue.has_worker(worker_id):
-                meant = near(tool_name, sorted(catalogue.by_uid[uid].name for uid in catalogue.tools_of(worker_id)))
+            case None if offered := catalogue.tools_of(worker_id):
+                meant = near(tool_name, sorted(catalogue.by_uid[uid].name for uid in offered))
                 message = f"{worker_id} offers no {tool_name}.{meant}"
                 yield Problem(case.path(step.step_id, "tool_name"), "unknown_tool", message)
             case None:
@@ -305,8 +296,8 @@ def _references(case: _Case) -> Iterator[Problem]:
                 yield from _reference(case, found, step)
 
 
-def _reference(case: _Case, found: Reference | Malformed, step: Step) -> Iterator[Problem]:
-    if isinstance(found, Malformed):
+def _reference(case: _Case, found: Reference, step: Step) -> Iterator[Problem]:
+    if not found.path:
         message = "A reference reads {{step-1.field}}, and stands in a value."
         yield Problem(found.pointer, "reference_malformed", message)
         return

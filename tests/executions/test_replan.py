@@ -284,7 +284,9 @@ def test_worker_that_is_out_is_excluded_as_a_whole(
     made = make(kee)
     assert list(worker_steps(made).values()) == [("both", False), ("both", False)]
 
-    again = replan(kee, made.plan_id, "step-1", reason="gone", worker_is_out=is_out)
+    with kee.acting():
+        failed: dict[str, Any] = {"plan_id": made.plan_id, "failed_step": "step-1", "reason": "gone"}
+        again = planning.replan(caller=kee, **failed, worker_is_out=is_out, was_waiting=True, now=T0)
 
     assert list(worker_steps(again).values()) == [("echoer", False), (shouts, False)]
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import IntegrityError, connection, transaction
@@ -21,11 +20,10 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
-from apps.workers.services import health
 from apps.workers.services import registry as workers
 from tests.executions.making import refused
 from tests.factories import T0, make_caller, make_tenant, make_token
-from tests.plans.making import ANALYZE, NOTHING, create, register_example_workers
+from tests.plans.making import NOTHING, STRING, STRINGS, create, register_example_workers, shape
 from tests.rest import ask
 from tests.workers.factories import make_manifest
 
@@ -70,23 +68,11 @@ def test_plan_is_owed_by_its_principal_and_a_refusal_by_nobody(as_kee: Caller) -
     assert len(receipts.obligations(owed_by=as_kee.principal_id).obligations) == 1
 
 
-def test_readiness_follows_the_workers(as_kee: Caller) -> None:
-    register_example_workers(as_kee)
-    health.heartbeat(caller=as_kee, worker_id="code-analyzer-001", status="healthy", current_load=1.0, available=False)
-    made = create(as_kee)
-    assert selectors.answer_of(made).can_execute_now is False
-
-    workers.unregister(caller=as_kee, worker_id="code-analyzer-001")
-    assert selectors.answer_of(made).can_execute_now is False
-    assert create(as_kee).document["status"] == "needs_escalation"
-
-
 def test_used_rate_delays_a_plan_and_does_not_change_it(as_kee: Caller) -> None:
     register_example_workers(as_kee)
     now = datetime.now(UTC)
     with database_time(now):
         first = create(as_kee)
-        at_first = selectors.answer_of(first)
         for _ in range(50):  # a hundred an hour, of which its tier allows half
             workers.take_call(worker_id="code-analyzer-001")
         full = create(as_kee)
@@ -96,11 +82,13 @@ def test_used_rate_delays_a_plan_and_does_not_change_it(as_kee: Caller) -> None:
         again = selectors.answer_of(first)
 
     estimate = first.document["estimated_total_runtime_seconds"]
-    assert (at_first.can_execute_now, at_first.estimated_runtime_seconds) == (True, estimate)
+    assert (again.can_execute_now, again.estimated_runtime_seconds) == (True, estimate)
     assert when_full.can_execute_now is False
     assert when_full.estimated_runtime_seconds == estimate + share.total_seconds()
-    assert again == at_first
     assert full.document["steps"] == first.document["steps"]
+    workers.unregister(caller=as_kee, worker_id="code-analyzer-001")
+    assert selectors.answer_of(first).can_execute_now is False
+    assert create(as_kee).document["status"] == "needs_escalation"
 
 
 def test_same_request_gives_the_same_plan(as_kee: Caller) -> None:
@@ -122,30 +110,21 @@ def test_references_stand_in_the_plan_as_they_were_given(as_kee: Caller) -> None
 
 def test_plan_that_nobody_begins_is_abandoned(tenant: Tenant, as_kee: Caller) -> None:
     register_example_workers(as_kee)
-    made = create(as_kee)
+    made, begun = create(as_kee), create(as_kee)
+    assert services.take_up(plan_id=begun.plan_id)
     with database_time(T0 + EXPIRY - timedelta(microseconds=1)):
         assert selectors.expired(limit=9) == []
     with database_time(T0 + EXPIRY):
         assert selectors.expired(limit=9) == [(tenant.pk, made.plan_id)]
 
-    assert services.abandon_expired(plan_id=made.plan_id, now=T0 + EXPIRY)
+    abandoned = [services.abandon_expired(plan_id=one.plan_id, now=T0 + EXPIRY) for one in (made, made, begun)]
 
-    assert receipts.obligations(owed_by=as_kee.principal_id).obligations == []
-    abandoned = Receipt.objects.get(event_type="plan_abandoned")
-    assert (abandoned.surface, abandoned.metadata["reason"]) == ("ledger", "expired")
-    assert not services.abandon_expired(plan_id=made.plan_id, now=T0 + EXPIRY)
-    assert selectors.expired(limit=9) == []
-
-
-def test_plan_that_was_begun_never_expires(as_kee: Caller) -> None:
-    register_example_workers(as_kee)
-    made = create(as_kee)
-    assert services.take_up(plan_id=made.plan_id)
-
-    assert not services.abandon_expired(plan_id=made.plan_id, now=T0 + EXPIRY)
-
-    assert len(receipts.obligations(owed_by=as_kee.principal_id).obligations) == 1
-    assert not services.take_up(plan_id=made.plan_id)
+    assert abandoned == [True, False, False]
+    owed = receipts.obligations(owed_by=as_kee.principal_id).obligations
+    assert [one.receipt_id for one in owed] == [begun.receipt_id]
+    receipt = Receipt.objects.get(event_type="plan_abandoned")
+    assert (receipt.surface, receipt.metadata["reason"]) == ("ledger", "expired")
+    assert not services.take_up(plan_id=begun.plan_id)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -182,14 +161,7 @@ def test_plan_of_another_principal_is_unknown(tenant: Tenant, as_kee: Caller) ->
 ASKED_ON = {
     "name": "analyze_repository",
     "description": "Analyze a code repository.",
-    "input_schema": {
-        "type": "object",
-        "properties": {
-            "repo_path": {"type": "string"},
-            "delegation_path": {"type": "array", "items": {"type": "string"}},
-        },
-        "required": ["repo_path", "delegation_path"],
-    },
+    "input_schema": shape("repo_path", "delegation_path", repo_path=STRING, delegation_path=STRINGS),
 }
 
 
@@ -197,19 +169,13 @@ def key_of(delegate_id: str) -> str:
     return str(Delegate.objects.get(delegate_id=delegate_id).key)
 
 
-def department(tenant: Tenant, name: str) -> Caller:
-    caller = make_caller(tenant, f"{name}-delegate", kind=Kind.DELEGATE)
-    services.set_delegate(
-        tenant_id=tenant.pk, delegate_id=name, principal=caller.name, parent="delegate", scope="", now=T0
-    )
-    return caller
-
-
 def test_delegation_path_is_handed_on_and_ends_loops(tenant: Tenant, as_kee: Caller) -> None:
     workers.register(caller=as_kee, original=make_manifest("code-dept", tools=[ASKED_ON], side_effects=NOTHING))
     wish = ("analyze_repository", {"repo_path": "/srv/app", "delegation_path": ["a lie"]})
     above = create(as_kee, wish)
-    below = department(tenant, "code")
+    below = make_caller(tenant, "code-delegate", kind=Kind.DELEGATE)
+    of_code = {"delegate_id": "code", "principal": below.name, "parent": "delegate", "scope": ""}
+    services.set_delegate(tenant_id=tenant.pk, **of_code, now=T0)
     workers.register(caller=below, original=make_manifest("testers", tools=[ASKED_ON], side_effects=NOTHING))
     path = above.document["steps"][0]["params"]["delegation_path"]
     assert path == [key_of("delegate")]
@@ -228,23 +194,6 @@ def test_delegation_path_is_handed_on_and_ends_loops(tenant: Tenant, as_kee: Cal
     assert (Plan.objects.count(), Receipt.objects.count()) == before
 
 
-def test_payload_limit_comes_from_the_manifest(as_kee: Caller) -> None:
-    tool = {
-        "name": "analyze_repository",
-        "description": "Analyze a repository.",
-        "input_schema": dict(ANALYZE.input_schema),
-    }
-    limits = {"max_payload_bytes": 60, "rate_limit_per_hour": 100}
-    workers.register(
-        caller=as_kee, original=make_manifest("small", tools=[tool], side_effects=NOTHING, constraints=limits)
-    )
-
-    assert create(as_kee, ("analyze_repository", {"repo_path": "/srv/app"})).document["status"] == "ready"
-    refused = create(as_kee, ("analyze_repository", {"repo_path": f"/srv/{'a' * 60}"})).document
-    assert [one["kind"] for one in refused["missing"]] == ["limit"]
-    assert "small takes 60 bytes a call" in refused["missing"][0]["detail"]
-
-
 def stored() -> tuple[int, int]:
     with acting_as_system("test"):
         return Plan.objects.count(), Receipt.objects.count()
@@ -256,13 +205,12 @@ WISH = "Echo 'hello'"
 @pytest.fixture
 def smith_token(tenant: Tenant, kee: Caller) -> str:
     with acting_as(kee):
-        takes = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-        tool = {"name": "echo", "description": "Echo a text.", "input_schema": takes}
+        tool = {"name": "echo", "description": "Echo a text.", "input_schema": shape("text", text=STRING)}
         workers.register(caller=kee, original=make_manifest("smith", tools=[tool], side_effects=NOTHING))
     return make_token(tenant, "Kee")
 
 
-def test_delegate_plan_route_returns_the_bare_plan(smith_token: str) -> None:
+def test_plan_is_made_read_and_validated_over_rest(smith_token: str) -> None:
     status, plan = ask("POST", "/delegate/plan", smith_token, {"intent": WISH})
 
     assert (status, plan["status"]) == (200, "ready")
@@ -274,28 +222,17 @@ def test_delegate_plan_route_returns_the_bare_plan(smith_token: str) -> None:
     assert {"delegate_id", "created_at", "scope", "confidence", "assumptions", "references"} <= set(plan)
     assert {"estimated_total_runtime_seconds", "can_run_parallel"} <= set(plan)
     assert (plan["principal_ai"], plan["intent"], plan["proposer"]) == ("Kee", WISH, "local")
-    assert plan["next_step"] == f'Carry it out with execute_delegation_plan(plan_id="{plan["plan_id"]}").'
-    assert str(UUID(plan["receipt_uuid"])) == plan["receipt_uuid"]
-    assert plan["receipt_id"].endswith(plan["plan_id"])
-
-
-def test_created_plan_can_be_read_and_validated(smith_token: str) -> None:
-    status, made = ask("POST", "/api/v1/plans", smith_token, {"intent": WISH})
-
-    assert status == 201
-    assert made["can_execute_now"] is True
-    assert made["estimated_runtime_seconds"] == made["plan"]["estimated_total_runtime_seconds"]
-    assert made["steps"] == made["plan"]["steps"]
-    found = ask("GET", f"plans/{made['plan_id']}", smith_token)[1]
-    assert (found["plan"], found["next_step"]) == (made["plan"], made["next_step"])
+    beside = {name: plan.pop(name) for name in ("next_step", "receipt_id", "receipt_uuid")}
+    assert beside["next_step"] == f'Carry it out with execute_delegation_plan(plan_id="{plan["plan_id"]}").'
+    found = ask("GET", f"plans/{plan['plan_id']}", smith_token)[1]
+    assert found["plan"] == plan
+    assert {name: found[name] for name in beside} == beside
+    assert (found["can_execute_now"], found["steps"]) == (True, plan["steps"])
     assert ask("GET", "plans/plan-0", smith_token)[0] == 404
-    assert ask("POST", "/api/v1/plans/validate", smith_token, {"plan": made["plan"]})[1] == {
-        "valid": True,
-        "errors": [],
-        "plan_hash": made["plan"]["plan_hash"],
-    }
-    made["plan"]["steps"][0]["tool_name"] = "delete_everything"
-    verdict = ask("POST", "/api/v1/plans/validate", smith_token, {"plan": made["plan"]})[1]
+    verdict = ask("POST", "/api/v1/plans/validate", smith_token, {"plan": plan})[1]
+    assert verdict == {"valid": True, "errors": [], "plan_hash": plan["plan_hash"]}
+    plan["steps"][0]["tool_name"] = "delete_everything"
+    verdict = ask("POST", "/api/v1/plans/validate", smith_token, {"plan": plan})[1]
     assert (verdict["valid"], verdict["errors"][0]["code"]) == (False, "unknown_tool")
 
 
@@ -366,18 +303,13 @@ def create_of(caller: Caller, intent: str) -> str:
         return services.create_plan(caller=caller, given=CreatePlan(intent=intent), now=T0).plan_id
 
 
-def listed(smith_token: str, query: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = ask("GET", f"plans{query}", smith_token)[1]
-    return found
-
-
 def test_list_has_own_plans_newest_first(tenant: Tenant, kee: Caller, smith_token: str) -> None:
     own = [create_of(kee, WISH) for _ in range(5)]
     create_of(make_caller(tenant, "Lee"), WISH)
 
     pages, cursor = [], ""
     while cursor is not None:
-        page = listed(smith_token, f"?limit=2{cursor and f'&cursor={cursor}'}")
+        page = ask("GET", f"plans?limit=2{cursor and f'&cursor={cursor}'}", smith_token)[1]
         pages.append([one["plan_id"] for one in page["plans"]])
         cursor = page["next"]
 
@@ -391,7 +323,7 @@ def test_list_says_which_plans_can_be_begun(kee: Caller, smith_token: str) -> No
         waiting = services.submit(caller=kee, document=document, caused_by=None, now=T0).plan_id
         services.take_up(plan_id=begun)
 
-    found = {one["plan_id"]: one for one in listed(smith_token)["plans"]}
+    found = {one["plan_id"]: one for one in ask("GET", "plans", smith_token)[1]["plans"]}
 
     assert {name: (one["status"], one["can_be_begun"], one["is_submitted"]) for name, one in found.items()} == {
         begun: ("ready", False, False),
