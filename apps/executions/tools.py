@@ -22,7 +22,6 @@ from apps.executions.states import FINAL, MONEY, SETTLED, Mode, Status, StepStat
 from apps.executions.wakeups import execution_topic
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.documents import form_of
 from apps.plans.shapes import CreatePlan, Money, PlanAnswer, StepType
 from apps.principals.tenancy import Caller
 
@@ -274,7 +273,7 @@ def _go_on(caller: Caller, given: CarryOut, plan_id: str, answers: Mapping[str, 
     listed_for=["agent"],
     example={"intent": "Send the weather of Vienna to ops@example.com"},
     after_refusal="Change the argument named. That no plan is ready is no refusal: next_step of the answer says what to do.",
-    asks=Asks(form=lambda made: form_of(made.plan), go_on=_go_on),
+    asks=Asks(form=plans.form_of, go_on=_go_on),
 )
 def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
     """Ask for something in plain words, and have it done at once if the plan is ready.

@@ -22,7 +22,6 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from apps.core.operations import Form
 from apps.plans.shapes import MOST_MONEY, WORKER_STEPS, StepType
 
 SCHEMA_VERSION: Final = "1.0"
@@ -271,31 +270,6 @@ def next_step(document: Mapping[str, Any]) -> str:
         return f'{first}{more} Tell it with answer_plan(plan_id="{plan_id}").'
     steps = document.get("steps")
     return steps[0]["recommendation"] if steps else "It was forgotten on request: ask for another plan."
-
-
-_FIELDS: Final = {
-    "string": ("enum", "minLength", "maxLength"),
-    "number": ("minimum", "maximum"),
-    "integer": ("minimum", "maximum"),
-    "boolean": (),
-}
-
-
-def form_of(document: Mapping[str, Any]) -> Form | None:
-    """What a person is asked so that a plan becomes ready; None if there is nothing to ask that fits a form."""
-    plan_id, status = document["plan_id"], document["status"]
-    if status == PlanStatus.NEEDS_CONFIRMATION:
-        guesses = "\n".join(one["detail"] for one in document["unsure"])
-        return Form(about=plan_id, text=f"{document['intent'][:500]}\n{guesses}\nIs this right?", fields={})
-    fields = {}
-    for one in document.get("questions") or () if status == PlanStatus.NEEDS_INPUT else ():
-        schema = one.get("schema") or {} if "param" in one else {"type": "string", "enum": one["choices"]}
-        kind = schema.get("type")
-        if isinstance(kind, str) and kind in _FIELDS:
-            kept = {name: schema[name] for name in _FIELDS[kind] if name in schema}
-            told = {"title": one.get("param", "tool"), "description": one["text"]}
-            fields[one["question_id"]] = {"type": kind, **told, **kept}
-    return Form(about=plan_id, text=document["intent"][:500], fields=fields) if fields else None
 
 
 def _first(told: Sequence[Mapping[str, Any]] | None, name: str, otherwise: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
 from apps.core.errors import NotFound
+from apps.core.operations import Form
 from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
@@ -168,6 +169,31 @@ def answer_of(plan: Plan) -> PlanAnswer:
         steps=document["steps"],
         estimated_runtime_seconds=document.get("estimated_total_runtime_seconds", 0) + round(wait.total_seconds(), 3),
     )
+
+
+_FIELDS: Final = {
+    "string": ("enum", "minLength", "maxLength"),
+    "number": ("minimum", "maximum"),
+    "integer": ("minimum", "maximum"),
+    "boolean": (),
+}
+
+
+def form_of(made: PlanAnswer) -> Form | None:
+    """What a person is asked so that a plan becomes ready; None if there is nothing to ask that fits a form."""
+    document, plan_id, status = made.plan, made.plan_id, made.status
+    if status == PlanStatus.NEEDS_CONFIRMATION:
+        guesses = "\n".join(one["detail"] for one in document["unsure"])
+        return Form(about=plan_id, text=f"{document['intent'][:500]}\n{guesses}\nIs this right?", fields={})
+    fields = {}
+    for one in document.get("questions") or () if status == PlanStatus.NEEDS_INPUT else ():
+        schema = one.get("schema") or {} if "param" in one else {"type": "string", "enum": one["choices"]}
+        kind = schema.get("type")
+        if isinstance(kind, str) and kind in _FIELDS:
+            kept = {name: schema[name] for name in _FIELDS[kind] if name in schema}
+            told = {"title": one.get("param", "tool"), "description": one["text"]}
+            fields[one["question_id"]] = {"type": kind, **told, **kept}
+    return Form(about=plan_id, text=document["intent"][:500], fields=fields) if fields else None
 
 
 def judged(document: object, *, tenant_id: int) -> tuple[list[Problem], Catalogue]:

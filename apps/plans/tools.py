@@ -10,7 +10,7 @@ from apps.core.ids import encode_cursor
 from apps.core.operations import Asks, Reply, Route, operation
 from apps.core.schemas import FitForAPath, Input, Name, Output, Paged, Text
 from apps.plans import selectors, services
-from apps.plans.documents import form_of, plan_hash
+from apps.plans.documents import plan_hash
 from apps.plans.models import Delegate
 from apps.plans.shapes import CreatePlan, Id, OnePlan, PlanAnswer, PlanSummary
 from apps.plans.validation import Problem
@@ -99,7 +99,7 @@ def _go_on(caller: Caller, given: CreatePlan, plan_id: str, answers: Mapping[str
     own_transactions=True,
     example={"intent": "Send the weather of Vienna to ops@example.com"},
     after_refusal="Change the argument named. That no plan is ready is no refusal: next_step of the answer says what to do.",
-    asks=Asks(form=lambda made: form_of(made.plan), go_on=_go_on),
+    asks=Asks(form=selectors.form_of, go_on=_go_on),
 )
 def create_delegation_plan(caller: Caller, given: CreatePlan) -> PlanAnswer:
     """Turn an intent into a plan of worker calls, without carrying it out. Then pass its plan_id to execute_delegation_plan.
