@@ -181,12 +181,12 @@ _FIELDS: Final = {
 
 def form_of(made: PlanAnswer) -> Form | None:
     """What a person is asked so that a plan becomes ready; None if there is nothing to ask that fits a form."""
-    document, plan_id, status = made.plan, made.plan_id, made.status
-    if status == PlanStatus.NEEDS_CONFIRMATION:
+    document, plan_id = made.plan, made.plan_id
+    if made.status == "needs_confirmation":
         guesses = "\n".join(one["detail"] for one in document["unsure"])
         return Form(about=plan_id, text=f"{document['intent'][:500]}\n{guesses}\nIs this right?", fields={})
     fields = {}
-    for one in document.get("questions") or () if status == PlanStatus.NEEDS_INPUT else ():
+    for one in document.get("questions") or () if made.status == "needs_input" else ():
         schema = one.get("schema") or {} if "param" in one else {"type": "string", "enum": one["choices"]}
         kind = schema.get("type")
         if isinstance(kind, str) and kind in _FIELDS:
