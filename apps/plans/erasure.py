@@ -1,6 +1,5 @@
 """What plans lose when a subject is forgotten, and with them what the planner learned."""
 
-from collections.abc import Collection
 from typing import Final
 
 from apps.core.erasure import Rows, belong, register
@@ -14,13 +13,9 @@ _NOTHING: Final = """(
 _OF_FORGOTTEN: Final = "plan_id in (select id from plans_plan where tenant_id = %(tenant)s and intent = '')"
 
 
-def _unlearn(tenant_id: int, _outcomes: Collection[int]) -> None:
-    services.unlearn(tenant_id=tenant_id)
-
-
 register(
     Rows(table="plans_plan", redacted={"intent": "''", "document": _NOTHING}),
-    Rows(table="plans_outcome", redacted={"request": "''"}, also=_OF_FORGOTTEN, then=_unlearn),
+    Rows(table="plans_outcome", redacted={"request": "''"}, also=_OF_FORGOTTEN, then=services.unlearn),
 )
 # The receipts of a plan and of its execution name it: those of the delegate in the dedupe key, `delegate:<event>:<plan>:v1`.
 belong(

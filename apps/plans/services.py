@@ -142,7 +142,6 @@ def answer(
         old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
     document = old.document
     asks = {one["question_id"]: one for one in document["questions"]}
-    _refuse_strange(answers, asks)
     named = _tools_named(document, asks, answers)
     asked = _asked_again(old, now)
     context = {asks[one]["param"]: value for one, value in answers.items() if "param" in asks[one]}
@@ -584,38 +583,31 @@ def _held(plan_id: str) -> Plan:
 
 
 def _tools_named(
-    document: Mapping[str, Any], asked: Mapping[str, Mapping[str, Any]], answers: Mapping[str, Any]
+    document: Mapping[str, Any], asks: Mapping[str, Mapping[str, Any]], answers: Mapping[str, Any]
 ) -> dict[int, str]:
-    """The uids of the tools that answers name, by the part of the intent."""
-    steps = {step["step_id"]: step for step in document["partial_plan"]["steps"]}
-    found = {}
-    for question_id, name in answers.items():
-        if "param" not in asked[question_id]:
-            step = steps[asked[question_id]["step_id"]]
-            uids = {one["tool_name"]: one["tool_uid"] for one in reversed((step, *step["alternatives"]))}
-            if not isinstance(name, str) or name not in uids:
-                place = FieldError(pointer_to("answers", question_id), f"is one of {', '.join(uids)}")
-                raise Invalid("The plan knows no such tool.", code="answer_refused", errors=[place])
-            found[step.get("clause", 0)] = uids[name]
-    return found
-
-
-def _refuse_strange(answers: Mapping[str, Any], asked: Mapping[str, Mapping[str, Any]]) -> None:
-    unknown = [FieldError(pointer_to("answers", one), "no question has this id") for one in answers if one not in asked]
+    """The uids of the tools that answers name, by the part of the intent. Refuses what is no answer to a question."""
+    unknown = [FieldError(pointer_to("answers", one), "no question has this id") for one in answers if one not in asks]
     if unknown:
-        raise Invalid(f"The plan asks {', '.join(asked)}.", code="unknown_question", errors=unknown)
-    errors = []
+        raise Invalid(f"The plan asks {', '.join(asks)}.", code="unknown_question", errors=unknown)
+    steps = {step["step_id"]: step for step in document["partial_plan"]["steps"]}
+    found, errors = {}, []
     for question_id, value in answers.items():
-        question, pointer = asked[question_id], pointer_to("answers", question_id)
+        question, pointer = asks[question_id], pointer_to("answers", question_id)
         if "param" not in question:
-            continue
-        if not can_be_told(value):
+            step = steps[question["step_id"]]
+            uids = {one["tool_name"]: one["tool_uid"] for one in reversed((step, *step["alternatives"]))}
+            if isinstance(value, str) and value in uids:
+                found[step.get("clause", 0)] = uids[value]
+            else:
+                errors.append(FieldError(pointer, f"is one of {', '.join(uids)}"))
+        elif not can_be_told(value):
             errors.append(FieldError(pointer, "has no exact form in a plan; give it as text"))
         elif isinstance(schema := question.get("schema"), Mapping):
             faults = validator(contract_key(schema)).iter_errors(value)
             errors += [FieldError(pointer + pointer_to(*one.instance_path), one.message[:500]) for one in faults]
     if errors:
-        raise Invalid("An answer is not what the param takes.", code="answer_refused", errors=errors[:100])
+        raise Invalid("An answer is not what its question takes.", code="answer_refused", errors=errors[:100])
+    return found
 
 
 def _unfit(document: Mapping[str, Any], caller: Caller) -> Iterator[Problem]:
@@ -821,6 +813,6 @@ def _heirs(uids: Collection[str], catalogue: Catalogue) -> dict[str, str]:
     return {uid: by_name[name][0] for uid, name in names.items() if len(by_name.get(name, ())) == 1}
 
 
-def unlearn(*, tenant_id: int) -> None:
+def unlearn(tenant_id: int, _outcomes: Collection[int] = ()) -> None:
     """Forget what was learned: the planner does without until it has learned anew, from what is left."""
     LearnedModel.objects.filter(tenant_id=tenant_id).delete()

@@ -72,7 +72,7 @@ def estimates(plan: Plan, catalogue: Catalogue) -> dict[str, Any]:
     case = _Case(plan, catalogue)
     return {
         "estimated_total_runtime_seconds": round(case.runtime, 3),
-        "execution_cost_estimate": round(case.cost, 6),
+        "execution_cost_estimate": round(math.fsum(map(case.cost, case.to_do)), 6),
         "can_run_parallel": case.has_independent_steps,
     }
 
@@ -155,28 +155,18 @@ class _Case:
         """How long the longest way takes, by the steps' own estimates, else by what is expected of their workers."""
         finish: dict[str, float] = {}
         for step_id in self.order:
-            begin = max((finish[parent] for parent in self.parents[step_id]), default=0.0)
-            finish[step_id] = begin + self._seconds(self.by_id[step_id])
+            step, seconds = self.by_id[step_id], 0.0
+            if step.is_to_do and step.estimated_runtime_seconds is not None:
+                seconds = step.estimated_runtime_seconds
+            elif step.is_to_do and (source := self.offer(step)):
+                seconds = expected_seconds(source[1])
+            finish[step_id] = seconds + max((finish[parent] for parent in self.parents[step_id]), default=0.0)
         return max(finish.values(), default=0.0)
 
-    def _seconds(self, step: Step) -> float:
-        if not step.is_to_do:
-            return 0.0
-        if step.estimated_runtime_seconds is not None:
-            return step.estimated_runtime_seconds
+    def cost(self, step: Step) -> float:
+        """What a step says it costs, or what its worker asks if that is more."""
         source = self.offer(step)
-        return expected_seconds(source[1]) if source else 0.0
-
-    @property
-    def cost(self) -> float:
-        """What the steps that are left say they cost, else what their workers ask."""
-        return math.fsum(
-            step.estimated_cost if step.estimated_cost is not None else self.price(step) for step in self.to_do
-        )
-
-    def price(self, step: Step) -> float:
-        source = self.offer(step)
-        return source[1].cost if source else 0.0
+        return max(source[1].cost if source else 0.0, step.estimated_cost or 0.0)
 
     @property
     def has_independent_steps(self) -> bool:
@@ -195,35 +185,32 @@ class _Case:
 
 def _judged(case: _Case) -> Iterator[Problem]:
     """One fault after the other, so that whoever has heard enough does not look further."""
-    unsortable = [*_repeated(case), *itertools.islice(_unknown_steps(case), MAX_PROBLEMS)]
-    yield from unsortable or _circles(case) or itertools.chain.from_iterable(rule(case) for rule in _RULES)
+    yield from _disorder(case) or itertools.chain.from_iterable(rule(case) for rule in _RULES)
 
 
-def _repeated(case: _Case) -> list[Problem]:
-    return [
+def _disorder(case: _Case) -> list[Problem]:
+    """Why the steps have no order: no other rule can be asked then."""
+    found = [
         Problem(case.path(step_id), "duplicate_step", f"{times} steps are called {step_id}.")
         for step_id, times in Counter(step.step_id for step in case.steps).items()
         if times > 1
     ]
-
-
-def _unknown_steps(case: _Case) -> Iterator[Problem]:
-    return (
+    unknown = (
         Problem(case.path(step.step_id, name, place), "unknown_step", f"There is no step {target}.")
         for step in case.steps
         for name in ("depends_on", "wait_for_step_ids", "aggregate_step_ids")
         for place, target in enumerate(getattr(step, name) or ())
         if target not in case.by_id
     )
-
-
-def _circles(case: _Case) -> list[Problem]:
-    try:
-        graphlib.TopologicalSorter(case.parents).prepare()
-    except graphlib.CycleError as error:
-        around = list(reversed(error.args[1]))
-        return [Problem(case.path(around[0]), "cycle", f"The steps depend on each other: {' -> '.join(around)}.")]
-    return []
+    found += itertools.islice(unknown, MAX_PROBLEMS)
+    if not found:
+        try:
+            graphlib.TopologicalSorter(case.parents).prepare()
+        except graphlib.CycleError as error:
+            around = list(reversed(error.args[1]))
+            message = f"The steps depend on each other: {' -> '.join(around)}."
+            found.append(Problem(case.path(around[0]), "cycle", message))
+    return found
 
 
 def _status(case: _Case) -> Iterator[Problem]:
@@ -351,7 +338,7 @@ def _bounds(case: _Case) -> Iterator[Problem]:
         size = payload_bytes(step.params or {})
         if source and (lack := lacks_room(source[1], payload_bytes=size, calls=calls[worker_id])):
             yield Problem(case.path(step.step_id, "worker_id"), "no_room", f"{lack}.")
-        cost = max(case.price(step), step.estimated_cost or 0.0)
+        cost = case.cost(step)
         total += cost
         if bounds.max_cost_per_step is not None and cost > bounds.max_cost_per_step:
             message = f"{cost} a call; {bounds.max_cost_per_step} are allowed a step."
