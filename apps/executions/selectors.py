@@ -87,7 +87,7 @@ def report_of_plan(caller: Caller, plan_id: str) -> ExecutionReport:
     successor = plans.successor_of(plan_id)
     if not plan.is_ready and not plan.is_forgotten and successor is None:
         return _without_execution(plan, plan.status, f"{intent}: nothing was done.", plan.next_step)
-    if plans.can_be_begun(plan):
+    if plan.can_be_begun:
         action = f'execute_delegation_plan(plan_id="{plan_id}")'
         return _without_execution(plan, "not_started", f"{intent}: not begun.", action)
     # It may have been begun just now.

@@ -48,7 +48,10 @@ class Delegate(TenantModel):
 
 
 class Plan(TenantModel):
-    """One plan as it was made, a refusal included. It never changes: a better one is another plan, which replaces it."""
+    """One plan as it was made, a refusal included. It never changes: a better one is another plan, which replaces it.
+
+    `waits_until` alone changes. Whoever sets it to null decides what becomes of the plan.
+    """
 
     plan_id = models.CharField(max_length=100)
     delegate = models.ForeignKey(Delegate, on_delete=models.PROTECT, related_name="plans", db_index=False)
@@ -62,6 +65,9 @@ class Plan(TenantModel):
     receipt_uuid = models.UUIDField()
     created_at = models.DateTimeField()
     replaces = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="successors", db_index=False)
+    waits_until = models.DateTimeField(
+        null=True, help_text="Until then it can be begun. Empty: it was begun, replaced, abandoned, or is not ready."
+    )
 
     class Meta:
         constraints = [
@@ -76,6 +82,8 @@ class Plan(TenantModel):
         indexes = [
             # Serves selectors.plans_of(): one principal's plans, newest first.
             models.Index(name="plans_plan_of_principal", fields=["tenant", "principal", "-id"]),
+            # Serves selectors.expired(), over all tenants.
+            models.Index(name="plans_plan_waiting", fields=["waits_until"], condition=~Q(waits_until=None)),
         ]
 
     def __str__(self) -> str:
@@ -92,29 +100,14 @@ class Plan(TenantModel):
         return self.status == PlanStatus.READY and not self.is_forgotten
 
     @property
+    def can_be_begun(self) -> bool:
+        """Does it wait for somebody to carry it out: is it ready, not begun, not replaced, not forgotten, not abandoned?"""
+        return self.waits_until is not None and not self.is_forgotten
+
+    @property
     def next_step(self) -> str:
         """What to do next, in one plain sentence."""
         return documents.next_step(self.document)
-
-
-class WaitingPlan(TenantModel):
-    """A plan that can still be begun. The row goes when it is begun, replaced, or has waited too long.
-
-    Whoever takes the row away decides what becomes of the plan.
-    """
-
-    plan = models.ForeignKey(Plan, on_delete=models.PROTECT, related_name="+", db_index=False)
-    expires_at = models.DateTimeField()
-
-    class Meta:
-        constraints = [models.UniqueConstraint(fields=["tenant", "plan"], name="plans_waitingplan_once")]
-        indexes = [
-            # Serves services.abandon_expired(), over all tenants.
-            models.Index(name="plans_waitingplan_expiry", fields=["expires_at"]),
-        ]
-
-    def __str__(self) -> str:
-        return f"plan {self.plan_id} waits"
 
 
 class Outcome(TenantModel):

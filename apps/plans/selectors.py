@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from django.db import connection
-from django.db.models import DateTimeField, Exists, F, Func, OuterRef, Q
+from django.db.models import DateTimeField, F, Func, Q
 from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
@@ -15,7 +15,7 @@ from apps.core.operations import Form
 from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
-from apps.plans.models import Delegate, Plan, WaitingPlan
+from apps.plans.models import Delegate, Plan
 from apps.plans.shapes import WORKER_STEPS, PlanAnswer, PlanSummary
 from apps.plans.validation import Problem
 from apps.principals.services import DELEGATE
@@ -55,12 +55,8 @@ def plans_of(principal_id: int, *, before: int | None = None, limit: int) -> lis
         found = found.filter(pk__lt=before)
     told = (
         found.select_related("replaces")
-        .only("plan_id", "status", "created_at", "replaces__plan_id")
-        .annotate(
-            start=Left("intent", _START),
-            version=F("document__planner_version"),
-            waits=Exists(WaitingPlan.objects.filter(plan_id=OuterRef("pk"))),
-        )
+        .only("plan_id", "status", "created_at", "waits_until", "replaces__plan_id")
+        .annotate(start=Left("intent", _START), version=F("document__planner_version"))
         .order_by("-pk")
     )
     return [
@@ -72,17 +68,12 @@ def plans_of(principal_id: int, *, before: int | None = None, limit: int) -> lis
                 intent=one.start,
                 is_submitted=one.version == SUBMITTED,
                 replaces=one.replaces and one.replaces.plan_id,
-                can_be_begun=bool(one.start) and one.waits,
+                can_be_begun=bool(one.start) and one.waits_until is not None,
                 created_at=one.created_at,
             ),
         )
         for one in told[:limit]
     ]
-
-
-def can_be_begun(plan: Plan) -> bool:
-    """Does it wait for somebody to carry it out: is it ready, not begun, not replaced, not forgotten, not abandoned?"""
-    return not plan.is_forgotten and WaitingPlan.objects.filter(plan=plan).exists()
 
 
 def successor_of(plan_id: str) -> str | None:
@@ -96,9 +87,9 @@ def expired(*, limit: int) -> list[tuple[int, str]]:
     :return: the tenant and the plan_id of each.
     """
     now = Func(function="gatehouse_now", output_field=DateTimeField())
-    over = Q(expires_at__lte=now) | Q(plan__intent="")
-    found = WaitingPlan.objects.filter(over).order_by("expires_at")
-    return list(found.values_list("tenant_id", "plan__plan_id")[:limit])
+    over = Q(waits_until__lte=now) | Q(intent="")
+    found = Plan.objects.filter(over).exclude(waits_until=None).order_by("waits_until")
+    return list(found.values_list("tenant_id", "plan_id")[:limit])
 
 
 def delegate_named(delegate_id: str) -> Delegate:
@@ -163,7 +154,7 @@ def answer_of(plan: Plan) -> PlanAnswer:
         plan=document,
         plan_id=plan.plan_id,
         status=document["status"],
-        can_execute_now=waits.keys() == calls.keys() and not wait and can_be_begun(plan),
+        can_execute_now=waits.keys() == calls.keys() and not wait and plan.can_be_begun,
         receipt_id=plan.receipt_id,
         receipt_uuid=str(plan.receipt_uuid),
         steps=document["steps"],

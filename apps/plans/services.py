@@ -21,7 +21,7 @@ from apps.plans.history import MOST, Past
 from apps.plans.history import learn as learned
 from apps.plans.local.proposing import propose as propose_locally
 from apps.plans.local.values import read
-from apps.plans.models import MOST_DELEGATES, Delegate, LearnedModel, Outcome, Plan, WaitingPlan
+from apps.plans.models import MOST_DELEGATES, Delegate, LearnedModel, Outcome, Plan
 from apps.plans.proposals import Asked, Evidence, Proposal
 from apps.plans.shapes import WORKER_STEPS, Budget, CreatePlan, PlanAnswer, PlanConstraints, tighter
 from apps.plans.validation import Problem, validator
@@ -283,8 +283,7 @@ def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None
 @transaction.atomic
 def take_up(*, plan_id: str) -> bool:
     """Take a plan away from those that wait to be begun; False if it did not wait any more. Runs within its tenant."""
-    taken, _ = WaitingPlan.objects.filter(plan__plan_id=plan_id).delete()
-    return taken > 0
+    return Plan.objects.filter(plan_id=plan_id).exclude(waits_until=None).update(waits_until=None) > 0
 
 
 @transaction.atomic
@@ -491,7 +490,7 @@ def keep(
         },
         obligation=ObligationDraft(debtor_id=caller.principal_id, creditor_id=delegate.principal_id) if ready else None,
     )
-    plan = Plan.objects.create(
+    return Plan.objects.create(
         tenant_id=caller.tenant_id,
         plan_id=plan_id,
         delegate=delegate,
@@ -503,10 +502,8 @@ def keep(
         receipt_uuid=receipt.uuid,
         created_at=now,
         replaces=old,
+        waits_until=now + EXPIRY if ready else None,
     )
-    if ready:
-        WaitingPlan.objects.create(tenant_id=caller.tenant_id, plan=plan, expires_at=now + EXPIRY)
-    return plan
 
 
 def _abandon(plan: Plan, *, reason: str, now: datetime, successor: str | None = None) -> None:

@@ -19,7 +19,7 @@ from apps.core.sql import database_now
 from apps.digests.models import Inbox, ReceiptState, Source, Thread
 from apps.memory import services as memory
 from apps.memory.models import Forgotten, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
-from apps.plans.models import LearnedModel, Outcome, WaitingPlan
+from apps.plans.models import LearnedModel, Outcome
 from apps.principals.models import Membership, Operator, Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks.models import (
@@ -61,7 +61,7 @@ UNREADABLE = {Forgotten}
 WITHOUT_A_PAGE = {
     Allowance, Budget, Call, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer, Outcome,
     QueueHistory, QueueMinute, RateWindow, Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend, TermFrequency,
-    Vector, WaitingPlan, WorkerEvent,
+    Vector, WorkerEvent,
 }  # fmt: skip
 
 

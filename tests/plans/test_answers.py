@@ -72,7 +72,7 @@ def test_only_a_ready_plan_is_owed(painters: Caller) -> None:
     old = to_confirm(painters)
     with acting_as(painters):
         assert receipts.obligations(owed_by=painters.principal_id).obligations == []
-        assert not selectors.can_be_begun(selectors.plan(old.plan_id))
+        assert not selectors.plan(old.plan_id).can_be_begun
 
     new = confirm(painters, old.plan_id)
 

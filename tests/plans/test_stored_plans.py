@@ -11,7 +11,7 @@ from django.db import IntegrityError, connection, transaction
 from apps.core import ticks
 from apps.plans import selectors, services
 from apps.plans.documents import plan_hash
-from apps.plans.models import MOST_DELEGATES, Delegate, Plan, WaitingPlan
+from apps.plans.models import MOST_DELEGATES, Delegate, Plan
 from apps.plans.proposals import Lack, Missing
 from apps.plans.services import EXPIRY
 from apps.plans.shapes import MOST_MONEY, CreatePlan
@@ -62,7 +62,7 @@ def test_plan_is_owed_by_its_principal_and_a_refusal_by_nobody(as_kee: Caller) -
 
     create(as_kee, proposal={"missing": (Missing(kind=Lack.TOOL, detail="No tool does this."),)})
     assert receipts.obligations(owed_by=as_kee.principal_id).obligations == []
-    assert WaitingPlan.objects.count() == 0
+    assert not Plan.objects.exclude(waits_until=None).exists()
 
     create(as_kee)
     assert len(receipts.obligations(owed_by=as_kee.principal_id).obligations) == 1
@@ -139,7 +139,7 @@ def test_tick_abandons_expired_plans_of_every_tenant(kee: Caller) -> None:
 
     with acting_as_system("test"):
         assert Receipt.objects.filter(event_type="plan_abandoned").count() == 2
-        assert WaitingPlan.objects.count() == 0
+        assert not Plan.objects.exclude(waits_until=None).exists()
 
 
 def test_stored_plan_cannot_be_changed(as_kee: Caller) -> None:

@@ -1,7 +1,7 @@
-import django.contrib.postgres.fields
-import django.contrib.postgres.functions
-import django.db.models.deletion
+from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.functions import RandomUUID
 from django.db import migrations, models
+from django.db.models import Q
 
 from apps.core.rls import immutable, protect
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
@@ -24,22 +24,15 @@ class Migration(migrations.Migration):
                     reference("parent", "plans.delegate", "children", null=True),
                     reference("principal", "principals.principal", "+"),
                     tenant_field(),
-                    (
-                        "key",
-                        models.UUIDField(
-                            db_default=django.contrib.postgres.functions.RandomUUID(),
-                            editable=False,
-                            help_text="What it is known by in every deployment, on the path of a wish.",
-                        ),
-                    ),
+                    ("key", models.UUIDField(db_default=RandomUUID(), editable=False)),
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "delegate_id"), name="plans_delegate_id_once"),
+                        models.UniqueConstraint(fields=["tenant", "delegate_id"], name="plans_delegate_id_once"),
+                        models.UniqueConstraint(fields=["tenant", "principal"], name="plans_delegate_principal_once"),
                         models.UniqueConstraint(
-                            condition=models.Q(("parent", None)), fields=("tenant",), name="plans_delegate_one_root"
+                            fields=["tenant"], condition=Q(parent=None), name="plans_delegate_one_root"
                         ),
-                        models.UniqueConstraint(fields=("tenant", "principal"), name="plans_delegate_principal_once"),
                     ],
                 },
             ),
@@ -49,62 +42,31 @@ class Migration(migrations.Migration):
                     id_field(),
                     ("plan_id", models.CharField(max_length=100)),
                     ("intent", models.TextField()),
-                    (
-                        "status",
-                        models.CharField(
-                            choices=[
-                                ("ready", "ready"),
-                                ("needs_confirmation", "needs_confirmation"),
-                                ("needs_input", "needs_input"),
-                                ("needs_escalation", "needs_escalation"),
-                            ],
-                            max_length=20,
-                        ),
-                    ),
+                    ("status", models.CharField(max_length=20)),
                     ("document", models.JSONField()),
                     ("receipt_id", models.CharField(max_length=100)),
                     ("receipt_uuid", models.UUIDField()),
                     ("created_at", models.DateTimeField()),
                     reference("delegate", "plans.delegate", "plans"),
-                    (
-                        "principal",
-                        models.ForeignKey(
-                            db_index=False,
-                            help_text="Who asked for it.",
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
+                    reference("principal", "principals.principal", "+"),
                     tenant_field(),
                     reference("replaces", "plans.plan", "successors", null=True),
+                    ("waits_until", models.DateTimeField(null=True)),
                 ],
                 options={
                     "permissions": [("operate_plan", "Can confirm plans and answer their questions")],
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "plan_id"), name="plans_plan_id_once"),
+                        models.UniqueConstraint(fields=["tenant", "plan_id"], name="plans_plan_id_once"),
+                        models.UniqueConstraint(fields=["tenant", "replaces"], name="plans_plan_replaced_once"),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("status__in", ["ready", "needs_confirmation", "needs_input", "needs_escalation"])
-                            ),
+                            condition=Q(status__in=["ready", "needs_confirmation", "needs_input", "needs_escalation"]),
                             name="plans_plan_status_known",
                         ),
-                        models.UniqueConstraint(fields=("tenant", "replaces"), name="plans_plan_replaced_once"),
                     ],
-                    "indexes": [models.Index(fields=["tenant", "principal", "-id"], name="plans_plan_of_principal")],
-                },
-            ),
-            migrations.CreateModel(
-                name="WaitingPlan",
-                fields=[
-                    id_field(),
-                    ("expires_at", models.DateTimeField()),
-                    reference("plan", "plans.plan", "+"),
-                    tenant_field(),
-                ],
-                options={
-                    "indexes": [models.Index(fields=["expires_at"], name="plans_waitingplan_expiry")],
-                    "constraints": [models.UniqueConstraint(fields=("tenant", "plan"), name="plans_waitingplan_once")],
+                    "indexes": [
+                        models.Index(fields=["tenant", "principal", "-id"], name="plans_plan_of_principal"),
+                        models.Index(fields=["waits_until"], condition=~Q(waits_until=None), name="plans_plan_waiting"),
+                    ],
                 },
             ),
             migrations.CreateModel(
@@ -112,13 +74,8 @@ class Migration(migrations.Migration):
                 fields=[
                     id_field(),
                     ("request", models.TextField()),
-                    (
-                        "tools",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=models.CharField(max_length=32), size=None
-                        ),
-                    ),
-                    ("links", models.JSONField(default=list, help_text="Pairs of tools: from, to.")),
+                    ("tools", ArrayField(models.CharField(max_length=32))),
+                    ("links", models.JSONField(default=list)),
                     ("weight", models.FloatField(default=1)),
                     ("recorded_at", models.DateTimeField()),
                     reference("plan", "plans.plan", "outcomes", null=True),
@@ -127,14 +84,11 @@ class Migration(migrations.Migration):
                 options={
                     "indexes": [models.Index(fields=["tenant", "-id"], name="plans_outcome_latest")],
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "plan"), name="plans_outcome_once_a_plan"),
+                        models.UniqueConstraint(fields=["tenant", "plan"], name="plans_outcome_once_a_plan"),
                         models.CheckConstraint(
-                            condition=models.Q(("weight__gt", 0), ("weight__lte", 1)),
-                            name="plans_outcome_weight_is_a_share",
+                            condition=Q(weight__gt=0, weight__lte=1), name="plans_outcome_weight_is_a_share"
                         ),
-                        models.CheckConstraint(
-                            condition=models.Q(("tools__len__gt", 0)), name="plans_outcome_ran_something"
-                        ),
+                        models.CheckConstraint(condition=Q(tools__len__gt=0), name="plans_outcome_ran_something"),
                     ],
                 },
             ),
@@ -142,23 +96,18 @@ class Migration(migrations.Migration):
                 name="LearnedModel",
                 fields=[
                     id_field(),
-                    ("learned_from", models.PositiveIntegerField(help_text="How many outcomes it has learned from.")),
-                    (
-                        "last_outcome",
-                        models.BigIntegerField(help_text="The number of the last of them: later ones are new."),
-                    ),
+                    ("learned_from", models.PositiveIntegerField()),
+                    ("last_outcome", models.BigIntegerField()),
                     ("body", models.BinaryField()),
                     ("learned_at", models.DateTimeField()),
                     tenant_field(),
                 ],
                 options={
-                    "constraints": [
-                        models.UniqueConstraint(fields=("tenant",), name="plans_learnedmodel_one_a_tenant")
-                    ],
+                    "constraints": [models.UniqueConstraint(fields=["tenant"], name="plans_learnedmodel_one_a_tenant")],
                 },
             ),
         ),
-        *(protect(f"plans_{name}") for name in ("delegate", "plan", "waitingplan", "outcome", "learnedmodel")),
-        immutable("plans_plan", redactable=("intent", "document")),
+        *(protect(f"plans_{name}") for name in ("delegate", "plan", "outcome", "learnedmodel")),
+        immutable("plans_plan", except_columns=("waits_until",), redactable=("intent", "document")),
         immutable("plans_outcome", redactable=("request",)),
     ]
