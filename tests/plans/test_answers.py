@@ -156,24 +156,27 @@ def test_of_two_concurrent_confirmations_one_is_refused(painters: Caller) -> Non
         assert Plan.objects.count() == 2
 
 
+def asks(caller: Caller) -> Plan:
+    return made(caller, ASKS, wall="n")
+
+
+def asks_for_a_tool(caller: Caller) -> Plan:
+    return made(caller, TWINS, wall="n", colour="red")
+
+
+def ready(caller: Caller) -> Plan:
+    return made(caller, wall="n", colour="red")
+
+
 Refusal = tuple[Callable[[Caller], Plan], str, Any, int, str, str]
 REFUSALS: list[Refusal] = [
-    (lambda kee: made(kee, wall="n", colour="red"), "confirm", {}, 409, "not_to_confirm", ""),
+    (ready, "confirm", {}, 409, "not_to_confirm", ""),
     (to_confirm, "answer", {"answers": {"question-1": "red"}}, 409, "not_to_answer", ""),
-    (lambda kee: made(kee, ASKS, wall="n"), "answer", {"answers": {}}, 422, "invalid", "/answers"),
-    (lambda kee: made(kee, ASKS, wall="n"), "answer", {"answers": {"q": 1}}, 422, "unknown_question", "/answers/q"),
-    (
-        lambda kee: made(kee, ASKS, wall="n"),
-        *("answer", {"answers": {"question-1": "blue"}}, 422, "answer_refused", "/answers/question-1"),
-    ),
-    (
-        lambda kee: made(kee, ASKS, wall="n"),
-        *("answer", {"answers": {"question-1": 2**60}}, 422, "answer_refused", "/answers/question-1"),
-    ),
-    (
-        lambda kee: made(kee, TWINS, wall="n", colour="red"),
-        *("answer", {"answers": {"question-1": ["wipe"]}}, 422, "answer_refused", "/answers/question-1"),
-    ),
+    (asks, "answer", {"answers": {}}, 422, "invalid", "/answers"),
+    (asks, "answer", {"answers": {"q": 1}}, 422, "unknown_question", "/answers/q"),
+    (asks, "answer", {"answers": {"question-1": "blue"}}, 422, "answer_refused", "/answers/question-1"),
+    (asks, "answer", {"answers": {"question-1": 2**60}}, 422, "answer_refused", "/answers/question-1"),
+    (asks_for_a_tool, "answer", {"answers": {"question-1": ["x"]}}, 422, "answer_refused", "/answers/question-1"),
 ]
 
 
@@ -190,17 +193,17 @@ def test_what_is_no_answer_is_refused_by_code_and_place(tenant: Tenant, painters
 
 
 def test_operator_confirms_and_answers_in_the_console(tenant: Tenant, painters: Caller, console: Client) -> None:
-    old, asks = to_confirm(painters), made(painters, ASKS, wall="north")
+    old, asking = to_confirm(painters), asks(painters)
     with acting_as(painters):
         rows = {one.plan_id: one.pk for one in Plan.objects.all()}
 
-    for plan_id, verb, given in ((old.plan_id, "confirm", ""), (asks.plan_id, "answer", '{"question-1": "green"}')):
+    for plan_id, verb, given in ((old.plan_id, "confirm", ""), (asking.plan_id, "answer", '{"question-1": "green"}')):
         form = {"_form_submitted": "on", "reason": "asked Kee", "answers": given}
         console.post(reverse(f"admin:plans_plan_{verb}", args=[rows[plan_id]]), form)
 
     with acting_as(painters):
         replaced = Plan.objects.filter(status="ready").values_list("replaces__plan_id", flat=True)
-        assert set(replaced) == {old.plan_id, asks.plan_id}
+        assert set(replaced) == {old.plan_id, asking.plan_id}
 
 
 def test_answer_within_a_transaction_asks_no_model(painters: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,81 +145,17 @@ def test_hash_and_estimates_are_optional() -> None:
     assert validate(document, FULL) == []
 
 
+CLOSED = {"type": "object", "additionalProperties": False}
 POINT = {"type": "object", "properties": {"x": NUMBER, "label": STRING}}
-SURVEY = tool(
-    "survey_site",
-    "Survey a site.",
-    shape("path", path=STRING),
+READ = tool(
+    "read",
+    "Read.",
+    shape(),
     {
-        **shape(spots={"type": "array", "items": {"$ref": "#/$defs/spot"}}, centre={"$ref": "#/$defs/spot"}),
+        **shape(text=STRING, number=INTEGER, spots={"type": "array", "items": {"$ref": "#/$defs/spot"}}, centre=POINT),
         "$defs": {"spot": POINT},
     },
 )
-PLOT = tool(
-    "plot_sites",
-    "Plot sites.",
-    {
-        **shape(
-            points={"type": "array", "items": {"$ref": "#/$defs/point"}},
-            style={"type": "object", "properties": {"width": INTEGER}, "additionalProperties": STRING},
-            either={"anyOf": [{"type": "object", "properties": {"n": INTEGER}}, {"type": "null"}]},
-        ),
-        "$defs": {"point": POINT},
-    },
-    shape(done={"type": "boolean"}),
-)
-SITES = Catalogue(1, (SURVEY, PLOT), (offer("surveyor", SURVEY), offer("plotter", PLOT)))
-
-
-def with_steps(steps: list[Document]) -> Document:
-    """A plan that says nothing but its steps."""
-    head = dict.fromkeys(("plan_id", "delegate_id", "principal_ai", "intent", "scope"), "x")
-    return {**head, "created_at": "2026-01-03T22:00:00Z", "steps": steps}
-
-
-def calls(first: tuple[str, str, Document], second: tuple[str, str, Document]) -> Document:
-    """A plan of two calls, of which the second follows the first."""
-    worker, named = {"step_type": "call_worker"}, ("worker_id", "tool_name", "params")
-    return with_steps(
-        [
-            {**worker, "step_id": "step-1", **dict(zip(named, first, strict=True))},
-            {**worker, "step_id": "step-2", **dict(zip(named, second, strict=True)), "depends_on": ["step-1"]},
-            {"step_id": "end", "step_type": "escalate", "report_summary": "Done.", "decision_required": False},
-        ]
-    )
-
-
-def sites(**params: Any) -> set[tuple[str, str]]:
-    """The faults of a plan that surveys a site and plots what it found by these params."""
-    document = calls(("surveyor", "survey_site", {"path": "/x"}), ("plotter", "plot_sites", params))
-    return {(found.code, found.path) for found in validate(document, SITES)}
-
-
-@pytest.mark.parametrize(
-    ("params", "path"),
-    [
-        ({"points": [{"x": "{{step-1.centre.label}}"}]}, "points/0/x"),
-        ({"points": ["{{step-1.centre.x}}"]}, "points/0"),
-        ({"points": "{{step-1.centre}}"}, "points"),
-        ({"style": {"width": "{{step-1.spots.0.label}}"}}, "style/width"),
-        ({"style": {"colour": "{{step-1.spots.0.x}}"}}, "style/colour"),
-        ({"either": {"n": "{{step-1.spots}}"}}, "either/n"),
-    ],
-)
-def test_reference_must_have_the_type_of_its_member(params: dict[str, Any], path: str) -> None:
-    assert sites(**params) == {("reference_type", f"/steps/1/params/{path}")}
-
-
-def test_members_are_found_through_lists_and_refs() -> None:
-    spots = {"points": ["{{step-1.centre}}", "{{step-1.spots.1}}", {"x": "{{step-1.spots.0.x}}"}]}
-    assert sites(**spots, style={"colour": "{{step-1.centre.label}}"}) == set()
-    assert sites(either={"n": 1, "m": "plain"}) == set()
-    unknown = {"points": ["{{step-1.centre.z}}"]}
-    assert sites(**unknown) == {("reference_unknown_field", "/steps/1/params/points/0")}
-
-
-CLOSED = {"type": "object", "additionalProperties": False}
-READ = tool("read", "Read.", shape(), shape(text=STRING, number=INTEGER))
 WRITE = tool(
     "write",
     "Write.",
@@ -230,6 +166,9 @@ WRITE = tool(
             "size": {"const": 5},
             "map": {"type": "object", "additionalProperties": {}},
             "inner": {**CLOSED, "properties": {"title": STRING}},
+            "points": {"type": "array", "items": {"$ref": "#/$defs/point"}},
+            "style": {"type": "object", "properties": {"width": INTEGER}, "additionalProperties": STRING},
+            "one_of_two": {"anyOf": [{"type": "object", "properties": {"n": INTEGER}}, {"type": "null"}]},
             "either": {
                 "anyOf": [
                     {**CLOSED, "properties": {"kind": {"const": "a"}, "n": INTEGER}, "required": ["kind", "n"]},
@@ -237,6 +176,7 @@ WRITE = tool(
                 ]
             },
         },
+        "$defs": {"point": POINT},
     },
     shape(done={"type": "boolean"}),
 )
@@ -255,36 +195,67 @@ EITHER = tool(
 DESK = Catalogue(1, (READ, WRITE, EITHER), [offer("clerk", of) for of in (READ, WRITE, EITHER)])
 
 
-def desk(tool_name: str, params: Document) -> list[tuple[str, str]]:
+def desk(params: Document, tool_name: str = "write") -> list[tuple[str, str]]:
     """The faults of a plan that reads something and calls a tool with these params."""
-    document = calls(("clerk", "read", {}), ("clerk", tool_name, params))
+    head = dict.fromkeys(("plan_id", "delegate_id", "principal_ai", "intent", "scope"), "x")
+    worker = {"step_type": "call_worker", "worker_id": "clerk"}
+    steps = [
+        {**worker, "step_id": "step-1", "tool_name": "read", "params": {}},
+        {**worker, "step_id": "step-2", "tool_name": tool_name, "params": params, "depends_on": ["step-1"]},
+        {"step_id": "end", "step_type": "escalate", "report_summary": "Done.", "decision_required": False},
+    ]
+    document = {**head, "created_at": "2026-01-03T22:00:00Z", "steps": steps}
     return [(found.code, found.path.removeprefix("/steps/1/params")) for found in validate(document, DESK)]
 
 
-def test_reference_in_a_members_name_is_a_fault() -> None:
-    assert desk("write", {"map": {"{{step-1.text}}": 1}}) == [("reference_malformed", "/map/{{step-1.text}}")]
-    assert desk("write", {"map": {"to {{step-1.text}}": {"x": 1}}}) == [
-        ("reference_malformed", "/map/to {{step-1.text}}")
-    ]
-    assert desk("write", {"map": {"{{name}}": "{{step-1.text}}"}}) == []
+@pytest.mark.parametrize(
+    ("params", "path"),
+    [
+        ({"points": [{"x": "{{step-1.centre.label}}"}]}, "/points/0/x"),
+        ({"points": ["{{step-1.centre.x}}"]}, "/points/0"),
+        ({"points": "{{step-1.centre}}"}, "/points"),
+        ({"style": {"width": "{{step-1.spots.0.label}}"}}, "/style/width"),
+        ({"style": {"colour": "{{step-1.spots.0.x}}"}}, "/style/colour"),
+        ({"one_of_two": {"n": "{{step-1.spots}}"}}, "/one_of_two/n"),
+        ({"colour": "{{step-1.number}}"}, "/colour"),
+        ({"size": "{{step-1.text}}"}, "/size"),
+    ],
+)
+def test_reference_must_have_the_type_of_its_member(params: dict[str, Any], path: str) -> None:
+    assert desk(params) == [("reference_type", path)]
 
 
-def test_choice_is_judged_unless_it_holds_a_reference() -> None:
-    assert desk("either", {"b": "{{step-1.text}}"}) == []
-    assert desk("either", {"a": 1, "b": "plain"})
-    assert desk("write", {"either": {"kind": "{{step-1.text}}"}}) == []
-    assert desk("write", {"either": {"kind": "c"}})
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"points": ["{{step-1.centre}}", "{{step-1.spots.1}}", {"x": "{{step-1.spots.0.x}}"}]},
+        {"style": {"colour": "{{step-1.centre.label}}"}, "one_of_two": {"n": 1, "m": "plain"}},
+        {"colour": "{{step-1.text}}", "size": "{{step-1.number}}", "either": {"kind": "{{step-1.text}}"}},
+        {"map": {"{{name}}": "{{step-1.text}}"}},
+    ],
+)
+def test_reference_of_the_right_type_is_no_fault(params: dict[str, Any]) -> None:
+    assert desk(params) == []
 
 
-def test_reference_must_fit_an_enum_or_const() -> None:
-    assert desk("write", {"colour": "{{step-1.text}}", "size": "{{step-1.number}}"}) == []
-    assert desk("write", {"colour": "{{step-1.number}}"}) == [("reference_type", "/colour")]
-    assert desk("write", {"size": "{{step-1.text}}"}) == [("reference_type", "/size")]
+@pytest.mark.parametrize(
+    ("params", "fault"),
+    [
+        ({"points": ["{{step-1.centre.z}}"]}, ("reference_unknown_field", "/points/0")),
+        ({"map": {"{{step-1.text}}": 1}}, ("reference_malformed", "/map/{{step-1.text}}")),
+        ({"map": {"to {{step-1.text}}": {"x": 1}}}, ("reference_malformed", "/map/to {{step-1.text}}")),
+        ({"zz": "{{step-1.text}}"}, ("param_unknown", "/zz")),
+        ({"inner": {"y": 1}}, ("param_invalid", "/inner")),
+        ({"either": {"kind": "c"}}, ("param_invalid", "/either")),
+    ],
+)
+def test_fault_within_params_is_named_once(params: Document, fault: tuple[str, str]) -> None:
+    assert desk(params) == [fault]
 
 
-def test_unknown_param_of_a_closed_schema_is_named_once() -> None:
-    assert desk("write", {"zz": "{{step-1.text}}"}) == [("param_unknown", "/zz")]
-    assert desk("write", {"inner": {"y": 1}}) == [("param_invalid", "/inner")]
+def test_choice_of_a_whole_schema_is_judged_unless_it_holds_a_reference() -> None:
+    assert desk({"b": "{{step-1.text}}"}, "either") == []
+    assert desk({"a": 1, "b": "plain"}, "either")
 
 
 @pytest.mark.parametrize(
