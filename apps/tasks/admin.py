@@ -10,10 +10,20 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
-from django.utils.text import Truncator
 from unfold.decorators import display
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, ago, link_to, link_to_page, linked, span, verb
+from apps.core.admin import (
+    ExactTextFilter,
+    OperatorAdmin,
+    ago,
+    as_json,
+    link_to,
+    link_to_page,
+    linked,
+    span,
+    start_of,
+    verb,
+)
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
@@ -112,6 +122,7 @@ class QueueAdmin(OperatorAdmin):
     list_filter = ["tenant"]
     search_fields = ["name"]
     readonly_fields = ["figures"]
+    fields = ["name", "figures", "paused_at", "concurrency", "rate", "rate_seconds", "fair", "created_at"]
     change_form_outer_before_template = "console/charts.html"
     actions_detail = ["pause", "resume", "retry_dead_letters"]
 
@@ -261,29 +272,17 @@ class TaskAdmin(OperatorAdmin):
     search_help_text = "A task's number, words of its params, or status:failed type:report queue:default requester:Kee"
     ordering = ["-id"]
     actions_detail = ["cancel", "retry", "revoke_lease"]
-    fields = [
-        "state",
-        "failure",
-        "waterfall",
-        "timeline",
-        "budget",
-        "retries",
-        *_PARTIES,
-        "priority",
-        "params",
-        "run_at",
-        "group",
-        "queued_receipt",
-        "terminal_receipt",
-        "artifact",
-        "caused_by",
-        "rows",
-        "created_at",
+    fieldsets = [
+        (None, {"fields": ["state", "failure", "waterfall", "params", "result", *_PARTIES, "priority", "created_at"]}),
+        ("Receipts", {"fields": ["queued_receipt", "terminal_receipt", "caused_by", "group", "artifact"]}),
+        ("Timeline", {"fields": ["timeline", "retries", "budget", "run_at"]}),
+        ("Rows", {"fields": ["rows"], "classes": ["collapse"]}),
     ]
     readonly_fields = [
         "state",
         "failure",
         "waterfall",
+        "result",
         "timeline",
         "budget",
         *_PARTIES,
@@ -397,7 +396,7 @@ class TaskAdmin(OperatorAdmin):
 
     @admin.display(description="Error")
     def error(self, task: Any) -> str:
-        return Truncator(_error(task.standing)).chars(60) or "-"
+        return start_of(_error(task.standing), 60) or "-"
 
     @admin.display(description="Status")
     def state(self, task: Task) -> str:
@@ -407,6 +406,14 @@ class TaskAdmin(OperatorAdmin):
     @admin.display(description="Error")
     def failure(self, task: Task) -> str:
         return _error(selectors.standings([task.pk])[task.pk]) or "-"
+
+    @admin.display(description="Result")
+    def result(self, task: Task) -> str:
+        end = selectors.standings([task.pk])[task.pk].end
+        if end is None:
+            return "-"
+        shown = end.result_pointer if end.content is None else as_json(end.content)
+        return format_html("{} {}", end.summary, shown or "")
 
     @admin.display(description="Waterfall")
     def waterfall(self, task: Task) -> str:

@@ -33,9 +33,9 @@ def drawn(events: Sequence[TimelineEvent], *, now: datetime) -> SafeString:
     whole = (last - began).total_seconds() or 1.0
     return format_html_join(
         "",
-        '<div class="flex items-center gap-2 py-0.5"><div class="w-64 shrink-0 truncate">{} {}</div>'
+        '<div class="flex items-center gap-2 py-0.5"><div class="shrink-0 truncate" style="width:14rem">{} {}</div>'
         '<div class="grow relative h-4"><div class="absolute h-4 rounded-xs" title="{} to {} UTC"'
-        ' style="left:{}%;width:{}%;min-width:2px;background:{}"></div></div><div class="w-16 text-right">{}</div></div>',
+        ' style="left:{}%;width:{}%;min-width:2px;background:{}"></div></div><div class="shrink-0 text-right" style="width:4rem">{}</div></div>',
         (
             (
                 what,
