@@ -94,14 +94,18 @@ ALLOW_LOOPBACK = env.bool("GATEHOUSE_ALLOW_LOOPBACK", default=not PRODUCTION)
 # Private networks that may be called besides, without TLS too: whoever may name an address reaches all that is there.
 ALLOWED_NETWORKS = _networks("GATEHOUSE_ALLOWED_NETWORKS")
 # A language model that proposes plans: the whole address of a chat completions endpoint or of Anthropic's Messages API, the
-# model's name, when to ask it (when_needed: where the local planner is not sure), and for how long.
+# model's name, when to ask it (when_needed: where the local planner is not sure), for how long, and its prices: USD for a
+# million input tokens and for a million output tokens.
 PLANNER_MODEL_URL = env.str("GATEHOUSE_PLANNER_MODEL_URL", default="")
 PLANNER_MODEL = env.str("GATEHOUSE_PLANNER_MODEL", default="")
 PLANNER_USE_MODEL = env.str("GATEHOUSE_PLANNER_USE_MODEL", default="when_needed")
 PLANNER_MODEL_SECONDS = env.float("GATEHOUSE_PLANNER_MODEL_SECONDS", default=20.0)
+PLANNER_MODEL_PRICES = [float(price) for price in env.list("GATEHOUSE_PLANNER_MODEL_PRICES", default=[])]
 PLANNER_MODEL_TOKEN = env.str("GATEHOUSE_PLANNER_MODEL_TOKEN", default="")
-if PLANNER_USE_MODEL not in ("when_needed", "always", "never"):
-    raise ImproperlyConfigured("GATEHOUSE_PLANNER_USE_MODEL is when_needed, always or never.")
+if PLANNER_USE_MODEL not in ("when_needed", "always", "never") or len(PLANNER_MODEL_PRICES) not in (0, 2):
+    raise ImproperlyConfigured(
+        "GATEHOUSE_PLANNER_USE_MODEL is when_needed, always or never; GATEHOUSE_PLANNER_MODEL_PRICES is two numbers, by a comma."
+    )
 
 INSTALLED_APPS = [
     "apps.core",

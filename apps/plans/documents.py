@@ -174,6 +174,8 @@ class ModelUse(Member):
     input_tokens: Annotated[int, Field(ge=0)] = 0
     output_tokens: Annotated[int, Field(ge=0)] = 0
     seconds: Annotated[float, Field(ge=0)] = 0.0
+    cost: Annotated[float, Field(ge=0)] | None = None
+    """In USD. None: no prices are set."""
     failure: Sentence | None = None
     """Why nothing of its answer was used."""
 
@@ -240,6 +242,11 @@ class Plan(Member):
 
 
 MEMBERS: Final = sorted({*Plan.model_fields, *Step.model_fields})
+
+
+def read(document: Mapping[str, Any]) -> Plan:
+    """The plan of a document that has been judged valid."""
+    return Plan.model_validate(document)
 
 
 def parse(document: object) -> tuple[Plan | None, list[ErrorDetails]]:

@@ -45,6 +45,7 @@ _REPAIRS: Final = 2
 _OK: Final = 200
 _MOST_BYTES: Final = 256 * 1024
 _MOST_KEPT: Final = 1_000
+_MILLION: Final = 1_000_000
 MODEL_CALLS: Final = Counter(
     "delegate_model_questions", "Requests that the planner's language model was asked about.", ["outcome"]
 )
@@ -150,15 +151,17 @@ def ask(*, tenant_id: int, asked: Asked, tools: Sequence[Tool]) -> tuple[Proposa
             ANSWERS.clear()
         ANSWERS[key] = came.text
         break
+    tokens = (sum(one.input_tokens for one in spent), sum(one.output_tokens for one in spent))
     seconds = monotonic() - begun
     MODEL_SECONDS.observe(seconds)
     MODEL_CALLS.labels("failed" if found is None else "repaired" if repairs else "used").inc()
     return found, ModelUse(
         model=settings.PLANNER_MODEL,
         calls=calls,
-        input_tokens=sum(one.input_tokens for one in spent),
-        output_tokens=sum(one.output_tokens for one in spent),
+        input_tokens=tokens[0],
+        output_tokens=tokens[1],
         seconds=round(seconds, 3),
+        cost=_cost(*tokens),
         failure=failure[:500] or None,
     )
 
@@ -186,6 +189,13 @@ def _key(tenant_id: int, asked: Asked, tools: Sequence[Tool]) -> bytes:
     context = {name: value for name, value in asked.context.items() if can_be_told(value)}
     said = [tenant_id, settings.PLANNER_MODEL_URL, settings.PLANNER_MODEL, asked.intent, asked.now.date().isoformat()]
     return blake2b(rfc8785.dumps([*said, context, [tool.uid for tool in tools]]), digest_size=16).digest()
+
+
+def _cost(input_tokens: int, output_tokens: int) -> float | None:
+    prices = settings.PLANNER_MODEL_PRICES
+    if not prices:
+        return None
+    return round((input_tokens * prices[0] + output_tokens * prices[1]) / _MILLION, 6)
 
 
 def question(asked: Asked, tools: Sequence[Tool], *, model: str, api: Api, repairs: Sequence[tuple[str, str]]) -> bytes:

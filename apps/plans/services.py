@@ -1,7 +1,7 @@
 """Commands on plans and DeleGates. Each plan is stored and proved by a receipt; one that takes another's place is a new one."""
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -97,19 +97,14 @@ def create_plan(*, caller: Caller, given: CreatePlan, now: datetime, proposed: P
     """
     delegate = _delegate_asked(caller, given.delegate_id, now)
     asked = _asked(given, delegate, now)
-    named = {name: (given.context or {}).get(member) for name, member in _GROUNDING.items()}
-    inputs = {
-        name: [str(one)[:100] for one in found[:200] if isinstance(one, (str, int))]
-        for name, found in named.items()
-        if isinstance(found, list)
-    }
+    inputs = {name: list(_texts((given.context or {}).get(member))) for name, member in _GROUNDING.items()}
     return _make(
         caller,
         delegate,
         asked,
         _bounds(given),
         proposed=proposed,
-        references={"inputs": inputs},
+        references={"inputs": {name: found for name, found in inputs.items() if found}},
         caused_by=given.caused_by_receipt_id,
     )
 
@@ -276,7 +271,7 @@ def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None
         "registry_epoch": catalogue.epoch,
         "steps": [_pinned(step, catalogue) for step in document["steps"]],
     }
-    kept |= validation.estimates(documents.Plan.model_validate(kept), catalogue)
+    kept |= validation.estimates(documents.read(kept), catalogue)
     return keep(caller=caller, delegate=delegate, document=kept, caused_by=caused_by, now=now)
 
 
@@ -335,6 +330,11 @@ def _bounds(given: CreatePlan) -> Constraints:
 
 def _bounds_of(plan: Plan) -> Constraints:
     return Constraints.model_validate(plan.document.get("constraints") or {})
+
+
+def _texts(given: object) -> Iterable[str]:
+    items = given[:200] if isinstance(given, list) else []
+    return (str(one)[:100] for one in items if isinstance(one, (str, int)))
 
 
 def _propose(caller: Caller, delegate: Delegate, asked: Asked, bounds: Constraints) -> Proposed:
@@ -450,7 +450,7 @@ def keep(
 
     :param old: the plan whose place it takes.
     """
-    made = documents.Plan.model_validate(document)
+    made = documents.read(document)
     ready, plan_id = made.status == PlanStatus.READY, made.plan_id
     cause = (
         caused_by

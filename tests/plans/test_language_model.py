@@ -152,6 +152,7 @@ def anthropic(text: str) -> bytes:
 @pytest.fixture(autouse=True)
 def model_settings(settings: Settings) -> None:
     settings.PLANNER_MODEL, settings.PLANNER_MODEL_TOKEN, settings.PLANNER_MODEL_SECONDS = "scripted", "a-token", 30.0
+    settings.PLANNER_MODEL_PRICES = [1.0, 10.0]
     ANSWERS.clear()
 
 
@@ -170,7 +171,7 @@ def test_good_answer_over_both_apis(settings: Settings, path: str, form: Callabl
         again, remembered = put(model.url + path, settings)
 
     assert found == again == proposed(GOOD)
-    assert (use.calls, use.input_tokens, use.output_tokens, use.failure) == (1, 1_000, 100, None)
+    assert (use.calls, use.input_tokens, use.output_tokens, use.cost, use.failure) == (1, 1_000, 100, 0.002, None)
     assert (remembered.calls, len(model.received)) == (0, 1)
     assert "a-token" in model.received[0].headers[header]
 
