@@ -975,7 +975,7 @@ def _delete_superseded(inbox_id: int, entries: Sequence[int]) -> Counter[str]:
 
 
 def _receipts(after: int) -> tuple[int | None, Counter[str]]:
-    """Receipts in the order of their posting, up to the first that is not old enough."""
+    """Receipts in the order of their posting, up to the first that no tenant has kept long enough."""
     given: dict[str, Any] = {"after": after, "limit": _RANGE, "kept": settings.RECEIPTS_KEPT}
     found: Counter[str] = Counter()
     with acting_as_system("retention"), connection.cursor() as cursor:

@@ -425,9 +425,11 @@ select {_LEFT} from digests_inbox i cross join (select %(mark)s::bigint as seq) 
 where i.tenant_id = %(tenant)s and i.principal_id = %(principal)s
 """
 
-# The next receipts in the order of posting, which of them are tombstones, and which are old enough.
+# The next receipts in the order of posting, which of them are tombstones, and which some tenant may have kept long enough.
 NEXT_RECEIPTS: Final = """
-select id, pruned_at is not null, created_at <= gatehouse_now() - %(kept)s::interval
+select id, pruned_at is not null, created_at <= gatehouse_now() - (
+    select least(%(kept)s::interval, min(keep_receipts)) from principals_tenant
+)
 from receipts_receipt where id > %(after)s order by id limit %(limit)s
 """
 
@@ -436,7 +438,10 @@ from receipts_receipt where id > %(after)s order by id limit %(limit)s
 RECEIPTS_DUE: Final = """
 select r.tenant_id, s.inbox_id, array_agg(r.id order by r.id)
 from receipts_receipt r
-cross join (select gatehouse_now() - %(kept)s::interval as cut) kept
+join lateral (
+    select gatehouse_now() - coalesce(t.keep_receipts, %(kept)s::interval) as cut
+    from principals_tenant t where t.id = r.tenant_id
+) tenant on true
 left join digests_receiptstate s on s.receipt_id = r.id and s.receipt_id = any(%(receipts)s)
 left join receipts_obligation o on o.receipt_id = r.id and o.receipt_id = any(%(receipts)s)
 where r.id = any(%(receipts)s) and r.pruned_at is null and r.created_at <= cut

@@ -8,6 +8,7 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
 
 from django.contrib.auth.models import AbstractUser
@@ -26,7 +27,18 @@ class Tenant(models.Model):
     creates_recipients = models.BooleanField(
         default=False, help_text="A receipt to an unknown recipient creates the principal instead of being refused."
     )
+    keep_receipts = models.DurationField(
+        null=True, help_text="How long a receipt is kept once it is acked; empty: as the deployment's settings say."
+    )
     created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(keep_receipts=None) | Q(keep_receipts__gt=timedelta(0)),
+                name="principals_tenant_keeps_receipts_a_while",
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.slug

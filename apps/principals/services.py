@@ -40,6 +40,19 @@ def create_tenant(*, slug: str, name: str, now: datetime) -> Tenant:
 
 
 @transaction.atomic
+def keep_receipts(*, slug: str, period: timedelta | None) -> None:
+    """Let a tenant's receipts be kept for a time of its own once they are acked; None: as all others. Runs as the system.
+
+    :raises NotFound: if there is no such tenant.
+    :raises Invalid: if that is no length of time.
+    """
+    if period is not None and period <= timedelta(0):
+        raise Invalid("Receipts are kept for some time, at least a moment.", code="impossible_period")
+    if not Tenant.objects.filter(slug=slug).update(keep_receipts=period):
+        raise NotFound(f"There is no tenant {slug!r}.", code="unknown_tenant")
+
+
+@transaction.atomic
 def add_principal(
     *, tenant_id: int, name: str, kind: Kind, now: datetime, parent: Principal | None = None
 ) -> Principal:

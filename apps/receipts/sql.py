@@ -354,10 +354,10 @@ DROP: Final = "delete from receipts_receipt where id = any(%s)"
 # Of these the tombstones that have stood their time, held, and what each hangs from. Primary key only.
 SPENT_TOMBSTONES: Final = """
 select r.id, array_remove(array[r.caused_by_id, r.pairs_with_id], null)
-from receipts_receipt r
+from receipts_receipt r join principals_tenant t on t.id = r.tenant_id
 where r.id = any(%(receipts)s) and r.pruned_at is not null
-      and r.created_at <= gatehouse_now() - greatest(%(traces)s::interval, %(kept)s::interval)
-order by r.id for update skip locked
+      and r.created_at <= gatehouse_now() - greatest(%(traces)s::interval, coalesce(t.keep_receipts, %(kept)s::interval))
+order by r.id for update of r skip locked
 """
 # What hangs from them now that nobody can link to them, as far as nobody else holds it.
 # Indexes: receipts_receipt_by_cause, receipts_receipt_by_pair, the primary key.
@@ -394,8 +394,8 @@ where (select created_at from receipts_receiptkey where id > %(after)s order by 
       <= gatehouse_now() - %(traces)s::interval
 """
 DROP_KEYS: Final = """
-delete from receipts_receiptkey k
-where k.id > %(after)s and k.id <= %(upto)s
-      and k.created_at <= gatehouse_now() - greatest(%(traces)s::interval, %(kept)s::interval)
+delete from receipts_receiptkey k using principals_tenant t
+where k.id > %(after)s and k.id <= %(upto)s and t.id = k.tenant_id
+      and k.created_at <= gatehouse_now() - greatest(%(traces)s::interval, coalesce(t.keep_receipts, %(kept)s::interval))
       and not exists (select from receipts_receipt r where r.id = k.receipt_pk)
 """

@@ -283,6 +283,25 @@ def test_receipt_with_many_consequences_is_cut_in_parts(as_kee_then: Caller, mon
     assert Receipt.objects.count() == 5
 
 
+def test_a_tenant_may_keep_receipts_for_a_time_of_its_own(as_kee_then: Caller) -> None:
+    other = make_caller(make_tenant("globex"))
+    post(as_kee_then)
+    ack_everything(as_kee_then)
+    with acting_as(other):
+        post(other)
+        ack_everything(other)
+    with acting_as_system("test"):
+        Tenant.objects.filter(slug="globex").update(keep_receipts=timedelta(days=10))
+    to_day(20)
+    assert retain() == {"entries": 1, "receipts": 1}
+    assert Receipt.objects.count() == 1
+    with acting_as_system("test"):
+        Tenant.objects.filter(slug="acme").update(keep_receipts=timedelta(days=1000))
+    to_day(900)
+    assert retain() == {"keys": 1}  # the other's; this one's receipt is kept, and its key with it
+    assert (Receipt.objects.count(), ReceiptKey.objects.count()) == (1, 1)
+
+
 def test_sweep_goes_in_steps_and_rests(as_kee_then: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apps.digests.services._RANGE", 3)
     for _ in range(10):

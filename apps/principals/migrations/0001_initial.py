@@ -1,3 +1,5 @@
+import datetime
+
 import django.utils.timezone
 from django.contrib.auth.models import UserManager
 from django.contrib.auth.validators import UnicodeUsernameValidator
@@ -100,7 +102,21 @@ class Migration(migrations.Migration):
                     ("name", models.CharField(max_length=200)),
                     ("creates_recipients", models.BooleanField(default=False)),
                     ("created_at", models.DateTimeField()),
+                    (
+                        "keep_receipts",
+                        models.DurationField(
+                            null=True,
+                        ),
+                    ),
                 ],
+                options={
+                    "constraints": [
+                        models.CheckConstraint(
+                            condition=Q(keep_receipts=None) | Q(keep_receipts__gt=datetime.timedelta(0)),
+                            name="principals_tenant_keeps_receipts_a_while",
+                        )
+                    ],
+                },
             ),
             migrations.CreateModel(
                 name="Operator",
