@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import httpx2
 from mcp import Client, MCPError
+from mcp.client.session import MessageHandlerFnT
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult, Implementation
 from pydantic import ValidationError
@@ -82,22 +83,32 @@ def converse(
     :param canceled: asked a few times a second whether to give up.
     :raises CallFailed: one of its kinds.
     """
-    return asyncio.run(_talk(endpoint, dialogue, deadline.total_seconds(), max_answer_bytes, canceled))
+    return asyncio.run(
+        talk(endpoint, dialogue, deadline=deadline, max_answer_bytes=max_answer_bytes, canceled=canceled)
+    )
 
 
-async def _talk(
+async def talk(
     endpoint: str,
     dialogue: Callable[[Client], Awaitable[T]],
-    seconds: float,
+    *,
+    deadline: timedelta,
     max_answer_bytes: int,
-    canceled: Callable[[], bool] | None,
+    canceled: Callable[[], bool] | None = None,
+    on_message: MessageHandlerFnT | None = None,
 ) -> T:
+    """As :func:`converse`, on a running event loop.
+
+    :param on_message: takes what the server sends without being asked.
+    :raises CallFailed: one of its kinds.
+    """
     wire: Wire | None = None
+    seconds = deadline.total_seconds()
     try:
         with anyio.fail_after(seconds):
             address = await anyio.to_thread.run_sync(checked, endpoint, abandon_on_cancel=True)
             wire = Wire(address=address, url=httpx2.URL(endpoint), max_bytes=max_answer_bytes)
-            found = await _unless_canceled(_speak(endpoint, wire, dialogue, seconds), canceled)
+            found = await _unless_canceled(_speak(endpoint, wire, dialogue, seconds, on_message), canceled)
     except GivenUp:
         raise
     except Exception as exc:  # the SDK lets whatever broke its streams through, alone or in a group
@@ -107,8 +118,14 @@ async def _talk(
     return found
 
 
-async def _speak(endpoint: str, wire: Wire, dialogue: Callable[[Client], Awaitable[T]], seconds: float) -> T:
-    async with connected(endpoint, wire, seconds=seconds) as client:
+async def _speak(
+    endpoint: str,
+    wire: Wire,
+    dialogue: Callable[[Client], Awaitable[T]],
+    seconds: float,
+    on_message: MessageHandlerFnT | None,
+) -> T:
+    async with connected(endpoint, wire, seconds=seconds, on_message=on_message) as client:
         return await dialogue(client)
 
 
@@ -129,14 +146,16 @@ async def _unless_canceled(speaking: Coroutine[Any, Any, T], canceled: Callable[
 
 
 @asynccontextmanager
-async def connected(endpoint: str, wire: Wire, *, seconds: float) -> AsyncIterator[Client]:
+async def connected(
+    endpoint: str, wire: Wire, *, seconds: float, on_message: MessageHandlerFnT | None = None
+) -> AsyncIterator[Client]:
     """A client over this wire that has agreed on a revision with the server. It holds no answer against a schema."""
     timeout = httpx2.Timeout(seconds, connect=min(_CONNECT_SECONDS, seconds))
     # No ambient proxy and no compression: what arrives is what is counted.
     http = httpx2.AsyncClient(transport=wire, timeout=timeout, headers={"Accept-Encoding": "identity"})
     async with http:
         transport = streamable_http_client(endpoint, http_client=http, max_sse_event_size=wire.max_bytes)
-        async with Client(transport, client_info=_CLIENT, cache=None) as client:
+        async with Client(transport, client_info=_CLIENT, cache=None, message_handler=on_message) as client:
             client.session.validate_tool_result = _taken_as_it_is  # type: ignore[method-assign]  # the SDK has no switch
             yield client
 

@@ -4,7 +4,8 @@ Two drivers call them and either alone suffices: beat's messages, and one thread
 An advisory try-lock keeps a second runner from doing the same work; it is a courtesy, not a guard.
 
 A tick that calls other servers waits as long as they let it. It has a thread of such ticks alone, in each worker
-process, and no messages: nobody's lease runs out late because somebody else's server hangs.
+process, and no messages: nobody's lease runs out late because somebody else's server hangs. Ticks that go on until
+the process stops have another thread.
 """
 
 import hashlib
@@ -34,17 +35,21 @@ class Tick:
     every: timedelta
     run: Callable[[], object]
     calls_out: bool = False
+    lasts: bool = False
+    """It calls out, and goes on until :func:`is_stopping`."""
 
 
 _ticks: Final[dict[str, Tick]] = {}
 
 
-def tick(*, every: timedelta, calls_out: bool = False) -> Callable[[Callable[[], object]], Callable[[], object]]:
+def tick(
+    *, every: timedelta, calls_out: bool = False, lasts: bool = False
+) -> Callable[[Callable[[], object]], Callable[[], object]]:
     """Register a tick function of an app's `ticks.py`; its name is `<app>.<function>`."""
 
     def register(function: Callable[[], object]) -> Callable[[], object]:
         name = f"{function.__module__.split('.')[1]}.{function.__name__}"
-        _ticks[name] = Tick(name, every, function, calls_out)
+        _ticks[name] = Tick(name, every, function, calls_out or lasts, lasts)
         return function
 
     return register
@@ -81,12 +86,12 @@ def _alone(name: str) -> Iterator[bool]:
                 cursor.execute("select pg_advisory_unlock(%s)", [key])
 
 
-def run_forever(stop: threading.Event, *, calls_out: bool = False) -> None:
+def run_forever(stop: threading.Event, *, calls_out: bool = False, lasts: bool = False) -> None:
     """Run every tick of a kind at its pace until told to stop.
 
     A failing tick is logged and tried again next time.
     """
-    due = {name: 0.0 for name, tick in _ticks.items() if tick.calls_out == calls_out}
+    due = {name: 0.0 for name, tick in _ticks.items() if (tick.calls_out, tick.lasts) == (calls_out, lasts)}
     while not stop.is_set():
         for name, moment in due.items():
             if time.monotonic() < moment:
@@ -126,11 +131,17 @@ def close_lost_connections(**_: Any) -> None:
 _stop = threading.Event()
 
 
+def is_stopping() -> bool:
+    """Whether this process has been told to stop."""
+    return _stop.is_set()
+
+
 @signals.worker_process_init.connect
 def start_ticking(**_: Any) -> None:
     """Every process of a worker ticks by itself, so that nothing depends on beat; one that works in threads does not."""
-    for name, calls_out in (("ticks", False), ("ticks that call out", True)):
-        given = {"calls_out": calls_out}
+    kinds = (("ticks", False, False), ("ticks that call out", True, False), ("ticks that last", True, True))
+    for name, calls_out, lasts in kinds:
+        given = {"calls_out": calls_out, "lasts": lasts}
         threading.Thread(target=run_forever, args=[_stop], kwargs=given, name=name, daemon=True).start()
 
 

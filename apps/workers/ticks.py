@@ -2,10 +2,10 @@
 
 from datetime import timedelta
 
-from apps.core.ticks import tick
+from apps.core.ticks import is_stopping, tick
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors
-from apps.workers.services import discovery, health, memory, registry
+from apps.workers.services import discovery, health, listening, memory, registry
 
 
 @tick(every=timedelta(seconds=5))
@@ -27,6 +27,11 @@ def fold_calls() -> None:
 @tick(every=timedelta(seconds=1), calls_out=True)
 def discover() -> None:
     discovery.discover()
+
+
+@tick(every=timedelta(seconds=5), lasts=True)
+def listen() -> None:
+    listening.listen(until=is_stopping)
 
 
 @tick(every=timedelta(seconds=1), calls_out=True)

@@ -17,11 +17,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import uvicorn
 from mcp.server.lowlevel import Server
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
+from mcp.shared.subscriptions import ToolsListChanged
 from mcp.types import (
     CallToolRequestParams,
     CallToolResult,
     ListToolsResult,
     PaginatedRequestParams,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
     TextContent,
     Tool,
     ToolAnnotations,
@@ -49,6 +53,8 @@ class McpServer:
     """What every other tool answers besides its text."""
     page_size: int = 1000
     asked: list[str] = field(default_factory=list)
+    changes: InMemorySubscriptionBus = field(default_factory=InMemorySubscriptionBus)
+    loop: asyncio.AbstractEventLoop | None = None
     stop: Callable[[], None] = lambda: None
 
     @property
@@ -58,6 +64,15 @@ class McpServer:
     def _listed(self) -> list[Tool]:
         own = [Tool(name="worker_bootstrap", input_schema=NO_ARGUMENTS)] if self.manifest is not None else []
         return [*self.tools, *own]
+
+    def say_that_tools_changed(self) -> None:
+        assert self.loop is not None
+        asyncio.run_coroutine_threadsafe(self.changes.publish(ToolsListChanged()), self.loop).result(10)
+
+    async def listen(self, ctx: Any, params: SubscriptionsListenRequestParams) -> SubscriptionsListenResult:
+        self.loop = asyncio.get_running_loop()
+        self.loop.call_later(0.2, self.asked.append, "subscriptions/listen")
+        return await ListenHandler(self.changes)(ctx, params)
 
     async def list_tools(self, _ctx: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
         self.asked.append("tools/list")
@@ -82,6 +97,7 @@ def serving(*, name: str = "shouter") -> Iterator[McpServer]:
         name,
         on_list_tools=served.list_tools,
         on_call_tool=served.call_tool,
+        on_subscriptions_listen=served.listen,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(

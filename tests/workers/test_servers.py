@@ -1,5 +1,6 @@
 """An ordinary MCP server: an operator adds it by its URL, sees what it is about to trust, and approves tools of it."""
 
+import threading
 from collections.abc import Iterator
 from io import StringIO
 from typing import Any
@@ -16,9 +17,10 @@ from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import selectors
 from apps.workers.models import Offer, Worker, WorkerSource
-from apps.workers.services import discovery, registry
+from apps.workers.services import discovery, listening, registry
 from apps.workers.services.registry import take_call
 from tests.factories import make_token
+from tests.waiters import until
 from tests.workers.factories import discover, typed
 from tests.workers.servers import McpServer, make_tool, serving
 
@@ -146,6 +148,27 @@ def test_operator_adds_and_approves_in_the_console(console: Client, kee: Caller,
 
     assert barred(kee, worker.worker_id, "save") is None
     assert barred(kee, worker.worker_id, "look") is not None
+
+
+@pytest.mark.ci
+@pytest.mark.django_db(transaction=True)
+def test_server_that_says_its_tools_changed_is_asked_at_once(kee: Caller, server: McpServer) -> None:
+    add(kee, server)
+    stop = threading.Event()
+    listener = threading.Thread(target=listening.listen, kwargs={"until": stop.is_set})
+    listener.start()
+    try:
+        until(lambda: "subscriptions/listen" in server.asked)
+        assert discovery.discover() == 1  # the source alone is due
+        server.tools.append(make_tool("whisper"))
+        server.say_that_tools_changed()
+        until(lambda: bool(discovery.discover()))
+    finally:
+        stop.set()
+        listener.join()
+
+    with acting_as(kee):
+        assert Offer.objects.current().filter(name="whisper").exists()
 
 
 @pytest.mark.ci
