@@ -199,6 +199,8 @@ class Operation:
     streams: Streams | None
     coalesces: Coalesces | None
     asks: Asks | None
+    under_way: Callable[[Any], str | None] = field(repr=False)
+    """Of an output: the task or execution that the call has begun and that has not ended."""
 
     @property
     def own_transactions(self) -> bool:
@@ -241,6 +243,7 @@ def operation(
     streams: Streams | None = None,
     coalesces: Coalesces | None = None,
     asks: Asks | None = None,
+    under_way: Callable[[Any], str | None] = lambda _: None,
 ) -> Callable[[F], F]:
     """Declare an operation.
 
@@ -278,6 +281,7 @@ def operation(
             streams=streams,
             coalesces=coalesces,
             asks=asks,
+            under_way=under_way,
         )
         return function
 

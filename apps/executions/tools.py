@@ -173,6 +173,11 @@ class ExecutionList(Output):
     """Pass it as cursor for older ones; null: these are all."""
 
 
+def _under_way(started: ExecutionStarted | None) -> str | None:
+    """The execution, unless it has ended."""
+    return None if started is None or started.status in FINAL - {Status.PARTIAL} else started.execution_id
+
+
 @operation(
     title="Carry out a plan",
     scope="plans",
@@ -182,6 +187,7 @@ class ExecutionList(Output):
     listed_for=["agent"],
     example={"plan_id": "plan_7"},
     after_refusal="The plan is not ready: confirm_plan or answer_plan first, or ask anew. Over a budget, raise it or ask for less.",
+    under_way=_under_way,
 )
 def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStarted:
     """Carry out a plan. Fast steps are done at once and their results are in the answer; long ones become tasks.
@@ -274,6 +280,7 @@ def _go_on(caller: Caller, given: CarryOut, plan_id: str, answers: Mapping[str, 
     example={"intent": "Send the weather of Vienna to ops@example.com"},
     after_refusal="Change the argument named. That no plan is ready is no refusal: next_step of the answer says what to do.",
     asks=Asks(form=plans.form_of, go_on=_go_on),
+    under_way=lambda carried_out: _under_way(carried_out.execution),
 )
 def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
     """Ask for something in plain words, and have it done at once if the plan is ready.
@@ -491,6 +498,7 @@ def cancel_execution(caller: Caller, given: CancelExecution) -> Reply:
     own_transactions=True,
     example={"worker_id": "weather", "tool_name": "forecast", "params": {"city": "Vienna"}},
     after_refusal="get_worker_manifest shows the schema of the tool's params; list_workers shows who is available.",
+    under_way=lambda outcome: outcome.task_id if outcome.status == "queued" else None,
 )
 def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
     """Call one tool of one worker without a plan.

@@ -6,13 +6,13 @@ the principal that was asked and nobody else.
 
 import json
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from time import monotonic
 from typing import Any, Final
 
+import mcp_types as mcp
 import redis
-from mcp_types import INVALID_REQUEST, JSONRPCError, JSONRPCRequest, JSONRPCResponse, Request, Result, methods
 from pydantic import ValidationError
 
 from apps.core.errors import DomainError, Unavailable
@@ -30,20 +30,26 @@ class Unanswered(Unavailable):
     code = "unanswered"
 
 
+def elicit(text: str, fields: Mapping[str, Mapping[str, Any]]) -> mcp.ElicitRequest:
+    """A form with these fields, by their JSON schemas; without any, the text asks for a yes."""
+    schema = {"type": "object", "properties": dict(fields), "required": [*fields]}
+    return mcp.ElicitRequest(params=mcp.ElicitRequestFormParams(message=text, requested_schema=schema))
+
+
 class Question:
     """A request of the server's own, for clients of revisions that can be asked so."""
 
-    answer: Result
+    answer: mcp.Result
     """Once it was asked."""
 
-    def __init__(self, exchange: Exchange, request: Request[Any, Any]) -> None:
+    def __init__(self, exchange: Exchange, request: mcp.Request[Any, Any]) -> None:
         self._caller = exchange.caller
         self._version = exchange.envelope.version
         self._method = request.method
         body = request.model_dump(by_alias=True, mode="json", exclude_none=True)
-        self._sent = JSONRPCRequest(jsonrpc="2.0", id=secrets.token_urlsafe(16), **body)
+        self._sent = mcp.JSONRPCRequest(jsonrpc="2.0", id=secrets.token_urlsafe(16), **body)
 
-    async def asked(self) -> AsyncGenerator[JSONRPCRequest | None, None]:
+    async def asked(self) -> AsyncGenerator[mcp.JSONRPCRequest | None, None]:
         """The request for the stream, then None for each heartbeat, until there is an answer.
 
         :raises Unanswered: if there is none in time, or the client refuses.
@@ -68,16 +74,16 @@ class Question:
             raise Unanswered("The client's answer can't be received just now.") from exc
         self.answer = self._read(json.loads(found))
 
-    def _read(self, message: Any) -> Result:
+    def _read(self, message: Any) -> mcp.Result:
         if "error" in message:
             raise Unanswered(f"The client does not answer: {message['error']['message'][:500]}")
         try:
-            return methods.parse_client_result(self._method, self._version, message["result"])
+            return mcp.methods.parse_client_result(self._method, self._version, message["result"])
         except ValidationError as exc:
             raise Unanswered("The client's answer has not the shape that was asked for.") from exc
 
 
-def hand_over(caller: Caller, answer: JSONRPCResponse | JSONRPCError) -> None:
+def hand_over(caller: Caller, answer: mcp.JSONRPCResponse | mcp.JSONRPCError) -> None:
     """Give an answer to the stream that waits for it.
 
     :raises ProtocolError: if this caller was not asked, or was and did not answer in time.
@@ -90,7 +96,7 @@ def hand_over(caller: Caller, answer: JSONRPCResponse | JSONRPCError) -> None:
     except redis.RedisError as exc:
         raise Unavailable("The answer can't be passed on just now.") from exc
     if not awaited:
-        raise ProtocolError(INVALID_REQUEST, "Nobody waits for this answer.")
+        raise ProtocolError(mcp.INVALID_REQUEST, "Nobody waits for this answer.")
     notify(key)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
@@ -11,8 +11,6 @@ from mcp_types import (
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
-    ElicitRequest,
-    ElicitRequestFormParams,
     ElicitResult,
     InputRequiredResult,
     ListToolsResult,
@@ -31,10 +29,12 @@ from apps.core import operations, strict_json
 from apps.core.errors import DomainError, Forbidden, NotFound, TooLarge, near
 from apps.core.ids import BadCursor, decode_cursor, encode_cursor
 from apps.core.notifications import Wait, check_place, in_thread
-from apps.core.operations import Asks, Form, Operation, Reply
+from apps.core.operations import Asks, Operation, Reply
 from apps.core.schemas import Input, Text, json_schema, parse
-from apps.mcp.asking import Question, Unanswered
+from apps.mcp import tasks
+from apps.mcp.asking import Question, Unanswered, elicit
 from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
+from apps.mcp.tasks import TaskState
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 
@@ -101,7 +101,9 @@ def listed_to(caller: Caller, wanted: Collection[str] = ()) -> list[Operation]:
     ]
 
 
-def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResult | InputRequiredResult | Streamed:
+def call_tool(
+    exchange: Exchange, params: CallToolRequestParams
+) -> CallToolResult | InputRequiredResult | TaskState | Streamed:
     """Run an operation. What it refuses is a result that says how to mend the call; one that waits streams its result.
 
     What it needs to know from a person it asks, if the client can show a form: newer ones by a result that the next
@@ -134,33 +136,30 @@ def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResu
             return Streamed(partial(_waited, declared, wait, patience, (params.meta or {}).get("progress_token")))
         if declared.asks and exchange.envelope.can_elicit:
             return _asked(exchange, declared, declared.asks, given, params)
-        return _succeeded(declared, operations.call(declared, exchange.caller, given))
+        return _done(exchange, declared, operations.call(declared, exchange.caller, given))
     except DomainError as exc:
         return refused(exc)
 
 
 def _asked(
     exchange: Exchange, declared: Operation, asks: Asks, given: BaseModel, params: CallToolRequestParams
-) -> CallToolResult | InputRequiredResult | Streamed:
+) -> CallToolResult | InputRequiredResult | TaskState | Streamed:
     """The result of a tool, or the form that comes before it."""
-    caller, modern = exchange.caller, exchange.envelope.modern
+    caller, modern, said, about = exchange.caller, exchange.envelope.modern, None, ""
     if modern and params.request_state is not None:
         said = (params.input_responses or {}).get(_FORM)
         values = (said.content or {}) if isinstance(said, ElicitResult) and said.action == "accept" else None
         about = _unsealed(params.request_state, declared, caller)
         reply = Reply(asks.go_on(caller, given, about, values), status=0)
-        form = asks.form(reply.output)
-        if said is not None and form is not None and form.about == about:  # nobody gave an answer
-            form = None
     else:
         reply = operations.call(declared, caller, given)
-        form = asks.form(reply.output)
-    if form is None:
-        return _succeeded(declared, reply)
+    form = asks.form(reply.output)
+    if form is None or (said is not None and form.about == about):  # nobody gave an answer
+        return _done(exchange, declared, reply)
     if not modern:
         return Streamed(partial(_asked_on_the_stream, exchange, declared, asks, given, reply))
     state = signing.dumps([caller.principal_id, declared.name, form.about], salt=_STATE)
-    return InputRequiredResult(input_requests={_FORM: _elicit(form)}, request_state=state)
+    return InputRequiredResult(input_requests={_FORM: elicit(form.text, form.fields)}, request_state=state)
 
 
 def _unsealed(state: str, declared: Operation, caller: Caller) -> str:
@@ -186,28 +185,21 @@ async def _asked_on_the_stream(
 
     try:
         about = ""
-        while (form := asks.form(reply.output)) and form.about != about:
-            about = form.about
-            question = Question(exchange, _elicit(form))
-            async with aclosing(question.asked()) as asked:
-                async for sent in asked:
-                    yield sent
-            if not isinstance(question.answer, ElicitResult) or question.answer.action != "accept":
-                break
-            output = await in_thread(partial(go_on, about, question.answer.content or {}))
-            reply = Reply(output, status=0)
-        yield _succeeded(declared, reply)
-    except Unanswered:
+        with suppress(Unanswered):
+            while (form := asks.form(reply.output)) and form.about != about:
+                about = form.about
+                question = Question(exchange, elicit(form.text, form.fields))
+                async with aclosing(question.asked()) as asked:
+                    async for sent in asked:
+                        yield sent
+                if not isinstance(question.answer, ElicitResult) or question.answer.action != "accept":
+                    break
+                reply = Reply(await in_thread(partial(go_on, about, question.answer.content or {})), status=0)
         yield _succeeded(declared, reply)
     except DomainError as exc:
         yield refused(exc)
     except APIException:  # as below
         yield refused(Forbidden("The token is not valid any more."))
-
-
-def _elicit(form: Form) -> ElicitRequest:
-    schema = {"type": "object", "properties": dict(form.fields), "required": [*form.fields]}
-    return ElicitRequest(params=ElicitRequestFormParams(message=form.text, requested_schema=schema))
 
 
 async def _look(exchange: Exchange, declared: Operation, given: BaseModel) -> Reply:
@@ -320,13 +312,19 @@ CALL_TOOL: Final = Tool(
 )
 
 
+def _done(exchange: Exchange, declared: Operation, reply: Reply) -> CallToolResult | TaskState:
+    """The result, or the task that will have it, for a client that knows tasks."""
+    ref = declared.under_way(reply.output) if tasks.is_declared(exchange) else None
+    if ref:
+        with suppress(Forbidden):  # it may call, but not look
+            return tasks.begun(exchange, ref)
+    return _succeeded(declared, reply)
+
+
 def _succeeded(declared: Operation, reply: Reply) -> CallToolResult:
     # "Nothing" has a status of its own over HTTP; here it is the output with none of its members.
     output = reply.output if reply.output is not None else declared.output()
-    content = output.model_dump(mode="json")
-    return CallToolResult(
-        content=[TextContent(text=json.dumps(content, ensure_ascii=False))], structured_content=content
-    )
+    return tasks.result_of(output.model_dump(mode="json"))
 
 
 def refused(exc: DomainError) -> CallToolResult:

@@ -24,7 +24,7 @@ from mcp_types import (
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 
 from apps.core.errors import DomainError
-from apps.mcp import calls, prompts, resources, subscriptions
+from apps.mcp import calls, prompts, resources, subscriptions, tasks
 from apps.mcp.protocol import SERVER, Exchange, ProtocolError, Streamed, read_params, unknown_method
 from apps.mcp.resources import Completions
 from apps.principals.tenancy import Caller
@@ -45,7 +45,8 @@ def answer(exchange: Exchange, table: Mapping[str, Method]) -> Result | Streamed
     :raises ProtocolError: if there is none, or its parameters have not its shape.
     """
     method = table.get(exchange.envelope.method)
-    params = read_params(exchange.envelope)
+    is_of_extension = exchange.envelope.modern and exchange.envelope.method in tasks.METHODS
+    params = exchange.envelope.params if is_of_extension else read_params(exchange.envelope)
     if method is None:
         raise unknown_method(exchange.envelope)
     return method(exchange, params)
@@ -65,7 +66,9 @@ def initialize(exchange: Exchange, params: InitializeRequestParams) -> Initializ
 def discover(exchange: Exchange, params: object) -> DiscoverResult:
     return DiscoverResult(
         supported_versions=list(MODERN_PROTOCOL_VERSIONS),
-        capabilities=_capabilities(subscribe=True),
+        capabilities=_capabilities(subscribe=True).model_copy(
+            update={"extensions": {tasks.EXTENSION: dict[str, Any]()}}
+        ),
         instructions=INSTRUCTIONS,
         ttl_ms=calls.LIST_TTL_MS,
     )
@@ -141,4 +144,5 @@ METHODS: Final[Mapping[str, Method]] = {
     "prompts/list": prompts.list_prompts,
     "prompts/get": prompts.get,
     "completion/complete": complete,
+    **tasks.METHODS,
 }

@@ -12,13 +12,16 @@ from typing import Any, Final
 from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.shared.inbound import (
     ERROR_CODE_HTTP_STATUS,
+    MCP_NAME_HEADER,
     MCP_PROTOCOL_VERSION_HEADER,
     InboundLadderRejection,
     classify_inbound_request,
+    decode_header_value,
     unsupported_protocol_version_rejection,
 )
 from mcp_types import (
     DEFAULT_NEGOTIATED_VERSION,
+    HEADER_MISMATCH,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -40,6 +43,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERS
 from pydantic import ValidationError
 
 from apps.core import strict_json
+from apps.core.errors import DomainError, RateLimited, Unavailable
 from apps.core.operations import Credential
 from apps.core.schemas import refusal
 from apps.principals.tenancy import Caller
@@ -49,6 +53,9 @@ Answer = JSONRPCResponse | JSONRPCError
 
 # How the session id of a client of an older revision ends that can elicit: nothing else is kept of its handshake.
 _ELICITS: Final = "-elicits"
+
+# The package knows the names of no extension's methods.
+_NAMED_BY_TASK: Final = frozenset({"tasks/get", "tasks/update", "tasks/cancel"})
 
 SERVER: Final = Implementation(name="gatehouse", title="Gatehouse", version="0.1.0")
 
@@ -199,6 +206,9 @@ def _open_modern(frame: Frame, message: Mapping[str, Any], headers: Mapping[str,
     verdict = classify_inbound_request(message, headers=headers)
     if isinstance(verdict, InboundLadderRejection):
         raise ProtocolError(verdict.code, verdict.message, verdict.data)
+    named = (frame.params or {}).get("taskId") if frame.method in _NAMED_BY_TASK else None
+    if named is not None and decode_header_value(headers.get(MCP_NAME_HEADER)) != named:
+        raise ProtocolError(HEADER_MISMATCH, f"The header {MCP_NAME_HEADER} must be the task's id.")
     capabilities = verdict.client_capabilities
     return Envelope(
         id=frame.id,
@@ -221,6 +231,12 @@ def read_params(envelope: Envelope) -> Any:
         raise unknown_method(envelope) from None
     except (ValidationError, strict_json.UnstorableJSON) as exc:
         raise ProtocolError(INVALID_PARAMS, "Invalid request parameters", data=_faults(exc)) from exc
+
+
+def refused(exc: DomainError, **data: Any) -> ProtocolError:
+    """A refusal as an error, for methods that have no other way to refuse."""
+    code = INTERNAL_ERROR if isinstance(exc, RateLimited | Unavailable) else INVALID_PARAMS
+    return ProtocolError(code, exc.detail, data={**data, "code": exc.code})
 
 
 def unknown_method(envelope: Envelope) -> ProtocolError:

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from mcp.shared.uri_template import UriTemplate
 from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
     ListResourcesResult,
     ListResourceTemplatesResult,
     PaginatedRequestParams,
@@ -21,13 +19,13 @@ from mcp_types import (
 )
 
 from apps.core import operations
-from apps.core.errors import DomainError, NotFound, RateLimited, Unavailable
+from apps.core.errors import DomainError, NotFound
 from apps.core.operations import Operation
 from apps.core.schemas import parse_strings
 from apps.digests import selectors as digests
 from apps.digests.services import inbox_topic
 from apps.mcp.calls import LIST_TTL_MS, page
-from apps.mcp.protocol import Exchange, ProtocolError
+from apps.mcp.protocol import Exchange, ProtocolError, refused
 from apps.principals.tenancy import Caller
 
 _JSON: Final = "application/json"
@@ -248,11 +246,7 @@ def reader(route: str) -> Reader | None:
 
 
 def _fault(exchange: Exchange, uri: str, exc: DomainError) -> ProtocolError:
-    match exc:
-        case NotFound():
-            code = INVALID_PARAMS if exchange.envelope.modern else _RESOURCE_NOT_FOUND
-        case RateLimited() | Unavailable():
-            code = INTERNAL_ERROR
-        case _:
-            code = INVALID_PARAMS
-    return ProtocolError(code, exc.detail, data={"uri": uri, "code": exc.code})
+    fault = refused(exc, uri=uri)
+    if isinstance(exc, NotFound) and not exchange.envelope.modern:
+        fault.code = _RESOURCE_NOT_FOUND
+    return fault

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY, ResourceUpdated, ServerEvent, event_to_notification
 from mcp_types import (
-    INTERNAL_ERROR,
     EmptyResult,
     SubscribeRequestParams,
     SubscriptionFilter,
@@ -26,7 +25,7 @@ from apps.core import notifications
 from apps.core.errors import DomainError
 from apps.core.notifications import HEARTBEAT_SECONDS, STREAM_SECONDS, check_place, in_thread, place
 from apps.mcp import resources
-from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
+from apps.mcp.protocol import Exchange, Frames, Streamed, refused
 from apps.principals.tenancy import Caller
 
 _MOST: Final = 100
@@ -51,7 +50,7 @@ def stream(exchange: Exchange, events: Mapping[str, ServerEvent], honored: Subsc
     try:
         check_place(exchange.caller)
     except DomainError as exc:
-        raise ProtocolError(INTERNAL_ERROR, exc.detail, data={"code": exc.code}) from exc
+        raise refused(exc) from exc
     meta: dict[str, Any] = {SUBSCRIPTION_ID_META_KEY: exchange.envelope.id}
 
     async def frames() -> Frames:

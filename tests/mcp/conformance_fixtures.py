@@ -13,6 +13,8 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final
 
 import mcp_types as mcp
@@ -21,12 +23,16 @@ from django.core import signing
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import path
+from django.utils import timezone
 
+from apps.mcp import tasks
 from apps.mcp.asking import Question
 from apps.mcp.methods import METHODS as PRODUCT
 from apps.mcp.methods import Method
 from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
 from apps.mcp.views import EndpointView
+from tests.executions.making import REPORT, advance, begin
+from tests.tasks import making
 
 __all__ = ["application"]
 
@@ -170,6 +176,50 @@ def asks_on_the_stream(request: mcp.Request[Any, Any]) -> Callable[[Exchange, An
     return ask
 
 
+def begins(task_type: str, *, after_name: bool = False) -> Callable[[Exchange, Any], Outcome]:
+    """A tool that queues a task; of one that is no use without, a client that knows none is refused."""
+
+    def call(exchange: Exchange, params: Any) -> Outcome:
+        given = params.arguments or {}
+        if task_type == "slow" and (not tasks.is_declared(exchange) or not given["seconds"]):
+            return text("Computed.")
+        tasks.require(exchange)
+        if after_name and not params.input_responses:
+            return mcp.InputRequiredResult(input_requests={"user_name": NAME})
+        known = {name: answer.model_dump(mode="json") for name, answer in (params.input_responses or {}).items()}
+        due = timezone.now() + timedelta(seconds=given.get("seconds", 0))
+        return tasks.begun(exchange, making.queue(exchange.caller, task_type, known, run_at=due).task_id)
+
+    return call
+
+
+def waits_for(*decisions: str) -> Callable[[Exchange, Any], Outcome]:
+    """A tool that begins an execution, which waits for these decisions."""
+
+    def call(exchange: Exchange, params: Any) -> Outcome:
+        tasks.require(exchange)
+        asked = [{**REPORT, "step_id": name, "decision_required": True, "depends_on": ["report"]} for name in decisions]
+        execution = begin(exchange.caller, [REPORT, *asked])
+        advance(execution)
+        return tasks.begun(exchange, execution.ref)
+
+    return call
+
+
+def get_task(exchange: Exchange, params: Any) -> Outcome:
+    """As the product; before it a worker does what is due."""
+    worker = replace(exchange.caller, name="hands", principal_id=int(os.environ["CONFORMANCE_WORKER"]))
+    for grant in making.lease(worker, capacity=20):
+        match grant.task_type:
+            case "fails":
+                making.fail(worker, grant, retryable=False)
+            case "vanishes":
+                assert [making.beat(worker, grant).status for _ in range(2)] == ["ok", "lost"]
+            case _:
+                making.complete(worker, grant, content=grant.params or {"computed": True})
+    return PRODUCT["tasks/get"](exchange, params)
+
+
 def gives(*content: mcp.ContentBlock, is_error: bool = False) -> Callable[[Exchange, Any], Outcome]:
     return lambda exchange, params: mcp.CallToolResult(content=[*content], is_error=is_error)
 
@@ -209,6 +259,13 @@ TOOLS: Final[Mapping[str, Callable[[Exchange, Any], Outcome]]] = {
     "test_tool_with_logging": with_logging,
     "test_logging_tool": with_logging,
     "test_missing_capability": needs_sampling,
+    "greet": lambda _, params: text(f"Hello, {params.arguments['name']}!"),
+    "slow_compute": begins("slow"),
+    "failing_job": begins("fails"),
+    "protocol_error_job": begins("vanishes"),
+    "test_tool_with_task": begins("slowly", after_name=True),
+    "confirm_delete": waits_for("delete"),
+    "multi_input": waits_for("one", "other"),
     "test_sampling": asks_on_the_stream(sample("What is the capital of France?")),
     "test_elicitation": asks_on_the_stream(elicit("Who are you?", username="string", email="string")),
     "test_elicitation_sep1034_defaults": asks_on_the_stream(form("Please review", DEFAULTS)),
@@ -348,6 +405,7 @@ METHODS: Final[Mapping[str, Method]] = {
     **PRODUCT,
     "tools/list": list_tools,
     "tools/call": call_tool,
+    "tasks/get": get_task,
     "prompts/list": list_prompts,
     "prompts/get": get_prompt,
     "resources/list": list_resources,

@@ -13,17 +13,17 @@ from mcp_types import (
     CLIENT_CAPABILITIES_META_KEY,
     INVALID_PARAMS,
     PROTOCOL_VERSION_META_KEY,
-    ElicitRequest,
-    ElicitRequestFormParams,
     ElicitResult,
     JSONRPCRequest,
 )
 
 from apps.core.notifications import in_thread
 from apps.mcp import asking
-from apps.mcp.asking import Question, Unanswered
+from apps.mcp.asking import Question, Unanswered, elicit
 from apps.mcp.protocol import Envelope, Exchange
+from apps.mcp.tasks import EXTENSION
 from apps.principals.models import Tenant
+from apps.principals.scopes import Scope
 from tests.executions.making import make_worker
 from tests.executions.workers import WorkerServer, serving
 from tests.factories import make_caller, make_token
@@ -31,11 +31,7 @@ from tests.mcp.node import run_node
 from tests.mcp.raw import MODERN, modern, post
 from tests.server import Server
 
-NAME = ElicitRequest(
-    params=ElicitRequestFormParams(
-        message="Who?", requested_schema={"type": "object", "properties": {"name": {"type": "string"}}}
-    )
-)
+NAME = elicit("Who?", {"name": {"type": "string"}})
 ACCEPTED = {"action": "accept", "content": {"name": "Kee"}}
 
 
@@ -156,11 +152,17 @@ def test_plan_that_nobody_answers_says_what_to_do(server: Server, token: str, mo
     assert "answer_plan" in made["next_step"]
 
 
+def able(method: str, token: str, **given: Any) -> Any:
+    """What a client of the stateless revision is answered that can elicit and knows tasks."""
+    able_to: Any = {"elicitation": {}, "extensions": {EXTENSION: {}}}
+    meta = {PROTOCOL_VERSION_META_KEY: MODERN, CLIENT_CAPABILITIES_META_KEY: able_to}
+    named = {"Mcp-Name": given["taskId"]} if "taskId" in given else {}
+    return modern(method, {"_meta": meta, **given}, token, **named).json()
+
+
 def test_form_is_for_who_called_and_for_this_tool(token: str, acme: Tenant) -> None:
     def call(tool: str, token: str, **more: Any) -> Any:
-        meta = {PROTOCOL_VERSION_META_KEY: MODERN, CLIENT_CAPABILITIES_META_KEY: {"elicitation": {}}}
-        given = {"name": tool, "arguments": {"intent": "Echo the text"}, "_meta": meta, **more}
-        return modern("tools/call", given, token).json()
+        return able("tools/call", token, name=tool, arguments={"intent": "Echo the text"}, **more)
 
     state = call("carry_out_request", token)["result"]["requestState"]
     for tool, caller, told in (
@@ -170,6 +172,25 @@ def test_form_is_for_who_called_and_for_this_tool(token: str, acme: Tenant) -> N
     ):
         assert call(tool, caller, requestState=told)["error"]["code"] == INVALID_PARAMS
     assert call("carry_out_request", token, requestState=state)["result"]["resultType"] == "input_required"
+
+
+def test_queued_call_is_a_task_for_who_knows_tasks(token: str, acme: Tenant) -> None:
+    arguments = {"worker_id": "texter", "tool_name": "echo", "params": {"text": "hello"}, "mode": "async"}
+    begun = able("tools/call", token, name="call_worker_tool", arguments=arguments)["result"]
+    assert (begun["resultType"], begun["status"]) == ("task", "working")
+    task_id = begun["taskId"]
+
+    assert able("tasks/get", make_token(acme, "Another"), taskId=task_id)["error"]["code"] == INVALID_PARAMS
+    assert able("tasks/cancel", token, taskId=task_id)["result"]["resultType"] == "complete"
+    assert able("tasks/get", token, taskId=task_id)["result"]["status"] == "cancelled"
+    plans_only = make_token(acme, "Planner", scopes=[Scope.PLANS])
+    outcome = able("tools/call", plans_only, name="call_worker_tool", arguments=arguments)["result"]
+    assert outcome["structuredContent"]["status"] == "queued"
+
+
+def test_execution_that_ended_at_once_is_a_result_and_no_task(token: str) -> None:
+    made = able("tools/call", token, name="carry_out_request", arguments={"intent": 'Echo "hello"'})["result"]
+    assert made["structuredContent"]["execution"]["status"] == "complete"
 
 
 @pytest.mark.ci

@@ -11,20 +11,40 @@ import pytest
 from apps.mcp import calls
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
-from tests.factories import make_token
+from tests.factories import make_caller, make_token
 from tests.mcp.node import run_node
 from tests.server import Server, end_server, start_server
+from tests.tasks.making import make_type
 
 pytestmark = pytest.mark.ci
 
 SUITE = "node_modules/@modelcontextprotocol/conformance/dist/index.js"
 
 
+TASKS = (
+    "lifecycle",
+    "capability-negotiation",
+    "wire-fields",
+    "request-state-removal",
+    "mrtr-input",
+    "request-headers",
+    "dispatch-and-envelope",
+    "required-task-error",
+    "mrtr-composition",
+)
+
+
 @pytest.fixture
 def fixtures(acme: Tenant) -> Iterator[str]:
     """The address of a product of two web processes that has what the suite looks for."""
+    kee = make_caller(acme)
+    for name in ("slow", "slowly", "fails", "vanishes"):
+        make_type(kee, name, stuck_after=2, revokes_stuck=True, max_expiries=1)
     process, url = start_server(
-        "tests.mcp.conformance_fixtures:application", processes=2, CONFORMANCE_TOKEN=make_token(acme)
+        "tests.mcp.conformance_fixtures:application",
+        processes=2,
+        CONFORMANCE_TOKEN=make_token(acme),
+        CONFORMANCE_WORKER=str(make_caller(acme, "hands", Kind.WORKER).principal_id),
     )
     yield f"{url}/mcp"
     end_server(process)
@@ -41,6 +61,17 @@ def test_the_server_passes_what_a_revision_requires(
     required = _required(packages, revision)
     failed = {name: faults for name in required if (faults := _faults(tmp_path, name))}
     assert not failed, f"{failed}\n{run.stdout[-4000:]}{run.stderr[-2000:]}"
+
+
+def test_the_server_passes_what_the_tasks_extension_asks(packages: Path, fixtures: str, tmp_path: Path) -> None:
+    said = {}
+    for name in TASKS:
+        run = run_node(
+            packages / SUITE, "server", "--url", fixtures, "--scenario", f"tasks-{name}", "-o", tmp_path, check=False
+        )
+        if faults := _faults(tmp_path, f"tasks-{name}"):
+            said[name] = faults, run.stderr[-2000:]
+    assert not said, json.dumps(said, indent=1)
 
 
 def _required(packages: Path, revision: str) -> list[str]:

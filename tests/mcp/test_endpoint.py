@@ -137,7 +137,7 @@ def test_discovery_lists_capabilities(token: str) -> None:
     result = modern("server/discover", {}, token).json()["result"]
     assert result["supportedVersions"] == [MODERN]
     assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "gatehouse"
-    assert set(result["capabilities"]) == {"tools", "resources", "prompts", "completions"}
+    assert set(result["capabilities"]) == {"tools", "resources", "prompts", "completions", "extensions"}
 
 
 def test_server_version_is_the_products() -> None:
