@@ -5,7 +5,7 @@ sends is bounded in time and size. Call it outside of transactions.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, ClassVar, Final, TypeVar
@@ -16,6 +16,7 @@ import httpx2
 from mcp import Client, MCPError
 from mcp.client.session import MessageHandlerFnT
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map
 from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult, Implementation
 from pydantic import ValidationError
 
@@ -164,6 +165,12 @@ async def _taken_as_it_is(name: str, result: CallToolResult) -> None:
     """In place of the SDK's check of an answer, which asks the endpoint for a schema and runs its patterns on the event
     loop: one that backtracks without end would outlast every deadline.
     """
+
+
+def know(client: Client, tool: str, schema: Mapping[str, Any]) -> None:
+    """Tell a client the schema of a tool that it has not listed: some params are sent as headers too."""
+    if find_invalid_x_mcp_header(schema) is None:
+        client.session._x_mcp_header_maps[tool] = x_mcp_header_map(schema)  # noqa: SLF001  # the SDK has no other way
 
 
 def leaves(exc: BaseException) -> Iterator[BaseException]:

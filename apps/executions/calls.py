@@ -276,6 +276,7 @@ def call(
 
     async def dialogue(client: Client) -> CallToolResult:
         progress = None if on_progress is None else _forwarded(on_progress)
+        mcp_client.know(client, tool, target.input_schema)
         return await client.call_tool(tool, dict(params), progress_callback=progress)
 
     try:

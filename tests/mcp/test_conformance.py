@@ -1,6 +1,7 @@
 """The official conformance suite and the official clients in TypeScript against a running web process."""
 
 import json
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,3 +120,26 @@ def test_inspector_shows_every_refusal_of_an_agents_tools(server: Server, acme: 
 
     assert len(said) > 5
     assert {name: text for name, text in said.items() if "/nonesuch" not in text} == {}
+
+
+@pytest.mark.parametrize(
+    ("revision", "scenario"),
+    [
+        ("2026-07-28", "tools_call"),
+        ("2026-07-28", "request-metadata"),
+        ("2026-07-28", "http-standard-headers"),
+        ("2026-07-28", "http-custom-headers"),
+        ("2026-07-28", "http-invalid-tool-headers"),
+        ("2026-07-28", "json-schema-ref-no-deref"),
+        ("2025-11-25", "initialize"),
+        ("2025-11-25", "tools_call"),
+        ("2025-11-25", "sse-retry"),
+    ],
+)
+def test_the_client_of_workers_passes(packages: Path, revision: str, scenario: str, tmp_path: Path) -> None:
+    """All that is required but what needs credentials, or an answer to a worker's question: nobody is asked there."""
+    command = f"{sys.executable} -m tests.mcp.conformance_client"
+    chosen = ["--spec-version", revision, "--scenario", scenario]
+    run = run_node(packages / SUITE, "client", "--command", command, *chosen, "-o", tmp_path, check=False)
+    faults = _faults(tmp_path, scenario)
+    assert not faults, f"{faults}\n{run.stdout[-4000:]}{run.stderr[-2000:]}"
