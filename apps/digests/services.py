@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, Self
 
 import psycopg
@@ -29,7 +29,7 @@ from apps.core.outbound import Answer, CallFailed
 from apps.core.sql import database_now, hot_cursor
 from apps.delivery.models import Delivery, State, Target
 from apps.delivery.models import Kind as TargetKind
-from apps.delivery.notifications import MOST_AT_ONCE
+from apps.delivery.notifications import MOST_AT_ONCE, notify_on_commit
 from apps.delivery.notifications import notify as notify_delivery
 from apps.delivery.senders import Delivered, Payload, Refused, Sender, Verdict, webhook_body
 from apps.digests import formats, hooks, metrics, selectors, sql
@@ -56,8 +56,9 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind as PrincipalKind
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.receipts import services as receipts
-from apps.receipts.models import Surface
-from apps.receipts.services import Extension, Poster, ReceiptDraft, Recorded
+from apps.receipts import sql as receipts_sql
+from apps.receipts.models import Receipt, Surface
+from apps.receipts.services import Extension, Group, Poster, ReceiptDraft, Recorded
 
 logger = logging.getLogger(__name__)
 
@@ -503,7 +504,10 @@ def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) 
     for source, count in Counter(one.draft.source_system for one in new).items():
         once_committed(metrics.POSTED.labels(source).inc, count)
     shown = [one for one in new if one.recorded.surface == Surface.INBOX]
-    entries = _follow(poster.tenant_id, [one for one in shown if any(one.recorded.extra)], now)
+    placed = [one for one in shown if any(one.recorded.extra)]
+    entries = {one.recorded.id: one.recorded.extra[0] for one in placed}
+    due = {one.draft.recipient_id for one in placed if one.recorded.extra[1]}
+    _follow(poster.tenant_id, {one.draft.recipient_id for one in placed}, due, now)
     if rest := [one for one in shown if not any(one.recorded.extra)]:
         entries |= _place(poster.tenant_id, rest, now)
     return [
@@ -515,6 +519,83 @@ def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) 
         else verdict
         for verdict in verdicts
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making:
+    """Receipts that a statement of a layer above makes of what it writes, as if they were posted."""
+
+    parts: str
+    """Of its WITH: `about`, with one row of a tenant, poster and now, and `made`, which has `nth` and the columns of fresh
+    drafts of one source, which refer to known receipts."""
+    answer: str
+    """The columns that it answers for each receipt, joined to `stored.nth` by `join`."""
+    join: str
+    is_shown: bool
+    """Whether the receipts go to inboxes, and may close obligations; else they are of the ledger alone."""
+
+    @cached_property
+    def statements(self) -> Mapping[bool, str]:
+        """By whether there may be several receipts."""
+        return {several: self._statement(extension) for several, extension in ((False, _ONE), (True, _SEVERAL))}
+
+    def _statement(self, extension: Extension) -> str:
+        told = "(select tenant from about), (select now from about), stored.source_system, stored.recipient"
+        placing = extension.statements.replace("shown = 'inbox'", sql.SINGLE)
+        if not self.is_shown:
+            columns = f", {told}, null, null, {self.answer}"
+            return receipts_sql.recording_made(
+                self.parts, closing=False, statements="", columns=columns, join=self.join
+            )
+        return receipts_sql.recording_made(
+            self.parts,
+            closing=True,
+            statements=f", {placing}",
+            columns=f", {told}, {extension.answer}, {self.answer}",
+            join=f"{extension.join} {self.join}",
+        )
+
+
+@transaction.atomic(savepoint=False)
+def post_made(making: Making, parameters: Mapping[str, Any], *, several: bool) -> list[tuple[Any, ...]]:
+    """Write what the statement writes and its receipts, and place them; returns the answer for each receipt."""
+    with hot_cursor() as cursor:
+        cursor.execute(making.statements[several], parameters)
+        rows = cursor.fetchall()
+    if not rows:
+        return []
+    tenant_id, now, source = rows[0][5:8]
+    once_committed(metrics.POSTED.labels(source).inc, len(rows))
+    if any(row[4] is not None for row in rows):
+        notify_on_commit()
+    placed = {row[1]: (row[8], row[10]) for row in rows if row[9] is not None}
+    due = {recipient_id for recipient_id, is_due in placed.values() if is_due}
+    _follow(tenant_id, {recipient_id for recipient_id, _ in placed.values()}, due, now)
+    if rest := [row[1] for row in rows if row[3] == Surface.INBOX and row[1] not in placed]:
+        found = Receipt.objects.filter(pk__in=rest).order_by("pk")
+        _place(tenant_id, [_new(receipt) for receipt in found], now)
+    return [row[11:] for row in rows]
+
+
+def _new(receipt: Receipt) -> "_New":
+    """A fact that was written without its entry."""
+    same = ("recipient_id", "source_system", "event_type", "dedupe_key", "summary", "title", "metadata")
+    draft = ReceiptDraft(
+        **{name: getattr(receipt, name) for name in same},
+        delivery_handle=receipt.delivery_handle,
+        group=Group(**{name: getattr(receipt, name) for name in Group.__dataclass_fields__}),
+    )
+    recorded = Recorded(
+        id=receipt.pk,
+        receipt_id=receipt.receipt_id,
+        uuid=receipt.uuid,
+        dedupe_key=receipt.dedupe_key,
+        created_at=receipt.created_at,
+        surface=receipt.surface,
+        goes_elsewhere=False,
+        extra=(),
+    )
+    return _New(draft, recorded, selectors.group_of(receipt.tenant_id, draft))
 
 
 def recipient_named(*, tenant_id: int, name: str, now: datetime) -> int:
@@ -564,15 +645,12 @@ class _New:
     key: Key | None
 
 
-def _follow(tenant_id: int, placed: Sequence[_New], now: datetime) -> dict[int, int]:
-    """Notify and flush after facts that were written with their entries; returns these entries, by receipt."""
-    due = {one.draft.recipient_id for one in placed if one.recorded.extra[1]}
-    if placed:
-        principal_ids = {one.draft.recipient_id for one in placed}
-        send_on_commit(inbox_changed, principal_ids=principal_ids, tenant_id=tenant_id)
+def _follow(tenant_id: int, recipients: Collection[int], due: Collection[int], now: datetime) -> None:
+    """Notify these recipients of facts that were written with their entries, and flush what is due of them."""
+    if recipients:
+        send_on_commit(inbox_changed, principal_ids=recipients, tenant_id=tenant_id)
     if due:
         _flush_due(lock_several(tenant_id=tenant_id, principal_ids=due).values(), now)
-    return {one.recorded.id: one.recorded.extra[0] for one in placed}
 
 
 def _place(tenant_id: int, new: Sequence[_New], now: datetime) -> dict[int, int]:

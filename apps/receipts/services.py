@@ -208,9 +208,17 @@ def _given_id(draft: ReceiptDraft) -> str | None:
     return None if draft.is_fresh else draft.receipt_id
 
 
-def _meet(poster: Poster, drafts: Sequence[ReceiptDraft]) -> _Met:
+def refer_to(poster: Poster, references: Collection[str]) -> dict[str, int]:
+    """The receipts of these ids and uuids, for fresh receipts that this transaction is about to write.
+
+    Who refers to one that is not there is linked when it arrives.
+    """
+    return _meet(poster, (), references).links if references else {}
+
+
+def _meet(poster: Poster, drafts: Sequence[ReceiptDraft], more: Collection[str] = ()) -> _Met:
     """Wait for transactions that refer to these drafts, or write what these refer to; then look."""
-    references = set[str]().union(*(_references(draft) for draft in drafts))
+    references = set(more).union(*(_references(draft) for draft in drafts))
     given = {receipt_id for draft in drafts if (receipt_id := _given_id(draft)) is not None}
     links = _look_up(poster, references) if references else {}
     unknown = references - links.keys()

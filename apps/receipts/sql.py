@@ -6,8 +6,8 @@ from typing import Final
 # recipients that have moved; an endpoint of the kind `inbox` gets nothing that belongs to the ledger only. Answers the
 # drafts that are fresh, or whose keys were free. Ids are drawn in the order of the drafts. Keys are taken in sorted
 # order, so that concurrent batches wait there and don't deadlock.
-_RECORD: Final = """
-with draft as materialized (
+_GIVEN: Final = """
+draft as materialized (
     select nextval('receipts_receipt_id_seq') as id, uuidv7() as uuid, given.*
     from jsonb_to_recordset(%(drafts)s::jsonb) as given(
         nth int, key_digest text, content_digest text, receipt_id text, recipient bigint, source_system text,
@@ -25,7 +25,9 @@ with draft as materialized (
     from draft where key_digest is not null order by source_system, key_digest
     on conflict (tenant_id, source_system, key_digest) do nothing
     returning receipt_pk
-), {stored} as materialized (
+)"""
+_RECORD: Final = """
+with {draft}, {stored} as materialized (
     select draft.*, home.target_id, home.remote_name, home.endpoint,
            case when draft.surface = 'inbox' and home.target_id is not null then 'remote' else draft.surface end as shown
     from draft
@@ -34,7 +36,7 @@ with draft as materialized (
         from delivery_remoteroute r join delivery_target t on t.id = r.target_id
         where r.principal_id = any(array(select recipient from draft))
     ) home on home.principal_id = draft.recipient
-    where draft.key_digest is null or draft.id in (select receipt_pk from key)
+    where {free}
 {closing}), fact as (
     insert into receipts_receipt
         (id, tenant_id, uuid, receipt_id, recipient_id, poster_id, source_system, event_type, dedupe_key, title,
@@ -57,7 +59,7 @@ with draft as materialized (
     from stored where target_id is not null and (shown = 'remote' or endpoint <> 'inbox')
     returning object_id, target_id
 ){statements}
-select nth, stored.id, uuid, shown, delivery.target_id{columns}
+select stored.nth, stored.id, stored.uuid, stored.shown, delivery.target_id{columns}
 from stored left join delivery on delivery.object_id = stored.id {join}
 """
 
@@ -108,9 +110,16 @@ _CLOSING: Final = f"""
 """
 
 
-def recording(*, closing: bool, statements: str = "", columns: str = "", join: str = "") -> str:
+_IF_FREE: Final = "draft.key_digest is null or draft.id in (select receipt_pk from key)"
+
+
+def recording(
+    *, closing: bool, draft: str = _GIVEN, free: str = _IF_FREE, statements: str = "", columns: str = "", join: str = ""
+) -> str:
     """The statement for drafts that do not refer to each other, with what a layer above adds to it."""
     return _RECORD.format(
+        draft=draft,
+        free=free,
         caused_by="d.caused_by",
         pairs_with="d.pairs_with",
         links="",
@@ -122,9 +131,28 @@ def recording(*, closing: bool, statements: str = "", columns: str = "", join: s
     )
 
 
+def recording_made(made: str, *, closing: bool, statements: str, columns: str, join: str) -> str:
+    """The same for receipts that parts of its WITH make, all of them fresh.
+
+    These parts are `about`, which has one row of a tenant, poster and now, and `made`, which has the columns of a draft.
+    """
+    text = recording(closing=closing, draft="{made}", free="true", statements=statements, columns=columns, join=join)
+    for name, kind in (("tenant", "bigint"), ("poster", "bigint"), ("now", "timestamptz")):
+        text = text.replace(f"%({name})s::{kind}", f"(select {name} from about)")
+    return text.replace("{made}", made + _MADE)
+
+
+_MADE: Final = """, draft as materialized (
+    select nextval('receipts_receipt_id_seq') as id, uuidv7() as uuid, made.*, null::text as artifact_location,
+           null::text as suggested_next_step, null::text as delivery_handle
+    from made
+)"""
+
 RECORD: Final = {closing: recording(closing=closing) for closing in (True, False)}
 # As above, where drafts refer to each other, in whatever order.
 RECORD_LINKED: Final = _RECORD.format(
+    draft=_GIVEN,
+    free=_IF_FREE,
     caused_by="coalesce(d.caused_by, cause.id)",
     pairs_with="coalesce(d.pairs_with, root.id)",
     links="""

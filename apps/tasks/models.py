@@ -77,6 +77,8 @@ class TaskType(TenantModel):
     queues.
     """
 
+    version: str = ""
+    """Of the row and that of its queue, as they were read; empty if they were not read together."""
     name = models.CharField(max_length=100)
     queue = models.ForeignKey(Queue, on_delete=models.PROTECT, related_name="task_types", db_index=False)
     params_schema = models.JSONField(default=dict)

@@ -83,7 +83,8 @@ _QUEUE_FIELDS: Final = [field.attname for field in Queue._meta.concrete_fields] 
 _SCHEMA: Final = _TYPE_FIELDS.index("params_schema")
 # Indexes: tasks_tasktype_name_once, the queue's key.
 _TYPES_NAMED: Final = f"""
-select {", ".join(f"k.{name}" for name in _TYPE_FIELDS)}, {", ".join(f"q.{name}" for name in _QUEUE_FIELDS)}
+select k.xmin || ':' || q.xmin, {", ".join(f"k.{name}" for name in _TYPE_FIELDS)},
+       {", ".join(f"q.{name}" for name in _QUEUE_FIELDS)}
 from tasks_tasktype k join tasks_queue q on q.id = k.queue_id
 where k.tenant_id = %s and k.name = any(%s::text[])
 """  # noqa: S608  # names of columns
@@ -94,10 +95,11 @@ def types_named(*, tenant_id: int, names: Collection[str]) -> dict[str, TaskType
     found = {}
     with hot_cursor() as cursor:
         cursor.execute(_TYPES_NAMED, [tenant_id, list(names)])
-        for row in cursor.fetchall():
-            values = list(row[: len(_TYPE_FIELDS)])
+        for version, *row in cursor.fetchall():
+            values = row[: len(_TYPE_FIELDS)]
             values[_SCHEMA] = json.loads(values[_SCHEMA])
             task_type = TaskType.from_db(connection.alias, _TYPE_FIELDS, values)
+            task_type.version = version
             task_type.queue = Queue.from_db(connection.alias, _QUEUE_FIELDS, row[len(_TYPE_FIELDS) :])
             found[task_type.name] = task_type
     return found

@@ -15,6 +15,7 @@ from apps.tasks.states import (
     CHECKPOINT_WANTED,
     DRAINING,
     MOST_RUNS,
+    REVOKES_STUCK,
     STRICT,
     WhenSpent,
 )
@@ -23,51 +24,80 @@ from apps.tasks.states import (
 # class begins after a century.
 CLASSES_PER_DOUBLING: Final = 4
 LAST_CLASS: Final = 167
+# What a call that ended a run is answered, as it is kept with the run.
+_ANSWER: Final = """jsonb_build_object(
+            'task_id', 'task_' || {end}.task_id, 'status', {end}.status, 'receipt_id', {end}.receipt, 'will_retry', false)"""
 # The last day that can be told everywhere, whatever the zone.
 _LATEST: Final = "timestamptz '9999-12-30T00:00:00Z'"
+# The columns of receipts that tasks make, where they are not what most have: see digests.services.Making.
+_NO_GROUP: Final = """
+           null::bool as groupable, null::text as resource_ref, null::text as event_family, 'normal' as flush_class,
+           null::text as summary_hint, false as break_thread"""
 # Takes tasks in, each by itself: records the key unless it is there, and the task only if its key was recorded. A rival
-# with the same key is waited for, then its task answers no row. Keys are taken in their order, which is everybody's.
+# with the same key is waited for, then its task answers no row. Keys are taken in their order, which is everybody's. So
+# does a task of a type, queue or recipient that is not any more as it was seen. Each task that is taken in makes the
+# receipt that obliges the gate.
 ENQUEUE: Final = f"""
-with given as materialized (
+given as materialized (
     select t.*, nextval('tasks_task_id_seq') as id, gatehouse_now() as at,
            case when coalesce(t.is_later, t.run_at > gatehouse_now(), false) then 'scheduled'
                 when t.waits or t.open_dependencies > 0 then 'waiting' else 'queued' end as status
     from (
-        select * from jsonb_to_recordset(%(tasks)s::jsonb) as t(
-            nth int, key text, digest text, queue bigint, task_type bigint, recipient bigint, fair_requester bigint,
-            priority smallint, params jsonb, run_at timestamptz, is_later bool, waits bool, concurrency_key text,
-            retry_of bigint, "group" jsonb, caused_by text, receipt text, open_dependencies smallint,
-            lease_seconds int, max_attempts smallint, max_expiries smallint, flags smallint, stuck_after smallint,
-            deadline_seconds int, has_budget bool)
+        select t.*, q.name as queue_name, k.name as type_name, k.title, k.lease_seconds, k.max_attempts, k.max_expiries,
+               k.stuck_after, k.deadline_seconds,
+               case when k.strict then {STRICT} else 0 end | case when k.revokes_stuck then {REVOKES_STUCK} else 0 end as flags
+        from jsonb_to_recordset(%(tasks)s::jsonb) as t(
+            nth int, key text, digest text, queue bigint, task_type bigint, version text, recipient bigint,
+            recipient_ai text, fair_requester bigint, priority smallint, params jsonb, run_at timestamptz, is_later bool, waits bool, concurrency_key text,
+            retry_of bigint, "group" jsonb, caused_by text, cause bigint, receipt text, open_dependencies smallint,
+            has_budget bool, told jsonb)
+        cross join lateral (select *, xmin from tasks_tasktype where id = t.task_type limit 1) k
+        cross join lateral (select name, xmin from tasks_queue where id = t.queue limit 1) q
+        where t.version is null or t.version = k.xmin || ':' || q.xmin and (t.recipient_ai is null or exists (
+            select from principals_principal p
+            where p.id = t.recipient and p.name = t.recipient_ai and p.disabled_at is null))
         order by nth
     ) as t
 ), keyed as (
     insert into tasks_idempotencykey (tenant_id, principal_id, key, task_id, request_digest, answer, created_at)
-    select %(tenant)s::bigint, %(requester)s::bigint, key, id, decode(digest, 'hex'),
+    select %(tenant_id)s::bigint, %(requester)s::bigint, key, id, decode(digest, 'hex'),
            jsonb_build_object('task_id', 'task_' || id, 'receipt_id', receipt, 'status', status), at
     from given where key is not null order by key
     on conflict (tenant_id, principal_id, key) do nothing
     returning task_id
+), accepted as materialized (
+    select * from given where key is null or id in (select task_id from keyed)
 ), asked_for as (
     insert into tasks_task (id, tenant_id, queue_id, task_type_id, requester_id, recipient_id, priority, params,
                             run_at, concurrency_key, retry_of, "group", caused_by, receipt_id, created_at)
-    select id, %(tenant)s::bigint, queue, task_type, %(requester)s::bigint, recipient, priority, params,
+    select id, %(tenant_id)s::bigint, queue, task_type, %(requester)s::bigint, recipient, priority, params,
            run_at, concurrency_key, retry_of, "group", caused_by, receipt, at
-    from given where key is null or id in (select task_id from keyed)
-    returning id
+    from accepted
 ), live as (
     insert into task_live (task_id, tenant_id, queue_id, task_type_id, ready_at, due_at, fencing_token, lease_seconds,
                                priority_rank, failures, max_attempts, expiries, max_expiries, flags,
                                open_dependencies, stuck_after, requester_id, has_budget, deadline_at, concurrency_key)
-    select id, %(tenant)s::bigint, queue, task_type,
+    select id, %(tenant_id)s::bigint, queue, task_type,
            case status when 'queued' then at end, case status when 'scheduled' then run_at end,
            0, lease_seconds, 10 - priority, 0, max_attempts, 0, max_expiries, flags,
            open_dependencies, stuck_after, fair_requester, has_budget,
            case when deadline_seconds is not null
                 then least(greatest(at, run_at) + make_interval(secs => deadline_seconds), {_LATEST}) end, concurrency_key
-    from given where id in (select id from asked_for)
+    from accepted
+), about as materialized (
+    select %(tenant_id)s::bigint as tenant, %(gate)s::bigint as poster, gatehouse_now() as now
+), made as materialized (
+    select id as nth, receipt as receipt_id, recipient, 'asyncgate' as source_system, 'task_queued' as event_type,
+           'asyncgate:task_queued:task_' || id || ':v1' as dedupe_key,
+           left(coalesce(nullif(title, ''), type_name) || ' queued', 200) as title,
+           'task_' || id || ' of type ' || type_name || ' waits in ' || queue_name || '.' as summary,
+           jsonb_build_object('task_id', 'task_' || id, 'task_type', type_name, 'status', status, 'queue', queue_name,
+                              'requested_by', %(requested_by)s::text, 'created_at', at) || coalesce(told, '{{}}') as metadata,
+           null::text as artifact_pointer, true as requires_action, caused_by as caused_by_ref,
+           null::text as pairs_with_ref, cause as caused_by, null::bigint as pairs_with, 'ledger' as surface,
+           %(gate)s::bigint as debtor, recipient as creditor, {_NO_GROUP}
+    from accepted order by nth
 )
-select nth, id, at, status from given where id in (select id from asked_for)
 """
 
 # Whoever changes which task of a concurrency key is ready holds the key until it commits, so that a task that comes to
@@ -183,7 +213,18 @@ select (select count(*) from freed), (select count(*) from readied),
         join lateral (select name from tasks_queue where id = f.queue_id) q on true
         join lateral (select name from tasks_tasktype where id = f.task_type_id) k on true)
 """
-_NAMED: Final = "select id from tasks_queue where tenant_id = gatehouse_tenant() and name = any(%(queues)s::text[])"
+# The queues named, in their order; if none is, those of the types.
+_LINES: Final = """
+    select name, place from unnest(%(queues)s::text[]) with ordinality as given(name, place)
+    union all
+    select name, row_number() over (order by name) from (
+        select distinct q.name from tasks_tasktype k join tasks_queue q on q.id = k.queue_id
+        where cardinality(%(queues)s::text[]) = 0 and k.tenant_id = gatehouse_tenant()
+              and k.name = any(%(types)s::text[])
+    ) as own"""
+_NAMED: Final = f"""
+    select q.id from ({_LINES}) as named
+    join tasks_queue q on q.tenant_id = gatehouse_tenant() and q.name = named.name"""
 # Before each claim: what has expired or become due in these queues. Plan: task_live_leased and task_live_due
 # queue by queue, so that nobody walks the tasks of others; in the order of the queue too, which is named by an array lest
 # that be void, since the primary key has the order of the tasks as well.
@@ -222,7 +263,7 @@ able as materialized (
 ), open as materialized (
     select q.id, q.concurrency, q.rate, q.rate_seconds, q.fair, named.place,
            {_LIMITED.format(row="q")} or q.fair as limited
-    from unnest(%(queues)s::text[]) with ordinality as named(name, place)
+    from ({_LINES}) as named
     join tasks_queue q on q.tenant_id = gatehouse_tenant() and q.name = named.name and q.paused_at is null
 )"""
 # The orders to one holder are not for the next.
@@ -584,55 +625,82 @@ select task_id, tokens, cost_usd, policy from found
 """
 
 # The ends of tasks, each guarded by a lease (fencing_token and holder), or by nothing where the row is locked already. Locks by
-# id; what fails its guard answers no row, and nothing is written of it. The ids come twice: of a set of records the
-# planner expects a hundred, for which it would read all open tasks.
+# id, then the concurrency keys that get free; what fails its guard answers no row, and nothing is written of it. Each end
+# makes its receipt. The ids come twice: of a set of records the planner expects a hundred, for which it would read all
+# open tasks.
 END: Final = f"""
-with held as materialized (
+ending as materialized (
     select h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fencing_token, (h.task_id << 16) + h.fencing_token as run_id,
            case when h.ready_at is not null then h.concurrency_key end as key, g.status, g.outcome, g.reason,
-           g.error::jsonb as error, g.summary, g.channel, g.pointer, g.content::jsonb as content, g.checksum, g.size,
-           g.media_type, decode(g.digest, 'hex') as digest, g.answer::jsonb as answer, g.receipt
+           g.error, g.summary, g.channel, g.pointer, g.content::jsonb as content, g.checksum, g.size, g.media_type,
+           decode(g.digest, 'hex') as digest, g.receipt
     from jsonb_to_recordset(%(ends)s::jsonb) as g(
-        task_id bigint, fencing_token int, status text, outcome text, reason text, error text, summary text, channel text,
-        pointer text, content text, checksum text, size bigint, media_type text, digest text, answer text,
-        receipt text)
+        task_id bigint, fencing_token int, status text, outcome text, reason text, error jsonb, summary text, channel text,
+        pointer text, content text, checksum text, size bigint, media_type text, digest text, receipt text)
     join task_live h on h.task_id = g.task_id
     where h.task_id = any(%(tasks)s::bigint[]) and (g.fencing_token is null or (
         h.fencing_token = g.fencing_token and h.holder_id = %(holder)s::bigint
         and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())))
     order by h.task_id for update of h
+), freed as materialized (
+    select pg_advisory_xact_lock(hashtextextended(k.tenant_id || ':' || k.key, 4))
+    from (select distinct tenant_id, key from ending where key is not null order by 1, 2) as k
+), about as materialized (
+    select t.tenant_id as tenant, gate.id as poster, gatehouse_now() as now
+    from (select tenant_id from ending limit 1) as t
+    cross join lateral (
+        select id from principals_principal where tenant_id = t.tenant_id and name = 'asyncgate' limit 1) as gate
 ), gone as (
-    delete from task_live h using held where h.task_id = held.task_id
+    delete from task_live h using ending where h.task_id = ending.task_id
 ), runs as (
     update tasks_run r
-    set ended_at = gatehouse_now(), outcome = held.outcome, error = held.error, request_digest = held.digest,
-        answer = held.answer
-    from held where r.id = held.run_id and r.ended_at is null
+    set ended_at = gatehouse_now(), outcome = ending.outcome, error = ending.error, request_digest = ending.digest,
+        answer = {_ANSWER.format(end="ending")}
+    from ending where r.id = ending.run_id and r.ended_at is null
 ), record as (
     insert into task_history (task_id, tenant_id, status, reason, fencing_token, error, result_channel,
         result_pointer, content, checksum, size, media_type, summary, receipt_id, finished_at)
-    select held.task_id, held.tenant_id, held.status, held.reason, held.fencing_token, held.error, held.channel,
-           held.pointer, held.content, held.checksum, held.size, held.media_type,
-           coalesce(held.summary, k.title || ': ' || held.status), held.receipt, gatehouse_now()
-    from held join tasks_tasktype k on k.id = held.task_type_id
+    select e.task_id, e.tenant_id, e.status, e.reason, e.fencing_token, e.error, e.channel, e.pointer, e.content,
+           e.checksum, e.size, e.media_type, coalesce(e.summary, k.title || ': ' || e.status), e.receipt, gatehouse_now()
+    from ending e join tasks_tasktype k on k.id = e.task_type_id
     returning task_id, finished_at, summary
+), ended as materialized (
+    select e.*, q.name as queue, k.name as task_type, k.title, k.requires, asked_for.*, record.finished_at,
+           record.summary as told, case e.status when 'succeeded' then 'complete' else e.status end as event, root.id as root,
+           q.concurrency is not null or k.concurrency is not null as makes_room,
+           exists (select from tasks_dependency d where d.on_task_id = e.task_id) as is_waited_for
+    from ending e join record on record.task_id = e.task_id
+    cross join lateral (select name, concurrency from tasks_queue where id = e.queue_id limit 1) q
+    cross join lateral (select name, title, requires, concurrency from tasks_tasktype where id = e.task_type_id limit 1) k
+    cross join lateral (select recipient_id, receipt_id, "group" from tasks_task where id = e.task_id limit 1) asked_for
+    left join lateral (
+        select id from receipts_receipt
+        where tenant_id = e.tenant_id and receipt_id = asked_for.receipt_id for key share
+    ) root on true
+    where (select count(*) from freed) is not null
+), made as materialized (
+    select task_id as nth, receipt as receipt_id, recipient_id as recipient, 'asyncgate' as source_system,
+           'task_' || event as event_type,
+           'asyncgate:task_' || event || ':task_' || task_id || ':run_' || fencing_token as dedupe_key,
+           left(coalesce(nullif(title, ''), task_type) || ' ' || event, 200) as title, told as summary,
+           jsonb_build_object('task_id', 'task_' || task_id, 'task_type', task_type, 'status', event,
+                              'result_channel', channel, 'result_pointer', pointer, 'created_at', finished_at,
+                              'run_id', fencing_token, 'checksum', checksum, 'size', size)
+               || case when reason is null then '{{}}' else jsonb_build_object('reason', reason) end
+               || case when error is null then '{{}}' else jsonb_build_object('error', error) end as metadata,
+           pointer as artifact_pointer, false as requires_action, receipt_id as caused_by_ref,
+           receipt_id as pairs_with_ref, root as caused_by, root as pairs_with, 'inbox' as surface,
+           null::bigint as debtor, null::bigint as creditor, ("group" ->> 'groupable')::bool as groupable,
+           "group" ->> 'resource_ref' as resource_ref, "group" ->> 'event_family' as event_family,
+           coalesce("group" ->> 'flush_class', 'normal') as flush_class, "group" ->> 'summary_hint' as summary_hint,
+           coalesce(("group" ->> 'break_thread')::bool, false) as break_thread
+    from ended order by task_id
 )
-select held.task_id, held.tenant_id, held.fencing_token, q.name, k.name, k.title, k.requires, asked_for.recipient_id,
-       asked_for.receipt_id, asked_for."group", gate.id, record.finished_at, record.summary, held.key,
-       q.concurrency is not null or k.concurrency is not null,
-       exists (select from tasks_dependency d where d.on_task_id = held.task_id)
-from held join record on record.task_id = held.task_id
-join lateral (select name, concurrency from tasks_queue where id = held.queue_id) q on true
-join lateral (select name, title, requires, concurrency from tasks_tasktype where id = held.task_type_id) k on true
-join lateral (select recipient_id, receipt_id, "group" from tasks_task where id = held.task_id) asked_for on true
-join lateral (select id from principals_principal where tenant_id = held.tenant_id and name = %(gate)s::text)
-     gate on true
-order by held.task_id
 """
 
 _LOCK: Final = """
 select h.task_id, h.fencing_token, h.holder_id, h.flags, h.failures, h.max_attempts, h.expiries, h.max_expiries,
-       h.lease_expires_at <= gatehouse_now(), k.backoff_seconds, k.backoff_cap_seconds
+       h.lease_expires_at <= gatehouse_now(), k.backoff_seconds, k.backoff_cap_seconds, h.tenant_id, h.concurrency_key
 from unnest(%(tasks)s::bigint[]{more}) as asked(task_id{named})
 join task_live h on h.task_id = asked.task_id {guard}
 join tasks_tasktype k on k.id = h.task_type_id

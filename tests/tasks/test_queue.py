@@ -8,6 +8,7 @@ import pytest
 from django.db import connection
 
 from apps.principals.models import Tenant
+from apps.principals.services import disable_principal
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
 from apps.receipts.services import Group
@@ -239,3 +240,18 @@ def test_key_with_another_value_of_any_field_conflicts(asking: Caller, name: str
     again = queue(asking, **FIRST, idempotency_key="k")
     assert (again.task_id, again.is_duplicate) == (first.task_id, True)
     assert not queue(asking, **{**FIRST, name: value}, idempotency_key="another").is_duplicate
+
+
+def test_changed_types_and_recipients_hold_at_once(tenant: Tenant, kee: Caller) -> None:
+    """A process remembers both; the database says whether they are still so."""
+    hexy = make_principal(tenant, "Hexy")
+    make_type(kee)
+    queue(kee, recipient="Hexy")
+    make_type(kee, queue="other", schema=SCHEMA)
+    with refused("invalid_params"):
+        queue(kee, params={}, recipient="Hexy")
+    queue(kee, params={"path": "/x"}, recipient="Hexy")
+    assert len(lease(kee, queues=("other",), capacity=2)) == 1
+    disable_principal(principal_id=hexy.pk, now=T0)
+    with refused("unknown_recipient"):
+        queue(kee, params={"path": "/x"}, recipient="Hexy")

@@ -127,8 +127,6 @@ def _end(only_task_id: int | None) -> int:
         lost = {task_id: rest for task_id, *rest in cursor.fetchall()}
     ended = recording.record([_loss(task_id, *rest) for task_id, rest in lost.items()])
     Dependency.objects.filter(task_id__in=[one.task_id for one in ended]).delete()
-    admit([one.key for one in ended if one.key is not None])
-    recording.announce(ended)
     return len(ended)
 
 

@@ -1,7 +1,7 @@
 """Leases, and concurrency keys: of the tasks with one key, one at a time is ready or leased."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from time import monotonic
 from typing import Any, Final
@@ -13,7 +13,6 @@ from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
-from apps.tasks.models import TaskType
 from apps.tasks.shapes import Grant
 from apps.tasks.signals import task_queued
 
@@ -90,12 +89,11 @@ def lease(
     }
     # No savepoint: what is refused is refused above.
     with transaction.atomic(savepoint=False):
-        lines = list(dict.fromkeys(queues)) or _queues_of(worker.tenant_id, task_types or [])
-        rows = _claimed(lines, given, capacity, waits=waits) if lines else []
+        rows = _claimed(list(dict.fromkeys(queues)), given, capacity, waits=waits)
     return [_grant(worker, row) for row in rows]
 
 
-def _claimed(lines: Sequence[str], given: Mapping[str, Any], capacity: int, *, waits: bool) -> list[tuple[Any, ...]]:
+def _claimed(lines: list[str], given: Mapping[str, Any], capacity: int, *, waits: bool) -> list[tuple[Any, ...]]:
     kind = (given["tenant"], tuple(lines), tuple(given["types"] or ()), tuple(given["capabilities"]))
     floor = _floors.of(kind)
     rows, limited = _claim({**given, "queues": lines, "capacity": capacity, "floor": floor}, waits=waits)
@@ -104,7 +102,7 @@ def _claimed(lines: Sequence[str], given: Mapping[str, Any], capacity: int, *, w
         rows += _claim({**given, "queues": lines, "capacity": capacity - len(rows), "floor": floor}, waits=waits)[0]
     if not limited:
         _floors.note(kind, rows, is_whole=floor == _BOTTOM)
-    if len(rows) < capacity and waits and _reclaim(lines):
+    if len(rows) < capacity and waits and _reclaim(lines, given["types"]):
         rows += _claim({**given, "queues": lines, "capacity": capacity - len(rows), "floor": _BOTTOM}, waits=True)[0]
     return rows
 
@@ -179,18 +177,13 @@ def _claim(given: Mapping[str, Any], *, waits: bool) -> tuple[list[tuple[Any, ..
     return rows, limited
 
 
-def _reclaim(queues: Sequence[str]) -> bool:
-    """Reclaim expired leases and ready due tasks in these queues; says whether there were any."""
+def _reclaim(queues: list[str], task_types: list[str] | None) -> bool:
+    """Reclaim expired leases and ready due tasks in these queues, or those of the types; says whether there were any."""
     with hot_cursor() as cursor:
-        cursor.execute(sql.RECLAIM, {"queues": list(queues)})
+        cursor.execute(sql.RECLAIM, {"queues": queues, "types": task_types})
         freed, readied, tenants, keys, _ = cursor.fetchone()
     admit(list(zip(tenants, keys, strict=True)))
     return bool(freed or readied)
-
-
-def _queues_of(tenant_id: int, task_types: Iterable[str]) -> list[str]:
-    named = TaskType.objects.filter(tenant_id=tenant_id, name__in=task_types)
-    return sorted(set(named.values_list("queue__name", flat=True)))
 
 
 def _grant(worker: Caller, row: tuple[Any, ...]) -> Grant:

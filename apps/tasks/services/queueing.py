@@ -3,8 +3,7 @@
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from django.db import transaction
 
@@ -12,19 +11,19 @@ from apps.core import strict_json
 from apps.core.errors import Conflict, DomainError, FieldError, Invalid, NotFound, Unavailable, only
 from apps.core.ids import format_ref, random_id
 from apps.core.notifications import send_on_commit
-from apps.core.sql import hot_cursor
 from apps.digests import services as digests
 from apps.principals.selectors import principal_ids_named
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller
-from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
+from apps.receipts import services as receipts
+from apps.receipts.services import Poster
 from apps.tasks import handlers, sql
 from apps.tasks.models import RETRY_PREFIX, IdempotencyKey, Queue, TaskType
 from apps.tasks.services import budgets, dependencies, leasing
 from apps.tasks.services.types import check_params, types_for
 from apps.tasks.shapes import QueuedTask, QueueRequest
 from apps.tasks.signals import task_queued
-from apps.tasks.states import REVOKES_STUCK, STRICT, IfDependencyFails, Status
+from apps.tasks.states import IfDependencyFails, Status
 
 
 def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
@@ -50,10 +49,14 @@ def queue_many(*, requester: Caller, requests: Sequence[QueueRequest]) -> list[Q
     """Queue many tasks as :func:`queue` does. A refused request changes nothing and does not affect the others."""
     batch = _Batch(requester, requests)
     known = batch.answered()
-    taken = batch.take_in([nth for nth, answer in enumerate(known) if answer is None])
-    if any(answer is None and nth not in taken for nth, answer in enumerate(known)):
-        # Repetitions within the batch, and keys that a rival has committed since we looked.
-        known = batch.answered()
+    taken: dict[int, QueuedTask | DomainError] = {}
+    # First by what this process saw last. What that does not serve is judged by what is there now; then there are left
+    # repetitions within the batch, and keys that a rival has committed since we looked.
+    for as_seen in (True, False):
+        left = [nth for nth, answer in enumerate(known) if answer is None and nth not in taken]
+        taken |= batch.take_in(left, as_seen=as_seen)
+        if any(nth not in taken for nth in left):
+            known = batch.answered()
     gone = Unavailable("This idempotency key is being forgotten just now; ask again.")
     return [taken.get(nth) or answer or gone for nth, answer in enumerate(known)]
 
@@ -70,6 +73,12 @@ class _Draft:
     receipt_id: str
     waits_for: tuple[int, ...] = ()
     """Tasks that it depends on and that have yet to succeed."""
+
+
+_MOST_SEEN: Final = 5_000
+_seen: Final[dict[int, tuple[dict[str, TaskType], dict[str, int]]]] = {}
+"""By tenant: types and principals as this process saw them last. The statement that uses them checks whether they are
+still so."""
 
 
 class _Batch:
@@ -95,18 +104,18 @@ class _Batch:
             for request, digest in zip(self._requests, self._digests, strict=True)
         ]
 
-    def take_in(self, places: Collection[int]) -> dict[int, QueuedTask | DomainError]:
+    def take_in(self, places: Collection[int], *, as_seen: bool) -> dict[int, QueuedTask | DomainError]:
         """Make tasks of the requests at these places, in their order.
 
-        A request is left out if its key stands on an earlier one of the batch, or was taken by a rival
-        meanwhile.
+        A request is left out if its key stands on an earlier one of the batch, or was taken by a rival meanwhile.
+
+        :param as_seen: by what this process saw last, where that is still so; the other requests are left out.
         """
         if not places:
             return {}
         asked = {nth: handlers.unalias(one.task_type, one.params) for nth in places for one in [self._requests[nth]]}
-        types = types_for(tenant_id=self._requester.tenant_id, names={name for name, _ in asked.values()})
-        lines = self._lines(places)
-        principals = self._principals(places)
+        types, principals = self._look({name for name, _ in asked.values()}, places, as_seen=as_seen)
+        lines = {} if as_seen else self._lines(places)
         known = dependencies.open_among(
             requester=self._requester,
             task_ids={task_id for nth in places for task_id in self._requests[nth].depends_on or ()},
@@ -116,7 +125,7 @@ class _Batch:
         keys: set[str | None] = set()
         for nth, (name, params) in asked.items():
             request = self._requests[nth]
-            if request.idempotency_key in keys:
+            if request.idempotency_key in keys or name not in types:
                 continue
             try:
                 waits_for = dependencies.to_wait_for(request.depends_on or (), known)
@@ -128,17 +137,31 @@ class _Batch:
                 answers[nth] = refusal
             else:
                 keys |= {request.idempotency_key} - {None}
-        return {**answers, **self._write(drafts, principals[ASYNCGATE])}
+        # What is refused is refused by what is so now.
+        return {**({} if as_seen else answers), **self._write(drafts, principals, as_seen=as_seen)}
+
+    def _look(
+        self, names: set[str], places: Iterable[int], *, as_seen: bool
+    ) -> tuple[Mapping[str, TaskType | NotFound], Mapping[str, int]]:
+        """The types of these names, and the principals that the requests name."""
+        tenant_id = self._requester.tenant_id
+        if as_seen:
+            return _seen.get(tenant_id, ({}, {}))
+        types = types_for(tenant_id=tenant_id, names=names)
+        recipients = (name for nth in places if (name := self._requests[nth].recipient) is not None)
+        principals = principal_ids_named({ASYNCGATE, *recipients}, tenant_id=tenant_id)
+        seen_types, seen_principals = _seen.setdefault(tenant_id, ({}, {}))
+        seen_types |= {name: one for name, one in types.items() if isinstance(one, TaskType)}
+        seen_principals |= principals
+        if len(_seen) + len(seen_types) + len(seen_principals) > _MOST_SEEN:
+            _seen.clear()
+        return types, principals
 
     def _lines(self, places: Iterable[int]) -> dict[str, Queue]:
         names = {self._requests[nth].queue for nth in places} - {None}
         if not names:
             return {}
         return {line.name: line for line in Queue.objects.filter(tenant_id=self._requester.tenant_id, name__in=names)}
-
-    def _principals(self, places: Iterable[int]) -> dict[str, int]:
-        names = {ASYNCGATE, *(name for nth in places if (name := self._requests[nth].recipient) is not None)}
-        return principal_ids_named(names, tenant_id=self._requester.tenant_id)
 
     def _draft(
         self,
@@ -176,21 +199,27 @@ class _Batch:
             receipt_id=random_id("rcpt"),
         )
 
-    def _write(self, drafts: Mapping[int, _Draft], gate_id: int) -> dict[int, QueuedTask | DomainError]:
+    def _write(
+        self, drafts: Mapping[int, _Draft], principals: Mapping[str, int], *, as_seen: bool
+    ) -> dict[int, QueuedTask | DomainError]:
         if not drafts:
             return {}
         waiting = self._waiting(drafts)
-        rows = [{**self._row(nth, draft), **waiting.get(nth, {})} for nth, draft in drafts.items()]
-        with hot_cursor() as cursor:
-            cursor.execute(
-                sql.ENQUEUE,
-                {
-                    "tenant": self._requester.tenant_id,
-                    "requester": self._requester.principal_id,
-                    "tasks": json.dumps(rows),
-                },
-            )
-            made = [(nth, task_id, at, Status(status)) for nth, task_id, at, status in cursor.fetchall()]
+        gate_id = principals[ASYNCGATE]
+        gate = Poster(tenant_id=self._requester.tenant_id, principal_id=gate_id, name=ASYNCGATE)
+        causes = receipts.refer_to(gate, {one for nth in drafts if (one := self._requests[nth].caused_by) is not None})
+        rows = [
+            {**self._row(nth, draft, causes, as_seen=as_seen), **waiting.get(nth, {})} for nth, draft in drafts.items()
+        ]
+        given = {
+            "tenant_id": self._requester.tenant_id,
+            "requester": self._requester.principal_id,
+            "requested_by": self._requester.name,
+            "gate": gate_id,
+            "tasks": json.dumps(rows),
+        }
+        answers = digests.post_made(_TASKS, given, several=len(rows) > 1)
+        made = [(nth, task_id, at, Status(status)) for nth, task_id, at, status in sorted(answers)]
         left_out = drafts.keys() - {nth for nth, *_ in made}
         # What a rival's key has kept out had been given the concurrency key before others of the batch.
         leasing.admit([self._key(nth) for nth in sorted(left_out & waiting.keys())])
@@ -206,19 +235,6 @@ class _Batch:
         budgets.keep(
             self._requester.tenant_id, {task_id: (self._requests[nth].budget, at) for nth, task_id, at, _ in made}
         )
-        posted = digests.post_many(
-            poster=Poster(tenant_id=self._requester.tenant_id, principal_id=gate_id, name=ASYNCGATE),
-            drafts=[
-                self._receipt(
-                    drafts[nth], request=self._requests[nth], task_id=task_id, at=at, status=status, gate_id=gate_id
-                )
-                for nth, task_id, at, status in made
-            ],
-            now=max(at for _, _, at, _ in made),
-        )
-        for receipt in posted:
-            if isinstance(receipt, DomainError):
-                raise receipt  # a task without its receipt was not taken in
         ready = {
             (drafts[nth].line.name, drafts[nth].task_type.name) for nth, *_, status in made if status == Status.QUEUED
         }
@@ -255,15 +271,21 @@ class _Batch:
         """The concurrency key of a request that has one."""
         return self._requester.tenant_id, self._requests[nth].concurrency_key or ""
 
-    def _row(self, nth: int, draft: _Draft) -> dict[str, Any]:
-        request, task_type = self._requests[nth], draft.task_type
-        return {
+    def _row(self, nth: int, draft: _Draft, causes: Mapping[str, int], *, as_seen: bool) -> dict[str, Any]:
+        request = self._requests[nth]
+        told = {
+            "depends_on": [format_ref("task", task_id) for task_id in request.depends_on or ()] or None,
+            "retry_of": request.retry_of and format_ref("task", request.retry_of),
+        }
+        row = {
             "nth": nth,
             "key": request.idempotency_key,
             "digest": self._digests[nth].hex(),
             "queue": draft.line.pk,
-            "task_type": task_type.pk,
+            "task_type": draft.task_type.pk,
+            "version": draft.task_type.version if as_seen else None,
             "recipient": draft.recipient_id,
+            "recipient_ai": request.recipient if as_seen else None,
             "fair_requester": self._requester.principal_id if draft.line.fair else None,
             "priority": draft.priority,
             "params": draft.params,
@@ -272,45 +294,21 @@ class _Batch:
             "retry_of": request.retry_of,
             "group": None if request.group is None else asdict(request.group),
             "caused_by": request.caused_by,
+            "cause": causes.get(request.caused_by or ""),
             "receipt": draft.receipt_id,
             "open_dependencies": len(draft.waits_for),
-            "lease_seconds": task_type.lease_seconds,
-            "max_attempts": task_type.max_attempts,
-            "max_expiries": task_type.max_expiries,
-            "flags": (STRICT if task_type.strict else 0) | (REVOKES_STUCK if task_type.revokes_stuck else 0),
-            "stuck_after": task_type.stuck_after,
-            "deadline_seconds": task_type.deadline_seconds,
             "has_budget": request.budget is not None,
+            "told": {name: value for name, value in told.items() if value},
         }
+        return {name: value for name, value in row.items() if value is not None}
 
-    def _receipt(
-        self, draft: _Draft, *, request: QueueRequest, task_id: int, at: datetime, status: Status, gate_id: int
-    ) -> ReceiptDraft:
-        ref, task_type = format_ref("task", task_id), draft.task_type
-        return ReceiptDraft(
-            recipient_id=draft.recipient_id,
-            source_system=ASYNCGATE,
-            event_type="task_queued",
-            dedupe_key=f"asyncgate:task_queued:{ref}:v1",
-            receipt_id=draft.receipt_id,
-            is_fresh=True,
-            title=f"{task_type.title or task_type.name} queued"[:200],
-            summary=f"{ref} of type {task_type.name} waits in {draft.line.name}.",
-            metadata={
-                "task_id": ref,
-                "task_type": task_type.name,
-                "status": str(status),
-                "queue": draft.line.name,
-                "requested_by": self._requester.name,
-                "created_at": at.isoformat(),
-                **({"depends_on": [format_ref("task", on) for on in request.depends_on]} if request.depends_on else {}),
-                **({"retry_of": format_ref("task", request.retry_of)} if request.retry_of else {}),
-            },
-            requires_action=True,
-            caused_by=request.caused_by,
-            surface="ledger",
-            obligation=ObligationDraft(debtor_id=gate_id, creditor_id=draft.recipient_id),
-        )
+
+_TASKS: Final = digests.Making(
+    parts=sql.ENQUEUE,
+    answer="given.nth, given.id, given.at, given.status",
+    join="join given on given.id = stored.nth",
+    is_shown=False,
+)
 
 
 def _digest(request: QueueRequest) -> bytes:

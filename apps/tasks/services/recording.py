@@ -3,7 +3,6 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Final
 
 from apps.core.errors import Conflict, DomainError
@@ -11,16 +10,12 @@ from apps.core.ids import format_ref, random_id
 from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.digests import services as digests
-from apps.principals.services import ASYNCGATE
-from apps.receipts.services import Group, Poster, ReceiptDraft
 from apps.tasks import sql
 from apps.tasks.lease_tokens import Lease
-from apps.tasks.services.leasing import Key, admit, look_at_all, reason_lost
+from apps.tasks.services.leasing import Key, admit, hold_keys, look_at_all, reason_lost
 from apps.tasks.shapes import Delivery
 from apps.tasks.signals import dependency_finished, task_queued, tasks_finished
 from apps.tasks.states import MOST_RUNS, Outcome, Reason, Status
-
-_EVENTS: Final = {Status.SUCCEEDED: "complete", Status.FAILED: "failed", Status.CANCELED: "canceled"}
 
 Answer = dict[str, Any]
 """What a call that ended a run was answered, as it is kept with the run."""
@@ -41,6 +36,8 @@ class Hold:
     expired: bool | None
     backoff: float
     backoff_cap: float
+    tenant_id: int
+    concurrency_key: str | None
 
     @property
     def is_used_up(self) -> bool:
@@ -81,9 +78,10 @@ class Back:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A recorded end; its receipt has to be posted in the same transaction."""
+    """An end that is recorded with its receipt."""
 
     task_id: int
+    tenant_id: int
     fencing_token: int
     answer: Answer
     queue: str
@@ -91,9 +89,6 @@ class Ended:
     requires: Sequence[str]
     key: Key | None
     """The concurrency key that is free now."""
-    poster: Poster
-    draft: ReceiptDraft
-    at: datetime
     makes_room: bool
     """Whether its queue or type is limited to so many at once: another may be leased in its place."""
     is_waited_for: bool
@@ -117,13 +112,15 @@ def lock(task_ids: Collection[int], statement: str = sql.LOCK) -> dict[int, Hold
 
 
 def lock_leases(holder_id: int, leases: Collection[Lease]) -> dict[int, Hold]:
-    """The tasks of those of these leases that are current."""
+    """The tasks of those of these leases that are current; they are locked by id, then their concurrency keys."""
     if not leases:
         return {}
     given = {"tasks": [lease.task_id for lease in leases], "fencing_tokens": [lease.fencing_token for lease in leases]}
     with hot_cursor() as cursor:
         cursor.execute(sql.LOCK_LEASES, {**given, "holder": holder_id})
-        return _holds(cursor.fetchall())
+        holds = _holds(cursor.fetchall())
+    hold_keys([(hold.tenant_id, hold.concurrency_key) for hold in holds.values() if hold.concurrency_key is not None])
+    return holds
 
 
 def _holds(rows: list[tuple[Any, ...]]) -> dict[int, Hold]:
@@ -131,34 +128,50 @@ def _holds(rows: list[tuple[Any, ...]]) -> dict[int, Hold]:
     return {hold.task_id: hold for hold in holds}
 
 
+_ENDS: Final = digests.Making(
+    parts=sql.END,
+    answer="""ended.task_id, ended.tenant_id, ended.fencing_token, ended.status, ended.receipt, ended.queue,
+        ended.task_type, ended.requires, ended.key, ended.makes_room, ended.is_waited_for""",
+    join="join ended on ended.task_id = stored.nth",
+    is_shown=True,
+)
+
+
 def record(ends: Sequence[End], *, holder_id: int | None = None) -> list[Ended]:
-    """Write ends. An end whose run is not the current one is left out."""
+    """Write ends of one tenant with their receipts, and announce them on commit; waiting tasks get the freed keys.
+
+    Locks tasks, then keys, then inboxes, as everybody does. An end whose run is not the current one is left out.
+    """
     if not ends:
         return []
-    by_task = {(end.task_id, end.fencing_token): (end, random_id("rcpt")) for end in ends}
-    with hot_cursor() as cursor:
-        cursor.execute(
-            sql.END,
-            {
-                "ends": json.dumps([_end_row(end, receipt_id) for end, receipt_id in by_task.values()]),
-                "tasks": [end.task_id for end in ends],
-                "holder": holder_id,
-                "gate": ASYNCGATE,
-            },
-        )
-        rows = cursor.fetchall()
-    return [_ended(by_task.get((row[0], row[2])) or by_task[row[0], None], row) for row in rows]
+    given = {
+        "ends": json.dumps([_end_row(end) for end in ends]),
+        "tasks": [end.task_id for end in ends],
+        "holder": holder_id,
+    }
+    rows = digests.post_made(_ENDS, given, several=len(ends) > 1)
+    ended = sorted((_ended(row) for row in rows), key=lambda one: one.task_id)
+    if not ended:
+        return []
+    tenant_id = ended[0].tenant_id
+    admit([one.key for one in ended if one.key is not None])
+    send_on_commit(tasks_finished, tenant_id=tenant_id, task_ids=[one.task_id for one in ended])
+    for queue, task_type in sorted({(one.queue, one.task_type) for one in ended if one.makes_room}):
+        send_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
+    if any(one.is_waited_for for one in ended):
+        send_on_commit(dependency_finished, tenant_id=tenant_id)
+    return ended
 
 
-def _end_row(end: End, receipt_id: str) -> dict[str, Any]:
+def _end_row(end: End) -> dict[str, Any]:
     delivery = end.delivery
-    return {
+    row = {
         "task_id": end.task_id,
         "fencing_token": end.fencing_token,
         "status": end.status,
         "outcome": end.outcome,
         "reason": end.reason,
-        "error": None if end.error is None else json.dumps(end.error),
+        "error": end.error,
         "summary": end.summary,
         "channel": delivery.channel,
         "pointer": delivery.pointer,
@@ -167,114 +180,40 @@ def _end_row(end: End, receipt_id: str) -> dict[str, Any]:
         "size": delivery.size,
         "media_type": delivery.media_type,
         "digest": None if end.digest is None else end.digest.hex(),
-        "answer": json.dumps(_answer(end, receipt_id)),
-        "receipt": receipt_id,
+        "receipt": random_id("rcpt"),
     }
+    return {name: value for name, value in row.items() if value is not None}
 
 
-def _answer(end: End, receipt_id: str) -> Answer:
-    return {
-        "task_id": format_ref("task", end.task_id),
-        "status": str(end.status),
-        "receipt_id": receipt_id,
-        "will_retry": False,
-    }
-
-
-def _ended(known: tuple[End, str], row: tuple[Any, ...]) -> Ended:
-    end, receipt_id = known
-    (
-        task_id,
-        tenant_id,
-        fencing_token,
-        queue,
-        task_type,
-        title,
-        requires,
-        recipient_id,
-        queued,
-        group,
-        gate_id,
-        *rest,
-    ) = row
-    at, summary, key, makes_room, is_waited_for = rest
-    answer, event = _answer(end, receipt_id), _EVENTS[end.status]
+def _ended(row: tuple[Any, ...]) -> Ended:
+    task_id, tenant_id, fencing_token, status, receipt_id, queue, task_type, requires, key, *rest = row
+    makes_room, is_waited_for = rest
     return Ended(
         task_id=task_id,
+        tenant_id=tenant_id,
         fencing_token=fencing_token,
-        answer=answer,
+        answer={
+            "task_id": format_ref("task", task_id),
+            "status": status,
+            "receipt_id": receipt_id,
+            "will_retry": False,
+        },
         queue=queue,
         task_type=task_type,
         requires=requires,
         key=None if key is None else (tenant_id, key),
-        poster=Poster(tenant_id=tenant_id, principal_id=gate_id, name=ASYNCGATE),
-        draft=ReceiptDraft(
-            recipient_id=recipient_id,
-            source_system=ASYNCGATE,
-            event_type=f"task_{event}",
-            dedupe_key=f"asyncgate:task_{event}:{answer['task_id']}:run_{fencing_token}",
-            receipt_id=receipt_id,
-            is_fresh=True,
-            title=f"{title or task_type} {event}"[:200],
-            summary=summary,
-            metadata=_metadata(end, answer["task_id"], task_type, fencing_token, at),
-            artifact_pointer=end.delivery.pointer,
-            caused_by=queued,
-            pairs_with=queued,
-            group=None if group is None else Group(**json.loads(group)),
-        ),
-        at=at,
         makes_room=makes_room,
         is_waited_for=is_waited_for,
     )
 
 
-def _metadata(end: End, task_id: str, task_type: str, fencing_token: int, at: datetime) -> dict[str, Any]:
-    delivery = end.delivery
-    return {
-        "task_id": task_id,
-        "task_type": task_type,
-        "status": _EVENTS[end.status],
-        "result_channel": delivery.channel,
-        "result_pointer": delivery.pointer,
-        "created_at": at.isoformat(),
-        "run_id": fencing_token,
-        "checksum": delivery.checksum,
-        "size": delivery.size,
-        **({} if end.reason is None else {"reason": str(end.reason)}),
-        **({} if end.error is None else {"error": end.error}),
-    }
-
-
-def announce(ends: Collection[Ended]) -> None:
-    """Post the receipts of the ends of one tenant. Inboxes are locked by id."""
-    if not ends:
-        return
-    poster = next(iter(ends)).poster
-    for answer in digests.post_many(
-        poster=poster, drafts=[ended.draft for ended in ends], now=max(ended.at for ended in ends)
-    ):
-        if isinstance(answer, DomainError):
-            raise answer  # an end without its receipt did not happen
-    send_on_commit(tasks_finished, tenant_id=poster.tenant_id, task_ids=[ended.task_id for ended in ends])
-    for queue, task_type in sorted({(ended.queue, ended.task_type) for ended in ends if ended.makes_room}):
-        send_on_commit(task_queued, tenant_id=poster.tenant_id, queue=queue, task_type=task_type)
-    if any(ended.is_waited_for for ended in ends):
-        send_on_commit(dependency_finished, tenant_id=poster.tenant_id)
-
-
 def settle(
     ends: Sequence[End], backs: Sequence[Back] = (), *, holder_id: int | None = None
 ) -> tuple[list[Ended], list[PutBack]]:
-    """Write the ends and returns of one tenant's runs, admit waiting tasks to freed keys, and post the receipts.
-
-    Locks tasks, then keys, then inboxes, as everybody does.
-    """
-    ended, back = record(ends, holder_id=holder_id), put_back(backs)
-    done: list[Ended | PutBack] = [*ended, *back]
-    admit([one.key for one in done if one.key is not None])
-    announce(ended)
-    return ended, back
+    """Write the ends and returns of one tenant's runs, as :func:`record` does."""
+    back = put_back(backs)
+    admit([one.key for one in back if one.key is not None])
+    return record(ends, holder_id=holder_id), back
 
 
 def put_back(backs: Sequence[Back]) -> list[PutBack]:
