@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from django.contrib import admin
+from django import forms
+from django.contrib import admin, messages
 from django.db.models import Model, Q
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from unfold.decorators import display
+from unfold.forms import ActionForm
 
 from apps.core.admin import (
     ExactTextFilter,
@@ -32,6 +34,7 @@ from apps.tasks import charts, selectors, waterfall
 from apps.tasks.models import (
     Artifact,
     Budget,
+    BulkAction,
     Dependency,
     FinishedTask,
     IdempotencyKey,
@@ -46,7 +49,7 @@ from apps.tasks.models import (
 )
 from apps.tasks.results import ARTIFACT, artifact_digest
 from apps.tasks.services import operating, scheduling, types
-from apps.tasks.states import TERMINAL, Status
+from apps.tasks.states import TERMINAL, BulkVerb, Status
 
 _SHOWN_RUNS: Final = 50
 _WHY: Final = "console: operating tasks"
@@ -257,8 +260,16 @@ class ScheduleAdmin(OperatorAdmin):
         return f"{schedule} queues again."
 
 
+class _BulkForm(ActionForm):
+    reason = forms.CharField(
+        max_length=200, required=False, label="", widget=forms.TextInput({"placeholder": "Reason"})
+    )
+
+
 @admin.register(Task)
 class TaskAdmin(OperatorAdmin):
+    action_form = _BulkForm
+    actions = ["cancel_selected", "retry_selected"]
     list_display = ["__str__", "status", *_PARTIES[:3], "worker", "age", "took", "attempts", "error"]
     list_select_related = ["task_type", "queue", "requester", "recipient"]
     list_filter = [
@@ -322,6 +333,41 @@ class TaskAdmin(OperatorAdmin):
         with acting_in(task.tenant_id, _WHY):
             status = operating.revoke_lease(task_id=task.pk)
         return f"{task} is {status}."
+
+    @admin.action(description="Cancel the selected tasks", permissions=["operate_task"])
+    def cancel_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        return self._begin(request, queryset, BulkVerb.CANCEL)
+
+    @admin.action(description="Retry the selected tasks", permissions=["operate_task"])
+    def retry_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        return self._begin(request, queryset, BulkVerb.RETRY)
+
+    def has_operate_task_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.has_perm("tasks.operate_task"))
+
+    def _begin(self, request: HttpRequest, queryset: Any, verb: BulkVerb) -> HttpResponse | None:
+        """A bulk action for each tenant; shows the last one's page."""
+        reason = request.POST.get("reason", "").strip()[:200]
+        if not reason:
+            messages.error(request, "Say why, in the field beside the action.")
+            return None
+        address = reverse("admin:tasks_bulkaction_changelist")
+        by_tenant: dict[int, list[int]] = {}
+        for pk, tenant_id in queryset.order_by("pk").values_list("pk", "tenant_id")[: operating.MOST_AT_ONCE]:
+            by_tenant.setdefault(tenant_id, []).append(pk)
+        for tenant_id, task_ids in by_tenant.items():
+            with acting_in(tenant_id, _WHY):
+                begun = operating.act_on_many(
+                    tenant_id=tenant_id,
+                    verb=verb,
+                    task_ids=task_ids,
+                    operator=request.user.get_username(),
+                    reason=reason,
+                    now=timezone.now(),
+                )
+            self.log_change(request, begun, f"{begun}: {reason}")
+            address = reverse("admin:tasks_bulkaction_change", args=[begun.pk])
+        return HttpResponseRedirect(address)
 
     @admin.display(description="Retries")
     def retries(self, task: Task) -> str:
@@ -474,6 +520,28 @@ class TaskAdmin(OperatorAdmin):
             *Spend.objects.filter(of_task).order_by("-pk")[:_SHOWN_RUNS],
         ]
         return format_html_join("", "<div>{}</div>", ((_values(row),) for row in found))
+
+
+@admin.register(BulkAction)
+class BulkActionAdmin(OperatorAdmin):
+    """What was done to many tasks; the page of one that goes on renews itself."""
+
+    list_display = ["__str__", "operator", "reason", "position", "done", "created_at", "ended_at"]
+    list_filter = ["verb", "tenant"]
+    ordering = ["-id"]
+    fields = ["verb", "operator", "reason", "progress", "refused", "created_at", "ended_at"]
+    readonly_fields = ["progress", "refused"]
+    change_form_outer_before_template = "console/renew.html"
+
+    @admin.display(description="Progress")
+    def progress(self, action: BulkAction) -> str:
+        every, over = len(action.task_ids), action.position
+        skipped = f", {over - action.done:,} skipped" if over > action.done else ""
+        return f"{over:,} of {every:,}: {action.done:,} done{skipped}"
+
+    @admin.display(description="Skipped, the first ones")
+    def refused(self, action: BulkAction) -> str:
+        return format_html_join("", "<div>{}</div>", ((one,) for one in action.refusals)) or "-"
 
 
 def _values(row: Model) -> str:

@@ -10,6 +10,7 @@ from apps.principals.models import Principal, TenantModel
 from apps.tasks.states import (
     FENCING_TOKEN_BITS,
     TERMINAL,
+    BulkVerb,
     IfDependencyFails,
     Misfire,
     Outcome,
@@ -581,6 +582,33 @@ class QueueHistory(TenantModel):
 
     def __str__(self) -> str:
         return f"{self.queue_id} {self.minute_at:%H:%M}"
+
+
+class BulkAction(TenantModel):
+    """What an operator does to many tasks of a tenant: `task_ids` in order, those before `position` are over.
+
+    Of these, `done` were done, and the others refused; `refusals` holds the first of their reasons.
+    """
+
+    verb = models.CharField(max_length=10, choices=BulkVerb)
+    operator = models.CharField(max_length=150)
+    reason = models.CharField(max_length=200)
+    task_ids = ArrayField(models.BigIntegerField())
+    position = models.PositiveIntegerField(default=0)
+    done = models.PositiveIntegerField(default=0)
+    refusals = models.JSONField(default=list)
+    created_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(condition=Q(done__lte=F("position")), name="tasks_bulkaction_done_of_those_over")
+        ]
+        # Serves services.operating.go_on.
+        indexes = [models.Index(name="tasks_bulkaction_open", fields=["id"], condition=Q(ended_at=None))]
+
+    def __str__(self) -> str:
+        return f"{self.get_verb_display()} {len(self.task_ids):,} tasks"
 
 
 class Schedule(TenantModel):

@@ -69,6 +69,13 @@ class WhenSpent(TextChoices):
     CANCEL = "cancel"
 
 
+class BulkVerb(TextChoices):
+    """What an operator can do to many tasks at once."""
+
+    CANCEL = "cancel"
+    RETRY = "retry"
+
+
 class Misfire(TextChoices):
     """What happens to the times of a schedule that were missed."""
 

@@ -1,7 +1,7 @@
 from datetime import timedelta
 
 from apps.core.ticks import tick
-from apps.tasks.services import dependencies, scheduling, sweeping, types
+from apps.tasks.services import dependencies, operating, scheduling, sweeping, types
 from apps.tasks.signals import task_queued
 
 
@@ -62,6 +62,14 @@ def count_minutes() -> None:
     """Count what has ended."""
     for _ in range(10):
         if sweeping.count_minutes() < sweeping.MINUTES_BATCH:
+            return
+
+
+@tick(every=timedelta(seconds=1))
+def go_on_with_bulk_actions() -> None:
+    """Cancel and retry what operators have selected."""
+    for _ in range(10):
+        if not operating.go_on():
             return
 
 

@@ -16,7 +16,7 @@ from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors, sql
 from apps.tasks.models import LiveTask, Queue, QueueHistory, Run, Task
-from apps.tasks.services import sweeping
+from apps.tasks.services import operating, sweeping
 from tests.console.test_site import SENT
 from tests.factories import make_token
 from tests.tasks.making import (
@@ -120,6 +120,37 @@ def test_operator_cancels_a_task_with_a_reason(console: Client, kee: Caller, wor
     act(console, "task", "cancel", held)
     assert "has succeeded already" in page(console, "task", held)
     assert [entry.change_message for entry in LogEntry.objects.order_by("pk")] == ["Cancel the task: ticket 7"] * 2
+
+
+def test_operator_retries_all_that_match_and_sees_what_was_skipped(
+    console: Client, kee: Caller, worker: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.tasks.services.operating._BULK_BATCH", 2)
+    make_type(kee)
+    for _ in range(3):
+        queue(kee)
+        fail_next(worker)
+    done = number(queue(kee))
+    complete(worker, lease_one(worker))
+    sent = {"action": "retry_selected", "_selected_action": [done], "select_across": "1"}
+    assert "Say why" in console.post(reverse("admin:tasks_task_changelist"), sent, follow=True).content.decode()
+    answer = console.post(reverse("admin:tasks_task_changelist"), sent | {"reason": "the mail server is back"})
+
+    assert "0 of 4: 0 done" in console.get(answer["Location"]).content.decode()
+    assert [operating.go_on(), operating.go_on(), operating.go_on()] == [2, 2, 0]
+    shown = console.get(answer["Location"]).content.decode()
+    for text in ("4 of 4: 3 done, 1 skipped", f"task_{done} has not failed", "the mail server is back"):
+        assert text in shown
+    assert "http-equiv" not in shown
+    with acting_as(kee):
+        assert LiveTask.objects.count() == 3
+
+    sent = {"action": "cancel_selected", "_selected_action": [done], "select_across": "1", "reason": "enough"}
+    console.post(reverse("admin:tasks_task_changelist") + "?status=open", sent)
+    while operating.go_on():
+        pass
+    with acting_as(kee):
+        assert LiveTask.objects.count() == 0
 
 
 def test_list_of_tasks_shows_and_filters_by_status(console: Client, kee: Caller, worker: Caller) -> None:

@@ -794,6 +794,33 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
+                name="BulkAction",
+                fields=[
+                    id_field(),
+                    ("verb", models.CharField(max_length=10)),
+                    ("operator", models.CharField(max_length=150)),
+                    ("reason", models.CharField(max_length=200)),
+                    ("task_ids", django.contrib.postgres.fields.ArrayField(models.BigIntegerField())),
+                    ("position", models.PositiveIntegerField(default=0)),
+                    ("done", models.PositiveIntegerField(default=0)),
+                    ("refusals", models.JSONField(default=list)),
+                    ("created_at", models.DateTimeField()),
+                    ("ended_at", models.DateTimeField(null=True)),
+                    tenant_field(),
+                ],
+                options={
+                    "indexes": [
+                        models.Index(fields=["id"], condition=models.Q(ended_at=None), name="tasks_bulkaction_open")
+                    ],
+                    "constraints": [
+                        models.CheckConstraint(
+                            condition=models.Q(done__lte=models.F("position")),
+                            name="tasks_bulkaction_done_of_those_over",
+                        )
+                    ],
+                },
+            ),
+            migrations.CreateModel(
                 name="Schedule",
                 fields=[
                     id_field(),
@@ -1015,6 +1042,7 @@ class Migration(migrations.Migration):
                 "tasks_idempotencykey",
                 "tasks_queueminute",
                 "tasks_queuehistory",
+                "tasks_bulkaction",
                 "tasks_schedule",
                 "tasks_dependency",
                 "tasks_ratewindow",

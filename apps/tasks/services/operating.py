@@ -1,25 +1,26 @@
 """What operators do to tasks and queues, and retries of dead letters."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Final
 
 from django.db import transaction
 
 from apps.core.errors import Conflict, DomainError
 from apps.core.ids import format_ref
-from apps.core.sql import hot_cursor
+from apps.core.sql import database_now, hot_cursor
 from apps.principals.models import Principal
-from apps.principals.tenancy import Caller, on_behalf_of
+from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_behalf_of
 from apps.receipts.services import Group
 from apps.tasks import sql
-from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, Task, retry_key
+from apps.tasks.models import Budget, BulkAction, FinishedTask, IdempotencyKey, Task, retry_key
 from apps.tasks.services import recording
 from apps.tasks.services.budgets import spent_end
 from apps.tasks.services.ending import cancel, refuse_stranger
 from apps.tasks.services.queueing import queue_many
 from apps.tasks.services.recording import Back, End
 from apps.tasks.shapes import BudgetInput, QueuedTask, QueueRequest
-from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, MOST_RUNS, Outcome, Reason, Status, WhenSpent
+from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, MOST_RUNS, BulkVerb, Outcome, Reason, Status, WhenSpent
 
 RETRY_BATCH: Final = 500
 
@@ -168,3 +169,53 @@ def retry_queue(*, queue_id: int) -> tuple[int, list[DomainError]]:
         answers = retry_many(task_ids=[task_id for (task_id,) in cursor.fetchall()])
     fresh = [answer for answer in answers if isinstance(answer, QueuedTask) and not answer.is_duplicate]
     return len(fresh), [answer for answer in answers if isinstance(answer, DomainError)]
+
+
+MOST_AT_ONCE: Final = 100_000
+_BULK_BATCH: Final = 100
+_REFUSALS_KEPT: Final = 20
+
+
+@transaction.atomic
+def act_on_many(
+    *, tenant_id: int, verb: BulkVerb, task_ids: Sequence[int], operator: str, reason: str, now: datetime
+) -> BulkAction:
+    """Cancel or retry many tasks of one tenant, in the background: see :func:`go_on`."""
+    return BulkAction.objects.create(
+        tenant_id=tenant_id, verb=verb, task_ids=task_ids, operator=operator, reason=reason, created_at=now
+    )
+
+
+def go_on() -> int:
+    """Do the next hundred tasks of the oldest bulk action; says how many. Opens its own transaction.
+
+    Safe to repeat: a task that was canceled or retried before stays as it is.
+    """
+    with acting_as_system("bulk actions"):
+        action = BulkAction.objects.select_for_update(skip_locked=True).filter(ended_at=None).order_by("pk").first()
+        if action is None:
+            return 0
+        task_ids = action.task_ids[action.position : action.position + _BULK_BATCH]
+        with acting_in(action.tenant_id, "bulk actions"):
+            answers = retry_many(task_ids=task_ids) if action.verb == BulkVerb.RETRY else _cancel_each(task_ids)
+        refused = [
+            f"{format_ref('task', pk)}: {answer.detail}"
+            for pk, answer in zip(sorted(task_ids), answers, strict=True)
+            if isinstance(answer, DomainError)
+        ]
+        action.position += len(task_ids)
+        action.done += len(task_ids) - len(refused)
+        action.refusals = (action.refusals + refused)[:_REFUSALS_KEPT]
+        action.ended_at = database_now() if action.position == len(action.task_ids) else None
+        action.save()
+        return len(task_ids)
+
+
+def _cancel_each(task_ids: Sequence[int]) -> list[Status | DomainError]:
+    answers: list[Status | DomainError] = []
+    for task_id in sorted(task_ids):
+        try:
+            answers.append(cancel_for_requester(task_id=task_id))
+        except DomainError as refusal:
+            answers.append(refusal)
+    return answers
