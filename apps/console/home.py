@@ -11,7 +11,7 @@ from django.db.models import Model, QuerySet
 from django.urls import reverse
 
 from apps.console import selectors
-from apps.core import notifications
+from apps.core import charts, notifications
 from apps.core.admin import COUNTED, link_to_page, span
 from apps.delivery.models import Delivery, Kind, Target
 from apps.delivery.models import State as DeliveryState
@@ -207,6 +207,18 @@ def _queues(queues: Mapping[int, QueueFigures]) -> dict[str, Any]:
     ]
     headers = ["Queue", "Queued", "Oldest", "Leased", "Ended a minute", "Failed", "Latency p50 / p95"]
     return {"headers": headers, "rows": rows}
+
+
+def drawn(*, now: datetime) -> list[charts.Chart]:
+    """The last hour and day."""
+    now = now.replace(second=0, microsecond=0)
+    hour = tasks.history(since=now - _HOUR, step=timedelta(minutes=1))
+    day = tasks.history(since=now - _DAY, step=timedelta(minutes=15))
+    return [
+        charts.ended("Ended a minute, last hour", hour),
+        charts.ended("Ended in 15 minutes, last day", day),
+        charts.queued("Queued, last day", day),
+    ]
 
 
 def _seconds(seconds: float | None) -> str:

@@ -22,7 +22,6 @@ from apps.core.admin import OperatorAdmin
 from apps.principals.models import Membership, Operator
 from apps.principals.selectors import operated_tenants
 from apps.principals.tenancy import acting_as_operator, acting_as_system
-from apps.tasks import charts
 
 View = Callable[..., HttpResponse]
 
@@ -79,8 +78,8 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
         if part == "figures":
             return TemplateResponse(request, "console/live.html", home.live(now=now))
         if part == "charts":
-            return JsonResponse([chart.data for chart in charts.of_all(now=now)], safe=False)
-        shown = {**home.live(now=now), "charts": charts.of_all(now=now)}
+            return JsonResponse([chart.data for chart in home.drawn(now=now)], safe=False)
+        shown = {**home.live(now=now), "charts": home.drawn(now=now)}
         page: TemplateResponse = super().index(request, {**shown, **(extra_context or {})})
         return page
 

@@ -14,6 +14,7 @@ from django.utils.html import format_html, format_html_join
 from unfold.decorators import display
 from unfold.forms import ActionForm
 
+from apps.core import charts
 from apps.core.admin import (
     ExactTextFilter,
     OperatorAdmin,
@@ -30,7 +31,7 @@ from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
-from apps.tasks import charts, selectors, waterfall
+from apps.tasks import selectors, waterfall
 from apps.tasks.models import (
     Artifact,
     Budget,
@@ -118,6 +119,17 @@ class EndedFilter(admin.SimpleListFilter):
         return queryset if period is None else selectors.ended_within(queryset, period)
 
 
+def _charts(queue_id: int) -> list[charts.Chart]:
+    now = timezone.now().replace(second=0, microsecond=0)
+    day = selectors.history(since=now - timedelta(days=1), step=timedelta(minutes=15), queue_id=queue_id)
+    month = selectors.history(since=now - timedelta(days=30), step=timedelta(hours=6), queue_id=queue_id)
+    return [
+        charts.ended("Ended in 15 minutes, last day", day),
+        charts.queued("Queued, last day", day),
+        charts.queued("Queued, last 30 days", month, label="%d %b"),
+    ]
+
+
 @admin.register(Queue)
 class QueueAdmin(OperatorAdmin):
     list_display = ["name", "tenant", "paused_at", "types", "open_tasks"]
@@ -132,7 +144,7 @@ class QueueAdmin(OperatorAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        shown = {"charts": charts.of_queue(int(object_id), now=timezone.now()) if object_id.isdecimal() else []}
+        shown = {"charts": _charts(int(object_id)) if object_id.isdecimal() else []}
         page: HttpResponse = super().change_view(request, object_id, form_url, {**shown, **(extra_context or {})})
         return page
 

@@ -8,7 +8,7 @@ import mimetypes
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from django.db import connection
 from django.db.models import Exists, F, Max, OuterRef, Q, QuerySet, Sum, TextField, Value
 from django.db.models.functions import Cast, Concat
 
+from apps.core.charts import Period
 from apps.core.errors import Conflict, NotFound, Unavailable
 from apps.core.ids import format_ref
 from apps.core.sql import database_now, hot_cursor
@@ -348,16 +349,6 @@ def quantiles(counts: Mapping[int, int], wanted: Sequence[float]) -> list[float 
         else:
             found.append(None)
     return found
-
-
-@dataclass(slots=True)
-class Period:
-    """What ended in some minutes, and by queue the most that waited at the end of one of them."""
-
-    at: datetime
-    ended: int = 0
-    failed: int = 0
-    queued: dict[str, int] = field(default_factory=dict)
 
 
 def history(*, since: datetime, step: timedelta, queue_id: int | None = None) -> list[Period]:
