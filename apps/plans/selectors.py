@@ -11,12 +11,15 @@ from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
 from apps.core.errors import NotFound
+from apps.core.lexical import stem, words
 from apps.core.operations import Form
 from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
+from apps.plans.local.index import Profile
+from apps.plans.local.words import SMALL
 from apps.plans.models import Delegate, Plan
-from apps.plans.shapes import WORKER_STEPS, PlanAnswer, PlanSummary
+from apps.plans.shapes import WORKER_STEPS, CapabilityMatch, PlanAnswer, PlanSummary
 from apps.plans.validation import Problem
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
@@ -24,6 +27,10 @@ from apps.workers import selectors as workers
 
 _START: Final = 200
 """How much of an intent a list shows."""
+_NEAREST: Final = 200
+"""So many tools of a search are compared word by word."""
+_TYPO: Final = 0.7
+"""What a misspelt word counts."""
 
 
 def plan(plan_id: str) -> Plan:
@@ -168,6 +175,42 @@ _FIELDS: Final = {
     "integer": ("minimum", "maximum"),
     "boolean": (),
 }
+
+
+def search_tools(query: str, *, tenant_id: int, limit: int = 20) -> list[CapabilityMatch]:
+    """Tools of ready workers by the words of a query, best first, each with the words that it was found by."""
+    # Before the lock: other searches do not wait for this statement.
+    ready, asked = workers.ready(), dict.fromkeys(words(query))
+    asked = dict.fromkeys(word for word in asked if word not in SMALL) or asked
+    with shelf.held(tenant_id=tenant_id) as held:
+        library, near = held.library, list[tuple[Profile, str]]()
+        meant = {word: library.spelt(word) for word in asked}
+        stems = {word: stem(other) for word, other in meant.items()}
+        weights = {word: library.tells(stemmed) for word, stemmed in stems.items()}
+        # Where the nearest tools are of workers that can't be called, all tools are looked at.
+        for most in (_NEAREST, len(library)):
+            if len(near) < limit:
+                near = [
+                    (profile, offer.worker_id)
+                    for profile, _ in library.search(stems.values(), (), most)
+                    for offer in held.catalogue.offers_of(profile.tool.uid)
+                    if offer.worker_id in ready
+                ]
+        found = []
+        for profile, worker_id in near[:_NEAREST]:
+            shares = {word: profile.explains(stemmed) for word, stemmed in stems.items()}
+            sure = [weights[word] * share * (1 if word == meant[word] else _TYPO) for word, share in shares.items()]
+            found.append(
+                CapabilityMatch(
+                    worker_id=worker_id,
+                    tool_name=profile.tool.name,
+                    relevance_score=round(sum(sure) / sum(weights.values()), 4),
+                    description=profile.tool.description,
+                    matched=[word for word, share in shares.items() if share],
+                    missed=[word for word, share in shares.items() if not share],
+                )
+            )
+    return sorted(found, key=lambda one: -one.relevance_score)[:limit]
 
 
 def form_of(made: PlanAnswer) -> Form | None:

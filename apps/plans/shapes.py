@@ -100,6 +100,18 @@ class CreatePlan(Input):
     """What a DeleGate that passes this on was given in its own delegation_path. One that stands in it already refuses."""
 
 
+class CapabilityMatch(Output):
+    worker_id: str
+    tool_name: str
+    relevance_score: float
+    """Share of the query's weight that the tool's words carry, 0 to 1."""
+    description: str
+    matched: list[str]
+    """Words of the query that the tool carries, or that are read as misspellings of its words, at a discount."""
+    missed: list[str]
+    """Words of the query that the tool does not carry."""
+
+
 class OnePlan(Input):
     plan_id: Id
 

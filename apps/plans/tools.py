@@ -12,7 +12,7 @@ from apps.core.schemas import FitForAPath, Input, Name, Output, Paged, Text
 from apps.plans import selectors, services
 from apps.plans.documents import plan_hash
 from apps.plans.models import Delegate
-from apps.plans.shapes import CreatePlan, Id, OnePlan, PlanAnswer, PlanSummary
+from apps.plans.shapes import CapabilityMatch, CreatePlan, Id, OnePlan, PlanAnswer, PlanSummary
 from apps.plans.validation import Problem
 from apps.principals.scopes import Scope
 from apps.principals.services import DELEGATE
@@ -67,6 +67,16 @@ class PlanList(Output):
     plans: list[PlanSummary]
     next: str | None
     """Pass it as cursor for older ones; null: these are all."""
+
+
+class SearchCapabilities(Input):
+    query: Annotated[Text, Field(min_length=1, max_length=2000)]
+    """What you look for, in plain words."""
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+
+
+class CapabilityMatches(Output):
+    matches: list[CapabilityMatch]
 
 
 class ValidatePlan(Input):
@@ -214,6 +224,19 @@ def submit_plan(caller: Caller, given: SubmitPlan) -> PlanAnswer:
     """
     made = services.submit(caller=caller, document=given.plan, caused_by=given.caused_by_receipt_id, now=timezone.now())
     return selectors.answer_of(made)
+
+
+@operation(
+    title="Search capabilities",
+    scope=(Scope.PLANS, Scope.WORKERS_REGISTER, Scope.TASKS_QUEUE),
+    routes=[Route("GET", "/api/v1/capabilities/search")],
+    read_only=True,
+    example={"query": "weather forecast"},
+)
+def search_capabilities(caller: Caller, given: SearchCapabilities) -> CapabilityMatches:
+    """Find tools of ready MCP workers by plain words, best first, each with the matched words. Tolerates typos."""
+    found = selectors.search_tools(given.query, tenant_id=caller.tenant_id, limit=given.limit)
+    return CapabilityMatches(matches=found)
 
 
 @operation(

@@ -243,8 +243,6 @@ class Worker(TenantModel):
                 fields=["probe_at"],
                 condition=Q(unregistered_at=None) & ~Q(state="quarantined"),
             ),
-            # Serves selectors.search(): workers that changed since an index was built.
-            models.Index(name="workers_worker_described", fields=["tenant", "described_at_epoch"]),
             # Serves memory.remember(); nearly empty.
             models.Index(
                 name="workers_worker_unremembered",

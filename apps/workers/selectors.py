@@ -2,13 +2,9 @@
 
 import math
 import statistics
-import threading
-from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
-from itertools import islice
 from typing import Any, Final
 
 from django.conf import settings
@@ -29,8 +25,7 @@ from apps.workers.models import (
     Worker,
     WorkerSource,
 )
-from apps.workers.searching import Entry, SearchIndex
-from apps.workers.shapes import CapabilityMatch, OfferView, ToolShown, WorkerList, WorkerManifest, WorkerSummary
+from apps.workers.shapes import OfferView, ToolShown, WorkerList, WorkerManifest, WorkerSummary
 from apps.workers.trust import Tier, forbidden_effects, share_of_an_hour
 
 _HOUR: Final = timedelta(hours=1)
@@ -295,59 +290,9 @@ def workers(
     )
 
 
-def search(query: str, *, tenant_id: int, limit: int = 20) -> list[CapabilityMatch]:
-    """Tools of usable workers by the words of a query, best first, each with the words that it was found by."""
-    ready = Worker.objects.registered().filter(tenant_id=tenant_id, state__in=ROUTABLE)
-    # Before the lock: other searches do not wait for this statement.
-    usable = set(ready.values_list("worker_id", flat=True))
-    kept = _kept_index(tenant_id)
-    with kept.lock:
-        _bring_up_to_date(tenant_id, kept)
-        terms, ranked = kept.index.search(query)
-        found = (one for one in ranked if one.entry.worker_id in usable)
-        return [kept.index.explain(terms, one) for one in islice(found, limit)]
-
-
-@dataclass(slots=True)
-class _KeptIndex:
-    """A tenant's search index in this process, and the registry's epoch that it stands at."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    index: SearchIndex = field(default_factory=SearchIndex)
-    epoch: int = -1
-
-
-@lru_cache(maxsize=64)
-def _kept_index(_tenant_id: int) -> _KeptIndex:
-    return _KeptIndex()
-
-
-def _bring_up_to_date(tenant_id: int, kept: _KeptIndex) -> None:
-    """Take in the workers whose tools have changed. The index holds all workers, whatever their state."""
-    epoch = Registry.objects.filter(tenant_id=tenant_id).values_list("epoch", flat=True).first() or 0
-    if epoch == kept.epoch:
-        return
-    if epoch < kept.epoch or kept.epoch < 0:
-        kept.index, changed = SearchIndex(), Worker.objects.registered().light()
-    else:
-        changed = Worker.objects.light().filter(described_at_epoch__gt=kept.epoch)
-    workers = {worker.pk: worker for worker in changed}
-    entries: defaultdict[int, list[Entry]] = defaultdict(list)
-    if workers:
-        for offer in Offer.objects.current().filter(worker__in=workers).select_related("tool").order_by("id"):
-            worker = workers[offer.worker_id]
-            entries[worker.pk].append(
-                Entry(
-                    worker_id=worker.worker_id,
-                    tool_name=offer.name,
-                    description=offer.tool.description,
-                    capabilities=worker.capabilities,
-                    input_schema=offer.tool.input_schema,
-                )
-            )
-    for pk, worker in workers.items():
-        kept.index.put(worker.worker_id, entries[pk])
-    kept.epoch = epoch
+def ready() -> set[str]:
+    """The ids of the registered workers that can be called."""
+    return set(Worker.objects.registered().filter(state__in=ROUTABLE).values_list("worker_id", flat=True))
 
 
 def _offer_view(offer: Offer, tier: Tier) -> OfferView:

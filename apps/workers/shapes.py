@@ -166,18 +166,6 @@ class WorkerManifest(Output):
     status: str
 
 
-class CapabilityMatch(Output):
-    worker_id: str
-    tool_name: str
-    relevance_score: float
-    """Share of the query's weight that the tool's words carry, 0 to 1."""
-    description: str
-    matched: list[str]
-    """Words of the query that the tool carries, or that are read as misspellings of its words, at a discount."""
-    missed: list[str]
-    """Words of the query that the tool does not carry."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferView:
     """A worker's offer of a tool, with the figures of its calls. `barred` says why it may not be used now."""

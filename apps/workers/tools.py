@@ -14,7 +14,6 @@ from apps.workers import selectors
 from apps.workers.services import discovery, health, registry
 from apps.workers.shapes import (
     MOST_TOOLS,
-    CapabilityMatch,
     HeartbeatTaken,
     RegisteredWorker,
     RegisterWorker,
@@ -69,16 +68,6 @@ class ListWorkers(Paged):
     available_only: bool = True
     """Only MCP workers that are ready and have room."""
     limit: Annotated[int, Field(ge=1, le=500)] = 500
-
-
-class SearchCapabilities(Input):
-    query: Annotated[Text, Field(min_length=1, max_length=2000)]
-    """What you look for, in plain words."""
-    limit: Annotated[int, Field(ge=1, le=100)] = 20
-
-
-class CapabilityMatches(Output):
-    matches: list[CapabilityMatch]
 
 
 @operation(
@@ -208,16 +197,3 @@ def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
 def get_worker_manifest(caller: Caller, given: OneWorker) -> WorkerManifest:
     """Read one manifest: tool schemas, constraints, hints, side effects and trust."""
     return selectors.manifest_of(given.worker_id)
-
-
-@operation(
-    title="Search capabilities",
-    scope=_SEES_WORKERS,
-    routes=[Route("GET", "/api/v1/capabilities/search")],
-    read_only=True,
-    example={"query": "weather forecast"},
-)
-def search_capabilities(caller: Caller, given: SearchCapabilities) -> CapabilityMatches:
-    """Find tools of ready MCP workers by plain words, best first, each with the matched words. Tolerates typos."""
-    found = selectors.search(given.query, tenant_id=caller.tenant_id, limit=given.limit)
-    return CapabilityMatches(matches=found)

