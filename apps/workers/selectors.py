@@ -33,10 +33,8 @@ _HOUR: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryView:
-    """Every tool and offer of a tenant at one epoch, in a fixed order."""
+    """Tools and offers of a tenant, in a fixed order."""
 
-    epoch: int
-    history_epoch: int
     tools: tuple[ToolVersion, ...]
     offers: tuple[OfferView, ...]
 
@@ -133,15 +131,12 @@ def catalogue(worker_ids: Collection[str] | None = None) -> RegistryView:
 
     :param worker_ids: whose offers; None: all.
     """
-    epoch, history_epoch = epochs()
     current = Offer.objects.current().with_contract()
     if worker_ids is not None:
         current = current.filter(worker__in=Worker.objects.registered().filter(worker_id__in=worker_ids))
     offers = list(current.order_by("tool__uid", "worker__worker_id"))
     tools = {offer.tool.uid: offer.tool for offer in offers}
     return RegistryView(
-        epoch=epoch,
-        history_epoch=history_epoch,
         tools=tuple(tools[uid] for uid in sorted(tools)),
         offers=tuple(_offer_view(offer, Tier(offer.worker.effective_tier)) for offer in offers),
     )

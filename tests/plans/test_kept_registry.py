@@ -70,7 +70,7 @@ def test_only_changes_are_read_again(as_kee: Caller) -> None:
         names(as_kee)
 
     assert len(still) == 2  # the epochs, and which model is in use
-    assert len(moved) == 6
+    assert len(moved) == 5
 
 
 @pytest.mark.django_db(transaction=True)

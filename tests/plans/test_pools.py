@@ -133,7 +133,7 @@ def test_pools_cost_a_plan_no_statement(tenant: Tenant, as_kee: Caller) -> None:
     assert (looked(None), looked(code)) == (2, 2)
     register(as_kee, "own", "gold")
     # The model in use, epochs, DeleGates, pools, workers, and what the changed one offers.
-    assert looked(code) == 7
+    assert looked(code) == 6
     assert looked(None) == 2
 
 
