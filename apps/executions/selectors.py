@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import Any
 
 from django.db.models import Exists, OuterRef, QuerySet, Window
 from django.db.models.functions import RowNumber
@@ -138,12 +139,14 @@ def progress_of_plan(caller: Caller, plan_id: str, *, after: int) -> ExecutionPr
     )
 
 
-def executions(caller: Caller, *, before: int | None = None, limit: int) -> list[Execution]:
+def executions(caller: Caller, *, before: int | None = None, limit: int, **fitting: Any) -> list[Execution]:
     """The executions that the caller owns or asked for, newest first.
 
     :param before: the key of the last one of the page before.
+    :param fitting: lookups that narrow the list; None narrows nothing.
     """
-    found = Execution.objects.all() if before is None else Execution.objects.filter(pk__lt=before)
+    narrowed = {name: value for name, value in ({"pk__lt": before} | fitting).items() if value is not None}
+    found = Execution.objects.filter(**narrowed)
     # Two queries, so that each uses its own index.
     owned = found.filter(owner_id=caller.principal_id).order_by("-id")[:limit]
     asked_for = found.filter(requested_by_id=caller.principal_id).order_by("-id")[:limit]

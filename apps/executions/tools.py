@@ -12,7 +12,7 @@ from pydantic import Field
 from apps.core.errors import FieldError, Invalid
 from apps.core.ids import encode_cursor
 from apps.core.operations import Asks, Progress, Reply, Route, Streams, Waits, operation
-from apps.core.schemas import Input, Output, Paged, Text
+from apps.core.schemas import Input, Moment, Output, Paged, Text
 from apps.executions import calls, selectors
 from apps.executions.calls import CallMode
 from apps.executions.services import advancing, commands
@@ -407,10 +407,23 @@ def get_execution(caller: Caller, given: ExecutionRef) -> ExecutionReport:
     return selectors.report_on(selectors.execution_of(caller, given.execution_id))
 
 
-@operation(title="List executions", scope="plans", routes=[Route("GET", _BASE)], read_only=True, example={"limit": 20})
-def list_executions(caller: Caller, given: Paged) -> ExecutionList:
+class ListExecutions(Paged):
+    status: Literal[tuple(Status.values)] | None = None  # type: ignore[valid-type]  # mypy reads no enumeration here
+    since: Moment | None = None
+    """Created at this moment or later."""
+
+
+@operation(
+    title="List executions",
+    scope="plans",
+    routes=[Route("GET", _BASE)],
+    read_only=True,
+    example={"status": "failed", "limit": 20},
+)
+def list_executions(caller: Caller, given: ListExecutions) -> ExecutionList:
     """List the executions that you own or asked for, newest first."""
-    found = selectors.executions(caller, before=given.position, limit=given.limit + 1)
+    fitting = {"status": given.status, "created_at__gte": given.since}
+    found = selectors.executions(caller, before=given.position, limit=given.limit + 1, **fitting)
     page = found[: given.limit]
     return ExecutionList(
         executions=[ExecutionSummary.model_validate(one) for one in page],

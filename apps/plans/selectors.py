@@ -52,14 +52,16 @@ def plan_for(plan_id: str, *, caller: Caller) -> Plan:
     return found
 
 
-def plans_of(principal_id: int, *, before: int | None = None, limit: int) -> list[tuple[int, PlanSummary]]:
+def plans_of(
+    principal_id: int, *, before: int | None = None, limit: int, **fitting: Any
+) -> list[tuple[int, PlanSummary]]:
     """The plans that a principal of the current tenant has asked for or submitted, newest first, each with its key.
 
     :param before: the key of the last one of the page before.
+    :param fitting: lookups that narrow the list; None narrows nothing.
     """
-    found = Plan.objects.filter(principal_id=principal_id)
-    if before is not None:
-        found = found.filter(pk__lt=before)
+    narrowed = {name: value for name, value in ({"pk__lt": before} | fitting).items() if value is not None}
+    found = Plan.objects.filter(principal_id=principal_id, **narrowed)
     told = (
         found.select_related("replaces")
         .only("plan_id", "status", "created_at", "waits_until", "replaces__plan_id")

@@ -1,14 +1,14 @@
 """Operations of the DeleGate."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from django.utils import timezone
 from pydantic import ConfigDict, Field
 
 from apps.core.ids import encode_cursor
 from apps.core.operations import Asks, Reply, Route, operation
-from apps.core.schemas import FitForAPath, Input, Name, Output, Paged, Text
+from apps.core.schemas import FitForAPath, Input, Moment, Name, Output, Paged, Text
 from apps.plans import selectors, services
 from apps.plans.documents import plan_hash
 from apps.plans.models import Delegate
@@ -61,6 +61,12 @@ class AnswerPlan(OnePlan):
     """Your answers by question_id: a value that the question's schema takes, or one of its choices. What you leave out is
     asked again.
     """
+
+
+class ListPlans(Paged):
+    status: Literal["ready", "needs_confirmation", "needs_input", "needs_escalation"] | None = None
+    since: Moment | None = None
+    """Made at this moment or later."""
 
 
 class PlanList(Output):
@@ -185,11 +191,12 @@ def get_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     scope=Scope.PLANS,
     routes=[Route("GET", "/api/v1/plans")],
     read_only=True,
-    example={"limit": 20},
+    example={"status": "needs_input", "limit": 20},
 )
-def list_plans(caller: Caller, given: Paged) -> PlanList:
+def list_plans(caller: Caller, given: ListPlans) -> PlanList:
     """List the plans that you asked for or submitted, refusals included, newest first."""
-    found = selectors.plans_of(caller.principal_id, before=given.position, limit=given.limit + 1)
+    fitting = {"status": given.status, "created_at__gte": given.since}
+    found = selectors.plans_of(caller.principal_id, before=given.position, limit=given.limit + 1, **fitting)
     page = found[: given.limit]
     return PlanList(plans=[one for _, one in page], next=encode_cursor(page[-1][0]) if len(found) > len(page) else None)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 from mcp.types import Tool, ToolAnnotations
 
 from apps.core import erasure
@@ -352,6 +353,21 @@ def test_no_member_of_a_plan_keeps_a_forgotten_id(kee: Caller, token: str, told:
     assert (status, EVE in json.dumps(answer)) == (200, False)
     (listed,) = ask("GET", "/api/v1/plans", token)[1]["plans"]
     assert (listed["intent"], listed["can_be_begun"]) == ("", False)
+
+
+def test_plans_and_executions_are_listed_by_status_and_time(kee: Caller, token: str, texter: WorkerServer) -> None:
+    run(kee, [call_step("a"), REPORT])
+    later = (timezone.now() + timedelta(hours=1)).isoformat().replace("+", "%2B")
+    for base, name, there, absent in (
+        (BASE, "executions", "complete", "failed"),
+        ("/api/v1/plans", "plans", "ready", "needs_input"),
+    ):
+        found = [
+            len(ask("GET", f"{base}?{query}", token)[1][name])
+            for query in ("", f"status={there}", f"status={absent}", f"since={later}")
+        ]
+        assert found == [1, 1, 0, 0]
+        assert ask("GET", f"{base}?status=no_such", token)[0] == 422
 
 
 def test_console_shows_the_steps_and_why_one_failed(kee: Caller, texter: WorkerServer, console: Client) -> None:

@@ -81,7 +81,7 @@ def test_bridge_carries_messages_over_stdio(server: Server, acme: Tenant, mode: 
     async def converse() -> tuple[str, set[str], CallToolResult]:
         bridge = StdioServerParameters(
             command=sys.executable,
-            args=["manage.py", "mcp_stdio", "--url", server.url],
+            args=["manage.py", "mcp_stdio", "--url", server.url, "--tools", "memory,plans"],
             env={**os.environ, "GATEHOUSE_TOKEN": token},
         )
         async with Client(bridge, mode=mode) as client:
@@ -92,7 +92,7 @@ def test_bridge_carries_messages_over_stdio(server: Server, acme: Tenant, mode: 
     spoken, tools, result = run(converse)
 
     assert spoken == version
-    assert "read_inbox" in tools
+    assert {"read_inbox", "list_plans"} <= tools
     assert result.structured_content is not None
     assert result.structured_content["principal"] == "Kee"
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TextIO
+from urllib.parse import urlencode
 
 import httpx2
 from django.conf import settings
@@ -36,6 +37,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--url", default=settings.PUBLIC_URL, help="of the hub; left out, the one that runs here")
+        parser.add_argument("--tools", metavar="GROUPS", help="groups to list besides, as memory,plans; or all")
 
     def handle(self, *args: Any, **options: Any) -> None:
         token = os.environ.get("GATEHOUSE_TOKEN")
@@ -43,7 +45,8 @@ class Command(BaseCommand):
             raise CommandError("Put the agent's token into GATEHOUSE_TOKEN (manage.py issue_token makes one).")
         if not options["url"]:
             raise CommandError("No hub runs here; say where one is with --url.")
-        Bridge(f"{options['url'].rstrip('/')}/mcp", token, sys.stdout).run(sys.stdin)
+        query = f"?{urlencode({'tools': options['tools']})}" if options["tools"] else ""
+        Bridge(f"{options['url'].rstrip('/')}/mcp{query}", token, sys.stdout).run(sys.stdin)
         # A stream that is still open must not keep the process, whose host is gone.
         sys.stdout.flush()
         os._exit(0)
