@@ -11,13 +11,13 @@ from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
 from apps.core.errors import NotFound
-from apps.core.lexical import stem, words
+from apps.core.lexical import words
 from apps.core.operations import Form
 from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
 from apps.plans.local.index import Profile
-from apps.plans.local.words import SMALL
+from apps.plans.local.words import SMALL, stem
 from apps.plans.models import Delegate, Plan
 from apps.plans.shapes import WORKER_STEPS, CapabilityMatch, PlanAnswer, PlanSummary
 from apps.plans.validation import Problem

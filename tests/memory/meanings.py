@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from apps.core.lexical import stem, words
+from apps.core.lexical import words
 from apps.memory.vectors import Embedder
+from apps.plans.local.words import stem
 from tests.remote import Behaviour, Exchange, Remote, says, serving
 
 DIMENSIONS: Final = 64
