@@ -115,7 +115,8 @@ class History:
         uids, rows = self.features(terms(text), content)
         chances = _chances(rows, self._weights)
         shift, stretch = self._told["sureness"]
-        told = sorted(((uid, round(float(p), 4)) for uid, p in zip(uids, chances, strict=True)), key=_likeliest)
+        told = [(uid, round(float(p), 4)) for uid, p in zip(uids, chances, strict=True)]
+        told.sort(key=lambda one: (-one[1], one[0]))
         odds = shift + stretch * log_odds(p for _, p in told)
         kept = tuple((uid, p) for uid, p in told if p >= KEPT)
         return Likely(kept, round(1 / (1 + math.exp(-odds)), 4) if kept else 0.0)
@@ -199,10 +200,6 @@ class History:
         return list(
             max(itertools.permutations(first), key=lambda way: round(sum(itertools.starmap(gain, pairwise(way))), 9))
         )
-
-
-def _likeliest(one: tuple[str, float]) -> tuple[float, str]:
-    return -one[1], one[0]
 
 
 def log_odds(chances: Iterable[float]) -> float:

@@ -11,7 +11,6 @@ from django.test import Client
 from django.urls import reverse
 
 from apps.plans import drawing
-from apps.plans.models import Plan
 from apps.plans.proposals import Lack, Missing
 from apps.principals.tenancy import Caller
 from tests.plans.making import RESIZE, call, create, make_plan, register_example_workers
@@ -56,30 +55,26 @@ def test_foreign_markup_is_shown_as_text() -> None:
     assert "<b>" not in drawing.needs({**document, "plan_id": "p", "missing": [{"detail": "No tool does <b>"}]})
 
 
-def text_of(console: Client, page: str, *args: object) -> str:
-    shown = console.get(reverse(f"admin:plans_plan_{page}", args=args)).content.decode()
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", shown)).split())
-
-
-def make(caller: Caller, **proposal: Any) -> Plan:
+def page_of(console: Client, caller: Caller, **proposal: Any) -> str:
+    """What the page of a plan says before its document."""
     with caller.acting():
         register_example_workers(caller)
-        return Plan.objects.get(plan_id=create(caller, proposal=proposal).plan_id)
+        made = create(caller, proposal=proposal)
+    shown = console.get(reverse("admin:plans_plan_change", args=[made.pk])).content.decode()
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", shown)).split()).split("Document", 1)[0]
 
 
 def test_page_of_a_refused_plan_says_what_is_missing(kee: Caller, console: Client) -> None:
     missing = (Missing(kind=Lack.TOOL, detail="No tool bakes a cake."), Missing(kind=Lack.BUDGET, detail="Too dear."))
-    refused = make(kee, missing=missing)
 
-    page = text_of(console, "change", refused.pk)
+    page = page_of(console, kee, missing=missing)
 
-    before_the_document, _ = page.split("Document", 1)
     for said in ("No tool bakes a cake. Register an MCP worker", "Too dear.", "analyze_repository"):
-        assert said in before_the_document
+        assert said in page
 
 
 def test_page_of_a_ready_plan_shows_its_steps(kee: Caller, console: Client) -> None:
-    page = text_of(console, "change", make(kee).pk)
+    page = page_of(console, kee)
 
     assert "analyze_repository" in page
     assert "Carry it out with execute_delegation_plan" in page

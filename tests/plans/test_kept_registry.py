@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -88,39 +87,21 @@ def test_concurrent_registrations_are_all_seen(kee: Caller) -> None:
         assert names(kee) == {f"tool_{number}_{turn}" for number in range(2) for turn in range(4)}
 
 
-@pytest.fixture
-def few_held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process that holds the registries of three tenants."""
+def test_least_recently_used_registry_is_dropped(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf, "_MOST_TENANTS", 3)
-    shelf._registries.clear()
-    yield
-    shelf._registries.clear()
+    monkeypatch.setattr(shelf, "_registries", OrderedDict())
+    callers = [make_caller(make_tenant(slug)) for slug in ("one", "two", "three", "four")]
 
+    def used(number: int) -> Catalogue:
+        with acting_as(callers[number]), shelf.held(tenant_id=callers[number].tenant_id) as held:
+            return held.catalogue
 
-def of_tenants(*slugs: str) -> list[Caller]:
-    """An agent each in tenants with four tools."""
-    found = [make_caller(make_tenant(slug)) for slug in slugs]
-    for one in found:
-        with acting_as(one):
-            register_plain_tools(one)
-    return found
+    before = [used(number) for number in (0, 1, 2, 0)]
+    used(3)
 
-
-def used(one: Caller) -> Catalogue:
-    with acting_as(one), shelf.held(tenant_id=one.tenant_id) as held:
-        return held.catalogue
-
-
-def test_least_recently_used_registry_is_dropped(few_held: None, db: None) -> None:
-    first, second, third, fourth = of_tenants("one", "two", "three", "four")
-    before = [used(one) for one in (first, second, third, first)]
-    assert before[0] is before[3]
-
-    used(fourth)
-
-    assert used(first) is before[0]
-    assert used(third) is before[2]
-    assert used(second) is not before[1]
+    assert before[0] is before[3] is used(0)
+    assert used(2) is before[2]
+    assert used(1) is not before[1]
 
 
 def test_registration_is_in_the_next_plan_of_every_process(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
