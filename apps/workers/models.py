@@ -235,7 +235,7 @@ class Worker(TenantModel):
                 condition=Q(reach__in=Reach.values, reported__in=State.values), name="workers_worker_reach_known"
             ),
         ]
-        # No index holds a column that a heartbeat writes: so PostgreSQL updates the row in place (HOT).
+        # No index holds a column that a heartbeat changes: so PostgreSQL updates the row in place (HOT).
         indexes = [
             # Serves health.probe(), every second.
             models.Index(

@@ -2,13 +2,12 @@
 
 from collections.abc import Collection
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from django.db import connection
 from django.db.models import DateTimeField, Func
 
 from apps.core.sql import hot_cursor
-from apps.workers.trust import RENEW_BEFORE
 
 GATEHOUSE_NOW: Final = Func(function="gatehouse_now", output_field=DateTimeField())
 
@@ -90,41 +89,3 @@ def take_call(*, tenant_id: int, worker_id: int, share: timedelta) -> int | None
         cursor.execute(_TAKE, {"tenant": tenant_id, "worker": worker_id, "share": share.total_seconds()})
         (seconds,) = cursor.fetchone()
     return None if seconds is None else int(seconds)
-
-
-# One row by its unique key. The commit need not wait for the disk: a lost heartbeat is repeated by the next one.
-_BEAT: Final = """
-update workers_worker
-set last_heartbeat_at = gatehouse_now(), current_load = %(load)s, available = %(available)s
-where tenant_id = %(tenant)s and worker_id = %(worker_id)s and unregistered_at is null
-  and (principal_id = %(principal)s or %(any_principal)s) and beats and reported = %(state)s
-  and (state = 'quarantined'
-       or (state = %(state)s and (state in ('maintenance', 'offline') or (reach <> 'down' and drift is null))))
-returning state, coalesce(trust_ends_at - last_heartbeat_at <= %(renew_before)s, false),
-          set_config('synchronous_commit', 'off', true)
-"""
-
-
-def beaten(
-    *, tenant_id: int, worker_id: str, principal_id: int | None, state: str, load: float, available: bool
-) -> tuple[str, bool] | None:
-    """Store a heartbeat without news; returns the worker's state and whether it must register again.
-
-    None if the worker is unknown, another principal's, or may have to change its state (see Worker.condition).
-
-    :param principal_id: the owner of the worker; None: any.
-    """
-    named: dict[str, Any] = {
-        "tenant": tenant_id,
-        "worker_id": worker_id,
-        "principal": principal_id,
-        "any_principal": principal_id is None,
-        "state": state,
-        "load": load,
-        "available": available,
-        "renew_before": RENEW_BEFORE,
-    }
-    with hot_cursor() as cursor:
-        cursor.execute(_BEAT, named)
-        found = cursor.fetchone()
-    return None if found is None else (found[0], found[1])

@@ -13,9 +13,8 @@ from django.db.models.functions import RowNumber
 from apps.core.outbound import CallFailed
 from apps.core.sql import database_now
 from apps.principals.models import TenantModel
-from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as_system, acting_in
-from apps.workers import manifests, sql
+from apps.workers import manifests
 from apps.workers.manifests import Seen
 from apps.workers.models import REPORTED, Reach, SourceEntry, State, Worker, WorkerEvent
 from apps.workers.services.registry import advance, changed, lock_own, move, record
@@ -54,32 +53,22 @@ class Unexpected(CallFailed):
 # No savepoint: a refusal changes nothing.
 @transaction.atomic(savepoint=False)
 def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: float, available: bool) -> HeartbeatTaken:
-    """Store a worker's report. A report without news is one statement, and its commit does not wait for the disk.
+    """Store a worker's report.
 
     :raises UnknownWorker: if the caller has registered no worker of this id.
     """
-    state = REPORTED[status]
-    beaten = sql.beaten(
-        tenant_id=caller.tenant_id,
-        worker_id=worker_id,
-        principal_id=None if Scope.ADMIN in caller.scopes else caller.principal_id,
-        state=state,
-        load=current_load,
-        available=available,
-    )
-    if beaten is None:
-        worker = lock_own(caller, worker_id)
-        now = database_now()
-        worker.last_heartbeat_at, worker.current_load, worker.available = now, current_load, available
-        worker.beats, worker.reported = True, state
-        # A report does not make an endpoint reachable, nor does it undo a drift.
-        moved = move(worker, worker.condition, f"the worker says {status}", now)
-        worker.save(update_fields=["last_heartbeat_at", "current_load", "available", "beats", "reported", "state"])
-        if moved:
-            advance([worker.tenant_id])
-        beaten = worker.state, worker.is_to_register_again
+    worker, now = lock_own(caller, worker_id), database_now()
+    worker.last_heartbeat_at, worker.current_load, worker.available = now, current_load, available
+    worker.beats, worker.reported = True, REPORTED[status]
+    # A report does not make an endpoint reachable, nor does it undo a drift.
+    moved = move(worker, worker.condition, f"the worker says {status}", now)
+    worker.save(update_fields=["last_heartbeat_at", "current_load", "available", "beats", "reported", "state"])
+    if moved:
+        advance([worker.tenant_id])
     return HeartbeatTaken(
-        status=beaten[0], register_again=beaten[1], next_heartbeat_seconds=int(HEARTBEAT_EVERY.total_seconds())
+        status=worker.state,
+        register_again=worker.is_to_register_again,
+        next_heartbeat_seconds=int(HEARTBEAT_EVERY.total_seconds()),
     )
 
 

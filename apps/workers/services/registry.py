@@ -316,7 +316,7 @@ def lock_own(caller: Caller, worker_id: str) -> Worker:
 
 
 def _lock(worker_id: str, tenant_id: int) -> Worker:
-    found = Worker.objects.registered().filter(tenant_id=tenant_id, worker_id=worker_id)
+    found = Worker.objects.registered().light().filter(tenant_id=tenant_id, worker_id=worker_id)
     worker = found.select_for_update().first()
     if worker is None:
         raise UnknownWorker(f"There is no MCP worker {worker_id[:100]!r}.")
