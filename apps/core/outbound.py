@@ -19,6 +19,7 @@ from django.conf import settings
 from apps.core.errors import Invalid
 
 _CONNECT_SECONDS: Final = 5.0
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 # What is left of the time of who listens when there is no more to wait for.
 _HANGING_UP: Final = 0.2
 
@@ -262,6 +263,35 @@ class UnresolvedHost(ForbiddenEndpoint):
     """The name of the host leads nowhere just now."""
 
 
+def fault_of(url: str) -> str | None:
+    """What is wrong with an address by its text alone, in words that follow it; names are looked up at each call."""
+    try:
+        httpx2.URL(url)  # look-ups read more forms of an address than the client does: an octet may begin with a zero
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except (httpx2.InvalidURL, ValueError):
+        return "is no HTTP address"
+    if parts.scheme not in {"http", "https"} or not host or port == 0:
+        return "is no HTTP address"
+    if parts.username or parts.password or parts.fragment:
+        return "holds credentials or a fragment"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        # A name may lead into an allowed network.
+        is_plain, is_public = parts.scheme == "http" and not settings.ALLOWED_NETWORKS, True
+        if host.casefold().rstrip(".") in _LOOPBACK_NAMES:
+            is_plain, is_public = False, settings.ALLOW_LOOPBACK
+    else:
+        is_plain, is_public = (
+            parts.scheme == "http" and not _is_allowed(address),
+            _is_allowed(address) or _is_public(address),
+        )
+    if not is_public:
+        return "is not a public address"
+    return "is plain HTTP, which is for loopback and allowed networks only" if is_plain else None
+
+
 def guard(url: str) -> str:
     """Check where an outgoing call would go and return the address to connect to.
 
@@ -270,14 +300,9 @@ def guard(url: str) -> str:
 
     :raises ForbiddenEndpoint: naming the reason.
     """
-    no_address = ForbiddenEndpoint(f"{url[:200]!r} is no HTTP address.")
-    try:
-        httpx2.URL(url)  # look-ups read more forms of an address than the client does: an octet may begin with a zero
-        parts = urlsplit(url)
-    except (httpx2.InvalidURL, ValueError) as exc:
-        raise no_address from exc
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.password:
-        raise no_address
+    if (fault := fault_of(url)) is not None:
+        raise ForbiddenEndpoint(f"{url[:200]!r} {fault}.")
+    parts = urlsplit(url)
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)

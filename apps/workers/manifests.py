@@ -5,7 +5,6 @@ count as declarations. Undeclared effects count as all effects (`trust.effects_o
 """
 
 import hashlib
-import ipaddress
 import json
 import re
 from collections import Counter
@@ -13,24 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final
-from urllib.parse import urlsplit
 
 import rfc8785
 from mcp import Client
 from mcp.types import TextContent, Tool
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from apps.core import foreign_schemas, mcp_client, strict_json
+from apps.core import foreign_schemas, mcp_client, outbound, strict_json
 from apps.core.errors import FieldError, Invalid
 from apps.core.mcp_client import NotMCP, legible
 from apps.core.outbound import CallFailed
 from apps.workers import trust
 from apps.workers.shapes import MOST_TOOLS
 from apps.workers.trust import Tier
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-_LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +59,7 @@ class Manifest:
     original: Mapping[str, Any]
 
 
-def read(original: Mapping[str, Any], *, allow_loopback: bool, networks: Sequence[Network] = ()) -> Manifest:
+def read(original: Mapping[str, Any]) -> Manifest:
     """Return the manifest of a registration that :class:`apps.workers.shapes.RegisterWorker` has accepted.
 
     :raises Invalid: `repeated_tool`; `unusable_endpoint`; `unusable_schema`, if a tool's schema is broken, refers to
@@ -81,7 +75,7 @@ def read(original: Mapping[str, Any], *, allow_loopback: bool, networks: Sequenc
     effort = foreign_schemas.Effort()
     return Manifest(
         worker_id=original["worker_id"],
-        endpoint=endpoint(original["endpoint"], allow_loopback=allow_loopback, networks=networks),
+        endpoint=endpoint(original["endpoint"]),
         tools=tuple(_contract(tool, number, original, effort) for number, tool in enumerate(original["tools"])),
         capabilities=tuple(dict.fromkeys(original.get("capabilities", ()))),
         constraints=constraints,
@@ -93,41 +87,14 @@ def read(original: Mapping[str, Any], *, allow_loopback: bool, networks: Sequenc
     )
 
 
-def endpoint(url: str, *, allow_loopback: bool, networks: Sequence[Network] = ()) -> str:
+def endpoint(url: str) -> str:
     """Return an endpoint that may be called, judged by its text alone. Names are resolved at each call.
 
-    :param networks: private networks that may be called.
     :raises Invalid: `unusable_endpoint`, with the reason.
     """
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError as exc:
-        raise _unusable_endpoint(f"{url[:200]!r} is no address.") from exc
-    if parts.scheme not in {"http", "https"} or not host or port == 0:
-        raise _unusable_endpoint("An endpoint is an http or https address.")
-    if parts.username or parts.password or parts.fragment:
-        raise _unusable_endpoint("An endpoint holds no credentials and no fragment.")
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        address = None
-    if address is None:
-        is_loopback = host.casefold().rstrip(".") in _LOOPBACK_NAMES
-        # A name may lead into an allowed network: each call checks the resolved address.
-        is_allowed, is_public = bool(networks) and not is_loopback, True
-    else:
-        is_loopback, is_public = address.is_loopback, address.is_global
-        is_allowed = any(address in network for network in networks)
-    if is_loopback and not allow_loopback and not is_allowed:
-        raise _unusable_endpoint("This deployment calls no MCP workers on its own machine.")
-    if not (is_loopback or is_allowed or (parts.scheme == "https" and is_public)):
-        raise _unusable_endpoint("An endpoint is public and served over https, or in a network that may be called.")
+    if (fault := outbound.fault_of(url)) is not None:
+        raise Invalid(f"The endpoint {url[:200]!r} {fault}.", code="unusable_endpoint")
     return url
-
-
-def _unusable_endpoint(fault: str) -> Invalid:
-    return Invalid(fault, code="unusable_endpoint")
 
 
 def tool_uid(contract: Mapping[str, Any]) -> str:

@@ -516,13 +516,13 @@ def test_admin_adds_a_remote_moves_a_principal_and_sees_its_deliveries(kee: Call
         ({"url": "https://10.0.0.1", "token": "t"}, "forbidden_endpoint"),
         ({"url": "http://u:p@127.0.0.1", "token": "t"}, "forbidden_endpoint"),
         ({"url": "http://127.0.0.1?x=1", "token": "t"}, "unusable_target"),
-        ({"url": "http://127.0.0.1#x", "token": "t"}, "unusable_target"),
+        ({"url": "http://127.0.0.1#x", "token": "t"}, "forbidden_endpoint"),
         ({"url": "http://127.0.0.1"}, "unusable_target"),
         ({"url": "http://127.0.0.1", "token": "with space"}, "invalid"),
         ({"url": "http://127.0.0.1", "token": "t", "endpoint": "window"}, "invalid"),
         ({"url": "http://127.0.0.1", "token": "t", "timeout_seconds": 0}, "invalid"),
         ({"url": "north", "token": "t"}, "forbidden_endpoint"),
-        ({"url": "https://north:0", "token": "t"}, "unusable_target"),
+        ({"url": "https://north:0", "token": "t"}, "forbidden_endpoint"),
     ],
 )
 def test_impossible_remote_is_refused(ada: Owner, given: dict[str, Any], code: str) -> None:

@@ -47,16 +47,17 @@ def test_each_queue_has_its_own_workers() -> None:
     assert sorted(served) == ["deliver", "execute", "notify", "sweep"]
 
 
-def test_only_workers_are_in_the_called_network() -> None:
+def test_only_workers_are_in_the_called_network(settings: Any) -> None:
     compose = _compose()
     (allowed,) = compose["services"]["web"]["environment"]["GATEHOUSE_ALLOWED_NETWORKS"].split(",")
+    settings.ALLOW_LOOPBACK, settings.ALLOWED_NETWORKS = False, [ip_network(allowed)]
     workers = {name: one for name, one in compose["services"].items() if "examples/workers/" in one.get("command", "")}
 
     assert len(workers) == 6
     for name, worker in workers.items():
         words = worker["command"].split()
         endpoint = words[words.index("--endpoint") + 1]
-        assert manifests.endpoint(endpoint, allow_loopback=False, networks=[ip_network(allowed)]) == endpoint
+        assert manifests.endpoint(endpoint) == endpoint
         assert urlsplit(endpoint).hostname == name
         assert worker["networks"] == ["workers"]
     assert compose["networks"]["workers"]["ipam"]["config"] == [{"subnet": allowed}]

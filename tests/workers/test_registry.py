@@ -74,12 +74,13 @@ ALL = {"read", "write", "network", "exec", "bidirectional"}
         ("https://example.com/mcp", True),
     ],
 )
-def test_only_public_https_endpoints_are_registered(url: str, allowed: bool) -> None:
+def test_only_public_https_endpoints_are_registered(settings: Any, url: str, allowed: bool) -> None:
+    settings.ALLOW_LOOPBACK = False
     if allowed:
-        assert manifests.endpoint(url, allow_loopback=False) == url
+        assert manifests.endpoint(url) == url
     else:
         with pytest.raises(Invalid, match=r"endpoint|address|machine"):
-            manifests.endpoint(url, allow_loopback=False)
+            manifests.endpoint(url)
 
 
 @pytest.mark.parametrize(
@@ -94,15 +95,15 @@ def test_only_public_https_endpoints_are_registered(url: str, allowed: bool) -> 
         ("http://localhost/mcp", False),
     ],
 )
-def test_allowed_network_may_be_registered(url: str, allowed: bool) -> None:
-    networks = [ip_network("10.8.0.0/16"), ip_network("127.9.0.0/16")]
+def test_allowed_network_may_be_registered(settings: Any, url: str, allowed: bool) -> None:
+    settings.ALLOW_LOOPBACK = False
+    settings.ALLOWED_NETWORKS = [ip_network("10.8.0.0/16"), ip_network("127.9.0.0/16")]
 
     if allowed:
-        assert manifests.endpoint(url, allow_loopback=False, networks=networks) == url
+        assert manifests.endpoint(url) == url
     else:
         with pytest.raises(Invalid, match=r"endpoint|address|machine"):
-            manifests.endpoint(url, allow_loopback=False, networks=networks)
-    assert manifests.endpoint("http://127.0.0.1:8801/mcp", allow_loopback=True)
+            manifests.endpoint(url)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from django.db import IntegrityError, transaction
 
 from apps.core.errors import Conflict, FieldError, Invalid, NotFound
+from apps.core.outbound import fault_of
 from apps.core.sealing import seal
 from apps.core.sql import database_now, violated_constraint
 from apps.delivery import selectors
@@ -183,7 +183,7 @@ def put_remote(
     :param token: sealed here and never shown again; None keeps the present one.
     :raises Invalid: `unusable_target`, if the address is malformed, or a new target has no token.
     """
-    if (fault := _fault_of(url)) is not None:
+    if (fault := fault_of(url) or ("holds a query" if "?" in url else None)) is not None:
         raise Invalid(f"url {fault}.", code="unusable_target", errors=[FieldError("/url", fault)])
     target = Target.objects.select_for_update(no_key=True).filter(tenant_id=tenant_id, name=name).first()
     if target is None:
@@ -201,20 +201,6 @@ def put_remote(
     _try_again(target)
     target.save()
     return target
-
-
-def _fault_of(url: str) -> str | None:
-    """What is wrong with the form of a remote's address; where it leads is checked at each call."""
-    try:
-        parts = urlsplit(url)
-        port_is_valid = parts.port != 0
-    except ValueError:
-        return "is no address"
-    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_valid:
-        return "must begin with https:// (or http:// on loopback) and name a host"
-    if parts.username or parts.password:
-        return "must not hold a credential"
-    return "must not have a query or a fragment" if "?" in url or "#" in url else None
 
 
 @transaction.atomic

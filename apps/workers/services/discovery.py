@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.conf import settings
 from django.db import transaction
 from django.db.models import Q
 
@@ -82,7 +81,7 @@ def add_source(
 
 def _check_source(kind: SourceKind, address: str, options: Mapping[str, Any], *, has_secret: bool) -> None:
     if kind != SourceKind.STATIC:
-        manifests.endpoint(address, allow_loopback=settings.ALLOW_LOOPBACK, networks=settings.ALLOWED_NETWORKS)
+        manifests.endpoint(address)
     sources.check_options(kind, address, options, has_secret=has_secret)
 
 
@@ -96,7 +95,7 @@ def visit(url: str) -> Seen:
 
     :raises Invalid: `unusable_endpoint`; `server_unusable`, if it does not answer as an MCP server.
     """
-    manifests.endpoint(url, allow_loopback=settings.ALLOW_LOOPBACK, networks=settings.ALLOWED_NETWORKS)
+    manifests.endpoint(url)
     try:
         return manifests.look(url, deadline=_PATIENCE)
     except CallFailed as fault:
@@ -109,7 +108,7 @@ def shown(url: str, seen: Seen) -> ServerShown:
     :raises Invalid: `nothing_to_offer`, if it has no usable tool.
     """
     derived, left_out = _manifest_of({"endpoint": url}, seen)
-    manifest = manifests.read(derived, allow_loopback=settings.ALLOW_LOOPBACK, networks=settings.ALLOWED_NETWORKS)
+    manifest = manifests.read(derived)
     return ServerShown(
         url=url,
         server_name=seen.server_name,

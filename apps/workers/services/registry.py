@@ -62,7 +62,7 @@ def register(
     :raises Invalid: `unusable_endpoint`, `unusable_schema`, `repeated_tool`.
     :raises BadSignature: if an enrolled key is named and the signature does not hold.
     """
-    manifest = manifests.read(original, allow_loopback=settings.ALLOW_LOOPBACK, networks=settings.ALLOWED_NETWORKS)
+    manifest = manifests.read(original)
     # Locked before its worker: a key that is being revoked is seen revoked.
     key = SigningKey.objects.filter(key_id=manifest.key_id).select_for_update(no_key=True).first()
     now = database_now()
