@@ -1,7 +1,8 @@
 from typing import Final
 
-import django.contrib.postgres.fields
+from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
+from django.db.models import F, Q
 
 from apps.core.rls import immutable, kept, protect
 from apps.core.tables import CreateModels, Named, id_field, reference, tenant_field
@@ -217,9 +218,7 @@ drop function tasks_wall_partition(text);
 
 def _loose(name: str, to: str, *, null: bool = False) -> Named:
     """A reference without a constraint, in rows that are written often."""
-    return name, models.ForeignKey(
-        db_constraint=False, db_index=False, null=null, on_delete=models.DO_NOTHING, related_name="+", to=to
-    )
+    return reference(name, to, on_delete=models.DO_NOTHING, null=null, lasting=True)
 
 
 class Migration(migrations.Migration):
@@ -238,28 +237,21 @@ class Migration(migrations.Migration):
                     ("created_at", models.DateTimeField()),
                     tenant_field(),
                     ("concurrency", models.PositiveIntegerField(null=True)),
-                    ("fair", models.BooleanField(db_default=False, default=False)),
+                    ("fair", models.BooleanField(default=False, db_default=False)),
                     ("rate", models.PositiveIntegerField(null=True)),
                     ("rate_seconds", models.FloatField(null=True)),
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "name"), name="tasks_queue_name_once"),
+                        models.UniqueConstraint(name="tasks_queue_name_once", fields=["tenant", "name"]),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("concurrency", None), ("concurrency__gte", 1), _connector="OR"),
-                                models.Q(("rate", None), ("rate__gte", 1), _connector="OR"),
-                                models.Q(
-                                    models.Q(("rate", None), ("rate_seconds", None)),
-                                    models.Q(
-                                        ("rate__isnull", False),
-                                        ("rate_seconds__gt", 0),
-                                        ("rate_seconds__isnull", False),
-                                    ),
-                                    _connector="OR",
-                                ),
-                            ),
                             name="tasks_queue_limits_bite",
+                            condition=(Q(concurrency=None) | Q(concurrency__gte=1))
+                            & (Q(rate=None) | Q(rate__gte=1))
+                            & (
+                                Q(rate=None, rate_seconds=None)
+                                | Q(rate__isnull=False, rate_seconds__gt=0, rate_seconds__isnull=False)
+                            ),
                         ),
                     ],
                     "permissions": [("operate_queue", "Can pause and resume queues")],
@@ -271,13 +263,8 @@ class Migration(migrations.Migration):
                     id_field(),
                     ("name", models.CharField(max_length=100)),
                     ("params_schema", models.JSONField(default=dict)),
-                    ("title", models.CharField(blank=True, max_length=200)),
-                    (
-                        "requires",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=models.CharField(max_length=50), default=list, size=None
-                        ),
-                    ),
+                    ("title", models.CharField(max_length=200, blank=True)),
+                    ("requires", ArrayField(models.CharField(max_length=50), default=list)),
                     ("priority", models.PositiveSmallIntegerField(default=5)),
                     ("max_attempts", models.PositiveSmallIntegerField(default=3)),
                     ("max_expiries", models.PositiveSmallIntegerField(default=3)),
@@ -285,87 +272,60 @@ class Migration(migrations.Migration):
                     ("max_lease_seconds", models.PositiveIntegerField(default=3600)),
                     ("backoff_seconds", models.FloatField(default=2.0)),
                     ("backoff_cap_seconds", models.FloatField(default=300.0)),
-                    (
-                        "strict",
-                        models.BooleanField(
-                            default=False, help_text="An expired lease may not be used any more, even unclaimed."
-                        ),
-                    ),
+                    ("strict", models.BooleanField(default=False)),
                     ("in_code", models.BooleanField(default=False)),
                     ("enabled", models.BooleanField(default=True)),
                     ("created_at", models.DateTimeField()),
                     ("changed_at", models.DateTimeField()),
-                    reference("queue", "tasks.queue", related_name="task_types"),
+                    reference("queue", "tasks.queue", "task_types"),
                     tenant_field(),
                     ("concurrency", models.PositiveIntegerField(null=True)),
                     ("deadline_seconds", models.PositiveIntegerField(null=True)),
                     ("heartbeat_seconds", models.PositiveIntegerField(null=True)),
-                    (
-                        "misfire",
-                        models.CharField(
-                            choices=[("once", "Once"), ("all", "All"), ("skip", "Skip")],
-                            db_default="once",
-                            default="once",
-                            max_length=10,
-                        ),
-                    ),
+                    ("misfire", models.CharField(max_length=10, default="once", db_default="once")),
                     ("paused_at", models.DateTimeField(null=True)),
                     ("rate", models.PositiveIntegerField(null=True)),
                     ("rate_seconds", models.FloatField(null=True)),
                     ("retention_seconds", models.PositiveIntegerField(null=True)),
-                    ("revokes_stuck", models.BooleanField(db_default=False, default=False)),
+                    ("revokes_stuck", models.BooleanField(default=False, db_default=False)),
                     ("stuck_after", models.PositiveSmallIntegerField(null=True)),
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "name"), name="tasks_tasktype_name_once"),
+                        models.UniqueConstraint(name="tasks_tasktype_name_once", fields=["tenant", "name"]),
                         models.CheckConstraint(
-                            condition=models.Q(("priority__range", (1, 10))), name="tasks_tasktype_priority_1_to_10"
+                            name="tasks_tasktype_priority_1_to_10", condition=Q(priority__range=(1, 10))
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("max_attempts__gte", 1), ("max_expiries__gte", 1)),
                             name="tasks_tasktype_tries_at_least_once",
+                            condition=Q(max_attempts__gte=1, max_expiries__gte=1),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("lease_seconds__gte", 1), ("max_lease_seconds__gte", models.F("lease_seconds"))
-                            ),
                             name="tasks_tasktype_lease_within_its_cap",
+                            condition=Q(lease_seconds__gte=1, max_lease_seconds__gte=F("lease_seconds")),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("backoff_cap_seconds__gte", models.F("backoff_seconds")), ("backoff_seconds__gte", 0)
-                            ),
                             name="tasks_tasktype_backoff_within_its_cap",
+                            condition=Q(backoff_cap_seconds__gte=F("backoff_seconds"), backoff_seconds__gte=0),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("concurrency", None), ("concurrency__gte", 1), _connector="OR"),
-                                models.Q(("rate", None), ("rate__gte", 1), _connector="OR"),
-                                models.Q(
-                                    models.Q(("rate", None), ("rate_seconds", None)),
-                                    models.Q(
-                                        ("rate__isnull", False),
-                                        ("rate_seconds__gt", 0),
-                                        ("rate_seconds__isnull", False),
-                                    ),
-                                    _connector="OR",
-                                ),
-                            ),
                             name="tasks_tasktype_limits_bite",
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("heartbeat_seconds", None), ("heartbeat_seconds__gte", 1), _connector="OR"),
-                                models.Q(("deadline_seconds", None), ("deadline_seconds__gte", 1), _connector="OR"),
-                                models.Q(("retention_seconds", None), ("retention_seconds__gte", 1), _connector="OR"),
-                                models.Q(("stuck_after", None), ("stuck_after__gte", 1), _connector="OR"),
+                            condition=(Q(concurrency=None) | Q(concurrency__gte=1))
+                            & (Q(rate=None) | Q(rate__gte=1))
+                            & (
+                                Q(rate=None, rate_seconds=None)
+                                | Q(rate__isnull=False, rate_seconds__gt=0, rate_seconds__isnull=False)
                             ),
-                            name="tasks_tasktype_spans_at_least_one",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("misfire__in", ["once", "all", "skip"])),
-                            name="tasks_tasktype_misfire_known",
+                            name="tasks_tasktype_spans_at_least_one",
+                            condition=(Q(heartbeat_seconds=None) | Q(heartbeat_seconds__gte=1))
+                            & (Q(deadline_seconds=None) | Q(deadline_seconds__gte=1))
+                            & (Q(retention_seconds=None) | Q(retention_seconds__gte=1))
+                            & (Q(stuck_after=None) | Q(stuck_after__gte=1)),
+                        ),
+                        models.CheckConstraint(
+                            name="tasks_tasktype_misfire_known", condition=Q(misfire__in=["once", "all", "skip"])
                         ),
                     ],
                 },
@@ -381,21 +341,23 @@ class Migration(migrations.Migration):
                     ("caused_by", models.CharField(max_length=100, null=True)),
                     ("receipt_id", models.CharField(max_length=100)),
                     ("created_at", models.DateTimeField()),
-                    reference("queue", "tasks.queue", related_name="tasks", lasting=True),
+                    reference("queue", "tasks.queue", "tasks", lasting=True),
                     reference("recipient", "principals.principal", lasting=True),
                     reference("requester", "principals.principal", lasting=True),
                     tenant_field(),
-                    reference("task_type", "tasks.tasktype", related_name="tasks", lasting=True),
+                    reference("task_type", "tasks.tasktype", "tasks", lasting=True),
                     ("concurrency_key", models.CharField(max_length=200, null=True)),
                     ("retry_of", models.BigIntegerField(null=True)),
                 ],
                 options={
                     "constraints": [
                         models.CheckConstraint(
-                            condition=models.Q(("priority__range", (1, 10))), name="tasks_task_priority_1_to_10"
-                        )
+                            name="tasks_task_priority_1_to_10", condition=Q(priority__range=(1, 10))
+                        ),
                     ],
-                    "indexes": [models.Index(fields=["tenant", "id"], name="tasks_task_newest")],
+                    "indexes": [
+                        models.Index(name="tasks_task_newest", fields=["tenant", "id"]),
+                    ],
                     "permissions": [("operate_task", "Can cancel tasks, retry dead letters and revoke leases")],
                 },
             ),
@@ -418,12 +380,12 @@ class Migration(migrations.Migration):
                     tenant_field(),
                     _loose("queue", "tasks.queue"),
                     _loose("task_type", "tasks.tasktype"),
-                    ("has_budget", models.BooleanField(db_default=False, default=False)),
+                    ("has_budget", models.BooleanField(default=False, db_default=False)),
                     ("concurrency_key", models.CharField(max_length=200, null=True)),
                     ("deadline_at", models.DateTimeField(null=True)),
-                    ("open_dependencies", models.SmallIntegerField(db_default=0, default=0)),
+                    ("open_dependencies", models.SmallIntegerField(default=0, db_default=0)),
                     _loose("requester", "principals.principal", null=True),
-                    ("silent_beats", models.SmallIntegerField(db_default=0, default=0)),
+                    ("silent_beats", models.SmallIntegerField(default=0, db_default=0)),
                     ("stuck_after", models.SmallIntegerField(null=True)),
                 ],
                 options={
@@ -431,87 +393,61 @@ class Migration(migrations.Migration):
                     "verbose_name": "open task",
                     "constraints": [
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("holder", None), ("lease_expires_at", None)),
-                                models.Q(("holder__isnull", False), ("lease_expires_at__isnull", False)),
-                                _connector="OR",
-                            ),
                             name="task_live_leased_iff_holder_and_deadline",
+                            condition=Q(holder=None, lease_expires_at=None)
+                            | Q(holder__isnull=False, lease_expires_at__isnull=False),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("holder", None),
-                                models.Q(("fencing_token__gte", 1), ("ready_at__isnull", False)),
-                                _connector="OR",
-                            ),
                             name="task_live_leased_was_ready_and_fenced",
+                            condition=Q(holder=None) | Q(fencing_token__gte=1, ready_at__isnull=False),
                         ),
+                        models.CheckConstraint(name="task_live_rank_0_to_9", condition=Q(priority_rank__range=(0, 9))),
                         models.CheckConstraint(
-                            condition=models.Q(("priority_rank__range", (0, 9))), name="task_live_rank_0_to_9"
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(
-                                ("expiries__gte", 0),
-                                ("expiries__lt", models.F("max_expiries")),
-                                ("failures__gte", 0),
-                                ("failures__lt", models.F("max_attempts")),
-                                ("fencing_token__range", (0, 65535)),
-                            ),
                             name="task_live_has_tries_left",
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(
-                                ("ready_at", None),
-                                models.Q(("due_at", None), ("open_dependencies", 0)),
-                                _connector="OR",
+                            condition=Q(
+                                expiries__gte=0,
+                                expiries__lt=F("max_expiries"),
+                                failures__gte=0,
+                                failures__lt=F("max_attempts"),
+                                fencing_token__range=(0, 65535),
                             ),
-                            name="task_live_ready_waits_for_nothing",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("open_dependencies__gte", 0), ("silent_beats__gte", 0)),
+                            name="task_live_ready_waits_for_nothing",
+                            condition=Q(ready_at=None) | Q(due_at=None, open_dependencies=0),
+                        ),
+                        models.CheckConstraint(
                             name="task_live_counts_not_negative",
+                            condition=Q(open_dependencies__gte=0, silent_beats__gte=0),
                         ),
                         models.UniqueConstraint(
-                            condition=models.Q(("concurrency_key__isnull", False), ("ready_at__isnull", False)),
-                            fields=("tenant", "concurrency_key"),
                             name="task_live_key_admitted_once",
+                            fields=["tenant", "concurrency_key"],
+                            condition=Q(concurrency_key__isnull=False, ready_at__isnull=False),
                         ),
                     ],
                     "indexes": [
                         models.Index(
-                            condition=models.Q(("holder", None), ("ready_at__isnull", False)),
-                            fields=["queue", "priority_rank", "ready_at", "task_id", "task_type"],
                             name="task_live_claimable",
+                            fields=["queue", "priority_rank", "ready_at", "task_id", "task_type"],
+                            condition=Q(holder=None, ready_at__isnull=False),
                         ),
                         models.Index(
-                            condition=models.Q(("holder__isnull", False)),
-                            fields=["queue", "task_id"],
-                            name="task_live_leased",
+                            name="task_live_leased", fields=["queue", "task_id"], condition=Q(holder__isnull=False)
                         ),
+                        models.Index(name="task_live_due", fields=["queue", "due_at"], condition=Q(ready_at=None)),
                         models.Index(
-                            condition=models.Q(("ready_at", None)), fields=["queue", "due_at"], name="task_live_due"
-                        ),
-                        models.Index(
-                            condition=models.Q(
-                                ("concurrency_key__isnull", False),
-                                ("due_at", None),
-                                ("open_dependencies", 0),
-                                ("ready_at", None),
-                            ),
-                            fields=["tenant", "concurrency_key", "priority_rank", "task_id"],
                             name="task_live_waiting_for_key",
+                            fields=["tenant", "concurrency_key", "priority_rank", "task_id"],
+                            condition=Q(concurrency_key__isnull=False, due_at=None, open_dependencies=0, ready_at=None),
                         ),
                         models.Index(
-                            condition=models.Q(
-                                ("holder", None), ("ready_at__isnull", False), ("requester__isnull", False)
-                            ),
-                            fields=["queue", "requester", "priority_rank", "ready_at", "task_id", "task_type"],
                             name="task_live_claimable_fairly",
+                            fields=["queue", "requester", "priority_rank", "ready_at", "task_id", "task_type"],
+                            condition=Q(holder=None, ready_at__isnull=False, requester__isnull=False),
                         ),
                         models.Index(
-                            condition=models.Q(("deadline_at__isnull", False)),
-                            fields=["deadline_at"],
-                            name="task_live_by_deadline",
+                            name="task_live_by_deadline", fields=["deadline_at"], condition=Q(deadline_at__isnull=False)
                         ),
                     ],
                 },
@@ -522,25 +458,11 @@ class Migration(migrations.Migration):
                     ("id", models.BigIntegerField(primary_key=True, serialize=False)),
                     ("started_at", models.DateTimeField()),
                     ("percent", models.FloatField(null=True)),
-                    ("message", models.CharField(blank=True, default="", max_length=500)),
+                    ("message", models.CharField(max_length=500, blank=True, default="")),
                     ("progressed_at", models.DateTimeField(null=True)),
                     ("checkpoint", models.JSONField(null=True)),
                     ("ended_at", models.DateTimeField(null=True)),
-                    (
-                        "outcome",
-                        models.CharField(
-                            choices=[
-                                ("succeeded", "Succeeded"),
-                                ("failed", "Failed"),
-                                ("released", "Released"),
-                                ("expired", "Expired"),
-                                ("canceled", "Canceled"),
-                                ("revoked", "Revoked"),
-                            ],
-                            max_length=10,
-                            null=True,
-                        ),
-                    ),
+                    ("outcome", models.CharField(max_length=10, null=True)),
                     ("error", models.JSONField(null=True)),
                     ("request_digest", models.BinaryField(max_length=32, null=True)),
                     ("answer", models.JSONField(null=True)),
@@ -552,24 +474,17 @@ class Migration(migrations.Migration):
                 options={
                     "constraints": [
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("ended_at", None), ("outcome", None)),
-                                models.Q(("ended_at__isnull", False), ("outcome__isnull", False)),
-                                _connector="OR",
-                            ),
                             name="tasks_run_ended_iff_outcome",
+                            condition=Q(ended_at=None, outcome=None) | Q(ended_at__isnull=False, outcome__isnull=False),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("outcome", None),
-                                ("outcome__in", ["succeeded", "failed", "released", "expired", "canceled", "revoked"]),
-                                _connector="OR",
-                            ),
                             name="tasks_run_outcome_known",
+                            condition=Q(outcome=None)
+                            | Q(outcome__in=["succeeded", "failed", "released", "expired", "canceled", "revoked"]),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("checkpoint_sequence__gte", 0), ("progress_sequence__gte", 0)),
                             name="tasks_run_sequences_not_negative",
+                            condition=Q(checkpoint_sequence__gte=0, progress_sequence__gte=0),
                         ),
                     ],
                 },
@@ -578,38 +493,8 @@ class Migration(migrations.Migration):
                 name="FinishedTask",
                 fields=[
                     ("task_id", models.BigIntegerField(primary_key=True, serialize=False)),
-                    (
-                        "status",
-                        models.CharField(
-                            choices=[
-                                ("waiting", "Waiting"),
-                                ("scheduled", "Scheduled"),
-                                ("queued", "Queued"),
-                                ("leased", "Leased"),
-                                ("canceling", "Canceling"),
-                                ("succeeded", "Succeeded"),
-                                ("failed", "Failed"),
-                                ("canceled", "Canceled"),
-                            ],
-                            max_length=10,
-                        ),
-                    ),
-                    (
-                        "reason",
-                        models.CharField(
-                            choices=[
-                                ("not_retryable", "Not Retryable"),
-                                ("attempts_exhausted", "Attempts Exhausted"),
-                                ("expiries_exhausted", "Expiries Exhausted"),
-                                ("canceled", "Canceled"),
-                                ("deadline_passed", "Deadline Passed"),
-                                ("budget_exhausted", "Budget Exhausted"),
-                                ("dependency_failed", "Dependency Failed"),
-                            ],
-                            max_length=20,
-                            null=True,
-                        ),
-                    ),
+                    ("status", models.CharField(max_length=10)),
+                    ("reason", models.CharField(max_length=20, null=True)),
                     ("fencing_token", models.IntegerField()),
                     ("error", models.JSONField(null=True)),
                     ("result_channel", models.CharField(max_length=50, null=True)),
@@ -629,40 +514,34 @@ class Migration(migrations.Migration):
                     "verbose_name": "finished task",
                     "constraints": [
                         models.CheckConstraint(
-                            condition=models.Q(("status__in", ["canceled", "failed", "succeeded"])),
                             name="task_history_status_terminal",
+                            condition=Q(status__in=["canceled", "failed", "succeeded"]),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("status", "succeeded"), ("reason", None)),
-                                models.Q(
-                                    models.Q(("status", "succeeded"), _negated=True),
-                                    (
-                                        "reason__in",
-                                        [
-                                            "not_retryable",
-                                            "attempts_exhausted",
-                                            "expiries_exhausted",
-                                            "canceled",
-                                            "deadline_passed",
-                                            "budget_exhausted",
-                                            "dependency_failed",
-                                        ],
-                                    ),
-                                    ("reason__isnull", False),
-                                ),
-                                _connector="OR",
-                            ),
                             name="task_history_reason_iff_not_succeeded",
+                            condition=(Q(status="succeeded") & Q(reason=None))
+                            | (
+                                ~Q(status="succeeded")
+                                & Q(
+                                    reason__isnull=False,
+                                    reason__in=[
+                                        "not_retryable",
+                                        "attempts_exhausted",
+                                        "expiries_exhausted",
+                                        "canceled",
+                                        "deadline_passed",
+                                        "budget_exhausted",
+                                        "dependency_failed",
+                                    ],
+                                )
+                            ),
                         ),
                     ],
                     "indexes": [
                         models.Index(
-                            condition=models.Q(("status", "failed")),
-                            fields=["tenant", "task_id"],
-                            name="task_history_dead",
+                            name="task_history_dead", fields=["tenant", "task_id"], condition=Q(status="failed")
                         ),
-                        models.Index(fields=["finished_at"], name="task_history_by_end"),
+                        models.Index(name="task_history_by_end", fields=["finished_at"]),
                     ],
                 },
             ),
@@ -673,16 +552,15 @@ class Migration(migrations.Migration):
                     ("task_id", models.BigIntegerField()),
                     ("fencing_token", models.IntegerField()),
                     ("tokens", models.BigIntegerField(default=0)),
-                    ("cost_usd", models.DecimalField(decimal_places=6, default=0, max_digits=14)),
+                    ("cost_usd", models.DecimalField(default=0, max_digits=14, decimal_places=6)),
                     ("spent_at", models.DateTimeField()),
                     tenant_field(),
                 ],
                 options={
                     "constraints": [
                         models.CheckConstraint(
-                            condition=models.Q(("cost_usd__gte", 0), ("tokens__gte", 0)),
-                            name="tasks_spend_not_negative",
-                        )
+                            name="tasks_spend_not_negative", condition=Q(cost_usd__gte=0, tokens__gte=0)
+                        ),
                     ],
                 },
             ),
@@ -698,10 +576,9 @@ class Migration(migrations.Migration):
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "digest"), name="tasks_artifact_digest_once"),
+                        models.UniqueConstraint(name="tasks_artifact_digest_once", fields=["tenant", "digest"]),
                         models.CheckConstraint(
-                            condition=models.Q(("digest__regex", "^[0-9a-f]{64}$")),
-                            name="tasks_artifact_digest_is_sha256",
+                            name="tasks_artifact_digest_is_sha256", condition=Q(digest__regex="^[0-9a-f]{64}$")
                         ),
                     ],
                 },
@@ -720,7 +597,9 @@ class Migration(migrations.Migration):
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "principal", "key"), name="tasks_idempotencykey_once")
+                        models.UniqueConstraint(
+                            name="tasks_idempotencykey_once", fields=["tenant", "principal", "key"]
+                        ),
                     ],
                 },
             ),
@@ -729,22 +608,7 @@ class Migration(migrations.Migration):
                 fields=[
                     id_field(),
                     ("minute_at", models.DateTimeField()),
-                    (
-                        "status",
-                        models.CharField(
-                            choices=[
-                                ("waiting", "Waiting"),
-                                ("scheduled", "Scheduled"),
-                                ("queued", "Queued"),
-                                ("leased", "Leased"),
-                                ("canceling", "Canceling"),
-                                ("succeeded", "Succeeded"),
-                                ("failed", "Failed"),
-                                ("canceled", "Canceled"),
-                            ],
-                            max_length=10,
-                        ),
-                    ),
+                    ("status", models.CharField(max_length=10)),
                     ("latency", models.SmallIntegerField()),
                     ("tasks", models.BigIntegerField()),
                     ("expiries", models.BigIntegerField()),
@@ -753,14 +617,15 @@ class Migration(migrations.Migration):
                     tenant_field(),
                 ],
                 options={
-                    "indexes": [models.Index(fields=["minute_at"], name="tasks_queueminute_by_time")],
+                    "indexes": [
+                        models.Index(name="tasks_queueminute_by_time", fields=["minute_at"]),
+                    ],
                     "constraints": [
                         models.UniqueConstraint(
-                            fields=("tenant", "queue", "minute_at", "status", "latency"), name="tasks_queueminute_once"
+                            name="tasks_queueminute_once", fields=["tenant", "queue", "minute_at", "status", "latency"]
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("expiries__gte", 0), ("tasks__gte", 1)),
-                            name="tasks_queueminute_counts_something",
+                            name="tasks_queueminute_counts_something", condition=Q(expiries__gte=0, tasks__gte=1)
                         ),
                     ],
                 },
@@ -779,16 +644,16 @@ class Migration(migrations.Migration):
                     tenant_field(),
                 ],
                 options={
-                    "indexes": [models.Index(fields=["minute_at"], name="tasks_queuehistory_by_time")],
+                    "indexes": [
+                        models.Index(name="tasks_queuehistory_by_time", fields=["minute_at"]),
+                    ],
                     "constraints": [
                         models.UniqueConstraint(
-                            fields=("tenant", "queue", "minute_at"), name="tasks_queuehistory_once"
+                            name="tasks_queuehistory_once", fields=["tenant", "queue", "minute_at"]
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("ended__gte", models.F("failed")), ("failed__gte", 0), ("queued__gte", 0)
-                            ),
                             name="tasks_queuehistory_counts",
+                            condition=Q(ended__gte=F("failed"), failed__gte=0, queued__gte=0),
                         ),
                     ],
                 },
@@ -830,53 +695,38 @@ class Migration(migrations.Migration):
                     ("cron", models.CharField(max_length=200, null=True)),
                     ("every_seconds", models.PositiveIntegerField(null=True)),
                     ("timezone", models.CharField(max_length=50)),
-                    (
-                        "misfire",
-                        models.CharField(
-                            choices=[("once", "Once"), ("all", "All"), ("skip", "Skip")], max_length=10, null=True
-                        ),
-                    ),
+                    ("misfire", models.CharField(max_length=10, null=True)),
                     ("anchor_at", models.DateTimeField()),
                     ("next_at", models.DateTimeField(null=True)),
                     ("last_at", models.DateTimeField(null=True)),
                     ("last_task_id", models.BigIntegerField(null=True)),
-                    ("last_refusal", models.CharField(blank=True, default="", max_length=500)),
+                    ("last_refusal", models.CharField(max_length=500, blank=True, default="")),
                     ("created_at", models.DateTimeField()),
                     ("changed_at", models.DateTimeField()),
                     reference("owner", "principals.principal"),
                     reference("queue", "tasks.queue", null=True),
                     reference("recipient", "principals.principal"),
-                    reference("task_type", "tasks.tasktype", related_name="schedules"),
+                    reference("task_type", "tasks.tasktype", "schedules"),
                     tenant_field(),
                 ],
                 options={
                     "permissions": [("operate_schedule", "Can stop and resume schedules")],
                     "indexes": [
-                        models.Index(
-                            condition=models.Q(("next_at__isnull", False)),
-                            fields=["next_at"],
-                            name="tasks_schedule_due",
-                        )
+                        models.Index(name="tasks_schedule_due", fields=["next_at"], condition=Q(next_at__isnull=False)),
                     ],
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "owner", "name"), name="tasks_schedule_name_once"),
+                        models.UniqueConstraint(name="tasks_schedule_name_once", fields=["tenant", "owner", "name"]),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("cron__isnull", False), ("every_seconds", None)),
-                                models.Q(("cron", None), ("every_seconds__gte", 1)),
-                                _connector="OR",
-                            ),
                             name="tasks_schedule_has_one_timetable",
+                            condition=Q(cron__isnull=False, every_seconds=None) | Q(cron=None, every_seconds__gte=1),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("misfire", None), ("misfire__in", ["once", "all", "skip"]), _connector="OR"
-                            ),
                             name="tasks_schedule_misfire_known",
+                            condition=Q(misfire=None) | Q(misfire__in=["once", "all", "skip"]),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("priority", None), ("priority__range", (1, 10)), _connector="OR"),
                             name="tasks_schedule_priority_1_to_10",
+                            condition=Q(priority=None) | Q(priority__range=(1, 10)),
                         ),
                     ],
                 },
@@ -887,22 +737,23 @@ class Migration(migrations.Migration):
                     id_field(),
                     ("task_id", models.BigIntegerField()),
                     ("on_task_id", models.BigIntegerField()),
-                    ("if_it_fails", models.CharField(choices=[("cancel", "Cancel"), ("fail", "Fail")], max_length=10)),
+                    ("if_it_fails", models.CharField(max_length=10)),
                     tenant_field(),
                 ],
                 options={
-                    "indexes": [models.Index(fields=["on_task_id"], name="tasks_dependency_on")],
+                    "indexes": [
+                        models.Index(name="tasks_dependency_on", fields=["on_task_id"]),
+                    ],
                     "constraints": [
                         models.UniqueConstraint(
-                            fields=("tenant", "task_id", "on_task_id"), name="tasks_dependency_once"
+                            name="tasks_dependency_once", fields=["tenant", "task_id", "on_task_id"]
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("on_task_id__lt", models.F("task_id"))),
-                            name="tasks_dependency_on_what_was_before",
+                            name="tasks_dependency_on_what_was_before", condition=Q(on_task_id__lt=F("task_id"))
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("if_it_fails__in", ["cancel", "fail"])),
                             name="tasks_dependency_failure_policy_known",
+                            condition=Q(if_it_fails__in=["cancel", "fail"]),
                         ),
                     ],
                 },
@@ -920,28 +771,20 @@ class Migration(migrations.Migration):
                 options={
                     "indexes": [
                         models.Index(
-                            condition=models.Q(("task_type", None)),
-                            fields=["queue", "granted_at"],
                             name="tasks_ratewindow_of_queue",
+                            fields=["queue", "granted_at"],
+                            condition=Q(task_type=None),
                         ),
                         models.Index(
-                            condition=models.Q(("queue", None)),
-                            fields=["task_type", "granted_at"],
-                            name="tasks_ratewindow_of_type",
+                            name="tasks_ratewindow_of_type", fields=["task_type", "granted_at"], condition=Q(queue=None)
                         ),
                     ],
                     "constraints": [
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(("queue", None), ("task_type__isnull", False)),
-                                models.Q(("queue__isnull", False), ("task_type", None)),
-                                _connector="OR",
-                            ),
                             name="tasks_ratewindow_of_a_queue_or_a_type",
+                            condition=Q(queue=None, task_type__isnull=False) | Q(queue__isnull=False, task_type=None),
                         ),
-                        models.CheckConstraint(
-                            condition=models.Q(("leases__gte", 1)), name="tasks_ratewindow_counts_something"
-                        ),
+                        models.CheckConstraint(name="tasks_ratewindow_counts_something", condition=Q(leases__gte=1)),
                     ],
                 },
             ),
@@ -956,7 +799,7 @@ class Migration(migrations.Migration):
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "queue", "requester"), name="tasks_fairshare_once")
+                        models.UniqueConstraint(name="tasks_fairshare_once", fields=["tenant", "queue", "requester"]),
                     ],
                 },
             ),
@@ -965,10 +808,10 @@ class Migration(migrations.Migration):
                 fields=[
                     ("task_id", models.BigIntegerField(primary_key=True, serialize=False)),
                     ("max_tokens", models.BigIntegerField(null=True)),
-                    ("max_cost_usd", models.DecimalField(decimal_places=6, max_digits=20, null=True)),
+                    ("max_cost_usd", models.DecimalField(null=True, max_digits=20, decimal_places=6)),
                     ("spent_tokens", models.BigIntegerField(default=0)),
-                    ("spent_cost_usd", models.DecimalField(decimal_places=6, default=0, max_digits=20)),
-                    ("when_spent", models.CharField(choices=[("fail", "Fail"), ("cancel", "Cancel")], max_length=10)),
+                    ("spent_cost_usd", models.DecimalField(default=0, max_digits=20, decimal_places=6)),
+                    ("when_spent", models.CharField(max_length=10)),
                     ("spent_at", models.DateTimeField(null=True)),
                     ("created_at", models.DateTimeField()),
                     tenant_field(),
@@ -976,53 +819,28 @@ class Migration(migrations.Migration):
                 options={
                     "constraints": [
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(
-                                    ("max_tokens__isnull", False), ("max_cost_usd__isnull", False), _connector="OR"
-                                ),
-                                models.Q(("max_tokens", None), ("max_tokens__gte", 1), _connector="OR"),
-                                models.Q(("max_cost_usd", None), ("max_cost_usd__gt", 0), _connector="OR"),
-                            ),
                             name="tasks_budget_limits_something",
+                            condition=(Q(max_tokens__isnull=False) | Q(max_cost_usd__isnull=False))
+                            & (Q(max_tokens=None) | Q(max_tokens__gte=1))
+                            & (Q(max_cost_usd=None) | Q(max_cost_usd__gt=0)),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("spent_cost_usd__gte", 0), ("spent_tokens__gte", 0)),
                             name="tasks_budget_spent_not_negative",
+                            condition=Q(spent_cost_usd__gte=0, spent_tokens__gte=0),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                models.Q(
-                                    ("spent_at", None),
-                                    models.Q(
-                                        ("max_tokens", None),
-                                        ("spent_tokens__lt", models.F("max_tokens")),
-                                        _connector="OR",
-                                    ),
-                                    models.Q(
-                                        ("max_cost_usd", None),
-                                        ("spent_cost_usd__lt", models.F("max_cost_usd")),
-                                        _connector="OR",
-                                    ),
-                                ),
-                                models.Q(
-                                    ("spent_at__isnull", False),
-                                    models.Q(
-                                        models.Q(
-                                            ("max_tokens__isnull", False), ("spent_tokens__gte", models.F("max_tokens"))
-                                        ),
-                                        models.Q(
-                                            ("max_cost_usd__isnull", False),
-                                            ("spent_cost_usd__gte", models.F("max_cost_usd")),
-                                        ),
-                                        _connector="OR",
-                                    ),
-                                ),
-                                _connector="OR",
-                            ),
                             name="tasks_budget_spent_at_iff_spent",
+                            condition=Q(spent_at=None)
+                            & (Q(max_tokens=None) | Q(spent_tokens__lt=F("max_tokens")))
+                            & (Q(max_cost_usd=None) | Q(spent_cost_usd__lt=F("max_cost_usd")))
+                            | Q(spent_at__isnull=False)
+                            & (
+                                Q(max_tokens__isnull=False, spent_tokens__gte=F("max_tokens"))
+                                | Q(max_cost_usd__isnull=False, spent_cost_usd__gte=F("max_cost_usd"))
+                            ),
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("when_spent__in", ["fail", "cancel"])), name="tasks_budget_policy_known"
+                            name="tasks_budget_policy_known", condition=Q(when_spent__in=["fail", "cancel"])
                         ),
                     ],
                 },
