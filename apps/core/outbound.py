@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import anyio
 import anyio.to_thread
@@ -263,18 +263,23 @@ class UnresolvedHost(ForbiddenEndpoint):
     """The name of the host leads nowhere just now."""
 
 
-def fault_of(url: str) -> str | None:
-    """What is wrong with an address by its text alone, in words that follow it; names are looked up at each call."""
+def _split(url: str) -> SplitResult | None:
+    """The parts of an HTTP address without credentials and fragment; None if it is none."""
     try:
         httpx2.URL(url)  # look-ups read more forms of an address than the client does: an octet may begin with a zero
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        is_usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
     except (httpx2.InvalidURL, ValueError):
-        return "is no HTTP address"
-    if parts.scheme not in {"http", "https"} or not host or port == 0:
-        return "is no HTTP address"
-    if parts.username or parts.password or parts.fragment:
-        return "holds credentials or a fragment"
+        return None
+    return parts if is_usable and not (parts.username or parts.password or parts.fragment) else None
+
+
+def fault_of(url: str) -> str | None:
+    """What is wrong with an address by its text alone, in words that follow it; names are looked up at each call."""
+    parts = _split(url)
+    if parts is None:
+        return "is no HTTP address, or holds credentials or a fragment"
+    host = parts.hostname or ""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -300,9 +305,9 @@ def guard(url: str) -> str:
 
     :raises ForbiddenEndpoint: naming the reason.
     """
-    if (fault := fault_of(url)) is not None:
-        raise ForbiddenEndpoint(f"{url[:200]!r} {fault}.")
-    parts = urlsplit(url)
+    parts = _split(url)
+    if parts is None:
+        raise ForbiddenEndpoint(f"{url[:200]!r} is no HTTP address.")
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
