@@ -284,16 +284,15 @@ def fault_of(url: str) -> str | None:
         address = ipaddress.ip_address(host)
     except ValueError:
         # A name may lead into an allowed network.
-        is_plain, is_public = parts.scheme == "http" and not settings.ALLOWED_NETWORKS, True
+        is_allowed, is_public = bool(settings.ALLOWED_NETWORKS), True
         if host.casefold().rstrip(".") in _LOOPBACK_NAMES:
-            is_plain, is_public = False, settings.ALLOW_LOOPBACK
+            is_allowed = is_public = settings.ALLOW_LOOPBACK
     else:
-        is_plain, is_public = (
-            parts.scheme == "http" and not _is_allowed(address),
-            _is_allowed(address) or _is_public(address),
-        )
+        is_allowed = _is_allowed(address)
+        is_public = is_allowed or _is_public(address)
     if not is_public:
         return "is not a public address"
+    is_plain = parts.scheme == "http" and not is_allowed
     return "is plain HTTP, which is for loopback and allowed networks only" if is_plain else None
 
 
