@@ -10,7 +10,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked
 from apps.digests import selectors, services
-from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourcePolicy, Sweep, Thread
+from apps.digests.models import Entry, Inbox, Source, SourcePolicy, Thread
 from apps.principals import selectors as principals
 from apps.principals.models import Operator, Tenant
 from apps.principals.tenancy import acting_in
@@ -181,20 +181,3 @@ class EntryAdmin(OperatorAdmin):
     @admin.display(description="Receipts")
     def receipt_links(self, entry: Entry) -> str:
         return _links(Receipt.objects.filter(pk__in=entry.receipt_ids).order_by("id"))
-
-
-@admin.register(ReceiptState)
-class ReceiptStateAdmin(OperatorAdmin):
-    list_display = [
-        *(linked("receipt"), linked("inbox"), linked("entry"), linked("thread")),
-        *("pending", "delivered_at", "acked_at", "archived_at"),
-    ]
-    list_filter = ["pending", ("acked_at", admin.EmptyFieldListFilter), "tenant"]
-    list_select_related = ["receipt", "inbox__principal", "entry", "thread"]
-    ordering = ["-receipt_id"]
-
-
-@admin.register(Sweep)
-class SweepAdmin(OperatorAdmin):
-    list_display = ["name", "begun_at", "ended_at", "position"]
-    ordering = ["name"]

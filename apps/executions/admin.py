@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from django.contrib import admin
 from django.http import HttpRequest
-from django.utils.html import format_html_join
 from unfold.admin import TabularInline
 
 from apps.core.admin import OperatorAdmin, as_json, link_to, start_of
@@ -94,10 +93,10 @@ class ExecutionAdmin(OperatorAdmin):
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
-    readonly_fields = ["summary", "waits_for", "picture", "plan", "plan_receipt", "terminal_receipt"]
+    readonly_fields = ["summary", "picture", "plan", "plan_receipt", "terminal_receipt"]
     # The result stands before the request.
     fields = [
-        *("intent", "status", "summary", "waits_for", "picture", "plan", "owner", "requested_by"),
+        *("intent", "status", "summary", "picture", "plan", "owner", "requested_by"),
         *("created_at", "ended_at", "terminal_receipt", "mode", "strategy"),
         *("total_cost", "max_total_cost", "max_cost_per_step", "currency"),
         *("delegate_id", "plan_receipt", "halted_as", "halted_why", "halted_by", "wake_at", "trace_ref"),
@@ -111,13 +110,6 @@ class ExecutionAdmin(OperatorAdmin):
     def summary(self, execution: Execution) -> str:
         with acting_in(execution.tenant_id, "console: what came of an execution"):
             return selectors.report_on(execution).summary
-
-    @admin.display(description="Waits for")
-    def waits_for(self, execution: Execution) -> str:
-        with acting_in(execution.tenant_id, "console: what an execution waits for"):
-            steps = selectors.steps_of(execution)
-        waits = reports.waits_for(steps, owner=execution.owner.name)
-        return format_html_join("", "<p>{}</p>", ((one,) for one in waits)) or "-"
 
     @admin.display(description="Plan")
     def plan(self, execution: Execution) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from apps.core import strict_json
 from apps.executions.models import ExecutionStep
 from apps.executions.shapes import StepResult
-from apps.executions.states import ACTIVE, Status, StepStatus
+from apps.executions.states import Status, StepStatus
 from apps.plans.shapes import WORKER_STEPS, StepType
 
 MAX_PAYLOAD_BYTES: Final = 65_536
@@ -189,29 +189,6 @@ def outcome(step: ExecutionStep) -> str:
         return ""
     text = found.strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def waits_for(steps: Steps, *, owner: str) -> list[str]:
-    """What an execution waits for now: a sentence for each step that is active or put off."""
-    return [
-        f"{step.step_id} waits for {_awaited(step, owner)}."
-        for step in steps
-        if step.status in ACTIVE or step.is_put_off
-    ]
-
-
-def _awaited(step: ExecutionStep, owner: str) -> str:
-    if step.is_put_off:
-        return f"{step.worker_id}, to be called at {step.retry_at:%Y-%m-%d %H:%M:%S} UTC"
-    if step.status == StepStatus.CALLING:
-        return f"{step.worker_id}, which is being called"
-    if step.status == StepStatus.QUEUED:
-        return f"{step.task_ref}, a task for {step.worker_id}"
-    if step.step_type == StepType.AGGREGATE:
-        return f"its owner, {owner}, to combine the results and hand them in"
-    if step.step_type == StepType.ESCALATE:
-        return f"its owner, {owner}, to decide"
-    return f"receipts: {', '.join(step.definition.get('wait_for_receipts') or ())}"
 
 
 def results(steps: Steps, wanted: Sequence[str] | None = None) -> list[StepResult]:

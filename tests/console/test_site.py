@@ -16,7 +16,7 @@ from django.urls import reverse
 from apps.console.site import ConsoleSite
 from apps.core.admin import ReasonForm
 from apps.core.sql import database_now
-from apps.digests.models import Inbox, ReceiptState, Source, Thread
+from apps.digests.models import Inbox, ReceiptState, Source, Sweep, Thread
 from apps.memory import services as memory
 from apps.memory.models import Forgotten, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
 from apps.plans.models import LearnedModel, Outcome
@@ -57,11 +57,11 @@ def observed(author: Caller, text: str) -> Memory:
 
 # Rows that are a keyed digest and a moment, from which nobody learns anything.
 UNREADABLE = {Forgotten}
-# Counters, the search index, and rows that stand on the page of their worker, source, task, queue or execution.
+# Counters, the search index, and rows that stand on the page of their worker, source, task, queue, execution or inbox.
 WITHOUT_A_PAGE = {
     Allowance, Budget, Call, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer, Outcome,
-    QueueHistory, QueueMinute, RateWindow, Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend, TermFrequency,
-    Vector, WorkerEvent,
+    QueueHistory, QueueMinute, RateWindow, ReceiptState, Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend,
+    Sweep, TermFrequency, Vector, WorkerEvent,
 }  # fmt: skip
 
 
