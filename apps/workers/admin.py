@@ -4,7 +4,6 @@ from typing import Any, Final, cast
 
 from django import forms
 from django.contrib import admin, messages
-from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
@@ -15,7 +14,6 @@ from unfold.decorators import action
 from unfold.widgets import (
     UnfoldAdminCheckboxSelectMultipleWidget,
     UnfoldAdminSelectWidget,
-    UnfoldAdminTextareaWidget,
     UnfoldAdminTextInputWidget,
 )
 
@@ -202,52 +200,11 @@ class ToolVersionAdmin(OperatorAdmin):
     search_fields = ["name", "uid"]
 
 
-class EnrollForm(ReasonForm):
-    tenant = forms.ModelChoiceField(Tenant.objects.all(), widget=UnfoldAdminSelectWidget)
-    key_id = forms.CharField(
-        max_length=100, widget=UnfoldAdminTextInputWidget, help_text="The `kid` of its signatures."
-    )
-    public_key = forms.CharField(
-        max_length=2000, widget=UnfoldAdminTextareaWidget, help_text="Its public half, as JWK."
-    )
-    ceiling = forms.ChoiceField(choices=Tier.choices, initial=Tier.SANDBOX, widget=UnfoldAdminSelectWidget)
-
-
 @admin.register(SigningKey)
 class SigningKeyAdmin(OperatorAdmin):
-    actions_list = ["enroll"]
     actions_detail = ["revoke"]
     list_display = ["key_id", "ceiling", "enrolled_at", "revoked_at"]
     list_filter = ["ceiling", "tenant"]
-
-    @action(  # type: ignore[untyped-decorator]  # unfold's has no types
-        description="Enroll a key",
-        url_path="enroll",
-        permissions=["workers.operate_signingkey"],
-        dialog={
-            "title": "Enroll a key",
-            "description": "Trust what it signs, up to a ceiling. MCP workers that named it before are asked to register again.",
-            "form_class": EnrollForm,
-            "form_submit_text": "Enroll",
-        },
-    )
-    def enroll(self, request: HttpRequest, form: forms.Form) -> HttpResponse:
-        given = form.cleaned_data
-        try:
-            with transaction.atomic():
-                with acting_in(given["tenant"].pk, _WHY):
-                    key = registry.enroll_key(
-                        tenant_id=given["tenant"].pk,
-                        key_id=given["key_id"],
-                        public_key=given["public_key"],
-                        ceiling=Tier(given["ceiling"]),
-                    )
-                self.log_change(request, key, f"Enroll: {given['reason']}")
-        except DomainError as refusal:
-            messages.error(request, refusal.detail)
-        else:
-            messages.success(request, f"{key} may grant {key.ceiling}.")
-        return HttpResponse(headers={"HX-Redirect": reverse("admin:workers_signingkey_changelist")})
 
     @verb(
         "Revoke",

@@ -13,7 +13,6 @@ from django.db import transaction
 from django.test import Client
 from django.urls import reverse
 
-from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers.models import SigningKey, Worker, WorkerSource
 from apps.workers.services import discovery
@@ -77,21 +76,14 @@ def test_operator_quarantines_releases_and_unregisters(console: Client, worker: 
     assert "ready to quarantined: by an operator: ticket 7" in page(console, "worker", worker.pk)
 
 
-def test_operator_enrolls_and_revokes_a_key(console: Client, kee: Caller, tenant: Tenant) -> None:
-    key = make_key("vendor-key")
-    given = {"tenant": tenant.pk, "key_id": "vendor-key", "public_key": public_half(key), "ceiling": "verified"}
-
-    act(console, "signingkey", "enroll", **{**given, "public_key": "nonsense"})
-    act(console, "signingkey", "enroll", **given)
+def test_operator_revokes_a_key(console: Client, kee: Caller, worker: Worker) -> None:
     with acting_as(kee):
-        worker = register(kee, signed(make_manifest(), key)).worker
         stored = SigningKey.objects.get()
-    assert worker.effective_tier == "verified"
 
     act(console, "signingkey", "revoke", stored.pk)
 
     assert seen(worker).tier_reason == "the key vendor-key was revoked: ticket 7"
-    assert logged() == ["Enroll: ticket 7", "Revoke: ticket 7"]
+    assert logged() == ["Revoke: ticket 7"]
 
 
 # Commands
