@@ -28,10 +28,10 @@ class Fact:
     """A receipt as a hook sees it: of the metadata only the texts of the paths that the hook reads."""
 
     source_system: str
-    event_type: str
+    event_type: str = ""
     dedupe_key: str
-    title: str | None
-    summary: str
+    title: str | None = None
+    summary: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, *paths: str) -> str | None:

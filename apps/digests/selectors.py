@@ -477,18 +477,13 @@ def _received(principal_id: int, since: datetime, limit: int) -> tuple[list[Rece
             source_system=row.source_system,
             key=grouping.key_of(
                 Group(**{name: getattr(row, name) for name in Group.__dataclass_fields__}),
-                by_hook.get(row.pk) or _bare_fact(row),
+                by_hook.get(row.pk) or Fact(source_system=row.source_system, dedupe_key=row.dedupe_key),
                 opted_in=_opted_in(inbox.tenant_id),
             ),
         )
         for row in rows
     ]
     return received, received[0].at if truncated else since, truncated
-
-
-def _bare_fact(row: Receipt) -> Fact:
-    """A receipt whose source has no hook that would look at more of it."""
-    return Fact(source_system=row.source_system, event_type="", dedupe_key=row.dedupe_key, title=None, summary="")
 
 
 _NO_RULE: Final = Source()

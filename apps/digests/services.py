@@ -494,8 +494,10 @@ def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) 
     rolls over at that receipt, as it does between posts.
     """
     keys = [selectors.group_of(poster.tenant_id, draft) for draft in drafts]
+    # The entries are made while the facts are written, unless one of them has a group.
+    extension = None if any(keys) else _ONE if len(keys) == 1 else _SEVERAL
     # Facts first: rivals of one key meet there, before anybody holds an inbox.
-    verdicts = receipts.record_many(poster=poster, drafts=drafts, now=now, extension=_entry_statements(keys))
+    verdicts = receipts.record_many(poster=poster, drafts=drafts, now=now, extension=extension)
     new = [
         _New(draft, verdict, key)
         for draft, verdict, key in zip(drafts, verdicts, keys, strict=True)
@@ -627,13 +629,6 @@ _ONE: Final = Extension(
     join="left join entry on entry.receipt = stored.id left join inbox on inbox.id = entry.inbox_id",
 )
 _SEVERAL: Final = replace(_ONE, statements=sql.PLACE_SEVERAL)
-
-
-def _entry_statements(keys: Sequence[Key | None]) -> Extension | None:
-    """The statements that make entries of the new facts while they are written; None if one of them has a group."""
-    if any(keys):
-        return None
-    return _ONE if len(keys) == 1 else _SEVERAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -1048,7 +1043,7 @@ def _delete_superseded(inbox_id: int, entries: Sequence[int]) -> Counter[str]:
     with connection.cursor() as cursor:
         cursor.execute(sql.STILL_SUPERSEDED, {"entries": list(entries), "inbox": inbox_id})
         deleted = [pk for (pk,) in cursor.fetchall()]
-    _delete_entries(deleted)
+    Entry.objects.filter(pk__in=deleted).delete()
     return Counter(entries=len(deleted))
 
 
@@ -1066,16 +1061,14 @@ def _receipts(after: int) -> tuple[int | None, Counter[str]]:
         due = cursor.fetchall()
     for tenant_id, inbox_id, receipt_pks in due:
         found += _in_parts(inbox_id, receipt_pks, partial(_delete_receipts, tenant_id, inbox_id))
-    found += _in_parts(None, [pk for pk, is_tombstone, _ in rows if is_tombstone], _delete_tombstones)
+    kept = {"traces": settings.RECEIPT_TRACES_KEPT, "kept": settings.RECEIPTS_KEPT}
+    found += _in_parts(
+        None,
+        [pk for pk, is_tombstone, _ in rows if is_tombstone],
+        lambda part: Counter(tombstones=receipts.prune_tombstones(receipt_pks=part, **kept)),
+    )
     last, _, is_old = rows[-1]
     return last if is_old else None, found
-
-
-def _delete_tombstones(receipt_pks: Collection[int]) -> Counter[str]:
-    deleted = receipts.prune_tombstones(
-        receipt_pks=receipt_pks, traces=settings.RECEIPT_TRACES_KEPT, kept=settings.RECEIPTS_KEPT
-    )
-    return Counter(tombstones=deleted)
 
 
 def _delete_receipts(tenant_id: int, inbox_id: int | None, receipt_pks: Collection[int]) -> Counter[str]:
@@ -1101,18 +1094,13 @@ def _delete_states(tenant_id: int, inbox_id: int, receipt_pks: Collection[int]) 
         with connection.cursor() as cursor:
             cursor.execute(sql.TRIM, {"tenant": tenant_id, "threads": threads})
             emptied += [pk for (pk,) in cursor.fetchall()]
-    _delete_entries(emptied)
+    Entry.objects.filter(pk__in=emptied).delete()
     if threads:
         snapshots = Entry.objects.filter(tenant_id=tenant_id, thread=OuterRef("pk"))
         left = ReceiptState.objects.filter(thread=OuterRef("pk"))
         closed = Thread.objects.filter(pk__in=threads, closed_at__isnull=False)
         closed.filter(~Exists(snapshots), ~Exists(left)).delete()
     return deleted, Counter(entries=len(emptied))
-
-
-def _delete_entries(entry_ids: Collection[int]) -> None:
-    if entry_ids:
-        Entry.objects.filter(pk__in=entry_ids).delete()
 
 
 def _keys(after: int) -> tuple[int | None, Counter[str]]:
@@ -1193,7 +1181,7 @@ class WakeSender(Sender):
             "inbox.changed",
             now,
             target=str(target),
-            principal=_owner(target),
+            principal=target.principal.name if target.principal is not None else "",
             as_of=page.as_of,
             unread=page.unread,
             visible=page.visible,
@@ -1226,10 +1214,6 @@ class WakeSender(Sender):
             # An agent that acks while it is being called was not woken in vain.
             acked_before = selectors.all_acked_by(wake.receipt_pks, wake.claimed_at)
             target.wasted += acked_before and not selectors.anything_left(wake.mark)
-
-
-def _owner(target: Target) -> str:
-    return target.principal.name if target.principal is not None else ""
 
 
 def _mark_of(target: Target) -> selectors.Mark:

@@ -46,7 +46,8 @@ class Repository:
         if new == self.home:
             return new
         boxes = ("inbox", "outbox", "shared-inbox")
-        waiting = [path for box in boxes for path in (self.home / box).rglob("*.md") if not _is_done(path)]
+        done = {"processed", "taken", "rejected"}
+        waiting = [path for box in boxes for path in (self.home / box).rglob("*.md") if done.isdisjoint(path.parts)]
         if waiting:
             raise Refused(f"{self.home} holds items and reports that wait: inherit and take them first.")
         for path in (path for box in boxes for path in [new / box, *(new / box).rglob("*")]):
@@ -55,10 +56,6 @@ class Repository:
         self.mark_of_in_tree.parent.mkdir(exist_ok=True)
         self.mark_of_in_tree.touch() if in_tree else self.mark_of_in_tree.unlink()
         return new
-
-
-def _is_done(path: Path) -> bool:
-    return not {"processed", "taken", "rejected"}.isdisjoint(path.parts)
 
 
 def find(root: Path) -> Repository:

@@ -160,19 +160,13 @@ def _keep(inbox: Inbox, answer: Mapping[str, Any]) -> str | None:
         receipt_id=answer["receipt_id"],
     )
     name = settled_name(item)
-    if _is_known(inbox, name):
+    # It may have been written here before, wherever it is by now.
+    places = (name, f"{inbox.past.name}/{name}", f".claimed/*/{name}", f"rejected/*-{name}")
+    if any(any(inbox.folder.glob(place)) for place in places):
         return None
     # An item that can't be read again is rejected here, where somebody sees it.
     files.write_new(inbox.folder, lambda: name, item.to_bytes())
     return item.receipt_id
-
-
-def _is_known(inbox: Inbox, name: str) -> bool:
-    """Whether an item was written here before, wherever it is by now."""
-    here = (inbox.folder / name, inbox.past / name)
-    claimed = (inbox.folder / ".claimed").glob(f"*/{name}")
-    rejected = (inbox.folder / "rejected").glob(f"*-{name}")
-    return any(path.exists() for path in here) or any(claimed) or any(rejected)
 
 
 def _payload(item: Item, project: str, recipient: str | None) -> dict[str, Any]:
