@@ -246,23 +246,12 @@ def remove_source_policy(*, principal_id: int, source_system: str, now: datetime
 
 @transaction.atomic
 def set_source(*, tenant_id: int, name: str, rate_per_hour: int | None, groups_by_dedupe_key: bool) -> Source:
-    """Set all that holds for the receipts of a source.
-
-    If its receipts are not to be grouped by their keys any more, its buffers are flushed. Other processes follow
-    within half a minute; what they still buffer surfaces after its window.
-    """
-    before = Source.objects.select_for_update().filter(tenant_id=tenant_id, name=name).first()
+    """Set all that holds for the receipts of a source. Other processes follow within half a minute."""
     source, _ = Source.objects.update_or_create(
         tenant_id=tenant_id,
         name=name,
         defaults={"rate_per_hour": rate_per_hour, "groups_by_dedupe_key": groups_by_dedupe_key},
     )
-    if before is not None and before.groups_by_dedupe_key and not groups_by_dedupe_key:
-        pending = Thread.objects.filter(tenant_id=tenant_id, source_system=name, flush_due_at__isnull=False)
-        for inbox_id in sorted(set(pending.values_list("inbox_id", flat=True))):
-            inbox = lock_by_id(inbox_id, wait=True)
-            if inbox is not None:
-                flush_sources(inbox, [name], reason=FlushReason.LIFECYCLE, now=database_now())
     selectors.forget_source_rules(tenant_id)
     transaction.on_commit(partial(selectors.forget_source_rules, tenant_id), robust=True)
     return source

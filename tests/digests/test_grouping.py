@@ -156,20 +156,6 @@ def test_hook_may_flush_at_once_and_break_the_thread(as_kee: Caller, hook: Calla
     assert first.thread != second.thread
 
 
-def test_opting_out_flushes_the_buffers_of_the_source(as_kee: Caller) -> None:
-    set_source(as_kee, by_key=True)
-    set_source(as_kee, "gitlab", by_key=True)
-    post(as_kee, dedupe_key="github:ci:pr-1:v1")
-    post(as_kee, source="gitlab", dedupe_key="gitlab:ci:pr-1:v1")
-    set_source(as_kee, by_key=True)  # nothing changes by saying it twice
-    assert read(as_kee).entries == []
-    set_source(as_kee)
-    assert [(one.source_systems, one.flush_reason) for one in read(as_kee).entries] == [(["github"], "lifecycle")]
-    assert read(as_kee).pending == 1
-    post(as_kee, dedupe_key="github:ci:pr-1:v2")
-    assert [one.kind for one in read(as_kee).entries] == ["digest_snapshot", "item"]
-
-
 def words(owner: Caller) -> tuple[str | None, str]:
     (entry,) = flushed(owner)
     return entry.title, entry.summary

@@ -167,7 +167,7 @@ class SetSource(Input):
     tool=False,
 )
 def set_source(caller: Caller, given: SetSource) -> SourceOutput:
-    """Set how much a source may post and whether it is grouped by its keys. Switching that off shows pending receipts."""
+    """Set how much a source may post and whether it is grouped by its keys. Pending receipts keep their due time."""
     stored = services.set_source(
         tenant_id=caller.tenant_id,
         name=given.source_system,
