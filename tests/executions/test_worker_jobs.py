@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,14 +57,6 @@ def queue_count(caller: Caller, tool_name: str = "start_count") -> QueuedTask:
 
 def number_of(task: QueuedTask) -> int:
     return int(task.task_id.removeprefix("task_"))
-
-
-def lease_of(caller: Caller) -> datetime:
-    """The end of the only task's lease, which each heartbeat postpones."""
-    with caller.acting():
-        expires_at = LiveTask.objects.values_list("lease_expires_at", flat=True).get()
-    assert expires_at is not None
-    return expires_at
 
 
 @contextmanager
