@@ -13,8 +13,9 @@ from apps.core.errors import NotFound
 from apps.digests import selectors as inbox
 from apps.digests import services as inboxes
 from apps.digests.shapes import ReceiptOutput
-from apps.handoff.items import Item, Kind, Priority, choose, estimate, moment_text
+from apps.handoff.items import Item, Kind, Priority, choose, estimate, moment_text, warnings
 from apps.handoff.models import Handoff
+from apps.handoff.shapes import LeaveHandoff, LeftOutput
 from apps.memory.services import HANDOFF
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts import selectors as receipts
@@ -42,27 +43,6 @@ on conflict (tenant_id, receipt_id) do update
     where known.inherited_at is null
 returning receipt_id
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """What a session leaves. `created`: when it was written, if that was earlier."""
-
-    from_session: str
-    kind: Kind
-    priority: Priority
-    body: str
-    project: str | None = None
-    created: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """The receipt that keeps a note."""
-
-    receipt_id: str
-    dedupe_key: str
-    is_duplicate: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,58 +95,59 @@ def _moment(value: Any) -> datetime | None:
     return moment if moment.tzinfo else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inherited:
-    """The items that a session is shown, and those that wait."""
-
-    shown: list[Kept]
-    waiting: list[Kept]
+Shown = tuple[list[Kept], list[Kept]]
+"""The items that a session is shown, and those that wait."""
 
 
 @transaction.atomic
-def leave(*, author: Caller, recipient_id: int, note: Note, now: datetime) -> Left:
+def leave(*, author: Caller, recipient_id: int, note: LeaveHandoff, now: datetime) -> LeftOutput:
     """Keep a note as a receipt in the recipient's inbox. The same note again returns the first receipt."""
     draft = _draft(recipient_id, note)
     try:
         posted = inboxes.post(poster=Poster.of(author), draft=draft, now=now)
     except DuplicateReceipt as known:
-        return Left(receipt_id=known.extra["existing_receipt_id"], dedupe_key=draft.dedupe_key, is_duplicate=True)
+        return _left(note, known.extra["existing_receipt_id"], draft.dedupe_key, is_duplicate=True)
     Handoff.objects.create(
         tenant_id=author.tenant_id,
         recipient_id=recipient_id,
         receipt_id=posted.receipt_id,
         project=note.project or "",
-        kind=note.kind,
+        kind=note.type,
         priority=note.priority,
-        from_session=note.from_session,
+        from_session=note.session,
         left_at=posted.created_at,
     )
-    return Left(receipt_id=posted.receipt_id, dedupe_key=posted.dedupe_key, is_duplicate=False)
+    return _left(note, posted.receipt_id, posted.dedupe_key, is_duplicate=False)
 
 
-def _draft(recipient_id: int, note: Note) -> ReceiptDraft:
+def _left(note: LeaveHandoff, receipt_id: str, dedupe_key: str, *, is_duplicate: bool) -> LeftOutput:
+    doubts = warnings(note.type, note.body)
+    return LeftOutput(receipt_id=receipt_id, dedupe_key=dedupe_key, is_duplicate=is_duplicate, warnings=doubts)
+
+
+def _draft(recipient_id: int, note: LeaveHandoff) -> ReceiptDraft:
     created = moment_text(note.created) if note.created else None
     identity = [recipient_id, note.priority, note.project, created, note.body]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     first = next(line.strip() for line in note.body.splitlines() if line.strip())
-    title = f"{note.kind} from {note.from_session}: {first}"
+    title = f"{note.type} from {note.session}: {first}"
     return ReceiptDraft(
         recipient_id=recipient_id,
         source_system=HANDOFF,
-        event_type=note.kind,
-        dedupe_key=f"{HANDOFF}:{note.kind}:{note.from_session}:{digest}",
+        event_type=note.type,
+        dedupe_key=f"{HANDOFF}:{note.type}:{note.session}:{digest}",
         title=title if len(title) <= _LONGEST_TITLE else title[: _LONGEST_TITLE - 1] + "…",
         summary=note.body,
         metadata={
-            "from_session": note.from_session,
+            "from_session": note.session,
             "priority": note.priority.value,
             "project": note.project,
             "created": created,
         },
         group=Group(
-            resource_ref=f"project:{note.project}" if note.project else f"session:{note.from_session}",
-            event_family=note.kind,
-            flush_class=FlushClass.IMMEDIATE if note.kind is Kind.CAUTION else FlushClass.NORMAL,
+            resource_ref=f"project:{note.project}" if note.project else f"session:{note.session}",
+            event_family=note.type,
+            flush_class=FlushClass.IMMEDIATE if note.type is Kind.CAUTION else FlushClass.NORMAL,
         ),
     )
 
@@ -193,11 +174,10 @@ def waiting(principal_id: int, *, project: str | None, only: Sequence[str] | Non
     return sorted(chosen, key=lambda one: one.order)
 
 
-def preview(principal_id: int, *, project: str | None, only: Sequence[str] | None, max_tokens: int) -> Inherited:
+def preview(principal_id: int, *, project: str | None, only: Sequence[str] | None, max_tokens: int) -> Shown:
     """The items that a session would be shown now, and those that would wait."""
     found = waiting(principal_id, project=project, only=only)
-    shown, left = choose(found, max_tokens=max_tokens, claim=lambda one: one)
-    return Inherited(shown=shown, waiting=left)
+    return choose(found, max_tokens=max_tokens, claim=lambda one: one)
 
 
 def _inherited_by(principal_id: int, session: str) -> list[Kept]:
@@ -224,7 +204,7 @@ def inherit(
     only: Sequence[str] | None,
     again: bool,
     now: datetime,
-) -> Inherited:
+) -> Shown:
     """Give a session the waiting items and ack them: no other session is given them.
 
     :param project: as of :func:`waiting`.
@@ -232,14 +212,14 @@ def inherit(
     :param again: include what this session was given before, beside the budget.
     """
     before = _inherited_by(reader.principal_id, session) if again else []
-    found = preview(reader.principal_id, project=project, only=only, max_tokens=max_tokens)
-    won = _claim(reader, session, found.shown, now)
-    shown = [one for one in found.shown if one.receipt_id in won]
+    chosen, left = preview(reader.principal_id, project=project, only=only, max_tokens=max_tokens)
+    won = _claim(reader, session, chosen, now)
+    shown = [one for one in chosen if one.receipt_id in won]
     if shown:
         pks = [one.pk for one in shown]
         inboxes.ack_receipts(principal_id=reader.principal_id, receipt_pks=pks, now=now)
         inboxes.mark_delivered(receipt_pks=pks, now=now)
-    return Inherited(shown=[*before, *shown], waiting=found.waiting)
+    return [*before, *shown], left
 
 
 def _claim(reader: Caller, session: str, chosen: Sequence[Kept], now: datetime) -> set[str]:

@@ -13,7 +13,7 @@ from apps.digests import selectors as digests
 from apps.digests import services as inboxes
 from apps.handoff import services
 from apps.handoff.items import Kind, Priority
-from apps.handoff.services import Left, Note
+from apps.handoff.shapes import LeaveHandoff, LeftOutput
 from apps.memory.services import HANDOFF
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
@@ -25,9 +25,9 @@ from tests.mcp.raw import modern
 from tests.waiters import at_once
 
 
-def note(body: str = "JWT rotation", **said: Any) -> Note:
-    told = {"from_session": "s-1", "kind": Kind.LEARNING, "priority": Priority.MEDIUM}
-    return Note(**{**told, **said}, body=body)
+def note(body: str = "JWT rotation", **said: Any) -> LeaveHandoff:
+    told = {"session": "s-1", "type": Kind.LEARNING, "priority": Priority.MEDIUM}
+    return LeaveHandoff(**{**told, **said}, body=body)
 
 
 def test_item_is_a_receipt_of_the_source(hub: Hub, kee: Caller) -> None:
@@ -186,7 +186,7 @@ def test_concurrent_sessions_share_the_items(transactional_db: None) -> None:
             found = services.inherit(
                 reader=kee, session=session, project=None, max_tokens=10**6, only=None, again=False, now=T0
             )
-        return [one.item.body for one in found.shown]
+        return [one.item.body for one in found[0]]
 
     shown = at_once(*[partial(inherit, f"s-{number}") for number in range(6)])
     assert sorted(chain.from_iterable(shown)) == sorted(str(number) for number in range(20))
@@ -195,7 +195,7 @@ def test_concurrent_sessions_share_the_items(transactional_db: None) -> None:
 def test_same_note_left_concurrently_is_one_receipt(transactional_db: None) -> None:
     kee = make_caller(make_tenant("acme"))
 
-    def leave() -> Left:
+    def leave() -> LeftOutput:
         with acting_as(kee):
             return services.leave(author=kee, recipient_id=kee.principal_id, note=note(), now=T0)
 
