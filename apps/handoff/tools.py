@@ -10,7 +10,7 @@ from apps.core.schemas import Input
 from apps.digests import services as inboxes
 from apps.handoff import services
 from apps.handoff.cli import MAX_TOKENS
-from apps.handoff.shapes import HandoffItem, InheritedOutput, LeaveHandoff, LeftOutput, Line
+from apps.handoff.services import HandoffItem, InheritedOutput, LeaveHandoff, LeftOutput, Line
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 

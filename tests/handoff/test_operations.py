@@ -13,7 +13,7 @@ from apps.digests import selectors as digests
 from apps.digests import services as inboxes
 from apps.handoff import services
 from apps.handoff.items import Kind, Priority
-from apps.handoff.shapes import LeaveHandoff, LeftOutput
+from apps.handoff.services import LeaveHandoff, LeftOutput
 from apps.memory.services import HANDOFF
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
