@@ -199,11 +199,6 @@ SUBMIT = "/api/v1/plans/submit"
             {"params": {"text": "x"}, "mode": "direct", "idempotency_key": "once"},
             (422, "direct_calls_are_not_kept"),
         ),
-        (
-            "texter/tools/echo",
-            {"params": {"text": "x"}, "mode": "async", "execution_id": "exec_1000000000000000"},
-            (404, "unknown_execution"),
-        ),
         ("gone/tools/echo", {"params": {"text": "x"}}, (503, "worker_unreachable")),
         ("texter/tools/break_down", {"params": {}}, (422, "worker_refused")),
         ("barred/tools/echo", {"params": {"text": "x"}}, (403, "worker_barred")),

@@ -288,9 +288,7 @@ def settle(*, claim: Claim, verdict: Verdict, result: str, slow: bool = False) -
             target.failed += 1
         case Later():
             delivery.failure, delivery.said = verdict.code, verdict.said
-            # At most 5, 10, 20 … seconds, up to a fifth less by chance.
-            pause = min(sender.longest_pause, _FIRST_PAUSE * 2 ** min(delivery.attempts - 1, 20))
-            delivery.due_at = now + pause * (1 - 0.2 * random.random())  # noqa: S311  # jitter, no secret
+            delivery.due_at = now + _pause(delivery.attempts, sender.longest_pause)
             target.failed += 1
             if sender.max_attempts is not None and delivery.attempts >= sender.max_attempts:
                 _bury(target, delivery, "attempts", f"Given up after {delivery.attempts} attempts. {verdict.said}")
@@ -326,6 +324,12 @@ def _note_health(target: Target, verdict: Verdict, *, slow: bool, now: datetime)
             target.retry_at = now + COOL_DOWN
     else:
         target.failures_in_a_row, target.retry_at = 0, None
+
+
+def _pause(attempts: int, longest: timedelta) -> timedelta:
+    """After so many failed attempts: at most 5, 10, 20 … seconds, up to a fifth less by chance."""
+    pause: timedelta = min(longest, _FIRST_PAUSE * 2 ** min(attempts - 1, 20))
+    return pause * (1 - 0.2 * random.random())  # noqa: S311  # jitter, no secret
 
 
 @transaction.atomic
