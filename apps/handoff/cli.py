@@ -259,7 +259,7 @@ def _sync(given: Arguments, repository: Repository, streams: Streams) -> None:
     inbox, ask, synced = Inbox(repository), sync.hub(url, token), Synced()
     both = given.push == given.pull
     if given.pull or both:
-        sync.pull(inbox, ask, take_back=given.take_back, now=_now(), into=synced)
+        sync.pull(inbox, ask, now=_now(), into=synced)
     if given.push or both:
         sync.push(inbox, ask, recipient=given.to, now=_now(), into=synced)
     declined = [{"name": one.name, "reason": one.reason} for one in synced.declined]
@@ -373,7 +373,6 @@ COMMANDS: Final = {
             ("--push", {"action": "store_true", "help": "only send what was left here"}),
             ("--pull", {"action": "store_true", "help": "only fetch what waits there"}),
             ("--to", {"metavar": "NAME", "help": "the principal whose next session it is for (default: your own)"}),
-            ("--take-back", {"action": "store_true", "help": "also fetch what was sent from here and waits"}),
         ),
     ),
     "harvest": Command("Ask what is worth leaving", _harvest, (_session_of("asks itself"),)),

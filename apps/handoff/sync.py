@@ -108,10 +108,9 @@ def _push_one(inbox: Inbox, ask: Ask, found: Found, *, recipient: str | None, no
         into.pushed.append(receipt_id)
 
 
-def pull(inbox: Inbox, ask: Ask, *, take_back: bool, now: datetime, into: Synced) -> None:
-    """Fetch the items that wait on the server for this repository, or for none.
+def pull(inbox: Inbox, ask: Ask, *, now: datetime, into: Synced) -> None:
+    """Fetch the items that wait on the server for this repository, or for none, but those that were sent from here.
 
-    :param take_back: also the items that were sent from here and nobody has inherited.
     :raises Refused: if the server can't be reached or refuses the token.
     """
     markers = inbox.folder / ".pulls"
@@ -121,16 +120,16 @@ def pull(inbox: Inbox, ask: Ask, *, take_back: bool, now: datetime, into: Synced
         fcntl.flock(lock, fcntl.LOCK_EX)
         for interrupted in sorted(markers.glob(f"{_SESSION}-*")):
             _fetch(inbox, ask, interrupted, only=[], now=now, into=into)
-        while wanted := _wanted(inbox, ask, take_back=take_back):
+        while wanted := _wanted(inbox, ask):
             marker = files.write_new(markers, lambda: f"{_SESSION}-{inbox.repository.id}-{stamp(now)}", b"")
             if not _fetch(inbox, ask, marker, only=wanted[:_AT_ONCE], now=now, into=into):
                 break
 
 
-def _wanted(inbox: Inbox, ask: Ask, *, take_back: bool) -> list[str]:
+def _wanted(inbox: Inbox, ask: Ask) -> list[str]:
     answer = _asked(ask, {"project": inbox.repository.id, "max_tokens": _ALL})
     found: list[str] = [one["receipt_id"] for one in _member(answer, "items")]
-    return [one for one in found if take_back or not (inbox.past / sent_name(one)).exists()]
+    return [one for one in found if not (inbox.past / sent_name(one)).exists()]
 
 
 def _fetch(inbox: Inbox, ask: Ask, marker: Path, *, only: list[str], now: datetime, into: Synced) -> int:

@@ -21,10 +21,10 @@ from tests.handoff.conftest import NOON, Hub, bodies, git, handoff, inbox_of, it
 from tests.mcp.raw import modern
 
 
-def synchronise(root: Path, ask: Ask, *, take_back: bool = False) -> tuple[int, int, int]:
+def synchronise(root: Path, ask: Ask) -> tuple[int, int, int]:
     """Both ways; how many went there, came from there, and were declined."""
     synced = Synced()
-    sync.pull(inbox_of(root), ask, take_back=take_back, now=NOON, into=synced)
+    sync.pull(inbox_of(root), ask, now=NOON, into=synced)
     sync.push(inbox_of(root), ask, recipient=None, now=NOON, into=synced)
     return len(synced.pushed), len(synced.pulled), len(synced.declined)
 
@@ -92,7 +92,7 @@ def test_interrupted_pull_is_completed(root: Path, hub: Hub) -> None:
         return answer
 
     with pytest.raises(Refused):
-        sync.pull(inbox_of(root), answer_is_lost, take_back=False, now=NOON, into=Synced())
+        sync.pull(inbox_of(root), answer_is_lost, now=NOON, into=Synced())
     assert hub.bodies("a session meanwhile") == []
     assert synchronise(root, hub.ask) == (0, 2, 0)
     assert synchronise(root, hub.ask) == (0, 0, 0)
@@ -107,7 +107,7 @@ def test_marker_of_a_pull_is_removed_after_thirty_days(root: Path, hub: Hub) -> 
     os.utime(mark, (NOON.timestamp(), NOON.timestamp()))
     synchronise(root, hub.ask)
     assert mark.exists()
-    sync.pull(inbox_of(root), hub.ask, take_back=False, now=NOON + timedelta(days=30), into=Synced())
+    sync.pull(inbox_of(root), hub.ask, now=NOON + timedelta(days=30), into=Synced())
     assert not mark.exists()
 
 
@@ -116,7 +116,7 @@ def test_marker_of_a_pull_is_removed_after_thirty_days(root: Path, hub: Hub) -> 
 )
 def test_pulled_item_is_written_once(root: Path, hub: Hub, to: str) -> None:
     hub.leave(body="First\n")
-    sync.pull(inbox_of(root), hub.ask, take_back=False, now=NOON, into=Synced())
+    sync.pull(inbox_of(root), hub.ask, now=NOON, into=Synced())
     mark = inbox_of(root).folder / ".pulls" / f"sync-{inbox_of(root).repository.id}-{stamp(NOON)}"
     mark.touch()
     (written,) = files.waiting(inbox_of(root).folder)
@@ -137,16 +137,6 @@ def test_item_of_another_repository_is_not_pushed(tmp_path: Path, root: Path, hu
     there = inbox_of(make_repository(tmp_path / "other")).repository
     inbox_of(root).leave(item("First\n"), now=NOON, sender=there)
     assert synchronise(root, hub.ask) == (0, 0, 0)
-    assert bodies(root) == ["First\n"]
-
-
-def test_pushed_item_is_taken_back_on_request(root: Path, hub: Hub) -> None:
-    leave(root, "First\n")
-    assert synchronise(root, hub.ask) == (1, 0, 0)
-    assert synchronise(root, hub.ask) == (0, 0, 0)
-    assert bodies(root) == []
-    assert synchronise(root, hub.ask, take_back=True) == (0, 1, 0)
-    assert hub.bodies("second") == []
     assert bodies(root) == ["First\n"]
 
 
@@ -194,7 +184,7 @@ def test_foreign_answer_is_refused(root: Path, live_server: LiveServer) -> None:
 
     leave(root)
     with pytest.raises(Refused, match="as the API does"):
-        sync.pull(inbox_of(root), something_else, take_back=False, now=NOON, into=Synced())
+        sync.pull(inbox_of(root), something_else, now=NOON, into=Synced())
     with pytest.raises(Refused, match="as the API does"):
         sync.push(inbox_of(root), something_else, recipient=None, now=NOON, into=Synced())
     assert len(inbox_of(root).waiting()) == 1
