@@ -9,7 +9,7 @@ from apps.digests.services import PolicyChange
 from apps.handoff import services as handoffs
 from apps.handoff.items import Kind as ItemKind
 from apps.handoff.items import Priority
-from apps.handoff.services import Note
+from apps.handoff.services import LeaveHandoff
 from apps.memory import services as memory
 from apps.memory.states import ItemType
 from apps.principals.scopes import Kind
@@ -44,8 +44,8 @@ def fill(slug: str = "acme") -> Caller:
             source_system="github",
             now=T0,
         )
-        note = Note(
-            from_session="s-1", kind=ItemKind.LEARNING, priority=Priority.LOW, body="<b>bold</b>", project="web"
+        note = LeaveHandoff(
+            session="s-1", type=ItemKind.LEARNING, priority=Priority.LOW, body="<b>bold</b>", project="web"
         )
         handoffs.leave(author=kee, recipient_id=kee.principal_id, note=note, now=T0)
         post(kee, title="Nightly <script>alert(1)</script> run", requires_action=True)

@@ -14,7 +14,7 @@ from apps.executions.states import Strategy
 from apps.handoff import services as handoffs
 from apps.handoff.items import Kind as NoteKind
 from apps.handoff.items import Priority
-from apps.handoff.services import Note
+from apps.handoff.services import LeaveHandoff
 from apps.memory import services as memory
 from apps.plans import services as plans
 from apps.plans.proposals import Evidence, Question, Value
@@ -240,7 +240,7 @@ def _elsewhere(planted: Planted) -> None:
 
 def _inbox(planted: Planted) -> None:
     kee, canary = planted.kee, planted.canary
-    note = Note(from_session="earlier", kind=NoteKind.CAUTION, priority=Priority.HIGH, body=canary, project="shop")
+    note = LeaveHandoff(session="earlier", type=NoteKind.CAUTION, priority=Priority.HIGH, body=canary, project="shop")
     with acting_as(kee):
         for source in ("github", canary):
             digests.set_source(tenant_id=kee.tenant_id, name=source, rate_per_hour=None, groups_by_dedupe_key=True)
