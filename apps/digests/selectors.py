@@ -527,10 +527,20 @@ def _opted_in(tenant_id: int) -> Callable[[str], bool]:
     return lambda source: source_rule(tenant_id, source).groups_by_dedupe_key
 
 
+@dataclass(frozen=True, slots=True)
+class DueInbox:
+    """An inbox of which some buffers should be flushed now."""
+
+    inbox_id: int
+    tenant_id: int
+    overdue: bool
+    """Several ticks have passed one of them over."""
+
+
 # In the order of the due times before anything else: all of them are later than when the table was last counted, so the
 # planner takes all that waits for due. Index: digests_thread_due, alone.
 _DUE_INBOXES: Final = """
-select inbox_id, tenant_id
+select inbox_id, tenant_id, min(flush_due_at) <= gatehouse_now() - interval '3 seconds'
 from (
     select inbox_id, tenant_id, flush_due_at from digests_thread where flush_due_at <= gatehouse_now()
     order by flush_due_at
@@ -539,11 +549,11 @@ group by inbox_id, tenant_id order by min(flush_due_at), inbox_id
 """
 
 
-def due_inboxes() -> list[tuple[int, int]]:
-    """All inboxes with buffers that are due, with their tenants, the longest due first; asked by the system."""
+def due_inboxes() -> list[DueInbox]:
+    """All inboxes with buffers that are due, the longest due first; asked by the system."""
     with connection.cursor() as cursor:
         cursor.execute(_DUE_INBOXES)
-        return [(inbox_id, tenant_id) for inbox_id, tenant_id in cursor.fetchall()]
+        return [DueInbox(*row) for row in cursor.fetchall()]
 
 
 def due_threads(inbox_ids: Collection[int], *, limit: int) -> list[int]:

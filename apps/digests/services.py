@@ -6,6 +6,7 @@ it. The sections stand in this order: the lock, policies, flushing, posting, ack
 
 import json
 import logging
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -63,7 +64,7 @@ from apps.receipts.services import Extension, Group, Poster, ReceiptDraft, Recor
 logger = logging.getLogger(__name__)
 
 _PATIENCE: Final = "500ms"
-"""How long retention waits for the lock of an inbox."""
+"""How long a tick waits for the lock of an inbox."""
 
 # Sent on commit with `principal_ids` and `tenant_id` when inboxes have changed. Losing one costs latency only.
 inbox_changed = Signal()
@@ -260,36 +261,53 @@ def set_source(*, tenant_id: int, name: str, rate_per_hour: int | None, groups_b
 # Flushing: the pending receipts of a thread become visible in one immutable snapshot.
 
 
+_MOST_WAITED_FOR: Final = 4
+
+
 def flush_due(*, limit: int = 500) -> int:
     """Flush whatever is due, in all tenants, each inbox in a transaction of its own; returns the number of snapshots.
 
-    Locked inboxes are passed over until the next call; whoever posts to them flushes what is due there. At most `limit`
-    threads of an inbox are flushed at a time, then the next inbox follows. Running it twice, or twice at once, is
-    harmless.
+    Locked inboxes are passed over. After all others a few of those that are overdue are waited for, briefly. At most
+    `limit` threads of an inbox are flushed at a time, then the next inbox follows. Running it twice, or twice at
+    once, is harmless.
     """
     with acting_as_system("flush due threads"):
         due = selectors.due_inboxes()
     flushed = 0
+    held: list[selectors.DueInbox] = []
     while due:
-        snapshots = {inbox: _try_to_flush(*inbox, limit=limit) for inbox in due}
-        flushed += sum(snapshots.values())
-        due = [inbox for inbox, number in snapshots.items() if number == limit]
+        unfinished = []
+        for inbox in due:
+            snapshots = _try_to_flush(inbox, limit=limit, wait=False)
+            flushed += snapshots or 0
+            if snapshots is None:
+                held.append(inbox)
+            elif snapshots == limit:
+                unfinished.append(inbox)
+        due = unfinished
+    overdue = [inbox for inbox in held if inbox.overdue]
+    # Drawn at random, so that inboxes held for long don't keep the tick from the others.
+    for inbox in random.sample(overdue, min(len(overdue), _MOST_WAITED_FOR)):
+        flushed += _try_to_flush(inbox, limit=limit, wait=True) or 0
     return flushed
 
 
-def _try_to_flush(inbox_id: int, tenant_id: int, *, limit: int) -> int:
-    """The number of snapshots; none if somebody else holds the inbox."""
+def _try_to_flush(inbox: selectors.DueInbox, *, limit: int, wait: bool) -> int | None:
+    """The number of snapshots; None if somebody else holds the inbox."""
     try:
-        with acting_in(tenant_id, "flush due threads"):
-            held = lock_by_id(inbox_id, wait=False)
+        with acting_in(inbox.tenant_id, "flush due threads"):
+            if wait:
+                with connection.cursor() as cursor:
+                    cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
+            held = lock_by_id(inbox.inbox_id, wait=wait)
             if held is None:
-                return 0
+                return None
             # Asked again under the lock.
             due = selectors.due_threads([held.id], limit=limit)
             return len(flush_threads({held.id: held}, dict.fromkeys(due, FlushReason.WINDOW), now=database_now()))
     except Exception:
         # A failing inbox must not keep the others from their readers; it stays due.
-        logger.exception("inbox %s could not be flushed", inbox_id)
+        logger.exception("inbox %s could not be flushed", inbox.inbox_id)
         return 0
 
 

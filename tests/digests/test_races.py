@@ -179,6 +179,31 @@ def test_rival_flushers_publish_once(kee: Caller) -> None:
     check()
 
 
+def test_flusher_that_waited_asks_again_what_is_due(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "_PATIENCE", "20s")
+    overdue(kee, 1)
+    flushers = ThreadPoolExecutor(2)
+
+    def flush_due() -> int:
+        try:
+            return services.flush_due()
+        finally:
+            connection.close()
+
+    with acting_as(kee):
+        held = services.lock(principal_id=kee.principal_id)
+        assert held is not None
+        outcomes = [flushers.submit(flush_due) for _ in range(2)]
+        until_they_wait(2)
+        (thread,) = Thread.objects.all()
+        flush(inbox_id=held.id, thread_ids=[thread.pk], reason=FlushReason.SIZE)
+        post_grouped(kee, resource=thread.resource_ref)
+    assert [outcome.result(timeout=30) for outcome in outcomes] == [0, 0]
+    with acting_as(kee):
+        assert (len(read(kee).entries), read(kee).pending) == (1, 1)
+    check()
+
+
 def test_rival_acks_of_older_revisions_leave_one_narrow_snapshot(kee: Caller) -> None:
     for turn in range(8):
         with acting_as(kee):

@@ -665,7 +665,7 @@ class Migration(migrations.Migration):
                     ("verb", models.CharField(max_length=10)),
                     ("operator", models.CharField(max_length=150)),
                     ("reason", models.CharField(max_length=200)),
-                    ("task_ids", django.contrib.postgres.fields.ArrayField(models.BigIntegerField())),
+                    ("task_ids", ArrayField(models.BigIntegerField())),
                     ("position", models.PositiveIntegerField(default=0)),
                     ("done", models.PositiveIntegerField(default=0)),
                     ("refusals", models.JSONField(default=list)),

@@ -35,6 +35,7 @@ class Command(BaseCommand):
         parser.add_argument("--source-system", metavar="NAME", help="read: entries of this source only")
         parser.add_argument("--limit", type=int, metavar="N", help="of a page (default: 50)")
         parser.add_argument("--cursor", help="expand, history: the page after the one that ended with this")
+        parser.add_argument("--json", action="store_true", help="has no effect: the answer is JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
         verb = options["verb"]
