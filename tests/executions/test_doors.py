@@ -387,7 +387,6 @@ def test_console_shows_the_steps_and_why_one_failed(kee: Caller, texter: WorkerS
     assert "out of paper" in why
     text = " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
     assert f"step-1 (call_worker) Change Failed {why}" in text
-    assert f"step-0 waits for {queued.task_ref}, a task for texter." in text
 
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
