@@ -195,6 +195,7 @@ class Operation:
     destructive: bool
     idempotent: bool
     transactions: Callable[[], bool] = field(repr=False)
+    apart: Callable[[Any], bool] = field(repr=False)
     waits: Waits | None
     streams: Streams | None
     coalesces: Coalesces | None
@@ -239,6 +240,7 @@ def operation(
     destructive: bool = False,
     idempotent: bool = False,
     own_transactions: bool | Callable[[], bool] = False,
+    apart: Callable[[Any], bool] = lambda _: False,
     waits: Waits | None = None,
     streams: Streams | None = None,
     coalesces: Coalesces | None = None,
@@ -251,6 +253,8 @@ def operation(
     :param example: arguments of a call of the tool, which its description shows.
     :param output: only where the function answers a :class:`Reply`; else its return annotation says it.
     :param own_transactions: the function opens `caller.acting()` itself, because it waits or calls out; or when it does so here.
+    :param apart: of an input, whether the function must be called after the transaction in which it is read, and opens
+        its own, because it stores something first. For idempotent operations only.
     :param streams: its routes answer as a stream; it is no tool.
     """
 
@@ -280,6 +284,7 @@ def operation(
             waits=waits,
             streams=streams,
             coalesces=coalesces,
+            apart=apart,
             asks=asks,
             under_way=under_way,
         )
@@ -364,7 +369,10 @@ _coalescer: Final = Coalescer[Reader, BaseModel | Reply]()
 def _alone(declared: Operation, credential: Credential, read: Reader) -> BaseModel | Reply:
     with credential.acting() as caller:
         permit(declared, caller)
-        return declared.run(caller, read(caller))
+        given = read(caller)
+        if not declared.apart(given):
+            return declared.run(caller, given)
+    return declared.run(caller, given)
 
 
 def _together(

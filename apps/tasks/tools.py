@@ -2,14 +2,13 @@
 
 import base64
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
-from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from django.utils import timezone
 from pydantic import Field
 
-from apps.core.coalescing import GROUP_PATIENCE, Coalescer
 from apps.core.errors import Conflict, DomainError, only
 from apps.core.ids import encode_cursor, format_ref
 from apps.core.operations import Coalesces, Reply, Route, Waits, operation
@@ -20,6 +19,7 @@ from apps.tasks import selectors
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import Queue, Schedule, TaskType
 from apps.tasks.results import (
+    ARTIFACT,
     LONGEST_CHANNEL,
     LONGEST_CHECKSUM,
     LONGEST_CODE,
@@ -28,9 +28,11 @@ from apps.tasks.results import (
     LONGEST_POINTER,
     LONGEST_PROGRESS,
     LONGEST_SUMMARY,
+    MAX_INLINE_BYTES,
     UnreadableResult,
     artifact_digest,
     artifact_pointer,
+    inline_bytes,
 )
 from apps.tasks.services import artifacts, beating, ending, leasing, operating, queueing, scheduling, types
 from apps.tasks.services.artifacts import NOTHING
@@ -449,62 +451,64 @@ class CompletedTask(Finished):
     next: list[LeasedTask]
 
 
+def _is_stored(given: TaskCompletion) -> bool:
+    """Whether its result lies in the storage of artifacts, for which no transaction waits."""
+    named = (given.result_pointer or "").startswith(f"{ARTIFACT}:")
+    return named or (given.result is not None and len(inline_bytes(given.result)) > MAX_INLINE_BYTES)
+
+
+def _complete(
+    caller: Caller, given: Sequence[TaskCompletion], lease_next: LeaseNext | None = None
+) -> tuple[list[Finished | DomainError], list[LeasedTask]]:
+    prepared = [_prepared(caller, one) for one in given]
+    ready = [one for one in prepared if isinstance(one, Completion)]
+    with caller.acting() if any(map(_is_stored, given)) else nullcontext():
+        completed = ending.complete_many(worker=caller, completions=ready, lease_next=lease_next)
+    answers = iter(completed.answers)
+    results = [one if isinstance(one, DomainError) else next(answers) for one in prepared]
+    return results, [leased(grant) for grant in completed.following]
+
+
+def _prepared(caller: Caller, given: TaskCompletion) -> Completion | DomainError:
+    try:
+        task_id = task_of(given.task_id)
+        if _is_stored(given):  # nothing is, of those who can't prove their lease
+            ending.prove(worker=caller, task_id=task_id, lease_token=given.lease_token)
+        delivery = artifacts.prepare(
+            tenant_id=caller.tenant_id,
+            task_id=task_id,
+            result=given.result if "result" in given.model_fields_set else NOTHING,
+            pointer=given.result_pointer,
+            channel=given.result_channel,
+            checksum=given.checksum,
+        )
+    except DomainError as refusal:
+        return refusal
+    return Completion(task_id=task_id, lease_token=given.lease_token, delivery=delivery, summary=given.summary)
+
+
+def _complete_together(caller: Caller, given: Sequence[CompleteTask]) -> list[CompletedTask | DomainError]:
+    answers, _ = _complete(caller, given)
+    return [answer if isinstance(answer, DomainError) else CompletedTask(**dict(answer), next=[]) for answer in answers]
+
+
 @operation(
     title="Complete a task",
     scope=WORK,
     routes=[Route("POST", "/api/v1/tasks/{task_id}/complete", max_body=_RESULT_BODY)],
     idempotent=True,
-    own_transactions=True,
+    apart=_is_stored,
     listed_for=["worker"],
     example={"task_id": "task_7", "lease_token": "lt_1", "result": {"rows": 12}, "summary": "12 rows imported."},
     after_refusal="With lease_lost, stop: another worker has the task. Else change the result and call again before the lease ends.",
+    coalesces=Coalesces(may=lambda given: not (given.lease_next or _is_stored(given)), run=_complete_together),
 )
 def complete_task(caller: Caller, given: CompleteTask) -> CompletedTask:
     """End a task that you hold, with its result. The recipient gets one receipt. Safe to repeat. With
     lease_next the answer has further work.
     """
-    completion, wanted = completion_of(caller, given), given.wanted()
-    if wanted is None:
-        alone = partial(_complete_alone, caller, completion)
-        many = partial(_complete_together, caller)
-        finished = _completing.call((caller.tenant_id, caller.principal_id), completion, alone=alone, many=many)
-        return CompletedTask(**finished.model_dump(), next=[])
-    with caller.acting():
-        completed = ending.complete_many(worker=caller, completions=[completion], lease_next=wanted)
-    finished = only(completed.answers)
-    return CompletedTask(**finished.model_dump(), next=[leased(grant) for grant in completed.following])
-
-
-# Completions of one task worker that arrive at the same moment share a transaction. Their results are stored before.
-_completing: Final = Coalescer[Completion, Finished]()
-
-
-def _complete_alone(caller: Caller, completion: Completion) -> Finished:
-    with caller.acting():
-        return only(ending.complete_many(worker=caller, completions=[completion]).answers)
-
-
-def _complete_together(caller: Caller, completions: Sequence[Completion]) -> Sequence[Finished | DomainError]:
-    with caller.acting(lock_timeout=GROUP_PATIENCE):
-        return ending.complete_many(worker=caller, completions=completions).answers
-
-
-def completion_of(caller: Caller, given: TaskCompletion) -> Completion:
-    """A completion with its result prepared: a large result is stored. Not to be called in a transaction.
-
-    :raises DomainError: if the lease is not proved, or the result can't be taken.
-    """
-    task_id = task_of(given.task_id)
-    ending.prove(worker=caller, task_id=task_id, lease_token=given.lease_token)
-    delivery = artifacts.prepare(
-        tenant_id=caller.tenant_id,
-        task_id=task_id,
-        result=given.result if "result" in given.model_fields_set else NOTHING,
-        pointer=given.result_pointer,
-        channel=given.result_channel,
-        checksum=given.checksum,
-    )
-    return Completion(task_id=task_id, lease_token=given.lease_token, delivery=delivery, summary=given.summary)
+    answers, following = _complete(caller, [given], given.wanted())
+    return CompletedTask(**dict(only(answers)), next=following)
 
 
 class TaskError(Input):
@@ -629,7 +633,7 @@ def queue_tasks(caller: Caller, given: QueueTasks) -> QueuedTasks:
 def _queued(answer: QueuedTask | DomainError) -> QueuedOne:
     if isinstance(answer, DomainError):
         return QueuedOne(**_refused(answer).model_dump(), existing_task_id=answer.extra.get("existing_task_id"))
-    return QueuedOne.model_validate(answer)
+    return QueuedOne(**dict(answer))
 
 
 class CompleteTasks(LeasesNext):
@@ -652,35 +656,23 @@ class CompletedTasks(Output):
     scope=WORK,
     routes=[Route("POST", "/api/v1/tasks/complete", max_body=_LARGE_BODY)],
     idempotent=True,
-    own_transactions=True,
+    apart=lambda given: any(map(_is_stored, given.completions)),
     tool=False,
 )
 def complete_tasks(caller: Caller, given: CompleteTasks) -> CompletedTasks:
     """End several tasks that you hold, as complete_task does, and lease others in the same answer. A lost lease
     is refused by itself. Safe to repeat.
     """
-    prepared = [_prepared(caller, one) for one in given.completions]
-    ready = [one for one in prepared if isinstance(one, Completion)]
-    with caller.acting():
-        completed = ending.complete_many(worker=caller, completions=ready, lease_next=given.wanted())
-    answers = iter(completed.answers)
-    results = [one if isinstance(one, DomainError) else next(answers) for one in prepared]
+    answers, following = _complete(caller, given.completions, given.wanted())
     return CompletedTasks(
         results=[
             EndedOne(**_refused(answer).model_dump(), task_id=one.task_id)
             if isinstance(answer, DomainError)
-            else EndedOne.model_validate(answer)
-            for one, answer in zip(given.completions, results, strict=True)
+            else EndedOne(**dict(answer))
+            for one, answer in zip(given.completions, answers, strict=True)
         ],
-        next=[leased(grant) for grant in completed.following],
+        next=following,
     )
-
-
-def _prepared(caller: Caller, given: TaskCompletion) -> Completion | DomainError:
-    try:
-        return completion_of(caller, given)
-    except DomainError as refusal:
-        return refusal
 
 
 class FailTasks(Input):
@@ -731,7 +723,7 @@ def _runs_ended(task_ids: Sequence[str], answers: Sequence[UnsuccessfulRun | Dom
     return [
         RunEnded(**_refused(answer).model_dump(), task_id=task_id)
         if isinstance(answer, DomainError)
-        else RunEnded.model_validate(answer)
+        else RunEnded(**dict(answer))
         for task_id, answer in zip(task_ids, answers, strict=True)
     ]
 

@@ -14,8 +14,8 @@ from apps.core.schemas import parse
 from apps.digests import services as digests
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
-from apps.tasks import tools
 from apps.tasks.models import FinishedTask, LiveTask
+from apps.tasks.services import ending
 from tests.digests.test_coalesced_posts import is_held_up
 from tests.tasks.making import asked, cancel, complete, lease, make_type, queue, queue_many
 from tests.waiters import at_once, until
@@ -81,13 +81,13 @@ def test_completions_that_meet_are_one_group_and_refused_alone(
     with acting_as(worker):
         LiveTask.objects.filter(task_id=lost.task_id).update(fencing_token=2)
     groups: list[int] = []
-    together = tools._complete_together
+    together = ending.complete_many
 
-    def counted(caller: Caller, completions: Sequence[Any]) -> Any:
+    def counted(*, completions: Sequence[Any], **more: Any) -> Any:
         groups.append(len(completions))
-        return together(caller, completions)
+        return together(completions=completions, **more)
 
-    monkeypatch.setattr(tools, "_complete_together", counted)
+    monkeypatch.setattr(ending, "complete_many", counted)
 
     def end(grant: Any, result: Any = None) -> Callable[[], Any]:
         given = {"task_id": f"task_{grant.task_id}", "lease_token": grant.lease_token, "result": result}
@@ -98,14 +98,14 @@ def test_completions_that_meet_are_one_group_and_refused_alone(
             digests.lock(principal_id=kee.principal_id)
 
     answers = meeting(
-        tools._completing._waiting,
+        operations._coalescer._waiting,
         hold,
         end(first),
         [end(good), end(lost), end(done, "as before"), end(done, "another"), end(good), end(stopped)],
         meanwhile=lambda: cancel(kee, stopped.task_id),
     )
 
-    assert groups == [6]
+    assert groups == [1, 6]
     ended, refused, repeated, decided, again, raced = answers
     assert ended.status == "succeeded"
     assert isinstance(refused, Conflict)

@@ -252,6 +252,7 @@ def test_changed_types_and_recipients_hold_at_once(tenant: Tenant, kee: Caller) 
         queue(kee, params={}, recipient="Hexy")
     queue(kee, params={"path": "/x"}, recipient="Hexy")
     assert len(lease(kee, queues=("other",), capacity=2)) == 1
-    disable_principal(principal_id=hexy.pk, now=T0)
+    with acting_as(kee):
+        disable_principal(principal_id=hexy.pk, now=T0)
     with refused("unknown_recipient"):
         queue(kee, params={"path": "/x"}, recipient="Hexy")
