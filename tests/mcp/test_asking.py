@@ -1,6 +1,8 @@
 """What the server asks its client on a stream, and who may answer it."""
 
 import json
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any, cast
 import anyio
 import pytest
 from anyio import run
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters
 from mcp_types import (
     CLIENT_CAPABILITIES_META_KEY,
     INVALID_PARAMS,
@@ -108,12 +112,20 @@ class Person:
     shown: list[Any] = field(default_factory=list)
 
     def call(self, server: Server, token: str, mode: str, tool: str, intent: str) -> Any:
-        async def look(_: object, params: Any) -> ElicitResult:
+        async def look(context: object, params: Any) -> ElicitResult:
             self.shown.append(params)
             return self.answer
 
+        bridge = StdioServerParameters(
+            command=sys.executable,
+            args=["manage.py", "mcp_stdio", "--url", server.url],
+            env={**os.environ, "GATEHOUSE_TOKEN": token},
+        )
+
         async def converse() -> Any:
-            async with server.client(token, mode, elicitation_callback=look) as client:
+            by_pipe = Client(bridge, mode="legacy", elicitation_callback=look)
+            speaks = by_pipe if mode == "stdio" else server.client(token, mode, elicitation_callback=look)
+            async with speaks as client:
                 return (await client.call_tool(tool, {"intent": intent})).structured_content
 
         return run(converse)
@@ -123,7 +135,7 @@ MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 SAYS_HELLO = ElicitResult(action="accept", content={"question-1": "hello"})
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["auto", "legacy", pytest.param("stdio", marks=pytest.mark.ci)])
 def test_person_answers_the_planner_and_the_request_is_carried_out(server: Server, token: str, mode: str) -> None:
     person = Person(SAYS_HELLO)
     made = person.call(server, token, mode, "carry_out_request", "Echo the text")
