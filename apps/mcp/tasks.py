@@ -58,9 +58,7 @@ def require(exchange: Exchange) -> None:
     """:raises ProtocolError: if the client does not know tasks."""
     if not is_declared(exchange):
         needed: Any = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
-        raise ProtocolError(
-            mcp.MISSING_REQUIRED_CLIENT_CAPABILITY, f"This needs the extension {EXTENSION}.", data=needed
-        )
+        raise ProtocolError(mcp.MISSING_REQUIRED_CLIENT_CAPABILITY, f"This needs {EXTENSION}.", data=needed)
 
 
 def begun(exchange: Exchange, ref: str) -> TaskState:
