@@ -1,6 +1,7 @@
 """The command lines of ``bin/up`` and ``bin/demo``: ``python -m config.stack up|demo …``."""
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from config.stack import programs
-from config.stack.folders import PRODUCT, DataFolder
+from config.stack.folders import KEYS, PRODUCT, DataFolder
 from config.stack.processes import MARK, Program, StackError, end_all, exit_code, marked
 from config.stack.supervisor import Supervisor, readiness, say
 
@@ -27,7 +28,7 @@ _MOST_WEB = 8
 def main(arguments: list[str]) -> int:
     options = _parser(arguments[0]).parse_args(arguments[1:])
     data = DataFolder(_given(options.data or os.environ.get("GATEHOUSE_DATA") or str(PRODUCT / "var")))
-    if options.command in {"up", "demo"} and os.environ.get(MARK) != data.mark:
+    if options.command in {"up", "demo", "restore"} and os.environ.get(MARK) != data.mark:
         # Forked processes are recognized by the environment that this process was started with.
         os.execve(sys.executable, [sys.executable, "-m", "config.stack", *arguments], os.environ | {MARK: data.mark})  # noqa: S606
     try:
@@ -51,6 +52,7 @@ def _parser(script: str) -> argparse.ArgumentParser:
             f"  bin/up {name:<7} {_COMMANDS[name].__doc__}" for name in commands
         )
         parser.add_argument("command", nargs="?", choices=commands, default="up", help="(default: up)")
+        parser.add_argument("backup", nargs="?", metavar="DIR", help="restore: what manage.py backup has written")
         parser.add_argument(
             "--web", metavar="N", type=_count, help="up: how many web processes (default: one a core, at most two)"
         )
@@ -165,7 +167,37 @@ def reset(options: argparse.Namespace, data: DataFolder) -> int:
     return 0
 
 
-_COMMANDS = {command.__name__: command for command in (up, status, down, reset, demo)}
+def restore(options: argparse.Namespace, data: DataFolder) -> int:
+    """Make a new data folder from a backup DIR; start it with bin/up."""
+    if options.backup is None:
+        raise StackError("Name the folder that manage.py backup has written: bin/up restore DIR --data NEW")
+    backup = _given(options.backup)
+    if data.path.exists() and any(data.path.iterdir()):
+        raise StackError(f"{data.path} is not empty. Name a new folder: bin/up restore DIR --data NEW")
+    try:
+        keys = {
+            name: value for name, value in json.loads((backup / "secrets.json").read_bytes()).items() if name in KEYS
+        }
+    except (OSError, ValueError):
+        raise StackError(f"{backup} is no complete backup: its secrets.json can't be read.") from None
+    data.create()
+    data.claim()
+    data.keep_secrets({"tokens": {}} | keys)
+    supervisor = Supervisor(data=data, environ=os.environ | keys | {"GATEHOUSE_DATA": str(data.path)})
+    with _ended(supervisor):
+        supervisor.environment = dict(supervisor.environ)
+        supervisor.start_servers()
+        arguments = (str(PRODUCT / "manage.py"), "restore", str(backup))
+        program = programs.python_program("restore", *arguments, data=data, env=supervisor.environment)
+        restored = supervisor.launch(replace(program, log=None)).wait() == 0
+    if not restored:
+        data.clear()
+        return 1
+    say(f"Start it: bin/up --data {data.path}")
+    return 0
+
+
+_COMMANDS = {command.__name__: command for command in (up, status, down, reset, restore, demo)}
 
 
 def _demo_program(path: Path, data: DataFolder, *, stack: str) -> Program:

@@ -6,8 +6,11 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -45,6 +48,18 @@ def _call(command: str, *arguments: str, cwd: Path = ROOT) -> subprocess.Complet
         [str(ROOT / "bin" / command), *arguments],
         env=_environment(),
         cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+
+
+def _manage(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        env=_environment(GATEHOUSE_DATA=str(data)),
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -133,6 +148,50 @@ def test_the_other_web_process_answers_when_one_is_killed(data: Path) -> None:
         _wait(lambda: _stack(data)["processes"]["web"] != before["web"], why=lambda: _stack(data)["processes"])
         os.kill(before["web-2"], signal.SIGKILL)
         assert all(_works(data) for _ in range(10))
+
+
+@pytest.mark.ci
+def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -> None:
+    backup, elsewhere, acknowledged, over = tmp_path / "backup", tmp_path / "elsewhere", list[str](), threading.Event()
+
+    def load(hub: httpx2.Client) -> None:
+        while not over.is_set():
+            asked = [{"task_type": "copy", "params": {"n": n}} for n in range(50)]
+            answers = hub.post("/api/v1/tasks/batch", json={"tasks": asked}).json()["results"]
+            acknowledged.extend(answer["task_id"] for answer in answers)
+
+    with _up(data, "--no-workers") as child:
+        token = (data / "api-token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        with httpx2.Client(base_url=_stack(data)["url"], headers=headers, trust_env=False) as hub:
+            assert hub.post("/api/v1/task-types", json={"name": "copy"}).is_success
+            with ThreadPoolExecutor(1) as pool:
+                loading = pool.submit(load, hub)
+                _wait(lambda: len(acknowledged) > 1_000 or loading.done(), why=loading.exception)
+                before = set(acknowledged)
+                written = _manage(data, "backup", str(backup))
+                after = len(acknowledged)
+                over.set()
+        assert written.returncode == 0, written.stderr
+        assert after > len(before)
+        for process in [*marked(DataFolder(data).mark), psutil.Process(child.pid)]:
+            process.kill()
+
+    assert _call("up", "restore", str(backup), "--data", str(data)).returncode == 1, "a folder that is in use"
+    restored = _call("up", "restore", str(backup), "--data", str(elsewhere))
+    assert restored.returncode == 0, restored.stderr
+    with _up(elsewhere, "--no-workers"):
+        with httpx2.Client(base_url=_stack(elsewhere)["url"], headers=headers, trust_env=False) as hub:
+            found, page = set[str](), ""
+            while page is not None:
+                answer = hub.get("/api/v1/tasks", params={"limit": 500, **({"cursor": page} if page else {})}).json()
+                found |= {task["task_id"] for task in answer["tasks"]}
+                page = answer["next"]
+        assert before <= found
+        examined = _manage(elsewhere, "doctor")
+        assert examined.returncode == 0, examined.stdout
+        assert "every receipt is acked, visible or pending" in examined.stdout
+    _call("up", "reset", "--yes", "--data", str(elsewhere))
 
 
 @pytest.mark.ci

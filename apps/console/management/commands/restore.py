@@ -1,0 +1,21 @@
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from apps.console import backups
+
+
+class Command(BaseCommand):
+    help = "Restore a backup into an empty database. For a new folder of bin/up: bin/up restore DIR --data NEW."
+    requires_migrations_checks = False
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("folder", metavar="DIR", type=Path)
+
+    def handle(self, *args: Any, folder: Path, **options: Any) -> None:
+        try:
+            backups.restore(folder.resolve())
+        except backups.Refused as refusal:
+            raise CommandError(str(refusal)) from refusal
+        self.stdout.write("Restored. Start the product, then run manage.py doctor.")
