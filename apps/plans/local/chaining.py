@@ -9,7 +9,7 @@ from typing import Any, Final
 from apps.plans.catalogue import types_meet
 from apps.plans.local.index import Profile
 from apps.plans.local.matching import Match, Matcher
-from apps.plans.local.options import FIRM, Option
+from apps.plans.local.options import FIRM, FREE, Option
 from apps.plans.local.params import Param, resolved
 from apps.plans.local.parts import Part, bits, mask_of, stretch
 from apps.plans.local.words import GROUPS, near, pieces, stem
@@ -26,9 +26,14 @@ _FIRST_OF_MANY: Final = 0.2
 _WHOLE: Final = 0.6
 _TOLD: Final = 0.6
 _LOOSE: Final = 0.5
+_BY_NAME: Final = 0.3
+_FOUND: Final = frozenset({"id", "email", "user", "phone", "channel", "slug", "path"})
+"""Roles whose values people look up by a name."""
 _SAME_ROOT: Final = 0.8
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
 _POINTER: Final = stem("pointer")
+_GIVEN: Final = frozenset({"date", "datetime", "time", "period", "duration", "number", "money", "knob", "flag"})
+"""Roles whose values only the asker knows."""
 _TEXTS: Final = frozenset(
     map(
         stem,
@@ -76,13 +81,20 @@ def given(
                 options = found.setdefault(param.name, [])
                 found_in = _results(part, param, profile, match, back=back, distance=distance)
                 gentle = is_gentle(match.profile.tool.uid)
-                options += [one for one in found_in if gentle or one.value.path != (RESULT_TEXT,)]
                 inherited = match.options.get(param.name)
+                options += [
+                    one
+                    for one in found_in
+                    if (gentle or one.value.path != (RESULT_TEXT,))
+                    and (inherited is None or param.role == "text" or one.value.path[-1] != param.name)
+                ]
                 if param.required and inherited is not None and param.role in _INHERITED and not param.choices:
                     gain = 1.1 if back else 0.8
                     sure = back or is_gentle(profile.tool.uid)
                     evidence = inherited.evidence if sure else Evidence.CUT
-                    options.append(Option(inherited.value, evidence, gain, back, inherited.text))
+                    kin = {*match.profile.nouns, *param.words} if back else set[str]()
+                    named = next((noun for noun in profile.nouns if noun in kin), "")
+                    options.append(Option(inherited.value, evidence, gain, back, inherited.text, named=named))
     return found
 
 
@@ -144,7 +156,7 @@ def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: 
         (1.0, (key == param.name and words != {"id"}) or words == own),
         (0.9, words == {"id"} and "id" in own and bool((own - {"id"}) & set(profile.nouns))),
         (0.8, bool(said) and said == param.schema.get("format")),
-        (0.8, param.role == "path" and "path" in words),
+        (0.8, param.role in _FOUND and param.role in words and param.role != "id"),
         (0.75, text and bool(words & _TEXTS)),
         (_FAIR, bool(common) and (len(words) == 1 or len(own) == 1)),
         (_FAIR, key == param.name),
@@ -159,27 +171,22 @@ def produced(
     """Return what gentle tools could give to the params of a tool that nothing in the request fills."""
     search = _Search(matcher, is_usable, level)
     found: dict[str, list[Option]] = {}
-    taken = 0
-    for option in match.options.values():
-        taken |= option.mask if option.evidence not in UNSURE and option.fit > _LOOSE else 0
-    if not part.typed & ~taken:
-        return found
     for param in match.profile.params:
         filled = match.options.get(param.name)
         if (
-            not param.required
+            not (param.required or (param.role in _FOUND and match.unexplained))
             or param.choices
+            or param.role in _GIVEN
             or (filled is not None and filled.evidence != Evidence.CUT and filled.fit > _LOOSE)
         ):
             continue
         options: list[Option] = []
         for profile in matcher.library.givers(param, _GIVERS):
             uid = profile.tool.uid
-            outputs = [one for one in _outputs(profile, param) if one[0] > _FAIR]
-            if len(options) == _MOST_GIVERS or profile is match.profile or not outputs:
+            if len(options) == _MOST_GIVERS or profile is match.profile:
                 continue
             if matcher.is_gentle(uid) and is_usable(uid):
-                options += _fed(part, profile, max(outputs, key=lambda one: one[:2]), search)
+                options += _fed(match, param, profile, search)
         if filled is not None and param.role == "text" and filled.mask & part.typed:
             options += _described(part, filled, match, search)
         if options:
@@ -204,30 +211,40 @@ def _described(part: Part, filled: Option, match: Match, search: _Search) -> Ite
             yield Option(Source(feeding, (RESULT_TEXT,)), Evidence.STEP, filled.gain + 1.0, filled.mask, filled.text)
 
 
-def _fed(
-    part: Part,
-    profile: Profile,
-    output: tuple[float, tuple[str, ...], frozenset[str]],
-    search: _Search,
-) -> Iterator[Option]:
-    """The value that a tool gives, if the part itself fills all that the tool requires."""
-    how, path, names = output
-    feeding = search.matcher.alone(part, profile)
+def _fed(match: Match, param: Param, profile: Profile, search: _Search) -> Iterator[Option]:
+    """The value that a tool gives, if what the match does not take fills all that the tool requires."""
+    part = match.part
+    how, path, names = max(_outputs(profile, param), key=lambda one: one[:2], default=(0.0, ("",), frozenset()))
+    if how <= _FAIR or path[-1] in {one.name for one in profile.params}:
+        return
+    feeding = search.matcher.match(part, profile, {}, match)
     if feeding.missing and search.level < _LEVELS:
         deeper = produced(part, feeding, search.matcher, search.is_usable, search.level + 1)
-        feeding = search.matcher.match(part, profile, deeper)
+        feeding = search.matcher.match(part, profile, deeper, match)
     values = feeding.options.values()
-    if (
-        feeding.missing
-        or not profile.tool.required
-        or any(one.evidence in UNSURE or one.fit < _EXACT for one in values)
-    ):
+    said = [name for name, one in feeding.options.items() if one.evidence in (*UNSURE, Evidence.QUOTED)]
+    plain = {one.name for one in profile.params if one.role in (*FREE, "user")}
+    if feeding.missing or not (profile.tool.required or said) or any(one.fit < _EXACT for one in values):
         return
+    if any(name not in plain or not _is_name(feeding.options[name]) for name in said):
+        return
+    gain = how + 0.3 * len(values) - 0.5 * search.level
+    if said:
+        spoken = any(near(stemmed, noun) for stemmed in part.stems.values() for noun in profile.nouns)
+        is_of = spoken or not set(param.words).isdisjoint(profile.nouns)
+        if param.role not in _FOUND or how < _FAIR or not is_of or not match.named:
+            return
+        gain = how - _BY_NAME
     mask = 0
     for one in values:
         mask |= one.mask
     text = " ".join(sorted({*profile.nouns, *names}))
-    yield Option(Source(feeding, path), Evidence.STEP, how + 0.3 * len(values) - 0.5 * search.level, mask, text)
+    yield Option(Source(feeding, path), Evidence.STEP, gain, mask, text)
+
+
+def _is_name(option: Option) -> bool:
+    """Is it quoted, or has each word a capital, as in names?"""
+    return option.evidence == Evidence.QUOTED or all(word[:1].isupper() for word in option.text.split())
 
 
 def repeated(match: Match) -> Iterator[Match]:

@@ -89,6 +89,7 @@ class _Said(dict[str, str]):
         self.before, self.now, self.today, self.late = before, now, now.date(), late
         self.past = False
         self.capital = match.group().rsplit(maxsplit=1)[-1][:1].isupper()
+        self.named = match.string[match.end() : match.end() + 2].strip().isupper()
 
     def day(self, month: str, day: str, year: str | None) -> date:
         """A day of the year that was said, else the next such day; one that passed of late, or after "since", is the last."""
@@ -151,7 +152,8 @@ def _months(said: _Said) -> When:
     """A month alone is one of this year. "next" and "last" go from now, and "since" is never ahead."""
     name, which = said["m3"].rstrip("."), said.get("whichmonth")
     unlike = not said.capital or len(name) <= _SHORT or name in _NAMES_TOO
-    if unlike and not (which or "y3" in said or said.before in _MONTHLY):
+    is_name = said.named and len(name) <= _SHORT and not which
+    if "y3" not in said and (is_name or (unlike and not (which or said.before in _MONTHLY))):
         return None
     month, year = _month(name), int(said.get("y3", said.today.year))
     if "y3" not in said:

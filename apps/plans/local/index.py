@@ -23,7 +23,19 @@ from apps.core.lexical import K1, B
 from apps.plans.catalogue import Tool
 from apps.plans.local.params import UNNAMING, Param, params_of
 from apps.plans.local.values import read
-from apps.plans.local.words import COMMON, COMMON_SPELLINGS, GROUPS, SMALL, VERBS, clusters, near, pieces, prose, stem
+from apps.plans.local.words import (
+    ACTS,
+    COMMON,
+    COMMON_SPELLINGS,
+    GROUPS,
+    SMALL,
+    VERBS,
+    clusters,
+    near,
+    pieces,
+    prose,
+    stem,
+)
 
 _PLACES: Final = 5
 _SURE: Final = 0.85
@@ -44,57 +56,11 @@ _LEAST_REPAIRED: Final = 4
 """Words of so many letters are repaired where two letters changed places; longer ones also lack one; long ones have a wrong one."""
 _TINY: Final = ("the", "and", "for")
 _TWO_EDITS: Final = 9
-_SHOWING: Final = tuple(map(stem, ("get", "list", "search", "check", "describe", "track")))
-_GENERIC: Final = frozenset(
-    map(
-        stem,
-        [
-            "create",
-            "add",
-            "make",
-            "new",
-            "open",
-            "get",
-            "show",
-            "fetch",
-            "read",
-            "view",
-            "list",
-            "find",
-            "search",
-            "set",
-            "put",
-            "update",
-            "change",
-            "edit",
-            "delete",
-            "remove",
-            "cancel",
-            "send",
-            "post",
-            "turn",
-            "start",
-            "stop",
-            "run",
-            "check",
-            "take",
-            "write",
-            "move",
-            "mark",
-            "do",
-            "request",
-            "schedule",
-            "log",
-            "play",
-            "save",
-        ],
-    )
-)
 _UNNAMED: Final = (
     GROUPS["question"] | GROUPS["be"] | {"to", "of", "from", "by", "for", "on", "off", "in", "at", "and", "with"}
 )
 """Words of a name that say neither what the tool does nor what it works on."""
-_PREFIXED: Final = re.compile(r"([A-Za-z]{1,8})[_-](?=\w*\d)")
+_PREFIXED: Final = re.compile(r"([A-Za-z]{1,8})(?:-[A-Z]{1,8})?[_-](?=\w*\d)")
 """The beginning of an id, with letters for what it is of."""
 _DOUBLED: Final = re.compile(r"(.)\1+")
 _LOOKED_AT: Final = 30
@@ -291,7 +257,7 @@ class Library:
         self._verbs[profile.verb] += 1
         self._nouns.update((*profile.nouns, *profile.services))
         for param in profile.params:
-            if param.role == "id":
+            if param.role == "id" or param.prefixes:
                 self._sorts.setdefault(sort_of(param, profile.nouns), Counter()).update((*param.prefixes, ""))
         document = _document(profile)
         self._index.put(tool.uid, document)
@@ -308,7 +274,7 @@ class Library:
             self._verbs[profile.verb] -= 1
             self._nouns.subtract((*profile.nouns, *profile.services))
             for param in profile.params:
-                if param.role == "id":
+                if param.role == "id" or param.prefixes:
                     self._sorts[sort_of(param, profile.nouns)] -= Counter((*param.prefixes, ""))
                     self._sorts = {sort: count for sort, count in self._sorts.items() if count}
             self._index.remove(uid)
@@ -338,7 +304,7 @@ class Library:
 
     def givers(self, param: Param, limit: int) -> list[Profile]:
         """Return the tools whose results may hold a value for a param, likeliest first."""
-        query = {f">{param.name}": 3.0}
+        query = {f">{param.role}": 1.0, f">{param.name}": 3.0}
         for word in param.words:
             query[f">{word}"] = 1.0
             if len(param.words) > 1:
@@ -480,8 +446,8 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
                 *(word for one in params for word in pieces(" ".join(map(str, (one.name, *one.choices.values()))))),
             )
         ),
-        specific=bool(verb) and verb not in _GENERIC,
-        acts=bool(verb) and not any(near(verb, shown) for shown in _SHOWING),
+        specific=bool(verb) and verb not in ACTS["generic"],
+        acts=bool(verb) and not any(near(verb, shown) for shown in ACTS["showing"]),
     )
 
 
@@ -490,7 +456,9 @@ def _verb(name: list[str], said: list[str], opening: list[str]) -> str:
     commands = said[:1] == name[:1] and not _DEFINING.intersection(opening)
     named = name[0] if commands else next((word for word in name if word in VERBS), "")
     told = said[0] if said and said[0] in VERBS else ""
-    if told and (not named or told in name or (named in said and told in _SHOWING)):
+    if told and (
+        not named or (told in name and name[0] not in ACTS["generic"]) or (named in said and told in ACTS["showing"])
+    ):
         return told
     return named
 

@@ -15,11 +15,13 @@ from apps.plans.local.options import FIRM, Option, Options
 from apps.plans.local.params import Param
 from apps.plans.local.parts import HELD, Part, bits
 from apps.plans.local.tokens import Kind
-from apps.plans.local.words import FILLERS, GROUPS, near, stem
+from apps.plans.local.words import ACTS, FILLERS, GROUPS, near, pieces, stem
 from apps.plans.proposals import Evidence
 
 MISSING: Final = 3.5
 UNEXPLAINED: Final = 1.6
+_IGNORED_VALUE: Final = 0.8
+_LOOSE: Final = 0.5
 _REQUIRED: Final = 0.6
 _OPTIONAL: Final = -0.3
 _BEAM: Final = 24
@@ -38,27 +40,6 @@ _NO_NOUN: Final = -2.0
 _INVERTED: Final = 0.4
 _DEPRECATED: Final = -1.5
 _BY_KIND: Final = 0.7
-MAKING: Final = frozenset(map(stem, ("create", "add", "make", "send", "post", "set", "start", "open", "log", "submit")))
-_PLAIN_ACTS: Final = tuple(
-    map(
-        stem,
-        (
-            "delete",
-            "remove",
-            "cancel",
-            "stop",
-            "close",
-            "update",
-            "move",
-            "get",
-            "list",
-            "search",
-            "read",
-            "check",
-            "undo",
-        ),
-    )
-)
 _POINTING: Final = frozenset({"that", "this", "these", "those", "there", "his", "her", "its"})
 _ASKED_WITHIN: Final = 3
 _FROM_DESCRIPTION: Final = 0.6
@@ -160,12 +141,19 @@ class Matcher:
             self._alone[key] = self.match(part, profile, {})
         return self._alone[key]
 
-    def match(self, part: Part, profile: Profile, offered: Mapping[str, Sequence[Option]]) -> Match:
+    def match(
+        self, part: Part, profile: Profile, offered: Mapping[str, Sequence[Option]], beside: Match | None = None
+    ) -> Match:
         """Return the best way to call a tool for a part.
 
         :param offered: for params, values from elsewhere: earlier steps, producers.
+        :param beside: another call that the part asks for, whose words and sure values are none of this one.
         """
-        options = Options(part, profile, self.library, self.context)
+        taken = 0
+        for option in beside.options.values() if beside else ():
+            taken |= option.mask if option.evidence != Evidence.CUT and option.fit > _LOOSE else 0
+        other = (beside.profile, taken) if beside else None
+        options = Options(part, profile, self.library, self.context, other)
         choices = {param.name: options.of(param, offered.get(param.name, ())) for param in profile.params}
         states: list[_State] = [(0.0, 0, _NONE_USED, ())]
         for param in sorted(profile.params, key=lambda one: (not one.required, len(choices[one.name]), one.name)):
@@ -268,6 +256,7 @@ class _Whole:
         )
         named = max(said.nouns.values(), default=_ASIDE * said.aside if self.needed else 0.8)
         score -= UNEXPLAINED * said.unexplained.bit_count()
+        score -= _IGNORED_VALUE * (said.unexplained & part.typed).bit_count()
         return Match(
             profile=profile,
             part=part,
@@ -312,7 +301,7 @@ class _Whole:
 
     def _may_mean(self, verb: str) -> bool:
         """May a verb stand for a tool that makes something: to bill, to schedule? Not one that ends or shows things."""
-        return self.profile.verb in MAKING and not any(near(verb, other) for other in _PLAIN_ACTS)
+        return self.profile.verb in ACTS["making"] and not any(near(verb, other) for other in ACTS["plain"])
 
     def _verb(self, used: int) -> float:
         """How well the part's verb is the tool's; as a value, it agrees."""
@@ -325,9 +314,12 @@ class _Whole:
         same = near(part.verb, profile.verb) if part.verb and profile.verb else 0.0
         if same < 1 and profile.told:
             same *= _FROM_DESCRIPTION
+        low = part.low(part.verb_at)
+        if low != part.verb and low in pieces(profile.tool.name):  # I paid it: mark_paid
+            return 1.0
         if (
             not same
-            and profile.verb in MAKING
+            and profile.verb in ACTS["making"]
             and (
                 any(near(part.verb, noun) for noun in profile.nouns)
                 or (profile.vocabulary.get(part.verb, 0.0) >= _OWN and self._may_mean(part.verb))

@@ -18,6 +18,7 @@ from apps.plans.proposals import Evidence
 FIRM: Final = 0.6
 """A word counts as explained from this certainty on; below it, it is a weak trace."""
 _MOST: Final = 8
+_MIXED: Final = 1.2
 _TORN: Final = 1.2
 """What it costs that a value ends between two words with capitals."""
 _CHOICE: Final = 1.9
@@ -54,7 +55,7 @@ _LEAST_OF_CUT: Final = -0.5
 _NO_END: Final = GROUPS["time"] | {"it", "them", "instead", "back", "straight"}
 _PREPOSITIONS: Final = GROUPS["preposition"]
 _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled", "labeled"})
-_SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling"})
+_SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling", "because"})
 _WHENS: Final = frozenset({Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD, Kind.DURATION})
 _CLAUSES: Final = GROUPS["be"] | GROUPS["have"] | GROUPS["modal"] | {":", ";", "–", "—", "?", "!", "(", ")", "when"}
 _RANGE_ENDS: Final = frozenset(map(stem, ("start", "from", "since", "begin", "after", "end", "to", "until", "before")))
@@ -165,10 +166,23 @@ class Option:
 class Options:
     """The options of one part for the params of one tool."""
 
-    def __init__(self, part: Part, profile: Profile, library: Library, context: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        part: Part,
+        profile: Profile,
+        library: Library,
+        context: Mapping[str, Any],
+        beside: tuple[Profile, int] | None = None,
+    ) -> None:
+        """Prepare the options.
+
+        :param beside: another tool that the part speaks of, and the tokens of its values.
+        """
         self.part, self.profile, self.library, self.context = part, profile, library, context
+        self._taken = beside[1] if beside else 0
+        tools = (profile, beside[0]) if beside else (profile,)
         self.explained = {
-            place: 0.0 if part.typed >> place & 1 else profile.explains(stemmed)
+            place: 0.0 if part.typed >> place & 1 else max(one.explains(stemmed) for one in tools)
             for place, stemmed in part.stems.items()
         }
         self._is_free = not any(one.required and one.role in _PLAIN for one in profile.params)
@@ -198,7 +212,8 @@ class Options:
             typed = list(self._typed(param))
             found += [*typed, *(self._lists(typed) if param.array else self._each(typed))]
         if not param.choices and param.type in ("string", "") and param.role in _PLAIN and _POINTER not in param.words:
-            found += self._cut(param)
+            cut = list(self._cut(param))
+            found += [*cut, *(() if param.array else self._named_each(param, cut))]
         found.sort(key=lambda one: -(one.gain + 0.15 * one.mask.bit_count()))
         return found[:_MOST]
 
@@ -215,6 +230,8 @@ class Options:
                 how = min(near(part.stems[place + step], wanted[step]) for step in range(size))
                 low = part.low(place)
                 if low in GROUPS["quantity"] and size == 1:
+                    continue
+                if low in GROUPS["article"] and part.reading.tokens[place].text.islower():
                     continue
                 if how < 1 and (not how or size > 1 or low in SMALL or (place == part.verb_at and not param.required)):
                     continue
@@ -259,7 +276,7 @@ class Options:
     def _typed(self, param: Param) -> Iterator[Option]:
         for found in self.part.found:
             how = self._fit(param, found)
-            if not how:
+            if not how or mask_of(found) & self._taken:
                 continue
             if how <= _UNSUITED and found.kind in _RIGID and param.role not in ("text", "query"):
                 continue
@@ -276,7 +293,9 @@ class Options:
                 gain += _TO_A_DAY.get(param.side, 0.0)
             if param.array:
                 gain -= 0.3
-            if param.role in ("knob", "id") and (found.unit or self.part.low(self.part.before(first)) in _COMPARING):
+            if (
+                param.role in ("knob", "id") and (found.unit or self.part.low(self.part.before(first)) in _COMPARING)
+            ) or (param.role == "id" and found.kind in _NUMBERS and self._counts(first, last)):
                 gain -= 2.0
             if gain < _LEAST_OF_OPTIONAL and not param.required:
                 continue
@@ -287,6 +306,14 @@ class Options:
             if not found.role and found.kind == Kind.DATE and self._is_of_days(param):
                 side = "first" if param.side == "start" else "second"
             yield replace(option, mask=mask, kind=found.kind, fit=how, side=side, named=named)
+
+    def _counts(self, first: int, last: int) -> bool:
+        """Does a number count something: is it in words, or do several things of one kind stand behind it?"""
+        part = self.part
+        behind = part.low(last + 1)
+        return part.low(first).isalpha() or (
+            behind.endswith("s") and part.stems[last + 1] != behind and part.stems[last + 1] in self.profile.nouns
+        )
 
     def _fit(self, param: Param, found: Found) -> float:
         """How well a value serves a param. A number that another param takes the unit of is as good as one without."""
@@ -326,6 +353,22 @@ class Options:
                     mask |= one.mask
                 yield replace(option, mask=mask, last=run[-1].last, also=tuple(run[1:]))
 
+    def _named_each(self, param: Param, cut: Sequence[Option]) -> Iterator[Option]:
+        """Names side by side, as one for each of several calls: "the weather in Rome and Oslo"."""
+        for option in cut:
+            names = [one for one in self.spans() if option.first <= one[0] and one[1] <= option.last]
+            names = [one for one in names if self._is_whole_name(*one)]
+            if param.role not in ("text", "query") and len(names) > 1 and names[-1][1] == option.last:
+                between = [self.part.low(place) for place in range(names[0][1] + 1, names[-1][0])]
+                if "and" in between:
+                    each = [
+                        replace(
+                            option, value=self.part.words(*one), text=self.part.words(*one), first=one[0], last=one[1]
+                        )
+                        for one in names
+                    ]
+                    yield replace(each[0], gain=option.gain + 1, also=tuple(each[1:]))
+
     def _follows(self, one: Option, other: Option) -> bool:
         between = [self.part.low(place) for place in range(one.last + 1, other.first)]
         return 0 < len(between) <= _FEW and (_AND | {","}).issuperset(between)
@@ -362,6 +405,7 @@ class Options:
                 continue
             lows = [self.part.low(place) for place in range(first, last + 1)]
             is_empty = first in self.part.turns or all(low in FILLERS or low in SMALL or low.isdigit() for low in lows)
+            is_empty = is_empty or not stretch(first, last) & self.part.content & ~self.part.typed
             if (is_empty and not self._is_said(first)) or (
                 param.role != "text" and self._is_no_name(param, first, last)
             ):
@@ -370,6 +414,8 @@ class Options:
             if cued < _CALLED and self._is_own(first, last):
                 continue
             gain = _PLAIN[param.role] + self._span_fit(param, first, last) + cued
+            if cued < _CALLED and param.role in ("name", "user", "other"):
+                gain -= _MIXED * self._is_mixed(first, last)
             if cued < _PLAINLY:
                 words = (stretch(first, last) & self.part.content).bit_count()
                 gain -= _UNANNOUNCED * max(0, words - _FEW)
@@ -418,6 +464,13 @@ class Options:
             or any(one.text in GROUPS["pronoun"] for one in part.reading.tokens[first : last + 1])
         )
 
+    def _is_mixed(self, first: int, last: int) -> bool:
+        """Do words with capitals stand beside others at an end: "puppy Bruno", "Karin Holm paid"?"""
+        tokens = self.part.reading.tokens
+        return any(self._is_proper(place) for place in range(max(first, self.part.first + 1), last + 1)) and any(
+            tokens[place].text.islower() and not {tokens[place].low} & (SMALL | BOUNDS) for place in (first, last)
+        )
+
     def _is_own(self, first: int, last: int) -> bool:
         """Are these words the tool's own, or of its choices?"""
         part, chosen = (
@@ -434,7 +487,7 @@ class Options:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
         if self._spans is None:
             part = self.part
-            quoted = bound = 0
+            quoted, bound = self._taken, 0
             for one in part.found:
                 if one.kind == Kind.QUOTED:
                     quoted |= stretch(one.first, one.last)
@@ -485,8 +538,15 @@ class Options:
         elif not bound >> (first - 1) & 1 and self._is_proper(first) <= self._is_proper(first - 1):
             return False
         is_name = first > part.first and self._is_proper(first) and self._is_proper(first + 1)
+        is_verb = first == part.verb_at and not part.content & ((1 << first) - 1) and not self._is_said(first)
         is_small = low in SMALL and low not in GROUPS["article"] and not self._is_said(first) and not is_name
-        if is_small or low in PUNCTUATION or part.joined >> first & 1 or (low in HELD and not self._is_said(first)):
+        if (
+            is_verb
+            or is_small
+            or low in PUNCTUATION
+            or part.joined >> first & 1
+            or (low in HELD and not self._is_said(first))
+        ):
             return False
         if low in GROUPS["article"]:
             return part.reading.tokens[first].text[0].isupper() or self._is_said(first)
@@ -496,7 +556,11 @@ class Options:
 
     def _is_proper(self, place: int) -> bool:
         """Is it a word with a capital, as names have?"""
-        return self.part.first <= place < self.part.stop and self.part.reading.tokens[place].text[:1].isupper()
+        part = self.part
+        if not part.first <= place < part.stop:
+            return False
+        text = part.reading.tokens[place].text
+        return text[0].isupper() or (text.isdigit() and len(text) < _SHORT_NUMBER and self._is_proper(place - 1))
 
     def _is_whole_name(self, first: int, last: int) -> bool:
         """Are these all the words with capitals side by side, and not the first of the request?"""

@@ -29,7 +29,7 @@ _DEFAULT: Final = re.compile(
 _EXAMPLE: Final = re.compile(r"(?i)(?:\be\.g\.,?|\bfor example,?|\bexample:|\bsuch as|\blike)\s+[\"'`]?([^\s\"'`,;)]+)")
 UNNAMING: Final = frozenset({"id", "new", "is", "name"})
 """Words of a param's name that don't tell what it is of."""
-_PREFIX: Final = re.compile(r"(?<!\w)[A-Za-z]{1,8}[_-](?=\w*\d)")
+_PREFIX: Final = re.compile(r"(?<!\w)[A-Za-z]{1,8}(?:-[A-Z]{1,8})?[_-](?=\w*\d)")
 _IN_UNIT: Final = re.compile(
     r"(?i)(?:^(?:(?:number|amount) of )?(?=\w+s\b|percent)|\b(?:in|of) )(?:degrees )?([a-z°%]{2,})\b"
 )
@@ -99,6 +99,8 @@ _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
 _CURRENCIES: Final = frozenset(words.CURRENCIES.values())
 _DEGREES: Final = frozenset("CFK")
 _DEEP: Final = 6
+_ADDRESSED: Final = frozenset(("to", "recipient", "recipients"))
+_MAILING: Final = re.compile(r"(?i)e-?mail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +190,8 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
             (words.UNITS[one.lower()] for one in _IN_UNIT.findall(description) if one.lower() in words.UNITS), ""
         )
     role, kinds = _role(own, kind, item, description)
+    if role in ("other", "name", "user") and _ADDRESSED & set(own) and _MAILING.search(f"{tool.name} {description}"):
+        role, kinds = _ROLES[False, "email"]
     role = "text" if role == "request" and array else role
     if role == "repo" and side == "right":
         kinds = (Kind.SLUG,)
@@ -289,7 +293,11 @@ def _choices(item: Mapping[str, Any], kind: str, description: str) -> dict[str, 
         by_code = {str(value).lower(): value for value in values}
         for table in (words.COUNTRIES, words.LANGUAGES, words.CURRENCIES):
             if len(by_code.keys() & {code.lower() for code in table.values()}) * 2 > len(by_code):
-                named = {normal(word): by_code[code.lower()] for word, code in table.items() if code.lower() in by_code}
+                named = {
+                    normal(word) if word.replace(" ", "").isalpha() else word: by_code[code.lower()]
+                    for word, code in table.items()
+                    if code.lower() in by_code
+                }
                 found = {**named, **found}
     return found
 

@@ -44,6 +44,7 @@ _WORDLIKE: Final = frozenset({Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.U
 _TELLING: Final = frozenset({"i", "we", "there", "here"})
 _DETERMINERS_OF_ACTS: Final = frozenset({"the", "my", "our", "a", "an", "this", "all"})
 """Words that stand behind a verb, so that what stands before them is one: "vacuum the kitchen"."""
+_OBJECTS: Final = _DETERMINERS_OF_ACTS | {"it", "them", "him", "her"}
 _ANYONE: Final = frozenset({"i", "we", "it", "they", "anybody", "anyone", "the"})
 _ASKING: Final = GROUPS["question"] | GROUPS["be"] | GROUPS["have"]
 _LEADING: Final = frozenset({",", "to", "for"}).union(
@@ -195,6 +196,13 @@ def _is_told(tokens: Sequence[Token], first: int) -> bool:
     return lows[0] in ("there's", "here's") or (lows[0] in _TELLING and lows[1:] != [] and lows[1] in _ASKING)
 
 
+def is_statement(part: Part) -> bool:
+    """Does a part tell something of a thing and ask for nothing: "R-12 is ready"?"""
+    lows = [token.low for token in part.tokens]
+    tells = any(low in GROUPS["be"] or low in GROUPS["have"] for low in lows[1:_VERB_WITHIN])
+    return tells and not part.question and (not part.verb or part.verb_at > part.first + 1)
+
+
 def _is_plural(low: str) -> bool:
     """Is it several things rather than an act: "emails", "orders"?"""
     return low.endswith("s") and not low.endswith(("ss", "us", "is")) and low not in COMMON
@@ -262,4 +270,5 @@ def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
         return True
     following = tokens[start + 1].low if start + 1 < len(tokens) else ""
     joined = stem(low + following) if following in _PARTICLES else ""
-    return low not in SMALL and (library.is_verb(tokens[start].stem) or (bool(joined) and library.knows(joined)))
+    acts = following in _OBJECTS and library.knows(tokens[start].stem)
+    return low not in SMALL and (acts or library.is_verb(tokens[start].stem) or bool(joined and library.knows(joined)))

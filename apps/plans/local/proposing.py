@@ -11,13 +11,13 @@ from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.local.chaining import Source, explain_by_givers, given, produced, repeated
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.judging import ASK, CONFIRM, READING, Verdict, holding, is_plain_name, judged
-from apps.plans.local.matching import MAKING, Match, Matcher
+from apps.plans.local.matching import MISSING, UNEXPLAINED, Match, Matcher
 from apps.plans.local.options import FREE
 from apps.plans.local.params import resolved
-from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
+from apps.plans.local.parts import Part, bits, cuts, is_sequel, is_statement, read_part
 from apps.plans.local.tokens import Kind, Reading
 from apps.plans.local.values import read
-from apps.plans.local.words import GROUPS, SMALL, stem
+from apps.plans.local.words import ACTS, GROUPS, SMALL
 from apps.plans.proposals import (
     UNSURE,
     Asked,
@@ -38,6 +38,7 @@ _BARRED: Final = 4
 _SEARCHED: Final = 40
 _MOST_TOKENS: Final = 300
 _RIVALS: Final = 4
+_PROMISING: Final = 3
 _STEP_PRICE: Final = 2.4
 _AGREES: Final = 0.6
 _MISSED: Final = 5.0
@@ -56,24 +57,6 @@ _HELD: Final = 0.1
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
 _STANDING_IN: Final = frozenset({"one", "ones", "anything", "everything", "something", "stuff", "thing", "things"})
 _MOST_IN_WISH: Final = 4
-_WISHES: Final = frozenset(
-    map(
-        stem,
-        [
-            "summarize",
-            "summarise",
-            "summary",
-            "compare",
-            "conclude",
-            "conclusion",
-            "overview",
-            "report",
-            "explain",
-            "recommend",
-        ],
-    )
-)
-"""What an asker does with results when no tool does it."""
 
 
 class History(Protocol):
@@ -100,6 +83,8 @@ class _Chosen:
     wish: bool = False
     also: Sequence[Match] = ()
     """The same call with other values."""
+    told: bool = False
+    """It only says what a later part is about."""
 
 
 @dataclass(slots=True)
@@ -112,6 +97,8 @@ class _Draft:
         for one in self.chosen:
             if one.wish:
                 score += 1.0
+            elif one.told and one.match is not None:
+                continue
             elif one.match is None:
                 bad, score = bad + 3, score - 5.0
             else:
@@ -220,6 +207,7 @@ class _Proposing:
             chosen = self._choose(first, stop, number, earlier)
             if chosen.match is not None and chosen.match.missing and number and draft.chosen[-1].match is not None:
                 chosen = self._led(draft, chosen, earlier)
+            draft.chosen = [replace(one, told=one.told or _is_told(one, chosen.match)) for one in draft.chosen]
             draft.chosen.append(chosen)
         return draft
 
@@ -249,8 +237,12 @@ class _Proposing:
             match.score += bonus
             (usable if self.is_usable(profile.tool.uid) else barred).append(match)
         usable.sort(key=_order)
-        for place, match in enumerate(usable[:3]):
-            if match.missing or any(one.evidence in UNSURE or one.fit < 1 for one in match.options.values()):
+        promising = sorted(usable, key=_promise)[:_PROMISING]
+        for place, match in enumerate(usable):
+            if place >= _PROMISING and match not in promising:
+                continue
+            unsure = (one for one in match.options.values() if one.evidence in UNSURE or one.fit < 1)
+            if match.missing or match.unexplained or any(unsure):
                 offered = produced(part, match, self.matcher, self.is_usable)
                 if offered:
                     for name, options in given(part, match.profile, earlier, self.is_gentle).items():
@@ -302,8 +294,8 @@ class _Proposing:
         wishes: list[str] = []
         confidence, doubtful = 1.0, False
         for chosen in draft.chosen:
-            if chosen.wish:
-                wishes.append(chosen.part.text)
+            if chosen.wish or chosen.told:
+                wishes += [chosen.part.text] if chosen.wish else []
                 continue
             if chosen.match is None:
                 missing.append(self._lacking(chosen, None))
@@ -365,7 +357,7 @@ class _Proposing:
             value: Any = option.value
             if isinstance(value, Source):
                 value = Ref(self._lay(value.match, None, verdict, steps, places), value.path)
-            told = verdict.sure and is_plain_name(option, match.part, gentle=bool(verdict.features["gentle"]))
+            told = verdict.sure and is_plain_name(option, match.part, gentle=self.is_gentle(match.profile.tool.uid))
             evidence = Evidence.TYPED if told else option.evidence
             text = option.text if evidence != Evidence.STEP else ""
             parent, _, member = name.partition(".")
@@ -519,11 +511,21 @@ def _is_vague(match: Match) -> bool:
         return False
     told = (part.stems[place] for place in bits(part.content & ~used))
     naming = match.profile.naming.union(match.profile.nouns)
-    is_making = not match.profile.acts or match.profile.verb in MAKING
+    is_making = not match.profile.acts or match.profile.verb in ACTS["making"]
     is_bare = not is_making and len(match.options) == 1 and naming.issuperset(told)
     after = part.stems.get(part.first + 1, "")
     is_act = part.low(part.first + 1) in GROUPS["article"] or after in match.profile.nouns
     return is_bare or (is_act and bool(match.unexplained >> part.first & 1))
+
+
+def _is_told(chosen: _Chosen, later: Match | None) -> bool:
+    """Does a part only tell of what a later one takes from it?"""
+    if chosen.match is None or later is None or not is_statement(chosen.part) or holding(chosen.part, chosen.match):
+        return False
+    values = [one.value for one in chosen.match.options.values()]
+    taken = [one.value for one in later.options.values()]
+    is_source = any(isinstance(one, Source) and one.match is chosen.match for one in taken)
+    return not is_source and any(one in values for one in taken)
 
 
 def _is_said_before(draft: _Draft, match: Match, number: int) -> bool:
@@ -551,12 +553,18 @@ def _asked_for(matches: Sequence[Match]) -> Match | None:
     for option in best.options.values():
         cut |= option.mask & best.part.content if option.evidence == Evidence.CUT else 0
     for other in matches[1:] if not best.missing else ():
-        if other.missing and not other.unexplained and other.score > best.score - _MISSED:
+        if len(other.missing) == 1 and not other.unexplained and other.score > best.score - _MISSED:
             taken = cut and all(other.profile.explains(best.part.stems[place]) > _AGREES for place in bits(cut))
             fits = bool(taken and (other.verb or not best.part.verb)) or (best.unexplained and other.verb >= best.verb)
             if (best.part.verb and best.verb < _AGREES < other.verb) or (fits and other.named >= best.named):
                 return other
     return best
+
+
+def _promise(match: Match) -> tuple[float, str]:
+    """The order of matches, were all given that they lack."""
+    filled = MISSING * len(match.missing) + UNEXPLAINED * match.unexplained.bit_count()
+    return -match.score - filled, match.profile.tool.uid
 
 
 def _order(match: Match) -> tuple[float, str]:
@@ -576,4 +584,4 @@ def _is_wish(part: Part, match: Match | None) -> bool:
     if match is not None and not match.missing and not match.unexplained and match.named:
         return False
     content = [part.stems[place] for place in bits(part.content)]
-    return len(content) <= _MOST_IN_WISH and any(one in _WISHES for one in content)
+    return len(content) <= _MOST_IN_WISH and any(one in ACTS["wish"] for one in content)

@@ -23,7 +23,7 @@ _LONG: Final = 5
 def stem(word: str) -> str:
     """The stem of an English word, in lower case and without a possessive."""
     low = word.lower().replace("’", "'").removesuffix("'s").removesuffix("'")
-    return str(_STEMMER.stemWord(low))
+    return str(_STEMMER.stemWord(_FORMS.get(low, low)))
 
 
 def pieces(name: str) -> list[str]:
@@ -53,14 +53,23 @@ def _table(name: str) -> dict[str, str]:
     return {word: head for head, listed in entries(name) for word in listed}
 
 
+_FORMS: Final = _table("forms")
 GROUPS: Final[Mapping[str, frozenset[str]]] = {head: frozenset(listed) for head, listed in entries("small")}
 """Small words by group: `question`, `polite`, `negation`, `condition`, `exception`, `repeat`, `bulk`, `back` and others."""
 FILLERS: Final = GROUPS["filler"]
 """Words that hardly change what is asked for."""
 HOLDING: Final = ("negation", "condition", "exception", "repeat", "bulk", "back")
 """Groups whose words change what is asked for, so that somebody must explain them."""
-SMALL: Final = frozenset().union(*(listed for head, listed in GROUPS.items() if head not in (*HOLDING, "filler")))
+SMALL: Final = frozenset().union(
+    *(listed for head, listed in GROUPS.items() if head not in (*HOLDING, "filler", "calendar"))
+)
 """Words that need no explanation."""
+ACTS: Final[Mapping[str, frozenset[str]]] = {
+    head: frozenset(stem(word) for other, listed in entries("acts") if other == head for word in listed)
+    for head, _ in entries("acts")
+}
+"""Stems of verbs by what they ask for: `generic` ones go with any thing, `showing` ones change nothing, `making` ones name
+what they make, `plain` ones never stand for one of these, a `wish` is for the asker itself."""
 VERBS: Final = frozenset(stem(word) for line in _lines("verbs") for word in line.split())
 CURRENCIES: Final[Mapping[str, str]] = {
     word: head for word, head in _table("currencies").items() if not head.startswith("of ")
@@ -91,32 +100,7 @@ NUMBERS: Final[Mapping[str, int]] = {
     "dozen": 12,
 }
 SCALES: Final[Mapping[str, int]] = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
-CALENDAR: Final = frozenset(
-    [
-        "monday",
-        "tuesday",
-        "wednesday",
-        "thursday",
-        "friday",
-        "saturday",
-        "sunday",
-        "january",
-        "february",
-        "march",
-        "april",
-        "june",
-        "july",
-        "august",
-        "september",
-        "october",
-        "november",
-        "december",
-        "today",
-        "tomorrow",
-        "yesterday",
-        "tonight",
-    ]
-)
+CALENDAR: Final = GROUPS["calendar"]
 COMMON: Final = frozenset(
     word
     for word in (
@@ -124,6 +108,8 @@ COMMON: Final = frozenset(
         *SMALL,
         *(one for name in HOLDING for one in GROUPS[name]),
         *UNITS,
+        *NUMBERS,
+        *SCALES,
         *CURRENCIES,
         *(one for name in ("clusters", "verbs") for line in _lines(name) for one in line.replace(";", " ").split()),
     )
