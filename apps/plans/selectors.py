@@ -202,17 +202,19 @@ def search_tools(query: str, *, tenant_id: int, limit: int = 20) -> list[Capabil
         for profile, worker_id in near[:_NEAREST]:
             shares = {word: profile.explains(stemmed) for word, stemmed in stems.items()}
             sure = [weights[word] * share * (1 if word == meant[word] else _TYPO) for word, share in shares.items()]
-            found.append(
-                CapabilityMatch(
-                    worker_id=worker_id,
-                    tool_name=profile.tool.name,
-                    relevance_score=round(sum(sure) / sum(weights.values()), 4),
-                    description=profile.tool.description,
-                    matched=[word for word, share in shares.items() if share],
-                    missed=[word for word, share in shares.items() if not share],
-                )
-            )
-    return sorted(found, key=lambda one: -one.relevance_score)[:limit]
+            found.append((round(sum(sure) / sum(weights.values()), 4), worker_id, profile.tool, shares))
+    found.sort(key=lambda one: -one[0])
+    return [
+        CapabilityMatch(
+            worker_id=worker_id,
+            tool_name=tool.name,
+            relevance_score=score,
+            description=tool.description,
+            matched=[word for word, share in shares.items() if share],
+            missed=[word for word, share in shares.items() if not share],
+        )
+        for score, worker_id, tool, shares in found[:limit]
+    ]
 
 
 def form_of(made: PlanAnswer) -> Form | None:
