@@ -331,8 +331,8 @@ MUTANTS: Final = (
         name="mcp-scope",
         breaks="A client is shown tools that its token may not call.",
         file="apps/mcp/calls.py",
-        text="[tool for tool in tools() if tool.visible_to(exchange.caller)]",
-        replacement="tools()",
+        text="if tool.visible_to(caller) and (role",
+        replacement="if (role",
         tests=("tests/mcp/test_endpoint.py",),
     ),
     # Handoff
