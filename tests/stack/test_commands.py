@@ -4,15 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from django.db import connection
 
+from apps.console import backups
 from config.stack.__main__ import main
 from config.stack.folders import DataFolder
 from config.stack.processes import MARK, StackError, bound_log
 from config.stack.supervisor import DEFAULT_PORT, Supervisor, listen
 from config.stack.testing import why_nothing_ran
+from tests.factories import T0
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "postgresql://somebody:hidden@127.0.0.1:9/nothing"
@@ -165,3 +169,54 @@ def test_production_reads_no_secret_from_a_file(tmp_path: Path) -> None:
         1,
         "Production needs these environment variables: GATEHOUSE_SECRET_KEY, GATEHOUSE_LEASE_KEYS.\n",
     )
+
+
+@pytest.fixture
+def backup(db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A backup whose dump is a text."""
+
+    def dump(_program: str, *arguments: str) -> None:
+        place = Path(next(one for one in arguments if one.startswith("--file=")).removeprefix("--file="))
+        place.mkdir()
+        (place / "toc.dat").write_text("rows")
+
+    monkeypatch.setattr("apps.console.backups._run", dump)
+    folder = tmp_path / "backup"
+    backups.back_up(folder, now=T0)
+    return folder
+
+
+def _change(folder: Path, **members: object) -> None:
+    manifest = json.loads((folder / backups.MANIFEST).read_text())
+    (folder / backups.MANIFEST).write_text(json.dumps(manifest | members))
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda folder: (folder / backups.MANIFEST).unlink(), "no complete backup"),
+        (lambda folder: (folder / backups.MANIFEST).write_text("{"), "damaged"),
+        (lambda folder: (folder / "database/toc.dat").unlink(), "database/toc.dat is missing"),
+        (lambda folder: (folder / "database/toc.dat").write_text("other"), "database/toc.dat is not what was written"),
+        (lambda folder: _change(folder, format=2), "format 2"),
+        (lambda folder: _change(folder, migrations=["tasks.0099_later"]), "another version"),
+    ],
+)
+def test_a_backup_that_is_not_whole_is_refused_by_name(
+    backup: Path, harm: Callable[[Path], object], words: str
+) -> None:
+    assert backups.check(backup)["format"] == 1
+    harm(backup)
+    with pytest.raises(backups.Refused, match=words):
+        backups.restore(backup)
+
+
+def test_nothing_is_written_over(backup: Path) -> None:
+    with pytest.raises(backups.Refused, match="not empty"):
+        backups.back_up(backup, now=T0)
+    with pytest.raises(backups.Refused, match=f"The database {connection.settings_dict['NAME']} is not empty"):
+        backups.restore(backup)
+    (backup / backups.SECRETS).write_text(json.dumps({"GATEHOUSE_LEASE_KEYS": "another"}))
+    _change(backup, files={})
+    with pytest.raises(backups.Refused, match="Set GATEHOUSE_LEASE_KEYS as in"):
+        backups.restore(backup)
