@@ -319,6 +319,23 @@ def test_step_takes_the_whole_result_or_the_first_of_a_list() -> None:
     assert (mailed.value, mailed.evidence) == (Ref(0, ("text",)), Evidence.STEP)
 
 
+def test_id_is_looked_up_by_a_name() -> None:
+    tools = (
+        tool("find_member", "Find a member by name.", shape("name", name=STRING), shape(member_id=INTEGER)),
+        tool("renew_card", "Renew the card of a member.", shape("member_id", member_id=INTEGER), shape()),
+    )
+    catalogue = Catalogue(1, tools, [offer("other", one, effects=["read"]) for one in tools])
+
+    assert calls(ask("renew the card of our member Karin Holm", catalogue)) == [
+        ("find_member", {"name": "Karin Holm"}),
+        ("renew_card", {"member_id": Ref(0, ("member_id",))}),
+    ]
+
+
+def test_what_is_told_of_a_thing_is_no_step() -> None:
+    assert calls(ask("Ticket 12 is done, close it")) == [("close_ticket", {"ticket_id": 12})]
+
+
 def test_own_words_of_a_tool_are_no_values_of_another() -> None:
     tools = (
         tool("move_ticket", "Set a ticket to another status.", shape("key", "status", key=STRING, status=STRING)),

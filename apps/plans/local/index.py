@@ -201,7 +201,6 @@ class Profile:
     """For each param, the stems of each of its choices with the choice's value."""
     particle: str
     """"on" or "off", if its name says so."""
-    deprecated: bool
     params_words: frozenset[str]
     """Stems of the names of its params that text takes."""
     naming: frozenset[str]
@@ -435,7 +434,6 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         services=services,
         choices=choices,
         particle=next((word for word in name if word in ("on", "off")), ""),
-        deprecated="deprecated" in tool.description.lower(),
         params_words=frozenset(word for param in params if param.role in _TEXTUAL for word in param.words),
         naming=frozenset(word for param in params for word in (*param.words, *param.cues)),
         told=verb not in name,

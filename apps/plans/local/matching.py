@@ -38,7 +38,6 @@ _NOUN: Final = 2.2
 _UNSAID_NOUN: Final = -0.7
 _NO_NOUN: Final = -2.0
 _INVERTED: Final = 0.4
-_DEPRECATED: Final = -1.5
 _BY_KIND: Final = 0.7
 _POINTING: Final = frozenset({"that", "this", "these", "those", "there", "his", "her", "its"})
 _ASKED_WITHIN: Final = 3
@@ -240,8 +239,6 @@ class _Whole:
             score += _ACT_IN_ANSWER if profile.acts else _VERB / 2 * verb
         elif profile.acts and not part.verb:
             score += _UNASKED
-        if profile.deprecated:
-            score += _DEPRECATED
         plural = self._is_plural(used)
         if plural and any(
             param.role == "id" and param.name in options and options[param.name].evidence == Evidence.CUT

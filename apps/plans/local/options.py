@@ -19,8 +19,6 @@ FIRM: Final = 0.6
 """A word counts as explained from this certainty on; below it, it is a weak trace."""
 _MOST: Final = 8
 _MIXED: Final = 1.2
-_TORN: Final = 1.2
-"""What it costs that a value ends between two words with capitals."""
 _CHOICE: Final = 1.9
 _LIKE_CHOICE: Final = 1.0
 _TYPED_FIT: Final = 3.0
@@ -59,8 +57,6 @@ _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "te
 _WHENS: Final = frozenset({Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD, Kind.DURATION})
 _CLAUSES: Final = GROUPS["be"] | GROUPS["have"] | GROUPS["modal"] | {":", ";", "–", "—", "?", "!", "(", ")", "when"}
 _RANGE_ENDS: Final = frozenset(map(stem, ("start", "from", "since", "begin", "after", "end", "to", "until", "before")))
-_TO_A_DAY: Final = {"start": 1.6, "end": -2.4}
-"""What "to" a day counts for what is moved there, where no range is said."""
 _ABOUT: Final = frozenset({"about", "regarding", "concerning", "containing", "mentioning", "matching"})
 _LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
@@ -94,7 +90,6 @@ _PLAIN: Final[Mapping[str, float]] = {
     "version": -0.8,
 }
 """For each role that plain words may serve, how well they do."""
-_FILE: Final = re.compile(r"[\w./\\-]*\w\.[a-z0-9]{2,4}")
 _FOLDER: Final = re.compile(r"[~./\\]|[A-Za-z]:[/\\]")
 _POINTER: Final = stem("pointer")
 _RIGID: Final = frozenset(
@@ -244,10 +239,6 @@ class Options:
                 gain += 1.0 if any(word in param.words for word in around) else 0.0
                 yield self._option(value, Evidence.CHOICE, gain, (place, place + size - 1))
 
-        for found in part.found if param.closed else ():
-            if found.kind in (Kind.SLUG, Kind.ID) and found.first < found.last and fits(param, found):
-                yield self._option(coerced(param, found), Evidence.CHOICE, _CHOICE, (found.first, found.last))
-
     def _switches(self, param: Param) -> Iterator[Option]:
         """A flag that is named is set; one that is named and negated is not: "without telling the attendees"."""
         part = self.part
@@ -289,8 +280,6 @@ class Options:
             gain += of_sort
             if found.role:
                 gain += 1.0 if param.side == found.role else -1.5 if param.side else -0.8
-            elif found.kind in _WHENS and self.part.low(self.part.before(first)) == "to":
-                gain += _TO_A_DAY.get(param.side, 0.0)
             if param.array:
                 gain -= 0.3
             if (
@@ -379,8 +368,6 @@ class Options:
         for option in sorted(several, key=lambda one: one.first):
             if run and option.kind != run[-1].kind:
                 run = []
-            if run and option.first <= run[-1].last:
-                continue
             run.append(option)
             if len(run) > 1:
                 values = [item for one in run for item in (one.value if isinstance(one.value, list) else [one.value])]
@@ -550,8 +537,6 @@ class Options:
             return False
         if low in GROUPS["article"]:
             return part.reading.tokens[first].text[0].isupper() or self._is_said(first)
-        if low in GROUPS["pronoun"]:
-            return self._is_said(first)
         return is_name or (low not in BOUNDS and low not in DETERMINERS)
 
     def _is_proper(self, place: int) -> bool:
@@ -585,11 +570,9 @@ class Options:
         part, tokens = self.part, self.part.reading.tokens[first : last + 1]
         long, query, size = param.role == "text", param.role == "query", last - first + 1
         content = [one for one in tokens if one.low not in SMALL]
-        proper = {one.place for one in tokens if one.text[0].isupper() or (one.text[0].isdigit() and size > 1)}
         inner = sum(one.low in BOUNDS or one.low in PUNCTUATION for one in tokens)
         typed = (stretch(first, last) & part.typed).bit_count()
         if param.role in ("name", "other") and any(one.text[0].isupper() for one in tokens):
-            inner -= sum(one.low == "," and {one.place - 1, one.place + 1} <= proper for one in tokens)
             typed -= sum(one.text[0].isdigit() and len(one.text) <= _SHORT_NUMBER for one in tokens)
         said = long and self._is_said(first)
         whole = size > 1 and self._is_whole_name(first, last)
@@ -602,7 +585,6 @@ class Options:
             and not part.low(one.place - 1).endswith("ing")
         )
         crossed += size > 1 and not long and tokens[0].text.islower() and part.stems[first] in param.cues
-        crossed += size == 1 and part.stems[first] in self.profile.params_words
         if said:
             return 0.12 * min(size, 8) - 0.1 * typed - 1.2 * crossed
         score = (0.0 if content else -1.0) - 1.2 * crossed
@@ -618,10 +600,6 @@ class Options:
             1, len(content)
         ):
             score += _PROPER
-        torn = (self._is_proper(last) and self._is_proper(last + 1)) + (
-            first - 1 > part.first and self._is_proper(first) and self._is_proper(first - 1)
-        )
-        score -= _TORN * torn if not long else 0.0
         if param.role in ("id", "version") and size == 1 and not tokens[0].text.islower():
             score += 0.6
         if content and not whole and all(self.explained[one.place] >= FIRM for one in content):
@@ -709,8 +687,6 @@ class Options:
 
 def _suited(param: Param, value: str, how: float) -> float:
     """How well a path or file serves by what the param's name says: a folder is no list of files, a text no image."""
-    if param.role == "text" and _FILE.fullmatch(value):
-        return how * _UNSUITED
     if value.endswith("/") or "." not in value.rsplit("/", 1)[-1]:
         return how * (_UNSUITED if param.array and _FOLDER.match(value) and "file" in param.words else 1.0)
     ending = value.rsplit(".", 1)[-1].lower()
