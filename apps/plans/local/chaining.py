@@ -239,7 +239,8 @@ def _fed(match: Match, param: Param, profile: Profile, search: _Search) -> Itera
     for one in values:
         mask |= one.mask
     text = " ".join(sorted({*profile.nouns, *names}))
-    yield Option(Source(feeding, path), Evidence.STEP, gain, mask, text)
+    is_one = not path[:-1] or search.matcher.is_gentle(match.profile.tool.uid)
+    yield Option(Source(feeding, path), Evidence.STEP if is_one else Evidence.ASSUMED, gain, mask, text)
 
 
 def _is_name(option: Option) -> bool:
