@@ -535,8 +535,8 @@ class Making:
     """Receipts that a statement of a layer above makes of what it writes, as if they were posted."""
 
     parts: str
-    """Of its WITH: `about`, with one row of a tenant, poster and now, and `made`, which has `nth` and the columns of fresh
-    drafts of one source, which refer to known receipts."""
+    """Of its WITH: `about`, with one row of a tenant, poster and now, and `made`, which has `nth` and the columns of
+    drafts. These are of one source and of what happens once, have new ids, and refer to known receipts."""
     answer: str
     """The columns that it answers for each receipt, joined to `stored.nth` by `join`."""
     join: str

@@ -71,9 +71,6 @@ class ReceiptDraft:
     title: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     receipt_id: str | None = None
-    is_fresh: bool = False
-    """No other receipt can have its key or have named its id: the poster has just drawn the id at random, and made the
-    key of something that happens once. Nothing is kept to compare repetitions with."""
     artifact_pointer: str | None = None
     artifact_location: str | None = None
     requires_action: bool = False
@@ -95,7 +92,7 @@ class ReceiptDraft:
 
 
 _CONTENT: Final = sorted(
-    ReceiptDraft.__dataclass_fields__.keys() - {"receipt_id", "is_fresh", "obligation", "dedupe_key", "source_system"}
+    ReceiptDraft.__dataclass_fields__.keys() - {"receipt_id", "obligation", "dedupe_key", "source_system"}
 )
 
 
@@ -203,13 +200,8 @@ def _references(draft: ReceiptDraft) -> set[str]:
     return {reference for reference in (draft.caused_by, draft.pairs_with) if reference is not None}
 
 
-def _given_id(draft: ReceiptDraft) -> str | None:
-    """The id, if another receipt may have referred to it."""
-    return None if draft.is_fresh else draft.receipt_id
-
-
 def refer_to(poster: Poster, references: Collection[str]) -> dict[str, int]:
-    """The receipts of these ids and uuids, for fresh receipts that this transaction is about to write.
+    """The receipts of these ids and uuids, for receipts of new ids that this transaction is about to write.
 
     Who refers to one that is not there is linked when it arrives.
     """
@@ -219,7 +211,7 @@ def refer_to(poster: Poster, references: Collection[str]) -> dict[str, int]:
 def _meet(poster: Poster, drafts: Sequence[ReceiptDraft], more: Collection[str] = ()) -> _Met:
     """Wait for transactions that refer to these drafts, or write what these refer to; then look."""
     references = set(more).union(*(_references(draft) for draft in drafts))
-    given = {receipt_id for draft in drafts if (receipt_id := _given_id(draft)) is not None}
+    given = {draft.receipt_id for draft in drafts if draft.receipt_id is not None}
     links = _look_up(poster, references) if references else {}
     unknown = references - links.keys()
     if not unknown and not given:
@@ -241,7 +233,7 @@ def _meet(poster: Poster, drafts: Sequence[ReceiptDraft], more: Collection[str] 
         if waiting:
             cursor.execute(sql.HOLD_WAITING, [sorted(waiting)])
         # Two arrivals that others wait for may close a cycle together; they are recorded one after the other.
-        if any(_given_id(draft) in awaited and _references(draft) for draft in drafts):
+        if any(draft.receipt_id in awaited and _references(draft) for draft in drafts):
             cursor.execute(sql.SERIALIZE_ARRIVALS, [poster.tenant_id])
     return _Met(links, standing, frozenset(awaited), sorted(waiting))
 
@@ -291,7 +283,7 @@ def _uuid(reference: str) -> str | None:
 
 
 _Key = tuple[str, str]
-"""Source system, and digest of the dedupe key; of a fresh draft the key itself."""
+"""Source system and digest of the dedupe key."""
 _Node = int | str
 """A receipt of the chain: by its primary key, or by its id where it has none yet."""
 
@@ -316,9 +308,9 @@ class _Batch:
         self._met = met
         self._extension = extension
         self._keys: list[_Key] = [
-            (draft.source_system, draft.dedupe_key if draft.is_fresh else _sha256(draft.dedupe_key)) for draft in drafts
+            (draft.source_system, hashlib.sha256(draft.dedupe_key.encode()).hexdigest()) for draft in drafts
         ]
-        self._digests = [b"" if draft.is_fresh else draft.content_digest() for draft in drafts]
+        self._digests = [draft.content_digest() for draft in drafts]
         self._ids = [draft.receipt_id or random_id("rcpt") for draft in drafts]
         self._taken: dict[_Key, _Taken] = {}
         self._standing = dict(met.standing)
@@ -465,7 +457,7 @@ class _Batch:
             owed = ObligationDraft(debtor_id=draft.recipient_id, creditor_id=self._poster.principal_id)
         return {
             "nth": nth,
-            "key_digest": None if draft.is_fresh else self._keys[nth][1],
+            "key_digest": self._keys[nth][1],
             "content_digest": self._digests[nth].hex(),
             "receipt_id": self._ids[nth],
             "recipient": draft.recipient_id,
@@ -508,10 +500,6 @@ class _Batch:
 
 
 _NO_GROUP: Final = asdict(Group())
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _repetition(taken: _Taken, content_digest: bytes) -> DuplicateReceipt | DedupeConflict:

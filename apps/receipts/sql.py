@@ -4,8 +4,8 @@ from typing import Final
 
 # Takes the keys and writes the receipts in one statement, with the obligations that they open, and the deliveries for
 # recipients that have moved; an endpoint of the kind `inbox` gets nothing that belongs to the ledger only. Answers the
-# drafts that are fresh, or whose keys were free. Ids are drawn in the order of the drafts. Keys are taken in sorted
-# order, so that concurrent batches wait there and don't deadlock.
+# drafts whose keys were free. Ids are drawn in the order of the drafts. Keys are taken in sorted order, so that concurrent
+# batches wait there and don't deadlock.
 _GIVEN: Final = """
 draft as materialized (
     select nextval('receipts_receipt_id_seq') as id, uuidv7() as uuid, given.*
@@ -22,7 +22,7 @@ draft as materialized (
         (tenant_id, source_system, key_digest, content_digest, receipt_pk, receipt_id, uuid, created_at)
     select %(tenant)s::bigint, source_system, decode(key_digest, 'hex'), decode(content_digest, 'hex'), id, receipt_id,
            uuid, %(now)s::timestamptz
-    from draft where key_digest is not null order by source_system, key_digest
+    from draft order by source_system, key_digest
     on conflict (tenant_id, source_system, key_digest) do nothing
     returning receipt_pk
 )"""
@@ -110,7 +110,7 @@ _CLOSING: Final = f"""
 """
 
 
-_IF_FREE: Final = "draft.key_digest is null or draft.id in (select receipt_pk from key)"
+_IF_FREE: Final = "draft.id in (select receipt_pk from key)"
 
 
 def recording(
@@ -132,7 +132,7 @@ def recording(
 
 
 def recording_made(made: str, *, closing: bool, statements: str, columns: str, join: str) -> str:
-    """The same for receipts that parts of its WITH make, all of them fresh.
+    """The same for receipts that parts of its WITH make, of what happens once: without dedupe keys, under new ids.
 
     These parts are `about`, which has one row of a tenant, poster and now, and `made`, which has the columns of a draft.
     """

@@ -277,7 +277,7 @@ OTHERWISE: dict[str, object] = {
     "delivery_handle": "other",
     "surface": "ledger",
 }
-NO_CONTENT = {"source_system", "dedupe_key", "receipt_id", "is_fresh", "obligation"}
+NO_CONTENT = {"source_system", "dedupe_key", "receipt_id", "obligation"}
 
 
 def test_every_field_of_a_draft_is_content_or_known_not_to_be() -> None:
