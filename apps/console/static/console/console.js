@@ -1,6 +1,18 @@
-// Renews the figures of Home while somebody looks at them; the charts once a minute.
-const live = document.getElementById("live");
-const seconds = Number(live.dataset.seconds);
+// Landmarks for screen readers, which the theme's templates lack.
+document.addEventListener("DOMContentLoaded", () => {
+    const main = document.getElementById("main");
+    main?.setAttribute("role", "main");
+    main?.previousElementSibling?.setAttribute("role", "navigation");
+    main?.previousElementSibling?.setAttribute("aria-label", "Console");
+    document.querySelectorAll(".simplebar-content-wrapper").forEach((region, number) => {
+        region.setAttribute("aria-label", `scrollable content ${number + 1}`);
+    });
+    if (document.getElementById("live")) {
+        const seconds = Number(document.getElementById("live").dataset.seconds);
+        setInterval(() => renew(seconds), seconds * 1000);
+    }
+});
+
 let rounds = 0;
 
 async function ask(what) {
@@ -11,10 +23,12 @@ async function ask(what) {
     return answer;
 }
 
-async function renew() {
+// Renews the figures of Home while somebody looks at them; the charts once a minute.
+async function renew(seconds) {
     if (document.hidden) {
         return;
     }
+    const live = document.getElementById("live");
     try {
         live.innerHTML = await (await ask("figures")).text();
         live.style.opacity = "";
@@ -31,5 +45,3 @@ async function renew() {
         live.style.opacity = "0.5"; // the figures are old: the server is away, or the session is over
     }
 }
-
-setInterval(renew, seconds * 1000);
