@@ -57,7 +57,6 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind as PrincipalKind
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.receipts import services as receipts
-from apps.receipts import sql as receipts_sql
 from apps.receipts.models import Receipt, Surface
 from apps.receipts.services import Extension, Group, Poster, ReceiptDraft, Recorded
 
@@ -553,10 +552,8 @@ class Making:
         placing = extension.statements.replace("shown = 'inbox'", sql.SINGLE)
         if not self.is_shown:
             columns = f", {told}, null, null, {self.answer}"
-            return receipts_sql.recording_made(
-                self.parts, closing=False, statements="", columns=columns, join=self.join
-            )
-        return receipts_sql.recording_made(
+            return receipts.recording_made(self.parts, closing=False, statements="", columns=columns, join=self.join)
+        return receipts.recording_made(
             self.parts,
             closing=True,
             statements=f", {placing}",

@@ -25,6 +25,9 @@ from apps.receipts import sql
 from apps.receipts.errors import ChainCycle, ChainTooLong, DedupeConflict, DuplicateReceipt, ReceiptIdConflict
 from apps.receipts.models import FlushClass, Obligation, Receipt, Surface
 
+# For the statements of other apps.
+recording_made: Final = sql.recording_made
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poster:
