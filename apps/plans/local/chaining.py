@@ -11,7 +11,8 @@ from apps.plans.local.index import Profile
 from apps.plans.local.matching import Match, Matcher
 from apps.plans.local.options import FIRM, FREE, Option
 from apps.plans.local.params import Param, resolved
-from apps.plans.local.parts import Part, bits, mask_of, stretch
+from apps.plans.local.parts import Part, bits, is_statement, mask_of, stretch
+from apps.plans.local.tokens import Kind
 from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import UNSURE, Evidence
 from apps.plans.shapes import RESULT_POINTER, RESULT_TEXT
@@ -29,7 +30,9 @@ _LOOSE: Final = 0.5
 _BY_NAME: Final = 0.3
 _FOUND: Final = frozenset({"id", "email", "user", "phone", "channel", "slug", "path"})
 """Roles whose values people look up by a name."""
+_CODES: Final = frozenset({Kind.ID, Kind.SLUG})
 _SAME_ROOT: Final = 0.8
+_SAID: Final = 0.4
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
 _POINTER: Final = stem("pointer")
 _GIVEN: Final = frozenset({"date", "datetime", "time", "period", "duration", "number", "money", "knob", "flag"})
@@ -76,8 +79,9 @@ def given(
         if part.low(place) == "what" and part.low(place + 1) in GROUPS["pronoun"]:
             back |= stretch(place, place + 2)
     for distance, match in enumerate(reversed(earlier)):
+        told = match.profile is profile and is_statement(match.part)
         for param in profile.params:
-            if param.required or param.role == "text":
+            if param.required or param.role == "text" or told:
                 options = found.setdefault(param.name, [])
                 found_in = _results(part, param, profile, match, back=back, distance=distance)
                 gentle = is_gentle(match.profile.tool.uid)
@@ -88,13 +92,16 @@ def given(
                     if (gentle or one.value.path != (RESULT_TEXT,))
                     and (inherited is None or param.role == "text" or one.value.path[-1] != param.name)
                 ]
-                if param.required and inherited is not None and param.role in _INHERITED and not param.choices:
+                if inherited is not None and (
+                    told or (param.required and param.role in _INHERITED and not param.choices)
+                ):
                     gain = 1.1 if back else 0.8
                     sure = back or is_gentle(profile.tool.uid)
                     evidence = inherited.evidence if sure else Evidence.CUT
                     kin = {*match.profile.nouns, *param.words} if back else set[str]()
                     named = next((noun for noun in profile.nouns if noun in kin), "")
-                    options.append(Option(inherited.value, evidence, gain, back, inherited.text, named=named))
+                    mask = back if param.required else 0
+                    options.append(Option(inherited.value, evidence, gain, mask, inherited.text, named=named))
     return found
 
 
@@ -222,17 +229,26 @@ def _fed(match: Match, param: Param, profile: Profile, search: _Search) -> Itera
         deeper = produced(part, feeding, search.matcher, search.is_usable, search.level + 1)
         feeding = search.matcher.match(part, profile, deeper, match)
     values = feeding.options.values()
-    said = [name for name, one in feeding.options.items() if one.evidence in (*UNSURE, Evidence.QUOTED)]
+    said = {name: one for name, one in feeding.options.items() if one.evidence in (*UNSURE, Evidence.QUOTED)}
     plain = {one.name for one in profile.params if one.role in (*FREE, "user")}
-    if feeding.missing or not (profile.tool.required or said) or any(one.fit < _EXACT for one in values):
+    spoken = any(near(stemmed, noun) for stemmed in part.stems.values() for noun in profile.nouns)
+    if (
+        feeding.missing
+        or not (profile.tool.required or said)
+        or any(
+            one.fit < _EXACT and not (spoken and name in plain and one.kind in _CODES)
+            for name, one in feeding.options.items()
+        )
+    ):
         return
-    if any(name not in plain or not _is_name(feeding.options[name]) for name in said):
+    is_found = search.matcher.library.finds(param)
+    if any(name not in plain or not (_is_name(one) or (is_found and one.cued >= _SAID)) for name, one in said.items()):
         return
     gain = how + 0.3 * len(values) - 0.5 * search.level
     if said:
-        spoken = any(near(stemmed, noun) for stemmed in part.stems.values() for noun in profile.nouns)
         is_of = spoken or not set(param.words).isdisjoint(profile.nouns)
-        if param.role not in _FOUND or how < _FAIR or not is_of or not match.named:
+        is_sought = match.named or (is_found and match.verb >= _SAME_ROOT and all(map(_is_name, said.values())))
+        if param.role not in _FOUND or how < _FAIR or not is_of or not is_sought:
             return
         gain = how - _BY_NAME
     mask = 0

@@ -21,7 +21,7 @@ from rapidfuzz.distance import OSA
 
 from apps.core.lexical import K1, B
 from apps.plans.catalogue import Tool
-from apps.plans.local.params import UNNAMING, Param, params_of
+from apps.plans.local.params import UNNAMING, Param, params_of, resolved
 from apps.plans.local.values import read
 from apps.plans.local.words import (
     ACTS,
@@ -237,6 +237,8 @@ class Library:
         self._verbs: Counter[str] = Counter()
         self._sorts: dict[tuple[str, ...], Counter[str]] = {}
         """What ids are of, with the letters that their examples begin with."""
+        self._given: Counter[str] = Counter()
+        """The names of what tools that change nothing give, and of what is in it."""
         self._kin: dict[str, frozenset[tuple[str, ...]]] = {}
         self._spellings: dict[tuple[str, str, int], set[str]] = {}
 
@@ -255,6 +257,7 @@ class Library:
         self._prefixes[profile.prefix] += 1
         self._verbs[profile.verb] += 1
         self._nouns.update((*profile.nouns, *profile.services))
+        self._given.update(_given(profile))
         for param in profile.params:
             if param.role == "id" or param.prefixes:
                 self._sorts.setdefault(sort_of(param, profile.nouns), Counter()).update((*param.prefixes, ""))
@@ -272,6 +275,7 @@ class Library:
             self._prefixes[profile.prefix] -= 1
             self._verbs[profile.verb] -= 1
             self._nouns.subtract((*profile.nouns, *profile.services))
+            self._given.subtract(_given(profile))
             for param in profile.params:
                 if param.role == "id" or param.prefixes:
                     self._sorts[sort_of(param, profile.nouns)] -= Counter((*param.prefixes, ""))
@@ -326,6 +330,14 @@ class Library:
     def tells(self, stemmed: str) -> float:
         """How much a word tells of a tool: 0.35 where most tools have it, 1.6 where few have it."""
         return min(1.6, max(0.35, self._index.idf(stemmed) / 2.2))
+
+    def finds(self, param: Param) -> bool:
+        """Is it an id that some tool that changes nothing gives under this very name?"""
+        return param.role == "id" and len(param.words) > 1 and self._given[param.name] > 0
+
+    def prefixes(self, param: Param, nouns: Sequence[str]) -> tuple[str, ...]:
+        """What the ids that a param takes begin with in the examples of any tool, in lower case."""
+        return tuple(one.lower() for one in sorted(self._sorts.get(sort_of(param, nouns), ())) if one)
 
     def is_family(self, prefix: str) -> bool:
         """Do the names of several tools begin with this word, which is no verb? It names their service then."""
@@ -459,6 +471,18 @@ def _verb(name: list[str], said: list[str], opening: list[str]) -> str:
     ):
         return told
     return named
+
+
+def _given(profile: Profile) -> set[str]:
+    """The names of what a tool gives and of what is in it, if it changes nothing."""
+    found: set[str] = set()
+    for name, schema in profile.tool.outputs.items() if not profile.acts else ():
+        outer = resolved(schema, profile.tool.output_schema) if isinstance(schema, Mapping) else {}
+        items = outer.get("items")
+        inner = resolved(items, profile.tool.output_schema) if isinstance(items, Mapping) else outer
+        members = inner.get("properties")
+        found |= {name, *(members if isinstance(members, Mapping) else ())}
+    return found
 
 
 def _document(profile: Profile) -> dict[str, float]:

@@ -350,7 +350,9 @@ class _Whole:
             elif part.content >> place & 1 and place != part.verb_at:
                 said.aside = max(said.aside, sure)
                 said.score += (1.0 if sure >= FIRM else 0.5) * sure * self.library.tells(part.stems[place])
-                if not sure and low not in FILLERS and not (low.endswith("ly") and len(low) > _SHORT_WORD):
+                is_made = low == "new" and self.gentle and part.low(place - 1) in ("a", "an")
+                is_filler = low in FILLERS or (low.endswith("ly") and len(low) > _SHORT_WORD)
+                if is_made or not (sure or is_filler):
                     said.unexplained |= 1 << place
                 elif sure < FIRM:
                     said.weak |= 1 << place

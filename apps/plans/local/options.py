@@ -44,6 +44,7 @@ _CALLED: Final = 2.0
 _UNANNOUNCED: Final = 0.8
 """What each word from the third on costs in a value that nothing announces."""
 _FEW: Final = 2
+_LOOSE: Final = 0.5
 _HEADS: Final = frozenset(map(stem, ("title", "subject", "headline", "topic")))
 _WHOLE: Final = 4.2
 """What it counts that a value is all that stands behind a colon."""
@@ -175,6 +176,7 @@ class Options:
         """
         self.part, self.profile, self.library, self.context = part, profile, library, context
         self._taken = beside[1] if beside else 0
+        self._named = {*beside[0].nouns} - {*profile.nouns} if beside else set[str]()
         tools = (profile, beside[0]) if beside else (profile,)
         self.explained = {
             place: 0.0 if part.typed >> place & 1 else max(one.explains(stemmed) for one in tools)
@@ -206,7 +208,8 @@ class Options:
         elif not param.closed:
             typed = list(self._typed(param))
             found += [*typed, *(self._lists(typed) if param.array else self._each(typed))]
-        if not param.choices and param.type in ("string", "") and param.role in _PLAIN and _POINTER not in param.words:
+        is_cut = param.role in _PLAIN and _POINTER not in param.words and not self.library.finds(param)
+        if is_cut and not param.choices and param.type in ("string", ""):
             cut = list(self._cut(param))
             found += [*cut, *(() if param.array else self._named_each(param, cut))]
         found.sort(key=lambda one: -(one.gain + 0.15 * one.mask.bit_count()))
@@ -224,7 +227,7 @@ class Options:
             for place in range(part.first, part.stop - size + 1):
                 how = min(near(part.stems[place + step], wanted[step]) for step in range(size))
                 low = part.low(place)
-                if low in GROUPS["quantity"] and size == 1:
+                if size == 1 and (low in GROUPS["quantity"] or part.stems[place] in self._named):
                     continue
                 if low in GROUPS["article"] and part.reading.tokens[place].text.islower():
                     continue
@@ -273,13 +276,17 @@ class Options:
                 continue
             first, last = min(found.places), max(found.places)
             cued = self.cue(param, first, last, found.kind)
+            if found.kind in _NUMBERS and param.role == "id" and self._counts_other(param, last + 1):
+                continue
             if found.kind in _NUMBERS and param.role == "other" and param.type == "string" and cued < _BY_NOUN:
                 continue
             gain = (how if found.kind in _NUMBERS else _TYPED_FIT * how - _TYPED_COST) + cued
+            if self._is_foreign(param, found):
+                how, gain, cued = how * _LOOSE, gain - cued - _OF_SORT, 0.0
             named, of_sort = self._sort(param, found)
             gain += of_sort
             if found.role:
-                gain += 1.0 if param.side == found.role else -1.5 if param.side else -0.8
+                gain += self._of_range(param, found)
             if param.array:
                 gain -= 0.3
             if (
@@ -292,7 +299,7 @@ class Options:
             option = self._option(coerced(param, found), evidence, gain, (first, last), cued)
             mask = mask_of(found)
             side = "" if not found.role else "first" if found.role in ("start", "left") else "second"
-            if not found.role and found.kind == Kind.DATE and self._is_of_days(param):
+            if not found.role and found.kind == Kind.DATE and self._is_of_days(param, first):
                 side = "first" if param.side == "start" else "second"
             yield replace(option, mask=mask, kind=found.kind, fit=how, side=side, named=named)
 
@@ -310,10 +317,22 @@ class Options:
         is_count = param.role == "number" and not param.unit and found.kind in _NUMBERS
         return 1.0 if how and is_count and self._has_unit else how
 
-    def _is_of_days(self, param: Param) -> bool:
-        """Does a tool that shows things need the first and the last day of a range, so that one day may be both?"""
-        ends = {one.side for one in self.profile.params if one.required and set(one.words) & _RANGE_ENDS}
-        return param.required and not self.profile.acts and param.side in ends and ends >= {"start", "end"}
+    def _of_range(self, param: Param, found: Found) -> float:
+        """What it counts that a value is an end of a range. Less, where the tool takes no other value of its kind."""
+        if param.side != found.role:
+            return -1.5 if param.side else -0.8
+        is_date = found.kind in (Kind.DATE, Kind.DATETIME)
+        return (
+            1.0
+            if not is_date or any(found.kind in one.kinds for one in self.profile.params if one is not param)
+            else -1.0
+        )
+
+    def _is_of_days(self, param: Param, first: int) -> bool:
+        """Does a tool that shows things take the first and the last day of a range, so that one day may be both?"""
+        ends = {one.side for one in self.profile.params if set(one.words) & _RANGE_ENDS}
+        is_end = not param.required and self.part.low(self.part.before(first)) in (*_FROM, *_TO)
+        return not self.profile.acts and not is_end and param.side in ends and ends >= {"start", "end"}
 
     def _sort(self, param: Param, found: Found) -> tuple[str, float]:
         """The noun that the letters of an id stand for, and how well it is one of the param's: `msg-774` is no event."""
@@ -326,6 +345,11 @@ class Options:
         if own not in sorts:
             return "", -_OF_SORT
         return next((noun for noun in own if noun in self.profile.nouns), ""), _OF_SORT
+
+    def _is_foreign(self, param: Param, found: Found) -> bool:
+        """Does an id that tools find have other letters than those in its examples, or none?"""
+        told = self.library.prefixes(param, self.profile.nouns) if self.library.finds(param) else ()
+        return bool(told) and found.kind != Kind.QUOTED and not str(found.value).lower().startswith(told)
 
     def _each(self, several: Sequence[Option]) -> Iterator[Option]:
         """Values side by side, as one for each of several calls: "close T-1 and T-2"."""
@@ -629,13 +653,15 @@ class Options:
             score = 2.4 if linked else self._introduced(param, low, kind)
         else:
             own_verb = place == part.verb_at and stemmed == profile.verb
-            score = 0.0 if own_verb else self._named(param, stemmed, own, kind)
+            score = 0.0 if own_verb else self._by_word(param, stemmed, own, kind)
         score += self._sided(param, low, place, kind)
         after = part.stems.get(last + 1, "")
         if after in own:
             score += 1.0 if not part.low(last).endswith("ing") else 0.0
         elif kind is None and after in profile.nouns:
             score += 0.4
+        elif number and self._counts_other(param, last + 1):
+            score -= 2.0
         elif number and param.role == "knob" and self.explained.get(last + 1, 0.0) >= FIRM:
             score += 0.8
         if place == part.verb_at >= 0 and kind in (None, Kind.QUOTED) and (param.required or self._is_free):
@@ -665,7 +691,7 @@ class Options:
             score += _PREPOSED
         return score
 
-    def _named(self, param: Param, stemmed: str, own: Sequence[str], kind: Kind | None) -> float:
+    def _by_word(self, param: Param, stemmed: str, own: Sequence[str], kind: Kind | None) -> float:
         """What a word with content before a value says."""
         if not stemmed:
             return 0.0
@@ -678,6 +704,13 @@ class Options:
         if kind not in _NUMBERS and kind not in _WHENS and stemmed in self._others(param):
             return _OF_OTHER
         return (_TOLD if kind else _TOLD_OF_CUT) if stemmed in param.cues else 0.0
+
+    def _counts_other(self, param: Param, place: int) -> bool:
+        """Does the word behind a number say that another param has it: "for 4 people"?"""
+        said = self.part.stems.get(place, "")
+        others = (one for one in self.profile.params if one is not param and one.type in ("integer", "number"))
+        is_plain = self.part.content >> place & 1 and not self.part.typed >> place & 1
+        return bool(is_plain) and said not in param.cues and any(said in one.cues for one in others)
 
     def _others(self, param: Param) -> set[str]:
         """The last words of the names of the tool's other params, where the tool's own name does not say them."""

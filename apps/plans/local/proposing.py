@@ -530,7 +530,7 @@ def _is_told(chosen: _Chosen, later: Match | None) -> bool:
 
 def _is_said_before(draft: _Draft, match: Match, number: int) -> bool:
     """Do the parts before ask for the same call?"""
-    before = (one.match for one in draft.chosen[:number] if one.match is not None)
+    before = (one.match for one in draft.chosen[:number] if one.match is not None and not one.told)
     return any(one.profile is match.profile and one.values == match.values for one in before)
 
 
