@@ -231,24 +231,26 @@ def _fed(match: Match, param: Param, profile: Profile, search: _Search) -> Itera
     values = feeding.options.values()
     said = {name: one for name, one in feeding.options.items() if one.evidence in (*UNSURE, Evidence.QUOTED)}
     plain = {one.name for one in profile.params if one.role in (*FREE, "user")}
+    is_found = search.matcher.library.finds(param)
     spoken = any(near(stemmed, noun) for stemmed in part.stems.values() for noun in profile.nouns)
     if (
         feeding.missing
-        or not (profile.tool.required or said)
+        or not (profile.tool.required or said or (is_found and any(one.kind in _CODES for one in values)))
         or any(
             one.fit < _EXACT and not (spoken and name in plain and one.kind in _CODES)
             for name, one in feeding.options.items()
         )
     ):
         return
-    is_found = search.matcher.library.finds(param)
     if any(name not in plain or not (_is_name(one) or (is_found and one.cued >= _SAID)) for name, one in said.items()):
         return
     gain = how + 0.3 * len(values) - 0.5 * search.level
+    is_of = spoken or not set(param.words).isdisjoint(profile.nouns)
+    if not is_of and how < 1 and param.words[-1:] != ("id",):
+        return
     if said:
-        is_of = spoken or not set(param.words).isdisjoint(profile.nouns)
         is_sought = match.named or (is_found and match.verb >= _SAME_ROOT and all(map(_is_name, said.values())))
-        if param.role not in _FOUND or how < _FAIR or not is_of or not is_sought:
+        if param.role not in _FOUND or how < _FAIR or not is_of or not is_sought or (search.level > 1 and not spoken):
             return
         gain = how - _BY_NAME
     mask = 0

@@ -332,8 +332,8 @@ class Library:
         return min(1.6, max(0.35, self._index.idf(stemmed) / 2.2))
 
     def finds(self, param: Param) -> bool:
-        """Is it an id that some tool that changes nothing gives under this very name?"""
-        return param.role == "id" and len(param.words) > 1 and self._given[param.name] > 0
+        """Is it an id or a number that some tool that changes nothing gives under this very name?"""
+        return param.role in ("id", "phone") and len(param.words) > 1 and self._given[param.name] > 0
 
     def prefixes(self, param: Param, nouns: Sequence[str]) -> tuple[str, ...]:
         """What the ids that a param takes begin with in the examples of any tool, in lower case."""

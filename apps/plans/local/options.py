@@ -184,6 +184,7 @@ class Options:
         }
         self._is_free = not any(one.required and one.role in _PLAIN for one in profile.params)
         self._has_unit = any("unit" in one.words for one in profile.params)
+        self._texts = {word for one in profile.params if one.role == "text" for word in one.words}
         self._spans: list[tuple[int, int]] | None = None
         self.dated = self.timed = 0
         for one in part.found:
@@ -469,6 +470,7 @@ class Options:
             or any(part.low(place) in _HOLDING for place in places)
             or (last > first and any(part.stems[place] in others for place in places))
             or (part.low(last).endswith("ing") and part.stems.get(last + 1) in param.words)
+            or (last > first and part.low(last).endswith("ing") and any(near(part.stems[last], one) for one in others))
             or bool(stretch(first, last) & self.timed)
             or any(part.low(place) in _CLAUSES for place in places)
             or part.low(last + 1) in ("you", "me", "us", "him", "them")
@@ -586,7 +588,8 @@ class Options:
         if low in PUNCTUATION or (first == last and (part.typed >> first & 1 or low in SMALL)):
             return False
         if low in BOUNDS or low in DETERMINERS or low in GROUPS["polite"] or low in _NO_END:
-            return self._is_said(first) and last + 1 == part.stop
+            is_told = self._is_said(first) or part.stems.get(first - 1) in self._texts
+            return is_told and last + 1 == part.stop
         return True
 
     def _span_fit(self, param: Param, first: int, last: int) -> float:
@@ -608,6 +611,8 @@ class Options:
             and not (whole and one.place == last)
             and not part.low(one.place - 1).endswith("ing")
         )
+        flags = {word for one in self.profile.params if one.type == "boolean" for word in one.words}
+        crossed += size > 1 and query and part.stems[first] in flags - {*param.words}
         crossed += size > 1 and not long and tokens[0].text.islower() and part.stems[first] in param.cues
         if said:
             return 0.12 * min(size, 8) - 0.1 * typed - 1.2 * crossed
@@ -616,6 +621,7 @@ class Options:
             score += 0.1 * min(size, 8) - 0.7 * typed - (len(content) < 2) * 0.3  # noqa: PLR2004  # a sentence has more
         elif query:
             score += 0.05 * size - 0.2 * inner - 0.7 * typed
+            score -= self._is_count(first) and size > 1
         elif param.array:
             score -= 1.5 * typed
         else:
@@ -633,6 +639,11 @@ class Options:
             score -= _OWN_NOUN if stemmed in self.profile.nouns else 0.0
             score -= (0.2 if query else _OTHER_NOUN) if one.text.islower() and self.library.is_noun(stemmed) else 0.0
         return score
+
+    def _is_count(self, place: int) -> bool:
+        """Is it a number, and has the tool a param for how many?"""
+        is_number = any(one.first == one.last == place and one.kind is Kind.INTEGER for one in self.part.found)
+        return is_number and any(one.role == "knob" for one in self.profile.params)
 
     # What announces a value
 

@@ -307,7 +307,7 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
     if kind == "boolean":
         return "flag", ()
     number = kind in ("integer", "number")
-    names = ["_".join(own), *(word for word in reversed(own) if word != "name"), *own]
+    names = ["_".join(own), *(word for word in reversed(own) if word not in ("name", "number")), *own]
     keys = [(knob, word) for knob in (number, not number) for word in names]
     role, kinds = next((_ROLES[key] for key in keys if key in _ROLES), ("other", ()))
     told = str(item.get("format", ""))

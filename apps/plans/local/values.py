@@ -21,6 +21,8 @@ _PARTED: Final = frozenset("glmh")
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 _SHORT: Final = 2
 
+_PARTS: Final = {"and a half": 0.5, "and a quarter": 0.25}
+
 
 def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) -> Reading:
     """The tokens of a request and its values; words such as "tomorrow" are relative to `now`.
@@ -73,8 +75,9 @@ def _numbers(tokens: Sequence[Token], digits: Mapping[int, float]) -> Iterator[F
         if between in ([], ["and"], [","]) and words.SECONDS[one.unit] > words.SECONDS[other.unit]:
             yield replace(one, value=one.value + other.value, last=other.last, unit=other.unit)
     for one in durations:
-        if [token.low for token in tokens[one.last + 1 : one.last + 4]] == ["and", "a", "half"]:
-            yield replace(one, value=one.value + words.SECONDS[one.unit] / 2, last=one.last + 3)
+        part = _PARTS.get(" ".join(token.low for token in tokens[one.last + 1 : one.last + 4]))
+        if part:
+            yield replace(one, value=one.value + words.SECONDS[one.unit] * part, last=one.last + 3)
 
 
 def _number(tokens: Sequence[Token], digits: Mapping[int, float], place: int) -> tuple[float, int] | None:
