@@ -37,7 +37,7 @@ READY: Final = 0.85
 CONFIRM: Final = 0.58
 READING: Final = 0.45
 """From here on a tool that only reads is shown, if no other act is asked for."""
-ASK: Final = 0.25
+ASK: Final = 0.17
 """From here on what a tool lacks is asked for."""
 _CLAUSE: Final = GROUPS["pronoun"] | GROUPS["article"]
 _HOLDING: Final = GROUPS["negation"] | GROUPS["condition"] | GROUPS["exception"] | GROUPS["repeat"]

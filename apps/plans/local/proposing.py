@@ -46,7 +46,7 @@ _IGNORED: Final = 3.0
 """What it costs that a part ignores a word that asks for something else."""
 _LED: Final = 1.5
 _NEAR: Final = 0.6
-_FITTING: Final = 3.0
+_FITTING: Final = 2.5
 _ANNOUNCED: Final = 1.0
 _SPOKEN_OF: Final = 0.35
 _MOST_UNKNOWN: Final = 2
