@@ -145,9 +145,8 @@ class Bench:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             # Every process of the product logs as it does everywhere.
             environ = {name: text for name, text in os.environ.items() if name != "GATEHOUSE_LOG_LEVEL"}
-            child = self.start(
-                *programs.web(self.data, {**environ, "GATEHOUSE_URL": url}, fd=listener.fileno(), count=1)
-            )
+            environ["GATEHOUSE_URL"] = url
+            child = self.start(*programs.web(self.data, environ, fd=listener.fileno(), count=1))
             deadline = time.monotonic() + PATIENCE
             while readiness(url)[0] != HTTPStatus.OK or not _is_at_rest(child):
                 if exit_code(child) is not None or time.monotonic() > deadline:

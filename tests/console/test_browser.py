@@ -130,3 +130,25 @@ def test_the_dashboard_fits_a_phone(page: Page, live_server: LiveServer) -> None
     page.goto(f"{live_server.url}/admin/")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     _picture(page, "phone")
+
+
+def test_axe_finds_nothing_on_the_main_pages(page: Page, live_server: LiveServer, packages: Path) -> None:
+    axe = (packages / "node_modules/axe-core/axe.min.js").read_text()
+    found: dict[str, list[str]] = {}
+
+    def examine(address: str) -> None:
+        page.goto(f"{live_server.url}{address}")
+        page.evaluate(axe)
+        for fault in page.evaluate("axe.run()")["violations"]:
+            found.setdefault(f"{fault['id']} ({fault['impact']})", []).append(
+                f"{address} {fault['nodes'][0]['html'][:200]}"
+            )
+
+    page.locator("#nav-sidebar-apps a").first.wait_for()
+    links = page.locator("#nav-sidebar-apps a").all()[:12]
+    for address in [link.get_attribute("href") or "" for link in links]:
+        examine(address)
+        first = page.locator("#result_list tbody th a").first
+        if first.count():
+            examine(first.get_attribute("href") or "")
+    assert found == {}

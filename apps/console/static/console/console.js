@@ -1,9 +1,12 @@
 // Landmarks for screen readers, which the theme's templates lack.
-document.addEventListener("DOMContentLoaded", () => {
+window.addEventListener("load", () => {
     const main = document.getElementById("main");
     main?.setAttribute("role", "main");
     main?.previousElementSibling?.setAttribute("role", "navigation");
     main?.previousElementSibling?.setAttribute("aria-label", "Console");
+    document.querySelectorAll("nav:not([aria-label])").forEach((nav, number) => {
+        nav.setAttribute("aria-label", `navigation ${number + 1}`);
+    });
     document.querySelectorAll(".simplebar-content-wrapper").forEach((region, number) => {
         region.setAttribute("aria-label", `scrollable content ${number + 1}`);
     });
