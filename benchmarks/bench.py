@@ -140,8 +140,7 @@ class Bench:
     def web(self) -> str:
         """Where the web process answers, ready and at rest; it is started once."""
         if not self._url:
-            listener = listen(None, None)
-            self._stack.callback(listener.close)
+            listener = self._stack.enter_context(listen(None, None))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             # Every process of the product logs as it does everywhere.
             environ = {name: text for name, text in os.environ.items() if name != "GATEHOUSE_LOG_LEVEL"}
