@@ -15,6 +15,7 @@ from apps.memory.models import SearchTerm, TermFrequency
 from apps.plans.models import LearnedModel, Outcome
 from apps.principals.models import TenantModel
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.tasks.models import BulkAction
 from apps.workers.models import SourceEntry
 from tests.digests.makers import post
 from tests.factories import T0, as_owner
@@ -106,6 +107,7 @@ def plant_the_rest(kee: Caller) -> None:
         )
         enroll(kee, make_key("key"))
         Outcome.objects.create(tenant_id=kee.tenant_id, request="x", tools=["uid"], recorded_at=T0)
+        BulkAction.objects.create(tenant_id=kee.tenant_id, verb="retry", operator="o", task_ids=[1], created_at=T0)
         LearnedModel.objects.create(tenant_id=kee.tenant_id, learned_from=1, last_outcome=1, body=b"", learned_at=T0)
 
 

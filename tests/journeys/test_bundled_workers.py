@@ -189,7 +189,7 @@ def test_a_codebase_is_analyzed_and_optimizations_are_suggested(server: Server, 
     plan = ready(
         server,
         token,
-        intent=f"Analyze the Python codebase at {folder} and suggest optimizations",
+        intent=f'Analyze the Python codebase at "{folder}" and suggest optimizations',
         context={"language": "python", "priority": "high"},
     )
     assert planned(plan) == [

@@ -1,6 +1,7 @@
 """The official conformance suite and the official clients in TypeScript against a running web process."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -138,7 +139,7 @@ def test_inspector_shows_every_refusal_of_an_agents_tools(server: Server, acme: 
 )
 def test_the_client_of_workers_passes(packages: Path, revision: str, scenario: str, tmp_path: Path) -> None:
     """All that is required but what needs credentials, or an answer to a worker's question: nobody is asked there."""
-    command = f"{sys.executable} -m tests.mcp.conformance_client"
+    command = f"{shlex.quote(sys.executable)} -m tests.mcp.conformance_client"
     chosen = ["--spec-version", revision, "--scenario", scenario]
     run = run_node(packages / SUITE, "client", "--command", command, *chosen, "-o", tmp_path, check=False)
     faults = _faults(tmp_path, scenario)
