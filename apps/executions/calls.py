@@ -20,6 +20,7 @@ from apps.core import foreign_schemas, mcp_client, outbound, strict_json
 from apps.core.errors import DomainError, Forbidden, Invalid
 from apps.core.ids import parse_ref
 from apps.core.mcp_client import legible
+from apps.executions import selectors
 from apps.executions.errors import (
     CallCanceled,
     SizeExceeded,
@@ -30,10 +31,12 @@ from apps.executions.errors import (
     WorkerRefused,
     WorkerUnavailable,
 )
+from apps.executions.models import Execution
 from apps.executions.shapes import CallOutcome
 from apps.plans import selectors as plans
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_in
+from apps.receipts.services import Group
 from apps.tasks import selectors as stored_results
 from apps.tasks.services import artifacts, queueing
 from apps.tasks.shapes import QueueRequest
@@ -45,6 +48,7 @@ from apps.workers.shapes import OfferView
 TASK_TYPE: Final = "mcp_worker_call"
 DIRECT: Final = timedelta(seconds=30)
 """The deadline of a call that somebody waits for; a longer call should be a task."""
+EVENT_FAMILY: Final = "asyncgate.task"
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 MAX_PARAMS_BYTES: Final = 1024 * 1024
 LOOK_AGAIN: Final = timedelta(seconds=5)
@@ -53,6 +57,7 @@ AWAY_LOOKS: Final = 24
 WAIT: Final = timedelta(seconds=10)
 """How long `auto` waits for a tool: one that has been faster so far is called directly."""
 _SECONDS: Final = 180
+_HINT: Final = 300
 _SUMMARY_BYTES: Final = 16 * 1024
 _CAUSE: Final = "caused_by_receipt_id"
 _HARMLESS_TWICE: Final = frozenset({"read", "network"})
@@ -113,10 +118,12 @@ def call_worker(
     mode: CallMode,
     idempotency_key: str | None = None,
     caused_by: str | None = None,
+    execution_ref: str | None = None,
 ) -> CallOutcome:
     """Call a tool without a plan and wait for it, or queue the call. Opens its own transactions.
 
-    :raises NotFound: if there is no such worker or tool.
+    :param execution_ref: the execution that the call belongs to: its receipts are grouped and chained with it.
+    :raises NotFound: if there is no such worker, tool or execution.
     :raises Forbidden: if the caller is a DeleGate, and the worker is not in its pool (`outside_pool`).
     :raises Invalid: if the parameters don't fit, or a direct call has an idempotency key.
     :raises WorkerRateLimited: if the worker takes no further direct call now; a queued call waits instead.
@@ -130,13 +137,16 @@ def call_worker(
     with caller.acting():
         target = target_of(worker_id=worker_id, tool_name=tool_name)
         refuse_outside_pool(caller, worker_id)
-        params = with_cause(target, params, caused_by)
+        execution = None if execution_ref is None else selectors.execution_of(caller, execution_ref)
+        cause = caused_by or (None if execution is None else execution.plan_receipt_id)
+        params = with_cause(target, params, cause)
         check_params(target, params)
         request = QueueRequest(
             task_type=TASK_TYPE,
             params={"worker_id": worker_id, "tool_name": tool_name, "params": dict(params)},
             idempotency_key=idempotency_key,
-            caused_by=caused_by,
+            caused_by=cause,
+            group=None if execution is None else group_of(execution),
         )
         may_be_queued = mode == CallMode.AUTO and target.repeatable
         is_direct = target.runtime == "fast" or (target.runtime == "unknown" and target.repeatable)
@@ -214,6 +224,15 @@ def refuse_outside_pool(caller: Caller, worker_id: str) -> None:
     delegate = plans.delegate_of(caller.principal_id) if caller.kind == Kind.DELEGATE else None
     if delegate is not None and plans.outside_pool([worker_id], delegate=delegate):
         raise Forbidden(f"{worker_id} is not in the pool of {delegate}.", code="outside_pool")
+
+
+def group_of(execution: Execution) -> Group:
+    """Groups the receipts of one execution's tasks into one thread of an inbox."""
+    return Group(
+        resource_ref=f"execution:{execution.ref}",
+        event_family=EVENT_FAMILY,
+        summary_hint=f"Tasks of {execution.ref}: {execution.intent}"[:_HINT],
+    )
 
 
 def with_cause(target: Target, params: Mapping[str, Any], cause: str | None) -> Mapping[str, Any]:

@@ -44,7 +44,6 @@ from apps.executions.states import Status, StepStatus, Strategy
 from apps.executions.wakeups import wake_after_commit
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.tenancy import Caller, acting_in
-from apps.receipts.services import Group
 from apps.tasks.models import FinishedTask
 from apps.tasks.services import queueing
 from apps.tasks.shapes import QueueRequest
@@ -56,7 +55,6 @@ _AT_ONCE: Final = 8
 _RENEW_SECONDS: Final = 2.0
 _TRIES: Final = 3
 _WAKE_AGAIN: Final = timedelta(seconds=5)
-_HINT: Final = 300
 _RETRY_AFTER: Final = timedelta(seconds=1)
 
 
@@ -345,12 +343,7 @@ def _queue(claim: Claim, params: Mapping[str, Any]) -> None:
                 recipient=work.execution.owner.name,
                 idempotency_key=f"{work.execution.ref}:{step.step_id}",
                 caused_by=claim.cause,
-                # The receipts of the execution's tasks are one thread of an inbox.
-                group=Group(
-                    resource_ref=f"execution:{work.execution.ref}",
-                    event_family="asyncgate.task",
-                    summary_hint=f"Tasks of {work.execution.ref}: {work.execution.intent}"[:_HINT],
-                ),
+                group=calls.group_of(work.execution),
             )
             task = queueing.queue(requester=work.owner, request=request)
             step.task_id = parse_ref("task", task.task_id)
