@@ -38,6 +38,7 @@ STAYING_TABLES: Final = {
     "principals_token",
     "receipts_receiptkey",
     "task_live",
+    "tasks_bulkaction",  # what an operator wrote
     "tasks_artifact",  # another task's result has the same bytes
     "tasks_idempotencykey",
     "tasks_queue",

@@ -323,7 +323,7 @@ async def _synthesize(kee: Agent, plan: Json, execution: Json, task_id: str, han
     ) or {"suggestions": [], "summary": ""}
     kee.step("fetch_task_result", str(analysis.get("summary", "")))
 
-    closer = await _look_closer(kee, analysis)
+    closer = await _look_closer(kee, execution, analysis)
     worst = analysis.get("hotspots", [])[:5]
     best = suggestions.get("suggestions", [])[:5]
     summary = (
@@ -352,7 +352,7 @@ async def _synthesize(kee: Agent, plan: Json, execution: Json, task_id: str, han
     return {**findings, "task_ids": [task_id, *closer]}
 
 
-async def _look_closer(kee: Agent, analysis: Json) -> dict[str, str]:
+async def _look_closer(kee: Agent, execution: Json, analysis: Json) -> dict[str, str]:
     """Queue what can be learned about the worst modules one by one; the ends arrive as a burst."""
     closer: dict[str, str] = {}
     for path, part in _worst_modules(analysis).items():
@@ -362,6 +362,7 @@ async def _look_closer(kee: Agent, analysis: Json) -> dict[str, str]:
             tool_name="suggest_optimizations",
             params={"analysis_pointer": part},
             mode="async",
+            execution_id=execution["execution_id"],
         )
         closer[str(queued["task_id"])] = path
     kee.step("call_worker_tool", f"a closer look at {', '.join(closer.values())}" if closer else "nothing to look at")
