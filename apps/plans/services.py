@@ -15,12 +15,11 @@ from apps.core.metrics import Histogram, once_committed
 from apps.digests import services as digests
 from apps.plans import documents, language_model, selectors, shelf, validation
 from apps.plans.assembling import PLANNER_VERSION, Draft, assemble, draft_of, drafted
-from apps.plans.catalogue import Catalogue, Tool, contract_key
+from apps.plans.catalogue import Catalogue, contract_key
 from apps.plans.documents import SUBMITTED, Constraints, ModelUse, PlanStatus, can_be_told
 from apps.plans.history import MOST, Past
 from apps.plans.history import learn as learned
 from apps.plans.local.proposing import propose as propose_locally
-from apps.plans.local.values import read
 from apps.plans.models import MOST_DELEGATES, Delegate, LearnedModel, Outcome, Plan
 from apps.plans.proposals import Asked, Evidence, Proposal
 from apps.plans.shapes import WORKER_STEPS, Budget, CreatePlan, PlanAnswer, PlanConstraints, tighter
@@ -342,10 +341,8 @@ def _propose(caller: Caller, delegate: Delegate, asked: Asked, bounds: Constrain
     with caller.acting(), shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
         catalogue = held.catalogue.without(bounds.exclude_workers or ())
         found = propose_locally(asked, held.library, catalogue, held.history)
-        reading = read(asked.intent[:_READ], asked.now)
-        kinds = {str(one.kind) for one in reading.found}
-        near = held.library.search({token.stem for token in reading.tokens}, kinds, _SEARCHED)
-        tools: Sequence[Tool] = [one.tool for one, _ in near if catalogue.open_offers(one.tool.uid)]
+        near = held.library.shown(asked.intent[:_READ], asked.now, _SEARCHED)
+        tools = [tool for tool in near if catalogue.open_offers(tool.uid)]
     if settings.PLANNER_USE_MODEL == "when_needed" and found.is_ready:
         return Proposed(proposal=found, reason="It is ready without a model.")
     proposal, use = language_model.ask(tenant_id=caller.tenant_id, asked=asked, tools=tools)

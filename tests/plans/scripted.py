@@ -6,7 +6,6 @@ from typing import Any
 
 from apps.plans.language_model import MOST_TOOLS, Unusable, proposal
 from apps.plans.local.index import Library
-from apps.plans.local.values import read
 from apps.plans.proposals import Asked, Proposal
 
 
@@ -15,10 +14,7 @@ def scripted(told: Mapping[str, Mapping[str, Any]], asked: Asked, library: Libra
 
     :param told: by the text of a request, the request whose plan is answered, as in `sets`.
     """
-    reading = read(asked.intent, asked.now)
-    kinds = {str(one.kind) for one in reading.found}
-    found = library.search({token.stem for token in reading.tokens}, kinds, MOST_TOOLS)
-    tools = [profile.tool for profile, _ in found]
+    tools = library.shown(asked.intent, asked.now, MOST_TOOLS)[:MOST_TOOLS]
     ids = {name: f"t{place}" for place, tool in enumerate(tools, 1) for name in (f"/{tool.name}", tool.uid)}
     wanted = told[asked.intent].get("steps", ())
     places = {one["tool"]: place for place, one in enumerate(wanted, 1)}

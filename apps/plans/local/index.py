@@ -38,6 +38,9 @@ from apps.plans.local.words import (
 )
 
 _PLACES: Final = 5
+# Of the tools that a model is shown: the nearest, and those of them whose ids are looked for.
+_NEAREST, _ASKING = 10, 4
+_LOOKED_UP: Final = frozenset({"id", "email", "user", "phone"})
 _SURE: Final = 0.85
 _SYNONYM: Final = 0.75
 _SYNONYM_WEIGHT: Final = 0.6
@@ -297,6 +300,21 @@ class Library:
             for cluster in known:
                 query[f"~{cluster}"] = max(query.get(f"~{cluster}", 0.0), _SYNONYM_WEIGHT / math.sqrt(len(known)))
         return [(self._profiles[uid], score) for uid, score in self._index.search(query, limit)]
+
+    def shown(self, request: str, now: datetime, limit: int) -> list[Tool]:
+        """Return the tools that a model may choose from: the nearest ten, what may give them their ids, then further ones."""
+        reading = read(request, now)
+        kinds = {str(one.kind) for one in reading.found}
+        nearest = [found for found, _ in self.search({token.stem for token in reading.tokens}, kinds, limit)]
+        giving = [
+            giver
+            for found in nearest[:_ASKING]
+            for param in found.params
+            if param.required and param.role in _LOOKED_UP
+            for giver in self.givers(param, 3)
+        ]
+        ordered = [*nearest[:_NEAREST], *giving, *nearest[_NEAREST:]]
+        return list({one.tool.uid: one.tool for one in ordered}.values())
 
     def relevance(self, text: str) -> dict[str, float]:
         """How well tools fit a request by their words: by uid, the share of the request's weight that they carry."""
