@@ -17,7 +17,7 @@ from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
 from apps.plans.local.index import Profile
-from apps.plans.local.words import SMALL, stem
+from apps.plans.local.words import SMALL, pieces, stem
 from apps.plans.models import Delegate, Plan
 from apps.plans.shapes import WORKER_STEPS, CapabilityMatch, PlanAnswer, PlanSummary
 from apps.plans.validation import Problem
@@ -182,10 +182,13 @@ _FIELDS: Final = {
 def search_tools(query: str, *, tenant_id: int, limit: int = 20) -> list[CapabilityMatch]:
     """Tools of ready workers by the words of a query, best first, each with the words that it was found by."""
     # Before the lock: other searches do not wait for this statement.
-    ready, asked = workers.ready(), dict.fromkeys(words(query))
-    asked = dict.fromkeys(word for word in asked if word not in SMALL) or asked
+    ready = workers.ready()
     with shelf.held(tenant_id=tenant_id) as held:
         library, near = held.library, list[tuple[Profile, str]]()
+        # Names are indexed by their pieces: `s3_upload` by `s`, `3` and `upload`.
+        parts = ([word] if library.knows(stem(word)) else pieces(word) or [word] for word in words(query))
+        asked = dict.fromkeys(part for some in parts for part in some)
+        asked = dict.fromkeys(word for word in asked if word not in SMALL) or asked
         meant = {word: library.spelt(word) for word in asked}
         stems = {word: stem(other) for word, other in meant.items()}
         weights = {word: library.tells(stemmed) for word, stemmed in stems.items()}

@@ -80,6 +80,12 @@ def test_name_weighs_more_than_description(as_kee: Caller) -> None:
     assert names(search(as_kee, "index")) == ["index", "documents"]
 
 
+def test_names_with_digits_are_found(as_kee: Caller) -> None:
+    register(as_kee, make_manifest("one", tools=[tool("s3_upload", "Stores a file."), tool("list3d", "Lists.")]))
+
+    assert [names(search(as_kee, query, 1)) for query in ("s3_upload", "list3d")] == [["s3_upload"], ["list3d"]]
+
+
 def test_only_ready_workers_are_found(as_kee: Caller) -> None:
     for number in range(7):
         register(as_kee, make_manifest(f"w{number}", tools=[SENTIMENT]))
