@@ -66,7 +66,7 @@ def _tasks(queues: Mapping[int, QueueFigures]) -> Card:
 
     oldest = max(queues, key=lambda pk: queues[pk].oldest_wait_seconds, default=0)
     age = timedelta(seconds=queues[oldest].oldest_wait_seconds) if oldest and queues[oldest].queued else None
-    ended = {name: tasks.ended_within(Task.objects.all(), period) for name, period in (("hour", _HOUR), ("day", _DAY))}
+    ended = tasks.ended_within(Task.objects.all(), _HOUR)
     failed = tasks.ended_within(of(Status.FAILED), _DAY)
     return Card(
         title="Tasks",
@@ -81,7 +81,7 @@ def _tasks(queues: Mapping[int, QueueFigures]) -> Card:
             _count("Scheduled", of(Status.SCHEDULED), {"status": Status.SCHEDULED}),
             _count("Leased", of(Status.LEASED), {"status": Status.LEASED}),
             _count("Leases overdue", of("overdue"), {"status": "overdue"}, bad="warning"),
-            _count("Ended in the last hour", ended["hour"], {"ended": "hour"}),
+            _count("Ended in the last hour", ended, {"ended": "hour"}),
             _count("Failed in the last day", failed, {"status": Status.FAILED, "ended": "day"}, bad="warning"),
             _count("Dead letters", of("dead"), {"status": "dead"}, bad="danger", says="Failed, and not retried"),
         ],

@@ -68,8 +68,17 @@ _CHIPS: Final = {
 }  # fmt: skip
 
 
-def _error(standing: selectors.Standing) -> str:
+def _standing(task: Any) -> selectors.Standing:
+    """What became of a task so far, looked up once for each page."""
+    if not hasattr(task, "standing"):
+        task.standing = selectors.standings([task.pk])[task.pk]
+    standing: selectors.Standing = task.standing
+    return standing
+
+
+def _error(task: Task) -> str:
     """Why the task failed, or its last run."""
+    standing = _standing(task)
     error = (standing.end and standing.end.error) or (standing.run and standing.run.error) or {}
     told = ": ".join(str(error[name]) for name in ("code", "message") if error.get(name))
     return told or (standing.end and standing.end.reason) or ""
@@ -392,13 +401,13 @@ class TaskAdmin(OperatorAdmin):
 
     @admin.display(description="Receipt of its end")
     def terminal_receipt(self, task: Task) -> str:
-        record = FinishedTask.objects.filter(task_id=task.pk).first()
+        record = _standing(task).end
         receipts = Receipt.objects.filter(tenant_id=task.tenant_id)
         return link_to(None if record is None else receipts.filter(receipt_id=record.receipt_id).first())
 
     @admin.display(description="Artifact")
     def artifact(self, task: Task) -> str:
-        record = FinishedTask.objects.filter(task_id=task.pk).first()
+        record = _standing(task).end
         if record is None or not (record.result_pointer or "").startswith(f"{ARTIFACT}:"):
             return link_to(None)
         digest = artifact_digest(record.result_pointer or "")
@@ -431,43 +440,46 @@ class TaskAdmin(OperatorAdmin):
         return (selectors.saying(queryset, words) if words else queryset), False
 
     @display(description="Status", label=_CHIPS)  # type: ignore[untyped-decorator]  # unfold has no types
-    def status(self, task: Any) -> str:
-        return str(task.standing.status)
+    def status(self, task: Task) -> str:
+        return str(_standing(task).status)
 
     @admin.display(description="Task worker")
-    def worker(self, task: Any) -> str:
-        return "-" if task.standing.run is None else link_to(task.standing.run.holder)
+    def worker(self, task: Task) -> str:
+        run = _standing(task).run
+        return link_to(None if run is None else run.holder)
 
     @admin.display(description="Queued")
     def age(self, task: Task) -> str:
         return ago(task.created_at, timezone.now())
 
     @admin.display(description="Took")
-    def took(self, task: Any) -> str:
+    def took(self, task: Task) -> str:
         """The last run."""
-        run = task.standing.run
+        run = _standing(task).run
         return span(None if run is None else (run.ended_at or timezone.now()) - run.started_at)
 
     @admin.display(description="Attempts")
-    def attempts(self, task: Any) -> int:
-        return int(getattr(task.standing.end or task.standing.live, "fencing_token", 0))
+    def attempts(self, task: Task) -> int:
+        standing = _standing(task)
+        return int(getattr(standing.end or standing.live, "fencing_token", 0))
 
     @admin.display(description="Error")
-    def error(self, task: Any) -> str:
-        return start_of(_error(task.standing), 60) or "-"
+    def error(self, task: Task) -> str:
+        return start_of(_error(task), 60) or "-"
 
     @admin.display(description="Status")
     def state(self, task: Task) -> str:
-        found = selectors.status(str(task))
-        return f"{found.status}{f' ({found.reason})' if found.reason else ''}"
+        standing = _standing(task)
+        reason = standing.end and standing.end.reason
+        return f"{standing.status}{f' ({reason})' if reason else ''}"
 
     @admin.display(description="Error")
     def failure(self, task: Task) -> str:
-        return _error(selectors.standings([task.pk])[task.pk]) or "-"
+        return _error(task) or "-"
 
     @admin.display(description="Result")
     def result(self, task: Task) -> str:
-        end = selectors.standings([task.pk])[task.pk].end
+        end = _standing(task).end
         if end is None:
             return "-"
         shown = end.result_pointer if end.content is None else as_json(end.content)
