@@ -17,6 +17,8 @@ from django.core.files.storage import FileSystemStorage, storages
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
+from apps.core.sql import fetch
+
 FORMAT: Final = 1
 KEYS: Final = ("SECRET_KEY", "LEASE_KEYS", "SEALING_KEYS")
 MANIFEST, DATABASE, ARTIFACTS, SECRETS = "manifest.json", "database", "artifacts", "secrets.json"
@@ -45,9 +47,7 @@ def back_up(folder: Path, *, now: datetime) -> dict[str, Any]:
         shutil.copytree(artifacts, folder / ARTIFACTS, dirs_exist_ok=True)
     keys = {f"GATEHOUSE_{name}": _joined(getattr(settings, name)) for name in KEYS}
     (folder / SECRETS).write_text(json.dumps(keys, indent=2), encoding="utf-8")
-    with connection.cursor() as cursor:
-        cursor.execute("show server_version")
-        (server,) = cursor.fetchone()
+    (server,) = fetch("show server_version")[0]
     manifest = {
         "format": FORMAT,
         "created_at": now.isoformat(),

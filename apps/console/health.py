@@ -19,7 +19,7 @@ from django_celery_beat.models import PeriodicTask
 
 from apps.console import selectors
 from apps.core import notifications, ticks
-from apps.core.sql import database_now
+from apps.core.sql import database_now, execute, fetch
 from apps.delivery import selectors as delivery
 from apps.digests import soundness
 from apps.memory import selectors as memory
@@ -117,8 +117,7 @@ def _silent(part: str, exc: Exception, mend: str) -> Finding:
 
 
 def _database() -> Finding:
-    with connection.cursor() as cursor:
-        cursor.execute("select 1")
+    execute("select 1")
     return Finding(part="database", ok=True, says="answers")
 
 
@@ -143,9 +142,7 @@ def _locale() -> Finding:
     encoding = connection.connection.info.parameter_status("server_encoding")
     small = ""
     if encoding == "UTF8":
-        with connection.cursor() as cursor:
-            cursor.execute("select lower(%s)", [_CAPITALS])
-            (small,) = cursor.fetchone()
+        (small,) = fetch("select lower(%s)", [_CAPITALS])[0]
     return Finding(
         part="locale",
         ok=small == _CAPITALS.lower(),

@@ -8,7 +8,7 @@ from typing import Any, Final
 from csp.constants import SELF, UNSAFE_EVAL
 from csp.decorators import csp_update
 from django.contrib.admin import ModelAdmin
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.response import TemplateResponse
@@ -19,6 +19,7 @@ from unfold.sites import UnfoldAdminSite
 
 from apps.console import home
 from apps.core.admin import OperatorAdmin
+from apps.core.sql import execute
 from apps.principals.models import Membership, Operator
 from apps.principals.selectors import operated_tenants
 from apps.principals.tenancy import acting_as_operator, acting_as_system
@@ -43,8 +44,7 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
             with _sight_of(request):
                 if request.method not in _LOOKS_ONLY:
                     return _rendered(view(request, *args, **kwargs))
-                with connection.cursor() as cursor:
-                    cursor.execute("set local transaction_read_only = on")
+                execute("set local transaction_read_only = on")
                 response = _rendered(view(request, *args, **kwargs))
                 # Ends the read-only state where this transaction is part of another.
                 transaction.set_rollback(True)

@@ -18,6 +18,8 @@ from django.contrib.postgres.fields import ArrayField
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connection, models
 
+from apps.core.sql import fetch
+
 FORGOTTEN: Final = '{"gatehouse:forgotten": true}'
 """The JSON document that replaces an erased one."""
 
@@ -197,13 +199,11 @@ def search(tenant_id: int, text: str, *, limit: int = 100) -> Iterator[Hit]:
     """Rows whose texts hold these words, in any case: at most `limit` of each table. Reads whole tables."""
     for name, table in sorted(_tables().items()):
         at = f"strpos(lower({table.said}), lower(%(text)s))"
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"select {table.pk}, substr({table.said}, greatest({at} - 40, 1), {_EXCERPT}) from {name}"
-                f" where {table.tenant} and {at} > 0 order by 1 limit %(limit)s",
-                {"tenant": tenant_id, "text": json.dumps(text, ensure_ascii=False)[1:-1], "limit": limit},
-            )
-            rows = cursor.fetchall()
+        rows = fetch(
+            f"select {table.pk}, substr({table.said}, greatest({at} - 40, 1), {_EXCERPT}) from {name}"
+            f" where {table.tenant} and {at} > 0 order by 1 limit %(limit)s",
+            {"tenant": tenant_id, "text": json.dumps(text, ensure_ascii=False)[1:-1], "limit": limit},
+        )
         yield from (Hit(table=name, number=number, excerpt=excerpt) for number, excerpt in rows)
 
 
@@ -212,9 +212,7 @@ def _needle(key: str | None) -> str:
 
 
 def _column(statement: str, **given: Any) -> list[int]:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, given)
-        return [value for (value,) in cursor.fetchall()]
+    return [value for (value,) in fetch(statement, given)]
 
 
 @contextmanager

@@ -75,6 +75,22 @@ def hot_cursor() -> Iterator[CursorWrapper]:
         raw.close()
 
 
+def fetch(statement: str, given: "Params | None" = None, *, hot: bool = False) -> list[tuple[Any, ...]]:
+    """The rows that a statement answers."""
+    with hot_cursor() if hot else connection.cursor() as cursor:
+        cursor.execute(statement, given)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows
+
+
+def execute(statement: str, given: "Params | None" = None, *, hot: bool = False) -> int:
+    """How many rows a statement has read or written."""
+    with hot_cursor() if hot else connection.cursor() as cursor:
+        cursor.execute(statement, given)
+        count: int = cursor.rowcount
+    return count
+
+
 def begin_with(settings: Mapping[str, str]) -> None:
     """Begin the transaction of an atomic block in which nothing has been said yet, with these settings local to it.
 

@@ -23,6 +23,7 @@ from django.core.management import call_command
 from django.db import DatabaseError, close_old_connections, connection
 
 from apps.core import notifications
+from apps.core.sql import execute
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +83,7 @@ def _alone(name: str) -> Iterator[bool]:
     finally:
         # A connection that broke has dropped the lock with its session.
         if alone and connection.is_usable():
-            with connection.cursor() as cursor:
-                cursor.execute("select pg_advisory_unlock(%s)", [key])
+            execute("select pg_advisory_unlock(%s)", [key])
 
 
 def run_forever(stop: threading.Event, *, calls_out: bool = False, lasts: bool = False) -> None:

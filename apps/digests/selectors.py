@@ -12,7 +12,7 @@ from django.db import connection
 
 from apps.core.ids import encode_cursor
 from apps.core.schemas import Paged
-from apps.core.sql import hot_cursor
+from apps.core.sql import fetch
 from apps.digests import formats, grouping, hooks, sql
 from apps.digests.formats import Bound, Through, UnknownEntry
 from apps.digests.grouping import POLICY_PARTS, Key, Policy, Received, count_entries
@@ -89,9 +89,9 @@ def _read(
         direction="desc" if newest else "asc",
         most=max(limit, _LONGEST_PAGE),
     )
-    with hot_cursor() as cursor:
-        cursor.execute(statement, {"principal": principal_id, "after": after, "source": bound.source, "limit": limit})
-        rows = cursor.fetchall()
+    rows = fetch(
+        statement, {"principal": principal_id, "after": after, "source": bound.source, "limit": limit}, hot=True
+    )
     if not rows:
         return InboxOutput(as_of=0, entries=[], visible=0, pending=0, more_waiting=0)
     as_of, visible, pending = rows[0][:3]
@@ -279,9 +279,7 @@ def unread_of_source(principal_id: int, source_system: str) -> int:
 
 
 def _keys(statement: str, given: dict[str, Any]) -> list[int]:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, given)
-        return [pk for (pk,) in cursor.fetchall()]
+    return [pk for (pk,) in fetch(statement, given)]
 
 
 _NO_INBOX: Final = 0
@@ -325,12 +323,10 @@ def news(marks: Sequence[Mark]) -> list[News]:
         "principals": [mark.principal_id for mark in marks],
         "marks": [mark.sequence for mark in marks],
     }
-    with connection.cursor() as cursor:
-        cursor.execute(sql.NEWS, given)
-        return [
-            News(mark=marks[nth - 1], visible=visible, leftover=leftover)
-            for nth, visible, leftover in cursor.fetchall()
-        ]
+    return [
+        News(mark=marks[nth - 1], visible=visible, leftover=leftover)
+        for nth, visible, leftover in fetch(sql.NEWS, given)
+    ]
 
 
 def any_news(entries: Collection[EntryOutput], mark: Mark) -> bool:
@@ -410,19 +406,17 @@ def facts(source_system: str, receipt_pks: Sequence[int]) -> dict[int, Fact]:
         "paths": list(hook.reads) if hook is not None else [],
         "length": VALUE_LENGTH,
     }
-    with connection.cursor() as cursor:
-        cursor.execute(sql.FACTS, given)
-        return {
-            pk: Fact(
-                source_system=source_system,
-                event_type=event_type,
-                dedupe_key=dedupe_key,
-                title=title,
-                summary=summary,
-                values=json.loads(values),
-            )
-            for pk, event_type, dedupe_key, title, summary, values in cursor.fetchall()
-        }
+    return {
+        pk: Fact(
+            source_system=source_system,
+            event_type=event_type,
+            dedupe_key=dedupe_key,
+            title=title,
+            summary=summary,
+            values=json.loads(values),
+        )
+        for pk, event_type, dedupe_key, title, summary, values in fetch(sql.FACTS, given)
+    }
 
 
 MOST_REPLAYED: Final = 10_000
@@ -551,9 +545,7 @@ group by inbox_id, tenant_id order by min(flush_due_at), inbox_id
 
 def due_inboxes() -> list[DueInbox]:
     """All inboxes with buffers that are due, the longest due first; asked by the system."""
-    with connection.cursor() as cursor:
-        cursor.execute(_DUE_INBOXES)
-        return [DueInbox(*row) for row in cursor.fetchall()]
+    return [DueInbox(*row) for row in fetch(_DUE_INBOXES)]
 
 
 def due_threads(inbox_ids: Collection[int], *, limit: int) -> list[int]:

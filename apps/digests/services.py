@@ -27,7 +27,7 @@ from apps.core.ids import fits_an_address
 from apps.core.metrics import once_committed
 from apps.core.notifications import send_on_commit
 from apps.core.outbound import Answer, CallFailed
-from apps.core.sql import database_now, hot_cursor
+from apps.core.sql import database_now, execute, fetch, hot_cursor
 from apps.delivery.models import Delivery, State, Target
 from apps.delivery.models import Kind as TargetKind
 from apps.delivery.notifications import MOST_AT_ONCE, notify_on_commit
@@ -109,9 +109,7 @@ class Move:
 def advance(moves: Mapping[int, Move]) -> dict[int, int]:
     """Take sequences and move the unread counters of locked inboxes; returns the last sequence of each."""
     columns = [[getattr(move, name) for move in moves.values()] for name in ("sequences", "visible", "pending")]
-    with connection.cursor() as cursor:
-        cursor.execute(sql.ADVANCE, [list(moves), *columns])
-        return dict(cursor.fetchall())
+    return dict(fetch(sql.ADVANCE, [list(moves), *columns]))
 
 
 def lock(*, principal_id: int) -> LockedInbox | None:
@@ -137,9 +135,7 @@ def lock_several(*, tenant_id: int, principal_ids: Collection[int]) -> dict[int,
     Inbox.objects.bulk_create(
         [Inbox(tenant_id=tenant_id, principal_id=principal) for principal in sorted(missing)], ignore_conflicts=True
     )
-    with connection.cursor() as cursor:
-        cursor.execute(sql.LOCK_SEVERAL, [wanted])
-        held = [LockedInbox.of(row) for row in cursor.fetchall()]
+    held = [LockedInbox.of(row) for row in fetch(sql.LOCK_SEVERAL, [wanted])]
     return {inbox.principal_id: inbox for inbox in held}
 
 
@@ -296,8 +292,7 @@ def _try_to_flush(inbox: selectors.DueInbox, *, limit: int, wait: bool) -> int |
     try:
         with acting_in(inbox.tenant_id, "flush due threads"):
             if wait:
-                with connection.cursor() as cursor:
-                    cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
+                execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
             held = lock_by_id(inbox.inbox_id, wait=wait)
             if held is None:
                 return None
@@ -340,8 +335,7 @@ def flush_threads(
         }
     )
     entries = _write(due, last, reasons, now)
-    with connection.cursor() as cursor:
-        cursor.execute(sql.SURFACE, {"threads": [one.thread_id for one in due]})
+    execute(sql.SURFACE, {"threads": [one.thread_id for one in due]})
     for inbox_id in sequences:
         inboxes[inbox_id].notify()
     return entries
@@ -369,9 +363,7 @@ class Members:
 
 def members(thread_ids: Collection[int], *, with_pending: bool) -> list[Members]:
     """The unacked receipts of each thread that has any, by thread."""
-    with connection.cursor() as cursor:
-        cursor.execute(sql.MEMBERS, {"threads": list(thread_ids), "with_pending": with_pending})
-        return [Members(*row) for row in cursor.fetchall()]
+    return [Members(*row) for row in fetch(sql.MEMBERS, {"threads": list(thread_ids), "with_pending": with_pending})]
 
 
 def narrow(inbox: LockedInbox, rest: Sequence[Members], *, last: int, now: datetime) -> None:
@@ -391,9 +383,7 @@ def _write(
         sequences.insert(0, following[one.inbox_id])
         following[one.inbox_id] -= 1
     given = {"threads": [one.thread_id for one in snapshots], "sequences": sequences}
-    with connection.cursor() as cursor:
-        cursor.execute(sql.SUPERSEDE, given | {"tenant": snapshots[0].tenant_id, "now": now})
-        superseded: dict[int, int] = dict(cursor.fetchall())
+    superseded: dict[int, int] = dict(fetch(sql.SUPERSEDE, given | {"tenant": snapshots[0].tenant_id, "now": now}))
     texts = _texts(snapshots)
     for reason, number in Counter(reasons[one.thread_id] for one in snapshots).items():
         once_committed(metrics.SNAPSHOTS.labels(reason).inc, number)
@@ -565,9 +555,7 @@ class Making:
 @transaction.atomic(savepoint=False)
 def post_made(making: Making, parameters: Mapping[str, Any], *, several: bool) -> list[tuple[Any, ...]]:
     """Write what the statement writes and its receipts, and place them; returns the answer for each receipt."""
-    with hot_cursor() as cursor:
-        cursor.execute(making.statements[several], parameters)
-        rows = cursor.fetchall()
+    rows = fetch(making.statements[several], parameters, hot=True)
     if not rows:
         return []
     tenant_id, now, source = rows[0][5:8]
@@ -687,9 +675,7 @@ def _place_items(
         }
         for one in items
     ]
-    with hot_cursor() as cursor:
-        cursor.execute(sql.POST_ITEMS, {"tenant": tenant_id, "items": json.dumps(rows), "now": now})
-        placed = cursor.fetchall()
+    placed = fetch(sql.POST_ITEMS, {"tenant": tenant_id, "items": json.dumps(rows), "now": now}, hot=True)
     touched = [inboxes[principal_id] for principal_id in sorted({one.draft.recipient_id for one in items})]
     for inbox in touched:
         inbox.notify()
@@ -774,12 +760,10 @@ def _open_threads(
         _asked(nth, group) | {"max_age": group.policy.max_thread_age.total_seconds()}
         for nth, group in enumerate(groups)
     ]
-    with connection.cursor() as cursor:
-        cursor.execute(
-            sql.OPEN_THREADS,
-            {"asked": json.dumps(asked), "tenant": tenant_id, "inboxes": list(inbox_ids), "due": _DUE_AT_ONCE},
-        )
-        rows = cursor.fetchall()
+    rows = fetch(
+        sql.OPEN_THREADS,
+        {"asked": json.dumps(asked), "tenant": tenant_id, "inboxes": list(inbox_ids), "due": _DUE_AT_ONCE},
+    )
     found = {
         nth: (thread_id, 0 if aged else max(THREAD_LIMIT - count, 0))
         for nth, thread_id, count, aged in rows
@@ -826,9 +810,10 @@ def _fill(statement: str, tenant_id: int, runs: Sequence[_Run], now: datetime) -
         }
         for nth, run in enumerate(runs)
     ]
-    with connection.cursor() as cursor:
-        cursor.execute(statement, {"tenant": tenant_id, "runs": json.dumps(rows), "now": now})
-        return [(runs[nth], thread_id, pending) for nth, thread_id, pending in cursor.fetchall()]
+    return [
+        (runs[nth], thread_id, pending)
+        for nth, thread_id, pending in fetch(statement, {"tenant": tenant_id, "runs": json.dumps(rows), "now": now})
+    ]
 
 
 # Acking: each ack adds exactly what its boundary names.
@@ -840,10 +825,8 @@ def mark_delivered(*, receipt_pks: Collection[int], now: datetime) -> None:
     """Stamp receipts as shown for the first time. Needs no inbox lock and waits for nobody."""
     if not receipt_pks:
         return
-    with hot_cursor() as cursor:
-        cursor.execute(sql.DELIVERED, {"receipts": sorted(receipt_pks), "now": now})
-        for (waited,) in cursor.fetchall():
-            once_committed(metrics.DELIVERY.observe, waited.total_seconds())
+    for (waited,) in fetch(sql.DELIVERED, {"receipts": sorted(receipt_pks), "now": now}, hot=True):
+        once_committed(metrics.DELIVERY.observe, waited.total_seconds())
 
 
 @transaction.atomic
@@ -894,9 +877,7 @@ def ack_through(*, principal_id: int, through: Through, now: datetime) -> AckedO
         "now": now,
     }
     acked = _mark(sql.ACK_THROUGH, given)
-    with connection.cursor() as cursor:
-        cursor.execute(sql.ENTRIES_ACKED_THROUGH, given)
-        return _settle(inbox, acked, cursor.rowcount, now)
+    return _settle(inbox, acked, execute(sql.ENTRIES_ACKED_THROUGH, given), now)
 
 
 @transaction.atomic
@@ -930,9 +911,7 @@ class _Acked:
 
 
 def _mark(statement: str, given: dict[str, Any]) -> list[_Acked]:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, given)
-        return [_Acked(*row) for row in cursor.fetchall()]
+    return [_Acked(*row) for row in fetch(statement, given)]
 
 
 def _mark_entries(acked: Collection[_Acked], entry_ids: set[int], now: datetime) -> int:
@@ -958,8 +937,7 @@ def _settle(inbox: LockedInbox, acked: Collection[_Acked], entries: int, now: da
         live.filter(thread_id__in=empty).update(acked_at=now)
         drained = {thread: one.pending for thread, one in touched.items() if one.pending}
         if drained:
-            with connection.cursor() as cursor:
-                cursor.execute(sql.THREADS_DRAINED, [list(drained), list(drained.values())])
+            execute(sql.THREADS_DRAINED, [list(drained), list(drained.values())])
         Thread.objects.filter(pk__in=empty, closed_at=None, pending_count=0).update(closed_at=now)
         narrow(inbox, narrowed, last=last, now=now)
     inbox.notify()
@@ -1032,9 +1010,8 @@ def _superseded(after: int) -> tuple[int | None, Counter[str]]:
         "kept": settings.SUPERSEDED_ENTRIES_KEPT,
         "limit": _RANGE,
     }
-    with acting_as_system("retention"), connection.cursor() as cursor:
-        cursor.execute(sql.NEXT_SUPERSEDED, given)
-        groups = cursor.fetchall()
+    with acting_as_system("retention"):
+        groups = fetch(sql.NEXT_SUPERSEDED, given)
     found: Counter[str] = Counter()
     for inbox_id, entries, _ in groups:
         found += _in_parts(inbox_id, entries or (), partial(_delete_superseded, inbox_id))
@@ -1044,9 +1021,7 @@ def _superseded(after: int) -> tuple[int | None, Counter[str]]:
 
 
 def _delete_superseded(inbox_id: int, entries: Sequence[int]) -> Counter[str]:
-    with connection.cursor() as cursor:
-        cursor.execute(sql.STILL_SUPERSEDED, {"entries": list(entries), "inbox": inbox_id})
-        deleted = [pk for (pk,) in cursor.fetchall()]
+    deleted = [pk for (pk,) in fetch(sql.STILL_SUPERSEDED, {"entries": list(entries), "inbox": inbox_id})]
     Entry.objects.filter(pk__in=deleted).delete()
     return Counter(entries=len(deleted))
 
@@ -1095,9 +1070,7 @@ def _delete_states(tenant_id: int, inbox_id: int, receipt_pks: Collection[int]) 
     emptied = [entry for _, entry, _ in states if entry is not None]
     threads = sorted({thread for *_, thread in states if thread is not None})
     if threads:
-        with connection.cursor() as cursor:
-            cursor.execute(sql.TRIM, {"tenant": tenant_id, "threads": threads})
-            emptied += [pk for (pk,) in cursor.fetchall()]
+        emptied += [pk for (pk,) in fetch(sql.TRIM, {"tenant": tenant_id, "threads": threads})]
     Entry.objects.filter(pk__in=emptied).delete()
     if threads:
         snapshots = Entry.objects.filter(tenant_id=tenant_id, thread=OuterRef("pk"))
@@ -1127,8 +1100,7 @@ def _in_parts(
     for start in range(0, len(keys), _AT_ONCE):
         try:
             with _pruning():
-                with connection.cursor() as cursor:
-                    cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
+                execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
                 if inbox_id is not None and lock_by_id(inbox_id, wait=True) is None:
                     break
                 deleted = delete(keys[start : start + _AT_ONCE])
@@ -1145,11 +1117,9 @@ def _in_parts(
 def _pruning() -> Iterator[None]:
     """A transaction in which the triggers let rows be deleted."""
     with acting_as_system("retention"):
-        with connection.cursor() as cursor:
-            cursor.execute("select set_config('gatehouse.pruning', 'on', true)")
+        execute("select set_config('gatehouse.pruning', 'on', true)")
         yield
-        with connection.cursor() as cursor:
-            cursor.execute("select set_config('gatehouse.pruning', '', true)")
+        execute("select set_config('gatehouse.pruning', '', true)")
 
 
 # Wakes: a webhook is called when its principal's inbox has something new, once for a burst.

@@ -8,6 +8,8 @@ from typing import Final
 from django.db import connection
 from django.db.models import DateTimeField, Func
 
+from apps.core.sql import execute, fetch
+
 GATEHOUSE_NOW: Final = Func(function="gatehouse_now", output_field=DateTimeField())
 """The database's clock in queries of the ORM."""
 
@@ -20,9 +22,7 @@ _RENEW: Final = """
 
 def renew_claim(*, step_id: int, fencing_token: int, period: timedelta) -> bool:
     """Postpone the moment from which another process may take the call over; False if one already has."""
-    with connection.cursor() as cursor:
-        cursor.execute(_RENEW, [period.total_seconds(), step_id, fencing_token])
-        return bool(cursor.rowcount)
+    return bool(execute(_RENEW, [period.total_seconds(), step_id, fencing_token]))
 
 
 # By the index of open tasks, then two primary keys. The execution is locked before its step, as everywhere.
@@ -49,9 +49,7 @@ def charge_again(*, task_id: int, cost: Decimal) -> bool:
 
     A task without a step costs nothing here.
     """
-    with connection.cursor() as cursor:
-        cursor.execute(_CHARGE_AGAIN, [cost, task_id])
-        return not cursor.fetchone()[0]
+    return not fetch(_CHARGE_AGAIN, [cost, task_id])[0][0]
 
 
 # By the index of open tasks, then a primary key.

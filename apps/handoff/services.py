@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from django.db import connection, transaction
+from django.db import transaction
 from pydantic import AfterValidator, AliasPath, Field, StringConstraints
 
 from apps.core.errors import NotFound
 from apps.core.schemas import Input, Moment, Name, Output, Text
+from apps.core.sql import fetch
 from apps.digests import selectors as inbox
 from apps.digests import services as inboxes
 from apps.digests.shapes import ReceiptOutput
@@ -304,9 +305,7 @@ def _claim(reader: Caller, session: str, chosen: Sequence[Kept], now: datetime) 
         "now": now,
         "items": json.dumps(items),
     }
-    with connection.cursor() as cursor:
-        cursor.execute(_CLAIM, given)
-        return {receipt_id for (receipt_id,) in cursor.fetchall()}
+    return {receipt_id for (receipt_id,) in fetch(_CLAIM, given)}
 
 
 def tidy(*, before: datetime) -> int:

@@ -14,7 +14,7 @@ from django.db import connection
 from django.db.backends.utils import CursorWrapper
 from django.db.models import Sum
 
-from apps.core.sql import hot_cursor
+from apps.core.sql import execute, fetch, hot_cursor
 from apps.memory.models import COMMON, MESSAGE_BITS, OUTSIDE, Memory, SearchTotals, Session
 from apps.memory.texts import Question, as_sought, beginning
 from apps.principals.tenancy import acting_as_system
@@ -79,12 +79,12 @@ def index(memory: Memory, text: str, *, context: str = "", is_new: bool = True, 
 
 def supersede(memories: Collection[int]) -> None:
     """Mark memories, by their keys, as superseded: recall finds them only as of before."""
-    with hot_cursor() as cursor:
-        cursor.execute(
-            "update memory_searchterm set superseded = true where place = any(array("
-            "select place from memory_memory where id = any(%(memories)s::bigint[])))",
-            {"memories": list(memories)},
-        )
+    execute(
+        "update memory_searchterm set superseded = true where place = any(array("
+        "select place from memory_memory where id = any(%(memories)s::bigint[])))",
+        {"memories": list(memories)},
+        hot=True,
+    )
 
 
 _MOVE: Final = """
@@ -116,8 +116,7 @@ def move(session: Session) -> None:
     """
     # The embedder's job holds memories while it stores their vectors. A statement that waits for it would not see these.
     list(Memory.objects.filter(session=session).order_by("pk").select_for_update(no_key=True).values_list("pk"))
-    with hot_cursor() as cursor:
-        cursor.execute(_MOVE, {"session": session.pk, "subject": session.subject_id})
+    execute(_MOVE, {"session": session.pk, "subject": session.subject_id}, hot=True)
 
 
 _UNCOUNT: Final = """
@@ -141,12 +140,10 @@ def remove(memories: Collection[int]) -> None:
 
     Term frequencies of their scopes are deleted too, and counted anew by the next job, so that no word of them remains.
     """
-    with connection.cursor() as cursor:
-        cursor.execute(f"select pg_advisory_xact_lock_shared({_REMOVING})")
+    execute(f"select pg_advisory_xact_lock_shared({_REMOVING})")
     rows = Memory.objects.filter(pk__in=list(memories))
     list(rows.order_by("pk").select_for_update().values_list("pk"))
-    with hot_cursor() as cursor:
-        cursor.execute(_UNCOUNT, {"memories": list(memories)})
+    execute(_UNCOUNT, {"memories": list(memories)}, hot=True)
     rows.delete()
 
 
@@ -697,6 +694,4 @@ def find(
         statement = NEWEST_FILTERED if domain is None else NEWEST_FILTERED_OF_DOMAIN
     else:
         statement = NEWEST if domain is None else NEWEST_OF_DOMAIN
-    with hot_cursor() as cursor:
-        cursor.execute(statement, given)
-        return list(cursor.fetchall())
+    return list(fetch(statement, given, hot=True))

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from django.db import connection
 
-from apps.core.sql import hot_cursor
+from apps.core.sql import execute, fetch, hot_cursor
 from apps.memory.envelopes import Constraints, Conversation, Known, Remembered, Windows
 from apps.memory.states import ItemType
 
@@ -123,9 +123,7 @@ select tenant_id, id, %(viewer)s, %(rev)s, %(digest)s, %(now)s from memory_subje
 def note_load(*, subject_pk: int, viewer_id: int, rev: int, digest: bytes, now: datetime) -> bool:
     """Record that a principal is given an envelope; False if the subject has just been forgotten."""
     given: dict[str, Any] = {"subject": subject_pk, "viewer": viewer_id, "rev": rev, "digest": digest, "now": now}
-    with hot_cursor() as cursor:
-        cursor.execute(NOTE_LOAD, given)
-        return bool(cursor.rowcount)
+    return bool(execute(NOTE_LOAD, given, hot=True))
 
 
 # By memory_session_recent, each with its subject by its key.
@@ -148,9 +146,7 @@ limit %(limit)s
 
 def recent(*, principal_id: int, now: datetime, limit: int) -> list[tuple[Any, ...]]:
     """The latest sessions of a principal that it may read, and whether their dates are anonymized."""
-    with hot_cursor() as cursor:
-        cursor.execute(RECENT, {"principal": principal_id, "now": now, "limit": limit})
-        return list(cursor.fetchall())
+    return list(fetch(RECENT, {"principal": principal_id, "now": now, "limit": limit}, hot=True))
 
 
 # By the key, memory_memory_saying and memory_memory_by_newer.
@@ -175,9 +171,7 @@ select id from lineage
 
 def lineage(*, subject_pk: int, item_pk: int) -> list[int]:
     """An item of a subject, all items with the same text, and whatever these had superseded."""
-    with connection.cursor() as cursor:
-        cursor.execute(_LINEAGE, {"subject": subject_pk, "item": item_pk})
-        return [pk for (pk,) in cursor.fetchall()]
+    return [pk for (pk,) in fetch(_LINEAGE, {"subject": subject_pk, "item": item_pk})]
 
 
 _RESTING: Final = """
@@ -200,9 +194,7 @@ where tenant_id = %(tenant)s and evidence <> '[]' and evidence <@ to_jsonb(%(ref
 
 def resting_on(tenant_id: int, refs: Collection[str]) -> list[int]:
     """The observations outside of sessions, and the patterns, that cite these references and nothing else."""
-    with connection.cursor() as cursor:
-        cursor.execute(_RESTING, {"tenant": tenant_id, "refs": list(refs)})
-        return [pk for (pk,) in cursor.fetchall()]
+    return [pk for (pk,) in fetch(_RESTING, {"tenant": tenant_id, "refs": list(refs)})]
 
 
 def drop_evidence(tenant_id: int, refs: Collection[str]) -> None:
@@ -225,5 +217,4 @@ from (select current_setting('lock_timeout') as usual offset 0) s
 
 def await_turn(tenant_id: int) -> None:
     """Let one transaction at a time forget something of a tenant. Call it before locking anything."""
-    with connection.cursor() as cursor:
-        cursor.execute(_AWAIT, {"tenant": tenant_id})
+    execute(_AWAIT, {"tenant": tenant_id})

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from apps.core import outbound
 from apps.core.outbound import CallFailed
-from apps.core.sql import hot_cursor
+from apps.core.sql import fetch, hot_cursor
 from apps.memory.models import MESSAGE_BITS
 from apps.memory.search import ANSWER, MEMORY, SCORE, STANDING, by_words
 from apps.principals.tenancy import acting_as_system
@@ -296,9 +296,7 @@ join memory_memory m using (place)
 
 def unembedded(embedder: int, *, limit: int) -> dict[int, str]:
     """Texts, by their places, of which this embedder has no current vector."""
-    with hot_cursor() as cursor:
-        cursor.execute(_UNEMBEDDED, {"embedder": embedder, "limit": limit})
-        return dict(cursor.fetchall())
+    return dict(fetch(_UNEMBEDDED, {"embedder": embedder, "limit": limit}, hot=True))
 
 
 _HOLD: Final = """

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from django.db import connection
 from django.db.models import DateTimeField, F, Func, Q
 from django.db.models.functions import Left
 from django.utils.safestring import SafeString
@@ -13,6 +12,7 @@ from django.utils.safestring import SafeString
 from apps.core.errors import NotFound
 from apps.core.lexical import words
 from apps.core.operations import Form
+from apps.core.sql import fetch
 from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
@@ -258,9 +258,7 @@ def tenants_with_lessons() -> list[int]:
 
     Runs as the system.
     """
-    with connection.cursor() as cursor:
-        cursor.execute(_WITH_LESSONS)
-        return [tenant_id for (tenant_id,) in cursor.fetchall()]
+    return [tenant_id for (tenant_id,) in fetch(_WITH_LESSONS)]
 
 
 _WITH_LESSONS: Final = """

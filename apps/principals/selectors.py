@@ -11,7 +11,7 @@ from django.db import connection, transaction
 
 from apps.core.errors import NotFound
 from apps.core.notifications import notified_together
-from apps.core.sql import begin_asking, hot_cursor
+from apps.core.sql import begin_asking, fetch, hot_cursor
 from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Membership, Operator, Principal, Secret, Tenant, Token
 from apps.principals.scopes import Kind, Scope
@@ -114,12 +114,13 @@ def principal_id_named(name: str, *, tenant_id: int) -> int:
 
 def principal_ids_named(names: Collection[str], *, tenant_id: int) -> dict[str, int]:
     """The keys of those of these names that a tenant's enabled principals have."""
-    with hot_cursor() as cursor:
-        cursor.execute(
+    return dict(
+        fetch(
             "select name, id from principals_principal where tenant_id = %s and name = any(%s) and disabled_at is null",
             [tenant_id, list(names)],
+            hot=True,
         )
-        return dict(cursor.fetchall())
+    )
 
 
 def any_principal_named(name: str) -> Principal:
@@ -179,9 +180,7 @@ def operated_tenants(operator: Operator) -> set[int]:
 
 def service_names(*, tenant_id: int) -> list[str]:
     """The names of a tenant's enabled service principals."""
-    with hot_cursor() as cursor:
-        cursor.execute(_SERVICES, {"tenant": tenant_id, "kind": Kind.SERVICE.value})
-        return [name for (name,) in cursor.fetchall()]
+    return [name for (name,) in fetch(_SERVICES, {"tenant": tenant_id, "kind": Kind.SERVICE.value}, hot=True)]
 
 
 _SERVICES: Final = """

@@ -12,7 +12,7 @@ from typing import Final
 from django.db import connection, transaction
 
 from apps.core.notifications import notified_together
-from apps.core.sql import begin_with, hot_cursor
+from apps.core.sql import begin_with, execute
 from apps.principals.models import Principal
 from apps.principals.scopes import FORBIDDEN, Kind, Scope
 
@@ -126,8 +126,7 @@ def _within(settings: Mapping[str, str]) -> Iterator[None]:
 
 def _set(settings: Mapping[str, str]) -> None:
     calls = ", ".join(["set_config(%s, %s, true)"] * len(settings))
-    with hot_cursor() as cursor:
-        cursor.execute(f"select {calls}", [part for pair in settings.items() for part in pair])  # only placeholders
+    execute(f"select {calls}", [part for pair in settings.items() for part in pair], hot=True)
 
 
 def _read() -> dict[str, str]:

@@ -6,10 +6,8 @@ from hashlib import sha256
 from typing import Final
 from uuid import UUID
 
-from django.db import connection
-
 from apps.core.ids import encode_cursor
-from apps.core.sql import hot_cursor
+from apps.core.sql import fetch
 from apps.receipts import sql
 from apps.receipts.errors import UnknownReceipt
 from apps.receipts.models import Receipt, ReceiptKey
@@ -85,9 +83,10 @@ def chain_for(receipt_ref: str, *, principal_id: int) -> list[LinkOutput]:
 
 
 def _walk(statement: str, **given: int) -> list[LinkOutput]:
-    with hot_cursor() as cursor:
-        cursor.execute(statement, given | {"limit": CHAIN_LIMIT})
-        return [LinkOutput(**dict(zip(LinkOutput.model_fields, row, strict=True))) for row in cursor.fetchall()]
+    return [
+        LinkOutput(**dict(zip(LinkOutput.model_fields, row, strict=True)))
+        for row in fetch(statement, given | {"limit": CHAIN_LIMIT}, hot=True)
+    ]
 
 
 def obligations(
@@ -97,12 +96,10 @@ def obligations(
     sides = [sql.OWED_BY] if owed_by is not None else []
     sides += [sql.AWAITED_BY] if awaited_by is not None else []
     order = sql.BY_DEBTOR if owed_by is not None else sql.BY_CREDITOR if awaited_by is not None else ""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            sql.OPEN_OBLIGATIONS.format(sides=" ".join(sides), order=order),
-            {"owed_by": owed_by, "awaited_by": awaited_by, "after": after, "limit": limit},
-        )
-        rows = cursor.fetchall()
+    rows = fetch(
+        sql.OPEN_OBLIGATIONS.format(sides=" ".join(sides), order=order),
+        {"owed_by": owed_by, "awaited_by": awaited_by, "after": after, "limit": limit},
+    )
     return ObligationsOutput(
         obligations=[
             ObligationOutput(**dict(zip(ObligationOutput.model_fields, row[1:], strict=True))) for row in rows

@@ -17,7 +17,7 @@ from django.db import connection, transaction
 from apps.core import strict_json
 from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import random_id
-from apps.core.sql import hot_cursor
+from apps.core.sql import fetch, hot_cursor
 from apps.delivery.models import Delivery
 from apps.delivery.notifications import notify_on_commit
 from apps.principals.tenancy import Caller
@@ -251,9 +251,7 @@ def _link_waiting(met: _Met, arrived: Mapping[str, int]) -> list[tuple[int, int]
         "receipts": [arrived[reference] for reference in found],
         "waiting": met.waiting,
     }
-    with connection.cursor() as cursor:
-        cursor.execute(sql.LINK_WAITING, given)
-        return [(root, closer) for root, closer in cursor.fetchall()]
+    return [(root, closer) for root, closer in fetch(sql.LINK_WAITING, given)]
 
 
 def _close(pairs: Sequence[tuple[int, int]], now: datetime) -> None:
@@ -269,9 +267,7 @@ def _close(pairs: Sequence[tuple[int, int]], now: datetime) -> None:
 
 def _look_up(poster: Poster, references: set[str]) -> dict[str, int]:
     as_uuid = {reference: text for reference in references if (text := _uuid(reference)) is not None}
-    with hot_cursor() as cursor:
-        cursor.execute(sql.RESOLVE, [poster.tenant_id, list(references), list(as_uuid.values())])
-        rows = cursor.fetchall()
+    rows = fetch(sql.RESOLVE, [poster.tenant_id, list(references), list(as_uuid.values())], hot=True)
     by_uuid = {uuid: pk for pk, _, uuid in rows}
     by_id = {receipt_id: pk for pk, receipt_id, _ in rows}
     found = {reference: by_uuid[uuid] for reference, uuid in as_uuid.items() if uuid in by_uuid}
@@ -421,17 +417,16 @@ class _Batch:
         rows = [self._row(nth) for nth in accepted]
         own = {self._ids[nth] for nth in accepted}
         linked = any(not own.isdisjoint(_references(self._drafts[nth])) for nth in accepted)
-        with hot_cursor() as cursor:
-            cursor.execute(
-                self._statement(linked=linked),
-                {
-                    "tenant": self._poster.tenant_id,
-                    "poster": self._poster.principal_id,
-                    "now": now,
-                    "drafts": json.dumps(rows),
-                },
-            )
-            stored = cursor.fetchall()
+        stored = fetch(
+            self._statement(linked=linked),
+            {
+                "tenant": self._poster.tenant_id,
+                "poster": self._poster.principal_id,
+                "now": now,
+                "drafts": json.dumps(rows),
+            },
+            hot=True,
+        )
         if any(row[4] is not None for row in stored):
             notify_on_commit()
         for nth, pk, uuid, surface, target_id, *extra in stored:
@@ -489,17 +484,15 @@ class _Batch:
         if not which:
             return
         keys = {self._keys[nth] for nth in which}
-        with connection.cursor() as cursor:
-            cursor.execute(
-                sql.TAKEN,
-                [
-                    [source_system for source_system, _ in keys],
-                    [bytes.fromhex(digest) for _, digest in keys],
-                    self._poster.tenant_id,
-                ],
-            )
-            for source_system, key_digest, content_digest, receipt_id, uuid in cursor.fetchall():
-                self._taken[source_system, bytes(key_digest).hex()] = _Taken(bytes(content_digest), receipt_id, uuid)
+        for source_system, key_digest, content_digest, receipt_id, uuid in fetch(
+            sql.TAKEN,
+            [
+                [source_system for source_system, _ in keys],
+                [bytes.fromhex(digest) for _, digest in keys],
+                self._poster.tenant_id,
+            ],
+        ):
+            self._taken[source_system, bytes(key_digest).hex()] = _Taken(bytes(content_digest), receipt_id, uuid)
 
 
 _NO_GROUP: Final = asdict(Group())

@@ -22,7 +22,7 @@ from django.db.models.functions import Cast, Concat
 from apps.core.charts import Period
 from apps.core.errors import Conflict, NotFound, Unavailable
 from apps.core.ids import format_ref
-from apps.core.sql import database_now, hot_cursor
+from apps.core.sql import database_now, fetch
 from apps.tasks import sql
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import (
@@ -94,15 +94,13 @@ where k.tenant_id = %s and k.name = any(%s::text[])
 def types_named(*, tenant_id: int, names: Collection[str]) -> dict[str, TaskType]:
     """The tenant's types with these names, each with its queue."""
     found = {}
-    with hot_cursor() as cursor:
-        cursor.execute(_TYPES_NAMED, [tenant_id, list(names)])
-        for version, *row in cursor.fetchall():
-            values = row[: len(_TYPE_FIELDS)]
-            values[_SCHEMA] = json.loads(values[_SCHEMA])
-            task_type = TaskType.from_db(connection.alias, _TYPE_FIELDS, values)
-            task_type.version = version
-            task_type.queue = Queue.from_db(connection.alias, _QUEUE_FIELDS, row[len(_TYPE_FIELDS) :])
-            found[task_type.name] = task_type
+    for version, *row in fetch(_TYPES_NAMED, [tenant_id, list(names)], hot=True):
+        values = row[: len(_TYPE_FIELDS)]
+        values[_SCHEMA] = json.loads(values[_SCHEMA])
+        task_type = TaskType.from_db(connection.alias, _TYPE_FIELDS, values)
+        task_type.version = version
+        task_type.queue = Queue.from_db(connection.alias, _QUEUE_FIELDS, row[len(_TYPE_FIELDS) :])
+        found[task_type.name] = task_type
     return found
 
 
@@ -293,9 +291,7 @@ _HEALTH: Final = ("queue_id", *QueueHealth.model_fields)
 
 def queue_health(*, tenant_id: int | None) -> dict[int, QueueHealth]:
     """The queues of a tenant by their keys, sorted by name; without a tenant, all visible queues."""
-    with connection.cursor() as cursor:
-        cursor.execute(sql.QUEUE_HEALTH, {"tenant": tenant_id})
-        rows = [dict(zip(_HEALTH, row, strict=True)) for row in cursor.fetchall()]
+    rows = [dict(zip(_HEALTH, row, strict=True)) for row in fetch(sql.QUEUE_HEALTH, {"tenant": tenant_id})]
     return {row.pop("queue_id"): QueueHealth(**row) for row in rows}
 
 
@@ -356,13 +352,11 @@ def history(*, since: datetime, step: timedelta, queue_id: int | None = None) ->
     periods = [Period(at=since + n * step) for n in range(math.ceil((database_now() - since) / step))]
     by_start = {period.at: period for period in periods}
     given: dict[str, Any] = {"since": since, "step": step, "queue": queue_id}
-    with connection.cursor() as cursor:
-        cursor.execute(sql.HISTORY, given)
-        for at, queue, ended, failed, queued in cursor.fetchall():
-            if (period := by_start.get(at)) is not None:
-                period.ended += ended
-                period.failed += failed
-                period.queued[queue] = period.queued.get(queue, 0) + queued
+    for at, queue, ended, failed, queued in fetch(sql.HISTORY, given):
+        if (period := by_start.get(at)) is not None:
+            period.ended += ended
+            period.failed += failed
+            period.queued[queue] = period.queued.get(queue, 0) + queued
     return periods
 
 
@@ -770,7 +764,5 @@ def ids_ahead() -> int:
     """For how many more tasks there are partitions; negative if tasks go into the default ones. For the system
     role.
     """
-    with hot_cursor() as cursor:
-        cursor.execute(sql.IDS_AHEAD)
-        (found,) = cursor.fetchone()
+    (found,) = fetch(sql.IDS_AHEAD, hot=True)[0]
     return int(found)

@@ -4,22 +4,20 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import Final
 
-from django.db import connection
 from django.db.models import DateTimeField, Func
 
-from apps.core.sql import hot_cursor
+from apps.core.sql import execute, fetch
 
 GATEHOUSE_NOW: Final = Func(function="gatehouse_now", output_field=DateTimeField())
 
 
 def advance_epoch(tenant_id: int) -> None:
     """Increase a tenant's registry epoch by one; creates the row."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """insert into workers_registry (tenant_id, epoch, history_epoch) values (%s, 1, 0)
+    execute(
+        """insert into workers_registry (tenant_id, epoch, history_epoch) values (%s, 1, 0)
                on conflict (tenant_id) do update set epoch = workers_registry.epoch + 1""",
-            [tenant_id],
-        )
+        [tenant_id],
+    )
 
 
 # For each worker the principals upwards, from the one that registered it to the first DeleGate. A worker that is a DeleGate
@@ -57,9 +55,7 @@ def managers(
         "workers": None if workers is None else list(workers),
         "among": None if among is None else list(among),
     }
-    with hot_cursor() as cursor:
-        cursor.execute(_MANAGERS, named)
-        return {worker_id: (principal_id, name) for worker_id, principal_id, name in cursor.fetchall()}
+    return {worker_id: (principal_id, name) for worker_id, principal_id, name in fetch(_MANAGERS, named, hot=True)}
 
 
 # One row by its unique key, which stays locked. A worker with less than one call an hour gets one in the time of its share.
@@ -85,7 +81,5 @@ _TAKE: Final = """
 
 def take_call(*, tenant_id: int, worker_id: int, share: timedelta) -> int | None:
     """Take one call's share of a worker's hour; returns None, or the seconds until there is room."""
-    with hot_cursor() as cursor:
-        cursor.execute(_TAKE, {"tenant": tenant_id, "worker": worker_id, "share": share.total_seconds()})
-        (seconds,) = cursor.fetchone()
+    (seconds,) = fetch(_TAKE, {"tenant": tenant_id, "worker": worker_id, "share": share.total_seconds()}, hot=True)[0]
     return None if seconds is None else int(seconds)

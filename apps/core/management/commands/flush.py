@@ -6,6 +6,8 @@ from django.core.management.commands.flush import Command as Flush
 from django.db import connection, transaction
 from psycopg import sql
 
+from apps.core.sql import execute
+
 # Up to so many rows are deleted faster than a table is truncated.
 _FEW: Final = 2_000
 # Django makes these rows after a migration, and after its own flush.
@@ -14,8 +16,7 @@ _KEPT: Final = frozenset({"django_content_type", "auth_permission"})
 
 class Command(Flush):
     def handle(self, *args: Any, **options: Any) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("set role none")
+        execute("set role none")
         try:
             if options["interactive"] or not _delete_few():
                 super().handle(*args, **options)

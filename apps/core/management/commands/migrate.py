@@ -10,6 +10,7 @@ from django.db.migrations.loader import MigrationLoader
 
 from apps.core.management.commands.makemigrations import Autodetector
 from apps.core.rls import EXPECT_ONE_TENANT
+from apps.core.sql import execute
 
 
 class Command(Migrate):
@@ -23,8 +24,7 @@ class Command(Migrate):
         try:
             _refuse_strange_history()
             super().handle(*args, **options)
-            with connection.cursor() as cursor:
-                cursor.execute(EXPECT_ONE_TENANT)
+            execute(EXPECT_ONE_TENANT)
         finally:
             # The next connection starts in the application's role; this one may be older than that default.
             connection.close()
