@@ -186,6 +186,8 @@ class Operation:
     run: Callable[[Any, Any], "BaseModel | Reply"] = field(repr=False)
     routes: tuple[Route, ...]
     tool: bool
+    form_of: str
+    """The tool that its arguments choose it in: it is listed there, and callable by its own name too."""
     listed_for: frozenset[Role]
     """Who sees it in the list of tools without asking for more; the others find it by `find_tools`."""
     example: Mapping[str, Any] = field(repr=False)
@@ -233,6 +235,7 @@ def operation(
     output: type[BaseModel] | None = None,
     routes: Sequence[Route] = (),
     tool: bool = True,
+    form_of: str = "",
     listed_for: Collection[Role] = (),
     example: Mapping[str, Any] | None = None,
     after_refusal: str = "Change the argument that the refusal names, and call again.",
@@ -274,6 +277,7 @@ def operation(
             run=function,
             routes=tuple(routes),
             tool=tool,
+            form_of=form_of,
             listed_for=frozenset(listed_for),
             example=example or {},
             after_refusal=after_refusal,

@@ -112,6 +112,10 @@ class ChangeTarget(OneTarget):
     """False stops the target, true resumes it."""
 
 
+class TestTarget(OneTarget):
+    test: Literal[True] = True
+
+
 class RotateTargetSecret(OneTarget):
     overlap_ms: Annotated[int, Field(ge=0, le=7 * _DAY_MS)] = _DAY_MS
     """For this time, calls are signed with the former secret as well."""
@@ -142,7 +146,7 @@ def _shown(caller: Caller, made: TargetWithSecret) -> CreatedTarget:
     example={"url": "https://agent.example.com/wake"},
     after_refusal="The address must be reachable from this hub by HTTPS, and not private.",
 )
-def create_target(caller: Caller, given: CreateTarget) -> CreatedTarget:
+def set_target(caller: Caller, given: CreateTarget) -> CreatedTarget:
     """Have a webhook called when your inbox has something new: once for a burst, and again only when you have acked
     everything that it was for or the lease is over. The answer holds the signing secret, which is shown this once. A
     call says that there is something to read and how much; read it with read_inbox.
@@ -175,6 +179,7 @@ def list_targets(caller: Caller, given: Paged) -> TargetList:
 @operation(
     title="Change a target",
     scope=Scope.INBOX,
+    form_of="set_target",
     routes=[Route("PATCH", _ROUTE)],
     idempotent=True,
     own_transactions=True,
@@ -204,12 +209,13 @@ def change_target(caller: Caller, given: ChangeTarget) -> TargetOutput:
 @operation(
     title="Test a target",
     scope=Scope.INBOX,
+    form_of="set_target",
     routes=[Route("POST", f"{_ROUTE}/test")],
     own_transactions=True,
-    example={"target": "tgt_1"},
+    example={"target": "tgt_1", "test": True},
     after_refusal="list_targets shows your targets.",
 )
-def test_target(caller: Caller, given: OneTarget) -> TargetTested:
+def test_target(caller: Caller, given: TestTarget) -> TargetTested:
     """Send a signed message of type `ping` to one of your targets now, and say how its address answered. This also
     tests a stopped target, and changes nothing.
     """
@@ -330,6 +336,7 @@ class DeliveryList(Output):
 @operation(
     title="Deliveries to a remote target",
     scope=Scope.ADMIN,
+    form_of="list_remote_targets",
     routes=[Route("GET", f"{_REMOTE}/deliveries")],
     read_only=True,
     example={"name": "branch", "state": "dead"},
@@ -370,6 +377,10 @@ def replay_deliveries(caller: Caller, given: ReplayDeliveries) -> ReplayedOutput
 
 class OnePrincipal(Input):
     principal_ai: Name
+
+
+class RemoveRemoteRoute(OnePrincipal):
+    remove: Literal[True] = True
 
 
 class SetRemoteRoute(OnePrincipal):
@@ -433,11 +444,12 @@ class RemovedRoute(Output):
 @operation(
     title="Keep a principal's receipts here",
     scope=Scope.ADMIN,
+    form_of="set_remote_route",
     routes=[Route("DELETE", f"{_ROUTES}/{{principal_ai}}")],
-    example={"principal_ai": "Kee"},
+    example={"principal_ai": "Kee", "remove": True},
     after_refusal="The principal has no route.",
 )
-def remove_remote_route(caller: Caller, given: OnePrincipal) -> RemovedRoute:
+def remove_remote_route(caller: Caller, given: RemoveRemoteRoute) -> RemovedRoute:
     """From now on, place what is posted to a principal in its inbox here; pending deliveries are still sent."""
     principal = principal_named(given.principal_ai)
     targets.remove_route(principal_id=principal.pk)

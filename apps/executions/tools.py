@@ -296,6 +296,7 @@ def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
 @operation(
     title="Plan again",
     scope="plans",
+    form_of="create_delegation_plan",
     routes=[Route("POST", "/api/v1/plans/{plan_id}/replan", status=201)],
     example={"plan_id": "plan_7", "failed_step": "s2"},
     after_refusal="get_plan_status shows the steps and their states.",
@@ -416,6 +417,7 @@ class ListExecutions(Paged):
 @operation(
     title="List executions",
     scope="plans",
+    form_of="get_plan_status",
     routes=[Route("GET", _BASE)],
     read_only=True,
     example={"status": "failed", "limit": 20},
@@ -467,6 +469,7 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
 @operation(
     title="Decide on an escalation",
     scope="plans",
+    form_of="submit_step_result",
     routes=[Route("POST", f"{_BASE}/{{execution_id}}/steps/{{step_id}}/decide")],
     idempotent=True,
     example={"execution_id": "exec_3", "step_id": "s2", "decision": "accept"},
@@ -488,6 +491,7 @@ def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
     title="Cancel an execution",
     scope="plans",
     output=ExecutionMoved,
+    form_of="cancel_task",
     routes=[Route("POST", f"{_BASE}/{{execution_id}}/cancel", also=(202,))],
     destructive=True,
     idempotent=True,

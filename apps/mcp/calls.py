@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any, Final, TypeVar
 
 from django.core import signing
@@ -57,6 +58,9 @@ ALL: Final = "all"
 
 T = TypeVar("T")
 
+Forms = Sequence[Operation]
+"""What is one tool: an operation, and others that its arguments may choose instead."""
+
 
 def page(
     items: Sequence[T], key: Callable[[T], str], cursor: str | None, *, size: int = PAGE
@@ -91,13 +95,13 @@ def list_tools(exchange: Exchange, params: PaginatedRequestParams | None) -> Lis
     return ListToolsResult(tools=shown, next_cursor=following, ttl_ms=LIST_TTL_MS)
 
 
-def listed_to(caller: Caller, wanted: Collection[str] = ()) -> list[Operation]:
+def listed_to(caller: Caller, wanted: Collection[str] = ()) -> list[Forms]:
     """Those of the tools that a caller may call which are listed to it."""
     role = "worker" if caller.kind == Kind.WORKER else "agent"
     return [
-        tool
-        for tool in tools()
-        if tool.visible_to(caller) and (role in tool.listed_for or ALL in wanted or tool.groups & set(wanted))
+        forms
+        for forms in offered(caller)
+        if ALL in wanted or any(role in form.listed_for or form.groups & set(wanted) for form in forms)
     ]
 
 
@@ -124,6 +128,7 @@ def call_tool(
             if params.name != CALL_TOOL.name:
                 raise ProtocolError(INVALID_PARAMS, unknown)
             raise NotFound(f"{unknown} find_tools finds one by what it is for.", code="unknown_tool")
+        declared = chosen(declared, arguments)
         operations.permit(declared, exchange.caller)
         if exchange.body_size > max_body(declared) + _ENVELOPE:
             raise TooLarge(f"The arguments of {declared.name} are over {max_body(declared)} bytes.")
@@ -231,6 +236,31 @@ def tools() -> list[Operation]:
     return [declared for declared in operations.all_operations() if declared.tool]
 
 
+def offered(caller: Caller | None = None) -> list[Forms]:
+    """The tools in the forms that a caller may call, or in all."""
+    by_tool: dict[str, list[Operation]] = {}
+    for tool in sorted(tools(), key=lambda tool: bool(tool.form_of)):
+        if caller is None or tool.visible_to(caller):
+            by_tool.setdefault(name_of(tool), []).append(tool)
+    return list(by_tool.values())
+
+
+def name_of(tool: Operation) -> str:
+    """The name under which it is listed."""
+    return tool.form_of or tool.name
+
+
+def chosen(tool: Operation, arguments: Mapping[str, Any]) -> Operation:
+    """The form of a tool that takes these arguments; where none does, the one that lacks least of them."""
+
+    def lack(form: Operation) -> tuple[int, int]:
+        schema, given = json_schema(form.input, "validation"), arguments.keys()
+        return len(given - schema["properties"].keys()), len(set(schema.get("required", ())) - given)
+
+    others = [form for form in tools() if form.form_of == tool.name]
+    return min([tool, *others], key=lack) if others else tool
+
+
 def max_body(declared: Operation) -> int:
     """How many bytes a tool's arguments may take: as many as its largest route's body."""
     return max((route.max_body for route in declared.routes), default=_DEFAULT_MAX_BODY)
@@ -240,28 +270,39 @@ def max_body_of_any() -> int:
     return max((max_body(tool) for tool in tools()), default=_DEFAULT_MAX_BODY) + _ENVELOPE
 
 
-def describe(declared: Operation) -> Tool:
+def describe(forms: Forms) -> Tool:
     """A tool as it is listed."""
     return Tool(
-        name=declared.name,
-        title=declared.title,
-        description=description(declared),
-        input_schema=asked(json_schema(declared.input, "validation")),
-        output_schema=outline(json_schema(declared.output, "serialization")),
+        name=name_of(forms[0]),
+        title=forms[0].title,
+        description="\nOr: ".join(map(description, forms)),
+        input_schema=input_schema(forms),
+        output_schema=outline([json_schema(form.output, "serialization") for form in forms]),
         # What the protocol assumes of a tool without a hint is not said. What manages its own transactions calls out.
         annotations=ToolAnnotations(
-            read_only_hint=declared.read_only or None,
-            destructive_hint=declared.destructive and None,
-            idempotent_hint=declared.idempotent or None,
-            open_world_hint=None if declared.own_transactions else False,
+            read_only_hint=all(form.read_only for form in forms) or None,
+            destructive_hint=any(form.destructive for form in forms) and None,
+            idempotent_hint=all(form.idempotent for form in forms) or None,
+            open_world_hint=None if any(form.own_transactions for form in forms) else False,
         ),
     )
 
 
-def description(declared: Operation) -> str:
-    """When to use a tool, one example, and what to do after a refusal."""
-    example = json.dumps(declared.example, ensure_ascii=False)
-    return f"{declared.description}\nExample: {example}\nIf refused: {declared.after_refusal}"
+def description(form: Operation) -> str:
+    """When to use it, one example, and what to do after a refusal."""
+    example = json.dumps(form.example, ensure_ascii=False)
+    return f"{form.description}\nExample: {example}\nIf refused: {form.after_refusal}"
+
+
+def input_schema(forms: Forms) -> dict[str, Any]:
+    """The members of all forms, of which those are required that each form requires."""
+    schemas: list[dict[str, Any]] = [asked(json_schema(form.input, "validation")) for form in forms]
+    required = set.intersection(*(set(schema.get("required", ())) for schema in schemas))
+    merged = schemas[0] | {"required": sorted(required)}
+    for part in ("properties", "$defs"):
+        if members := dict(chain.from_iterable(schema.get(part, {}).items() for schema in reversed(schemas))):
+            merged[part] = members
+    return merged
 
 
 def asked(node: Any) -> Any:
@@ -279,9 +320,13 @@ def asked(node: Any) -> Any:
     return {name: asked(value) for name, value in node.items() if name != "pattern" or not isinstance(value, str)}
 
 
-def outline(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The members of an output and their types, which is what a client plans with; None if there are none."""
-    members = {name: types for name, member in schema["properties"].items() if (types := _types(member))}
+def outline(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The members of outputs and their types, which is what a client plans with; None if there are none."""
+    members: dict[str, Any] = {}
+    for name, member in chain.from_iterable(schema["properties"].items() for schema in schemas):
+        types = _types(member)
+        members[name] = types if members.get(name, types) == types else {}
+    members = {name: types for name, types in members.items() if types}
     return {"type": "object", "properties": members} if members else None
 
 

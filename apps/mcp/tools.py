@@ -3,13 +3,15 @@
 import math
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from apps.core.operations import Operation, operation
-from apps.core.schemas import Input, Output, Text, json_schema
+from apps.core.operations import operation
+from apps.core.schemas import Input, Output, Text
 from apps.mcp import calls
+from apps.mcp.calls import Forms
 from apps.principals.tenancy import Caller
 
 _ENDING = re.compile(r"(?:ing|ed|es|e|s)$")
@@ -43,39 +45,33 @@ def find_tools(caller: Caller, given: FindTools) -> FoundTools:
     """Find tools of this server that are not in your list, best first: schedules, subjects, plans, webhooks, policies
     and more. Then call one with call_tool. That nothing is found is no refusal: ask with other words.
     """
-    visible = [tool for tool in calls.tools() if tool.visible_to(caller)]
-    return FoundTools(
-        tools=[
-            FoundTool(
-                name=tool.name,
-                description=calls.description(tool),
-                input_schema=calls.asked(json_schema(tool.input, "validation")),
-            )
-            for tool in ranked(given.query, visible)[: given.limit]
-        ]
-    )
+    found = map(calls.describe, ranked(given.query, calls.offered(caller))[: given.limit])
+    return FoundTools(tools=[FoundTool.model_validate(tool) for tool in found])
 
 
-def ranked(query: str, tools: Sequence[Operation]) -> list[Operation]:
-    """The tools that have a word of the query, best first: a rare word counts more, and one of the name most."""
+def ranked(query: str, tools: Sequence[Forms]) -> list[Forms]:
+    """The tools that have a word of the query, best first: a rare word counts more, and one of a name most."""
     held = [
-        (tool, (_words(tool.name), _words(tool.title), _words(f"{tool.description} {' '.join(tool.groups)}")))
-        for tool in tools
+        (form, (_words(form.name), _words(form.title), _words(f"{form.description} {' '.join(form.groups)}")))
+        for form in chain.from_iterable(tools)
     ]
     weights = {
         word: math.log(1 + len(held) / (1 + sum(any(word in part for part in parts) for _, parts in held)))
         for word in _words(query)
     }
     scores = {
-        tool.name: sum(
+        form.name: sum(
             weight * sum(share for share, part in zip((4, 2, 1), parts, strict=True) if word in part)
             for word, weight in weights.items()
         )
         / math.sqrt(3 + len(parts[0]))
-        for tool, parts in held
+        for form, parts in held
     }
-    found = [tool for tool in tools if scores[tool.name]]
-    return sorted(found, key=lambda tool: (-scores[tool.name], tool.name))
+
+    def score(forms: Forms) -> float:
+        return max(scores[form.name] for form in forms)
+
+    return sorted(filter(score, tools), key=lambda forms: (-score(forms), calls.name_of(forms[0])))
 
 
 def _words(text: str) -> frozenset[str]:

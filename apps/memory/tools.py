@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from django.utils import timezone
 from pydantic import AfterValidator, AliasChoices, AliasPath, Field, StringConstraints
@@ -221,6 +221,7 @@ class RelationshipsOutput(Output):
 @operation(
     title="List relationships",
     scope="memory",
+    form_of="memory_recall",
     routes=[Route("GET", "/api/v1/memory/relationships")],
     read_only=True,
     example={"from_concept": "PostgreSQL"},
@@ -243,6 +244,7 @@ class ReadMemory(Paged):
 @operation(
     title="Read a memory",
     scope="memory",
+    form_of="memory_recall",
     routes=[Route("GET", "/api/v1/memory/read")],
     read_only=True,
     example={"ref": "observation_5"},
@@ -347,18 +349,20 @@ class Promote(Input):
     confidence: Share = 0.8
     evidence: Evidence = Field(default_factory=list)
     """References to what it rests on."""
+    promote: Literal[True] = True
 
 
 @operation(
     title="Promote what was learned",
     scope=Scope.MEMORY,
+    form_of="memory_store",
     routes=[Route("POST", "/api/v1/memory/promotions")],
-    example={"observation": "Worker weather answers in Celsius only.", "domain": "workers"},
+    example={"observation": "Worker weather answers in Celsius only.", "domain": "workers", "promote": True},
     after_refusal="Your policy does not allow it: recommend it in your report.",
 )
 def memory_promote(caller: Caller, given: Promote) -> PromotionOutput:
     """Store what you learned as a DeleGate, if your policy allows it; else nothing is stored."""
-    rest = given.model_dump(exclude={"observation"})
+    rest = given.model_dump(exclude={"observation", "promote"})
     return services.promote(delegate=caller, text=given.observation, now=timezone.now(), **rest)
 
 
@@ -546,6 +550,8 @@ After = Annotated[int, Field(ge=1, lt=2**63)]
 class ExportSubject(OfSubject):
     """Without `…_after`, the first page of each list; with it, the next page of the lists that are named."""
 
+    export: Literal[True] = True
+
     items_after: After | None = None
     """Only the next items: `next_items_after` of the answer before."""
     sessions_after: After | None = None
@@ -559,9 +565,10 @@ class ExportSubject(OfSubject):
 @operation(
     title="Export a subject",
     scope="memory",
+    form_of="get_subject",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}/export")],
     read_only=True,
-    example={"subject_id": "USER:42"},
+    example={"subject_id": "USER:42", "export": True},
     after_refusal="The subject is unknown, or not shared with you.",
 )
 def export_subject(caller: Caller, given: ExportSubject) -> Export:
@@ -685,6 +692,7 @@ def remember_fact(caller: Caller, given: RememberFact) -> RememberedFact:
 
 class ListItems(Input):
     subject_id: SubjectId
+    items: Literal[True] = True
     known_at: Moment | None = None
     """Answer what was known at this moment."""
     true_at: Moment | None = None
@@ -705,16 +713,17 @@ class Items(Output):
 @operation(
     title="List what is remembered",
     scope="memory",
+    form_of="get_subject",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}/items")],
     read_only=True,
-    example={"subject_id": "USER:42"},
+    example={"subject_id": "USER:42", "items": True},
     after_refusal="The subject is unknown, or not shared with you.",
 )
 def list_memory_items(caller: Caller, given: ListItems) -> Items:
     """List the items of a subject, now or as they were known, or true, at another time."""
     subject = selectors.subject_of(given.subject_id, viewer=caller)
     found = selectors.items(
-        subject, now=timezone.now(), type_=given.type, **given.model_dump(exclude={"subject_id", "type"})
+        subject, now=timezone.now(), type_=given.type, **given.model_dump(exclude={"subject_id", "items", "type"})
     )
     last = number_of(found[-1].ref) if len(found) == given.limit else None
     return Items(items=found, next_before=last)
@@ -782,6 +791,7 @@ def get_memory_envelopes(caller: Caller, given: GetEnvelopes) -> Envelopes:
 @operation(
     title="Format an envelope for a prompt",
     scope="memory",
+    form_of="get_memory_envelope",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}/envelope/text")],
     read_only=True,
     example={"subject_id": "USER:42", "max_tokens": 800},

@@ -146,6 +146,7 @@ def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
 @operation(
     title="Answer a plan's questions",
     scope=Scope.PLANS,
+    form_of="confirm_plan",
     routes=[Route("POST", "/api/v1/plans/{plan_id}/answer", status=201)],
     own_transactions=True,
     listed_for=["agent"],
@@ -176,6 +177,7 @@ def request_plan(caller: Caller, given: CreatePlan) -> BarePlan:
 @operation(
     title="Read a plan",
     scope=Scope.PLANS,
+    form_of="list_plans",
     routes=[Route("GET", "/api/v1/plans/{plan_id}")],
     read_only=True,
     example={"plan_id": "plan_7"},
@@ -220,6 +222,7 @@ def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
 @operation(
     title="Submit a plan",
     scope=Scope.PLANS,
+    form_of="create_delegation_plan",
     routes=[Route("POST", "/api/v1/plans/submit", status=201, max_body=_PLAN_BYTES)],
     example={"plan": {"steps": []}},
     after_refusal="Mend the faults named; validate_plan judges a plan without keeping it.",

@@ -162,6 +162,7 @@ class TaskNamed(Input):
 @operation(
     title="Check a task",
     scope=QUEUE,
+    form_of="list_tasks",
     routes=[Route("GET", "/api/v1/tasks/{task_id}")],
     read_only=True,
     example={"task_id": "task_7"},
@@ -964,6 +965,7 @@ class ResultPart(Output):
 @operation(
     title="Read a task's result in parts",
     scope=QUEUE,
+    form_of="fetch_task_result",
     routes=[Route("GET", "/api/v1/tasks/{task_id}/result/content")],
     idempotent=True,
     own_transactions=True,
@@ -990,6 +992,7 @@ def read_task_result(caller: Caller, given: ReadTaskResult) -> ResultPart:
 
 
 class TaskTimeline(TaskNamed, Paged):
+    timeline: Literal[True] = True
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     """How many runs; each has several events."""
 
@@ -1004,9 +1007,10 @@ class Timeline(Output):
 @operation(
     title="A task's timeline",
     scope=QUEUE,
+    form_of="list_tasks",
     routes=[Route("GET", "/api/v1/tasks/{task_id}/timeline")],
     read_only=True,
-    example={"task_id": "task_7"},
+    example={"task_id": "task_7", "timeline": True},
     after_refusal="An unknown task is not yours, or the number is wrong.",
 )
 def task_timeline(caller: Caller, given: TaskTimeline) -> Timeline:
@@ -1051,8 +1055,8 @@ class TaskList(Output):
     example={"status": "failed", "limit": 10},
 )
 def list_tasks(caller: Caller, given: ListTasks) -> TaskList:
-    """The tasks of which you are the requester or recipient, newest first, those that fit. check_task_status shows
-    one in full; list_queues counts what is open.
+    """The tasks of which you are the requester or recipient, newest first, those that fit. Failed ones are dead
+    letters. With task_id it shows one in full; list_queues counts what is open.
     """
     page = selectors.tasks_of(
         principal_id=caller.principal_id, before=given.position, **given.model_dump(exclude={"cursor"})
@@ -1071,7 +1075,7 @@ class DeadLetters(Output):
     scope=QUEUE,
     routes=[Route("GET", "/api/v1/dead-letters")],
     read_only=True,
-    example={"limit": 20},
+    tool=False,
 )
 def list_dead_letters(caller: Caller, given: Paged) -> DeadLetters:
     """Failed tasks of which you are the requester or recipient, newest first."""
@@ -1089,7 +1093,7 @@ def list_dead_letters(caller: Caller, given: Paged) -> DeadLetters:
     routes=[Route("POST", "/api/v1/tasks/{task_id}/retry", status=201, also=(200,))],
     idempotent=True,
     example={"task_id": "task_7"},
-    after_refusal="Only a failed task is retried: list_dead_letters shows them.",
+    after_refusal="Only a failed task is retried: list_tasks with status failed shows them.",
 )
 def retry_task(caller: Caller, given: TaskNamed) -> Reply:
     """Queue a failed task again, as a new task with the same params. A second call answers the task of the
@@ -1150,6 +1154,10 @@ class QueueNamed(Input):
     queue: Name
 
 
+class ResumeQueue(QueueNamed):
+    resume: Literal[True] = True
+
+
 class PauseQueue(QueueNamed):
     drain: bool = False
     """Whether what is leased is to be given back: its holders are told at their next heartbeats."""
@@ -1174,12 +1182,13 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
 @operation(
     title="Resume a queue",
     scope=[QUEUE, "admin"],
+    form_of="pause_queue",
     routes=[Route("POST", "/api/v1/queues/{queue}/resume")],
     idempotent=True,
-    example={"queue": "imports"},
+    example={"queue": "imports", "resume": True},
     after_refusal="list_queues shows the queues.",
 )
-def resume_queue(caller: Caller, given: QueueNamed) -> QueuePolicy:
+def resume_queue(caller: Caller, given: ResumeQueue) -> QueuePolicy:
     """Grant leases from a paused queue again."""
     types.resume_queue(caller=caller, name=given.queue)
     return _policy(queue_named(tenant_id=caller.tenant_id, name=given.queue))

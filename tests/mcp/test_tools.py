@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from apps.core import operations
 from apps.core.operations import Operation
 from apps.core.schemas import parse
+from apps.mcp import calls
 from apps.mcp.management.commands import mcp_docs
 from apps.mcp.tools import ranked
 from apps.principals.models import Tenant
@@ -90,8 +92,8 @@ def test_address_asks_for_more_tools(token: str) -> None:
 
     assert few < memory < both < every
     assert "memory_store_concept" in memory - few
-    assert "replan_plan" in both - memory
-    assert every == {declared.name for declared in TOOLS} | {"call_tool"}
+    assert "create_delegation_plan" in both - memory
+    assert every == {calls.name_of(declared) for declared in TOOLS} | {"call_tool"}
 
 
 def test_address_with_an_unknown_group_is_refused(token: str) -> None:
@@ -114,15 +116,36 @@ def test_names_of_the_seeds_are_callable() -> None:
     [
         ("cancel a task", "cancel_task"),
         ("pausing queues", "pause_queue"),
-        ("webhook", "create_target"),
-        ("get_plan", "get_plan"),
+        ("webhook", "set_target"),
+        ("get_plan", "list_plans"),
         ("remember a user's preference", "remember_fact"),
-        ("dead letters", "list_dead_letters"),
+        ("failed tasks", "list_tasks"),
         ("who am I", "whoami"),
     ],
 )
 def test_tool_is_found_by_what_it_is_for(query: str, name: str) -> None:
-    assert name in [found.name for found in ranked(query, TOOLS)[:3]]
+    assert name in [calls.name_of(found[0]) for found in ranked(query, calls.offered())[:3]]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "form"),
+    [
+        ("list_tasks", {}, "list_tasks"),
+        ("list_tasks", {"task_id": "task_7"}, "check_task_status"),
+        ("list_tasks", {"task_id": "task_7", "timeline": True}, "task_timeline"),
+        ("list_tasks", {"task": "task_7"}, "list_tasks"),
+        ("get_plan_status", {}, "list_executions"),
+        ("get_plan_status", {"wait": 3}, "get_plan_status"),
+        ("ack_entries", {"through": "ent_1@1"}, "ack_entries"),
+    ],
+)
+def test_arguments_choose_the_form_of_a_tool(tool: str, arguments: dict[str, Any], form: str) -> None:
+    assert calls.chosen(operations.find(tool), arguments).name == form
+
+
+def test_form_of_a_tool_is_called_by_the_name_of_the_tool(token: str) -> None:
+    assert "unknown_task" in called(token, "list_tasks", task_id="task_7")["content"][0]["text"]
+    assert called(token, "list_tasks")["structuredContent"]["tasks"] == []
 
 
 def test_found_tool_is_called(token: str) -> None:
