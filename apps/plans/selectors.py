@@ -5,13 +5,14 @@ from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from django.db.models import DateTimeField, F, Func, Q
+from django.db.models import DateTimeField, F, Func, Q, QuerySet
 from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
 from apps.core.errors import NotFound
 from apps.core.lexical import words
 from apps.core.operations import Form
+from apps.core.schemas import Paged
 from apps.core.sql import fetch
 from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
@@ -52,37 +53,31 @@ def plan_for(plan_id: str, *, caller: Caller) -> Plan:
     return found
 
 
-def plans_of(
-    principal_id: int, *, before: int | None = None, limit: int, **fitting: Any
-) -> list[tuple[int, PlanSummary]]:
-    """The plans that a principal of the current tenant has asked for or submitted, newest first, each with its key.
+def plans_of(principal_id: int, page: Paged, **fitting: Any) -> tuple[list[PlanSummary], str | None]:
+    """The plans that a principal of the current tenant has asked for or submitted, newest first, and the next cursor.
 
-    :param before: the key of the last one of the page before.
     :param fitting: lookups that narrow the list; None narrows nothing.
     """
-    narrowed = {name: value for name, value in ({"pk__lt": before} | fitting).items() if value is not None}
+    narrowed = {name: value for name, value in fitting.items() if value is not None}
     found = Plan.objects.filter(principal_id=principal_id, **narrowed)
-    told = (
+    told: QuerySet[Any] = (
         found.select_related("replaces")
         .only("plan_id", "status", "created_at", "waits_until", "replaces__plan_id")
         .annotate(start=Left("intent", _START), version=F("document__planner_version"))
-        .order_by("-pk")
     )
+    shown, following = page.of(told, newest_first=True)
     return [
-        (
-            one.pk,
-            PlanSummary(
-                plan_id=one.plan_id,
-                status=one.status if one.start else PlanStatus.NEEDS_ESCALATION.value,
-                intent=one.start,
-                is_submitted=one.version == SUBMITTED,
-                replaces=one.replaces and one.replaces.plan_id,
-                can_be_begun=bool(one.start) and one.waits_until is not None,
-                created_at=one.created_at,
-            ),
+        PlanSummary(
+            plan_id=one.plan_id,
+            status=one.status if one.start else PlanStatus.NEEDS_ESCALATION.value,
+            intent=one.start,
+            is_submitted=one.version == SUBMITTED,
+            replaces=one.replaces and one.replaces.plan_id,
+            can_be_begun=bool(one.start) and one.waits_until is not None,
+            created_at=one.created_at,
         )
-        for one in told[:limit]
-    ]
+        for one in shown
+    ], following
 
 
 def successor_of(plan_id: str) -> str | None:

@@ -197,10 +197,8 @@ def get_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
 )
 def list_plans(caller: Caller, given: ListPlans) -> PlanList:
     """List the plans that you asked for or submitted, refusals included, newest first."""
-    fitting = {"status": given.status, "created_at__gte": given.since}
-    found = selectors.plans_of(caller.principal_id, before=given.position, limit=given.limit + 1, **fitting)
-    page = found[: given.limit]
-    return PlanList(plans=[one for _, one in page], next=encode_cursor(page[-1][0]) if len(found) > len(page) else None)
+    page, following = selectors.plans_of(caller.principal_id, given, status=given.status, created_at__gte=given.since)
+    return PlanList(plans=page, next=following)
 
 
 @operation(

@@ -49,6 +49,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
+from django.template.defaultfilters import pluralize
 from joserfc.jwk import OKPKey
 
 from apps.core.errors import DomainError
@@ -150,7 +151,7 @@ class Command(BaseCommand):
 
     def _add(self, tenant_id: int, *, url: str, name: str | None, principal: str, seen: Seen, **given: Any) -> None:
         server = discovery.shown(url, seen)
-        self.stdout.write(f"{server.server_name or url} shows {len(server.tools)} tools:")
+        self.stdout.write(f"{server.server_name or url} shows {len(server.tools)} tool{pluralize(server.tools)}:")
         uids = self._chosen(server.tools, **given)  # not in a transaction: a person may take a while
         with acting_in(tenant_id, "MCP workers: a command"):
             added = discovery.add_server(
