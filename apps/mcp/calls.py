@@ -98,11 +98,11 @@ def list_tools(exchange: Exchange, params: PaginatedRequestParams | None) -> Lis
 def listed_to(caller: Caller, wanted: Collection[str] = ()) -> list[Forms]:
     """Those of the tools that a caller may call which are listed to it."""
     role = "worker" if caller.kind == Kind.WORKER else "agent"
-    return [
-        forms
-        for forms in offered(caller)
-        if ALL in wanted or any(role in form.listed_for or form.groups & set(wanted) for form in forms)
-    ]
+
+    def is_listed(form: Operation) -> bool:
+        return ALL in wanted or role in form.listed_for or bool(form.groups & set(wanted))
+
+    return [forms for tool in offered(caller) if (forms := list(filter(is_listed, tool)))]
 
 
 def call_tool(

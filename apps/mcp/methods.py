@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from django.db.models import QuerySet
 from mcp_types import (
     INVALID_PARAMS,
     CompleteRequestParams,
@@ -23,11 +24,14 @@ from mcp_types import (
 )
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 
-from apps.core.errors import DomainError
+from apps.core import operations
+from apps.digests import selectors as digests
 from apps.mcp import calls, prompts, resources, subscriptions, tasks
 from apps.mcp.protocol import SERVER, Exchange, ProtocolError, Streamed, read_params, unknown_method
-from apps.mcp.resources import Completions
+from apps.memory import selectors as memory
 from apps.principals.tenancy import Caller
+from apps.tasks.models import Queue, TaskType
+from apps.workers.models import Offer, Worker
 
 INSTRUCTIONS: Final = (
     "Gatehouse gives you an inbox, a task queue and a planner that outlive this conversation. Begin with "
@@ -90,42 +94,51 @@ def acknowledge(exchange: Exchange, params: object) -> EmptyResult:
 
 
 _MOST_COMPLETIONS: Final = 100
+_MOST_LOOKED_AT: Final = 1_000
+
+
+def _column(rows: Callable[[Caller], QuerySet[Any]], column: str) -> Callable[[Caller, str], list[str]]:
+    def from_here_on(caller: Caller, typed: str) -> list[str]:
+        found = rows(caller).filter(**{f"{column}__gte": typed}).order_by(column).values_list(column, flat=True)
+        return list(found.distinct()[:_MOST_LOOKED_AT])
+
+    return from_here_on
+
+
+def _entries(caller: Caller, _: str) -> list[str]:
+    return [entry.ref for entry in digests.newest_entries(caller.principal_id, limit=_MOST_COMPLETIONS).entries]
+
+
+# For the names of variables and arguments: whose callers are shown the values, and where these are.
+_VALUES: Final[Mapping[str, tuple[str, Callable[[Caller, str], list[str]]]]] = {
+    "ref": ("read_inbox", _entries),
+    "queue": ("list_queues", _column(lambda _: Queue.objects.all(), "name")),
+    "task_type": ("list_task_types", _column(lambda _: TaskType.objects.all(), "name")),
+    "worker_id": ("list_workers", _column(lambda _: Worker.objects.registered(), "worker_id")),
+    "tool": ("list_workers", _column(lambda _: Offer.objects.filter(withdrawn_at=None), "name")),
+    "subject_id": ("get_subject", _column(memory.known_to, "key")),
+}
 
 
 def complete(exchange: Exchange, params: CompleteRequestParams) -> CompleteResult:
-    """Values that begin with what was typed. Prompts take free text, for which there is nothing to offer.
+    """Values that begin with what was typed; none for free text.
 
     :raises ProtocolError: if there is no such prompt, template or variable.
     """
-    source: Completions | None = None
+    caller, typed = exchange.caller, params.argument.value
     if isinstance(params.ref, PromptReference):
-        known = [name for name, _ in prompts.named(params.ref.name).required]
+        known = {name: name for name in prompts.named(params.ref.name).arguments}
     else:
-        uri = params.ref.uri
-        address = next((address for address in resources.ADDRESSES if address.uri == uri), None)
-        if address is None:
-            raise ProtocolError(INVALID_PARAMS, f"Unknown resource template: {uri[:100]}")
-        known, source = list(address.template.variable_names), address.completions
+        known = resources.variables(params.ref.uri)
     if params.argument.name not in known:
         raise ProtocolError(INVALID_PARAMS, f"Unknown argument: {params.argument.name[:100]}")
-    values = _listed(exchange.caller, source) if source else []
-    fitting = [value for value in values if value.startswith(params.argument.value)]
+    listed, values = _VALUES.get(known[params.argument.name], (None, None))
+    fitting: list[str] = []
+    if listed and values and "\x00" not in typed and operations.find(listed).visible_to(caller):
+        with caller.acting():
+            fitting = [value for value in values(caller, typed) if value.startswith(typed)]
     shown = fitting[:_MOST_COMPLETIONS]
-    return CompleteResult(
-        completion=Completion(values=shown, total=len(fitting), has_more=len(fitting) > _MOST_COMPLETIONS)
-    )
-
-
-def _listed(caller: Caller, source: Completions) -> list[str]:
-    """The first page of a list; nothing if the caller may not read it."""
-    found = resources.reader(source.route)
-    if found is None:
-        return []
-    try:
-        content: Any = resources.read_with(found, caller, {})
-    except DomainError:
-        return []
-    return [str(item[source.value]) for item in content.get(source.items, []) if source.value in item]
+    return CompleteResult(completion=Completion(values=shown, has_more=len(fitting) > len(shown)))
 
 
 METHODS: Final[Mapping[str, Method]] = {

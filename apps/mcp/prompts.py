@@ -34,8 +34,12 @@ class Habit:
     text: str
     required: tuple[tuple[str, str], ...] = ()
     optional: tuple[tuple[str, str], ...] = ()
-    """Arguments that some of the operations below take as well."""
+    """Arguments that may be left out; some of the operations below take them as well."""
     reads: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        return [name for name, _ in self.required + self.optional]
 
 
 HABITS: Final = (
@@ -64,13 +68,24 @@ HABITS: Final = (
         "delegate",
         "Delegate an intent",
         "Turn an intent into a plan that MCP workers carry out.",
-        "Have this done by MCP workers: {intent}\n\nCall carry_out_request with this intent. The first "
+        "Have this done by MCP workers: {intent}\nWith the tool: {tool}\n\nCall carry_out_request with this intent. The first "
         "line of its answer says what to do: confirm_plan if a value is a guess and right, answer_plan if something was not said, then "
         "execute_delegation_plan with the new plan. Do not wait for it: receipts in your inbox tell you when a step "
         "needs you, when a task of it has ended, and if the whole ends otherwise than complete. What it came to, "
         "get_plan_status tells at any time. The MCP workers that are there stand below.",
         required=(("intent", "What is to be done, in one or two sentences."),),
+        optional=(("tool", "A tool of an MCP worker that it should use."),),
         reads=("list_workers",),
+    ),
+    Habit(
+        "hand_out_task",
+        "Hand out a task",
+        "Queue a task for a task worker, and go on.",
+        "Queue a task of the type {task_type} with queue_task. Queue: {queue}. Its params follow the "
+        "schema of the type, which list_task_types shows. Go on with other work then: a receipt in your inbox "
+        "tells how it ended.",
+        required=(("task_type", "The type of the task."),),
+        optional=(("queue", "Another queue than the type's."),),
     ),
     Habit(
         "close_session",
@@ -100,8 +115,7 @@ def get(exchange: Exchange, params: GetPromptRequestParams) -> GetPromptResult:
     """
     habit = named(params.name)
     arguments = params.arguments or {}
-    asked = {name for name, _ in habit.required}
-    known = asked | {name for name, _ in habit.optional}
+    asked, known = {name for name, _ in habit.required}, set(habit.arguments)
     if not asked <= set(arguments) <= known:
         raise ProtocolError(
             INVALID_PARAMS,
@@ -109,7 +123,8 @@ def get(exchange: Exchange, params: GetPromptRequestParams) -> GetPromptResult:
             data={"missing": sorted(asked - set(arguments)), "unknown": sorted(set(arguments) - known)},
         )
     handed_on = {name: arguments[name] for name, _ in habit.optional if name in arguments}
-    texts = [habit.text.format_map(arguments), *(_said_by(name, exchange.caller, handed_on) for name in habit.reads)]
+    said = dict.fromkeys(habit.arguments, "any that fits") | arguments
+    texts = [habit.text.format_map(said), *(_said_by(name, exchange.caller, handed_on) for name in habit.reads)]
     return GetPromptResult(
         description=habit.description,
         messages=[PromptMessage(role="user", content=TextContent(text=text)) for text in texts if text],

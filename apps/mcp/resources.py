@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from mcp.shared.uri_template import UriTemplate
 from mcp_types import (
+    INVALID_PARAMS,
     ListResourcesResult,
     ListResourceTemplatesResult,
     PaginatedRequestParams,
@@ -34,15 +35,6 @@ _RESOURCE_NOT_FOUND: Final = -32002
 
 
 @dataclass(frozen=True, slots=True)
-class Completions:
-    """Where the values of a template's variable are listed: a route, the member that is the list, the value in it."""
-
-    route: str
-    items: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
 class Address:
     """A URI, or a template of them, and the route that answers it; its variables are the route's, in order."""
 
@@ -51,7 +43,6 @@ class Address:
     name: str
     title: str
     description: str
-    completions: Completions | None = None
     topic: Callable[[Caller, str], str] | None = None
     """Of the caller and the first variable: the topic that is notified of a change."""
     waits: Callable[[Caller], bool] | None = None
@@ -92,7 +83,6 @@ ADDRESSES: Final = (
         "inbox_entry",
         "One inbox entry",
         "An entry of your inbox by its ref (ent_42).",
-        Completions("/api/v1/inbox", "entries", "ref"),
     ),
     Address("receipt://{id}", "/api/v1/receipts/{}", "receipt", "A receipt", "A receipt by receipt_id or uuid."),
     Address(
@@ -124,7 +114,6 @@ ADDRESSES: Final = (
         "worker_manifest",
         "Manifest of an MCP worker",
         "What an MCP worker can do: its tools with their schemas.",
-        Completions("/api/v1/workers", "workers", "worker_id"),
     ),
 )
 
@@ -168,6 +157,18 @@ def _described(address: Address) -> dict[str, Any]:
         "description": address.description,
         "mime_type": _JSON,
     }
+
+
+def variables(uri: str) -> dict[str, str]:
+    """The variables of a template, and what the operation behind it calls each.
+
+    :raises ProtocolError: if there is no such template.
+    """
+    address = next((address for address in ADDRESSES if address.uri == uri), None)
+    found = reader(address.route) if address else None
+    if address is None or found is None:
+        raise ProtocolError(INVALID_PARAMS, f"Unknown resource template: {uri[:100]}")
+    return dict(zip(address.template.variable_names, found.parameters, strict=True))
 
 
 def read(exchange: Exchange, params: ReadResourceRequestParams) -> ReadResourceResult:

@@ -11,12 +11,16 @@ from pytest_django.fixtures import Settings
 
 from apps.core import strict_json
 from apps.mcp.calls import max_body_of_any
+from apps.mcp.prompts import HABITS
 from apps.mcp.protocol import SERVER
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
-from tests.factories import make_token
+from apps.workers.services import registry
+from tests.factories import make_caller, make_tenant, make_token
 from tests.mcp.raw import MODERN, Answer, legacy, modern, post
 from tests.mcp.samples import samples
+from tests.memory import subjects
+from tests.tasks import making
 
 Ask = Callable[..., Answer]
 ERAS = pytest.mark.parametrize("ask", [modern, legacy])
@@ -274,7 +278,39 @@ def test_resource_needs_its_scope(tenant: Tenant, sampled: None, ask: Ask) -> No
 @ERAS
 def test_prompts_are_listed_and_filled(token: str, ask: Ask) -> None:
     listed = ask("prompts/list", {}, token).json()["result"]["prompts"]
-    assert [prompt["name"] for prompt in listed] == ["close_session", "delegate", "start_session", "triage_inbox"]
+    assert {prompt["name"] for prompt in listed} == {habit.name for habit in HABITS}
 
     filled = ask("prompts/get", {"name": "delegate", "arguments": {"intent": "Count {stars}"}}, token).json()
     assert "Count {stars}" in filled["result"]["messages"][0]["content"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("of", "typed", "values"),
+    [
+        (("prompt", "hand_out_task", "queue"), "im", ["imports"]),
+        (("prompt", "hand_out_task", "task_type"), "", ["index"]),
+        (("prompt", "delegate", "tool"), "e", ["echo"]),
+        (("resource", "worker://{id}/manifest", "id"), "text", ["texter"]),
+        (("resource", "envelope://{subject_id}", "subject_id"), "USER:", ["USER:alice"]),
+    ],
+)
+def test_names_are_completed_for_who_may_see_them(
+    tenant: Tenant, of: tuple[str, str, str], typed: str, values: list[str]
+) -> None:
+    kee, another = make_caller(tenant), make_caller(make_tenant("other"))
+    for caller, mark in ((kee, ""), (another, "x")):
+        making.make_type(caller, f"index{mark}", queue=f"imports{mark}")
+        tools = [{"name": f"echo{mark}", "input_schema": {"type": "object"}}]
+        manifest = {"worker_id": f"texter{mark}", "endpoint": "https://w.example/mcp", "tools": tools}
+        with caller.acting():
+            registry.register(caller=caller, original=manifest)
+    for author, subject_id, shared in ((kee, "USER:alice", None), (make_caller(tenant, "Rex"), "USER:bob", ["Rex"])):
+        with author.acting():
+            subjects.add(author, subject_id, share_with=shared)
+    params = _completion(*of) | {"argument": {"name": of[2], "value": typed}}
+
+    def completed(token: str) -> list[str]:
+        return modern("completion/complete", params, token).json()["result"]["completion"]["values"]  # type: ignore[no-any-return]
+
+    assert completed(make_token(tenant)) == values
+    assert completed(make_token(tenant, "Poster", scopes=[Scope.RECEIPTS_WRITE])) == []
