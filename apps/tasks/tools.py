@@ -1056,7 +1056,7 @@ class TaskList(Output):
 )
 def list_tasks(caller: Caller, given: ListTasks) -> TaskList:
     """The tasks of which you are the requester or recipient, newest first, those that fit. Failed ones are dead
-    letters. With task_id it shows one in full; list_queues counts what is open.
+    letters. check_task_status shows one in full; list_queues counts what is open.
     """
     page = selectors.tasks_of(
         principal_id=caller.principal_id, before=given.position, **given.model_dump(exclude={"cursor"})
