@@ -2,11 +2,15 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import pytest
 from django.db import connection
 from django.db.backends.utils import CursorWrapper
 
+from apps.core.errors import DomainError
+from apps.core.sql import database_now, execute
 from apps.principals import selectors, services
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind, Scope
@@ -68,3 +72,21 @@ def as_owner() -> Iterator[CursorWrapper]:
         cursor.execute("set constraints all immediate; set local role none")
         yield cursor
         cursor.execute(f"set local role {role}")
+
+
+def at(moment: datetime) -> None:
+    """Stop the database's clock at a moment within this transaction."""
+    execute("select set_config('gatehouse.now', %s, true)", [moment.isoformat()])
+
+
+def pass_time(by: timedelta | float = 0.0) -> None:
+    """Move the database's clock within this transaction, and stop it there."""
+    at(database_now() + (by if isinstance(by, timedelta) else timedelta(seconds=by)))
+
+
+@contextmanager
+def refused(code: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """What the block does is refused with this code."""
+    with pytest.raises(DomainError, match=match) as refusal:
+        yield refusal
+    assert refusal.value.code == code

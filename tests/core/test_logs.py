@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import structlog
-from django.db import DataError, IntegrityError, connection, transaction
+from django.db import DataError, IntegrityError, transaction
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 
+from apps.core.sql import execute
 from config.logs import drop_routine, tell_exception
 from config.request_log import RequestLog
 
@@ -106,8 +107,8 @@ SECRET = "zanzibar-quokka"
 
 
 def refused(by: type[Exception], statement: str, *given: Any) -> Exception:
-    with pytest.raises(by) as caught, transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(statement, given)
+    with pytest.raises(by) as caught, transaction.atomic():
+        execute(statement, given)
     assert SECRET in str(caught.value)
     return caught.value
 
@@ -115,8 +116,7 @@ def refused(by: type[Exception], statement: str, *given: Any) -> Exception:
 @pytest.mark.parametrize("is_handled", [True, False])
 def test_logged_exception_omits_the_refused_row(db: None, is_handled: bool) -> None:
     # Where there is no wall between tenants the database tells the row.
-    with connection.cursor() as cursor:
-        cursor.execute("create temporary table kept (word text constraint said check (word is null)) on commit drop")
+    execute("create temporary table kept (word text constraint said check (word is null)) on commit drop")
     exc = refused(IntegrityError, "insert into kept values (%s)", f"{SECRET}\n\nand {SECRET}")
     event: dict[str, Any] = {"event": f"it raised {exc.__cause__!r}", "exc_info": (type(exc), exc, exc.__traceback__)}
     try:

@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from apps.delivery.models import Delivery, Endpoint, Target
 from apps.delivery.services import sending, targets
@@ -67,14 +66,6 @@ def reloaded(target: Target) -> Target:
 
 def delivery(**filters: Any) -> Delivery:
     return Delivery.objects.select_related("target").get(**filters)
-
-
-def pass_time(seconds: float) -> None:
-    """Move the database's clock within this transaction."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)", [seconds]
-        )
 
 
 @pytest.fixture

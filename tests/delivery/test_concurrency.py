@@ -31,10 +31,10 @@ from apps.receipts.selectors import find
 from apps.receipts.services import Group
 from config.celery import app
 from tests import remote as remotes
-from tests.delivery.conftest import deliver, make_remote, make_webhook, move_away, pass_time, reloaded, wake
+from tests.delivery.conftest import deliver, make_remote, make_webhook, move_away, reloaded, wake
 from tests.digests.makers import post, read, unsound
 from tests.digests.test_races import race_behind
-from tests.factories import make_caller, make_tenant, make_token
+from tests.factories import make_caller, make_tenant, make_token, pass_time
 from tests.remote import Exchange, Remote
 from tests.waiters import at_once
 

@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 from pytest_django import Settings
 
-from apps.core.sql import database_now
+from apps.core.sql import database_now, fetch
 from apps.delivery import jobs
 from apps.delivery.models import Delivery, Endpoint, State, Target
 from apps.delivery.senders import Delivered, Later, Refused, Resting, Verdict
@@ -26,18 +26,9 @@ from apps.receipts.models import Surface
 from apps.receipts.selectors import chain, find, obligations
 from apps.receipts.services import Group, ObligationDraft, Poster
 from tests import remote as remotes
-from tests.delivery.conftest import (
-    STORED,
-    TOKEN,
-    deliver,
-    delivery,
-    make_remote,
-    make_webhook,
-    pass_time,
-    reloaded,
-)
+from tests.delivery.conftest import STORED, TOKEN, deliver, delivery, make_remote, make_webhook, reloaded
 from tests.digests.makers import make_draft, post, unsound
-from tests.factories import T0, make_caller, make_tenant
+from tests.factories import T0, make_caller, make_tenant, pass_time
 from tests.remote import Remote, says
 
 _LATER = Later(code="timed_out", said="late")
@@ -378,12 +369,10 @@ def test_token_is_sealed_and_in_no_log(
     deliver()
     assert {one.headers["X-Service-Token"] for one in remote.received} == {TOKEN}
     assert TOKEN not in caplog.text
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select to_jsonb(t)::text || (select string_agg(to_jsonb(d)::text, '') from delivery_delivery d)"
-            " from delivery_target t"
-        )
-        (row,) = cursor.fetchone()
+    (row,) = fetch(
+        "select to_jsonb(t)::text || (select string_agg(to_jsonb(d)::text, '') from delivery_delivery d)"
+        " from delivery_target t"
+    )[0]
     assert TOKEN not in row
 
 

@@ -31,19 +31,9 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.services import Poster
 from tests import remote as remotes
 from tests import rest
-from tests.delivery.conftest import (
-    STORED,
-    TOKEN,
-    deliver,
-    delivery,
-    make_remote,
-    make_webhook,
-    pass_time,
-    reloaded,
-    wake,
-)
+from tests.delivery.conftest import STORED, TOKEN, deliver, delivery, make_remote, make_webhook, reloaded, wake
 from tests.digests.makers import ack_through, make_draft, post, post_grouped, read
-from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.factories import T0, make_caller, make_tenant, make_token, pass_time
 from tests.remote import Remote, says
 
 

@@ -1,11 +1,11 @@
 """Receipts and readers, made through the product's own services."""
 
 from collections.abc import Collection
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import count
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import transaction
 
 from apps.core.sql import database_now
 from apps.digests import selectors, services, soundness
@@ -73,17 +73,6 @@ def set_policy(owner: Caller, source: str | None = None, *, now: datetime = T0, 
 
 def set_source(owner: Caller, name: str = "github", *, rate: int | None = None, by_key: bool = False) -> None:
     services.set_source(tenant_id=owner.tenant_id, name=name, rate_per_hour=rate, groups_by_dedupe_key=by_key)
-
-
-def set_clock(at: datetime) -> None:
-    """Stop the database's clock at a moment within this transaction."""
-    with connection.cursor() as cursor:
-        cursor.execute("select set_config('gatehouse.now', %s, true)", [at.isoformat()])
-
-
-def pass_time(seconds: float) -> None:
-    """Move the database's clock within this transaction."""
-    set_clock(database_now() + timedelta(seconds=seconds))
 
 
 def receipt_ids(page: InboxOutput) -> list[list[str]]:

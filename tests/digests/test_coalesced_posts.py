@@ -16,6 +16,7 @@ from django.utils import timezone
 from apps.core import coalescing, operations
 from apps.core.errors import DomainError
 from apps.core.schemas import parse
+from apps.core.sql import fetch
 from apps.digests import services as digests
 from apps.principals import services
 from apps.principals.models import Tenant
@@ -70,12 +71,12 @@ def held(owner: Caller) -> Iterator[threading.Event]:
 
 def is_held_up() -> bool:
     """Whether a transaction waits for a lock: the first post, whose token was looked at."""
-    with connection.cursor() as cursor:
-        cursor.execute(
+    return bool(
+        fetch(
             "select exists (select from pg_locks join pg_stat_activity using (pid)"
             " where not granted and datname = current_database())"
-        )
-        return bool(cursor.fetchone()[0])
+        )[0][0]
+    )
 
 
 def meeting(

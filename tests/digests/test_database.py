@@ -9,6 +9,7 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from apps.console import health
+from apps.core import sql
 from apps.digests import selectors
 from apps.digests.models import Inbox, ReceiptState
 from apps.principals.tenancy import Caller, acting_as
@@ -18,8 +19,8 @@ from tests.digests.makers import ack_receipts, ack_through, post, post_grouped, 
 
 
 def execute(statement: str, parameters: list[Any] | dict[str, Any] | None = None) -> None:
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
+    with transaction.atomic():
+        sql.execute(statement, parameters)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from apps.digests.hooks import Context, Fact, Hook
 from apps.digests.shapes import EntryOutput, NextActionOutput, ReceiptOutput
 from apps.principals.tenancy import Caller
 from apps.receipts.services import Group, Poster
-from tests.digests.makers import make_draft, pass_time, post, post_grouped, read, set_policy, set_source, unsound
-from tests.factories import T0
+from tests.digests.makers import make_draft, post, post_grouped, read, set_policy, set_source, unsound
+from tests.factories import T0, pass_time
 
 
 @pytest.fixture(autouse=True)

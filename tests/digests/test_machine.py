@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from apps.core.errors import DomainError
 from apps.core.ids import decode_position
+from apps.core.sql import execute, fetch
 from apps.digests import selectors, services
 from apps.digests.formats import BadToken, Bound, Through, UnknownEntry, format_token
 from apps.digests.grouping import Policy
@@ -386,8 +387,7 @@ class Inboxes(RuleBasedStateMachine):
     # Time, crashes, repetitions
 
     def _set_clock(self) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("select set_config('gatehouse.now', %s, true)", [self.now.isoformat()])
+        execute("select set_config('gatehouse.now', %s, true)", [self.now.isoformat()])
 
     @rule(seconds=st.sampled_from([1, 6, 61, 3600, 90_000]))
     def time_passes(self, seconds: int) -> None:
@@ -537,9 +537,7 @@ class Inboxes(RuleBasedStateMachine):
         for inbox in self.inboxes.values():
             inbox.tick(self.now)
         self._compare()
-        with connection.cursor() as cursor:
-            cursor.execute(_LATE)
-            assert cursor.fetchall() == []  # I7
+        assert fetch(_LATE) == []  # I7
         assert not self._repeat(services.flush_due)
 
     @rule(
@@ -759,26 +757,22 @@ class Inboxes(RuleBasedStateMachine):
 
     def _rows(self) -> list[tuple[Any, ...]]:
         """All that there is about the inboxes, in words that can be compared."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                """
-                select 'i', to_jsonb(i)::text from digests_inbox i union all
-                select 't', to_jsonb(t)::text from digests_thread t union all
-                select 'e', to_jsonb(e)::text from digests_entry e union all
-                select 's', to_jsonb(s)::text from digests_receiptstate s order by 1, 2
-                """
-            )
-            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        rows: list[tuple[Any, ...]] = fetch(
+            """
+            select 'i', to_jsonb(i)::text from digests_inbox i union all
+            select 't', to_jsonb(t)::text from digests_thread t union all
+            select 'e', to_jsonb(e)::text from digests_entry e union all
+            select 's', to_jsonb(s)::text from digests_receiptstate s order by 1, 2
+            """
+        )
         return rows
 
     def _look(self) -> dict[str, dict[str, Any]]:
         names = {caller.principal_id: name for name, caller in self.callers.items()}
-        with connection.cursor() as cursor:
-            cursor.execute(_STATE)
-            return {
-                names[principal]: json.loads(state) if isinstance(state, str) else state
-                for principal, state in cursor.fetchall()
-            }
+        return {
+            names[principal]: json.loads(state) if isinstance(state, str) else state
+            for principal, state in fetch(_STATE)
+        }
 
     def _difference(self) -> str:
         """Where database and model disagree; empty if nowhere. Takes over what the step has left open."""
@@ -833,9 +827,7 @@ class Inboxes(RuleBasedStateMachine):
                 *((f"{name} receipt", row[0], row[5]) for row in inbox["receipts"]),
             ):
                 assert self.contents.setdefault((kind, key), content) == content
-        with connection.cursor() as cursor:
-            cursor.execute(_CONTRADICTIONS)
-            assert cursor.fetchall() == []
+        assert fetch(_CONTRADICTIONS) == []
         # Buffers may be overdue: time has passed, and the tick is yet to come.
         assert unsound().keys() <= {"overdue_threads"}
         for name, caller in self.callers.items():

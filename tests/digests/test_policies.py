@@ -19,19 +19,9 @@ from apps.digests.services import MOST_SOURCE_POLICIES
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.services import Group, Poster
-from tests.digests.makers import (
-    make_draft,
-    pass_time,
-    post,
-    post_grouped,
-    read,
-    set_clock,
-    set_policy,
-    set_source,
-    unsound,
-)
+from tests.digests.makers import make_draft, post, post_grouped, read, set_policy, set_source, unsound
 from tests.digests.test_database import statements
-from tests.factories import T0, make_caller, make_token
+from tests.factories import T0, at, make_caller, make_token, pass_time
 from tests.rest import ask
 
 
@@ -190,20 +180,20 @@ def test_replay_counts_what_the_inbox_makes(
     set_policy(reader, **asdict(default))
     if of_github is not None:
         set_policy(reader, "github", **asdict(of_github))
-    at = T0
+    moment = T0
     for pause, resource, source, what in events:
-        at += timedelta(seconds=pause)
-        set_clock(at)
+        moment += timedelta(seconds=pause)
+        at(moment)
         services.flush_due()
         if resource is None:
-            post(reader, source=source, poster=as_kee, now=at)
+            post(reader, source=source, poster=as_kee, now=moment)
         else:
             flush_class = "immediate" if what == "immediate" else "normal"
             breaks = what == "break"
             post_grouped(
-                reader, resource, source=source, poster=as_kee, now=at, flush_class=flush_class, break_thread=breaks
+                reader, resource, source=source, poster=as_kee, now=moment, flush_class=flush_class, break_thread=breaks
             )
-    set_clock(at + timedelta(days=1))
+    at(moment + timedelta(days=1))
     services.flush_due()
 
     made = Entry.objects.filter(inbox__principal_id=reader.principal_id).exclude(flush_reason=FlushReason.NARROW)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from apps.core.sql import execute
 from apps.digests import services
 from apps.digests.hooks import Fact
 from apps.digests.models import Entry, FlushReason, Inbox, ReceiptState, Thread
@@ -262,8 +263,8 @@ def test_a_held_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller, monkey
 @contextmanager
 def _holding_the_facts() -> Iterator[None]:
     """Who posts is judged, and then waits to be written."""
-    with acting_as_system("test"), connection.cursor() as cursor:
-        cursor.execute("lock table receipts_receipt in share mode")
+    with acting_as_system("test"):
+        execute("lock table receipts_receipt in share mode")
         yield
 
 

@@ -23,15 +23,15 @@ from apps.receipts.errors import DuplicateReceipt, ReceiptIdConflict, UnknownRec
 from apps.receipts.models import Obligation, Receipt, ReceiptKey
 from apps.receipts.services import Group, ObligationDraft, Poster
 from tests.delivery.conftest import make_remote, move_away
-from tests.digests.makers import ack_receipts, ack_through, make_draft, post, post_grouped, read, set_clock, unsound
+from tests.digests.makers import ack_receipts, ack_through, make_draft, post, post_grouped, read, unsound
 from tests.digests.test_database import break_rows
 from tests.digests.test_races import check
-from tests.factories import T0, make_caller, make_tenant
+from tests.factories import T0, at, make_caller, make_tenant
 from tests.waiters import acting, at_once
 
 
 def to_day(days: float) -> None:
-    set_clock(T0 + timedelta(days=days))
+    at(T0 + timedelta(days=days))
 
 
 @pytest.fixture

@@ -15,18 +15,8 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
 from apps.receipts.services import Group
-from tests.digests.makers import (
-    ack_entries,
-    ack_receipts,
-    ack_through,
-    pass_time,
-    post,
-    post_grouped,
-    read,
-    receipt_ids,
-    unsound,
-)
-from tests.factories import T0, make_caller
+from tests.digests.makers import ack_entries, ack_receipts, ack_through, post, post_grouped, read, receipt_ids, unsound
+from tests.factories import T0, make_caller, pass_time
 
 
 @pytest.fixture(autouse=True)

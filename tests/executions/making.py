@@ -7,11 +7,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pytest
 from django.core.files.storage import storages
-from django.db import connection
 
-from apps.core.errors import DomainError
 from apps.core.sql import database_now
 from apps.digests import services as digests
 from apps.executions import selectors
@@ -194,14 +191,6 @@ def failure(report: ExecutionReport, number: int = 0) -> dict[str, Any]:
     return report.results[number].error or {}
 
 
-@contextmanager
-def refused(code: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """Expects a refusal with this code."""
-    with pytest.raises(DomainError, match=match) as refusal:
-        yield refusal
-    assert refusal.value.code == code
-
-
 def begin(
     caller: Caller,
     steps: list[dict[str, Any]],
@@ -228,15 +217,6 @@ def run(caller: Caller, steps: list[dict[str, Any]], **more: Any) -> Execution:
     execution = begin(caller, steps, **more)
     advance(execution)
     return execution
-
-
-def later(period: timedelta) -> None:
-    """Move the database's clock, in the test's transaction."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
-            [period.total_seconds()],
-        )
 
 
 def report(caller: Caller, execution: Execution) -> ExecutionReport:

@@ -33,19 +33,17 @@ from tests.executions.making import (
     begin,
     call_step,
     failure,
-    later,
     make_plan,
     make_worker,
     make_writing_worker,
     queue_step,
-    refused,
     report,
     run,
     statuses,
 )
 from tests.executions.test_handler import queue_call, seen
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_caller
+from tests.factories import T0, make_caller, pass_time, refused
 from tests.workers.servers import make_tool, serving
 
 
@@ -267,7 +265,7 @@ def test_large_parameters_are_refused_before_the_call(kee: Caller, server: Worke
 
 
 def test_steps_over_the_rate_wait_and_are_charged_once(kee: Caller, server: WorkerServer) -> None:
-    later(timedelta(0))
+    pass_time(timedelta(0))
     make_worker(
         kee,
         server,
@@ -288,7 +286,7 @@ def test_steps_over_the_rate_wait_and_are_charged_once(kee: Caller, server: Work
         assert list(statuses(kee, execution).values()).count("pending") == len(steps) - done + (done < len(steps))
         if done < len(steps):
             assert execution.wake_at == database_now() + HOUR
-            later(HOUR)
+            pass_time(HOUR)
 
     assert report(kee, execution).status == "complete"
 

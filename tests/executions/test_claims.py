@@ -24,7 +24,6 @@ from tests.executions.making import (
     begin,
     call_step,
     failure,
-    later,
     make_plan,
     make_worker,
     make_writing_worker,
@@ -35,6 +34,7 @@ from tests.executions.making import (
     statuses,
 )
 from tests.executions.workers import WorkerServer
+from tests.factories import pass_time
 
 LATER = timedelta(minutes=1)
 
@@ -42,7 +42,7 @@ LATER = timedelta(minutes=1)
 def keep_looking(execution: Execution, period: timedelta) -> None:
     """As the ticks do, as soon as a worker that is missed is to be looked for again."""
     for _ in range(period // LOOK_AGAIN):
-        later(LOOK_AGAIN)
+        pass_time(LOOK_AGAIN)
         advance(execution)
 
 
@@ -69,7 +69,7 @@ def test_writing_tool_without_an_answer_is_called_once(kee: Caller, server: Work
 
     for _ in range(3):
         advance(execution)
-        later(LATER)
+        pass_time(LATER)
 
     assert server.calls == {"hold": 1}
     done = report(kee, execution)
@@ -81,7 +81,7 @@ def test_lost_call_of_a_writing_tool_is_not_repeated(kee: Caller, server: Worker
     make_writing_worker(kee, server)
     execution = begin(kee, [{**call_step("a"), "worker_id": "writer"}, REPORT])
     claim_and_die(kee, execution)
-    later(LATER)
+    pass_time(LATER)
 
     advance(execution)
 
@@ -99,7 +99,7 @@ def test_result_of_an_older_claim_is_dropped(
 ) -> None:
     execution = begin(kee, [make_step(), REPORT])
     first = claim_and_die(kee, execution)
-    later(LATER)
+    pass_time(LATER)
     second = claim_and_die(kee, execution)
     assert (first.fencing_token, second.fencing_token, statuses(kee, execution)["a"]) == (1, 2, "calling")
     before = everything(kee)
@@ -117,7 +117,7 @@ def test_renewed_claim_lasts_another_period(kee: Caller, texter: WorkerServer) -
     execution = begin(kee, [call_step("a"), REPORT])
     claim = claim_and_die(kee, execution)
     for _ in range(3):
-        later(CLAIM - timedelta(seconds=1))
+        pass_time(CLAIM - timedelta(seconds=1))
         advancing._renew(claim)
         assert step(kee).call_expires_at == database_now() + CLAIM
 
@@ -125,7 +125,7 @@ def test_renewed_claim_lasts_another_period(kee: Caller, texter: WorkerServer) -
 
         assert (step(kee).status, step(kee).attempts, claim.lost.is_set()) == ("calling", 1, False)
     assert not texter.calls
-    later(CLAIM)
+    pass_time(CLAIM)
     advance(execution)
     assert (step(kee).status, step(kee).attempts) == ("complete", 2)
 
@@ -134,7 +134,7 @@ def test_step_is_given_up_after_too_many_lost_claims(kee: Caller, texter: Worker
     execution = begin(kee, [call_step("a"), REPORT])
     for _ in range(MAX_CLAIMS):
         claim_and_die(kee, execution)
-        later(LATER)
+        pass_time(LATER)
 
     advance(execution)
 
@@ -172,7 +172,7 @@ def test_lost_claim_of_a_task_is_queued_by_the_next_process(
     execution = begin(kee, steps, mode=mode, budget=Budget(max_total_cost=Decimal("0.1")))
     for _ in range(3):
         claim_and_die(kee, execution)
-        later(LATER)
+        pass_time(LATER)
 
     advance(execution)
 
@@ -207,7 +207,7 @@ def test_lost_call_is_not_repeated_after_a_halt(
     make_writing_worker(kee, texter)
     execution = begin(kee, [first, call_step("b", estimated_cost=9), REPORT], budget=ONE)
     claim_and_die(kee, execution)
-    later(LATER)
+    pass_time(LATER)
 
     with kee.acting():
         assert not advancing.look(execution.pk, may_call=may_call)
@@ -222,7 +222,7 @@ def test_lost_calls_over_the_budget_are_not_repeated(kee: Caller, texter: Worker
     execution = begin(kee, steps, budget=BUDGET)
     with kee.acting():
         assert len(advancing.look(execution.pk, may_call=True)) == 2
-    later(LATER)
+    pass_time(LATER)
 
     advance(execution)
 
@@ -261,7 +261,7 @@ def test_bounds_of_the_plan_hold_for_its_execution(
 
     for _ in range(fit):
         claim_and_die(kee, execution)
-        later(LATER)
+        pass_time(LATER)
     advance(execution)
 
     done = report(kee, execution)
@@ -281,7 +281,7 @@ def test_repeated_call_is_charged_if_it_may_have_run(
 
     for _ in range(3):
         advance(execution)
-        later(LATER)
+        pass_time(LATER)
 
     done = report(kee, execution)
     assert (failure(done)["code"] == code) == (endpoint is not None)
@@ -299,7 +299,7 @@ def test_step_waits_for_an_unavailable_worker(kee: Caller, texter: WorkerServer,
     advance(execution)
     before = statuses(kee, execution)
 
-    later(timedelta(seconds=100))
+    pass_time(timedelta(seconds=100))
     report_health(kee, "healthy")
     advance(execution)
 
@@ -313,11 +313,11 @@ def test_absence_of_a_worker_counts_without_our_downtime(kee: Caller, texter: Wo
     execution = begin(kee, [call_step("a"), REPORT])
     if downtime == "before the first look":
         claim_and_die(kee, execution)
-        later(timedelta(minutes=10))
+        pass_time(timedelta(minutes=10))
     report_health(kee, "offline")
     advance(execution)
     if downtime == "between two looks":
-        later(LOOK_AGAIN + timedelta(hours=1))
+        pass_time(LOOK_AGAIN + timedelta(hours=1))
         advance(execution)
         keep_looking(execution, (AWAY_LOOKS - 2) * LOOK_AGAIN)
     else:

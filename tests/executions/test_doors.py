@@ -41,13 +41,12 @@ from tests.executions.making import (
     make_plan,
     make_worker,
     queue_step,
-    refused,
     report,
     run,
     statuses,
 )
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_caller, make_token
+from tests.factories import T0, make_caller, make_token, refused
 from tests.memory.subjects import add, observations
 from tests.rest import ask
 from tests.workers.servers import McpServer, serving

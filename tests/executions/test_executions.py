@@ -37,7 +37,6 @@ from tests.executions.making import (
     ended,
     example_steps,
     failure,
-    later,
     lease_task,
     make_worker,
     make_writing_worker,
@@ -45,7 +44,6 @@ from tests.executions.making import (
     open_obligations,
     post_approval,
     queue_step,
-    refused,
     release_task,
     report,
     run,
@@ -53,7 +51,7 @@ from tests.executions.making import (
     submit,
 )
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_caller, make_tenant
+from tests.factories import T0, make_caller, make_tenant, pass_time, refused
 from tests.memory.subjects import observations
 
 
@@ -364,7 +362,7 @@ def test_step_waits_for_the_storage_of_its_input(kee: Caller, outside: Caller, t
 
 
 def test_wait_step_is_looked_at_until_its_receipt_comes(tenant: Tenant, kee: Caller) -> None:
-    later(timedelta(0))
+    pass_time(timedelta(0))
     execution = run(kee, [{"step_id": "a", "step_type": "wait_for", "wait_for_receipts": [APPROVAL]}, REPORT])
     with kee.acting():
         execution.refresh_from_db()

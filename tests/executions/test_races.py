@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from celery import current_app
-from django.db import connection
 
-from apps.core.sql import database_now
+from apps.core.sql import database_now, execute
 from apps.executions import jobs, tools
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import advancing
@@ -250,8 +249,7 @@ def test_locked_execution_does_not_hold_up_the_tick(kee: Caller) -> None:
 
     def look() -> None:
         assert locked.wait(10)
-        with connection.cursor() as cursor:
-            cursor.execute("set lock_timeout = 0")
+        execute("set lock_timeout = 0")
         jobs.advance_due()
         looked.set()
 

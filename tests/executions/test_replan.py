@@ -19,20 +19,9 @@ from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.workers.services import registry as workers
-from tests.executions.making import (
-    TEXT,
-    begin,
-    call_step,
-    make_worker,
-    queue_step,
-    refused,
-    report,
-    run,
-    statuses,
-    submit,
-)
+from tests.executions.making import TEXT, begin, call_step, make_worker, queue_step, report, run, statuses, submit
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_token
+from tests.factories import T0, make_token, refused
 from tests.plans.making import create
 from tests.rest import ask
 from tests.waiters import together

@@ -18,10 +18,7 @@ from apps.executions.states import STEP_TRANSITIONS, TRANSITIONS, Status, StepSt
 from apps.plans.references import within
 from apps.plans.shapes import StepType
 from apps.receipts.models import MAX_METADATA
-from tests.executions.making import (
-    refused,
-)
-from tests.factories import T0
+from tests.factories import T0, refused
 
 STEPS: list[dict[str, Any]] = [
     {"step_id": "step-1", "step_type": "queue_execution", "params": {"repo_path": "/x"}, "depends_on": []},

@@ -13,11 +13,11 @@ import anyio
 import httpx2
 import psutil
 import pytest
-from django.db import connection
 
 from apps.core import notifications
 from apps.core.notifications import in_thread
 from apps.core.operations import find
+from apps.core.sql import fetch
 from apps.digests import services as digests
 from apps.digests.services import inbox_topic
 from apps.digests.tools.reading import ReadInbox, read_inbox
@@ -293,12 +293,13 @@ def test_revoked_token_ends_its_waits_and_streams(kee: Agent) -> None:
 
 
 def connections_of_the_web() -> int:
-    with acting_as_system("test"), connection.cursor() as cursor:
-        cursor.execute(
-            "select count(*) from pg_stat_activity"
-            " where application_name = 'gatehouse-web' and datname = current_database()"
+    with acting_as_system("test"):
+        return int(
+            fetch(
+                "select count(*) from pg_stat_activity"
+                " where application_name = 'gatehouse-web' and datname = current_database()"
+            )[0][0]
         )
-        return int(cursor.fetchone()[0])
 
 
 @pytest.mark.ci

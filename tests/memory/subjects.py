@@ -1,14 +1,8 @@
 """Subjects and what is remembered of them, by the product's services."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-import pytest
-from django.db import connection
-
-from apps.core.errors import DomainError
 from apps.memory import services
 from apps.memory.envelopes import Envelope
 from apps.memory.models import Memory, MemoryQuerySet, Subject
@@ -42,14 +36,6 @@ def concepts() -> MemoryQuerySet:
 
 def items() -> MemoryQuerySet:
     return Memory.objects.of_kind(Kind.ITEM)
-
-
-@contextmanager
-def refused(code: str) -> Iterator[pytest.ExceptionInfo[DomainError]]:
-    """Expect a refusal with this code."""
-    with pytest.raises(DomainError) as caught:
-        yield caught
-    assert caught.value.code == code
 
 
 def add(author: Caller, subject_id: str = ALICE, *, now: datetime = T0, **given: Any) -> Subject:
@@ -103,12 +89,6 @@ def record(principal: Caller, subject_id: str | None = ALICE, *, now: datetime =
 
 def talk(author: Caller, text: str, *, now: datetime = T0, conversation_id: str = "c", **given: Any) -> Memory:
     return services.store_observation(author=author, text=text, conversation_id=conversation_id, now=now, **given)
-
-
-def at(moment: datetime) -> None:
-    """What the database takes for the present, until the transaction ends."""
-    with connection.cursor() as cursor:
-        cursor.execute("select set_config('gatehouse.now', %s, true)", [moment.isoformat()])
 
 
 def plant(slug: str = "acme", subject_id: str = ALICE, canary: str = CANARY) -> Caller:

@@ -10,13 +10,14 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from pydantic import ValidationError
 
+from apps.core.sql import fetch
 from apps.memory import services
 from apps.memory.envelopes import Envelope
 from apps.memory.models import EnvelopeLoaded
 from apps.memory.states import ItemType
 from apps.principals.tenancy import Caller
-from tests.factories import T0
-from tests.memory.subjects import ALICE, DAY, TICK, add, at, change, envelope, facts, record, remember
+from tests.factories import T0, at
+from tests.memory.subjects import ALICE, DAY, TICK, add, change, envelope, facts, record, remember
 
 SCHEMA = jsonschema_rs.validator_for(Envelope.model_json_schema(mode="serialization"))
 WINDOWS = {ItemType.USER_FACT: 30, ItemType.USER_PATTERN: 14, ItemType.SHARED_NARRATIVE: 7}
@@ -225,9 +226,7 @@ def test_envelope_is_one_statement_and_a_record_without_content(as_kee: Caller) 
     change(as_kee, display_name="Other")
     envelope(as_kee)
 
-    with connection.cursor() as cursor:
-        cursor.execute("select l::text from memory_envelopeloaded l order by id")
-        rows = [row for (row,) in cursor.fetchall()]
+    rows = [row for (row,) in fetch("select l::text from memory_envelopeloaded l order by id")]
     assert not [row for row in rows if "anary" in row or "alice" in row.lower()]
     first, second, third = EnvelopeLoaded.objects.order_by("pk")
     assert (first.rev, first.viewer_id, first.loaded_at) == (2, as_kee.principal_id, T0)

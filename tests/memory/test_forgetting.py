@@ -44,14 +44,13 @@ from apps.tasks.services.scheduling import ScheduleDraft, set_schedule
 from apps.workers.services import registry
 from tests.digests.makers import post, post_grouped
 from tests.executions import making as executions
-from tests.factories import T0, make_caller, make_tenant
+from tests.factories import T0, at, make_caller, make_tenant, refused
 from tests.memory.subjects import (
     ALICE,
     CANARY,
     DAY,
     TICK,
     add,
-    at,
     change,
     concepts,
     envelope,
@@ -62,7 +61,6 @@ from tests.memory.subjects import (
     patterns,
     plant,
     record,
-    refused,
     remember,
     revise,
     talk,

@@ -14,8 +14,8 @@ from apps.memory.services import Outcome
 from apps.memory.states import ItemType, Kind
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import ALICE, DAY, TICK, add, envelope, facts, items, observe, refused, remember, rev, revise
+from tests.factories import T0, make_caller, make_tenant, refused
+from tests.memory.subjects import ALICE, DAY, TICK, add, envelope, facts, items, observe, remember, rev, revise
 from tests.waiters import acting, at_once
 
 BOB = "USER:bob"

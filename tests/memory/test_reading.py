@@ -15,8 +15,8 @@ from apps.memory.shapes import MemoryOutput
 from apps.memory.tools import ReadMemory, StoreMemory, memory_read, memory_store
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
-from tests.factories import T0, make_caller
-from tests.memory.subjects import ALICE, DAY, TICK, add, change, observe, record, refused, remember, revise, talk
+from tests.factories import T0, make_caller, refused
+from tests.memory.subjects import ALICE, DAY, TICK, add, change, observe, record, remember, revise, talk
 
 
 def read(viewer: Caller, ref: str, **asked: Any) -> MemoryOutput:

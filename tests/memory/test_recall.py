@@ -11,6 +11,7 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from apps.core import erasure
+from apps.core.sql import execute
 from apps.core.ticks import run
 from apps.memory import search, services
 from apps.memory.models import MOST_MESSAGES, Memory, Revision, Session, TermFrequency
@@ -21,8 +22,8 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from benchmarks.data import read_conversations
 from benchmarks.suites.recall import Figures, measure
-from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import ALICE, DAY, add, observations, observe, refused, remember, revise
+from tests.factories import T0, make_caller, make_tenant, refused
+from tests.memory.subjects import ALICE, DAY, add, observations, observe, remember, revise
 from tests.waiters import Other, acting, at_once, until_somebody_waits_for_this_transaction
 
 FILLER = ("Nice weather.", "Lunch was fine.", "See you later.", "Nothing new here.", "All quiet.")
@@ -242,8 +243,7 @@ def test_recall_is_one_statement_and_writes_nothing(as_kee: Caller) -> None:
         {"query": ""},
         {"query": "build", "domain": "ci", "filters": {"run": 1}},
     ]
-    with connection.cursor() as cursor:
-        cursor.execute("set local transaction_read_only = on")
+    execute("set local transaction_read_only = on")
     for given in asked:
         with CaptureQueriesContext(connection) as captured:
             recall(caller=as_kee, **given)

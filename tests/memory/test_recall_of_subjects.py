@@ -18,20 +18,18 @@ from apps.memory.selectors import export, recall
 from apps.memory.shapes import RecalledMemory
 from apps.memory.states import ItemType, Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from tests.factories import T0, make_caller, make_tenant
+from tests.factories import T0, at, make_caller, make_tenant, refused
 from tests.memory.subjects import (
     ALICE,
     DAY,
     TICK,
     add,
-    at,
     change,
     facts,
     items,
     observations,
     observe,
     record,
-    refused,
     remember,
     talk,
 )

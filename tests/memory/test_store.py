@@ -20,21 +20,8 @@ from apps.memory.services import MOST_ALIASES
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import post, post_grouped
-from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import (
-    ALICE,
-    DAY,
-    TICK,
-    add,
-    change,
-    concepts,
-    observe,
-    patterns,
-    record,
-    refused,
-    remember,
-    revise,
-)
+from tests.factories import T0, make_caller, make_tenant, refused
+from tests.memory.subjects import ALICE, DAY, TICK, add, change, concepts, observe, patterns, record, remember, revise
 from tests.waiters import acting, at_once
 
 BEHIND = T0 - timedelta(minutes=5)

@@ -26,7 +26,7 @@ from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
-from tests.factories import T0, make_caller, make_principal, make_tenant
+from tests.factories import T0, make_caller, make_principal, make_tenant, refused
 from tests.memory.subjects import (
     ALICE,
     DAY,
@@ -38,7 +38,6 @@ from tests.memory.subjects import (
     observations,
     observe,
     record,
-    refused,
     remember,
     rev,
     revise,

@@ -3,11 +3,11 @@
 from datetime import timedelta
 
 import pytest
-from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
 from apps.core.errors import Conflict, Invalid, NotFound
+from apps.core.sql import fetch
 from apps.principals import services
 from apps.principals.errors import NameTaken, UnknownPrincipal
 from apps.principals.models import Principal, Tenant, Token
@@ -139,9 +139,8 @@ def test_token_is_read_from_either_header(tenant: Tenant, header: str) -> None:
 
 def test_only_the_digest_is_stored(tenant: Tenant) -> None:
     text = make_token(tenant)
-    with acting_as_system("test"), connection.cursor() as cursor:
-        cursor.execute("select t::text from principals_token t")
-        assert text.rpartition("_")[2] not in str(cursor.fetchall())
+    with acting_as_system("test"):
+        assert text.rpartition("_")[2] not in str(fetch("select t::text from principals_token t"))
 
 
 def test_invalid_tokens_get_one_answer(tenant: Tenant) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection, transaction
 
+from apps.core.sql import execute
 from apps.digests.services import Posted, post_many
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
@@ -181,8 +182,8 @@ def test_a_receipt_of_nobody_concerned_is_unknown(tenant: Tenant, as_kee: Caller
 @pytest.mark.parametrize("column", ["summary = 'x'", "recipient_id = recipient_id + 1", "created_at = now()"])
 def test_i4_the_database_refuses_to_change_a_fact(as_kee: Caller, column: str) -> None:
     post(as_kee)
-    with pytest.raises(IntegrityError, match="immutable"), transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(f"update receipts_receipt set {column}")
+    with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
+        execute(f"update receipts_receipt set {column}")
 
 
 def test_only_the_system_may_redact_and_only_content(as_kee: Caller) -> None:

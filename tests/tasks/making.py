@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from django.db import connection
 
 from apps.core.errors import DomainError
+from apps.core.sql import execute
 from apps.digests.models import Entry
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
@@ -218,27 +218,11 @@ def snapshot(caller: Caller) -> list[list[Any]]:
         return [*rows, list(Obligation.objects.order_by("pk").values_list("closed_at"))]
 
 
-def at(moment: datetime) -> None:
-    """Set the database's clock for the rest of the test."""
-    with connection.cursor() as cursor:
-        cursor.execute("select set_config('gatehouse.now', %s, true)", [moment.isoformat()])
-
-
 def later(seconds: float) -> None:
     """Move the database's clock for the rest of the test."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select set_config('gatehouse.now', (statement_timestamp() + make_interval(secs => %s))::text, true)",
-            [seconds],
-        )
-
-
-@contextmanager
-def refused(code: str) -> Iterator[pytest.ExceptionInfo[DomainError]]:
-    """What the block does is refused with this code."""
-    with pytest.raises(DomainError) as refusal:
-        yield refusal
-    assert refusal.value.code == code
+    execute(
+        "select set_config('gatehouse.now', (statement_timestamp() + make_interval(secs => %s))::text, true)", [seconds]
+    )
 
 
 def codes(answers: Sequence[Any]) -> list[str]:

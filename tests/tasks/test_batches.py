@@ -27,12 +27,11 @@ from apps.tasks.shapes import (
     LeaseNext,
     Released,
 )
-from tests.factories import make_principal
+from tests.factories import at, make_principal
 from tests.tasks.making import (
     FUTURE,
     SCHEMA,
     asked,
-    at,
     beat_many,
     beats,
     cancel,

@@ -10,9 +10,9 @@ from apps.tasks.models import Budget, FinishedTask, Spend
 from apps.tasks.services import operating, sweeping
 from apps.tasks.shapes import BudgetInput, BudgetLeft, Grant
 from apps.tasks.states import WhenSpent
+from tests.factories import at, refused
 from tests.tasks.making import (
     FUTURE,
-    at,
     beat,
     beat_many,
     complete,
@@ -23,7 +23,6 @@ from tests.tasks.making import (
     make_type,
     number,
     queue,
-    refused,
     release,
     snapshot,
     status,

@@ -15,21 +15,8 @@ from apps.tasks.models import Dependency, FinishedTask, LiveTask, Task
 from apps.tasks.services import dependencies, ending
 from apps.tasks.shapes import Grant
 from apps.tasks.states import IfDependencyFails
-from tests.factories import make_caller, make_tenant
-from tests.tasks.making import (
-    FUTURE,
-    at,
-    complete,
-    fail_next,
-    held,
-    lease,
-    lease_one,
-    make_type,
-    number,
-    queue,
-    refused,
-    status,
-)
+from tests.factories import at, make_caller, make_tenant, refused
+from tests.tasks.making import FUTURE, complete, fail_next, held, lease, lease_one, make_type, number, queue, status
 from tests.waiters import together
 
 

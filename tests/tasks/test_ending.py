@@ -19,10 +19,9 @@ from apps.tasks.models import FinishedTask, LiveTask, Task
 from apps.tasks.services import artifacts, ending, operating, sweeping
 from apps.tasks.shapes import Grant, QueuedTask, UnsuccessfulRun
 from apps.tasks.states import MOST_RUNS
-from tests.factories import make_caller, make_principal, make_tenant, make_token
+from tests.factories import at, make_caller, make_principal, make_tenant, make_token, refused
 from tests.tasks.making import (
     FUTURE,
-    at,
     beat,
     cancel,
     codes,
@@ -36,7 +35,6 @@ from tests.tasks.making import (
     make_type,
     number,
     queue,
-    refused,
     release,
     send,
     snapshot,

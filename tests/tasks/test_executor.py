@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from apps.core.sql import database_now
+from apps.core.sql import database_now, execute
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import jobs as executor
@@ -192,8 +192,8 @@ def test_each_run_of_a_batch_ends_by_itself(kee: Caller, monkeypatch: pytest.Mon
 def test_idempotency_keys_of_tasks_and_runs(kee: Caller) -> None:
     task = ask(kee, fail="again")
     work(kee)
-    with acting_as(kee), connection.cursor() as cursor:
-        cursor.execute("update task_live set ready_at = now() - interval '1 hour', due_at = null")
+    with acting_as(kee):
+        execute("update task_live set ready_at = now() - interval '1 hour', due_at = null")
     work(kee)
     (_, first, first_run), (_, second, second_run) = _seen
     assert first == second == f"asyncgate:task_{task}"

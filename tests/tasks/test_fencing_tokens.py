@@ -10,19 +10,8 @@ import pytest
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.services import sweeping
 from apps.tasks.shapes import Grant
-from tests.tasks.making import (
-    FUTURE,
-    at,
-    beat,
-    complete,
-    fail,
-    lease_one,
-    make_type,
-    queue,
-    refused,
-    release,
-    snapshot,
-)
+from tests.factories import at, refused
+from tests.tasks.making import FUTURE, beat, complete, fail, lease_one, make_type, queue, release, snapshot
 
 LEASE = timedelta(seconds=30)
 

@@ -14,11 +14,10 @@ from apps.tasks.models import FinishedTask, LiveTask, Run, Spend, run_key
 from apps.tasks.services import sweeping
 from apps.tasks.shapes import BudgetInput, Grant
 from apps.tasks.states import Order
-from tests.factories import make_caller
+from tests.factories import at, make_caller, refused
 from tests.tasks.making import (
     FUTURE,
     asked,
-    at,
     beat,
     beat_many,
     cancel,
@@ -32,7 +31,6 @@ from tests.tasks.making import (
     pause,
     queue,
     queue_many,
-    refused,
     release,
     resume,
     snapshot,

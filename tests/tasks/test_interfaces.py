@@ -18,7 +18,7 @@ from apps.tasks import selectors, sql
 from apps.tasks.models import LiveTask, Queue, QueueHistory, Run, Task
 from apps.tasks.services import operating, sweeping
 from tests.console.test_site import SENT
-from tests.factories import make_token
+from tests.factories import make_token, refused
 from tests.tasks.making import (
     FUTURE,
     LONG_AGO,
@@ -35,7 +35,6 @@ from tests.tasks.making import (
     number,
     queue,
     queue_many,
-    refused,
     send,
     status,
 )

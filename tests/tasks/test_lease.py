@@ -12,11 +12,10 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import FinishedTask, LiveTask, Run, run_key
 from apps.tasks.services import ending, leasing, sweeping
-from tests.factories import make_caller, make_tenant
+from tests.factories import at, make_caller, make_tenant, refused
 from tests.tasks.making import (
     FUTURE,
     asked,
-    at,
     beat,
     complete,
     lease,
@@ -26,7 +25,6 @@ from tests.tasks.making import (
     number,
     queue,
     queue_many,
-    refused,
 )
 from tests.waiters import together
 

@@ -15,11 +15,10 @@ from apps.tasks.models import FairShare, LiveTask, Queue, RateWindow, Run
 from apps.tasks.services import dependencies, ending, leasing, queueing, sweeping, types
 from apps.tasks.shapes import Completed, LeaseNext
 from apps.tasks.states import Status
-from tests.factories import make_caller, make_tenant
+from tests.factories import at, make_caller, make_tenant, refused
 from tests.tasks.making import (
     FUTURE,
     asked,
-    at,
     codes,
     complete,
     complete_many,
@@ -31,7 +30,6 @@ from tests.tasks.making import (
     number,
     queue,
     queue_many,
-    refused,
     release,
     set_queue,
 )

@@ -18,16 +18,8 @@ from apps.tasks.services import leasing, queueing, types
 from apps.tasks.services.types import TypeDraft
 from apps.tasks.shapes import BudgetInput, QueueRequest
 from apps.tasks.states import IfDependencyFails, WhenSpent
-from tests.factories import T0, make_caller, make_principal
-from tests.tasks.making import (
-    SCHEMA,
-    lease,
-    make_type,
-    number,
-    queue,
-    refused,
-    snapshot,
-)
+from tests.factories import T0, make_caller, make_principal, refused
+from tests.tasks.making import SCHEMA, lease, make_type, number, queue, snapshot
 
 
 def test_queued_task_is_an_obligation_in_the_ledger(tenant: Tenant, kee: Caller) -> None:

@@ -13,18 +13,8 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors
 from apps.tasks.models import Artifact
 from apps.tasks.services import artifacts, ending
-from tests.factories import make_caller, make_tenant, make_token
-from tests.tasks.making import (
-    beat,
-    complete,
-    get,
-    lease_one,
-    make_type,
-    number,
-    queue,
-    refused,
-    release,
-)
+from tests.factories import make_caller, make_tenant, make_token, refused
+from tests.tasks.making import beat, complete, get, lease_one, make_type, number, queue, release
 
 
 def test_result_is_fetched_and_the_first_time_is_kept(kee: Caller, worker: Caller) -> None:

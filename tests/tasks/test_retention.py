@@ -8,14 +8,14 @@ from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 
 from apps.console import health
-from apps.core.sql import hot_cursor
+from apps.core.sql import fetch
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import sql
 from apps.tasks.models import Budget, FinishedTask, LiveTask, run_key
 from apps.tasks.services import artifacts, dependencies, sweeping
 from apps.tasks.shapes import BudgetInput
-from tests.factories import as_owner, make_caller, make_tenant, make_token
+from tests.factories import as_owner, make_caller, make_tenant, make_token, refused
 from tests.tasks.making import (
     DAY,
     asked,
@@ -29,7 +29,6 @@ from tests.tasks.making import (
     number,
     queue,
     queue_many,
-    refused,
 )
 from tests.waiters import together
 
@@ -112,15 +111,13 @@ TABLES = ("tasks_run", "tasks_spend", "tasks_task", "task_history")
 
 
 def ranges() -> set[tuple[int, int]]:
-    with acting_as_system("test"), connection.cursor() as cursor:
-        cursor.execute("select lower, upper from tasks_partition")
-        return {(lower, upper) for lower, upper in cursor.fetchall()}
+    with acting_as_system("test"):
+        return {(lower, upper) for lower, upper in fetch("select lower, upper from tasks_partition")}
 
 
 def last_id() -> int:
-    with acting_as_system("test"), connection.cursor() as cursor:
-        cursor.execute("select last_value from tasks_task_id_seq")
-        (found,) = cursor.fetchone()
+    with acting_as_system("test"):
+        (found,) = fetch("select last_value from tasks_task_id_seq")[0]
     return int(found)
 
 
@@ -149,9 +146,8 @@ def at_the_edge(left: int) -> tuple[int, int]:
 
 def place(table: str, key: int) -> str:
     column = "id" if table in {"tasks_run", "tasks_task"} else "task_id"
-    with acting_as_system("test"), connection.cursor() as cursor:
-        cursor.execute(f"select tableoid::regclass::text from {table} where {column} = %s limit 1", [key])
-        (found,) = cursor.fetchone()
+    with acting_as_system("test"):
+        (found,) = fetch(f"select tableoid::regclass::text from {table} where {column} = %s limit 1", [key])[0]
     return str(found)
 
 
@@ -319,9 +315,8 @@ def test_only_the_system_makes_and_drops_partitions(kee: Caller) -> None:
 
 def test_only_full_ended_and_old_ranges_are_dropped(kee: Caller, worker: Caller) -> None:
     def dropped(lower: int, since: str = "infinity") -> bool | None:
-        with acting_as_system("test"), hot_cursor() as cursor:
-            cursor.execute(sql.DROP_PARTITION, {"lower": lower, "since": since})
-            (found,) = cursor.fetchone()
+        with acting_as_system("test"):
+            (found,) = fetch(sql.DROP_PARTITION, {"lower": lower, "since": since}, hot=True)[0]
         return None if found is None else bool(found)
 
     make_type(kee)

@@ -20,8 +20,8 @@ from apps.tasks.services import scheduling
 from apps.tasks.services.scheduling import ScheduleDraft
 from apps.tasks.states import Misfire
 from apps.tasks.timetables import Timetable
-from tests.factories import make_token
-from tests.tasks.making import SCHEMA, at, get, make_type, refused, send
+from tests.factories import at, make_token, refused
+from tests.tasks.making import SCHEMA, get, make_type, send
 from tests.waiters import together
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)

@@ -22,9 +22,9 @@ from apps.tasks.models import (
 from apps.tasks.services import artifacts, ending, recording, sweeping
 from apps.tasks.shapes import BudgetInput, Grant
 from apps.tasks.states import CANCEL_REQUESTED, TRANSITIONS, Reason, Status, after_failure
+from tests.factories import at
 from tests.tasks.making import (
     FUTURE,
-    at,
     beat,
     cancel,
     complete,

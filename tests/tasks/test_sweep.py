@@ -19,12 +19,11 @@ from apps.tasks.models import FinishedTask, LiveTask, Run, TaskType, run_key
 from apps.tasks.services import ending, sweeping, types
 from apps.tasks.shapes import LeaseNext
 from apps.tasks.signals import task_queued, tasks_finished
-from tests.factories import as_owner, make_caller, make_tenant
+from tests.factories import as_owner, at, make_caller, make_tenant, refused
 from tests.tasks.making import (
     FUTURE,
     LONG_AGO,
     asked,
-    at,
     beat,
     cancel,
     complete,
@@ -40,7 +39,6 @@ from tests.tasks.making import (
     pause,
     queue,
     queue_many,
-    refused,
     release,
     set_queue,
     snapshot,

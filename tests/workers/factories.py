@@ -102,15 +102,6 @@ def events(kind: str = "state") -> list[str]:
     return [event.detail for event in WorkerEvent.objects.filter(kind=kind).order_by("id")]
 
 
-def move_clock(by: timedelta = timedelta(0)) -> None:
-    """Let the database's clock stand at another time for the rest of the transaction."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
-            [by.total_seconds()],
-        )
-
-
 def add_source(
     caller: Caller,
     address: str,

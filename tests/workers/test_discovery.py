@@ -17,7 +17,7 @@ from apps.workers import manifests, selectors, sources
 from apps.workers.models import Reach, SourceEntry, SourceKind, State, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import discovery, health
 from apps.workers.sources import Entry, Listing
-from tests.factories import make_caller, make_tenant
+from tests.factories import make_caller, make_tenant, pass_time
 from tests.workers.factories import (
     NOTHING,
     READS_ONLY,
@@ -28,7 +28,6 @@ from tests.workers.factories import (
     fault,
     ids,
     make_manifest,
-    move_clock,
     offers,
     refused,
     register,
@@ -152,12 +151,12 @@ def test_unusable_tool_is_left_out_with_its_reason(as_kee: Caller, shouter: McpS
 
 def test_only_changed_tools_are_registered(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint)
-    move_clock()
+    pass_time()
     discovery.discover()
     epoch, events = selectors.epochs(), WorkerEvent.objects.count()
 
     assert discovery.discover() == 0
-    move_clock(discovery.DEFAULT_EVERY)
+    pass_time(discovery.DEFAULT_EVERY)
     assert discovery.discover() == 2
     assert (selectors.epochs(), WorkerEvent.objects.count()) == (epoch, events)
 
@@ -184,14 +183,14 @@ def test_operators_signature_holds_while_tools_are_the_same(as_kee: Caller, shou
 def test_silent_entry_is_asked_ever_more_seldom(as_kee: Caller, shouter: McpServer) -> None:
     shouter.stop()
     add_source(as_kee, shouter.endpoint)
-    move_clock()
+    pass_time()
     pauses = []
     for _ in range(4):
         discovery.discover()
         entry = SourceEntry.objects.get()
         assert entry.asked_at is not None
         pauses.append((entry.next_at - entry.asked_at).total_seconds())
-        move_clock(entry.next_at - entry.asked_at)
+        pass_time(entry.next_at - entry.asked_at)
 
     assert pauses == [5, 10, 20, 40]
     assert fault().startswith("unreachable")
@@ -553,10 +552,10 @@ def test_entry_with_another_worker_removes_the_former_one(as_kee: Caller, remote
 
 
 def test_file_does_not_keep_a_silent_worker_alive(as_kee: Caller, file: Path, key: Key) -> None:
-    move_clock()
+    pass_time()
     register(as_kee, signed(make_manifest("one"), key))
     heard_at = Worker.objects.get().last_heartbeat_at
-    move_clock(health.OFFLINE_AFTER + timedelta(seconds=1))
+    pass_time(health.OFFLINE_AFTER + timedelta(seconds=1))
     health.mark_late()
     add_file(as_kee, file, signed(make_manifest("one", capabilities=["rust"]), key))
 

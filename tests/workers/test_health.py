@@ -29,19 +29,8 @@ from apps.workers.models import (
     pause_after,
 )
 from apps.workers.services import discovery, health
-from tests.factories import make_caller
-from tests.workers.factories import (
-    ID,
-    NOTHING,
-    add_source,
-    beat,
-    events,
-    make_manifest,
-    move_clock,
-    offers,
-    refused,
-    register,
-)
+from tests.factories import make_caller, pass_time
+from tests.workers.factories import ID, NOTHING, add_source, beat, events, make_manifest, offers, refused, register
 from tests.workers.servers import A_TEXT, McpServer, make_tool, serving
 
 SOON = timedelta(seconds=5)
@@ -64,7 +53,7 @@ def mark_late() -> int:
 
 
 def state_after(pause: timedelta) -> str:
-    move_clock(pause)
+    pass_time(pause)
     health.probe()
     return selectors.worker_named("loud").state
 
@@ -92,11 +81,11 @@ def test_states_follow_the_table(source: State, target: State) -> None:
 
 
 def test_silent_worker_is_degraded_then_offline(as_kee: Caller) -> None:
-    move_clock()
+    pass_time()
     register(as_kee, make_manifest(side_effects=NOTHING))
 
     def state_after(pause: timedelta) -> str:
-        move_clock(pause)
+        pass_time(pause)
         mark_late()
         return selectors.worker_named(ID).state
 
@@ -202,7 +191,7 @@ def test_pauses_grow_up_to_five_minutes(faults: int) -> None:
 
 
 def test_dead_discovered_worker_is_offline_in_time(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock()
+    pass_time()
     find(as_kee, shouter)
     for _ in range(3):
         assert state_after(health.OFFLINE_AFTER) == "ready"  # it needs no heartbeat
@@ -218,7 +207,7 @@ def test_dead_discovered_worker_is_offline_in_time(as_kee: Caller, shouter: McpS
 
 
 def test_two_answers_bring_a_worker_back(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock()
+    pass_time()
     find(as_kee, shouter)
     Worker.objects.update(reach=Reach.DOWN, state=State.OFFLINE)
     health.probe()
@@ -229,13 +218,13 @@ def test_two_answers_bring_a_worker_back(as_kee: Caller, shouter: McpServer) -> 
 
 
 def test_heartbeat_and_registration_do_not_hide_a_dead_endpoint(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock()
+    pass_time()
     announce(as_kee, shouter)
     health.probe()
     shouter.stop()
     states = []
     for _ in range(DOWN_AFTER + 2):
-        move_clock(2 * SOON)
+        pass_time(2 * SOON)
         announce(as_kee, shouter)
         states.append(state_after(timedelta(0)))
 
@@ -246,11 +235,11 @@ def test_heartbeat_and_registration_do_not_hide_a_dead_endpoint(as_kee: Caller, 
 
 
 def test_answer_does_not_replace_a_heartbeat(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock()
+    pass_time()
     announce(as_kee, shouter)
     beat(as_kee, "loud")
     health.probe()
-    move_clock(health.OFFLINE_AFTER + SOON)
+    pass_time(health.OFFLINE_AFTER + SOON)
     mark_late()
 
     assert state_after(timedelta(0)) == "offline"
@@ -258,14 +247,14 @@ def test_answer_does_not_replace_a_heartbeat(as_kee: Caller, shouter: McpServer)
 
 
 def test_maintenance_survives_lost_probes(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock()
+    pass_time()
     announce(as_kee, shouter)
     health.probe()
     beat(as_kee, "loud", "maintenance")
     shouter.stop()
 
     for pause in (health.PROBE_SELDOM, SOON, SOON):
-        move_clock(pause)
+        pass_time(pause)
         beat(as_kee, "loud", "maintenance")
         assert state_after(timedelta(0)) == "maintenance"
 
@@ -280,7 +269,7 @@ def test_quarantined_worker_is_not_probed(as_kee: Caller, shouter: McpServer) ->
 
 
 def test_disabled_principal_takes_its_workers_offline(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock()
+    pass_time()
     find(as_kee, shouter)
     register(as_kee, make_manifest())
     health.probe()
@@ -299,7 +288,7 @@ def test_disabled_principal_takes_its_workers_offline(as_kee: Caller, shouter: M
 
 
 def test_drift_degrades_until_registered(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock()
+    pass_time()
     announce(as_kee, shouter)
     health.probe()
 
@@ -316,7 +305,7 @@ def test_drift_degrades_until_registered(as_kee: Caller, shouter: McpServer) -> 
 
 
 def test_drifted_discovered_worker_is_asked_at_once(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock()
+    pass_time()
     find(as_kee, shouter)
     shouter.tools = [make_tool("whisper")]
 
@@ -331,12 +320,12 @@ def next_probe() -> timedelta:
     worker = Worker.objects.get()
     assert worker.probed_at is not None
     pause = worker.probe_at - worker.probed_at
-    move_clock(pause)
+    pass_time(pause)
     return pause
 
 
 def test_healthy_worker_is_probed_seldom(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock()
+    pass_time()
     announce(as_kee, shouter)
     assert next_probe() == health.PROBE_SELDOM
     tools, shouter.tools = shouter.tools, [make_tool("whisper")]
@@ -351,7 +340,7 @@ def test_healthy_worker_is_probed_seldom(as_kee: Caller, shouter: McpServer) -> 
 def test_lost_worker_is_probed_ever_more_seldom(
     as_kee: Caller, shouter: McpServer, *, beats: bool, expected: list[int]
 ) -> None:
-    move_clock()
+    pass_time()
     announce(as_kee, shouter)
     shouter.stop()
     pauses = []

@@ -18,18 +18,9 @@ from apps.workers import selectors, ticks
 from apps.workers.models import Offer, SourceEntry, Worker, WorkerEvent
 from apps.workers.services import discovery, registry
 from apps.workers.services import memory as remembering
+from tests.factories import pass_time
 from tests.memory.subjects import concepts
-from tests.workers.factories import (
-    ID,
-    NOTHING,
-    add_source,
-    beat,
-    make_manifest,
-    move_clock,
-    refused,
-    register,
-    signed,
-)
+from tests.workers.factories import ID, NOTHING, add_source, beat, make_manifest, refused, register, signed
 from tests.workers.servers import McpServer
 
 pytestmark = pytest.mark.django_db
@@ -237,10 +228,10 @@ def test_discovered_worker_comes_back_without_heartbeats(as_kee: Caller, shouter
 def test_expired_signature_asks_for_a_new_registration(
     as_kee: Caller, key: dict[str, str], *, revoked: bool, again: bool
 ) -> None:
-    move_clock()
+    pass_time()
     register(as_kee, signed(make_manifest(), key))
     remembering.remember()
-    move_clock(timedelta(hours=2))
+    pass_time(timedelta(hours=2))
     if revoked:
         registry.revoke_key(tenant_id=as_kee.tenant_id, key_id="bundled", why="stolen")
 

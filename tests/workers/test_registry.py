@@ -30,7 +30,7 @@ from apps.workers.trust import (
     forbidden_effects,
     share_of_an_hour,
 )
-from tests.factories import make_caller, make_tenant, make_token
+from tests.factories import make_caller, make_tenant, make_token, pass_time
 from tests.rest import ask
 from tests.workers.factories import (
     ID,
@@ -40,7 +40,6 @@ from tests.workers.factories import (
     enroll,
     make_key,
     make_manifest,
-    move_clock,
     refused,
     register,
     signed,
@@ -411,23 +410,23 @@ def test_hour_fits_all_its_calls(per_hour: int) -> None:
 
 @pytest.mark.parametrize(("tier", "room"), [(Tier.TRUSTED, 20), (Tier.SANDBOX, 2), (Tier.UNTRUSTED, 1)])
 def test_limit_allows_a_burst_and_then_a_steady_rate(as_kee: Caller, tier: Tier, room: int) -> None:
-    move_clock()
+    pass_time()
     limited(as_kee, 20, tier)
 
     assert taken() == room
     with pytest.raises(WorkerRateLimited) as refused:
         registry.take_call(worker_id="w")
     assert refused.value.retry_after == (3_600 // room if room > 1 else 5 * 3_600)
-    move_clock(timedelta(seconds=refused.value.retry_after - 1))
+    pass_time(timedelta(seconds=refused.value.retry_after - 1))
     assert taken() == 0
-    move_clock(timedelta(seconds=1))
+    pass_time(timedelta(seconds=1))
     assert taken() == 1
-    move_clock(timedelta(hours=6))
+    pass_time(timedelta(hours=6))
     assert taken() == room
 
 
 def test_lost_tier_limits_the_next_call(as_kee: Caller) -> None:
-    move_clock()
+    pass_time()
     limited(as_kee, 100)
     registry.take_call(worker_id="w")
 

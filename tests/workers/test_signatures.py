@@ -20,7 +20,7 @@ from apps.workers import selectors, trust
 from apps.workers.models import ToolVersion, Worker, WorkerEvent
 from apps.workers.services import registry
 from apps.workers.trust import Tier
-from tests.factories import make_caller
+from tests.factories import make_caller, pass_time
 from tests.workers.factories import (
     ID,
     NOTHING,
@@ -30,7 +30,6 @@ from tests.workers.factories import (
     events,
     make_key,
     make_manifest,
-    move_clock,
     public_half,
     refused,
     register,
@@ -166,7 +165,7 @@ def test_owner_may_repeat_a_signature_until_it_ends(as_kee: Caller, key: Key) ->
 
     assert register(as_kee, manifest).worker.effective_tier == "verified"
     assert (WorkerEvent.objects.count(), selectors.epochs()) == before
-    move_clock(HOUR)
+    pass_time(HOUR)
     with refused("signature_expired"):
         register(as_kee, manifest)
 
@@ -201,7 +200,7 @@ def test_unregistering_voids_signatures_for_everybody(tenant: Tenant, as_kee: Ca
             register(rival, old)
         registry.unregister(caller=rival, worker_id=ID)
 
-    move_clock(timedelta(seconds=1))
+    pass_time(timedelta(seconds=1))
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
 
 
@@ -213,7 +212,7 @@ def test_expelling_voids_the_last_signature_even_if_dated_ahead(as_kee: Caller, 
 
     with refused("signature_replayed"):
         register(as_kee, ahead)
-    move_clock(trust.CLOCK_SKEW + timedelta(seconds=1))
+    pass_time(trust.CLOCK_SKEW + timedelta(seconds=1))
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
 
 
@@ -228,16 +227,16 @@ def test_administrator_may_unregister_any_worker(tenant: Tenant, as_kee: Caller)
 
 
 def test_trust_ends_with_the_signature(as_kee: Caller, key: Key) -> None:
-    move_clock()
+    pass_time()
     register(as_kee, signed(make_manifest(), key))
     register(as_kee, signed(make_manifest("renewing"), key))
     assert again(as_kee) is False
-    move_clock(timedelta(minutes=56))
+    pass_time(timedelta(minutes=56))
     assert again(as_kee) is True
     epoch = selectors.epochs()
     register(as_kee, signed(make_manifest("renewing"), key))
     assert (selectors.epochs(), lapse()) == (epoch, 0)
-    move_clock(timedelta(minutes=4))
+    pass_time(timedelta(minutes=4))
 
     assert lapse() == 1
 
@@ -251,14 +250,14 @@ def test_trust_ends_with_the_signature(as_kee: Caller, key: Key) -> None:
 
 
 def test_expired_trust_allows_no_call_before_the_job_runs(as_kee: Caller, key: Key) -> None:
-    move_clock()
+    pass_time()
     begun = database_now().replace(microsecond=0)
     register(as_kee, signed(make_manifest(), key, now=begun))
-    move_clock(begun + HOUR - timedelta(microseconds=1) - database_now())
+    pass_time(begun + HOUR - timedelta(microseconds=1) - database_now())
     assert selectors.terms_of(ID, "analyze_repository").offer.barred is None
     registry.take_call(worker_id=ID)
 
-    move_clock(timedelta(microseconds=1))
+    pass_time(timedelta(microseconds=1))
 
     found = selectors.terms_of(ID, "analyze_repository").offer
     assert (found.tier, found.barred) == ("untrusted", "the tier untrusted does not allow read")

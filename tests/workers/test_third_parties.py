@@ -23,8 +23,8 @@ from apps.workers import selectors
 from apps.workers.models import SourceEntry, Worker
 from apps.workers.services import discovery, health
 from apps.workers.trust import Tier
-from tests.executions.making import refused
-from tests.workers.factories import NOTHING, READS_ONLY, add_source, enroll, make_key, move_clock, register, signed
+from tests.factories import pass_time, refused
+from tests.workers.factories import NOTHING, READS_ONLY, add_source, enroll, make_key, register, signed
 
 pytestmark = pytest.mark.ci
 
@@ -159,7 +159,7 @@ def found(query: str, caller: Caller) -> list[tuple[str, str]]:
 def test_reference_server_is_discovered_called_and_missed(as_kee: Caller, packages: Path, start: Start) -> None:
     port = _free_port()
     process = start(NODE, packages / "server-everything/dist/index.js", "streamableHttp", PORT=str(port))
-    move_clock()
+    pass_time()
     find(as_kee, _listening(port), "everything", NOTHING)
 
     assert ("everything", "echo") in found("echo back", as_kee)
@@ -168,7 +168,7 @@ def test_reference_server_is_discovered_called_and_missed(as_kee: Caller, packag
     assert Worker.objects.get().reach == "up"
     _end(process)
     for pause in (health.PROBE_EVERY, timedelta(seconds=5), timedelta(seconds=5)):
-        move_clock(pause)
+        pass_time(pause)
         health.probe()
     assert selectors.worker_named("everything").state == "offline"
     assert found("echo back", as_kee) == []
