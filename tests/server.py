@@ -1,6 +1,5 @@
 """A running web process on the test database, and the official client to talk to it."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -8,15 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from django.db import connection
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from apps.principals.models import Tenant
+from tests.commands import with_database
 from tests.factories import make_tenant
 from tests.waiters import until_nobody_else_is_in_a_transaction
 
@@ -48,14 +46,12 @@ def start_server(
 ) -> tuple[subprocess.Popen[bytes], str]:
     """A deployment on the test's database, once it answers: one web process, or several that share its address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     uvicorn = [sys.executable, "-m", "uvicorn", "--workers", str(processes), "--log-level", "warning"]
     try:
         process = subprocess.Popen(
             [*uvicorn, "--fd", str(listener.fileno()), application],
             pass_fds=[listener.fileno()],
-            env={**os.environ, "DATABASE_URL": database, "GATEHOUSE_PROCESS": "web", "GATEHOUSE_POOL": "4"}
-            | environment,
+            env=with_database(GATEHOUSE_PROCESS="web", GATEHOUSE_POOL="4") | environment,
         )
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:

@@ -122,8 +122,10 @@ def together(*acts: Callable[[], Any]) -> list[Any]:
     return [results[place] for place in range(len(acts))]
 
 
-def until(happened: Callable[[], object], what: str = "it") -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.01)
+def until(happened: Callable[[], Any], what: str | Callable[[], object] = "it", *, seconds: float = 60) -> Any:
+    """What it answers as soon as it answers something; `what` says what did not come."""
+    deadline = time.monotonic() + seconds
+    while not (found := happened()):
+        assert time.monotonic() < deadline, f"not in time: {what() if callable(what) else what}"
+        time.sleep(0.02)
+    return found

@@ -6,8 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,14 +74,6 @@ def refusal_of(endpoint: str, tool: str, arguments: dict[str, Any]) -> str:
     answer = call(endpoint, tool, arguments)
     assert answer.is_error, answer.structured_content
     return "".join(getattr(block, "text", "") for block in answer.content)
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    """Poll until a condition holds; fail with its name at the deadline."""
-    deadline = time.monotonic() + DEADLINE
-    while not holds():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.02)
 
 
 def write_pdf(path: Path, pages: Sequence[Sequence[str]], *, title: str = "") -> Path:

@@ -3,19 +3,16 @@
 import json
 import os
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from io import StringIO
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 import redis
-from django.conf import settings
 from django.core.management import call_command
 from django.db import transaction
 from django.test import Client
@@ -36,6 +33,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.services import sweeping
 from tests import remote as remotes
+from tests.commands import Ended, run
 from tests.console.world import fill
 from tests.delivery.conftest import STORED, deliver, make_remote, move_away
 from tests.digests.makers import post, post_grouped, read
@@ -196,16 +194,8 @@ def test_production_refuses_a_database_that_knows_no_small_letters() -> None:
     assert "builtin_locale 'C.UTF-8'" in checked.stderr
 
 
-def _manage(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "manage.py", *arguments],
-        cwd=Path(settings.BASE_DIR),
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+def _manage(*arguments: str, **environment: str) -> Ended:
+    return run(sys.executable, "manage.py", *arguments, env={**os.environ, **environment})
 
 
 @pytest.mark.ci

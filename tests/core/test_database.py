@@ -1,18 +1,13 @@
 """The database: its pool, statements that are too hot for the ORM, and migrations of another release."""
 
-import os
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.db.migrations.recorder import MigrationRecorder
@@ -20,6 +15,8 @@ from django.db.migrations.recorder import MigrationRecorder
 from apps.core import sql
 from config.pooled.base import DatabaseWrapper
 from config.settings import database
+from tests.commands import run, with_database
+from tests.waiters import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -87,10 +84,7 @@ def test_pool_connects_again_after_a_long_outage(tmp_path: Path) -> None:
         waiting = threading.Thread(target=lambda: answers.append(_asked(pooled)))
         waiting.start()
         # By pauses that double it would take half a minute to fail so often.
-        deadline = time.monotonic() + 60
-        while pooled.pool.get_stats().get("connections_errors", 0) < 6:
-            assert time.monotonic() < deadline, "it does not go on trying"
-            time.sleep(0.05)
+        until(lambda: pooled.pool.get_stats().get("connections_errors", 0) >= 6, "a sixth try")
         assert waiting.is_alive()
         connection.ensure_connection()
         server = connection.connection.info
@@ -146,16 +140,7 @@ def test_database_of_another_release_is_left_unchanged(made_by_another_release: 
 
 @pytest.mark.ci
 def test_bin_up_prints_the_refusal_in_a_sentence(made_by_another_release: None, tmp_path: Path) -> None:
-    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
-    told = subprocess.run(
-        [sys.executable, "-m", "config.stack.provision", str(tmp_path), "{}"],
-        cwd=settings.BASE_DIR,
-        env={**os.environ, "DATABASE_URL": url},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    told = run(sys.executable, "-m", "config.stack.provision", tmp_path, "{}", env=with_database())
     assert (told.returncode, told.stdout) == (1, "")
     assert told.stderr.splitlines()[-1].startswith("Another release made this database: ")
     assert "Traceback" not in told.stderr

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from django.conf import settings
 from django.db import connection, transaction
 from kombu.simple import SimpleQueue
 from pytest_django.live_server_helper import LiveServer
@@ -31,6 +29,7 @@ from apps.receipts.selectors import find
 from apps.receipts.services import Group
 from config.celery import app
 from tests import remote as remotes
+from tests.commands import ROOT, with_database
 from tests.delivery.conftest import deliver, make_remote, make_webhook, move_away, reloaded, wake
 from tests.digests.makers import post, read, unsound
 from tests.digests.test_races import race_behind
@@ -292,12 +291,8 @@ def test_worker_killed_after_its_call_leads_to_one_more_wake(kee: Caller, agent:
         "from apps.delivery.services import sending\n"
         f"sending.deliver_to(tenant_id={target.tenant_id}, target_id={target.pk})"
     )
-    database = urlsplit(settings.DATABASE_URL)._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
-    child = subprocess.Popen(
-        [sys.executable, "-c", script],
-        cwd=settings.BASE_DIR,
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "config.settings", "DATABASE_URL": database},
-    )
+    env = with_database(DJANGO_SETTINGS_MODULE="config.settings")
+    child = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=env)
     pids.append(child.pid)
     known.set()
     assert child.wait(timeout=120) == -9

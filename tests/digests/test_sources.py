@@ -1,11 +1,9 @@
 """What operators set for a source, and the hourly limits of sources at the endpoints that receive receipts."""
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +25,7 @@ from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_in
 from apps.receipts.models import Receipt
 from apps.receipts.services import Poster
+from tests.commands import run
 from tests.digests.makers import make_draft, set_source
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.rest import ask
@@ -251,13 +250,5 @@ def test_a_redis_that_is_away_lets_posts_through(tenant: Tenant, token: str, set
 
 @pytest.mark.parametrize("given", ["[]", '{"ci": true}'])
 def test_limits_that_make_no_sense_are_refused_at_the_start(given: str) -> None:
-    root = Path(__file__).parents[2]
-    started = subprocess.run(
-        [sys.executable, "-c", "import config.settings"],
-        cwd=root,
-        env={"SOURCE_RATE_LIMITS": given, "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    started = run(sys.executable, "-c", "import config.settings", env={"SOURCE_RATE_LIMITS": given, "PATH": ""})
     assert "SOURCE_RATE_LIMITS must be a JSON object" in started.stderr

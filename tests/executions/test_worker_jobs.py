@@ -1,15 +1,12 @@
 """Jobs inside workers are followed under one task by any process, and canceled once with it."""
 
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from django.db import connection
@@ -26,6 +23,7 @@ from apps.tasks.models import LiveTask
 from apps.tasks.shapes import QueuedTask
 from apps.workers.models import Allowance, Call
 from apps.workers.trust import CALLS_PER_HOUR, share_of_an_hour
+from tests.commands import ROOT, with_database
 from tests.executions.making import (
     cancel_task,
     make_writing_worker,
@@ -37,7 +35,6 @@ from tests.workers.factories import NOTHING
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ROOT = Path(__file__).resolve().parents[2]
 JOB_ID = {"type": "object", "properties": {"job_id": {"type": "string"}}, "required": ["job_id"]}
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 TOOLS = {"start_count": NUMBER, "get_count_status": JOB_ID, "get_count_result": JOB_ID}
@@ -156,9 +153,8 @@ def test_job_with_unusable_result_is_not_started_again(
 def test_next_run_follows_the_job_of_a_killed_process(kee: Caller, server: WorkerServer) -> None:
     make_counter(kee, server, writes=True, tools=CANCELABLE)
     task = queue_count(kee)
-    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     code = f"import django; django.setup()\nfrom apps.tasks.jobs import work\nwork({kee.tenant_id}, 'execute')\n"
-    env = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "config.settings"}
+    env = with_database(DJANGO_SETTINGS_MODULE="config.settings")
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env)
     try:
         until(lambda: server.calls["get_count_status"] >= 1, "the first look of the process")

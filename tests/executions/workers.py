@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from mcp.types import ResourceLink
 from starlette.applications import Starlette
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
+
+from tests.waiters import until
 
 
 @dataclass
@@ -44,10 +45,7 @@ class WorkerServer:
 
     def wait_for_calls(self, tool: str, number: int) -> None:
         """Return when the tool has been called so many times."""
-        deadline = time.monotonic() + 20
-        while self.calls[tool] < number:
-            assert time.monotonic() < deadline, f"{tool} was called {self.calls[tool]} times"
-            time.sleep(0.01)
+        until(lambda: self.calls[tool] >= number, lambda: f"{tool} was called {self.calls[tool]} times")
 
     def reset(self) -> None:
         self.calls.clear()

@@ -16,6 +16,7 @@ from apps.handoff import places
 from apps.handoff.files import Inbox
 from apps.handoff.items import Item, Kind, Priority
 from apps.principals.models import Tenant
+from tests.commands import run
 from tests.factories import make_token
 
 PRODUCT: Final = Path(__file__).resolve().parents[2]
@@ -31,9 +32,9 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
-    return subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, env=environment(), check=True, capture_output=True, text=True
-    ).stdout
+    done = run("git", *identity, *arguments, cwd=folder, env=environment())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def make_repository(folder: Path, *, origin: str | None = None) -> Path:
@@ -121,14 +122,7 @@ sys.exit(sum(os.waitpid(child, 0)[1] for child in started) != 0)
 def at_once(root: Path, many: int, do: str) -> str:
     """Run a statement in many processes that are let go at the same moment; `number` is each one's own."""
     code = AT_ONCE.replace("        DO\n", "".join(f"        {line}\n" for line in do.strip().splitlines()))
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, str(root), str(many)],
-        env=environment({"PYTHONPATH": str(PRODUCT)}),
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=120,
-    )
+    done = run(sys.executable, "-P", "-c", code, root, str(many), env=environment({"PYTHONPATH": str(PRODUCT)}))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

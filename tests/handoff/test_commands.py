@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from apps.handoff.files import Outbox
+from tests.commands import Ended, run
 from tests.handoff.conftest import NOON, PRODUCT, answered, environment, handoff, inbox_of, leave
 
 EMPTY = "◈ INHERIT\nNo inheritance items\n"
@@ -21,13 +22,8 @@ EMPTY = "◈ INHERIT\nNo inheritance items\n"
 def test_command_starts_without_django_and_servers(root: Path) -> None:
     code = "import sys; from apps.handoff.cli import main; main(sys.argv[1:]); sys.stderr.write(' '.join(sys.modules))"
     leave(root)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, "inherit", "--root", str(root)],
-        env=environment({"PYTHONPATH": str(PRODUCT), "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"}),
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    env = environment({"PYTHONPATH": str(PRODUCT), "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"})
+    done = run(sys.executable, "-P", "-c", code, "inherit", "--root", root, env=env)
     assert "Do this next" in done.stdout
     loaded = set(done.stderr.split())
     assert not loaded & {"django", "pydantic", "config", "apps.core", "psycopg", "httpx2", "redis", "asyncio"}
@@ -37,23 +33,13 @@ def test_modules_of_the_current_folder_are_not_loaded(root: Path) -> None:
     for name in ("apps.py", "json.py", "argparse.py", "yaml.py"):
         (root / name).write_text("raise SystemExit('loaded from here')")
     leave(root)
-    done = subprocess.run(
-        [PRODUCT / "bin" / "handoff", "inherit"],
-        cwd=root,
-        env=environment(),
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = run(PRODUCT / "bin" / "handoff", "inherit", cwd=root, env=environment())
     assert "Do this next" in done.stdout
 
 
 def test_command_works_through_a_link(root: Path, tmp_path: Path) -> None:
     (tmp_path / "handoff").symlink_to(PRODUCT / "bin" / "handoff")
-    done = subprocess.run(
-        [tmp_path / "handoff", "inherit"], cwd=root, env=environment(), check=True, capture_output=True, text=True
-    )
-    assert done.stdout == EMPTY
+    assert run(tmp_path / "handoff", "inherit", cwd=root, env=environment()).stdout == EMPTY
 
 
 def test_output_is_utf_8_in_every_locale(root: Path) -> None:
@@ -112,9 +98,9 @@ def test_failed_output_does_not_count_as_shown(root: Path, closed: str, said: st
     assert len(answered("inherit", root=root)["items"]) == 1
 
 
-def in_shell(line: str, root: Path) -> "subprocess.CompletedProcess[str]":
+def in_shell(line: str, root: Path) -> Ended:
     env = environment({"HANDOFF": str(PRODUCT / "bin" / "handoff"), "ROOT": str(root)})
-    return subprocess.run(["bash", "-c", line], env=env, capture_output=True, check=False, text=True, timeout=60)
+    return run("bash", "-c", line, env=env)
 
 
 def test_interrupt_prints_nothing(root: Path) -> None:
@@ -142,14 +128,9 @@ def test_interrupt_prints_nothing(root: Path) -> None:
 def test_manage_py_has_the_same_commands(root: Path) -> None:
     leave(root)
     (root / ".git" / "handoff" / "outbox").write_text("in the way")
-    command = [sys.executable, str(PRODUCT / "manage.py"), "handoff"]
-    shown = subprocess.run([*command, "inherit", "--root", str(root)], capture_output=True, text=True, check=True)
-    refused = subprocess.run(
-        [*command, "outbox", "put", "--type", "r", "--session", "a", "Text", "--root", str(root)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = (sys.executable, PRODUCT / "manage.py", "handoff")
+    shown = run(*command, "inherit", "--root", root)
+    refused = run(*command, "outbox", "put", "--type", "r", "--session", "a", "Text", "--root", root)
     assert "Do this next" in shown.stdout
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
 
@@ -241,18 +222,11 @@ def commands() -> Iterator[tuple[str, str]]:
             yield command, "".join(f"{line}\n" for line in lines[typed:])
 
 
-def run(command: str, root: Path) -> str:
-    path = f"{PRODUCT / 'bin'}:{environment()['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=root, env=environment({"PATH": path}), capture_output=True, check=True, text=True
-    )
-    return done.stdout
-
-
 def test_the_transcript_is_what_the_commands_print(root: Path) -> None:
     told = list(commands())
     assert len(told) >= 7
-    printed = [(command, run(command, root)) for command, _ in told]
+    env = environment({"PATH": f"{PRODUCT / 'bin'}:{environment()['PATH']}"})
+    printed = [(command, run("bash", "-c", command, cwd=root, env=env).stdout) for command, _ in told]
     assert [(command, _STAMP.sub("", text)) for command, text in printed] == [
         (command, _STAMP.sub("", text)) for command, text in told
     ]

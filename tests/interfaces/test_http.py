@@ -49,6 +49,8 @@ def _ask(
         (_POST, _receipt(nonesuch=1), 422, "invalid"),
         (_POST, _receipt(title="x" * 201), 422, "invalid"),
         (_POST, _receipt(summary="x" * 16_385), 413, "too_large"),
+        (_POST, _receipt(summary="ä" * 9000), 413, "too_large"),
+        (_POST, _receipt(metadata={"a": "x" * 65_536}), 413, "too_large"),
         (_POST, b"", 422, "invalid"),
         (_POST, b"[1]", 422, "invalid"),
         (_POST, b'{"title": "a", "title": "b"}', 400, "malformed_json"),
@@ -57,6 +59,7 @@ def _ask(
         (_POST, b" " * 600_000, 413, "body_too_large"),
         (_POST, b" " * 9_000_000, 413, "body_too_large"),
         (_DOOR, _receipt(), 200, None),
+        (_DOOR, _receipt(group={"flush_class": "soon"}), 422, "invalid"),
         (_DOOR, b"{", 400, "malformed_json"),
     ],
 )

@@ -1,13 +1,11 @@
 """The demo as a person starts it."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,7 +15,9 @@ from typing import Any
 import httpx2
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.commands import ROOT, of_a_person, run
+from tests.waiters import until
+
 PATIENCE = 240.0
 SMALL = ROOT / "apps" / "executions"
 
@@ -51,7 +51,7 @@ class Demo:
             assert self.child.poll() is None, self.output()
             return self._task().get("status") == status
 
-        _wait(reached, why=self.output)
+        until(reached, self.output, seconds=PATIENCE)
 
     def _task(self) -> Mapping[str, Any]:
         try:
@@ -68,21 +68,8 @@ class Demo:
         return found
 
 
-def _wait(until: Callable[[], bool], *, why: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not until():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.05)
-
-
 def _stack_command(command: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "config.stack", command, *arguments]
-
-
-def _environment() -> dict[str, str]:
-    """A person's environment: without what the test run put there for itself."""
-    ours = ("GATEHOUSE_", "DJANGO_", "PYTEST_", "DATABASE_URL", "REDIS_URL")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 @contextmanager
@@ -91,7 +78,7 @@ def _demo(path: Path, folder: Path) -> Iterator[Demo]:
     with log.open("w") as output:
         child = subprocess.Popen(
             _stack_command("demo", str(path), "--data", str(data)),
-            env=_environment(),
+            env=of_a_person(),
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -103,7 +90,7 @@ def _demo(path: Path, folder: Path) -> Iterator[Demo]:
             child.terminate()
             child.wait(timeout=PATIENCE)
         reset = _stack_command("up", "reset", "--yes", "--data", str(data))
-        subprocess.run(reset, env=_environment(), cwd=ROOT, check=False, capture_output=True, timeout=PATIENCE)
+        run(*reset, env=of_a_person())
 
 
 @pytest.mark.ci
@@ -116,15 +103,7 @@ def test_demo_ends_well_twice_on_the_same_data(tmp_path: Path) -> None:
         shown = first.ended_well()
         assert "digest_snapshot" in shown
         assert "start it with bin/up" in shown
-        again = subprocess.run(
-            _stack_command("demo", str(next_to_nothing), "--data", str(first.data)),
-            env=_environment(),
-            cwd=ROOT,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        again = run(*_stack_command("demo", str(next_to_nothing), "--data", str(first.data)), env=of_a_person())
 
     assert again.returncode == 0, again.stdout + again.stderr
     assert "exec_2" in again.stdout
@@ -147,15 +126,8 @@ def test_interrupted_demo_ends_with_its_exit_code(tmp_path: Path) -> None:
 def test_missing_folder_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "missing"
 
-    refused = subprocess.run(
-        [sys.executable, "manage.py", "demo", str(path)],
-        env=_environment() | {"GATEHOUSE_URL": "http://127.0.0.1:9", "GATEHOUSE_TOKEN": "ght_none"},
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    env = of_a_person(GATEHOUSE_URL="http://127.0.0.1:9", GATEHOUSE_TOKEN="ght_none")
+    refused = run(sys.executable, "manage.py", "demo", path, env=env)
 
     assert refused.returncode != 0
     assert str(path) in refused.stderr

@@ -1,9 +1,7 @@
 """A general manager hands parts of a wish to departments, which plan and carry them out with workers of their own."""
 
 import json
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,8 +15,10 @@ import pytest
 
 from config.stack import programs
 from config.stack.folders import PRODUCT
+from tests import waiters
 from tests.bundled_workers.processes import GRADIENTS, RECEIPTS, write_pdf
 from tests.chaos.ground import Ground, prepared
+from tests.commands import run
 from tests.server import Server
 
 SCRIPT: Final = PRODUCT / "examples" / "delegates" / "department.py"
@@ -121,14 +121,7 @@ def start_department(
 
 
 def manage(ground: Ground, *command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "manage.py", *command],
-        env=ground.environment,
-        cwd=PRODUCT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(sys.executable, "manage.py", *command, env=ground.environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -156,12 +149,7 @@ def ask(ground: Ground, secret: str, tool: str, **arguments: Any) -> dict[str, A
 
 
 def until(happened: Callable[[], Any], what: str, ground: Ground) -> Any:
-    """What it answers as soon as it answers something."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := happened()):
-        assert time.monotonic() < deadline, f"not in time: {what}\n{json.dumps(ground.logs(), indent=1)}"
-        time.sleep(0.2)
-    return found
+    return waiters.until(happened, lambda: f"{what}\n{json.dumps(ground.logs(), indent=1)}", seconds=PATIENCE)
 
 
 def carried_out(ground: Ground, secret: str, plan_id: str) -> dict[str, Any]:

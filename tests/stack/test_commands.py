@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,22 +15,14 @@ from config.stack.folders import DataFolder
 from config.stack.processes import MARK, StackError, bound_log
 from config.stack.supervisor import DEFAULT_PORT, Supervisor, listen
 from config.stack.testing import why_nothing_ran
+from tests.commands import Ended, run
 from tests.factories import T0
 
-ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "postgresql://somebody:hidden@127.0.0.1:9/nothing"
 
 
-def _run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+def _run(*arguments: str, **environment: str) -> Ended:
+    return run(sys.executable, *arguments, env={**os.environ, **environment})
 
 
 def test_last_port_is_used_again_unless_it_is_taken() -> None:

@@ -8,10 +8,10 @@ import stat
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ import pytest
 from config.stack.folders import DataFolder
 from config.stack.processes import marked
 from config.stack.supervisor import readiness
+from tests.commands import ROOT, Ended, of_a_person, run
+from tests.waiters import until
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0
 
 
@@ -37,34 +38,12 @@ def data(tmp_path: Path) -> Iterator[Path]:
     _call("up", "reset", "--yes", "--data", str(folder))
 
 
-def _environment(**more: str) -> dict[str, str]:
-    """A person's environment: without what the test run put there for itself."""
-    ours = ("GATEHOUSE_", "DJANGO_", "PYTEST_", "DATABASE_URL", "REDIS_URL")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
+def _call(command: str, *arguments: str, cwd: Path = ROOT) -> Ended:
+    return run(ROOT / "bin" / command, *arguments, env=of_a_person(), cwd=cwd)
 
 
-def _call(command: str, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROOT / "bin" / command), *arguments],
-        env=_environment(),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-
-
-def _manage(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "manage.py", *arguments],
-        env=_environment(GATEHOUSE_DATA=str(data)),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+def _manage(data: Path, *arguments: str) -> Ended:
+    return run(sys.executable, "manage.py", *arguments, env=of_a_person(GATEHOUSE_DATA=str(data)))
 
 
 @contextmanager
@@ -75,14 +54,14 @@ def _up(data: Path, *arguments: str, **environment: str) -> Iterator[subprocess.
         log.open("w") as output,
         subprocess.Popen(
             [str(ROOT / "bin" / "up"), "--data", str(data), *arguments],
-            env=_environment(**environment),
+            env=of_a_person(**environment),
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
         ) as child,
     ):
         try:
-            _wait(lambda: child.poll() is not None or "Stop: Ctrl-C" in log.read_text(), why=log.read_text)
+            _wait(lambda: child.poll() is not None or "Stop: Ctrl-C" in log.read_text(), log.read_text)
             assert child.poll() is None, log.read_text()
             yield child
         finally:
@@ -91,11 +70,7 @@ def _up(data: Path, *arguments: str, **environment: str) -> Iterator[subprocess.
             child.wait(timeout=PATIENCE)
 
 
-def _wait(until: Callable[[], bool], *, why: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not until():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.05)
+_wait = partial(until, seconds=PATIENCE)
 
 
 def _stack(data: Path) -> dict[str, Any]:
@@ -124,9 +99,9 @@ def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         _wait(
             lambda: not set(before.values()) & set(_stack(data)["processes"].values()),
-            why=lambda: _stack(data)["processes"],
+            lambda: _stack(data)["processes"],
         )
-        _wait(lambda: _works(data), why=lambda: readiness(_stack(data)["url"]))
+        _wait(lambda: _works(data), lambda: readiness(_stack(data)["url"]))
         running = marked(DataFolder(data).mark)
 
         child.send_signal(signal.SIGINT)
@@ -145,7 +120,7 @@ def test_the_other_web_process_answers_when_one_is_killed(data: Path) -> None:
         before = dict(_stack(data)["processes"])
         os.kill(before["web"], signal.SIGKILL)
         assert all(_works(data) for _ in range(10))
-        _wait(lambda: _stack(data)["processes"]["web"] != before["web"], why=lambda: _stack(data)["processes"])
+        _wait(lambda: _stack(data)["processes"]["web"] != before["web"], lambda: _stack(data)["processes"])
         os.kill(before["web-2"], signal.SIGKILL)
         assert all(_works(data) for _ in range(10))
 
@@ -167,7 +142,7 @@ def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -
             assert hub.post("/api/v1/task-types", json={"name": "copy"}).is_success
             with ThreadPoolExecutor(1) as pool:
                 loading = pool.submit(load, hub)
-                _wait(lambda: len(acknowledged) > 1_000 or loading.done(), why=loading.exception)
+                _wait(lambda: len(acknowledged) > 1_000 or loading.done(), loading.exception)
                 before = set(acknowledged)
                 written = _manage(data, "backup", str(backup))
                 after = len(acknowledged)

@@ -5,15 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 import redis
-from django.db import connection
 
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
@@ -24,13 +22,12 @@ from apps.tasks.services import scheduling
 from apps.tasks.services.scheduling import ScheduleDraft
 from apps.tasks.shapes import QueuedTask
 from apps.tasks.states import Misfire
+from tests.commands import ROOT, with_database
 from tests.factories import make_caller, make_tenant
 from tests.tasks.making import make_type, number, queue
+from tests.waiters import until
 
 pytestmark = [pytest.mark.ci, pytest.mark.django_db(transaction=True)]
-
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -51,12 +48,11 @@ def _worker(log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def _celery(log: Path, what: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "celery", "-A", "config", what, *arguments],
             cwd=ROOT,
-            env={**os.environ, "DATABASE_URL": url, "GATEHOUSE_PROCESS": what},
+            env=with_database(GATEHOUSE_PROCESS=what),
             stdout=out,
             stderr=out,
             start_new_session=True,
@@ -72,13 +68,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _until(happened: Callable[[], bool], *, seconds: float = 45) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def _ended(caller: Caller, task: QueuedTask) -> bool:
@@ -102,12 +91,12 @@ def test_task_survives_the_kill_of_its_worker(caller: Caller, tmp_path: Path) ->
     tmp_path.chmod(0o755)
     task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
     with _worker(tmp_path / "log") as first:
-        _until((tmp_path / "running-1").exists)
+        until((tmp_path / "running-1").exists)
         _kill(first)
     with _worker(tmp_path / "log"):
-        _until((tmp_path / "running-2").exists)
+        until((tmp_path / "running-2").exists)
         (tmp_path / "go").touch()
-        _until(lambda: _ended(caller, task))
+        until(lambda: _ended(caller, task))
 
     _assert_ended_once(caller, task, run=2)
     with acting_as(caller):
@@ -118,13 +107,13 @@ def test_flushed_broker_costs_latency_only(caller: Caller, tmp_path: Path) -> No
     (tmp_path / "go").touch()
     with _worker(tmp_path / "log"):
         before = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
-        _until(lambda: _ended(caller, before))
+        until(lambda: _ended(caller, before))
         with _broker() as broker:
             broker.flushdb()
         after = queue(caller, "slow_for_tests", {"folder": str(tmp_path)}, priority=9)
         with _broker() as broker:
             broker.flushdb()
-        _until(lambda: _ended(caller, after))
+        until(lambda: _ended(caller, after))
 
     _assert_ended_once(caller, after, run=1)
 
@@ -141,7 +130,7 @@ def test_rival_clocks_queue_each_time_once(caller: Caller, tmp_path: Path) -> No
 
     beats = [("beat", "--schedule", str(tmp_path / f"beat-{n}"), "--pidfile", str(tmp_path / f"{n}.pid")) for n in "12"]
     with _celery(tmp_path / "log", *beats[0]), _celery(tmp_path / "log", *beats[1]), _worker(tmp_path / "log"):
-        _until(lambda: len(queued()) >= 8)
+        until(lambda: len(queued()) >= 8)
     with acting_as(caller):
         found = Schedule.objects.get(pk=made.pk)
         keys = set(IdempotencyKey.objects.values_list("key", flat=True))

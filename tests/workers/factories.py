@@ -1,18 +1,14 @@
 """Manifests, keys, sources and heartbeats for the tests of the registry."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from joserfc import jws
 from joserfc.jwk import OKPKey
 
@@ -26,6 +22,7 @@ from apps.workers.services import discovery, health, registry
 from apps.workers.shapes import HeartbeatTaken, OfferView
 from apps.workers.trust import Tier
 from tests import waiters
+from tests.commands import run, with_database
 
 ID = "code-analyzer-001"
 READS_ONLY = {"filesystem": "read", "network": "none", "execution": "none"}
@@ -163,15 +160,6 @@ def at_once(*acts: Callable[[], object]) -> list[object]:
 
 def typed(*arguments: str, code: int = 0) -> str:
     """What `manage.py mcp_workers` prints as a process; `call_command` parses options in another way."""
-    database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
-    done = subprocess.run(  # our own command
-        [sys.executable, "manage.py", "mcp_workers", *arguments],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "DATABASE_URL": database},
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    done = run(sys.executable, "manage.py", "mcp_workers", *arguments, env=with_database())
     assert done.returncode == code, done.stderr
     return (done.stdout + done.stderr).strip()

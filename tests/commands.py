@@ -1,0 +1,39 @@
+"""Commands in processes of their own, and the environment that they run in."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from django.db import connection
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+Ended = subprocess.CompletedProcess[str]
+
+
+def run(*command: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT, timeout: float = 300.0) -> Ended:
+    """How a command has ended, and what it has printed; `env` is its whole environment."""
+    return subprocess.run(
+        command,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+
+
+def with_database(**more: str) -> dict[str, str]:
+    """The environment of the tests, with the database of this one."""
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+    return {**os.environ, "DATABASE_URL": url, **more}
+
+
+def of_a_person(**more: str) -> dict[str, str]:
+    """A person's environment: without what the test run put there for itself."""
+    ours = ("GATEHOUSE_", "DJANGO_", "PYTEST_", "DATABASE_URL", "REDIS_URL")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
