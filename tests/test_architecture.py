@@ -22,7 +22,6 @@ LAYERS: Final = [
     for layer in reversed(contract["layers"])
 ]
 LEVEL_OF: Final = {name: level for level, names in enumerate(LAYERS) for name in names}
-OUR_APPS: Final = sorted(path.parent.name for path in (ROOT / "apps").glob("*/__init__.py"))
 OUR_MODELS: Final = [model for model in apps.get_models() if model.__module__.startswith("apps.")]
 
 WRITES: Final = {

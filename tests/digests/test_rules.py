@@ -8,7 +8,7 @@ import pytest
 from apps.core.errors import Malformed
 from apps.core.ids import decode_position
 from apps.digests import selectors, services
-from apps.digests.formats import UnknownEntry, parse_entry, parse_through
+from apps.digests.formats import BadToken, UnknownEntry, parse_entry, parse_through
 from apps.digests.models import Inbox, ReceiptState, Thread
 from apps.digests.shapes import AckedOutput, InboxOutput
 from apps.principals.models import Tenant
@@ -125,6 +125,8 @@ def test_as_of_before_the_entry_acks_what_was_visible_then(as_kee: Caller) -> No
     for _ in range(2):
         post(as_kee)
     last = post(as_kee)
+    with pytest.raises(BadToken, match="no state 4"):
+        ack_through(as_kee, f"{last.entry_ref}@4")
     assert ack_through(as_kee, f"{last.entry_ref}@2").acked_receipts == 2
     assert receipt_ids(read(as_kee)) == [[last.receipt_id]]
 

@@ -52,10 +52,6 @@ def queue_count(caller: Caller, tool_name: str = "start_count") -> QueuedTask:
     return queue_call(caller, tool_name, {"number": 3}, worker_id="counter")
 
 
-def number_of(task: QueuedTask) -> int:
-    return int(task.task_id.removeprefix("task_"))
-
-
 @contextmanager
 def beside(run: Callable[[], object]) -> Iterator[None]:
     """Run it on a thread until the block ends."""

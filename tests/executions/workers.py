@@ -1,7 +1,6 @@
 """A real MCP worker inside the test process: the SDK's server, under uvicorn, on a thread."""
 
 import asyncio
-import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context, Image
 from mcp.server.mcpserver.exceptions import ToolError
@@ -19,6 +17,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
 from tests.waiters import until
+from tests.workers.servers import begin_serving
 
 
 @dataclass
@@ -178,15 +177,9 @@ def serving() -> Iterator[WorkerServer]:
     app = _server(seen).streamable_http_app()
     away = Starlette(routes=[Route("/moved", lambda _: RedirectResponse("/mcp", 307), methods=["GET", "POST"])])
     app.router.routes.extend(away.routes)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", log_config=None, timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), name="test-worker")
-    thread.start()
-    seen.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    seen.endpoint, stop = begin_serving(app)
     try:
         yield seen
     finally:
         seen.gate.set()
-        server.should_exit = True
-        thread.join(10)
-        listener.close()
+        stop()

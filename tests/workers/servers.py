@@ -99,11 +99,17 @@ def serving(*, name: str = "shouter") -> Iterator[McpServer]:
         on_call_tool=served.call_tool,
         on_subscriptions_listen=served.listen,
     )
+    served.endpoint, served.stop = begin_serving(lowlevel.streamable_http_app())
+    try:
+        yield served
+    finally:
+        served.stop()
+
+
+def begin_serving(app: Any) -> tuple[str, Callable[[], None]]:
+    """The MCP endpoint of an application on a free loopback port, and what stops it."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        lowlevel.streamable_http_app(), log_level="critical", log_config=None, timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", log_config=None, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), name="mcp-server")
     thread.start()
 
@@ -112,12 +118,7 @@ def serving(*, name: str = "shouter") -> Iterator[McpServer]:
         thread.join(10)
         listener.close()
 
-    served.stop = stop
-    served.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
-    try:
-        yield served
-    finally:
-        stop()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", stop
 
 
 def encoded(text: str | bytes) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from django.db import DatabaseError, connection
+from django.db import DatabaseError
 
 from apps.core.errors import FieldError, Invalid, NotFound
 from apps.core.ids import format_ref
 from apps.core.notifications import send_on_commit
-from apps.core.sql import hot_cursor
+from apps.core.sql import execute, fetch
 from apps.principals.tenancy import Caller, acting_as_system, acting_in
 from apps.tasks import sql
 from apps.tasks.models import Dependency, FinishedTask, Task
@@ -79,17 +79,15 @@ def release_dependants() -> int:
 
     Opens its own transactions. Safe to repeat and to overlap. A locked task is left to the next tick.
     """
-    with acting_as_system("looking for dependants"), hot_cursor() as cursor:
-        cursor.execute(sql.WAITED_ENOUGH, {"limit": DEPENDANTS_BATCH})
-        tenants = [tenant_id for (tenant_id,) in cursor.fetchall()]
+    with acting_as_system("looking for dependants"):
+        tenants = [tenant_id for (tenant_id,) in fetch(sql.WAITED_ENOUGH, {"limit": DEPENDANTS_BATCH}, hot=True)]
     return sum(release_dependants_in(tenant_id=tenant_id) for tenant_id in tenants)
 
 
 def release_dependants_in(*, tenant_id: int) -> int:
     """As :func:`release_dependants`, in one tenant."""
-    with acting_in(tenant_id, _WHY), hot_cursor() as cursor:
-        cursor.execute(sql.LOST, {"task": None, "limit": DEPENDANTS_BATCH})
-        lost = [task_id for task_id, *_ in cursor.fetchall()]
+    with acting_in(tenant_id, _WHY):
+        lost = [task_id for task_id, *_ in fetch(sql.LOST, {"task": None, "limit": DEPENDANTS_BATCH}, hot=True)]
     ended = _tried(partial(_end, None), tenant_id)
     if lost and ended is None:
         # One that can't be ended just now, or its recipient's busy inbox, keeps none of the others back.
@@ -101,8 +99,7 @@ def _tried(settle: Callable[[], int], tenant_id: int) -> int | None:
     """Run this in its own transaction with a short lock timeout; None if it failed."""
     try:
         with acting_in(tenant_id, _WHY):
-            with connection.cursor() as cursor:
-                cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
+            execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
             return settle()
     except DatabaseError as exc:
         logger.warning("dependants in tenant %s are left to the next sweep: %s", tenant_id, exc)
@@ -111,9 +108,7 @@ def _tried(settle: Callable[[], int], tenant_id: int) -> int | None:
 
 def _release(tenant_id: int) -> int:
     """Remove succeeded dependencies from the tasks that wait for them."""
-    with hot_cursor() as cursor:
-        cursor.execute(sql.RELEASE, {"limit": DEPENDANTS_BATCH})
-        released = cursor.fetchall()
+    released = fetch(sql.RELEASE, {"limit": DEPENDANTS_BATCH}, hot=True)
     admit([(tenant_id, key) for *_, key, waits_for_key in released if waits_for_key])
     for queue, task_type in sorted({(queue, task_type) for queue, task_type, is_ready, *_ in released if is_ready}):
         send_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
@@ -122,9 +117,9 @@ def _release(tenant_id: int) -> int:
 
 def _end(only_task_id: int | None) -> int:
     """End the tasks whose dependency has failed or was canceled, or one of them."""
-    with hot_cursor() as cursor:
-        cursor.execute(sql.LOST, {"task": only_task_id, "limit": DEPENDANTS_BATCH})
-        lost = {task_id: rest for task_id, *rest in cursor.fetchall()}
+    lost = {
+        task_id: rest for task_id, *rest in fetch(sql.LOST, {"task": only_task_id, "limit": DEPENDANTS_BATCH}, hot=True)
+    }
     ended = recording.record([_loss(task_id, *rest) for task_id, rest in lost.items()])
     Dependency.objects.filter(task_id__in=[one.task_id for one in ended]).delete()
     return len(ended)

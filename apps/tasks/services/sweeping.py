@@ -13,7 +13,7 @@ from django.db import DatabaseError, connection
 
 from apps.core.ids import format_ref
 from apps.core.notifications import send_on_commit
-from apps.core.sql import hot_cursor
+from apps.core.sql import execute, fetch, hot_cursor
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.tasks import handlers, sql
 from apps.tasks.services.ending import bury, end_overdue
@@ -54,9 +54,8 @@ def admit_waiting() -> int:
 
     Whoever frees a key skips a task that another transaction has locked.
     """
-    with acting_as_system("looking for free keys"), hot_cursor() as cursor:
-        cursor.execute(sql.FREE_KEYS, {"limit": ADMIT_BATCH})
-        keys: list[tuple[int, str]] = cursor.fetchall()
+    with acting_as_system("looking for free keys"):
+        keys: list[tuple[int, str]] = fetch(sql.FREE_KEYS, {"limit": ADMIT_BATCH}, hot=True)
         admit(keys)
     return len(keys)
 
@@ -93,8 +92,7 @@ def _end_of_one(end: _Ending, tenant_id: int, task_ids: Sequence[int]) -> int:
     """End tasks together, or one by one if one of them can't end."""
     try:
         with acting_in(tenant_id, "sweep of leases"):
-            with connection.cursor() as cursor:
-                cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
+            execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
             return end(task_ids=task_ids)
     except DatabaseError as exc:
         if len(task_ids) > 1 and not isinstance(exc.__cause__, psycopg.errors.LockNotAvailable):
@@ -115,16 +113,17 @@ class ReadyQueue:
 
 def unannounced() -> list[ReadyQueue]:
     """Queues whose work for handlers has been ready for a second. Opens its own transaction."""
-    with acting_as_system("looking for work"), hot_cursor() as cursor:
-        cursor.execute(sql.UNANNOUNCED, {"types": handlers.names()})
-        return [ReadyQueue(tenant_id=row[0], queue=row[1], task_type=row[2]) for row in cursor.fetchall()]
+    with acting_as_system("looking for work"):
+        return [
+            ReadyQueue(tenant_id=row[0], queue=row[1], task_type=row[2])
+            for row in fetch(sql.UNANNOUNCED, {"types": handlers.names()}, hot=True)
+        ]
 
 
 def kept_back() -> list[ReadyQueue]:
     """Queues where a limit may keep back ready work. Opens its own transaction."""
-    with acting_as_system("looking for room"), hot_cursor() as cursor:
-        cursor.execute(sql.KEPT_BACK)
-        return [ReadyQueue(tenant_id=row[0], queue=row[1], task_type=row[2]) for row in cursor.fetchall()]
+    with acting_as_system("looking for room"):
+        return [ReadyQueue(tenant_id=row[0], queue=row[1], task_type=row[2]) for row in fetch(sql.KEPT_BACK, hot=True)]
 
 
 MINUTES_BATCH: Final = 5_000
@@ -159,9 +158,8 @@ def keep_history() -> int:
     """
     # Ends of the last seconds are counted some seconds later.
     given: dict[str, Any] = {"settled": 3 * _SETTLED, "queues": _QUEUES_IN_HISTORY}
-    with acting_as_system("keeping the history of queues"), hot_cursor() as cursor:
-        cursor.execute(sql.KEEP_HISTORY, given)
-        return int(cursor.rowcount)
+    with acting_as_system("keeping the history of queues"):
+        return int(execute(sql.KEEP_HISTORY, given, hot=True))
 
 
 def forget_minutes() -> int:
@@ -188,9 +186,8 @@ def make_partitions() -> int | None:
 
     None if a lock was not free. Until the next call, tasks without a partition go into the default one.
     """
-    with acting_as_system("making partitions of tasks"), hot_cursor() as cursor:
-        cursor.execute(sql.MAKE_PARTITIONS)
-        (made,) = cursor.fetchone()
+    with acting_as_system("making partitions of tasks"):
+        (made,) = fetch(sql.MAKE_PARTITIONS, hot=True)[0]
     return None if made is None else int(made)
 
 
@@ -200,9 +197,8 @@ def drop_partitions() -> int:
     Opens its own transactions. A task goes with its runs, spend, record and budget. A locked partition is left
     to the next call.
     """
-    with acting_as_system("looking for old partitions of tasks"), hot_cursor() as cursor:
-        cursor.execute(sql.QUIET_PARTITIONS)
-        quiet = cursor.fetchall()
+    with acting_as_system("looking for old partitions of tasks"):
+        quiet = fetch(sql.QUIET_PARTITIONS, hot=True)
     return sum(_drop(lower, upper) for lower, upper in quiet)
 
 
@@ -216,12 +212,10 @@ def _drop(lower: int, upper: int) -> bool:
         return False
     gone = FORGET_BATCH
     while gone == FORGET_BATCH:
-        with acting_as_system("forgetting budgets of tasks"), hot_cursor() as cursor:
-            cursor.execute(sql.FORGET_BUDGETS, {"lower": lower, "upper": upper, "limit": FORGET_BATCH})
-            (gone,) = cursor.fetchone()
-    with acting_as_system("dropping an old partition of tasks"), hot_cursor() as cursor:
-        cursor.execute(sql.DROP_PARTITION, {"lower": lower, "since": since})
-        (dropped,) = cursor.fetchone()
+        with acting_as_system("forgetting budgets of tasks"):
+            (gone,) = fetch(sql.FORGET_BUDGETS, {"lower": lower, "upper": upper, "limit": FORGET_BATCH}, hot=True)[0]
+    with acting_as_system("dropping an old partition of tasks"):
+        (dropped,) = fetch(sql.DROP_PARTITION, {"lower": lower, "since": since}, hot=True)[0]
     return bool(dropped)
 
 

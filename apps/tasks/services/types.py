@@ -12,7 +12,7 @@ from django.db import transaction
 from apps.core import foreign_schemas
 from apps.core.errors import Conflict, FieldError, Invalid, NotFound, TooLarge
 from apps.core.notifications import send_on_commit
-from apps.core.sql import database_now, hot_cursor
+from apps.core.sql import database_now, execute, fetch
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.tasks import handlers, selectors, sql
 from apps.tasks.handlers import Policy
@@ -183,9 +183,7 @@ def settle_fair_shares() -> int:
 
 
 def _settle_fair_shares() -> int:
-    with hot_cursor() as cursor:
-        cursor.execute(sql.SETTLE_FAIR_SHARES, {"limit": FAIR_SHARES_BATCH})
-        settled: int = cursor.rowcount
+    settled: int = execute(sql.SETTLE_FAIR_SHARES, {"limit": FAIR_SHARES_BATCH}, hot=True)
     return settled
 
 
@@ -199,8 +197,7 @@ def pause_queue(*, caller: Caller, name: str, now: datetime, drain: bool = False
     line = queue_named(tenant_id=caller.tenant_id, name=name)
     Queue.objects.filter(pk=line.pk, paused_at=None).update(paused_at=now)
     if drain:
-        with hot_cursor() as cursor:
-            cursor.execute(sql.DRAIN_QUEUE, {"queue": line.pk})
+        execute(sql.DRAIN_QUEUE, {"queue": line.pk}, hot=True)
 
 
 @transaction.atomic
@@ -239,10 +236,8 @@ def resume_type(*, caller: Caller, name: str) -> TaskType:
 
 def _announce(*, tenant_id: int, queue: int | None = None, task_type: int | None = None) -> None:
     """Notify waiting task workers of work that a claim finds now."""
-    with hot_cursor() as cursor:
-        cursor.execute(sql.AVAILABLE_AGAIN, {"queue": queue, "task_type": task_type})
-        for queue_name, type_name in cursor.fetchall():
-            send_on_commit(task_queued, tenant_id=tenant_id, queue=queue_name, task_type=type_name)
+    for queue_name, type_name in fetch(sql.AVAILABLE_AGAIN, {"queue": queue, "task_type": task_type}, hot=True):
+        send_on_commit(task_queued, tenant_id=tenant_id, queue=queue_name, task_type=type_name)
 
 
 def _queue(tenant_id: int, name: str, now: datetime) -> Queue:
