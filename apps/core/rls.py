@@ -34,12 +34,7 @@ def protect(table: str, *, column: str = "tenant_id") -> migrations.RunSQL:
                 using ({column} = any(gatehouse_tenants())) with check ({column} = any(gatehouse_tenants()));
             create policy system on {table} to gatehouse_system using (true) with check (true);
         """,
-        reverse_sql=f"""
-            drop policy system on {table};
-            drop policy operator on {table};
-            drop policy tenant on {table};
-            alter table {table} disable row level security;
-        """,
+        reverse_sql=migrations.RunSQL.noop,  # the policies go with the table
     )
 
 
@@ -100,7 +95,6 @@ def kept(table: str) -> migrations.RunSQL:
                       or coalesce(current_setting('gatehouse.pruning', true), '') <> 'on')
                 execute function {table}_is_kept();
         """,
-        reverse_sql=f"drop trigger {table}_is_kept on {table}; drop function {table}_is_kept();",
     )
 
 
@@ -127,5 +121,4 @@ def held_by(table: str, reference: str) -> migrations.RunSQL:
             create trigger {name} after delete on {table} referencing old table as gone
                 for each statement execute function {name}();
         """,  # noqa: S608  # names of tables
-        reverse_sql=f"drop trigger {name} on {table}; drop function {name}();",
     )

@@ -200,14 +200,10 @@ def retried(run: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
         except OperationalError as exc:
             if connection.in_atomic_block or not is_away(exc):
                 raise
-            if not _is_transient(exc):
+            cause = exc.__cause__
+            if not isinstance(cause, psycopg.Error) or cause.sqlstate not in _TRANSIENT:
                 raise DatabaseAway("The database does not answer just now. Try again.") from exc
             if attempt == attempts - 1:
                 raise Busy("Others are using what this needs. Try again.") from exc
         time.sleep(_FIRST_PAUSE * 2**attempt * (1 + random.random()))  # noqa: S311  # jitter, no secret
     raise AssertionError("unreachable")
-
-
-def _is_transient(exc: OperationalError) -> bool:
-    cause = exc.__cause__
-    return isinstance(cause, psycopg.Error) and cause.sqlstate in _TRANSIENT

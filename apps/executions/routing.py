@@ -4,7 +4,7 @@ References between steps, `{{step-1.result_pointer}}`, are resolved from the env
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from re import Match
 from typing import Any, Final
@@ -61,38 +61,32 @@ def critical_steps(steps: Sequence[Mapping[str, Any]]) -> frozenset[str]:
 
 def next_moves(steps: Sequence[ExecutionStep], *, strategy: Strategy, halted_as: Status | None) -> Moves:
     """Decide from the steps alone: the same rows give the same moves in any process."""
-    halt_as = halted_as or _halt(steps, strategy)
+    lost = any(step.status == StepStatus.FAILED and step.critical for step in steps)
+    halt_as = halted_as or (Status.FAILED if lost and strategy != Strategy.PARTIAL else None)
     if halt_as is not None:
         pending = tuple(step.step_id for step in steps if step.status == StepStatus.PENDING)
         idle = not any(step.status in ACTIVE for step in steps)
         return Moves(skip=pending, halt_as=halt_as, verdict=halt_as if idle else None)
     known = {step.step_id: step for step in steps}
-    begin = tuple(step.step_id for step in steps if _may_begin(step, known))
-    skip = tuple(step.step_id for step in steps if _never_begins(step, known))
+    begin = tuple(step.step_id for step in steps if _turn(step, known) is True)
+    skip = tuple(step.step_id for step in steps if _turn(step, known) is False)
     if begin or skip or any(step.status not in SETTLED for step in steps):
         return Moves(begin=begin, skip=skip)
     return Moves(verdict=_verdict(steps))
 
 
-def _halt(steps: Iterable[ExecutionStep], strategy: Strategy) -> Status | None:
-    lost = any(step.status == StepStatus.FAILED and step.critical for step in steps)
-    return Status.FAILED if lost and strategy != Strategy.PARTIAL else None
-
-
-def _may_begin(step: ExecutionStep, known: Mapping[str, ExecutionStep]) -> bool:
+def _turn(step: ExecutionStep, known: Mapping[str, ExecutionStep]) -> bool | None:
+    """True: the step begins now. False: it never will. None: not yet, or not any more."""
     if step.status != StepStatus.PENDING:
-        return False
+        return None
     if step.step_type in _GATHERS:
-        return all(known[name].status in SETTLED for name in step.depends_on) and not _nothing_to_gather(step, known)
-    return all(status == StepStatus.COMPLETE for status in _needs(step, known))
-
-
-def _never_begins(step: ExecutionStep, known: Mapping[str, ExecutionStep]) -> bool:
-    if step.status != StepStatus.PENDING:
+        found = {known[name].status for name in step.depends_on}
+        is_something = step.step_type != StepType.AGGREGATE or StepStatus.COMPLETE in found
+        return is_something if found <= SETTLED else None
+    needs = set(_needs(step, known))
+    if needs & (SETTLED - {StepStatus.COMPLETE}):
         return False
-    if step.step_type in _GATHERS:
-        return all(known[name].status in SETTLED for name in step.depends_on) and _nothing_to_gather(step, known)
-    return any(status in SETTLED - {StepStatus.COMPLETE} for status in _needs(step, known))
+    return needs <= {StepStatus.COMPLETE} or None
 
 
 def _needs(step: ExecutionStep, known: Mapping[str, ExecutionStep]) -> list[str]:
@@ -106,12 +100,6 @@ def _needs(step: ExecutionStep, known: Mapping[str, ExecutionStep]) -> list[str]
             needs += [other for other in known[name].depends_on if other not in seen]
             seen.update(known[name].depends_on)
     return [known[name].status for name in needs]
-
-
-def _nothing_to_gather(step: ExecutionStep, known: Mapping[str, ExecutionStep]) -> bool:
-    if step.step_type != StepType.AGGREGATE:
-        return False
-    return not any(known[name].status == StepStatus.COMPLETE for name in step.depends_on)
 
 
 def _verdict(steps: Sequence[ExecutionStep]) -> Status:

@@ -39,13 +39,6 @@ create trigger digests_unacked_receipt_stays_whole before update on receipts_rec
     for each row when (old.pruned_at is null and new.pruned_at is not null)
     execute function digests_unacked_receipt_is_kept();
 """
-KEPT_BACK = """
-drop trigger digests_unacked_receipt_stays_whole on receipts_receipt;
-drop trigger digests_unacked_receipt_is_kept on receipts_receipt;
-drop function digests_unacked_receipt_is_kept();
-drop trigger digests_unacked_is_kept on digests_receiptstate;
-drop function digests_unacked_is_kept();
-"""
 
 
 class Migration(migrations.Migration):
@@ -372,7 +365,6 @@ class Migration(migrations.Migration):
         # Only the system sweeps; other roles may read how far a sweep has come.
         migrations.RunSQL(
             "revoke insert, update, delete on digests_sweep from gatehouse_app, gatehouse_operator",
-            migrations.RunSQL.noop,
         ),
         immutable(
             "digests_entry",
@@ -381,8 +373,8 @@ class Migration(migrations.Migration):
             prunable=("pruned",),
         ),
         *(kept(f"digests_{name}") for name in ("inbox", "entry", "thread", "receiptstate")),
-        migrations.RunSQL(STORAGE, migrations.RunSQL.noop),
-        migrations.RunSQL(KEPT, KEPT_BACK),
+        migrations.RunSQL(STORAGE),
+        migrations.RunSQL(KEPT),
         held_by("receipts_receipt", "digests_receiptstate.receipt_id"),
         held_by("digests_entry", "digests_receiptstate.entry_id"),
     ]

@@ -13,10 +13,6 @@ STORAGE = """
 alter table task_live set (fillfactor = 60, autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
 """
-STORAGE_BACK = """
-alter table task_live reset (fillfactor, autovacuum_vacuum_scale_factor, autovacuum_vacuum_threshold,
-    autovacuum_vacuum_cost_delay, vacuum_truncate);
-"""
 
 # Partitions take this many ids, or a multiple: a fifth of all that is kept. Every partition costs each statement that
 # looks into the history a little, whether it is asked or not: there must be few, however much is kept.
@@ -207,12 +203,6 @@ end $$;
 {_MAKE}
 {_DROP}
 select tasks_make_partitions();
-"""
-PARTITIONS_BACK: Final = """
-drop function tasks_drop_partition(bigint, timestamptz);
-drop function tasks_make_partitions();
-drop view tasks_partition;
-drop function tasks_wall_partition(text);
 """
 
 
@@ -881,6 +871,6 @@ class Migration(migrations.Migration):
         immutable("tasks_idempotencykey"),
         immutable("tasks_ratewindow"),
         immutable("tasks_budget", except_columns=("spent_tokens", "spent_cost_usd", "spent_at")),
-        migrations.RunSQL(STORAGE, STORAGE_BACK),
-        migrations.RunSQL(PARTITIONS, PARTITIONS_BACK),
+        migrations.RunSQL(STORAGE),
+        migrations.RunSQL(PARTITIONS),
     ]

@@ -10,7 +10,6 @@ from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 # Room in each page for new versions of its rows; manifests, which no heartbeat changes, are stored out of line.
 IN_PLACE = "alter table workers_worker set (fillfactor = 70, toast_tuple_target = 256)"
-IN_PLACE_BACK = "alter table workers_worker reset (fillfactor, toast_tuple_target)"
 
 TIERS = ["trusted", "verified", "sandbox", "untrusted"]
 STATES = ["ready", "degraded", "maintenance", "offline", "quarantined"]
@@ -329,5 +328,5 @@ class Migration(migrations.Migration):
         ),
         immutable("workers_workerevent"),
         immutable("workers_toolversion"),
-        migrations.RunSQL(IN_PLACE, IN_PLACE_BACK),
+        migrations.RunSQL(IN_PLACE),
     ]
