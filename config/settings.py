@@ -136,6 +136,7 @@ INSTALLED_APPS = [
     "django_structlog",
     "csp",
     "axes",
+    "oauth2_provider",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -292,6 +293,7 @@ if EMBEDDER_URL and not (EMBEDDER_MODEL and 0 < EMBEDDER_DIMENSIONS <= _MOST_DIM
 # Who may scrape /metrics; empty: whoever reaches the port.
 METRICS_TOKEN = env.str("GATEHOUSE_METRICS_TOKEN", default="")
 
+LOGIN_URL = "admin:login"
 # Whoever opens the log-in itself asked for no other page.
 LOGIN_REDIRECT_URL = "admin:index"
 UNFOLD = {
@@ -409,6 +411,48 @@ CONTENT_SECURITY_POLICY = {
         "frame-ancestors": [NONE],
     }
 }
+# What OAuth clients may do: codes with PKCE, refresh tokens that end all when one is used twice, client credentials.
+# Tokens are stored as digests.
+OAUTH2_PROVIDER = {
+    "OAUTH2_VALIDATOR_CLASS": "apps.console.oauth.Validator",
+    "SCOPES_BACKEND_CLASS": "apps.console.oauth.Scopes",
+    "ACCESS_TOKEN_GENERATOR": "apps.console.oauth.access_token",
+    "ACCESS_TOKEN_EXPIRE_SECONDS": 3600,
+    "REFRESH_TOKEN_EXPIRE_SECONDS": 30 * 86_400,
+    "REFRESH_TOKEN_REUSE_PROTECTION": True,
+    # Programs on a person's machine listen at any port.
+    "ALLOW_LOCALHOST_LOOPBACK": True,
+    "ALLOWED_REDIRECT_URI_SCHEMES": ["https", "http", "cursor", "vscode"],
+    "OAUTH2_RESPONSE_TYPES_SUPPORTED": ["code"],
+    "OAUTH2_GRANT_TYPES_SUPPORTED": ["authorization_code", "refresh_token", "client_credentials"],
+    "OAUTH2_TOKEN_ENDPOINT_AUTH_METHODS_SUPPORTED": ["none", "client_secret_basic", "client_secret_post"],
+    "DCR_ENABLED": True,
+    "DCR_REGISTRATION_PERMISSION_CLASSES": ["apps.console.oauth.HasRoom"],
+    "CIMD_ENABLED": True,
+    "CIMD_REGISTRATION_PERMISSION_CLASSES": ["apps.console.oauth.HasRoom"],
+    **{
+        f"COMPLIANT_BCP_RFC9700_{rule}": True
+        for rule in (
+            "IMPLICIT_GRANT",
+            "PASSWORD_GRANT",
+            "PKCE_METHOD",
+            "ACCESS_TOKEN_TRANSPORT",
+            "AUTHZ_RESPONSE_ISS",
+            "TOKEN_STORAGE",
+        )
+    },
+}
+# People of an identity provider (OpenID Connect) become operators by their groups, and nobody else of it does:
+# {"ops": "acme:operator,globex:viewer", "chiefs": "superuser"}. A console's group of the same name gives its permissions.
+OIDC_ISSUER = env.str("GATEHOUSE_OIDC_ISSUER", default="")
+OIDC_CLIENT_ID = env.str("GATEHOUSE_OIDC_CLIENT_ID", default="")
+OIDC_CLIENT_SECRET = env.str("GATEHOUSE_OIDC_CLIENT_SECRET", default="")
+OIDC_CLAIM = env.str("GATEHOUSE_OIDC_CLAIM", default="groups")
+OIDC_GROUPS: dict[str, str] = env.json("GATEHOUSE_OIDC_GROUPS", default={})
+if OIDC_ISSUER and not (OIDC_CLIENT_ID and OIDC_CLIENT_SECRET and OIDC_GROUPS):
+    raise ImproperlyConfigured(
+        "GATEHOUSE_OIDC_ISSUER needs GATEHOUSE_OIDC_CLIENT_ID, GATEHOUSE_OIDC_CLIENT_SECRET and GATEHOUSE_OIDC_GROUPS."
+    )
 # Guessing a password: ten tries for a name from one address, then a quarter of an hour of silence.
 AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = timedelta(minutes=15)

@@ -27,6 +27,8 @@ urlpatterns = [
     path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="docs"),
     path("mcp", EndpointView.as_view(), name="mcp"),
     path("", include("apps.console.views")),
+    path("", include("apps.console.oauth")),
+    path("", include("apps.console.sign_in")),
     *patterns(),
 ]
 handler400 = "apps.core.problems.bad_request"

@@ -25,6 +25,7 @@ _ENTRIES: Final = {
 _ACCESS: Final = {
     "principals.principal": "Principals",
     "principals.token": "Tokens",
+    "oauth2_provider.application": "OAuth clients",
     "principals.operator": "Operators",
     "principals.membership": "Memberships",
     "principals.tenant": "Tenants",

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from csp.constants import SELF, UNSAFE_EVAL
 from csp.decorators import csp_update
+from django.conf import settings
 from django.contrib.admin import ModelAdmin
 from django.db import transaction
 from django.db.models import Model
@@ -69,7 +70,8 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
 
     @method_decorator(_runs_alpine)
     def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        answer: HttpResponse = super().login(request, extra_context)
+        offered = {"offers_sign_in": bool(settings.OIDC_ISSUER)}
+        answer: HttpResponse = super().login(request, {**offered, **(extra_context or {})})
         return answer
 
     def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:

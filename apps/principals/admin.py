@@ -8,6 +8,8 @@ from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.http import HttpRequest
 from django.utils import timezone
+from oauth2_provider import admin as oauth_admin
+from oauth2_provider.models import Application
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 from unfold.widgets import UnfoldAdminTextInputWidget
@@ -15,8 +17,19 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 from apps.core.admin import OperatorAdmin, ReasonForm, link_to, verb
 from apps.principals import services
 from apps.principals.models import Membership, Operator, Principal, Tenant, Token
+from apps.principals.tenancy import acting_as_system
 
 admin.site.unregister(Group)
+# A client's token stands among the tokens; the rest are the books of the protocol, and codes are secrets.
+admin.site.unregister(
+    [
+        Application,
+        oauth_admin.access_token_model,
+        oauth_admin.grant_model,
+        oauth_admin.id_token_model,
+        oauth_admin.refresh_token_model,
+    ]
+)
 
 
 class SuperusersOnly(ModelAdmin):
@@ -149,3 +162,27 @@ class TokenAdmin(OperatorAdmin):
     def revoke(self, token: Token, given: Mapping[str, Any]) -> str:
         services.revoke_token(token_id=token.pk, now=timezone.now())
         return f"{token} has ended."
+
+
+@admin.register(Application)
+class ClientAdmin(OperatorAdmin):
+    """Hosts and services that may ask for tokens by OAuth, in the whole deployment."""
+
+    actions_detail = ["remove"]
+    list_display = ["__str__", "client_id", "registration_source", "authorization_grant_type", "created"]
+    list_filter = ["registration_source"]
+    search_fields = ["name", "client_id"]
+    fields = ["name", "client_id", "registration_source", "authorization_grant_type", "redirect_uris", "created"]
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return _is_superuser(request)
+
+    @verb(
+        "Remove",
+        explanation="Every token that this client holds ends at once, in all tenants.",
+        permission="oauth2_provider.delete_application",
+    )
+    def remove(self, client: Application, given: Mapping[str, Any]) -> str:
+        with acting_as_system("console: an OAuth client is removed"):
+            services.end_client(client=client, now=timezone.now())
+        return f"{client} is removed."

@@ -84,8 +84,11 @@ class TokenAuthentication(BaseAuthentication):
             raise _invalid()
         return PresentedToken(secret)
 
-    def authenticate_header(self, request: Request) -> str:
-        return 'Bearer realm="gatehouse"'
+    def authenticate_header(self, request: HttpRequest | Request) -> str:
+        """Says where a client learns from whom it gets a token (RFC 9728)."""
+        resource = request.path if request.path == "/mcp" else ""
+        metadata = request.build_absolute_uri(f"/.well-known/oauth-protected-resource{resource}")
+        return f'Bearer realm="gatehouse", resource_metadata="{metadata}"'
 
 
 def _text(request: HttpRequest | Request) -> str | None:

@@ -119,6 +119,7 @@ class Principal(TenantModel):
             ("disable_principal", "Can disable and enable principals"),
             ("rename_principal", "Can rename principals"),
             ("revoke_principal_tokens", "Can revoke tokens"),
+            ("connect_client", "Can let OAuth clients act as principals"),
         ]
 
     def __str__(self) -> str:
@@ -129,7 +130,8 @@ class Token(TenantModel):
     """A credential of one principal, stored as a digest.
 
     `source_systems` are the names under which it may post receipts. During a rotation the old and the new token
-    overlap until the old one's `expires_at`.
+    overlap until the old one's `expires_at`. What an OAuth client holds is one token for as long as it is let in: its
+    text changes at each refresh.
     """
 
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="tokens")
@@ -143,6 +145,8 @@ class Token(TenantModel):
     expires_at = models.DateTimeField(null=True)
     revoked_at = models.DateTimeField(null=True)
     last_used_at = models.DateTimeField(null=True)
+    # The id of the OAuth client that holds it.
+    client = models.CharField(max_length=255, blank=True, default="")
 
     class Meta:
         constraints = [
@@ -189,6 +193,11 @@ def new_secret() -> Secret:
 def read_secret(text: str) -> Secret | None:
     """The secret in a header's value, or None if it has not the form of one."""
     return Secret(text) if _FORM.fullmatch(text) or _FOREIGN_FORM.fullmatch(text) else None
+
+
+def unpresentable(*words: str) -> Secret:
+    """The secret of a row that no request can present: a header's token has no spaces."""
+    return Secret(" ".join(words))
 
 
 def given_secret(text: str) -> Secret | None:

@@ -6,14 +6,16 @@ from django.db.models import TextChoices
 
 
 class Scope(TextChoices):
-    RECEIPTS_WRITE = "receipts:write"
-    INBOX = "inbox"
-    TASKS_QUEUE = "tasks:queue"
-    TASKS_WORK = "tasks:work"
-    WORKERS_REGISTER = "workers:register"
-    PLANS = "plans"
-    MEMORY = "memory"
-    ADMIN = "admin"
+    """Each with what it lets its holder do, in the words of the consent page."""
+
+    RECEIPTS_WRITE = "receipts:write", "Post receipts to inboxes"
+    INBOX = "inbox", "Read its inbox and acknowledge what it has read"
+    TASKS_QUEUE = "tasks:queue", "Queue tasks for workers, follow and cancel them"
+    TASKS_WORK = "tasks:work", "Take tasks from queues and report their results"
+    WORKERS_REGISTER = "workers:register", "Register workers and the tools that they offer"
+    PLANS = "plans", "Make plans and have them carried out"
+    MEMORY = "memory", "Read, write and forget what memory holds for it"
+    ADMIN = "admin", "Disable and rename principals, revoke tokens, forget subjects"
 
 
 class Kind(TextChoices):

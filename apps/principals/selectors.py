@@ -29,12 +29,17 @@ class Credential:
 
 
 def credential(secret: Secret, *, now: datetime) -> Credential | None:
-    """Who a token stands for; None if it is unknown, revoked, expired, or its principal disabled.
+    """Who a token stands for; None if it is unknown, revoked, expired, or its principal disabled."""
+    return credential_of(secret.digest, now=now)
 
-    The look-up runs before any tenant is set, by digest, through a function that answers one row.
+
+def credential_of(digest: bytes, *, now: datetime | None) -> Credential | None:
+    """As :func:`credential`, by the digest; without a time an expired one too.
+
+    The look-up runs before any tenant is set, through a function that answers one row.
     """
     with hot_cursor() as cursor:
-        cursor.execute(f"select {_FOUND} from gatehouse_token(%s)", [secret.digest])  # noqa: S608  # columns
+        cursor.execute(f"select {_FOUND} from gatehouse_token(%s)", [digest])  # noqa: S608  # columns
         row = cursor.fetchone()
     return None if row is None else _credential(row, now)
 
@@ -63,9 +68,9 @@ from gatehouse_token('\\x{{digest}}')
 """  # noqa: S608  # hexadecimal digits
 
 
-def _credential(row: Sequence[Any], now: datetime) -> Credential | None:
+def _credential(row: Sequence[Any], now: datetime | None) -> Credential | None:
     *identity, expires_at, revoked_at, disabled_at, last_used_at = row
-    if revoked_at or disabled_at or (expires_at and _moment(expires_at) <= now):
+    if revoked_at or disabled_at or (now and expires_at and _moment(expires_at) <= now):
         return None
     token_id, tenant_id, tenant_slug, principal_id, name, kind, scopes, sources = identity
     caller = Caller(
@@ -78,7 +83,8 @@ def _credential(row: Sequence[Any], now: datetime) -> Credential | None:
         source_systems=frozenset(sources),
         token_id=token_id,
     )
-    return Credential(caller=caller, unnoted=last_used_at is None or now - _moment(last_used_at) >= _USED_EVERY)
+    unnoted = last_used_at is None or now is None or now - _moment(last_used_at) >= _USED_EVERY
+    return Credential(caller=caller, unnoted=unnoted)
 
 
 def _moment(told: datetime | str) -> datetime:

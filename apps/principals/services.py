@@ -1,24 +1,40 @@
 """Commands about who acts."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Never
 
+from django.contrib.auth.models import Group
 from django.db import IntegrityError, transaction
 from django.db.models import Q
+from oauth2_provider.models import Application, clear_expired
 
 from apps.core.errors import Conflict, Invalid, NotFound
 from apps.core.ids import fits_an_address
 from apps.core.sql import violated_constraint
 from apps.principals.errors import NameTaken, UnknownPrincipal
-from apps.principals.models import Principal, Secret, Tenant, Token, given_secret, new_secret
+from apps.principals.models import (
+    Membership,
+    Operator,
+    Principal,
+    Secret,
+    Tenant,
+    Token,
+    given_secret,
+    new_secret,
+    unpresentable,
+)
 from apps.principals.scopes import Kind, Scope, forbidden_to
 
 # The gates themselves act under these names in every tenant.
 ASYNCGATE: Final = "asyncgate"
 DELEGATE: Final = "delegate"
 BUILT_IN: Final = frozenset({ASYNCGATE, DELEGATE})
+# A client that registered itself, and that nobody has let in.
+_UNUSED_KEPT: Final = timedelta(days=1)
+# For longer than a client may refresh a token after its end.
+_LAPSED_KEPT: Final = timedelta(days=31)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +106,8 @@ def issue_token(
     source_systems: Collection[str] = (),
     label: str = "",
     expires_at: datetime | None = None,
+    secret: Secret | None = None,
+    client: str = "",
 ) -> Issued:
     """Issue a token to a principal. Its text is in the answer and nowhere else.
 
@@ -97,7 +115,7 @@ def issue_token(
     """
     if refused := forbidden_to(Kind(principal.kind), frozenset(scopes)):
         raise Invalid(f"A {principal.kind} can't hold {', '.join(sorted(refused))}.", code="scope_not_for_kind")
-    secret = new_secret()
+    secret = secret or new_secret()
     token = Token.objects.create(
         tenant_id=principal.tenant_id,
         principal=principal,
@@ -108,8 +126,95 @@ def issue_token(
         source_systems=sorted(set(source_systems)),
         created_at=now,
         expires_at=expires_at,
+        client=client,
     )
     return Issued(token=token, secret=secret)
+
+
+@transaction.atomic
+def renew_token(*, token_id: int, former: bytes, secret: Secret, scopes: Collection[str], expires_at: datetime) -> None:
+    """Let an OAuth client's token go on under another text, with those of its scopes that are named.
+
+    :param former: the digest that it has until now.
+    :raises NotFound: if it has ended, or was renewed meanwhile.
+    """
+    token = Token.objects.select_for_update().filter(pk=token_id, digest=former, revoked_at=None).first()
+    if token is None:
+        raise NotFound("There is no such token.", code="unknown_token")
+    token.prefix, token.digest, token.expires_at = secret.prefix, secret.digest, expires_at
+    token.scopes = [scope for scope in token.scopes if scope in scopes]
+    token.save(update_fields=["prefix", "digest", "expires_at", "scopes"])
+
+
+@transaction.atomic
+def register_client(
+    *, principal: Principal, scopes: Collection[Scope], source_systems: Collection[str], label: str, now: datetime
+) -> tuple[str, str]:
+    """Register an OAuth client that acts for itself, by client credentials; answers its id and its secret.
+
+    :raises Invalid: if the principal's kind can't hold one of the scopes.
+    """
+    grant = Application.GRANT_CLIENT_CREDENTIALS
+    client = Application(name=label, client_type=Application.CLIENT_CONFIDENTIAL, authorization_grant_type=grant)
+    secret: str = client.client_secret  # until it is saved, which leaves its digest
+    client.save()
+    issue_token(
+        principal=principal,
+        scopes=scopes,
+        source_systems=source_systems,
+        label=label,
+        secret=right_of_client(client.client_id),
+        client=client.client_id,
+        now=now,
+    )
+    return client.client_id, secret
+
+
+def right_of_client(client_id: str) -> Secret:
+    """The token that says as whom, and with which scopes, a client may act for itself."""
+    return unpresentable("client", client_id)
+
+
+@transaction.atomic
+def end_client(*, client: Application, now: datetime) -> None:
+    """Remove an OAuth client; whatever it holds ends at once. Runs as the system."""
+    Token.objects.filter(client=client.client_id, revoked_at=None).update(revoked_at=now)
+    client.delete()
+
+
+@transaction.atomic
+def forget_lapsed(*, now: datetime) -> None:
+    """Remove what OAuth clients no longer use: lapsed tokens, and clients that nobody let in. Runs as the system."""
+    clear_expired()
+    Token.objects.exclude(client="").filter(expires_at__lte=now - _LAPSED_KEPT).delete()
+    by_themselves = Application.objects.exclude(registration_source=Application.RegistrationSource.MANUAL)
+    by_themselves.filter(created__lte=now - _UNUSED_KEPT, refreshtoken=None).delete()
+
+
+@transaction.atomic
+def admit_operator(
+    *, username: str, email: str, is_superuser: bool, roles: Mapping[str, Membership.Role], groups: Collection[str]
+) -> Operator | None:
+    """The account of a person for whom an identity provider vouches, with these rights and no others.
+
+    Whoever has none gets None, and an account of before is closed. Runs as the system.
+
+    :param roles: by the tenant's slug.
+    """
+    if not is_superuser and not roles:
+        Operator.objects.filter(username=username).update(is_active=False)
+        return None
+    operator, created = Operator.objects.get_or_create(username=username)
+    if created:
+        operator.set_unusable_password()
+    operator.email, operator.is_superuser = email, is_superuser
+    operator.is_staff = operator.is_active = True
+    operator.save()
+    operator.groups.set(Group.objects.filter(name__in=groups))
+    Membership.objects.filter(operator=operator).exclude(tenant__slug__in=roles).delete()
+    for tenant in Tenant.objects.filter(slug__in=roles):
+        Membership.objects.update_or_create(operator=operator, tenant=tenant, defaults={"role": roles[tenant.slug]})
+    return operator
 
 
 @transaction.atomic
@@ -153,13 +258,16 @@ def accept_token(*, tenant_id: int, source_system: str, text: str, label: str, n
 
 @transaction.atomic
 def revoke_token(*, token_id: int, now: datetime) -> None:
-    """End a token at once; doing it twice keeps the first time.
+    """End a token at once, and with a client's right to act for itself all that it holds; the first time is kept.
 
     :raises NotFound: if the tenant has no such token.
     """
-    if not Token.objects.filter(pk=token_id).exists():
+    token = Token.objects.filter(pk=token_id).first()
+    if token is None:
         raise NotFound("There is no such token.", code="unknown_token")
-    Token.objects.filter(pk=token_id, revoked_at=None).update(revoked_at=now)
+    is_right = token.client and bytes(token.digest) == right_of_client(token.client).digest
+    ended = Q(client=token.client) if is_right else Q(pk=token_id)
+    Token.objects.filter(ended, revoked_at=None).update(revoked_at=now)
 
 
 @transaction.atomic
@@ -174,8 +282,11 @@ def rotate_token(*, token_id: int, overlap: timedelta, now: datetime) -> Issued:
     """Issue a successor that may do the same; the old token is valid for the overlap, at most as long as before.
 
     :raises NotFound: if the tenant has no such valid token.
+    :raises Conflict: for an OAuth client's, which has another way to renew it.
     """
     old = Token.objects.select_for_update().filter(pk=token_id, revoked_at=None).select_related("principal").first()
+    if old is not None and old.client:
+        raise Conflict("An OAuth client renews its token by its refresh token.", code="oauth_token")
     if old is None:
         raise NotFound("There is no such token.", code="unknown_token")
     issued = issue_token(

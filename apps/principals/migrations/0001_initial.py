@@ -187,6 +187,7 @@ class Migration(migrations.Migration):
                         ("disable_principal", "Can disable and enable principals"),
                         ("rename_principal", "Can rename principals"),
                         ("revoke_principal_tokens", "Can revoke tokens"),
+                        ("connect_client", "Can let OAuth clients act as principals"),
                     ],
                 },
             ),
@@ -233,6 +234,7 @@ class Migration(migrations.Migration):
                         "principal",
                         models.ForeignKey(related_name="tokens", on_delete=models.PROTECT, to="principals.principal"),
                     ),
+                    ("client", models.CharField(max_length=255, blank=True, default="")),
                     tenant_field(),
                 ],
                 options={
