@@ -153,7 +153,12 @@ def test_invalid_tokens_get_one_answer(tenant: Tenant) -> None:
     answers = [_whoami(token) for token in (revoked, expired, disabled, f"ght_00000000_{'x' * 43}", "nonsense", "")]
 
     assert {status for status, _ in answers} == {401}
-    assert Client().get("/api/v1/whoami").headers["WWW-Authenticate"] == 'Bearer realm="gatehouse"'
+    place = "http://testserver/.well-known/oauth-protected-resource"
+    told = [Client().post(path).headers["WWW-Authenticate"] for path in ("/api/v1/tokens/rotate", "/mcp")]
+    assert told == [f'Bearer realm="gatehouse", resource_metadata="{place}{path}"' for path in ("", "/mcp")]
+    for path, resource in (("", "http://testserver"), ("/mcp", "http://testserver/mcp")):
+        document = Client().get(f"{place}{path}").json()
+        assert (document["resource"], document["authorization_servers"]) == (resource, ["http://testserver"])
     assert len({str({**body, "trace_id": ""}) for _, body in answers}) == 1
 
 
