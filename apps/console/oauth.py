@@ -220,6 +220,12 @@ class ConsentForm(AllowForm):  # type: ignore[misc]  # the library has no types
                 field = forms.BooleanField(required=False, initial=True, label=words, widget=UnfoldBooleanWidget())
                 self.fields[f"may_{scope}"] = field
 
+    def clean_client_id(self) -> str:
+        client_id: str = self.cleaned_data["client_id"]
+        if not Application.objects.filter(client_id=client_id).exists():
+            raise forms.ValidationError("There is no such client.")
+        return client_id
+
     def granted(self) -> list[str]:
         return [name.removeprefix("may_") for name, given in self.cleaned_data.items() if given and name[:4] == "may_"]
 

@@ -141,6 +141,8 @@ def test_host_may_be_known_by_the_address_of_its_metadata(olga: Client, monkeypa
     address = "https://host.example/client.json"
     document = {"client_id": address, "client_name": "Hosty", "redirect_uris": [BACK]}
     monkeypatch.setattr(SafeMetadataFetcher, "fetch", lambda _, client_id: (document, 300))
+    assert consent(olga, "nobody").status_code == 200
+    assert olga.get("/oauth/authorize", query(address)).status_code == 200
     assert reads(let_in(olga, address)["access_token"]) == 200
     assert olga.get("/oauth/authorize", query("https://other.example/client.json")).status_code == 400
 
