@@ -83,7 +83,7 @@ class Bench:
     """The agents' tokens: each may do everything that an agent may, and post as the source."""
     machine: dict[str, Any]
     _stack: ExitStack = field(default_factory=ExitStack)
-    _url: str = ""
+    _webs: dict[int, tuple[str, list[psutil.Process]]] = field(default_factory=dict)
     _celery: bool = False
 
     @classmethod
@@ -139,19 +139,25 @@ class Bench:
 
     def web(self) -> str:
         """Where the web process answers, ready and at rest; it is started once."""
-        if not self._url:
+        return self.webs(1)[0]
+
+    def webs(self, count: int) -> tuple[str, list[psutil.Process]]:
+        """Where so many web processes answer together, and they."""
+        if count not in self._webs:
             listener = self._stack.enter_context(listen(None, None))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             # Every process of the product logs as it does everywhere.
             environ = {name: text for name, text in os.environ.items() if name != "GATEHOUSE_LOG_LEVEL"}
             environ["GATEHOUSE_URL"] = url
-            child = self.start(*programs.web(self.data, environ, fd=listener.fileno(), count=1))
+            started = [
+                self.start(program) for program in programs.web(self.data, environ, fd=listener.fileno(), count=count)
+            ]
             deadline = time.monotonic() + PATIENCE
-            while readiness(url)[0] != HTTPStatus.OK or not _is_at_rest(child):
-                if exit_code(child) is not None or time.monotonic() > deadline:
+            while readiness(url)[0] != HTTPStatus.OK or not all(map(_is_at_rest, started)):
+                if any(exit_code(child) is not None for child in started) or time.monotonic() > deadline:
                     raise NotServed(f"The web did not start:\n{last_lines(self.data.log('web'))}")
-            self._url = url
-        return self._url
+            self._webs[count] = url, started
+        return self._webs[count]
 
     def celery(self) -> None:
         """Start the Celery workers of the product, once: they sweep, flush and execute."""
@@ -184,12 +190,16 @@ class Client:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, more: Mapping[str, str] | None = None
+    ) -> Any:
         """The JSON that is answered; None for an answer without content.
 
         :raises NotServed: if the answer is no success.
         """
-        self._connection.request(method, path, None if body is None else json.dumps(body), self._headers)
+        self._connection.request(
+            method, path, None if body is None else json.dumps(body), self._headers | dict(more or {})
+        )
         answer = self._connection.getresponse()
         text = answer.read()
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:

@@ -1,7 +1,7 @@
 """Tools: the declared operations, as they are listed and called."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from itertools import chain
@@ -30,7 +30,7 @@ from apps.core import operations, strict_json
 from apps.core.errors import DomainError, Forbidden, NotFound, TooLarge, near
 from apps.core.ids import BadCursor, decode_cursor, encode_cursor
 from apps.core.notifications import Wait, check_place, in_thread
-from apps.core.operations import Asks, Operation, Reply
+from apps.core.operations import Asks, BaseCaller, Operation, Progress, Reply
 from apps.core.schemas import Input, Text, json_schema, parse
 from apps.mcp import tasks
 from apps.mcp.asking import Question, Unanswered, elicit
@@ -129,21 +129,45 @@ def call_tool(
                 raise ProtocolError(INVALID_PARAMS, unknown)
             raise NotFound(f"{unknown} find_tools finds one by what it is for.", code="unknown_tool")
         declared = chosen(declared, arguments)
-        operations.permit(declared, exchange.caller)
-        if exchange.body_size > max_body(declared) + _ENVELOPE:
-            raise TooLarge(f"The arguments of {declared.name} are over {max_body(declared)} bytes.")
-        strict_json.check(arguments)
-        given = parse(declared.input, arguments)
-        if declared.waits and (patience := declared.patience(given)):
-            check_place(exchange.caller)
-            look = partial(_look, exchange, declared)
-            wait = Wait(declared.waits, exchange.caller, given, look)
-            return Streamed(partial(_waited, declared, wait, patience, (params.meta or {}).get("progress_token")))
+        read = partial(_read, exchange, declared, arguments)
         if declared.asks and exchange.envelope.can_elicit:
-            return _asked(exchange, declared, declared.asks, given, params)
-        return _done(exchange, declared, operations.call(declared, exchange.caller, given))
+            operations.permit(declared, exchange.caller)
+            return _asked(exchange, declared, declared.asks, read(exchange.caller), params)
+        return _done(exchange, declared, operations.answer(declared, exchange.credential, read))
+    except _MustWait as wait:
+        try:
+            check_place(exchange.caller)
+        except DomainError as exc:
+            return refused(exc)
+        token = (params.meta or {}).get("progress_token")
+        return Streamed(partial(_waited, wait.declared, wait.answers(exchange), token))
     except DomainError as exc:
         return refused(exc)
+
+
+class _MustWait(Exception):  # no error
+    """Ends the transaction of a call that asks to wait: nothing is held meanwhile."""
+
+    def __init__(self, declared: Operation, given: BaseModel) -> None:
+        self.declared, self.given = declared, given
+
+    def answers(self, exchange: Exchange) -> AsyncGenerator[Reply | Progress | None, None]:
+        assert self.declared.waits is not None  # noqa: S101  # only such an operation has patience
+        look = partial(_look, exchange, self.declared)
+        wait = Wait(self.declared.waits, exchange.caller, self.given, look)
+        return wait.answer(self.declared.patience(self.given))
+
+
+def _read(exchange: Exchange, declared: Operation, arguments: Any, caller: BaseCaller) -> BaseModel:
+    """The input of a caller who may call."""
+    exchange.known = caller  # type: ignore[assignment]  # ours is the only caller
+    if exchange.body_size > max_body(declared) + _ENVELOPE:
+        raise TooLarge(f"The arguments of {declared.name} are over {max_body(declared)} bytes.")
+    strict_json.check(arguments)
+    given = parse(declared.input, arguments)
+    if declared.patience(given):
+        raise _MustWait(declared, given)
+    return given
 
 
 def _asked(
@@ -212,10 +236,12 @@ async def _look(exchange: Exchange, declared: Operation, given: BaseModel) -> Re
     return await in_thread(lambda: operations.answer(declared, exchange.credential, lambda _: given))
 
 
-async def _waited(declared: Operation, wait: Wait, patience: float, token: ProgressToken | None) -> Frames:
+async def _waited(
+    declared: Operation, waiting: AsyncGenerator[Reply | Progress | None, None], token: ProgressToken | None
+) -> Frames:
     """The result of a tool after a wait, as the end of a stream; before it its progress, if the client gave a token."""
     try:
-        async with aclosing(wait.answer(patience)) as answers:
+        async with aclosing(waiting) as answers:
             async for reply in answers:
                 if isinstance(reply, Reply):
                     yield _succeeded(declared, reply)

@@ -94,17 +94,25 @@ class Envelope:
         return known and isinstance(said, dict) and (not said or "form" in said)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Exchange:
     """One request in the hands of its method."""
 
-    caller: Caller
     envelope: Envelope
     body_size: int
     credential: Credential
     """What the request presented: who goes on after a wait, calls by it again."""
+    known: Caller | None = None
+    """Who that is, once somebody has looked."""
     groups: str = ""
     """The groups of tools that the address asks to be listed, as `?tools=memory,plans`."""
+
+    @property
+    def caller(self) -> Caller:
+        """:raises rest_framework.exceptions.APIException: if the credential is not valid."""
+        if self.known is None:
+            self.known = self.credential.caller()  # type: ignore[assignment]  # ours is the only caller
+        return self.known  # type: ignore[return-value]  # as above
 
 
 Frames = AsyncGenerator[Notification[Any, Any] | JSONRPCRequest | Result | None, None]

@@ -10,7 +10,7 @@ from django.http.request import validate_host
 from django.http.response import HttpResponseBase
 from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse
-from rest_framework.exceptions import PermissionDenied, UnsupportedMediaType
+from rest_framework.exceptions import APIException, PermissionDenied, UnsupportedMediaType
 
 from apps.core.problems import trace_id
 from apps.core.views import TokenView, body_within
@@ -37,8 +37,6 @@ class EndpointView(TokenView):
 
     def answer(self, request: HttpRequest, **_: str) -> HttpResponseBase:
         credential = self.credential(request)
-        caller = credential.caller()
-        request.user = caller  # type: ignore[assignment]  # for the log
         refuse_foreign_origin(request)
         body = body_within(request, calls.max_body_of_any())
         if body and request.content_type != "application/json":
@@ -48,28 +46,34 @@ class EndpointView(TokenView):
             message = protocol.decode(body)
             frame = protocol.read_frame(message)
             if isinstance(frame, JSONRPCResponse | JSONRPCError):
-                asking.hand_over(caller, frame)  # type: ignore[arg-type]  # ours is the only caller
+                asking.hand_over(credential.caller(), frame)  # type: ignore[arg-type]  # ours is the only caller
                 return HttpResponse(status=202)
             headers = {name.lower(): value for name, value in request.headers.items()}
             envelope = protocol.open_envelope(frame, message, headers)
             if envelope.id is None:
+                credential.caller()
                 return HttpResponse(status=202)
             exchange = Exchange(
-                caller=caller,  # type: ignore[arg-type]  # ours is the only caller
                 envelope=envelope,
                 body_size=len(body),
                 credential=credential,
                 groups=request.GET.get("tools", ""),
             )
-            return self._answer(exchange)
+            if envelope.method != "tools/call":  # which finds it out by the beginning of its transaction
+                exchange.known = credential.caller()  # type: ignore[assignment]  # as above
+            try:
+                return self._answer(exchange)
+            finally:
+                request.user = exchange.known  # type: ignore[assignment]  # for the log
         except ProtocolError as fault:
+            credential.caller()  # who is nobody learns nothing else
             request_id = frame.id if isinstance(frame, JSONRPCRequest) else None
             return JsonResponse(protocol.error(request_id, fault), status=protocol.status_of(fault, envelope))
 
     def _answer(self, exchange: Exchange) -> HttpResponseBase:
         try:
             outcome = methods.answer(exchange, self.methods)
-        except ProtocolError:
+        except (ProtocolError, APIException):
             raise
         except Exception as exc:  # a defect is answered as an error of its request, and logged as itself
             logger.exception("mcp_method_failed", extra={"method": exchange.envelope.method})

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 SUITES: Final = {
     "inbox": "inbox:run",
+    "mcp": "mcp:run",
     "memory": "memory:run",
     "planning": "planning:run",
     "recall": "recall:run",

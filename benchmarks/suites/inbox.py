@@ -51,14 +51,14 @@ def _posts(bench: Bench) -> Iterator[Row]:
         *((f"post in batches, {_INBOXES} inboxes", several, size, 0, few) for size in _BATCHES),
     ]
     for case, among, batch, things, clients in cases:
-        work = _posting(poster, among, batch=batch, things=things)
+        work = posting(poster, among, batch=batch, things=things)
         about = {"clients": clients, "batch": batch, "statements": measure.statements(work)}
         yield bench.row(case, work, partial(_inserting, batch), _BARE, unit="posts/s", **about)
 
 
 def _reads(bench: Bench) -> Iterator[Row]:
     reader = bench.agents[-1]
-    measure.drive(_posting(bench.poster, [reader], batch=500), times=2)
+    measure.drive(posting(bench.poster, [reader], batch=500), times=2)
     for case, act in (("read 50 entries", _read), ("read and ack ten entries", _read_and_ack)):
         work = partial(_repeated, partial(act, reader))
         yield Row.of(case, [measure.drive(work, times=20)], statements=measure.statements(work))
@@ -68,7 +68,7 @@ def _over_http(bench: Bench) -> Iterator[Row]:
     agents = [agent.name for agent in bench.agents[-_INBOXES:]]
 
     def receipt() -> dict[str, Any]:
-        names = {"recipient_ai": secrets.choice(agents), "source_system": SOURCE, "dedupe_key": _key()}
+        names = {"recipient_ai": secrets.choice(agents), "source_system": SOURCE, "dedupe_key": key()}
         return {**names, "title": "A receipt", "summary": _SUMMARY, "metadata": {"n": 1}}
 
     about: dict[str, Any] = {"unit": "requests/s", "clients": bench.scale.clients}
@@ -156,7 +156,7 @@ def _read_and_ack(reader: Caller) -> None:
     _ack_through(reader, entries[-1])
 
 
-def _posting(poster: Caller, among: list[Caller], *, batch: int = 1, things: int = 0) -> Work:
+def posting(poster: Caller, among: list[Caller], *, batch: int = 1, things: int = 0) -> Work:
     def work(number: int) -> Operation:
         start = number % len(among)
         post = _posts_to(poster, among[start:] + among[:start], things=things)
@@ -175,7 +175,7 @@ def _posts_to(poster: Caller, among: list[Caller], *, things: int) -> Callable[[
                 recipient_id=next(recipients).principal_id,
                 source_system=SOURCE,
                 event_type="message",
-                dedupe_key=_key(),
+                dedupe_key=key(),
                 title="A receipt",
                 summary=_SUMMARY,
                 metadata={"n": 1},
@@ -190,7 +190,7 @@ def _posts_to(poster: Caller, among: list[Caller], *, things: int) -> Callable[[
     return post
 
 
-def _key() -> str:
+def key() -> str:
     return f"{SOURCE}:message:{secrets.token_hex(8)}:v1"
 
 

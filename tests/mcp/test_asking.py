@@ -42,7 +42,7 @@ ACCEPTED = {"action": "accept", "content": {"name": "Kee"}}
 def ask(acme: Tenant, *answers: tuple[str, Mapping[str, Any]]) -> tuple[list[int], Question]:
     """Ask Kee, and post these answers, each by its token; the statuses of these posts and the question."""
     envelope = Envelope(id=1, method="tools/call", params=None, version="2025-11-25", capabilities={})
-    exchange = Exchange(caller=make_caller(acme), envelope=envelope, body_size=0, credential=cast(Any, None))
+    exchange = Exchange(known=make_caller(acme), envelope=envelope, body_size=0, credential=cast(Any, None))
     question, said = Question(exchange, NAME), []
 
     async def converse() -> None:

@@ -1,0 +1,162 @@
+"""MCP: a call of a tool beside the same operation over REST, and many open streams over two web processes."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import psutil
+import psycopg
+from django.conf import settings
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
+from mcp_types.version import LATEST_MODERN_VERSION
+
+from benchmarks.bench import AGENTS, PATIENCE, SOURCE, Bench, Client
+from benchmarks.measure import Countdown, Operation, Row, Slice, apart, side_by_side
+from benchmarks.suites.inbox import key, posting
+
+_STREAMS: Final = 500
+_ACKNOWLEDGED: Final = b"notifications/subscriptions/acknowledged"
+_UPDATED: Final = b"notifications/resources/updated"
+_PAUSE: Final = 0.02
+
+Heard = list[list[float]]
+"""When each stream was notified."""
+
+
+def run(bench: Bench) -> Iterator[Row]:
+    """Every case of the suite."""
+    posted = {"recipient_ai": "agent-1", "source_system": SOURCE, "summary": "What happened."}
+    for tool, method, path, given in (
+        ("whoami", "GET", "/api/v1/whoami", dict[str, Any]),
+        ("list_tasks", "GET", "/api/v1/tasks", dict[str, Any]),
+        ("post_receipt", "POST", "/api/v1/receipts", lambda: {**posted, "dedupe_key": key()}),
+    ):
+        rest = bench.asking(method, path, given if method == "POST" else None)
+        called = partial(_asking, bench, "tools/call", lambda t=tool, g=given: {"name": t, "arguments": g()})
+        yield bench.row(f"call of {tool}", called, rest, "the same over REST", unit="ms").at_most(1.2)
+    listed = [bench.driving(partial(_asking, bench, "tools/list", dict))() for _ in range(bench.scale.rounds)]
+    row = Row.of("list of tools", listed)
+    yield row.judged("p50 under 10 ms", met=(row.p50 or 0) < 10)  # noqa: PLR2004
+    yield from _streams(bench)
+
+
+def _asking(bench: Bench, method: str, params: Any, _number: int) -> Operation:
+    client = Client(bench.web(), bench.tokens[0])
+
+    def ask() -> None:
+        message, headers = _message(method, params())
+        answer = client.ask("POST", "/mcp", message, headers)["result"]
+        if answer.get("isError"):
+            raise ValueError(answer)
+
+    return ask
+
+
+def _message(method: str, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    meta = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
+    headers = {"MCP-Protocol-Version": LATEST_MODERN_VERSION, "Mcp-Method": method}
+    if "name" in params:
+        headers["Mcp-Name"] = params["name"]
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"_meta": meta, **params}}, headers
+
+
+def _streams(bench: Bench) -> Iterator[Row]:
+    """Streams of all agents, to whom somebody posts. In the last turn a web process is killed midway."""
+    url, (killed, _) = bench.webs(2)
+    for dies in (False, True):
+        opened, over = Countdown(1), Countdown(1)
+        before = apart(_connections)
+        hear = partial(_hear, url, bench.tokens, opened, over)
+        heard, (committed, connections) = side_by_side(
+            [hear, partial(_post, bench, opened, over, killed if dies else None)]
+        )
+        late = [
+            min((at for at in stream if at >= began), default=float("inf")) - began
+            for number, stream in enumerate(heard)
+            for began in committed[number % AGENTS]
+        ]
+        lost = late.count(float("inf"))
+        if dies:
+            yield Row(case="posts missed where one process is killed", unit="posts", ours=lost).judged(
+                "0", met=not lost
+            )
+            continue
+        more = max(0, connections - before)
+        case = f"connections of {_STREAMS} open streams"
+        yield Row(case=case, unit="more", ours=more).judged("0", met=not more)
+        row = Row.of("commit to notification", [Slice.of(late)], clients=_STREAMS)
+        yield row.judged("p99 under 100 ms", met=(row.p99 or 0) < 100)  # noqa: PLR2004
+
+
+def _connections() -> int:
+    with psycopg.connect(settings.DATABASE_URL) as connection:
+        found = connection.execute("select count(*) from pg_stat_activity where backend_type = 'client backend'")
+        return int(found.fetchall()[0][0]) - 1
+
+
+def _post(bench: Bench, opened: Countdown, over: Countdown, dies: psutil.Process | None) -> tuple[Any, int]:
+    """When what was posted to each agent was committed, and the connections while all streams were open."""
+    committed: list[list[float]] = [[] for _ in range(AGENTS)]
+    with over.one():
+        while not opened.over:
+            time.sleep(_PAUSE)
+        connections = _connections()
+        posts = [posting(bench.poster, [agent])(0) for agent in bench.agents]
+        turns = round(bench.scale.seconds * bench.scale.rounds / _PAUSE)
+        for turn in range(turns):
+            if dies and turn == turns // 2:
+                dies.kill()
+            began = time.monotonic()
+            posts[turn % AGENTS]()
+            committed[turn % AGENTS].append(began)
+            time.sleep(_PAUSE)
+    return committed, connections
+
+
+def _hear(url: str, tokens: list[str], opened: Countdown, over: Countdown) -> Heard:
+    """Listen with many streams until nobody posts any more; who loses its stream opens another."""
+    heard: Heard = [[] for _ in range(_STREAMS)]
+    listening = set[int]()
+
+    async def listen(number: int) -> None:
+        message, headers = _message(
+            "subscriptions/listen", {"notifications": {"resourceSubscriptions": ["inbox://me"]}}
+        )
+        body = json.dumps(message)
+        headers |= {"Host": urlsplit(url).netloc, "Authorization": f"Bearer {tokens[number % AGENTS]}"}
+        headers |= {"Content-Type": "application/json", "Accept": "text/event-stream", "Content-Length": str(len(body))}
+        head = "".join(f"{name}: {text}\r\n" for name, text in headers.items())
+        while True:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(*urlsplit(url).netloc.split(":"))
+                writer.write(f"POST /mcp HTTP/1.1\r\n{head}\r\n{body}".encode())
+                async for line in reader:
+                    if _ACKNOWLEDGED in line:
+                        listening.add(number)
+                    elif _UPDATED in line:
+                        heard[number].append(time.monotonic())
+            listening.discard(number)
+
+    async def until(met: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not met():
+                await asyncio.sleep(_PAUSE)
+
+    async def all_of_them() -> None:
+        streams = [asyncio.create_task(listen(number)) for number in range(_STREAMS)]
+        await until(lambda: len(listening) == _STREAMS)
+        with opened.one():
+            pass
+        await until(lambda: over.over)
+        await until(lambda: len(listening) == _STREAMS)
+        await asyncio.sleep(1)
+        for stream in streams:
+            stream.cancel()
+
+    asyncio.run(all_of_them())
+    return heard
