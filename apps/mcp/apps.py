@@ -14,6 +14,6 @@ class MCPConfig(AppConfig):
 
 def _notify(*, tenant_id: int, task_ids: Sequence[int], **_: object) -> None:
     from apps.core.notifications import notify  # noqa: PLC0415  # as above
-    from apps.mcp.resources import task_topic  # noqa: PLC0415
+    from apps.tasks.signals import task_topic  # noqa: PLC0415
 
     notify(*(task_topic(tenant_id, f"task_{task_id}") for task_id in task_ids))

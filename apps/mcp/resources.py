@@ -28,6 +28,7 @@ from apps.digests.services import inbox_topic
 from apps.mcp.calls import LIST_TTL_MS, page
 from apps.mcp.protocol import Exchange, ProtocolError, refused
 from apps.principals.tenancy import Caller
+from apps.tasks.signals import task_topic
 
 _JSON: Final = "application/json"
 # What revisions with a handshake call a resource that is not there.
@@ -55,11 +56,6 @@ class Address:
     @property
     def concrete(self) -> bool:
         return not self.template.variables
-
-
-def task_topic(tenant_id: int, task: str) -> str:
-    """The topic that is notified when a task has ended."""
-    return f"task:{tenant_id}:{task}"
 
 
 def _has_unread(caller: Caller) -> bool:

@@ -20,3 +20,8 @@ def queue_topic(tenant_id: int, queue: str) -> str:
 def type_topic(tenant_id: int, task_type: str) -> str:
     """The topic that is notified when a type has work, in any queue."""
     return f"task_type:{tenant_id}:{task_type}"
+
+
+def task_topic(tenant_id: int, task: str) -> str:
+    """The topic that is notified when a task, by its reference, has progressed or ended."""
+    return f"task:{tenant_id}:{task}"

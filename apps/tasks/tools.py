@@ -11,7 +11,7 @@ from pydantic import Field
 
 from apps.core.errors import Conflict, DomainError, only
 from apps.core.ids import encode_cursor, format_ref
-from apps.core.operations import Coalesces, Reply, Route, Waits, operation
+from apps.core.operations import Coalesces, Progress, Reply, Route, Waits, operation
 from apps.core.schemas import Empty, FitForAPath, Input, Moment, Name, NewName, Output, Paged, Text
 from apps.principals.tenancy import Caller
 from apps.receipts.shapes import GroupInput
@@ -62,7 +62,7 @@ from apps.tasks.shapes import (
     TimelineEvent,
     UnsuccessfulRun,
 )
-from apps.tasks.signals import queue_topic, type_topic
+from apps.tasks.signals import queue_topic, task_topic, type_topic
 from apps.tasks.states import IfDependencyFails, Misfire, Order, Status
 
 QUEUE = "tasks:queue"
@@ -159,18 +159,36 @@ class TaskNamed(Input):
     """As queue_task answered it: task_7."""
 
 
+class CheckTask(TaskNamed):
+    wait: Annotated[float, Field(ge=0, le=60)] = 0
+    """Wait up to so many seconds for its end; then the state comes, as it is."""
+
+
+def _progress(task: TaskStatus) -> Progress | None:
+    if task.progress is None:
+        return None
+    return Progress(done=int(task.progress.percent or 0), total=100, message=task.progress.message)
+
+
 @operation(
     title="Check a task",
     scope=QUEUE,
     form_of="list_tasks",
     routes=[Route("GET", "/api/v1/tasks/{task_id}")],
     read_only=True,
-    example={"task_id": "task_7"},
+    waits=Waits(
+        topics=lambda caller, given: [task_topic(caller.tenant_id, given.task_id)],
+        found=lambda task: task.complete,
+        worth_waking=lambda _, task: task.complete,
+        patience=lambda given: given.wait,
+        progress=_progress,
+    ),
+    example={"task_id": "task_7", "wait": 30},
     after_refusal="An unknown task is not yours, or the number is wrong: list_tasks shows yours.",
 )
-def check_task_status(caller: Caller, given: TaskNamed) -> TaskStatus:
+def check_task_status(caller: Caller, given: CheckTask) -> TaskStatus:
     """The state of a task of which you are the requester or recipient. There is no need to poll: its end comes
-    to your inbox.
+    to your inbox. With `wait` it stays until the end, and reports progress if you give a progress token.
     """
     ending.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
     return selectors.status(given.task_id)

@@ -24,9 +24,6 @@ _ACKNOWLEDGED: Final = b"notifications/subscriptions/acknowledged"
 _UPDATED: Final = b"notifications/resources/updated"
 _PAUSE: Final = 0.02
 
-Heard = list[list[float]]
-"""When each stream was notified."""
-
 
 def run(bench: Bench) -> Iterator[Row]:
     """Every case of the suite."""
@@ -82,14 +79,13 @@ def _streams(bench: Bench) -> Iterator[Row]:
         ]
         lost = late.count(float("inf"))
         if dies:
-            yield Row(case="posts missed where one process is killed", unit="posts", ours=lost).judged(
-                "0", met=not lost
-            )
+            row = Row(case="posts missed where one process is killed", unit="posts", ours=lost)
+            yield row.judged("0", met=not lost)
             continue
         more = max(0, connections - before)
         case = f"connections of {_STREAMS} open streams"
         yield Row(case=case, unit="more", ours=more).judged("0", met=not more)
-        row = Row.of("commit to notification", [Slice.of(late)], clients=_STREAMS)
+        row = Row.of("post to notification", [Slice.of(late)], clients=_STREAMS)
         yield row.judged("p99 under 100 ms", met=(row.p99 or 0) < 100)  # noqa: PLR2004
 
 
@@ -100,7 +96,7 @@ def _connections() -> int:
 
 
 def _post(bench: Bench, opened: Countdown, over: Countdown, dies: psutil.Process | None) -> tuple[Any, int]:
-    """When what was posted to each agent was committed, and the connections while all streams were open."""
+    """When each post to each agent began, and the database connections while all streams were open."""
     committed: list[list[float]] = [[] for _ in range(AGENTS)]
     with over.one():
         while not opened.over:
@@ -118,15 +114,14 @@ def _post(bench: Bench, opened: Countdown, over: Countdown, dies: psutil.Process
     return committed, connections
 
 
-def _hear(url: str, tokens: list[str], opened: Countdown, over: Countdown) -> Heard:
-    """Listen with many streams until nobody posts any more; who loses its stream opens another."""
-    heard: Heard = [[] for _ in range(_STREAMS)]
+def _hear(url: str, tokens: list[str], opened: Countdown, over: Countdown) -> list[list[float]]:
+    """When each of many streams was notified, until nobody posts any more; who loses its stream opens another."""
+    heard: list[list[float]] = [[] for _ in range(_STREAMS)]
     listening = set[int]()
 
     async def listen(number: int) -> None:
-        message, headers = _message(
-            "subscriptions/listen", {"notifications": {"resourceSubscriptions": ["inbox://me"]}}
-        )
+        wanted = {"notifications": {"resourceSubscriptions": ["inbox://me"]}}
+        message, headers = _message("subscriptions/listen", wanted)
         body = json.dumps(message)
         headers |= {"Host": urlsplit(url).netloc, "Authorization": f"Bearer {tokens[number % AGENTS]}"}
         headers |= {"Content-Type": "application/json", "Accept": "text/event-stream", "Content-Length": str(len(body))}

@@ -214,3 +214,5 @@ def test_clients_in_typescript_show_the_form(server: Server, token: str, package
 
     assert [form["message"] for form in told["forms"]] == ["Echo the text"]
     assert told["result"]["structuredContent"]["execution"]["direct_results"][0]["text"] == "hello"
+    assert told["start"]["structuredContent"]["inbox_items"] == []
+    assert told["acked"]["structuredContent"]["acked_receipts"] >= 1

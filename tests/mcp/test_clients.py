@@ -22,17 +22,17 @@ from apps.core import notifications
 from apps.core.notifications import in_thread
 from apps.digests import selectors
 from apps.digests.services import inbox_changed, inbox_topic
-from apps.mcp.resources import task_topic
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller
-from apps.tasks.signals import tasks_finished
+from apps.tasks.signals import task_topic, tasks_finished
 from tests.asgi import ask
 from tests.digests import makers
 from tests.factories import make_caller, make_token
 from tests.mcp.raw import modern_message
 from tests.server import Server
-from tests.waiters import later
+from tests.tasks import making
+from tests.waiters import later, until_heard
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 WORKERS_TOOLS = {
@@ -134,13 +134,15 @@ def post(kee: Caller) -> None:
         makers.post(kee)
 
 
-def test_client_is_notified_of_a_post_and_of_an_ack(server: Server, acme: Tenant) -> None:
+def test_client_delegates_is_notified_of_the_end_and_acks_it(server: Server, acme: Tenant) -> None:
     async def converse() -> list[str]:
         async with server.client(token) as client, client.listen(resource_subscriptions=["inbox://me"]) as heard:
             assert heard.honored.resource_subscriptions == ["inbox://me"]
             updates, told = aiter(heard), []
             with anyio.fail_after(30):
-                await in_thread(partial(post, kee))
+                await client.call_tool("memory_bootstrap", {})
+                await client.call_tool("queue_task", {"task_type": "index"})
+                await in_thread(lambda: making.complete(worker, making.lease_one(worker)))
                 told.append(str(await anext(updates)))
                 answer = await client.call_tool("read_inbox", {})
                 through = (answer.structured_content or {})["entries"][-1]["token"]
@@ -148,7 +150,8 @@ def test_client_is_notified_of_a_post_and_of_an_ack(server: Server, acme: Tenant
                 told.append(str(await anext(updates)))
         return told
 
-    token, kee = make_token(acme), make_caller(acme)
+    token, worker = make_token(acme), make_caller(acme, "W", Kind.WORKER)
+    making.make_type(make_caller(acme))
     assert run(converse) == ["ResourceUpdated(uri='inbox://me')"] * 2
 
 
@@ -182,6 +185,37 @@ def test_tool_waits_for_the_inbox(server: Server, acme: Tenant, mode: str) -> No
 
     assert nothing["entries"] == []
     assert [entry["sequence"] for entry in page["entries"]] == [1]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_client_hears_of_a_tasks_progress_and_cancels_it(server: Server, acme: Tenant, mode: str) -> None:
+    async def converse() -> Any:
+        heard = anyio.Event()
+
+        async def hear(progress: float, total: float | None, message: str | None) -> None:
+            told.append((progress, total, message))
+            heard.set()
+
+        async def work() -> None:
+            await until_heard(task_topic(kee.tenant_id, task_id))
+            await in_thread(lambda: making.beat(worker, grant, percent=40, message="Halfway."))
+            await heard.wait()
+            async with server.client(token, mode) as another:
+                await another.call_tool("cancel_task", {"task_id": task_id})
+            await in_thread(lambda: making.release(worker, grant))
+
+        async with server.client(token, mode) as client, anyio.create_task_group() as tasks:
+            tasks.start_soon(work)
+            with anyio.fail_after(60):
+                asked = {"task_id": task_id, "wait": 50}
+                return await client.call_tool("check_task_status", asked, progress_callback=hear)
+
+    told: list[Any] = []
+    token, kee, worker = make_token(acme), make_caller(acme), make_caller(acme, "W", Kind.WORKER)
+    grant = making.leased(kee, worker)
+    task_id = f"task_{grant.task_id}"
+    assert run(converse).structured_content["status"] == "canceled"
+    assert told == [(40, 100, "Halfway.")]
 
 
 def test_waiting_tool_sends_heartbeats(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:

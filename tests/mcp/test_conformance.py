@@ -3,10 +3,12 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from apps.principals.scopes import Kind, Scope
 from tests.factories import make_caller, make_token
 from tests.mcp.node import run_node
 from tests.server import Server, end_server, start_server
-from tests.tasks.making import make_type
+from tests.tasks import making
 
 pytestmark = pytest.mark.ci
 
@@ -41,7 +43,7 @@ def fixtures(acme: Tenant) -> Iterator[str]:
     """The address of a product of two web processes that has what the suite looks for."""
     kee = make_caller(acme)
     for name in ("slow", "slowly", "fails", "vanishes"):
-        make_type(kee, name, stuck_after=2, revokes_stuck=True, max_expiries=1)
+        making.make_type(kee, name, stuck_after=2, revokes_stuck=True, max_expiries=1)
     process, url = start_server(
         "tests.mcp.conformance_fixtures:application",
         processes=2,
@@ -104,16 +106,34 @@ def test_every_refusal_is_readable_after_the_tools_are_listed(server: Server, ac
         assert "/nonesuch" in result["content"][0]["text"], name
 
 
-def test_inspector_shows_every_refusal_of_an_agents_tools(server: Server, acme: Tenant, packages: Path) -> None:
-    def inspect(*arguments: str) -> CompletedProcess[str]:
-        address = ["--server-url", f"{server.url}/mcp", "--header", f"Authorization: Bearer {token}"]
-        return run_node(packages / INSPECTOR, "--cli", *address, *arguments, check=False)
+def inspector(server: Server, acme: Tenant, packages: Path) -> Callable[..., CompletedProcess[str]]:
+    address = ["--server-url", f"{server.url}/mcp", "--header", f"Authorization: Bearer {make_token(acme)}"]
+    return partial(run_node, packages / INSPECTOR, "--cli", *address, check=False)
 
+
+def test_inspector_bootstraps_delegates_and_acks(server: Server, acme: Tenant, packages: Path) -> None:
+    def call(name: str, *given: str) -> Any:
+        arguments = [part for one in given for part in ("--tool-arg", one)]
+        called = inspect("--method", "tools/call", "--tool-name", name, *arguments)
+        return json.loads(called.stdout)["structuredContent"]
+
+    inspect, kee = inspector(server, acme, packages), make_caller(acme)
+    making.make_type(kee)
+    assert call("memory_bootstrap")["inbox_items"] == []
+    task = call("queue_task", "task_type=index")["task_id"]
+    worker = make_caller(acme, "W", Kind.WORKER)
+    making.complete(worker, making.lease_one(worker))
+    assert call("fetch_task_result", f"task_id={task}")["status"] == "succeeded"
+    (entry,) = call("read_inbox")["entries"]
+    assert call("ack_through", f"through={entry['token']}")["acked_receipts"] == 1
+
+
+def test_inspector_shows_every_refusal_of_an_agents_tools(server: Server, acme: Tenant, packages: Path) -> None:
     def refuse(name: str) -> str:
         called = inspect("--method", "tools/call", "--tool-name", name, "--tool-arg", "nonesuch=1")
         return called.stdout + called.stderr
 
-    token = make_token(acme)
+    inspect = inspector(server, acme, packages)
     listed = json.loads(inspect("--method", "tools/list").stdout)["tools"]
     with ThreadPoolExecutor(2) as together:
         names = [tool["name"] for tool in listed]

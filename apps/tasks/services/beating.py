@@ -9,6 +9,7 @@ from django.db import transaction
 
 from apps.core.errors import Conflict
 from apps.core.ids import format_ref
+from apps.core.notifications import notify
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
@@ -20,6 +21,7 @@ from apps.tasks.services.ending import refuse_stranger
 from apps.tasks.services.leasing import reason_lost
 from apps.tasks.services.recording import Back, End, Hold
 from apps.tasks.shapes import Heartbeat, HeartbeatAnswer
+from apps.tasks.signals import task_topic
 from apps.tasks.states import (
     BUDGET_SPENT,
     CANCEL_REQUESTED,
@@ -66,6 +68,7 @@ def heartbeat(*, worker: Caller, heartbeats: Sequence[Heartbeat]) -> list[Heartb
         if lease is not None and lease in renewed
     ]
     news = _note_progress([(heartbeat, lease) for heartbeat, lease in kept if heartbeat.has_progress])
+    notify(*(task_topic(worker.tenant_id, format_ref("task", lease.task_id)) for lease in news))
     overspent = _note_spend(worker, kept, renewed)
     balances = budgets.balances([lease.task_id for lease, one in renewed.items() if one.has_budget])
     stuck = {lease for lease, one in renewed.items() if one.stuck and lease not in news}

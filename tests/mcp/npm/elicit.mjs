@@ -1,4 +1,5 @@
-// The official clients in TypeScript: calls a tool, and answers each form that it is shown. Prints forms and result.
+// The official clients in TypeScript: bootstraps, calls a tool, answers each form that it is shown, reads the inbox and
+// acks it. Prints what it was told.
 import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
 import { Client as OldClient } from "@modelcontextprotocol/sdk/client/index.js";
 import { StreamableHTTPClientTransport as OldTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
@@ -23,6 +24,10 @@ if (era === "legacy") {
   client.setRequestHandler("elicitation/create", show);
   await client.connect(new StreamableHTTPClientTransport(new URL(address), options));
 }
+const tool = (name, given) => client.callTool({ name, arguments: given });
+const start = await tool("memory_bootstrap", {});
 const result = await client.callTool(JSON.parse(call));
+const inbox = await tool("read_inbox", { wait: 30 });
+const acked = await tool("ack_through", { through: inbox.structuredContent.entries.at(-1).token });
 await client.close();
-console.log(JSON.stringify({ forms, result }));
+console.log(JSON.stringify({ forms, result, start, acked }));
