@@ -148,7 +148,7 @@ def _await_open(client: Client, enough: Callable[[int], bool]) -> float:
             return time.monotonic()
         if time.monotonic() > deadline:
             raise measure.ClientFailed("The worker has not done its tasks in two minutes.")
-        time.sleep(0.01)
+        time.sleep(0.1)
 
 
 # What the cases do with tasks: each verb is a transaction of its own.

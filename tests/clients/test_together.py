@@ -13,8 +13,8 @@ import pytest
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import Task as TaskRow
 from gatehouse_client import Client, LeaseLost
-from gatehouse_client.outputs import CompletedTask, LeasedTask, QueuedTask
-from gatehouse_client.together import Item, Limits, Together, take
+from gatehouse_client.outputs import QueuedTask
+from gatehouse_client.together import Item, Together, take
 from tests.clients.proxy import Proxy
 from tests.clients.test_worker import PATIENCE
 from tests.server import Server, end_server, start_server
@@ -90,27 +90,19 @@ def test_closing_breaks_no_call_off(client: Client, kee: Caller) -> None:
     calling.join()
 
 
-def test_completions_share_requests_and_next_leases(client: Client, shaky: Client, proxy: Proxy) -> None:
+def test_completions_share_requests(client: Client, shaky: Client, proxy: Proxy) -> None:
     client.register_type(name="greeting")
-    client.queue_many([{"task_type": "greeting", "params": {"number": number}} for number in range(25)])
+    client.queue_many([{"task_type": "greeting", "params": {"number": number}} for number in range(10)])
     leases = client.lease(task_types=["greeting"], capacity=10)
     client.release(leases[3])
     proxy.drop_reply_to("/api/v1/tasks/complete")
 
-    def complete(lease: LeasedTask) -> CompletedTask:
-        return shaky.complete(lease, lease.params, lease_next=1, lease_from={"task_types": ["greeting"]})
+    answers = at_once(*(partial(shaky.complete, lease, lease.params) for lease in leases))
 
-    answers = at_once(*(partial(complete, lease) for lease in leases))
-
-    assert isinstance(answers.pop(3), LeaseLost)
-    following = [lease.task_id for answer in answers for lease in answer.next]
-    assert len(following) == len(set(following)) == 9
-    for lease, answer in zip([*leases[:3], *leases[4:]], answers, strict=True):
-        assert client.result(lease.task_id).content == lease.params
-        assert (answer.task_id, len(answer.next)) == (lease.task_id, 1)
-    # What was leased for the refused one went back.
-    (line,) = client.queues()
-    assert (line.leased, line.queued) == (9, 7)
+    assert isinstance(answers[3], LeaseLost)
+    for lease, answer in zip(leases, answers, strict=True):
+        if lease is not leases[3]:
+            assert (answer.task_id, client.result(lease.task_id).content) == (lease.task_id, lease.params)
 
 
 def test_interrupted_caller_takes_nobody_along() -> None:
@@ -124,7 +116,7 @@ def test_interrupted_caller_takes_nobody_along() -> None:
         sent.append(len(items))
         return [one.content for one in items]
 
-    calls = Together[bytes](alone, together, Limits(items=3))
+    calls = Together[bytes](alone, together, 3)
     with ThreadPoolExecutor(8) as pool:
         first = [pool.submit(calls.ask, Item(content=b"%d" % number)) for number in range(2)]
         time.sleep(0.1)
@@ -143,11 +135,6 @@ def test_interrupted_caller_takes_nobody_along() -> None:
 
 
 def test_limits_of_one_request() -> None:
-    def item(size: int = 1, *, leases: int = 0, kind: bytes = b"") -> Item:
-        return Item(content=b"x" * size, leases=leases, kind=kind)
-
-    limits = Limits(items=3, leases=2)
-    assert take([item(leases=1), item(kind=b"other"), item(leases=2), item(leases=1), item(), item()], limits) == [
-        *(True, False, False, True, True, False)
-    ]
-    assert take([item(5_000_000), item()], limits) == [True, False]
+    sizes = [1, 1, 5_000_000, 1]
+    items = [Item(content=b"x" * size) for size in sizes]
+    assert [take(items, 3), take(items, 1), take(items[2:], 3)] == [2, 1, 1]

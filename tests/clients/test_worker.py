@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from threading import Event
@@ -16,7 +16,16 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks.models import LiveTask
 from gatehouse_client import Client, Task, Worker
-from gatehouse_client.outputs import BudgetLeft, HeartbeatAnswer, LeasedTask, Progress, QueuedTask, Spent
+from gatehouse_client.outputs import (
+    BudgetLeft,
+    CompletedTasks,
+    HeartbeatAnswer,
+    LeasedTask,
+    Progress,
+    QueuedTask,
+    Spent,
+)
+from gatehouse_client.together import Item
 from tests import remote as remotes
 from tests.clients.conftest import running
 from tests.clients.proxy import Proxy
@@ -176,6 +185,38 @@ def test_capacity_limits_running_tasks(client: Client) -> None:
 
     assert max(at_once) <= 2
     assert len(at_once) == 5
+
+
+def test_short_tasks_are_leased_ahead_and_end_in_groups(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.register_type(name="greeting")
+    client.queue_many([{"task_type": "greeting", "params": {"number": number}} for number in range(400)])
+    complete, groups = Client.complete_items, list[int]()
+
+    def counted(client: Client, items: Sequence[Item], **more: Any) -> CompletedTasks:
+        groups.append(len(items))
+        return complete(client, items, **more)
+
+    monkeypatch.setattr(Client, "complete_items", counted)
+    with running(make_worker(client, lambda task: task.params["number"], capacity=1)):
+        until(lambda: client.queues()[0].queued == client.queues()[0].leased == 0)
+
+    assert sum(groups) == 400
+    assert max(groups) > 10
+
+
+def test_what_no_thread_begins_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gatehouse_client.worker._LONGEST_WAIT", 0.1)
+    may_end = Event()
+    leases = [make_lease(number, 600_000) for number in range(3)]
+    with remotes.serving() as hub, Client(hub.url, "ght_a", patience=PATIENCE) as client:
+        hub.script = [says(200, {"tasks": [vars(lease) for lease in leases]})]
+        hub.always = says(503, {"detail": "Away."})
+        with running(make_worker(client, lambda task: may_end.wait(PATIENCE) and None, capacity=1, grace=0.1)):
+            until(lambda: any(one.path.endswith("/release") for one in hub.received))
+            may_end.set()
+
+    given_back = next(one.json["releases"] for one in hub.received if one.path.endswith("/tasks/release"))
+    assert [one["task_id"] for one in given_back] == ["task_1", "task_2"]
 
 
 def test_heartbeats_renew_leases_and_carry_progress_and_spend(
@@ -350,7 +391,7 @@ def test_result_is_reported_when_the_hub_is_back(client: Client, shaky: Client, 
         may_end.set()
         until(lambda: proxy.turned_away > 0)
         proxy.heal()
-        proxy.drop_reply_to(f"/{task.task_id}/complete")
+        proxy.drop_reply_to("/tasks/complete")
         until(lambda: proxy.dropped == 1)
 
     assert client.result(task.task_id).content == "Hello"

@@ -73,7 +73,7 @@ class Client(Verbs):
         self._patience = patience
         self._timeout = timeout
         self._queueing = Together[QueuedTask](self._queue_alone, self._queue_together, TASKS)
-        self._completing = Together[CompletedTask](self._complete_alone, self._complete_together, COMPLETIONS)
+        self._completing = Together[CompletedTask](self.complete_item, self._complete_together, COMPLETIONS)
 
     def _queue(self, item: Item) -> QueuedTask:
         return self._queueing.ask(item)

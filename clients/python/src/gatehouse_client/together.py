@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, Generic, TypeVar
 
 from gatehouse_client.errors import GatehouseError
@@ -27,25 +28,13 @@ class Item:
     """As JSON."""
     task_id: str = ""
     """Of a completion."""
-    leases: int = 0
-    """How many tasks its answer may lease."""
-    kind: bytes = b""
-    """Where from, as JSON. Only items of one kind go together."""
     since: float = field(default_factory=time.monotonic)
     """When it was asked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one request may have."""
-
-    items: int
-    leases: int = 0
-
-
-# The hub's.
-TASKS: Final = Limits(items=1_000)
-COMPLETIONS: Final = Limits(items=500, leases=100)
+# How many items the hub takes in one request.
+TASKS: Final = 1_000
+COMPLETIONS: Final = 500
 
 
 @dataclass(slots=True, eq=False)
@@ -63,12 +52,12 @@ class Together(Generic[A]):
     """
 
     def __init__(
-        self, alone: Callable[[Item], A], together: Callable[[Sequence[Item]], Sequence[A | None]], limits: Limits
+        self, alone: Callable[[Item], A], together: Callable[[Sequence[Item]], Sequence[A | None]], most: int
     ) -> None:
         """:param together: returns an answer for each item, or None for a refused one."""
         self._alone = alone
         self._together = together
-        self._limits = limits
+        self._most = most
         self._lock = threading.Lock()
         self._free = LANES
         self._waiting: list[_Place[A]] = []
@@ -123,10 +112,9 @@ class Together(Generic[A]):
         with self._lock:
             if self._gathers is mine:
                 self._gathers = None
-            places, self._waiting = [mine, *self._waiting], []
-            taken = take([one.item for one in places], self._limits)
-            group = [one for one, goes in zip(places, taken, strict=True) if goes]
-            self._waiting = [one for one, goes in zip(places, taken, strict=True) if not goes]
+            places = [mine, *self._waiting]
+            taken = take([one.item for one in places], self._most)
+            group, self._waiting = places[:taken], places[taken:]
             self._expected = len(group)
         try:
             yield group
@@ -146,19 +134,7 @@ class Together(Generic[A]):
             self._free += 1
 
 
-def take(items: Sequence[Item], limits: Limits) -> list[bool]:
-    """For each item: whether it goes in one request with the first."""
-    left, size, leases = limits.items, 0, 0
-    taken: list[bool] = []
-    for item in items:
-        is_first = not taken
-        fits = (
-            left > 0
-            and item.kind == items[0].kind
-            and size + len(item.content) <= _MOST_BYTES
-            and leases + item.leases <= limits.leases
-        )
-        if fits or is_first:
-            left, size, leases = left - 1, size + len(item.content), leases + item.leases
-        taken.append(fits or is_first)
-    return taken
+def take(items: Sequence[Item], most: int) -> int:
+    """How many of these go in one request: one at least."""
+    sizes = accumulate(len(item.content) for item in items[:most])
+    return max(sum(size <= _MOST_BYTES for size in sizes), 1)

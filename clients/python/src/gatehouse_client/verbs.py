@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Unpack
 
 from gatehouse_client.decoding import decode
-from gatehouse_client.errors import GatehouseError, Refused
+from gatehouse_client.errors import Refused
 from gatehouse_client.exchange import encoded, page, path
 from gatehouse_client.inputs import (
     FailTask,
@@ -227,25 +227,12 @@ class Verbs(ABC):
         :param lease_next: how many tasks to lease by the same request; they come as `next`.
         :raises LeaseLost: if the lease is over, or this run has ended otherwise.
         """
-        body = {
-            "lease_token": lease.lease_token,
-            "summary": summary,
-            "result_pointer": result_pointer,
-            "result_channel": result_channel,
-            "checksum": checksum,
-        }
-        if result is not None:
-            body["result"] = result
-        item = Item(
-            content=encoded(body),
-            task_id=lease.task_id,
-            leases=lease_next,
-            kind=encoded(lease_from) if lease_from and lease_next else b"",
-        )
-        if lease_next and not item.kind:
-            # The next ones come from where this task came from: not from where others do.
-            return self._complete_alone(item)
-        return self._complete(item)
+        about = {"result_pointer": result_pointer, "result_channel": result_channel, "checksum": checksum}
+        item = as_item(lease, result, summary=summary, **about)
+        if not lease_next:
+            return self._complete(item)
+        body = {**json.loads(item.content), "lease_next": lease_next, "lease_from": lease_from}
+        return decode(CompletedTask, self._ask("POST", path("tasks", lease.task_id, "complete"), body))
 
     def complete_many(
         self, completions: Sequence[TaskCompletion], *, lease_next: int = 0, lease_from: LeaseFrom | None = None
@@ -356,31 +343,52 @@ class Verbs(ABC):
         answer = self._ask("POST", path("tasks", "batch"), body, since=items[0].since)
         return [None if one["code"] else decode(QueuedTask, one) for one in answer["results"]]
 
-    def _complete_alone(self, item: Item) -> CompletedTask:
-        body = b'{"lease_next": %d, "lease_from": %b, %b' % (item.leases, item.kind or b"null", item.content[1:])
-        answer = self._ask("POST", path("tasks", item.task_id, "complete"), body, since=item.since)
-        return decode(CompletedTask, answer)
+    def complete_item(self, item: Item) -> CompletedTask:
+        return decode(
+            CompletedTask,
+            self._ask("POST", path("tasks", item.task_id, "complete"), item.content, since=item.since),
+        )
 
-    def _complete_together(self, items: Sequence[Item]) -> list[CompletedTask | None]:
+    def complete_items(
+        self, items: Sequence[Item], *, lease_next: int = 0, lease_from: LeaseFrom | None = None
+    ) -> CompletedTasks:
+        """As :meth:`complete_many`, of what is JSON already."""
         completions = [b'{"task_id": %b, %b' % (json.dumps(one.task_id).encode(), one.content[1:]) for one in items]
         body = b'{"completions": [%b], "lease_next": %d, "lease_from": %b}' % (
             b", ".join(completions),
-            sum(one.leases for one in items),
-            items[0].kind or b"null",
+            lease_next,
+            encoded(lease_from) if lease_from else b"null",
         )
-        answer = self._ask("POST", path("tasks", "complete"), body, since=items[0].since)
-        following, answers = answer["next"], list[CompletedTask | None]()
-        for item, one in zip(items, answer["results"], strict=True):
-            own = 0 if one["code"] else item.leases
-            answers.append(None if one["code"] else decode(CompletedTask, {**one, "next": following[:own]}))
-            following = following[own:]
-        if following:
-            # Leased for those that were refused: nobody would work on them.
-            try:
-                self.release_many([decode(LeasedTask, one) for one in following])
-            except GatehouseError as exc:
-                logger.warning("%s tasks were not released, their leases will expire: %s", len(following), exc)
-        return answers
+        return decode(CompletedTasks, self._ask("POST", path("tasks", "complete"), body, since=items[0].since))
+
+    def _complete_together(self, items: Sequence[Item]) -> list[CompletedTask | None]:
+        results = self.complete_items(items).results
+        return [None if one.code else decode(CompletedTask, {**vars(one), "next": []}) for one in results]
+
+
+def as_item(
+    lease: LeasedTask,
+    result: Any,
+    *,
+    summary: str | None,
+    result_pointer: str | None,
+    result_channel: str | None,
+    checksum: str | None,
+) -> Item:
+    """A completion as it is sent.
+
+    :raises TypeError, ValueError: if the result is no JSON.
+    """
+    body = {
+        "lease_token": lease.lease_token,
+        "summary": summary,
+        "result_pointer": result_pointer,
+        "result_channel": result_channel,
+        "checksum": checksum,
+    }
+    if result is not None:
+        body["result"] = result
+    return Item(content=encoded(body), task_id=lease.task_id)
 
 
 def _with_key(task: Mapping[str, Any]) -> dict[str, Any]:

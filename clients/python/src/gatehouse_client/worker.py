@@ -8,14 +8,19 @@
 
     worker.run()
 
-Each task has its own thread. A handler may run again for the same task, here or elsewhere, if a run is cut off.
+A handler may run again for the same task, here or elsewhere, if a run is cut off.
+
+The threads of the handlers do not wait for the hub. Outcomes go in groups, and the answers bring the next tasks. Short
+tasks are leased ahead of the threads; what no thread begins within a second goes back to its queue.
 """
 
+import itertools
 import logging
 import random
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,8 +29,10 @@ from typing import Any, Final, TypeVar
 from gatehouse_client.client import Client
 from gatehouse_client.errors import GatehouseError, LeaseLost, RateLimited, Refused, Unreachable
 from gatehouse_client.inputs import LeaseFrom
-from gatehouse_client.outputs import CompletedTask, LeasedTask
+from gatehouse_client.outputs import CompletedTasks, LeasedTask
 from gatehouse_client.task import Failed, Result, Stop, Task
+from gatehouse_client.together import COMPLETIONS, LANES, Item, take
+from gatehouse_client.verbs import as_item
 
 logger = logging.getLogger("gatehouse_client")
 
@@ -37,6 +44,13 @@ _LAST_WORDS: Final = 2.0
 _BEAT_TIMEOUT: Final = 5.0
 # After failed heartbeats.
 _AGAIN: Final = 0.5
+# Tasks that wait here for a thread, by the time that their handlers take as a rule; and how long they may wait.
+_AHEAD_SECONDS: Final = 0.1
+_MOST_AHEAD: Final = 200
+_LONGEST_WAIT: Final = 1.0
+_LATEST_COUNTS: Final = 0.1
+# Idle threads end.
+_THREAD_IDLES: Final = 5.0
 # The hub's limits of one request.
 _MOST_LEASED: Final = 100
 _MOST_REPORTED: Final = 500
@@ -80,8 +94,22 @@ class Worker:
         self._wait_seconds = wait_seconds
         self._grace = grace
         self._handlers: dict[str, Handler] = {}
-        self._running: dict[str, Task] = {}
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        # All tasks held here, those whose threads are to come, and the outcomes to report.
+        self._held: dict[str, Task] = {}
+        self._waiting: deque[tuple[float, Task]] = deque()
+        self._done: deque[tuple[Task, Item]] = deque()
+        # For the main thread, for the threads of handlers, and for those that report.
+        self._changed = threading.Condition(lock)
+        self._comes = threading.Condition(lock)
+        self._reports = threading.Condition(lock)
+        self._threads = 0
+        self._idle_threads = 0
+        self._asked = 0
+        self._on_their_way = 0
+        self._is_fed = False
+        self._takes = _LONGEST_WAIT
+        self._is_over = False
         # Set by signal handlers, which may interrupt a holder of the lock: so it is polled without one.
         self._stop_at: float | None = None
 
@@ -104,9 +132,11 @@ class Worker:
 
         :raises Refused: if the hub refuses the worker: an unknown token, a missing scope, no handlers.
         """
-        over = threading.Event()
-        heart = threading.Thread(target=self._keep_alive, args=(over,), name="heartbeats", daemon=True)
-        heart.start()
+        helpers = [threading.Thread(target=self._keep_alive, name="heartbeats", daemon=True)]
+        helpers += [threading.Thread(target=self._report_done, name="reports", daemon=True) for _ in range(LANES)]
+        self._is_over = False
+        for helper in helpers:
+            helper.start()
         try:
             with self._stopped_by_signals():
                 try:
@@ -114,22 +144,38 @@ class Worker:
                 finally:
                     self._drain()
         finally:
-            over.set()
-            self._notify()
-            heart.join()
+            with self._changed:
+                self._is_over = True
+                self._reports.notify_all()
+                self._comes.notify_all()
+            for helper in helpers:
+                helper.join()
 
     # The main thread: leases
 
     def _take_tasks(self) -> None:
         while self._stop_at is None:
+            with self._changed:
+                room = 0 if self._is_fed and self._on_their_way else min(self._room(), _MOST_LEASED)
+                if room <= 0:
+                    self._changed.wait(_GLANCE)
+                    continue
+                self._asked += room
             asked_at = time.monotonic()
-            free = self._capacity - len(self._running)
-            leases = self._lease(min(free, _MOST_LEASED)) if free > 0 else []
-            for lease in leases:
-                self._begin(self._taken(lease))
+            try:
+                leases = self._lease(room)
+            finally:
+                with self._changed:
+                    self._asked -= room
+            self._take(leases)
             if not leases:
                 # A hub that does not let the request wait is not asked without a pause.
                 self._rest(asked_at + _IDLE - time.monotonic())
+
+    def _room(self) -> int:
+        """How many more tasks to lease. The lock is held."""
+        ahead = min(int(self._capacity * _AHEAD_SECONDS / max(self._takes, 1e-6)), _MOST_AHEAD)
+        return self._capacity + ahead - len(self._held) - self._asked
 
     def _lease(self, capacity: int) -> list[LeasedTask]:
         hub = self._client.within(patience=0)
@@ -148,33 +194,34 @@ class Worker:
             "lease_seconds": self._lease_seconds,
         }
 
-    def _begin(self, task: Task) -> None:
-        threading.Thread(target=self._work, args=(task,), daemon=True).start()
-
-    def _taken(self, lease: LeasedTask) -> Task:
-        task = Task(lease, self._client, is_ending=lambda: self._stop_at is not None)
+    def _take(self, leases: Sequence[LeasedTask]) -> None:
+        tasks = [Task(lease, self._client, is_ending=lambda: self._stop_at is not None) for lease in leases]
+        now = time.monotonic()
         with self._changed:
-            self._running[lease.lease_token] = task
-            self._changed.notify_all()
-        return task
+            self._held.update((task.lease.lease_token, task) for task in tasks)
+            self._waiting.extend((now, task) for task in tasks)
+            self._comes.notify(len(tasks))
+            for _ in range(min(len(self._waiting) - self._idle_threads, self._capacity - self._threads)):
+                self._threads += 1
+                threading.Thread(target=self._work, daemon=True).start()
 
     def _rest(self, seconds: float) -> None:
         """Wait for the time, the end of a task, or the stop."""
         until = time.monotonic() + seconds * random.uniform(0.7, 1.0)  # noqa: S311  # spreads load, hides nothing
         with self._changed:
-            held = len(self._running)
-            while self._stop_at is None and time.monotonic() < until and len(self._running) == held:
+            held = len(self._held)
+            while self._stop_at is None and time.monotonic() < until and len(self._held) == held:
                 self._changed.wait(_GLANCE)
 
     def _drain(self) -> None:
         if self._stop_at is None:
             self.stop()
         self._wait_for_all(lambda: self._stop_at or 0)
-        for task in self._held():
+        for task in self._all_held():
             task.stop("drained")
         last = time.monotonic() + _LAST_WORDS
         self._wait_for_all(lambda: last)
-        held = [task for task in self._held() if not task.is_lost]
+        held = [task for task in self._all_held() if not task.is_lost]
         until = time.monotonic() + _LAST_WORDS
         for start in range(0, len(held), _MOST_REPORTED):
             self._give_back(held[start : start + _MOST_REPORTED], until)
@@ -200,16 +247,12 @@ class Worker:
 
     def _wait_for_all(self, deadline: Callable[[], float]) -> None:
         with self._changed:
-            while self._running and time.monotonic() < deadline():
+            while self._held and time.monotonic() < deadline():
                 self._changed.wait(_GLANCE)
 
-    def _held(self) -> list[Task]:
+    def _all_held(self) -> list[Task]:
         with self._changed:
-            return list(self._running.values())
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+            return list(self._held.values())
 
     @contextmanager
     def _stopped_by_signals(self) -> Iterator[None]:
@@ -225,33 +268,44 @@ class Worker:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    # A thread for each task: its handler, its report, and then the same for the next task
+    # The threads of the handlers
 
-    def _work(self, task: Task) -> None:
-        following: Task | None = task
-        while following is not None:
-            threading.current_thread().name = following.task_id
-            following = self._execute(following)
-
-    def _execute(self, task: Task) -> Task | None:
-        """Do a task to its end; returns the one that was leased instead."""
-        try:
-            came_too_late = self._stop_at is not None
-            report: partial[Any] = partial(self._client.release, task.lease) if came_too_late else self._outcome(task)
-            answer = self._report(task, report)
-            leases = answer.next if isinstance(answer, CompletedTask) else []
-            following = [self._taken(lease) for lease in leases]
-        finally:
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            threading.current_thread().name = task.task_id
+            began = time.monotonic()
+            outcome = partial(self._client.release, task.lease) if self._stop_at is not None else self._outcome(task)
             with self._changed:
-                del self._running[task.lease.lease_token]
-                self._changed.notify_all()
-        # A repeated completion may be given what was leased for others that were made with it.
-        for other in following[1:]:
-            self._begin(other)
-        return following[0] if following else None
+                self._takes += _LATEST_COUNTS * (time.monotonic() - began - self._takes)
+                if isinstance(outcome, Item):
+                    self._done.append((task, outcome))
+                    if self._is_enough():
+                        self._reports.notify()
+                    continue
+            self._report(task, outcome)
+            self._forget([task])
 
-    def _outcome(self, task: Task) -> partial[Any]:
-        """Run the handler; returns the report of its outcome. Its exceptions go no further."""
+    def _next(self) -> Task | None:
+        """The next task for this thread; None if it is to end."""
+        with self._changed:
+            self._idle_threads += 1
+            try:
+                self._comes.wait_for(lambda: bool(self._waiting) or self._is_over, _THREAD_IDLES)
+            finally:
+                self._idle_threads -= 1
+            if self._waiting:
+                return self._waiting.popleft()[1]
+            self._threads -= 1
+            return None
+
+    def _forget(self, tasks: Sequence[Task]) -> None:
+        with self._changed:
+            for task in tasks:
+                del self._held[task.lease.lease_token]
+            self._changed.notify_all()
+
+    def _outcome(self, task: Task) -> Item | partial[Any]:
+        """Run the handler; returns its completion, or the report of another outcome. Its exceptions go no further."""
         client, lease = self._client, task.lease
         try:
             answer = self._handlers[lease.task_type](task)
@@ -278,27 +332,88 @@ class Worker:
             message = f"{type(exc).__name__} in {lease.task_type}."
             return partial(client.fail, lease, "handler_error", message, retryable=True)
         result = answer if isinstance(answer, Result) else Result(content=answer)
-        return partial(
-            client.complete,
-            lease,
-            result.content,
-            summary=result.summary,
-            result_pointer=result.pointer,
-            result_channel=result.channel,
-            checksum=result.checksum,
-            lease_next=1 if self._stop_at is None else 0,
-            lease_from=self._source(),
-        )
+        about: dict[str, Any] = {
+            "summary": result.summary,
+            "result_pointer": result.pointer,
+            "result_channel": result.channel,
+            "checksum": result.checksum,
+        }
+        try:
+            return as_item(lease, result.content, **about)
+        except (TypeError, ValueError) as exc:
+            logger.exception("the outcome of %s can't be reported", task.task_id)
+            return self._refused_outcome(task, exc, retryable=False)
 
-    def _report(self, task: Task, report: partial[Any]) -> object:
-        """Report to the hub, for as long as it takes. The lease is renewed meanwhile."""
-        if task.is_lost:
-            logger.warning("the lease of %s run %s was lost", task.task_id, task.run_id)
-            return None
+    # Two threads report
+
+    def _report_done(self) -> None:
+        while group := self._group():
+            try:
+                self._complete(group)
+            except Exception:
+                logger.exception("the outcomes of %s tasks can't be reported; their leases will expire", len(group))
+            with self._changed:
+                self._on_their_way -= len(group)
+            self._forget([task for task, _ in group])
+
+    def _is_enough(self) -> bool:
+        """Whether there are outcomes to report, and at least half as many as are on their way. The lock is held."""
+        return bool(self._done) and 2 * len(self._done) >= self._on_their_way
+
+    def _group(self) -> list[tuple[Task, Item]]:
+        """The outcomes that go in the next request; none at the end."""
+        with self._changed:
+            while not self._is_enough():
+                if self._is_over:
+                    return []
+                self._reports.wait(_GLANCE)
+            # The other half of what is held is worked on meanwhile.
+            most = max(1, -(-len(self._held) // LANES))
+            first = list(itertools.islice(self._done, most))
+            taken = take([item for _, item in first], COMPLETIONS)
+            self._on_their_way += taken
+            return [self._done.popleft() for _ in range(taken)]
+
+    def _complete(self, group: Sequence[tuple[Task, Item]]) -> None:
+        """Report what is done, for as long as it takes, and lease the next tasks."""
+        with self._changed:
+            room = 0 if self._stop_at is not None else max(min(self._room() + len(group), _MOST_LEASED), 0)
+            self._asked += room
+        leases: Sequence[LeasedTask] = []
+        refused: Sequence[tuple[Task, Item]] = []
+        try:
+            self._report_spend([task for task, _ in group])
+            answer = self._reported([item for _, item in group], room)
+            if answer is not None:
+                leases = answer.next
+                refused = [one for one, told in zip(group, answer.results, strict=True) if told.code]
+        except GatehouseError:
+            # Each is then reported alone, and its error heard.
+            refused = group
+        finally:
+            with self._changed:
+                self._asked -= room
+                self._is_fed = len(leases) == room
+        self._take(leases)
+        for task, item in refused:
+            self._report(task, partial(self._client.complete_item, item))
+
+    def _reported(self, items: Sequence[Item], room: int) -> CompletedTasks | None:
+        """The answer to these completions; None if there is none until the worker ends."""
         while True:
             try:
+                return self._client.complete_items(items, lease_next=room, lease_from=self._source())
+            except (Unreachable, RateLimited) as exc:
+                logger.warning("the outcomes of %s tasks are not reported yet: %s", len(items), exc)
+                if self._stop_at is not None and time.monotonic() >= self._stop_at:
+                    return None
+
+    def _report(self, task: Task, report: partial[Any]) -> None:
+        """Report an outcome to the hub, for as long as it takes. The lease is renewed meanwhile."""
+        while not task.is_lost:
+            try:
                 self._report_spend([task])
-                return report()
+                report()
             except LeaseLost as refusal:
                 logger.warning("the outcome of %s run %s was refused: %s", task.task_id, task.run_id, refusal)
             except (Unreachable, RateLimited) as exc:
@@ -308,8 +423,12 @@ class Worker:
             except (Refused, TypeError, ValueError) as exc:
                 logger.exception("the outcome of %s can't be reported", task.task_id)
                 # A refused result is not computed again; a failure keeps its retryability.
-                self._report_refused_outcome(task, exc, retryable=bool(report.keywords.get("retryable")))
-            return None
+                try:
+                    self._refused_outcome(task, exc, retryable=bool(report.keywords.get("retryable")))()
+                except GatehouseError:
+                    logger.exception("the failure can't be reported either; the lease of %s will expire", task.task_id)
+            return
+        logger.warning("the lease of %s run %s was lost", task.task_id, task.run_id)
 
     def _report_spend(self, tasks: Sequence[Task], until: float | None = None) -> None:
         """Report the spend since the last heartbeat.
@@ -326,26 +445,36 @@ class Worker:
             if any(answer.status == "retry" for answer in answers):
                 time.sleep(_GLANCE)
 
-    def _report_refused_outcome(self, task: Task, exc: Exception, *, retryable: bool) -> None:
+    def _refused_outcome(self, task: Task, exc: Exception, *, retryable: bool) -> partial[Any]:
         code = exc.code if isinstance(exc, Refused) else "unsendable_result"
         message = _sendable(f"The result was not taken: {exc}", _LONGEST_MESSAGE)
-        try:
-            self._client.fail(task.lease, code, message, retryable=retryable)
-        except GatehouseError:
-            logger.exception("the failure can't be reported either; the lease of %s will expire", task.task_id)
+        return partial(self._client.fail, task.lease, code, message, retryable=retryable)
 
     # One thread for all heartbeats
 
-    def _keep_alive(self, over: threading.Event) -> None:
-        while not over.is_set():
+    def _keep_alive(self) -> None:
+        while not self._is_over:
             now = time.monotonic()
             with self._changed:
-                tasks = [task for task in self._running.values() if not task.is_lost]
-                next_at = min((task.due_at for task in tasks), default=now + 1)
-                if next_at > now:
-                    self._changed.wait(next_at - now)
-                    continue
-            self._beat([task for task in tasks if task.due_at <= now + _GLANCE][:_MOST_REPORTED])
+                due = [task for task in self._held.values() if task.due_at <= now + _GLANCE and not task.is_lost]
+            if due:
+                self._beat(due[:_MOST_REPORTED])
+            else:
+                time.sleep(_GLANCE)
+            self._give_back_waiting()
+
+    def _give_back_waiting(self) -> None:
+        """Release what no thread begins soon: others may have time."""
+        before = time.monotonic() - (_LONGEST_WAIT if self._stop_at is None else 0)
+        late: list[Task] = []
+        with self._changed:
+            while self._waiting and self._waiting[0][0] <= before:
+                late.append(self._waiting.popleft()[1])
+            if late:
+                self._takes = max(self._takes, _LONGEST_WAIT)
+        if late:
+            self._give_back(late, time.monotonic() + _LAST_WORDS)
+            self._forget(late)
 
     def _beat(self, tasks: list[Task]) -> None:
         beats = [task.next_beat() for task in tasks]
