@@ -139,7 +139,7 @@ async def _journey(screen: Console, url: str, token: str, root: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30.0), trust_env=False) as http:
-        transport = streamable_http_client(f"{url}/mcp", http_client=http)
+        transport = streamable_http_client(f"{url}/mcp?tools=all", http_client=http)
         async with Client(transport, client_info=Implementation(name="kee", version="1")) as client:
             kee = Agent(client=client, http=http, screen=screen, url=url)
             await _begin(kee)
@@ -237,7 +237,7 @@ async def _watch_first_task(kee: Agent, plan: Json) -> str:
     with kee.screen.status(f"{task_id}: queued") as shown:
 
         async def finished() -> Json | None:
-            status = await kee.call("check_task_status", task_id=task_id)
+            status = await kee.call("list_tasks", task_id=task_id)
             told = status["progress"] or {}
             shown.update(f"{task_id}: {told.get('percent') or 0:.0f} % {told.get('message') or status['status']}")
             return status if status["complete"] else None
