@@ -11,7 +11,7 @@ from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.local.chaining import Source, explain_by_givers, given, produced, repeated
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.judging import ASK, CONFIRM, READING, Verdict, holding, is_plain_name, judged
-from apps.plans.local.matching import MISSING, UNEXPLAINED, Match, Matcher
+from apps.plans.local.matching import MISSING, UNEXPLAINED, WEIGHTS, Match, Matcher
 from apps.plans.local.options import FREE
 from apps.plans.local.params import resolved
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, is_statement, read_part
@@ -232,8 +232,10 @@ class _Proposing:
     def _chosen(self, part: Part, earlier: Sequence[Match]) -> _Chosen:
         usable: list[Match] = []
         barred: list[Match] = []
-        for profile, bonus in self._candidates(part, earlier):
+        bonuses = dict[str, float]()
+        for profile, bonus in self._candidates(part):
             match = self.matcher.match(part, profile, given(part, profile, earlier, self.is_gentle))
+            bonuses[profile.tool.uid] = bonus
             match.score += bonus
             (usable if self.is_usable(profile.tool.uid) else barred).append(match)
         usable.sort(key=_order)
@@ -248,6 +250,7 @@ class _Proposing:
                     for name, options in given(part, match.profile, earlier, self.is_gentle).items():
                         offered[name] = [*offered.get(name, []), *options]
                     again = self.matcher.match(part, match.profile, offered)
+                    again.score += bonuses[match.profile.tool.uid]
                     explain_by_givers(again)
                     if again.score > match.score:
                         usable[place] = again
@@ -259,7 +262,7 @@ class _Proposing:
         also = [] if best is None or wish else list(repeated(best))
         return _Chosen(part, None if wish else best, rivals, barred[0] if barred else None, wish, also)
 
-    def _candidates(self, part: Part, earlier: Sequence[Match]) -> list[tuple[Profile, float]]:
+    def _candidates(self, part: Part) -> list[tuple[Profile, float]]:
         settled = self.asked.tools.get(part.number)
         if settled is not None and (profile := self.library.profile(settled)) is not None:
             return [(profile, 0.0)]
@@ -272,17 +275,18 @@ class _Proposing:
             stems |= {part.stems[place] for place in range(part.first, min(part.stop, part.first + 2))}
         kinds = {str(one.kind) for one in part.found}
         stems |= {noun for one in part.found for sort in self.library.sorts(str(one.value)) for noun in sort}
-        found: dict[str, Profile] = {}
+        found: dict[str, tuple[Profile, float]] = {}
         counts = {True: 0, False: 0}
-        for profile, _ in self.library.search(stems, kinds, _SEARCHED):
+        best = self.library.search(stems, kinds, _SEARCHED)
+        for profile, score in best:
             usable = self.is_usable(profile.tool.uid)
             if counts[usable] < (_CANDIDATES if usable else _BARRED) and self.catalogue.offers_of(profile.tool.uid):
                 counts[usable] += 1
-                found[profile.tool.uid] = profile
+                found[profile.tool.uid] = profile, WEIGHTS["search"] * score / best[0][1]
         for uid, _ in self.likely.tools[:_CANDIDATES]:
             if (profile := self.library.profile(uid)) is not None and self.is_usable(uid):
-                found[uid] = profile
-        return [(profile, _LIKELY * self._likely.get(uid, 0.0)) for uid, profile in found.items()]
+                found.setdefault(uid, (profile, 0.0))
+        return [(profile, bonus + _LIKELY * self._likely.get(uid, 0.0)) for uid, (profile, bonus) in found.items()]
 
     # The answer
 
