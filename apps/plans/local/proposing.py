@@ -39,7 +39,7 @@ _SEARCHED: Final = 40
 _MOST_TOKENS: Final = 300
 _RIVALS: Final = 4
 _PROMISING: Final = 3
-_STEP_PRICE: Final = 2.4
+_STEP_PRICE: Final = 3.0
 _AGREES: Final = 0.6
 _MISSED: Final = 5.0
 _IGNORED: Final = 3.0
@@ -48,7 +48,6 @@ _LED: Final = 1.5
 _NEAR: Final = 0.6
 _FITTING: Final = 2.5
 _ANNOUNCED: Final = 1.0
-_SPOKEN_OF: Final = 0.35
 _MOST_UNKNOWN: Final = 2
 _LIKELY: Final = 2.0
 _LINKED: Final = 0.5
@@ -282,10 +281,10 @@ class _Proposing:
             usable = self.is_usable(profile.tool.uid)
             if counts[usable] < (_CANDIDATES if usable else _BARRED) and self.catalogue.offers_of(profile.tool.uid):
                 counts[usable] += 1
-                found[profile.tool.uid] = profile, WEIGHTS["search"] * score / best[0][1]
+                found[profile.tool.uid] = profile, WEIGHTS["search"] * (score / best[0][1] - 1)
         for uid, _ in self.likely.tools[:_CANDIDATES]:
             if (profile := self.library.profile(uid)) is not None and self.is_usable(uid):
-                found.setdefault(uid, (profile, 0.0))
+                found.setdefault(uid, (profile, -WEIGHTS["search"]))
         return [(profile, bonus + _LIKELY * self._likely.get(uid, 0.0)) for uid, (profile, bonus) in found.items()]
 
     # The answer
@@ -398,7 +397,7 @@ class _Proposing:
         )
 
     def _is_meant(self, match: Match, verdict: Verdict) -> bool:
-        """May it be shown for confirmation? One that only reads may, whatever else is told, if no other act is asked."""
+        """May it be shown for confirmation?"""
         plain = [
             param.role not in FREE and match.options[param.name].cued < _ANNOUNCED
             for param in match.profile.params
@@ -408,10 +407,9 @@ class _Proposing:
             return False
         if match.unsaid >= _ANNOUNCED and any(plain) and len(plain) == len(match.options):
             return False
-        if not self.is_gentle(match.profile.tool.uid):
-            return verdict.p >= CONFIRM and match.unexplained.bit_count() < _MOST_UNKNOWN
-        agrees = match.named >= _SPOKEN_OF and (not match.part.verb or match.verb >= _AGREES)
-        return verdict.p >= (READING if agrees else CONFIRM)
+        if self.is_gentle(match.profile.tool.uid):
+            return verdict.p >= READING
+        return verdict.p >= CONFIRM and match.unexplained.bit_count() < _MOST_UNKNOWN
 
     def _twin(self, chosen: _Chosen) -> Match | None:
         """Another tool that fits as well."""
