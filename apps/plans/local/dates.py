@@ -33,6 +33,7 @@ _PM: Final = r"[ap](?:m\b|\.m\.)"
 _CLOCK: Final = (
     rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?{_PM})?|(?:1[0-2]|0?[1-9])\s?{_PM}|(?:1[0-2]|[1-9])\s+o['’]?clock"
 )
+_PART_OF_DAY: Final = r"(?:\s+(?:in\s+the\s+(?:morning|afternoon|evening)|at\s+night)\b)?"
 _FORMS: Final = re.compile(
     rf"""(?ix)(?<![\w/.\#@])(?:(?=\d)|(?<!\w-))(?:
     (?P<iso>\d{{4}}(?:-\d\d-\d\d(?:{_MOMENT})?|/\d\d/\d\d))
@@ -52,8 +53,8 @@ _FORMS: Final = re.compile(
     |(?:(?P<whichday>this|next|last|past|coming)\s+)?(?P<day>{_DAY})
     |(?<=\bin\s)(?P<y4>{_YEAR})(?!\s*[a-z%])|(?<=\bsince\s)(?P<y5>{_YEAR})
     |(?P<noon>noon|midday|midnight)\b
-    |(?:a\s+)?(?P<past>half\s+past|quarter\s+past|quarter\s+to)\s+(?P<hour>{_COUNT})(?:\s?(?P<pm>{_PM}))?
-    |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK})
+    |(?:a\s+)?(?P<past>half\s+past|quarter\s+past|quarter\s+to)\s+(?P<hour>{_COUNT})(?:\s?(?P<pm>{_PM}))?{_PART_OF_DAY}
+    |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK}){_PART_OF_DAY}
     |(?:from|between)\s+(?P<from>1?\d|2[0-3])\s+(?:to|and|until|till)\s+(?P<till>1?\d|2[0-4])(?=\s*(?:$|[,.;?!]|(?:at|for|on|in|with|and|tomorrow|today)\b))
     |(?:at|@)\s+(?P<at>[01]?\d|2[0-3])(?:\s+o'?clock)?(?!\s*(?:{_PM}|[%°:.,/-]\d|%|°|percent|degrees|[a-z]+s\b))
     )(?![\w/])(?!-[a-z])"""
@@ -151,7 +152,7 @@ def _numeric(said: _Said) -> When:
 def _months(said: _Said) -> When:
     """A month alone is one of this year. "next" and "last" go from now, and "since" is never ahead."""
     name, which = said["m3"].rstrip("."), said.get("whichmonth")
-    unlike = not said.capital or len(name) <= _SHORT or name in _NAMES_TOO
+    unlike = len(name) <= _SHORT or name in _NAMES_TOO
     is_name = said.named and len(name) <= _SHORT and not which
     if "y3" not in said and (is_name or (unlike and not (which or said.before in _MONTHLY))):
         return None

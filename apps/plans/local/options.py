@@ -234,13 +234,16 @@ class Options:
                     continue
                 if how < 1 and (not how or size > 1 or low in SMALL or (place == part.verb_at and not param.required)):
                     continue
-                if place == part.verb_at and not _acts(param) and part.low(place + 1) in DETERMINERS:
+                if place == part.verb_at and not _acts(param) and (how < 1 or part.low(place + 1) in DETERMINERS):
+                    continue
+                if how < 1 and part.stems[place] in (*self.profile.nouns, self.profile.verb):
                     continue
                 if part.typed >> place & 1 and low.strip("'\"`") != " ".join(wanted):
                     continue
                 gain = (_CHOICE if how == 1 else _LIKE_CHOICE) - (0.2 if place == part.verb_at else 0.0)
                 around = (part.stems.get(part.before(place), ""), part.stems.get(place + size, ""))
                 gain += 1.0 if any(word in param.words for word in around) else 0.0
+                gain += self._sided(param, part.low(part.before(place)), part.before(place), None)
                 yield self._option(value, Evidence.CHOICE, gain, (place, place + size - 1))
 
     def _switches(self, param: Param) -> Iterator[Option]:
@@ -409,9 +412,9 @@ class Options:
         longest = _LONGEST_SPAN if param.role in ("text", "query") else _LONGEST_NAME if param.role in FREE else 2
         said = self._said_whole() if self._is_headline(param) else -1
         if said >= 0:
-            yield self._option(
-                self.part.words(said, self.part.stop - 1), Evidence.CUT, _WHOLE, (said, self.part.stop - 1), _WHOLE
-            )
+            commas = (one.place - 1 for one in self.part.tokens if one.low == "," and one.place > said + 1)
+            for last in (self.part.stop - 1, *commas):
+                yield self._option(self.part.words(said, last), Evidence.CUT, _WHOLE, (said, last), _WHOLE)
         for first, last in self.spans():
             if last >= first + longest and not param.array:
                 continue

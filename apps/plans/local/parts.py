@@ -22,7 +22,7 @@ _MOST_CUTS: Final = 4
 _VERB_WITHIN: Final = 6
 _ABBREVIATED: Final = 3
 """How long a word with a capital may be that a full stop only shortens: "Dr. Hansen"."""
-PUNCTUATION: Final = frozenset(",:;.?!()–—")
+PUNCTUATION: Final = frozenset(",:;.?!()–—-")
 DETERMINERS: Final = GROUPS["article"] | {"my", "our", "your", "his", "her", "their", "its", "some", "=", "#"}
 HELD: Final = frozenset().union(*(GROUPS[name] for name in HOLDING))
 """Words that change what is asked for, so that somebody must explain them."""
@@ -33,7 +33,7 @@ BOUNDS: Final = (
     | GROUPS["be"]
     | {"who", "which", "because", "than", "between", "until", "till", "since", "after", "before", "near", "under"}
     | {"below", "above", "per", "by", "due", "without", "except", "that", "whose", "where", "containing", "matching"}
-    | {"mentioning", "regarding", "concerning", "including"}
+    | {"mentioning", "regarding", "concerning", "including", "inside"}
 )
 """Words that a value cut out of plain words neither begins nor ends with."""
 _STOPS: Final = frozenset((",", ";", ".", "!", "?", "–", "—"))
