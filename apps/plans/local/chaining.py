@@ -11,7 +11,7 @@ from apps.plans.local.index import Profile
 from apps.plans.local.matching import Match, Matcher
 from apps.plans.local.options import FIRM, FREE, Option
 from apps.plans.local.params import Param, resolved
-from apps.plans.local.parts import Part, bits, is_statement, mask_of, stretch
+from apps.plans.local.parts import Part, bits, is_statement, stretch
 from apps.plans.local.tokens import Kind
 from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import UNSURE, Evidence
@@ -194,28 +194,9 @@ def produced(
                 continue
             if matcher.is_gentle(uid) and is_usable(uid):
                 options += _fed(match, param, profile, search)
-        if filled is not None and param.role == "text" and filled.mask & part.typed:
-            options += _described(part, filled, match, search)
         if options:
             found[param.name] = options
     return found
-
-
-def _described(part: Part, filled: Option, match: Match, search: _Search) -> Iterator[Option]:
-    """What a reading tool gives that the words of a text only describe: "the balance of ACC-204"."""
-    stems = {part.stems[place] for place in bits(filled.mask & part.content)}
-    kinds = {str(one.kind) for one in part.found if mask_of(one) & filled.mask}
-    for profile, _ in search.matcher.library.search(stems, kinds, _MOST_GIVERS):
-        uid = profile.tool.uid
-        if profile is match.profile or not (search.matcher.is_gentle(uid) and search.is_usable(uid)):
-            continue
-        feeding = search.matcher.alone(part, profile)
-        mask = 0
-        for one in feeding.options.values():
-            mask |= one.mask if one.evidence not in UNSURE else part.content
-        told = all(profile.explains(part.stems[place]) >= FIRM for place in bits(filled.mask & part.content & ~mask))
-        if mask and not feeding.missing and not mask & ~filled.mask and told:
-            yield Option(Source(feeding, (RESULT_TEXT,)), Evidence.STEP, filled.gain + 1.0, filled.mask, filled.text)
 
 
 def _fed(match: Match, param: Param, profile: Profile, search: _Search) -> Iterator[Option]:

@@ -18,7 +18,6 @@ from apps.plans.proposals import Evidence
 FIRM: Final = 0.6
 """A word counts as explained from this certainty on; below it, it is a weak trace."""
 _MOST: Final = 8
-_MIXED: Final = 1.2
 _CHOICE: Final = 1.9
 _LIKE_CHOICE: Final = 1.0
 _TYPED_FIT: Final = 3.0
@@ -57,7 +56,6 @@ _NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled",
 _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling", "because"})
 _WHENS: Final = frozenset({Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD, Kind.DURATION})
 _CLAUSES: Final = GROUPS["be"] | GROUPS["have"] | GROUPS["modal"] | {":", ";", "–", "—", "?", "!", "(", ")", "when"}
-_RANGE_ENDS: Final = frozenset(map(stem, ("start", "from", "since", "begin", "after", "end", "to", "until", "before")))
 _ABOUT: Final = frozenset({"about", "regarding", "concerning", "containing", "mentioning", "matching"})
 _LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
@@ -303,8 +301,6 @@ class Options:
             option = self._option(coerced(param, found), evidence, gain, (first, last), cued)
             mask = mask_of(found)
             side = "" if not found.role else "first" if found.role in ("start", "left") else "second"
-            if not found.role and found.kind == Kind.DATE and self._is_of_days(param, first):
-                side = "first" if param.side == "start" else "second"
             yield replace(option, mask=mask, kind=found.kind, fit=how, side=side, named=named)
 
     def _counts(self, first: int, last: int) -> bool:
@@ -331,12 +327,6 @@ class Options:
             if not is_date or any(found.kind in one.kinds for one in self.profile.params if one is not param)
             else -1.0
         )
-
-    def _is_of_days(self, param: Param, first: int) -> bool:
-        """Does a tool that shows things take the first and the last day of a range, so that one day may be both?"""
-        ends = {one.side for one in self.profile.params if set(one.words) & _RANGE_ENDS}
-        is_end = not param.required and self.part.low(self.part.before(first)) in (*_FROM, *_TO)
-        return not self.profile.acts and not is_end and param.side in ends and ends >= {"start", "end"}
 
     def _sort(self, param: Param, found: Found) -> tuple[str, float]:
         """The noun that the letters of an id stand for, and how well it is one of the param's: `msg-774` is no event."""
@@ -429,8 +419,6 @@ class Options:
             if cued < _CALLED and self._is_own(first, last):
                 continue
             gain = _PLAIN[param.role] + self._span_fit(param, first, last) + cued
-            if cued < _CALLED and param.role in ("name", "user", "other"):
-                gain -= _MIXED * self._is_mixed(first, last)
             if cued < _PLAINLY:
                 words = (stretch(first, last) & self.part.content).bit_count()
                 gain -= _UNANNOUNCED * max(0, words - _FEW)
@@ -478,13 +466,6 @@ class Options:
             or any(part.low(place) in _CLAUSES for place in places)
             or part.low(last + 1) in ("you", "me", "us", "him", "them")
             or any(one.text in GROUPS["pronoun"] for one in part.reading.tokens[first : last + 1])
-        )
-
-    def _is_mixed(self, first: int, last: int) -> bool:
-        """Do words with capitals stand beside others at an end: "puppy Bruno", "Karin Holm paid"?"""
-        tokens = self.part.reading.tokens
-        return any(self._is_proper(place) for place in range(max(first, self.part.first + 1), last + 1)) and any(
-            tokens[place].text.islower() and not {tokens[place].low} & (SMALL | BOUNDS) for place in (first, last)
         )
 
     def _is_own(self, first: int, last: int) -> bool:

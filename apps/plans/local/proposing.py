@@ -39,12 +39,11 @@ _SEARCHED: Final = 40
 _MOST_TOKENS: Final = 300
 _RIVALS: Final = 4
 _PROMISING: Final = 3
-_STEP_PRICE: Final = 3.0
+_STEP_PRICE: Final = 1.0
 _AGREES: Final = 0.6
 _MISSED: Final = 5.0
 _IGNORED: Final = 3.0
 """What it costs that a part ignores a word that asks for something else."""
-_LED: Final = 1.5
 _NEAR: Final = 0.6
 _FITTING: Final = 2.5
 _ANNOUNCED: Final = 1.0
@@ -204,23 +203,9 @@ class _Proposing:
         for number, (first, stop) in enumerate(way):
             earlier = [one.match for one in draft.chosen if one.match is not None]
             chosen = self._choose(first, stop, number, earlier)
-            if chosen.match is not None and chosen.match.missing and number and draft.chosen[-1].match is not None:
-                chosen = self._led(draft, chosen, earlier)
             draft.chosen = [replace(one, told=one.told or _is_told(one, chosen.match)) for one in draft.chosen]
             draft.chosen.append(chosen)
         return draft
-
-    def _led(self, draft: _Draft, chosen: _Chosen, earlier: Sequence[Match]) -> _Chosen:
-        """The same part after a near rival of the part before that gives what is missing, if there is one."""
-        before, part = draft.chosen[-1], chosen.part
-        for rival in before.rivals:
-            if rival.missing or rival.score < earlier[-1].score - _LED:
-                continue
-            other = self._choose(part.first, part.stop, part.number, [*earlier[:-1], rival])
-            if other.match is not None and not other.match.missing:
-                draft.chosen[-1] = replace(before, match=rival, rivals=())
-                return other
-        return chosen
 
     def _choose(self, first: int, stop: int, number: int, earlier: Sequence[Match]) -> _Chosen:
         key = (first, stop, tuple(one.profile.tool.uid for one in earlier))
@@ -304,14 +289,14 @@ class _Proposing:
                 missing.append(self._lacking(chosen, None))
                 confidence = 0.0
                 continue
-            if _is_said_before(draft, chosen.match, chosen.part.number):
+            held = self._held(chosen, chosen.match)
+            if not held and _is_said_before(draft, chosen.match, chosen.part.number):
                 continue
             verdict = judged(chosen.match, chosen.rivals, gentle=self.is_gentle(chosen.match.profile.tool.uid))
             place = self._lay(chosen.match, chosen, verdict, steps, places)
             steps[place] = replace(steps[place], after=self._after(chosen, draft, places))
             for other in chosen.also:
                 self._lay(other, chosen, verdict, steps, places)
-            held = self._held(chosen, chosen.match)
             confidence *= verdict.p * (_HELD if held else 1.0)
             if reason := held or self._barred(chosen):
                 missing.append(reason)
