@@ -302,12 +302,16 @@ def all_operations() -> list[Operation]:
     return [_registry[name] for name in sorted(_registry)]
 
 
+def named(name: str) -> Operation | None:
+    return _registry.get(name)
+
+
 def find(name: str) -> Operation:
     """:raises NotFound: if nothing of that name is declared."""
-    try:
-        return _registry[name]
-    except KeyError:
-        raise NotFound(f"There is no operation {name[:100]!r}.", code="unknown_operation") from None
+    found = named(name)
+    if found is None:
+        raise NotFound(f"There is no operation {name[:100]!r}.", code="unknown_operation")
+    return found
 
 
 def permit(declared: Operation, caller: BaseCaller) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Annotated, Any, Final, TypeVar
 
@@ -121,8 +121,8 @@ def call_tool(
             strict_json.check(arguments)
             within = parse(CallTool, arguments)
             name, arguments = within.name, within.arguments
-        declared = next((tool for tool in tools() if tool.name == name), None)
-        if declared is None:
+        declared = operations.named(name)
+        if declared is None or not declared.tool:
             names = [tool.name for tool in tools() if tool.visible_to(exchange.caller)]
             unknown = f"Unknown tool: {name[:100]}.{near(name, names)}"
             if params.name != CALL_TOOL.name:
@@ -283,7 +283,7 @@ def chosen(tool: Operation, arguments: Mapping[str, Any]) -> Operation:
         schema, given = json_schema(form.input, "validation"), arguments.keys()
         return len(given - schema["properties"].keys()), len(set(schema.get("required", ())) - given)
 
-    others = [form for form in tools() if form.form_of == tool.name]
+    others = [form for form in operations.all_operations() if form.form_of == tool.name]
     return min([tool, *others], key=lack) if others else tool
 
 
@@ -292,6 +292,7 @@ def max_body(declared: Operation) -> int:
     return max((route.max_body for route in declared.routes), default=_DEFAULT_MAX_BODY)
 
 
+@lru_cache(maxsize=1)
 def max_body_of_any() -> int:
     return max((max_body(tool) for tool in tools()), default=_DEFAULT_MAX_BODY) + _ENVELOPE
 
