@@ -61,14 +61,13 @@ class EndpointView(TokenView):
             )
             if envelope.method != "tools/call":  # which finds it out by the beginning of its transaction
                 exchange.known = credential.caller()  # type: ignore[assignment]  # as above
-            try:
-                return self._answer(exchange)
-            finally:
-                request.user = exchange.known  # type: ignore[assignment]  # for the log
+            response = self._answer(exchange)
         except ProtocolError as fault:
             credential.caller()  # who is nobody learns nothing else
             request_id = frame.id if isinstance(frame, JSONRPCRequest) else None
             return JsonResponse(protocol.error(request_id, fault), status=protocol.status_of(fault, envelope))
+        request.user = exchange.caller  # type: ignore[assignment]  # for the log; nobody unknown is answered
+        return response
 
     def _answer(self, exchange: Exchange) -> HttpResponseBase:
         try:
