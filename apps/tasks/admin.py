@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from django import forms
 from django.contrib import admin, messages
+from django.db import transaction
 from django.db.models import Model, Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
@@ -27,6 +28,7 @@ from apps.core.admin import (
     start_of,
     verb,
 )
+from apps.core.errors import DomainError
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
@@ -281,16 +283,28 @@ class ScheduleAdmin(OperatorAdmin):
         return f"{schedule} queues again."
 
 
+_ONLY_TO_MOVE: Final = {"x-show": "action === 'move_selected'", "x-cloak": ""}
+
+
 class _BulkForm(ActionForm):
     reason = forms.CharField(
         max_length=200, required=False, label="", widget=forms.TextInput({"placeholder": "Reason"})
+    )
+    to_queue = forms.CharField(
+        max_length=50, required=False, label="", widget=forms.TextInput({"placeholder": "Queue", **_ONLY_TO_MOVE})
+    )
+    to_priority = forms.ChoiceField(
+        choices=[("", "Priority"), *((one, f"Priority {one}") for one in range(10, 0, -1))],
+        required=False,
+        label="",
+        widget=forms.Select({"aria-label": "Priority", **_ONLY_TO_MOVE}),
     )
 
 
 @admin.register(Task)
 class TaskAdmin(OperatorAdmin):
     action_form = _BulkForm
-    actions = ["cancel_selected", "retry_selected"]
+    actions = ["cancel_selected", "retry_selected", "move_selected"]
     list_display = ["__str__", "status", *_PARTIES[:3], "worker", "age", "took", "attempts", "error"]
     list_select_related = ["task_type", "queue", "requester", "recipient"]
     list_filter = [
@@ -363,6 +377,10 @@ class TaskAdmin(OperatorAdmin):
     def retry_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self._begin(request, queryset, BulkVerb.RETRY)
 
+    @admin.action(description="Move the selected tasks to a queue or priority", permissions=["operate_task"])
+    def move_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        return self._begin(request, queryset, BulkVerb.MOVE)
+
     def has_operate_task_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("tasks.operate_task"))
 
@@ -373,21 +391,30 @@ class TaskAdmin(OperatorAdmin):
             messages.error(request, "Say why, in the field beside the action.")
             return None
         address = reverse("admin:tasks_bulkaction_changelist")
+        moves = verb == BulkVerb.MOVE
         by_tenant: dict[int, list[int]] = {}
         for pk, tenant_id in queryset.order_by("pk").values_list("pk", "tenant_id")[: operating.MOST_AT_ONCE]:
             by_tenant.setdefault(tenant_id, []).append(pk)
-        for tenant_id, task_ids in by_tenant.items():
-            with acting_in(tenant_id, _WHY):
-                begun = operating.act_on_many(
-                    tenant_id=tenant_id,
-                    verb=verb,
-                    task_ids=task_ids,
-                    operator=request.user.get_username(),
-                    reason=reason,
-                    now=timezone.now(),
-                )
-            self.log_change(request, begun, f"{begun}: {reason}")
-            address = reverse("admin:tasks_bulkaction_change", args=[begun.pk])
+        priority = request.POST.get("to_priority")
+        try:
+            with transaction.atomic():
+                for tenant_id, task_ids in by_tenant.items():
+                    with acting_in(tenant_id, _WHY):
+                        begun = operating.act_on_many(
+                            tenant_id=tenant_id,
+                            verb=verb,
+                            task_ids=task_ids,
+                            operator=request.user.get_username(),
+                            reason=reason,
+                            to_queue=request.POST.get("to_queue", "").strip() if moves else "",
+                            to_priority=int(priority) if moves and priority else None,
+                            now=timezone.now(),
+                        )
+                    self.log_change(request, begun, f"{begun}: {reason}")
+                    address = reverse("admin:tasks_bulkaction_change", args=[begun.pk])
+        except DomainError as refusal:
+            messages.error(request, refusal.detail)
+            return None
         return HttpResponseRedirect(address)
 
     @admin.display(description="Retries")

@@ -139,7 +139,7 @@ class TaskType(TenantModel):
 
 
 class Task(TenantModel):
-    """What was asked for: written once, never changed, read rarely.
+    """What was asked for: written once, read rarely. An operator may change its queue and priority, nothing else.
 
     Nothing in the database points here. Tasks, their runs, spend and ends are partitioned by ranges of the task's id.
     """
@@ -587,12 +587,15 @@ class QueueHistory(TenantModel):
 class BulkAction(TenantModel):
     """What an operator does to many tasks of a tenant: `task_ids` in order, those before `position` are over.
 
+    They move to the queue `to_queue` and to `to_priority`, if these are given.
     Of these, `done` were done, and the others refused; `refusals` holds the first of their reasons.
     """
 
     verb = models.CharField(max_length=10, choices=BulkVerb)
     operator = models.CharField(max_length=150)
     reason = models.CharField(max_length=200)
+    to_queue = models.CharField(max_length=50, blank=True)
+    to_priority = models.PositiveSmallIntegerField(null=True)
     task_ids = ArrayField(models.BigIntegerField())
     position = models.PositiveIntegerField(default=0)
     done = models.PositiveIntegerField(default=0)
@@ -602,13 +605,18 @@ class BulkAction(TenantModel):
 
     class Meta:
         constraints = [
-            models.CheckConstraint(condition=Q(done__lte=F("position")), name="tasks_bulkaction_done_of_those_over")
+            models.CheckConstraint(condition=Q(done__lte=F("position")), name="tasks_bulkaction_done_of_those_over"),
+            models.CheckConstraint(
+                condition=Q(to_priority=None) | Q(to_priority__range=(1, 10)), name="tasks_bulkaction_priority_1_to_10"
+            ),
         ]
         # Serves services.operating.go_on.
         indexes = [models.Index(name="tasks_bulkaction_open", fields=["id"], condition=Q(ended_at=None))]
 
     def __str__(self) -> str:
-        return f"{self.get_verb_display()} {len(self.task_ids):,} tasks"
+        to = [f"queue {self.to_queue}"] if self.to_queue else []
+        to += [f"priority {self.to_priority}"] if self.to_priority else []
+        return f"{self.get_verb_display()} {len(self.task_ids):,} tasks{' to ' * bool(to)}{', '.join(to)}"
 
 
 class Schedule(TenantModel):

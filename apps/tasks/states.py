@@ -74,6 +74,7 @@ class BulkVerb(TextChoices):
 
     CANCEL = "cancel"
     RETRY = "retry"
+    MOVE = "move"  # to another queue, another priority, or both
 
 
 class Misfire(TextChoices):

@@ -67,7 +67,7 @@ def count_minutes() -> None:
 
 @tick(every=timedelta(seconds=1))
 def go_on_with_bulk_actions() -> None:
-    """Cancel and retry what operators have selected."""
+    """Cancel, retry and move what operators have selected."""
     for _ in range(10):
         if not operating.go_on():
             return

@@ -13,10 +13,10 @@ from django.urls import reverse
 from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import selectors, sql
 from apps.tasks.models import LiveTask, Queue, QueueHistory, Run, Task
-from apps.tasks.services import operating, sweeping
+from apps.tasks.services import operating, sweeping, types
 from tests.console.test_site import SENT
 from tests.factories import make_token, refused
 from tests.tasks.making import (
@@ -36,6 +36,7 @@ from tests.tasks.making import (
     queue,
     queue_many,
     send,
+    set_queue,
     status,
 )
 
@@ -150,6 +151,39 @@ def test_operator_retries_all_that_match_and_sees_what_was_skipped(
         pass
     with acting_as(kee):
         assert LiveTask.objects.count() == 0
+
+
+def test_operator_moves_what_nobody_holds_to_another_queue_and_priority(
+    console: Client, kee: Caller, worker: Caller
+) -> None:
+    make_type(kee)
+    make_type(kee, "by turns", queue="fair")
+    set_queue(kee, "fair", fair=True)
+    held = number(queue(kee))
+    lease_one(worker)
+    moved = [number(queue(kee)) for _ in range(2)]
+    sent = {"action": "move_selected", "_selected_action": [held, *moved], "reason": "default is full"}
+
+    def move(**to: str) -> Any:
+        return console.post(reverse("admin:tasks_task_changelist"), sent | to, follow=True)
+
+    assert "Give the queue or the priority" in move().content.decode()
+    assert "There is no queue" in move(to_queue="no such").content.decode()
+    move(to_priority="11")
+    assert operating.go_on() == 0
+    shown = move(to_queue="fair", to_priority="9")
+    assert "Move 3 tasks to queue fair, priority 9" in shown.content.decode()
+    assert (operating.go_on(), operating.go_on()) == (3, 0)
+    shown = console.get(shown.redirect_chain[-1][0])
+    for text in ("3 of 3: 2 done, 1 skipped", f"A task worker holds task_{held}"):
+        assert text in shown.content.decode()
+
+    with acting_as(kee):
+        tasks = {task.pk: (task.queue.name, task.priority) for task in Task.objects.select_related("queue")}
+        assert tasks == {held: ("default", 5), **dict.fromkeys(moved, ("fair", 9))}
+    with acting_as_system("test"):
+        types.settle_fair_shares()
+    assert {grant.task_id for grant in lease(worker, queues=("fair",), capacity=5)} == set(moved)
 
 
 def test_list_of_tasks_shows_and_filters_by_status(console: Client, kee: Caller, worker: Caller) -> None:

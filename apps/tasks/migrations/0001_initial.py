@@ -655,6 +655,8 @@ class Migration(migrations.Migration):
                     ("verb", models.CharField(max_length=10)),
                     ("operator", models.CharField(max_length=150)),
                     ("reason", models.CharField(max_length=200)),
+                    ("to_queue", models.CharField(max_length=50, blank=True)),
+                    ("to_priority", models.PositiveSmallIntegerField(null=True)),
                     ("task_ids", ArrayField(models.BigIntegerField())),
                     ("position", models.PositiveIntegerField(default=0)),
                     ("done", models.PositiveIntegerField(default=0)),
@@ -671,7 +673,11 @@ class Migration(migrations.Migration):
                         models.CheckConstraint(
                             condition=models.Q(done__lte=models.F("position")),
                             name="tasks_bulkaction_done_of_those_over",
-                        )
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(to_priority=None) | models.Q(to_priority__range=(1, 10)),
+                            name="tasks_bulkaction_priority_1_to_10",
+                        ),
                     ],
                 },
             ),
@@ -858,7 +864,7 @@ class Migration(migrations.Migration):
                 "tasks_budget",
             )
         ),
-        immutable("tasks_task", redactable=("params", "group", "caused_by")),
+        immutable("tasks_task", except_columns=("queue_id", "priority"), redactable=("params", "group", "caused_by")),
         immutable(
             "task_history",
             except_columns=("fetched_at",),
