@@ -1,19 +1,28 @@
 """Executions as operators see them: read-only, linked to plan, tasks and receipts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from django import forms
 from django.contrib import admin
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html_join
 from unfold.admin import TabularInline
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget
 
-from apps.core.admin import OperatorAdmin, as_json, link_to, start_of
-from apps.executions import reports, selectors
+from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, start_of, verb
+from apps.executions import calls, reports, selectors
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.states import StepStatus
+from apps.executions.services import commands
+from apps.executions.services.commands import Budget, Decision
+from apps.executions.states import Mode, Status, StepStatus, Strategy
 from apps.plans import selectors as plans
 from apps.plans.models import Plan
-from apps.principals.tenancy import acting_in
+from apps.plans.shapes import WORKER_STEPS, StepType
+from apps.principals.models import Principal
+from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
 from apps.tasks.models import Task
 
@@ -29,6 +38,65 @@ _COLOURS: Final[Mapping[str, str]] = {
 }
 
 _OUTCOME: Final = 200
+_OPERATE: Final = "executions.operate_execution"
+
+
+class _Step(forms.ModelChoiceField):  # type: ignore[type-arg]  # not subscriptable at run time
+    def label_from_instance(self, step: Any) -> str:
+        return f"{step.step_id}: {start_of(_question(step), 60)}"
+
+
+class StepForm(ReasonForm):
+    """Which step is meant; the first one of those that can be."""
+
+    step_types: frozenset[StepType] = frozenset()
+    status = StepStatus.AWAITING
+    field_order = ["step", "result"]
+    step = _Step(queryset=ExecutionStep.objects.none(), empty_label=None, widget=UnfoldAdminSelectWidget)
+
+    def __init__(self, request: HttpRequest, object_id: int | str | None = None, **given: Any) -> None:
+        super().__init__(request, object_id, **given)
+        choice = self.fields["step"]
+        assert isinstance(choice, _Step)  # noqa: S101  # tells the type
+        choice.queryset = ExecutionStep.objects.filter(
+            execution_id=object_id or 0, status=self.status, step_type__in=self.step_types
+        ).order_by("position")
+
+
+class DecisionForm(StepForm):
+    step_types = frozenset({StepType.ESCALATE})
+
+
+class ResultForm(StepForm):
+    step_types = frozenset({StepType.AGGREGATE})
+    result = forms.JSONField(
+        help_text='As JSON: {"total": 9}, or "a text"', widget=UnfoldAdminTextareaWidget(attrs={"rows": 3})
+    )
+
+
+class FailedStepForm(StepForm):
+    step_types = WORKER_STEPS
+    status = StepStatus.FAILED
+
+
+def _question(step: ExecutionStep) -> str:
+    """What its owner was asked, or why it failed."""
+    if step.status == StepStatus.FAILED:
+        return reports.outcome(step)
+    receipt = Receipt.objects.filter(tenant_id=step.tenant_id, receipt_id=step.receipt_id).first()
+    return receipt.summary if receipt else str(step.step_type)
+
+
+def _can_be_resumed(execution: Execution, steps: Sequence[ExecutionStep]) -> bool:
+    """Whether a tool has failed, nothing runs, and the plan was not replaced yet."""
+    if execution.status in {Status.COMPLETE, Status.PARTIAL} or plans.successor_of(execution.plan_id) is not None:
+        return False
+    found = {step.status for step in steps if step.step_type in WORKER_STEPS}
+    return StepStatus.FAILED in found and not found & {StepStatus.CALLING, StepStatus.QUEUED}
+
+
+def _owner(execution: Execution) -> Caller:
+    return on_behalf_of(Principal.objects.select_related("tenant").get(pk=execution.owner_id))
 
 
 def _receipt_link(tenant_id: int, receipt_id: str | None) -> str:
@@ -75,6 +143,21 @@ class StepInline(TabularInline):
         return f"{(step.ended_at - step.started_at).total_seconds():.2f} s"
 
 
+_STEP_PAGE: Final = "admin:executions_executionstep_change"
+
+
+def _decided(execution: Execution, given: Mapping[str, Any], decision: Decision) -> str:
+    with acting_in(execution.tenant_id, "console: an escalation is decided"):
+        moved = commands.decide_step(
+            caller=_owner(execution),
+            execution_ref=execution.ref,
+            step_id=given["step"].step_id,
+            decision=decision,
+            note=f"By an operator: {given['reason']}",
+        )
+    return f"{given['step'].step_id} is decided; {moved} is {moved.status}."
+
+
 @admin.register(Execution)
 class ExecutionAdmin(OperatorAdmin):
     list_display = [
@@ -93,10 +176,11 @@ class ExecutionAdmin(OperatorAdmin):
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
-    readonly_fields = ["summary", "picture", "plan", "plan_receipt", "terminal_receipt"]
+    readonly_fields = ["summary", "needs", "picture", "plan", "plan_receipt", "terminal_receipt"]
+    actions_detail = ["accept", "reject", "give_result", "resume", "cancel"]
     # The result stands before the request.
     fields = [
-        *("intent", "status", "summary", "picture", "plan", "owner", "requested_by"),
+        *("intent", "status", "summary", "needs", "picture", "plan", "owner", "requested_by"),
         *("created_at", "ended_at", "terminal_receipt", "mode", "strategy"),
         *("total_cost", "max_total_cost", "max_cost_per_step", "currency"),
         *("delegate_id", "plan_receipt", "halted_as", "halted_why", "halted_by", "wake_at", "trace_ref"),
@@ -117,11 +201,108 @@ class ExecutionAdmin(OperatorAdmin):
 
     @admin.display(description="Steps")
     def picture(self, execution: Execution) -> str:
-        steps = execution.steps.values_list("step_id", "status")
+        marks = {
+            step.step_id: (step.status, _COLOURS[step.status], reverse(_STEP_PAGE, args=[step.pk]))
+            for step in execution.steps.all()
+        }
         with acting_in(execution.tenant_id, "console: the picture of an execution"):
-            return plans.picture(
-                execution.plan_id, marks={step_id: (status, _COLOURS[status]) for step_id, status in steps}
+            return plans.picture(execution.plan_id, marks=marks)
+
+    @admin.display(description="Waits for its owner")
+    def needs(self, execution: Execution) -> str:
+        """The questions of the steps that wait for an answer."""
+        asked = [step for step in execution.steps.order_by("position") if step.is_asked]
+        lines = ((reverse(_STEP_PAGE, args=[step.pk]), step.step_id, _question(step)) for step in asked)
+        return format_html_join("", '<p><a href="{}" class="text-primary-600">{}</a>: {}</p>', lines) or "-"
+
+    def get_actions_detail(self, request: HttpRequest, object_id: int) -> list[Any]:
+        """Only what can be done with the execution now."""
+        execution = Execution.objects.filter(pk=object_id).first() if str(object_id).isdecimal() else None
+        possible: set[str] = set()
+        if execution is not None:
+            steps = list(execution.steps.all())
+            asked = {step.step_type for step in steps if step.is_asked}
+            possible |= {"accept", "reject"} if StepType.ESCALATE in asked else set()
+            possible |= {"give_result"} if StepType.AGGREGATE in asked else set()
+            possible |= {"resume"} if _can_be_resumed(execution, steps) else set()
+            possible |= set() if execution.is_final else {"cancel"}
+        return [one for one in super().get_actions_detail(request, object_id) if one.method.__name__ in possible]
+
+    @verb(
+        "Accept",
+        explanation="Accept what the step recommends, for the execution's owner: the plan goes on.",
+        permission=_OPERATE,
+        form=DecisionForm,
+    )
+    def accept(self, execution: Execution, given: Mapping[str, Any]) -> str:
+        return _decided(execution, given, "accept")
+
+    @verb(
+        "Reject",
+        explanation="Reject what the step recommends, for the execution's owner: the execution fails.",
+        permission=_OPERATE,
+        form=DecisionForm,
+    )
+    def reject(self, execution: Execution, given: Mapping[str, Any]) -> str:
+        return _decided(execution, given, "reject")
+
+    @verb(
+        "Give the result",
+        explanation="Answer what the step asks for, for the execution's owner: the plan goes on.",
+        permission=_OPERATE,
+        form=ResultForm,
+    )
+    def give_result(self, execution: Execution, given: Mapping[str, Any]) -> str:
+        with acting_in(execution.tenant_id, "console: a step is answered"):
+            caller = _owner(execution)
+            # Before the step is locked, because it writes a file.
+            pointer = calls.keep(caller=caller, value=given["result"])
+            moved = commands.submit_step_result(
+                caller=caller,
+                execution_ref=execution.ref,
+                step_id=given["step"].step_id,
+                result=given["result"],
+                result_pointer=pointer,
+                summary=f"Given by an operator: {given['reason']}",
             )
+        return f"{given['step'].step_id} is answered; {moved} is {moved.status}."
+
+    @verb(
+        "Resume",
+        explanation="Plan again without what failed, and go on: complete steps keep their results.",
+        permission=_OPERATE,
+        form=FailedStepForm,
+    )
+    def resume(self, execution: Execution, given: Mapping[str, Any]) -> str:
+        with acting_in(execution.tenant_id, "console: an execution is resumed"):
+            caller, now = _owner(execution), timezone.now()
+            made = commands.replan(
+                caller=caller, plan_id=execution.plan_id, failed_step=given["step"].step_id, reason="", now=now
+            )
+            if not made.is_ready:
+                return f"{made.plan_id} takes the plan's place and is {made.status}: {made.next_step}"
+            begun = commands.start(
+                caller=caller,
+                plan_id=made.plan_id,
+                mode=Mode(execution.mode),
+                strategy=Strategy(execution.strategy),
+                # What is left of the budget stands in the plan.
+                budget=Budget(currency=execution.currency),
+                now=now,
+            )
+        return f"{begun} carries out {made.plan_id}, which takes the plan's place."
+
+    @verb(
+        "Cancel the execution",
+        explanation="Nothing more begins; its open tasks are canceled.",
+        permission=_OPERATE,
+    )
+    def cancel(self, execution: Execution, given: Mapping[str, Any]) -> str:
+        with acting_in(execution.tenant_id, "console: an execution is canceled"):
+            moved = commands.cancel(
+                caller=_owner(execution), execution_ref=execution.ref, reason=f"By an operator: {given['reason']}"
+            )
+        return f"{moved} is {moved.status}."
 
     @admin.display(description="Plan's receipt")
     def plan_receipt(self, execution: Execution) -> str:

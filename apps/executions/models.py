@@ -61,6 +61,7 @@ class Execution(TenantModel):
     objects = ExecutionQuerySet.as_manager()
 
     class Meta:
+        permissions = [("operate_execution", "Can answer steps of executions, cancel executions and resume them")]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "plan_id"], name="executions_execution_once_per_plan"),
             models.CheckConstraint(condition=Q(status__in=Status.values), name="executions_execution_status_known"),

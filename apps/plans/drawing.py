@@ -25,10 +25,15 @@ _FILLS: Final = {
 }
 
 
-def graph(document: Mapping[str, Any], marks: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> SafeString:
+Mark = tuple[str, str, str]
+"""Of a step: a word, the colour of its box's edge, and the address of its page."""
+_UNMARKED: Final[Mark] = ("", "", "")
+
+
+def graph(document: Mapping[str, Any], marks: Mapping[str, Mark] = MappingProxyType({})) -> SafeString:
     """The steps of a plan, or those of its partial plan, as an SVG.
 
-    :param marks: by step id a word and the colour of the box's edge.
+    :param marks: by step id.
     """
     steps: Sequence[Mapping[str, Any]] = partial_of(document)["steps"]
     if not steps:
@@ -42,13 +47,14 @@ def graph(document: Mapping[str, Any], marks: Mapping[str, tuple[str, str]] = Ma
         for source in step.get("depends_on", ())
         if source in places
     ]
-    boxes = [(_box(step, *places[step["step_id"]], *marks.get(step["step_id"], ("", ""))),) for step in steps]
+    boxes = [(_box(step, *places[step["step_id"]], marks.get(step["step_id"], _UNMARKED)),) for step in steps]
     return format_html(
         '<div role="region" aria-label="The steps, drawn" tabindex="0" class="overflow-x-auto" style="contain:inline-size">'
-        '<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="Steps of the plan" width="{}" height="{}"'
+        '<svg xmlns="http://www.w3.org/2000/svg" role="{}" aria-label="Steps of the plan" width="{}" height="{}"'
         ' viewBox="0 0 {} {}" style="width:100%;height:auto;min-width:{}px;max-width:{}px" font-size="12"'
         ' font-family="sans-serif">{}{}</svg></div>',
-        *(width, height, width, height, min(width, round(width * _SMALLEST)), width),
+        # What is an image can't be entered, so its links could not be followed by keyboard.
+        *("group" if marks else "img", width, height, width, height, min(width, round(width * _SMALLEST)), width),
         format_html_join("", "{}", lines),
         format_html_join("", "{}", boxes),
     )
@@ -87,9 +93,10 @@ def _line(source: tuple[int, int], target: tuple[int, int]) -> SafeString:
     return format_html('<path d="{}" fill="none" stroke="#6b7280" stroke-width="1.5"/>', path)
 
 
-def _box(step: Mapping[str, Any], x: int, y: int, word: str, colour: str) -> SafeString:
+def _box(step: Mapping[str, Any], x: int, y: int, mark: Mark) -> SafeString:
+    word, colour, address = mark
     name = step.get("tool_name") or step["step_type"]
-    return format_html(
+    box = format_html(
         '<g><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="6" fill="{}" stroke="{}" stroke-width="{}"/>'
         '<text x="{}" y="{}" fill="#111827" font-weight="bold">{}</text>'
         '<text x="{}" y="{}" fill="#111827">{}</text><text x="{}" y="{}" fill="#4b5563">{}</text></g>',
@@ -98,6 +105,7 @@ def _box(step: Mapping[str, Any], x: int, y: int, word: str, colour: str) -> Saf
         *(x + 8, y + 33, _short(" · ".join(part for part in (word, step.get("worker_id")) if part))),
         *(x + 8, y + 49, f"{step['step_id']} · {step['step_type']}"),
     )
+    return format_html('<a href="{}">{}</a>', address, box) if address else box
 
 
 def _short(text: str) -> str:

@@ -130,10 +130,10 @@ def delegates(*, after: int = 0, limit: int) -> list[Delegate]:
     return list(found[:limit])
 
 
-def picture(plan_id: str, *, marks: Mapping[str, tuple[str, str]]) -> SafeString:
+def picture(plan_id: str, *, marks: Mapping[str, drawing.Mark]) -> SafeString:
     """A plan of the current tenant as a graph.
 
-    :param marks: a word and the colour of the edge, by step id.
+    :param marks: by step id.
     """
     return drawing.graph(plan(plan_id).document, marks)
 

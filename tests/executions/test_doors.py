@@ -8,6 +8,7 @@ from html import unescape
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -30,6 +31,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import Task
 from apps.workers.services import discovery
+from tests.console.test_site import SENT
 from tests.executions.making import (
     REPORT,
     advance,
@@ -40,6 +42,7 @@ from tests.executions.making import (
     handmade,
     make_plan,
     make_worker,
+    open_obligations,
     queue_step,
     report,
     run,
@@ -386,6 +389,62 @@ def test_console_shows_the_steps_and_why_one_failed(kee: Caller, texter: WorkerS
     assert "out of paper" in why
     text = " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
     assert f"step-1 (call_worker) Change Failed {why}" in text
+
+
+def test_operator_answers_what_waits_for_the_owner(kee: Caller, texter: WorkerServer, console: Client) -> None:
+    combine = {
+        "step_id": "sum",
+        "step_type": "aggregate",
+        "aggregate_step_ids": ["a"],
+        "synthesis_instructions": "Add <i>up</i>",
+        "executor": "principal",
+    }
+    decide = {**REPORT, "decision_required": True, "report_summary": "Shall we?", "depends_on": ["sum"]}
+
+    def page(execution: Execution) -> str:
+        return console.get(reverse("admin:executions_execution_change", args=[execution.pk])).content.decode()
+
+    def buttons(execution: Execution) -> set[str]:
+        names = {
+            "accept": "accept",
+            "reject": "reject",
+            "give_result": "give-result",
+            "resume": "resume",
+            "cancel": "cancel",
+        }
+        return {name for name, path in names.items() if f"/{path}" in page(execution)}
+
+    def act(execution: Execution, name: str, step_id: str | None = None, **given: str) -> str:
+        with acting_as(kee):
+            step = ExecutionStep.objects.filter(execution=execution, step_id=step_id).first()
+        sent = {**SENT, "step": "" if step is None else step.pk, **given}
+        answer = console.post(reverse(f"admin:executions_execution_{name}", args=[execution.pk]), sent)
+        return " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.content.decode())).split()) or page(execution)
+
+    execution, other, third = (run(kee, [call_step("a"), combine, decide]) for _ in range(3))
+    assert buttons(execution) == {"give_result", "cancel"}
+    assert "Add &lt;i&gt;up&lt;/i&gt;" in page(execution)
+    assert "sum: Add <i>up</i>" in act(execution, "give_result", "sum", result="{")
+    assert "not one of the available choices" in act(execution, "accept", "sum")
+    for one in (execution, other):
+        assert "is answered" in act(one, "give_result", "sum", result='{"total": 9}')
+    assert buttons(execution) == {"accept", "reject", "cancel"}
+    with acting_as(kee):
+        (step,) = ExecutionStep.objects.filter(execution=execution, step_id="report")
+    assert f'<a href="{reverse("admin:executions_executionstep_change", args=[step.pk])}"><g>' in page(execution)
+
+    act(execution, "accept", "report")
+    act(other, "reject", "report")
+    act(third, "cancel")
+    with acting_as(kee):
+        found = {one.pk: (one.status, one.halted_why) for one in Execution.objects.all()}
+    assert found == {
+        execution.pk: ("complete", ""),
+        other.pk: ("failed", "report was rejected: By an operator: ticket 7"),
+        third.pk: ("canceled", "By an operator: ticket 7"),
+    }
+    assert [buttons(one) for one in (execution, other, third)] == [set(), set(), set()]
+    assert (open_obligations(kee), LogEntry.objects.count()) == (0, 5)
 
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -5,6 +5,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.test import Client
+from django.urls import reverse
 
 from apps.core.errors import Conflict
 from apps.executions.models import Execution, ExecutionStep
@@ -19,7 +21,19 @@ from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.workers.services import registry as workers
-from tests.executions.making import TEXT, begin, call_step, make_worker, queue_step, report, run, statuses, submit
+from tests.console.test_site import SENT
+from tests.executions.making import (
+    TEXT,
+    advance,
+    begin,
+    call_step,
+    make_worker,
+    queue_step,
+    report,
+    run,
+    statuses,
+    submit,
+)
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_token, refused
 from tests.plans.making import create
@@ -64,6 +78,22 @@ def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: st
 def worker_steps(made: Plan) -> dict[str, tuple[str, bool]]:
     steps = made.document["steps"]
     return {one["step_id"]: (one["worker_id"], one.get("done", False)) for one in steps if one.get("worker_id")}
+
+
+def test_operator_resumes_a_failed_execution(team: Caller, console: Client) -> None:
+    failed = carry_out(team, make(team).plan_id)
+    with team.acting():
+        (step,) = failed.steps.filter(status="failed")
+    page, resume = (reverse(f"admin:executions_execution_{name}", args=[failed.pk]) for name in ("change", "resume"))
+    assert resume in console.get(page).content.decode()
+    console.post(resume, SENT | {"step": step.pk})
+    assert resume not in console.get(page).content.decode()
+
+    with team.acting():
+        resumed = Execution.objects.latest("pk")
+    assert resumed.pk != failed.pk
+    advance(resumed)
+    assert statuses(team, resumed)["step-2"] == "complete"
 
 
 def test_replan_keeps_done_steps_and_uses_another_worker(team: Caller, server: WorkerServer) -> None:

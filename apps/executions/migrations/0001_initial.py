@@ -48,6 +48,9 @@ class Migration(migrations.Migration):
                 tenant_field(),
             ],
             options={
+                "permissions": [
+                    ("operate_execution", "Can answer steps of executions, cancel executions and resume them")
+                ],
                 "constraints": [
                     models.UniqueConstraint(name="executions_execution_once_per_plan", fields=["tenant", "plan_id"]),
                     models.CheckConstraint(
