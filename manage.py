@@ -5,13 +5,32 @@ import os
 import sys
 
 try:
-    from django.core.management import execute_from_command_line
+    from django.core.management import ManagementUtility, get_commands, load_command_class
 except ImportError:
     sys.exit("Django is not installed for this Python: run it with .venv/bin/python, which bin/up makes.")
 
 from config.unreachable import told_in_a_sentence
 
-if __name__ == "__main__":
+
+class Commands(ManagementUtility):
+    """`help` lists the product's own commands; the others of Django run too."""
+
+    def main_help_text(self, commands_only: bool = False) -> str:  # noqa: FBT001, FBT002  # as Django has it
+        if commands_only:
+            return super().main_help_text(commands_only)
+        own = {name: app for name, app in sorted(get_commands().items()) if app.startswith("apps.")}
+        told = [
+            f"{name:<16} {load_command_class(app, name).help.splitlines()[0].split('. ')[0]}"
+            for name, app in own.items()
+        ]
+        return "\n".join([f"{self.prog_name} help COMMAND tells more. The commands of Gatehouse:", "", *told])
+
+
+def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     with told_in_a_sentence(1):
-        execute_from_command_line(sys.argv)
+        Commands(sys.argv).execute()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 
+from config.typed import typed
+
 
 @contextmanager
 def told_in_a_sentence(code: int) -> Iterator[None]:
@@ -33,5 +35,5 @@ def _sentence(cause: psycopg.OperationalError) -> str:
     if os.environ.get("DATABASE_URL"):
         return f"The database that DATABASE_URL names can't be reached: {reason}"
     if not (settings.DATA_DIR / "stack.json").exists():
-        return f"Nothing runs with its data in {settings.DATA_DIR}; start bin/up, or name the folder of what runs in GATEHOUSE_DATA."
+        return f"Nothing runs with its data in {settings.DATA_DIR}; start {typed('up')}, or name the folder of what runs in GATEHOUSE_DATA."
     return f"The database of what runs with its data in {settings.DATA_DIR} can't be reached: {reason}"

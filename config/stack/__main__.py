@@ -1,4 +1,4 @@
-"""The command lines of ``bin/up`` and ``bin/demo``: ``python -m config.stack up|demo …``."""
+"""The command lines of ``bin/up``, ``bin/demo`` and ``gatehouse``: ``python -m config.stack up|demo …``."""
 
 import argparse
 import json
@@ -14,20 +14,22 @@ from pathlib import Path
 from types import FrameType
 
 from config.stack import programs
-from config.stack.folders import KEYS, PRODUCT, DataFolder
+from config.stack.folders import KEYS, DataFolder
 from config.stack.processes import MARK, Program, StackError, end_all, exit_code, marked
 from config.stack.supervisor import Supervisor, readiness, say
+from config.typed import PRODUCT, typed
 
 _NOT_RUNNING = 3
 _INTERRUPTED = 130
 _LAST_PORT = 65535
 # Each may open as many database connections as GATEHOUSE_POOL says; the embedded server has 200.
 _MOST_WEB = 8
+_NO_LIBRARIES = "The bundled MCP workers need libraries that are missing: pip install 'gatehouse[demo]'."
 
 
 def main(arguments: list[str]) -> int:
     options = _parser(arguments[0]).parse_args(arguments[1:])
-    data = DataFolder(_given(options.data or os.environ.get("GATEHOUSE_DATA") or str(PRODUCT / "var")))
+    data = DataFolder(_given(options.data or _default_folder()))
     if options.command in {"up", "demo", "restore"} and os.environ.get(MARK) != data.mark:
         # Forked processes are recognized by the environment that this process was started with.
         os.execve(sys.executable, [sys.executable, "-m", "config.stack", *arguments], os.environ | {MARK: data.mark})  # noqa: S606
@@ -39,7 +41,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser(script: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"bin/{script}", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog=typed(script).removesuffix(" up"), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     if script == "demo":
         parser.description = demo.__doc__
         parser.set_defaults(command="demo")
@@ -49,20 +53,25 @@ def _parser(script: str) -> argparse.ArgumentParser:
     else:
         commands = [name for name in _COMMANDS if name != "demo"]
         parser.description = "Run Gatehouse on this machine:\n" + "\n".join(
-            f"  bin/up {name:<7} {_COMMANDS[name].__doc__}" for name in commands
+            f"  {typed(name):<18} {_COMMANDS[name].__doc__}" for name in commands
         )
         parser.add_argument("command", nargs="?", choices=commands, default="up", help="(default: up)")
-        parser.add_argument("backup", nargs="?", metavar="DIR", help="restore: what manage.py backup has written")
+        parser.add_argument("backup", nargs="?", metavar="DIR", help="restore: what the command backup has written")
         parser.add_argument(
             "--web", metavar="N", type=_count, help="up: how many web processes (default: one a core, at most two)"
         )
         parser.add_argument("--no-workers", action="store_true", help="up: leave out the bundled MCP workers")
         parser.add_argument("--yes", action="store_true", help="reset: don't ask")
-    parser.add_argument("--data", metavar="DIR", help="the data folder (default: var/ in the product's folder)")
+    shown = _default_folder().replace("%", "%%")
+    parser.add_argument("--data", metavar="DIR", help=f"the data folder (default: {shown})")
     parser.add_argument(
         "--port", metavar="N", type=_port, help="the web port (default: the last one, 8080, or a free one)"
     )
     return parser
+
+
+def _default_folder() -> str:
+    return os.environ.get("GATEHOUSE_DATA") or str(PRODUCT / "var")
 
 
 def _port(text: str) -> int:
@@ -82,17 +91,20 @@ def up(options: argparse.Namespace, data: DataFolder) -> int:
     data.create()
     if not data.claim():
         address = data.stack().get("url", "still starting")
-        raise StackError(f"It runs already, with its data in {data.path}: {address}. To end it: bin/up down")
+        raise StackError(f"It runs already, with its data in {data.path}: {address}. To end it: {typed('down')}")
     first = not data.password_file.exists()
     web = options.web or min(2, os.cpu_count() or 1)
-    supervisor = Supervisor(data=data, port=options.port, web=web, with_workers=not options.no_workers)
+    workers = not options.no_workers and programs.bundled_workers_can_run()
+    if not (workers or options.no_workers):
+        say(_NO_LIBRARIES)
+    supervisor = Supervisor(data=data, port=options.port, web=web, with_workers=workers)
     with _ended(supervisor):
         supervisor.start()
         url, password = supervisor.url, data.password_file.read_text(encoding="utf-8").strip()
         shown = f"password {password} (shown once, kept in {data.password_file})"
         say(f"Console {url}/admin/  user admin  {shown if first else f'password in {data.password_file}'}")
         say(f"API docs {url}/api/docs/  token in {data.token_file}  Agents: MCP at {url}/mcp")
-        say("Try: bin/demo  Stop: Ctrl-C")
+        say(f"Try: {typed('demo')}  Stop: Ctrl-C")
         supervisor.run(until=lambda: False)
     return 0
 
@@ -102,6 +114,8 @@ def demo(options: argparse.Namespace, data: DataFolder) -> int:
     path = _given(options.path or str(PRODUCT / "apps"))
     if not (str(path).isprintable() and path.is_dir() and next(path.rglob("*.py"), None)):
         raise StackError(f"There is no folder with Python code at {path}.")
+    if not programs.bundled_workers_can_run():
+        raise StackError(_NO_LIBRARIES)
     data.create()
     while not data.claim():
         # Another process runs the stack: use it when it is ready. It may also end before.
@@ -156,7 +170,7 @@ def reset(options: argparse.Namespace, data: DataFolder) -> int:
         say(f"There is nothing in {data.path}.")
         return 0
     if not data.claim():
-        raise StackError("It runs; end it first: bin/up down")
+        raise StackError(f"It runs; end it first: {typed('down')}")
     if not options.yes and input(f"Erase everything in {data.path}? Type yes: ") != "yes":
         raise StackError("Nothing was erased.")
     data.clear()
@@ -168,12 +182,12 @@ def reset(options: argparse.Namespace, data: DataFolder) -> int:
 
 
 def restore(options: argparse.Namespace, data: DataFolder) -> int:
-    """Make a new data folder from a backup DIR; start it with bin/up."""
+    """Make a new data folder from a backup DIR; then start it."""
     if options.backup is None:
-        raise StackError("Name the folder that manage.py backup has written: bin/up restore DIR --data NEW")
+        raise StackError(f"Name the folder that the command backup has written: {typed('restore')} DIR --data NEW")
     backup = _given(options.backup)
     if data.path.exists() and any(data.path.iterdir()):
-        raise StackError(f"{data.path} is not empty. Name a new folder: bin/up restore DIR --data NEW")
+        raise StackError(f"{data.path} is not empty. Name a new folder: {typed('restore')} DIR --data NEW")
     try:
         keys = {
             name: value for name, value in json.loads((backup / "secrets.json").read_bytes()).items() if name in KEYS
@@ -193,7 +207,7 @@ def restore(options: argparse.Namespace, data: DataFolder) -> int:
     if not restored:
         data.clear()
         return 1
-    say(f"Start it: bin/up --data {data.path}")
+    say(f"Start it: {typed('up')} --data {data.path}")
     return 0
 
 
@@ -221,7 +235,7 @@ def _demo_program(path: Path, data: DataFolder, *, stack: str) -> Program:
 
 
 def _given(text: str) -> Path:
-    """A path as the caller meant it; the commands in bin/ change the folder before they come here."""
+    """A path as the caller meant it; the commands change the folder before they come here."""
     return (Path(os.environ.get("GATEHOUSE_CALLER_DIR", ".")) / Path(text).expanduser()).resolve()
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from config.stack.processes import StackError, end_all, make_for_servers, marked, servers_user
+from config.typed import PRODUCT
 
-PRODUCT = Path(__file__).resolve().parent.parent.parent
 KEYS = ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS")
 _CONTENT = (
     *("postgres", "postgres.new", "valkey", "log", "metrics", "files", "artifacts", "static"),

@@ -1,14 +1,18 @@
 """The product's own programs, seen from outside: what to run, and which tokens each side needs."""
 
+import importlib.util
 import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from config.stack.folders import PRODUCT, DataFolder
+from config.stack.folders import DataFolder
 from config.stack.processes import Program
+from config.typed import PRODUCT
 
 BUNDLED_WORKERS = PRODUCT / "examples" / "workers"
+# They come with the extra `demo`.
+_LIBRARIES_OF_WORKERS = ("radon", "vulture", "pypdf", "yake", "textblob")
 
 # Executions may be slow: they have a worker of their own, so that they never delay a flush or a delivery. Deliveries
 # wait for others most of the time: in threads, so that a slow one costs a connection and no process.
@@ -70,6 +74,10 @@ def bundled_worker_scripts() -> list[Path]:
     """The MCP workers that come with the product: the scripts among the examples that can be run."""
     scripts = sorted(BUNDLED_WORKERS.glob("*.py"))
     return [path for path in scripts if '\nif __name__ == "__main__":' in path.read_text(encoding="utf-8")]
+
+
+def bundled_workers_can_run() -> bool:
+    return all(importlib.util.find_spec(library) for library in _LIBRARIES_OF_WORKERS)
 
 
 def bundled_worker(script: Path, data: DataFolder, env: Mapping[str, str], *, token: str) -> Program:

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from config.stack import programs
-from config.stack.folders import PRODUCT
+from config.typed import PRODUCT
 from tests import waiters
 from tests.bundled_workers.processes import GRADIENTS, RECEIPTS, write_pdf
 from tests.chaos.ground import Ground, prepared

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,13 +48,15 @@ def _manage(data: Path, *arguments: str) -> Ended:
 
 
 @contextmanager
-def _up(data: Path, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def _up(
+    data: Path, *arguments: str, command: tuple[Path | str, ...] = (ROOT / "bin" / "up",), **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     """A ready stack, ended by Ctrl-C unless the test did something else to it."""
     log = data.with_suffix(".out")
     with (
         log.open("w") as output,
         subprocess.Popen(
-            [str(ROOT / "bin" / "up"), "--data", str(data), *arguments],
+            [*command, "--data", str(data), *arguments],
             env=of_a_person(**environment),
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -111,6 +114,47 @@ def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
     assert not any(process.is_running() for process in running)
     assert not (data / "stack.json").exists()
     assert _call("up", "status", "--data", str(data)).returncode == 3
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The command of the wheel, in an environment that finds its libraries in ours."""
+    place = tmp_path / "a new place"
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    libraries = Path(sysconfig.get_path("purelib"))
+    for step in (
+        (*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", tmp_path, "."),
+        (sys.executable, "-m", "venv", "--without-pip", place),
+        (*pip, "--python", place / "bin" / "python", "install", "--no-deps", "--no-index", "-f", tmp_path, "gatehouse"),
+    ):
+        done = run(*step, env=of_a_person())
+        assert done.returncode == 0, done.stderr
+    own = next(place.glob("lib/*/site-packages"))
+    (own / "libraries.pth").write_text(f"{libraries}\n")
+    return place / "bin" / "gatehouse"
+
+
+@pytest.mark.ci
+def test_the_wheel_runs_outside_the_working_copy(installed: Path, data: Path) -> None:
+    def call(*arguments: str) -> Ended:
+        done = run(installed, *arguments, "--data", data.name, env=of_a_person(), cwd=data.parent)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    with _up(data, command=(installed, "up")) as child:
+        assert _works(data)
+        own = str(installed.parent.parent)
+        assert all(own in psutil.Process(_stack(data)["processes"][name]).cwd() for name in ("web", "worker-core"))
+        token = json.loads(call("token", "--principal", "Ada", "--scope", "tasks:queue", "--json").stdout)["token"]
+        headers = {"Authorization": f"Bearer {token}"}
+        with httpx2.Client(base_url=_stack(data)["url"], headers=headers, trust_env=False) as hub:
+            assert hub.post("/api/v1/task-types", json={"name": "copy"}).is_success
+            queued = hub.post("/api/v1/tasks", json={"task_type": "copy", "params": {"n": 1}})
+            assert queued.status_code == HTTPStatus.CREATED, queued.text
+        assert "ok   " in call("doctor").stdout
+        call("backup", str(data.parent / "backup"))
+        call("down")
+        assert child.wait(timeout=PATIENCE) == 0
 
 
 @pytest.mark.ci

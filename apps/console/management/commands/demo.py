@@ -30,6 +30,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
+from config.typed import typed
+
 _PATIENCE: Final = 180.0
 _LOOK: Final = 0.2
 _FAREWELL: Final = 5.0
@@ -52,7 +54,7 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, path: Path, **_options: Any) -> None:
         url, token = os.environ.get("GATEHOUSE_URL", ""), os.environ.get("GATEHOUSE_TOKEN", "")
         if not (url and token):
-            raise CommandError("Set GATEHOUSE_URL and GATEHOUSE_TOKEN, or use bin/demo, which does.")
+            raise CommandError(f"Set GATEHOUSE_URL and GATEHOUSE_TOKEN, or use {typed('demo')}, which does.")
         root = path.expanduser().resolve()
         if not root.is_dir():
             raise CommandError(f"There is no folder {root}.")
@@ -194,7 +196,7 @@ async def _delegate(kee: Agent, root: Path) -> Json:
         return None not in [await _worker_of(kee, tool) for tool in (_ANALYZES, _SUGGESTS)]
 
     if os.environ.get("GATEHOUSE_DEMO_WORKERS") == "none" and not await registered():
-        raise WentWrong("What runs was started without the bundled workers: end it and start it with bin/up.")
+        raise WentWrong(f"What runs was started without the bundled workers: end it and start it with {typed('up')}.")
     await kee.until("The bundled workers", registered)
     plan = await kee.call("create_delegation_plan", **_wish(str(root)))
     kee.step("create_delegation_plan", f"{plan['plan_id']}, receipt {plan['receipt_id']}")
@@ -386,7 +388,7 @@ def _tree(chain: list[Json]) -> Tree:
 
 def _where_to_look(kee: Agent, execution: Json) -> None:
     number, own = execution["execution_id"].removeprefix("exec_"), os.environ.get("GATEHOUSE_DEMO_STACK") == "own"
-    how = "this stack ends now; start it with bin/up, then open" if own else "in the console"
+    how = f"this stack ends now; start it with {typed('up')}, then open" if own else "in the console"
     kee.screen.print(f"\n[bold]Where to look[/]: {how}")
     kee.tell(f"{'/admin' if own else f'{kee.url}/admin'}/executions/execution/{number}/change/")
     kee.screen.print(f"\n[bold green]Done in {time.monotonic() - kee.began:.1f} s.[/]")

@@ -4,10 +4,11 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from apps.console import backups
+from config.typed import typed
 
 
 class Command(BaseCommand):
-    help = "Restore a backup into an empty database. For a new folder of bin/up: bin/up restore DIR --data NEW."
+    help = f"Restore a backup into an empty database. For a new data folder: {typed('restore')} DIR --data NEW."
     requires_migrations_checks = False
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -11,6 +11,7 @@ from django.db.migrations.loader import MigrationLoader
 from apps.core.management.commands.makemigrations import Autodetector
 from apps.core.rls import EXPECT_ONE_TENANT
 from apps.core.sql import execute
+from config.typed import typed
 
 
 class Command(Migrate):
@@ -43,5 +44,5 @@ def _refuse_strange_history() -> None:
     if strange:
         raise CommandError(
             f"Another release made this database: of its migrations {len(strange)} are not in this one, as {strange[-1]}. "
-            "Run that release, or make the database anew (bin/up reset erases what bin/up keeps)."
+            f"Run that release, or make the database anew ({typed('reset')} erases what {typed('up')} keeps)."
         )
