@@ -33,8 +33,8 @@ WEIGHTS: Final = {
 }
 """Fitted by a ridge on 1,350 requests over nine sets of tools; features were dropped while each set left out got likelier."""
 READY: Final = 0.85
-CONFIRM: Final = 0.62
-READING: Final = 0.4
+CONFIRM: Final = 0.7
+READING: Final = 0.45
 """From here on a tool that only reads is shown."""
 ASK: Final = 0.17
 """From here on what a tool lacks is asked for."""
