@@ -2,6 +2,7 @@ from datetime import timedelta
 
 from django.utils import timezone
 
+from apps.console import alerts
 from apps.core import notifications
 from apps.core.ticks import tick
 from apps.principals import services
@@ -18,3 +19,8 @@ def show_life() -> None:
 def forget_lapsed_clients() -> None:
     with acting_as_system("lapsed OAuth clients"):
         services.forget_lapsed(now=timezone.now())
+
+
+@tick(every=timedelta(seconds=30))
+def raise_alerts() -> None:
+    alerts.raise_alerts(now=timezone.now())

@@ -21,8 +21,10 @@ from prometheus_client.metrics import MetricWrapperBase
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from apps.console import health
+from apps.console import alerts, health
 from apps.core import notifications, ticks
+from apps.core.sql import database_now
+from apps.delivery.models import Target
 from apps.digests import services as inboxes
 from apps.plans import language_model
 from apps.plans import services as plans
@@ -31,14 +33,19 @@ from apps.plans.shapes import CreatePlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
+from apps.receipts.models import Receipt
+from apps.tasks.models import LiveTask
 from apps.tasks.services import sweeping
+from apps.workers.models import State, Worker
 from tests import remote as remotes
 from tests.commands import Ended, run
 from tests.console.world import fill
-from tests.delivery.conftest import STORED, deliver, make_remote, move_away
+from tests.delivery.conftest import STORED, deliver, make_remote, make_webhook, move_away
 from tests.digests.makers import post, post_grouped, read
 from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.plans import making as plans_made
 from tests.remote import says
+from tests.tasks import making as tasks
 
 
 @pytest.fixture(autouse=True)
@@ -274,3 +281,37 @@ def send_elsewhere(tenant: Tenant, kee: Caller) -> None:
         with acting_as(manager):
             post(lee, poster=manager, surface="ledger", event_type="plan_created")
         deliver()
+
+
+def test_a_burst_of_trouble_reaches_operators_as_one_digest(tenant: Tenant, kee: Caller) -> None:
+    operators = make_caller(tenant, "operators", Kind.SERVICE)
+    other = make_caller(make_tenant("globex"), "operators", Kind.SERVICE)
+    worker = make_caller(tenant, "W", Kind.WORKER)
+    make_webhook(operators, "https://ops.example/wake")
+    tasks.make_type(kee, max_attempts=1)
+    tasks.queue(kee)
+    tasks.fail_next(worker)
+    tasks.queue(kee)
+    with acting_as(kee):
+        plans_made.register_example_workers(kee)
+        now = database_now() + timedelta(minutes=10)
+        silent = Worker.objects.earliest("pk")
+        Worker.objects.filter(pk=silent.pk).update(state=State.OFFLINE)
+        Target.objects.update(retry_at=now, failures_in_a_row=7, result="503")
+        LiveTask.objects.update(ready_at=now - timedelta(minutes=20))
+
+    for _ in range(2):
+        alerts.raise_alerts(now=now)
+    tasks.later(900)
+    inboxes.flush_due()
+
+    with acting_as(operators):
+        (entry,) = read(operators).entries
+        said = sorted(Receipt.objects.filter(recipient_id=operators.principal_id).values_list("summary", flat=True))
+    assert (entry.count, len(said)) == (4, 4)
+    assert said[0].startswith(f"MCP worker {silent.worker_id}: silent since ")
+    assert said[1].startswith("Queue default: 1 tasks failed")
+    assert said[2].startswith("Queue default: 1 tasks wait")
+    assert said[3].endswith("7 calls failed in a row: 503")
+    with acting_as(other):
+        assert read(other).entries == []
