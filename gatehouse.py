@@ -54,7 +54,3 @@ def main() -> None:
 
 def _user_folder() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "gatehouse"
-
-
-if __name__ == "__main__":
-    main()

@@ -163,7 +163,7 @@ def test_production_reads_no_secret_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def backup(db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def backup(db: None, own_artifacts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A backup whose dump is a text."""
 
     def dump(_program: str, *arguments: str) -> None:
