@@ -11,8 +11,14 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
-from apps.principals.models import Operator
+from apps.delivery.models import Target
+from apps.principals.models import Operator, Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import acting_as
 from tests.console.world import fill
+from tests.executions import making as executions
+from tests.factories import make_caller
+from tests.tasks import making as tasks
 
 pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
@@ -45,7 +51,14 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def stocked(transactional_db: None) -> None:
     """Before the browser, whose event loop forbids the thread to query."""
-    fill()
+    kee = fill()
+    tasks.make_type(kee, "report", queue="reports")
+    tasks.queue(kee, "report")
+    worker = make_caller(Tenant(pk=kee.tenant_id, slug=kee.tenant_slug), "worker-2", Kind.WORKER)
+    tasks.fail(worker, tasks.lease_one(worker, queues=("reports",)), retryable=False)
+    executions.run(kee, [{**executions.REPORT, "decision_required": True}])
+    with acting_as(kee):
+        Target.objects.update(sent=1, wasted=1)
     Operator.objects.create_superuser(username="root", password=PASSWORD)
 
 
@@ -96,21 +109,12 @@ def test_an_operator_looks_at_everything(page: Page, live_server: LiveServer) ->
         _picture(page, address.strip("/").replace("/", "-"))
 
 
-@pytest.mark.parametrize(("app", "model"), [("receipts", "receipt"), ("tasks", "task"), ("digests", "entry")])
-def test_an_operator_opens_a_thing_from_its_list(page: Page, live_server: LiveServer, app: str, model: str) -> None:
-    page.goto(f"{live_server.url}/admin/{app}/{model}/")
-    page.locator("#result_list tbody th a, #result_list tbody td a").first.click()
-    page.wait_for_url("**/change/**")
-    expect(page.locator("#content, main").first).to_be_visible()
-    _picture(page, f"one-{app}-{model}")
-
-
 @pytest.mark.parametrize("width", [1300, 390])
 def test_what_a_plan_looks_like_stays_on_its_page(page: Page, live_server: LiveServer, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(f"{live_server.url}/admin/plans/plan/")
     assert page.evaluate("document.querySelector('#result_list').getBoundingClientRect().right <= window.innerWidth")
-    page.locator("#result_list tbody th a").first.click()
+    page.locator("#result_list tbody th a").last.click()
     page.wait_for_url("**/change/**")
     drawing = page.get_by_role("region", name="The steps, drawn")
     expect(drawing.locator("text", has_text="analyze_repository")).to_be_visible()
@@ -152,3 +156,54 @@ def test_axe_finds_nothing_on_the_main_pages(page: Page, live_server: LiveServer
         if first.count():
             examine(first.get_attribute("href") or "")
     assert found == {}
+
+
+# What an operator comes for: what is clicked, Home first, and what is seen then.
+ERRANDS: Final = [
+    ("home:Failed in the last day, row", "It broke."),
+    ("home:Failed in the last day, find:type:report, all, pick:retry_selected, run", "Retry 1 tasks"),
+    ("home:Queued, all, pick:cancel_selected, run", "Cancel "),
+    ("nav:Queues, row:default, press:Pause, send", "default is paused"),
+    ("", "default (paused)"),
+    ("nav:Queues, row:default", "Queued, last day"),
+    ("home:Leased, row", "on worker-1"),
+    ("nav:Workers, row, press:Quarantine, send", "quarantined"),
+    ("nav:Access, row:Kee, press:Revoke all tokens, send", "1 tokens of Kee have ended"),
+    ("nav:Inboxes, row:Kee", "Indexed 12 files"),
+    ("home:Webhooks woken for nothing", "agent.example"),
+    ("nav:Receipts, row", "Consequences"),
+    ("home:Wait for a decision, row, press:Accept, send", "report is decided"),
+    ("nav:Audit", "ticket 7"),
+]
+
+
+def _follow(page: Page, click: str) -> None:
+    what, _, name = click.partition(":")
+    found = {
+        "nav": page.locator("#nav-sidebar-apps a", has_text=name),
+        "home": page.locator(f"dt:text-is('{name}') + dd a"),
+        "row": page.locator("#result_list tbody th a", has_text=name),
+        "all": page.locator("#action-toggle"),
+        "run": page.locator("button[name=index]"),
+        "press": page.get_by_text(name, exact=True),
+        "send": page.locator("#dialog button[type=submit]"),
+    }
+    if what in {"pick", "send"}:
+        page.locator("[name=reason]").last.fill("ticket 7")
+    if what == "pick":
+        page.select_option("select[name=action]", name)
+    elif what == "find":
+        page.fill("#searchbar", name)
+        page.press("#searchbar", "Enter")
+        page.wait_for_url("**q=**")
+    else:
+        found[what].first.click()
+
+
+def test_an_errand_takes_four_clicks_at_most(page: Page, live_server: LiveServer) -> None:
+    for clicks, seen in ERRANDS:
+        page.goto(f"{live_server.url}/admin/")
+        for click in filter(None, clicks.split(", ")):
+            _follow(page, click)
+        expect(page.locator("body"), clicks).to_contain_text(seen)
+        assert clicks.replace(", find:", " ").count(",") < 4
