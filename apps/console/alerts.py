@@ -55,10 +55,10 @@ def _found(tenant_id: int, now: datetime) -> Iterator[tuple[str, str, str]]:
     """Of each alert the type of its event, what makes it the same one, and what it says."""
     hour = f"{now:%Y-%m-%dT%H}"
     for queue, (count, last) in sorted(_dead_letters(tenant_id, now).items()):
-        yield "dead_letters", f"{queue}:{last:%Y-%m-%dT%H}", f"Queue {queue}: {count} tasks failed in the last hour."
+        yield "dead_letters", f"{queue}:{last:%Y-%m-%dT%H}", f"Queue {queue}: {count} failed for good in the last hour."
     for health in tasks.queue_health(tenant_id=tenant_id).values():
         if health.queued and not health.paused and health.oldest_wait_seconds > _WAITED_LONG.total_seconds():
-            waits = f"{health.queued} tasks wait, the oldest for {health.oldest_wait_seconds:.0f} s."
+            waits = f"{health.queued} waiting, the oldest for {health.oldest_wait_seconds:.0f} s."
             yield "queue_waits", f"{health.queue}:{hour}", f"Queue {health.queue}: {waits}"
     for worker in Worker.objects.filter(tenant_id=tenant_id, state=State.OFFLINE, unregistered_at=None)[:_MOST]:
         since = f"{worker.last_heartbeat_at:%Y-%m-%d %H:%M:%S}"

@@ -310,8 +310,8 @@ def test_a_burst_of_trouble_reaches_operators_as_one_digest(tenant: Tenant, kee:
         said = sorted(Receipt.objects.filter(recipient_id=operators.principal_id).values_list("summary", flat=True))
     assert (entry.count, len(said)) == (4, 4)
     assert said[0].startswith(f"MCP worker {silent.worker_id}: silent since ")
-    assert said[1].startswith("Queue default: 1 tasks failed")
-    assert said[2].startswith("Queue default: 1 tasks wait")
+    assert said[1].startswith("Queue default: 1 failed")
+    assert said[2].startswith("Queue default: 1 waiting")
     assert said[3].endswith("7 calls failed in a row: 503")
     with acting_as(other):
         assert read(other).entries == []
