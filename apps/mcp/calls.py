@@ -128,6 +128,9 @@ def call_tool(
             if params.name != CALL_TOOL.name:
                 raise ProtocolError(INVALID_PARAMS, unknown)
             raise NotFound(f"{unknown} find_tools finds one by what it is for.", code="unknown_tool")
+        known = json_schema(declared.input, "validation")["properties"]
+        # A flag that chooses another form does not choose it by false.
+        arguments = {key: value for key, value in arguments.items() if key in known or value is not False}
         declared = chosen(declared, arguments)
         read = partial(_read, exchange, declared, arguments)
         if declared.asks and exchange.envelope.can_elicit:
@@ -277,14 +280,14 @@ def name_of(tool: Operation) -> str:
 
 
 def chosen(tool: Operation, arguments: Mapping[str, Any]) -> Operation:
-    """The form of a tool that takes these arguments; where none does, the one that lacks least of them."""
+    """The tool, unless it lacks arguments that one of its other forms takes: then the form that lacks least of them."""
 
     def lack(form: Operation) -> tuple[int, int]:
         schema, given = json_schema(form.input, "validation"), arguments.keys()
         return len(given - schema["properties"].keys()), len(set(schema.get("required", ())) - given)
 
     others = [form for form in operations.all_operations() if form.form_of == tool.name]
-    return min([tool, *others], key=lack) if others else tool
+    return min([tool, *others], key=lack) if others and lack(tool)[0] else tool
 
 
 def max_body(declared: Operation) -> int:
@@ -302,7 +305,7 @@ def describe(forms: Forms) -> Tool:
     return Tool(
         name=name_of(forms[0]),
         title=forms[0].title,
-        description="\nOr: ".join(map(description, forms)),
+        description=description(forms[0]) + "".join(f"\nOr {form.name}: {description(form)}" for form in forms[1:]),
         input_schema=input_schema(forms),
         output_schema=outline([json_schema(form.output, "serialization") for form in forms]),
         # What the protocol assumes of a tool without a hint is not said. What manages its own transactions calls out.

@@ -45,7 +45,8 @@ def find_tools(caller: Caller, given: FindTools) -> FoundTools:
     """Find tools of this server that are not in your list, best first: schedules, subjects, plans, webhooks, policies
     and more. Then call one with call_tool. That nothing is found is no refusal: ask with other words.
     """
-    found = map(calls.describe, ranked(given.query, calls.offered(caller))[: given.limit])
+    offered = [tool for tool in calls.offered(caller) if tool[0].name != "find_tools"]
+    found = map(calls.describe, ranked(given.query, offered)[: given.limit])
     return FoundTools(tools=[FoundTool.model_validate(tool) for tool in found])
 
 

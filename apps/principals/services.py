@@ -186,7 +186,11 @@ def end_client(*, client: Application, now: datetime) -> None:
 def forget_lapsed(*, now: datetime) -> None:
     """Remove what OAuth clients no longer use: lapsed tokens, and clients that nobody let in. Runs as the system."""
     clear_expired()
-    Token.objects.exclude(client="").filter(expires_at__lte=now - _LAPSED_KEPT).delete()
+    lapsed = Token.objects.exclude(client="")
+    lapsed.filter(expires_at__lte=now - _LAPSED_KEPT).delete()
+    # Who acts for itself refreshes nothing.
+    for_themselves = Application.objects.filter(authorization_grant_type=Application.GRANT_CLIENT_CREDENTIALS)
+    lapsed.filter(client__in=for_themselves.values("client_id"), expires_at__lte=now).delete()
     by_themselves = Application.objects.exclude(registration_source=Application.RegistrationSource.MANUAL)
     by_themselves.filter(created__lte=now - _UNUSED_KEPT, refreshtoken=None).delete()
 

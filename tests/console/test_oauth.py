@@ -189,6 +189,21 @@ def test_nobody_is_sent_to_an_address_that_was_not_registered_or_is_not_sound(ol
     assert exchange(host, back["code"], code_verifier="w" * 43).json()["error"] == "invalid_grant"
 
 
+@pytest.mark.parametrize(
+    ("path", "given", "error"),
+    [
+        ("register", b'{"redirect_uris": ["http://plain.example/"]}', "invalid_redirect_uri"),
+        ("register", b'{"redirect_uris": 7}', "invalid_client_metadata"),
+        ("register", b"[]", "invalid_client_metadata"),
+        ("token", b"grant_type=urn:ietf:params:oauth:grant-type:device_code", "unsupported_grant_type"),
+    ],
+)
+def test_unsound_request_for_a_client_or_token_is_refused(db: None, path: str, given: bytes, error: str) -> None:
+    kind = "application/json" if path == "register" else "application/x-www-form-urlencoded"
+    answer = Client().post(f"/oauth/{path}", given, content_type=kind)
+    assert (answer.status_code, answer.json()["error"]) == (400, error)
+
+
 def test_operator_lets_nobody_act_beyond_what_she_and_the_principal_may(
     olga: Client, host: str, tenant: Tenant
 ) -> None:
