@@ -6,8 +6,8 @@ text which only the code leads to.
 """
 
 import hashlib
-import json
 import re
+from base64 import b64decode
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from http import HTTPStatus
@@ -24,6 +24,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.urls import include, path
 from django.utils import timezone
+from django.utils.decorators import method_decorator
+from django.views.decorators.csrf import csrf_exempt
 from oauth2_provider import views
 from oauth2_provider.exceptions import OAuthToolkitError
 from oauth2_provider.forms import AllowForm
@@ -34,7 +36,9 @@ from oauth2_provider.settings import oauth2_settings
 from oauthlib.oauth2.rfc6749 import errors
 from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanWidget
 
+from apps.core import strict_json
 from apps.core.errors import DomainError
+from apps.core.sql import fetch
 from apps.principals import selectors, services
 from apps.principals.models import Operator, Principal, Secret, new_secret, unpresentable
 from apps.principals.scopes import Kind, Scope, forbidden_to
@@ -46,6 +50,15 @@ _OF_THE_SHELL: Final = frozenset({Scope.ADMIN, Scope.RECEIPTS_WRITE})
 _SHOWN: Final = 200
 _MOST_UNUSED_CLIENTS: Final = 1000
 _MOST_METADATA: Final = 8192
+# What the library has room for.
+_LONGEST: Final = {
+    "client_id": 255,
+    "client_name": 255,
+    "code": 255,
+    "nonce": 255,
+    "code_challenge": 128,
+    "code_challenge_method": 10,
+}
 # What a code may be sent to: this machine, a place behind TLS, or one of two editors.
 _SOUND_REDIRECT: Final = re.compile(
     r"https://[\w.:-]+(/\S*)?|http://(127\.0\.0\.1|localhost|\[::1\])(:\d+)?(/\S*)?|(cursor|vscode)://\S*", re.ASCII
@@ -63,7 +76,11 @@ def _here(request: HttpRequest) -> str:
 
 def _refuse_elsewhere(resources: Collection[str], here: str, **more: Any) -> None:
     """Tokens of ours are for us alone (RFC 8707)."""
-    if not all(validate_resource_as_url_prefix(resource, [here]) for resource in resources):
+    try:
+        ours = all(validate_resource_as_url_prefix(resource, [here]) for resource in resources)
+    except ValueError:  # no address
+        ours = False
+    if not ours:
         raise errors.CustomOAuth2Error("invalid_target", f"Tokens are given for {here} alone.", **more)
 
 
@@ -190,7 +207,9 @@ class Validator(OAuth2Validator):  # type: ignore[misc]  # the library has no ty
 
     def revoke_token(self, token: str, token_type_hint: str, request: Any, *args: Any, **more: Any) -> None:
         checksum = hashlib.sha256(token.encode()).hexdigest()
-        named = Q(token_checksum=checksum) | Q(refresh_token__token_checksum=checksum)
+        # One that was refreshed since ends what came of it, too.
+        families = RefreshToken.objects.filter(token_checksum=checksum).values("token_family")
+        named = Q(token_checksum=checksum) | Q(refresh_token__token_family__in=families)
         held = AccessToken.objects.filter(named, application=request.client)
         with transaction.atomic():
             _end(list(held.values_list("token_checksum", flat=True)))
@@ -231,7 +250,41 @@ class ConsentForm(AllowForm):  # type: ignore[misc]  # the library has no types
         return [name.removeprefix("may_") for name, given in self.cleaned_data.items() if given and name[:4] == "may_"]
 
 
-class ConsentView(views.AuthorizationView):  # type: ignore[misc]  # the library has no types
+def _refused(error: str, why: str) -> JsonResponse:
+    return JsonResponse({"error": error, "error_description": why}, status=HTTPStatus.BAD_REQUEST)
+
+
+class Sound:
+    """Refuses what no request of the protocol holds, before the library reads it."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **more: Any) -> HttpResponseBase:
+        scheme, _, presented = request.headers.get("Authorization", "").partition(" ")
+        try:
+            held = [("", b64decode(presented).decode())] if scheme.lower() == "basic" else []
+        except ValueError:
+            return _refused("invalid_request", "Authorization is not base64 of UTF-8.")
+        for query in (request.GET, request.POST):
+            held += [(name, value) for name, values in query.lists() for value in values]
+        for name, value in held:
+            if "\x00" in value or len(value) > _LONGEST.get(name, _MOST_METADATA):
+                return _refused("invalid_request", f"{name or 'Authorization'} is too long, or holds NUL.")
+        answer: HttpResponseBase = super().dispatch(request, *args, **more)  # type: ignore[misc]  # a view's
+        return answer
+
+
+# By a client, whom no cookie lets in.
+@method_decorator(csrf_exempt, name="dispatch")
+class OneByOne(Sound):
+    """Serves one request of a client at a time: of a refresh and a revocation one finds what the other has done."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **more: Any) -> HttpResponseBase:
+        client = request.POST.get("client_id") or request.headers.get("Authorization", "")
+        with transaction.atomic():
+            fetch("select pg_advisory_xact_lock(hashtextextended(%s, 6))", [client.replace("\x00", "")])
+            return super().dispatch(request, *args, **more)
+
+
+class ConsentView(Sound, views.AuthorizationView):  # type: ignore[misc]  # the library has no types
     """Where an operator lets a client act as a principal of a tenant that she operates, or does not."""
 
     template_name = "console/consent.html"
@@ -251,6 +304,8 @@ class ConsentView(views.AuthorizationView):  # type: ignore[misc]  # the library
         # A client that could ask for no question to be asked would be let in unseen.
         asked = request.GET.copy()
         asked.pop("approval_prompt", None)
+        # Nor is anybody sent on without a word of this server.
+        asked.pop("prompt", None)
         request.GET = asked  # type: ignore[assignment]  # a mutable one does
         response: HttpResponse = super().get(request, *args, **more)
         return response
@@ -323,32 +378,47 @@ class ConsentView(views.AuthorizationView):  # type: ignore[misc]  # the library
         return usable.select_related("tenant").order_by("tenant__slug", "name")
 
 
-class TokenView(views.TokenView):  # type: ignore[misc]  # the library has no types
+class TokenView(OneByOne, views.TokenView):  # type: ignore[misc]  # the library has no types
     """Gives the tokens that the metadata names. Answers JSON, which the library does not say of every refusal."""
 
     def post(self, request: HttpRequest, *args: Any, **more: Any) -> HttpResponse:
         if request.POST.get("grant_type") not in oauth2_settings.OAUTH2_GRANT_TYPES_SUPPORTED:
-            return JsonResponse({"error": "unsupported_grant_type"}, status=HTTPStatus.BAD_REQUEST)
+            return _refused("unsupported_grant_type", "See the metadata of this server.")
         response: HttpResponse = super().post(request, *args, **more)
         response.headers["Content-Type"] = "application/json"
         return response
 
 
-class RegistrationView(views.DynamicClientRegistrationView):  # type: ignore[misc]  # the library has no types
-    """Takes clients whose codes go to sound places."""
+class RevokeView(OneByOne, views.RevokeTokenView):  # type: ignore[misc]  # the library has no types
+    """As the library's."""
+
+
+@method_decorator(csrf_exempt, name="dispatch")
+class RegistrationView(Sound, views.DynamicClientRegistrationView):  # type: ignore[misc]  # the library has no types
+    """Takes clients that a person lets in, and whose codes go to sound places."""
 
     def post(self, request: HttpRequest, *args: Any, **more: Any) -> HttpResponse:
         try:
-            named = json.loads(request.body).get("redirect_uris") or ()
-            sound = all(_SOUND_REDIRECT.fullmatch(one) for one in named)
-        except (AttributeError, TypeError, ValueError):
-            sound = True  # what is no metadata is refused in the library's words
-        if not sound:
+            given = strict_json.loads(request.body)
+        except DomainError as refusal:
+            return _refused("invalid_client_metadata", refusal.detail)
+        name = given.get("client_name", "") if isinstance(given, dict) else None
+        if not isinstance(name, str) or len(name) > _LONGEST["client_name"]:
+            return _refused(
+                "invalid_client_metadata", "An object is expected; a client_name is a text of 255 characters."
+            )
+        if set(_texts(given.get("grant_types"))) - {"authorization_code", "refresh_token"}:
+            return _refused("invalid_client_metadata", "A client that registers itself uses authorization_code.")
+        if not all(_SOUND_REDIRECT.fullmatch(one) for one in _texts(given.get("redirect_uris"))):
             why = "A redirect leads to https://, to this machine, or to cursor:// or vscode://."
-            refusal = {"error": "invalid_redirect_uri", "error_description": why}
-            return JsonResponse(refusal, status=HTTPStatus.BAD_REQUEST)
+            return _refused("invalid_redirect_uri", why)
         response: HttpResponse = super().post(request, *args, **more)
         return response
+
+
+def _texts(value: Any) -> list[str]:
+    """Those of a list; what is none, the library refuses."""
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 _METADATA: Final = views.OAuthProtectedResourceMetadataView.as_view()
@@ -360,7 +430,7 @@ _NAMED: Final = [
     path(".well-known/oauth-protected-resource/mcp", _METADATA),
     path("oauth/authorize", ConsentView.as_view(), name="authorize"),
     path("oauth/token", TokenView.as_view(), name="token"),
-    path("oauth/revoke", views.RevokeTokenView.as_view(), name="revoke-token"),
+    path("oauth/revoke", RevokeView.as_view(), name="revoke-token"),
     path("oauth/register", RegistrationView.as_view(), name="dcr-register"),
     path(
         "oauth/register/<str:client_id>",

@@ -194,8 +194,12 @@ def test_nobody_is_sent_to_an_address_that_was_not_registered_or_is_not_sound(ol
     [
         ("register", b'{"redirect_uris": ["http://plain.example/"]}', "invalid_redirect_uri"),
         ("register", b'{"redirect_uris": 7}', "invalid_client_metadata"),
-        ("register", b"[]", "invalid_client_metadata"),
+        *(("register", body, "invalid_client_metadata") for body in (b"[]", b"[" * 4000, b'{"client_name": null}')),
+        ("register", b'{"client_name": "\\ud800"}', "invalid_client_metadata"),
+        ("register", b'{"grant_types": ["password"]}', "invalid_client_metadata"),
         ("token", b"grant_type=urn:ietf:params:oauth:grant-type:device_code", "unsupported_grant_type"),
+        ("token", b"grant_type=client_credentials&client_id=%00", "invalid_request"),
+        ("revoke", b"token=%00", "invalid_request"),
     ],
 )
 def test_unsound_request_for_a_client_or_token_is_refused(db: None, path: str, given: bytes, error: str) -> None:
@@ -238,6 +242,8 @@ def test_refreshed_token_may_do_less_and_never_more(olga: Client, host: str) -> 
     assert ask("GET", "whoami", less["access_token"])[1]["scopes"] == ["inbox"]
     assert refresh(host, less["refresh_token"], scope="inbox memory").json()["error"] == "invalid_scope"
     assert ask("POST", "tokens/rotate", less["access_token"], {})[1]["code"] == "oauth_token"
+    Client().post("/oauth/revoke", {"client_id": host, "token": held["refresh_token"]})
+    assert reads(less["access_token"]) == 401
 
 
 def revoke_here(held: dict[str, Any], host: str) -> None:
@@ -318,7 +324,7 @@ def test_self_registered_clients_are_bounded_and_forgotten(
         bounded.setattr("apps.console.oauth._MOST_UNUSED_CLIENTS", 1)
         answers = [Client().post("/oauth/register", given, content_type="application/json") for _ in range(2)]
         assert [answer.status_code for answer in answers] == [201, 401]
-    much = given | {"client_name": "x" * 9000}
+    much = given | {"tos_uri": "x" * 9000}
     assert Client().post("/oauth/register", much, content_type="application/json").status_code == 401
     with acting_as_system("test"):
         services.forget_lapsed(now=timezone.now() + timedelta(days=2))
