@@ -442,6 +442,8 @@ OAUTH2_PROVIDER = {
         )
     },
 }
+# Programs on a person's machine are sent their code by http (RFC 8252); apps.console.oauth takes it for no other place.
+SILENCED_SYSTEM_CHECKS = ["oauth2_provider.W008"]
 # People of an identity provider (OpenID Connect) become operators by their groups, and nobody else of it does:
 # {"ops": "acme:operator,globex:viewer", "chiefs": "superuser"}. A console's group of the same name gives its permissions.
 OIDC_ISSUER = env.str("GATEHOUSE_OIDC_ISSUER", default="")

@@ -290,7 +290,9 @@ def test_unrecordable_result_fails_only_its_run(kee: Caller, monkeypatch: pytest
     assert (record.reason, (record.error or {})["code"]) == ("not_retryable", "unrecordable_result")
 
 
-def test_unrecordable_failure_is_cut_and_retried(kee: Caller) -> None:
+def test_unrecordable_failure_is_cut_and_retried(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The next attempt is not due yet.
+    monkeypatch.setattr("apps.tasks.services.ending.random.uniform", lambda *_: 60.0)
     queue(kee, "returns_for_tests", {"fails": True})
     work(kee)
     with acting_as(kee):
