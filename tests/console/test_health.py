@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 import redis
+from django.conf import settings
 from django.core.management import call_command
 from django.db import transaction
 from django.test import Client
@@ -209,7 +210,9 @@ def _manage(*arguments: str, **environment: str) -> Ended:
 def test_the_deployment_checks_are_clean_in_production() -> None:
     checked = _manage("check", "--deploy", "--fail-level", "WARNING", GATEHOUSE_ENV="production")
     assert checked.returncode == 0, checked.stderr
-    assert "no issues (0 silenced)" in checked.stdout
+    # The one: codes are sent by http to programs on a person's own machine.
+    assert settings.SILENCED_SYSTEM_CHECKS == ["oauth2_provider.W008"]
+    assert "no issues (1 silenced)" in checked.stdout
 
 
 def declared() -> dict[str, MetricWrapperBase]:
