@@ -108,7 +108,7 @@ def _over_http(bench: Bench, celery: CeleryPeer) -> Iterator[Row]:
 
 def _out_of_the_box(bench: Bench, owner: Caller, celery: CeleryPeer) -> Iterator[Row]:
     """The client's worker with its defaults, and one process: from its first task to the end of the last."""
-    for capacity in (4, 32):
+    for capacity in (4, 16):
         ours = partial(_worked_off, bench, owner, tasks=celery.messages, capacity=capacity)
         case = f"out-of-the-box worker, {capacity} at once"
         yield from bench.compare(case, ours, {CELERY: celery.consuming}, unit="tasks/s")
