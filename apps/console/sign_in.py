@@ -46,9 +46,10 @@ def _provider() -> Any:
 @require_safe
 def begin(request: HttpRequest) -> HttpResponse:
     """To the provider, with a state, a nonce and a PKCE challenge."""
+    provider = _provider()
     request.session[_NEXT] = request.GET.get("next", "")
     try:
-        answer: HttpResponse = _provider().authorize_redirect(request, request.build_absolute_uri(reverse("signed_in")))
+        answer: HttpResponse = provider.authorize_redirect(request, request.build_absolute_uri(reverse("signed_in")))
     except (RequestException, ValueError):
         logger.exception("oidc_provider_silent")
         return _refused(request, "Your identity provider does not answer.")

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import chain
 from typing import Annotated, Any, Final, TypeVar
 
@@ -128,10 +128,11 @@ def call_tool(
             if params.name != CALL_TOOL.name:
                 raise ProtocolError(INVALID_PARAMS, unknown)
             raise NotFound(f"{unknown} find_tools finds one by what it is for.", code="unknown_tool")
-        known = json_schema(declared.input, "validation")["properties"]
-        # A flag that chooses another form does not choose it by false.
-        arguments = {key: value for key, value in arguments.items() if key in known or value is not False}
-        declared = chosen(declared, arguments)
+        if other_forms(name):
+            known = json_schema(declared.input, "validation")["properties"]
+            # A flag that chooses another form does not choose it by false.
+            arguments = {key: value for key, value in arguments.items() if key in known or value is not False}
+            declared = chosen(declared, arguments)
         read = partial(_read, exchange, declared, arguments)
         if declared.asks and exchange.envelope.can_elicit:
             operations.permit(declared, exchange.caller)
@@ -279,6 +280,12 @@ def name_of(tool: Operation) -> str:
     return tool.form_of or tool.name
 
 
+@cache
+def other_forms(name: str) -> Forms:
+    """What the arguments of a tool may choose instead of it."""
+    return [form for form in operations.all_operations() if form.form_of == name]
+
+
 def chosen(tool: Operation, arguments: Mapping[str, Any]) -> Operation:
     """The tool, unless it lacks arguments that one of its other forms takes: then the form that lacks least of them."""
 
@@ -286,8 +293,7 @@ def chosen(tool: Operation, arguments: Mapping[str, Any]) -> Operation:
         schema, given = json_schema(form.input, "validation"), arguments.keys()
         return len(given - schema["properties"].keys()), len(set(schema.get("required", ())) - given)
 
-    others = [form for form in operations.all_operations() if form.form_of == tool.name]
-    return min([tool, *others], key=lack) if others and lack(tool)[0] else tool
+    return min([tool, *other_forms(tool.name)], key=lack) if lack(tool)[0] else tool
 
 
 def max_body(declared: Operation) -> int:

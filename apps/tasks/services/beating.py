@@ -10,7 +10,7 @@ from django.db import transaction
 from apps.core.errors import Conflict
 from apps.core.ids import format_ref
 from apps.core.notifications import notify
-from apps.core.sql import hot_cursor
+from apps.core.sql import execute, hot_cursor
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
 from apps.tasks.lease_tokens import BadLeaseToken, Lease
@@ -100,8 +100,7 @@ def control(*, caller: Caller, task_id: int, order: Order) -> None:
     hold = recording.lock([task_id]).get(task_id)
     if hold is None or hold.holder_id is None:
         raise Conflict(f"Nobody holds {format_ref('task', task_id)}.", code="not_leased")
-    with hot_cursor() as cursor:
-        cursor.execute(sql.ORDER, {"task": task_id, "flag": _FLAGS[order]})
+    execute(sql.ORDER, {"task": task_id, "flag": _FLAGS[order]}, hot=True)
 
 
 def _proved(worker: Caller, heartbeat: Heartbeat) -> Lease | None:
@@ -224,8 +223,7 @@ def _revoke(worker: Caller, leases: Collection[Lease]) -> None:
     """
     if not leases:
         return
-    with hot_cursor() as cursor:
-        cursor.execute(sql.LASTING)
+    execute(sql.LASTING, hot=True)
     holds = recording.lock_leases(worker.principal_id, leases)
     decided = [_revocation(hold) for hold in holds.values()]
     recording.settle(

@@ -13,7 +13,7 @@ from django.db.models import F
 from apps.core import strict_json
 from apps.core.errors import Conflict, DomainError, NotFound, only
 from apps.core.ids import format_ref
-from apps.core.sql import database_now, hot_cursor
+from apps.core.sql import database_now, execute
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
 from apps.tasks.lease_tokens import BadLeaseToken, Lease
@@ -416,10 +416,8 @@ def _following(worker: Caller, wanted: LeaseNext, ended: Sequence[Ended], answer
     )
     if grants:
         kept = [[grant.task_id, grant.fencing_token] for grant in grants]
-        with hot_cursor() as cursor:
-            cursor.execute(
-                sql.KEEP_NEXT, {"run": run_key(ended[0].task_id, ended[0].fencing_token), "next": json.dumps(kept)}
-            )
+        run = run_key(ended[0].task_id, ended[0].fencing_token)
+        execute(sql.KEEP_NEXT, {"run": run, "next": json.dumps(kept)}, hot=True)
     return before + grants
 
 

@@ -10,7 +10,7 @@ from django.db import transaction
 
 from apps.core.errors import FieldError, Invalid
 from apps.core.notifications import send_on_commit
-from apps.core.sql import hot_cursor
+from apps.core.sql import execute, fetch, hot_cursor
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
 from apps.tasks.shapes import Grant
@@ -23,15 +23,12 @@ Key = tuple[int, str]
 def hold_keys(keys: Collection[Key]) -> None:
     """Lock these keys until the transaction ends. Whoever changes which task of a key is ready holds the key."""
     if keys:
-        with hot_cursor() as cursor:
-            cursor.execute(sql.HOLD_KEYS, _columns(keys))
+        execute(sql.HOLD_KEYS, _columns(keys), hot=True)
 
 
 def busy_keys(keys: Collection[Key]) -> tuple[datetime, set[str]]:
     """After :func:`hold_keys`: the time, and those keys of the acting tenant that a ready or leased task has."""
-    with hot_cursor() as cursor:
-        cursor.execute(sql.BUSY_KEYS, {"keys": [key for _, key in keys]})
-        now, found = cursor.fetchone()
+    ((now, found),) = fetch(sql.BUSY_KEYS, {"keys": [key for _, key in keys]}, hot=True)
     return now, set(found)
 
 
@@ -44,10 +41,8 @@ def admit(keys: Collection[Key]) -> None:
     if not keys:
         return
     hold_keys(keys)
-    with hot_cursor() as cursor:
-        cursor.execute(sql.ADMIT, _columns(keys))
-        for tenant_id, queue, task_type in cursor.fetchall():
-            send_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
+    for tenant_id, queue, task_type in fetch(sql.ADMIT, _columns(keys), hot=True):
+        send_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
 
 
 def _columns(keys: Collection[Key]) -> dict[str, list[int] | list[str]]:
@@ -157,9 +152,8 @@ def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[Grant]:
     if not kept:
         return []
     tasks, numbers = (list(column) for column in zip(*kept, strict=True))
-    with hot_cursor() as cursor:
-        cursor.execute(sql.GRANTED, {"tasks": tasks, "fencing_tokens": numbers})
-        return [_grant(worker, (*row, None)) for row in cursor.fetchall()]
+    rows = fetch(sql.GRANTED, {"tasks": tasks, "fencing_tokens": numbers}, hot=True)
+    return [_grant(worker, (*row, None)) for row in rows]
 
 
 def _claim(given: Mapping[str, Any], *, waits: bool) -> tuple[list[tuple[Any, ...]], bool]:
@@ -179,9 +173,7 @@ def _claim(given: Mapping[str, Any], *, waits: bool) -> tuple[list[tuple[Any, ..
 
 def _reclaim(queues: list[str], task_types: list[str] | None) -> bool:
     """Reclaim expired leases and ready due tasks in these queues, or those of the types; says whether there were any."""
-    with hot_cursor() as cursor:
-        cursor.execute(sql.RECLAIM, {"queues": queues, "types": task_types})
-        freed, readied, tenants, keys, _ = cursor.fetchone()
+    ((freed, readied, tenants, keys, _),) = fetch(sql.RECLAIM, {"queues": queues, "types": task_types}, hot=True)
     admit(list(zip(tenants, keys, strict=True)))
     return bool(freed or readied)
 

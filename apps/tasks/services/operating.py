@@ -9,7 +9,7 @@ from django.db import transaction
 from apps.core.errors import Conflict, DomainError, Invalid, NotFound
 from apps.core.ids import format_ref
 from apps.core.notifications import send_on_commit
-from apps.core.sql import database_now, hot_cursor
+from apps.core.sql import database_now, fetch
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_behalf_of
 from apps.receipts.services import Group
@@ -167,9 +167,8 @@ def revoke_lease(*, task_id: int) -> Status:
 @transaction.atomic
 def retry_queue(*, queue_id: int) -> tuple[int, list[DomainError]]:
     """Retry the newest dead letters of a queue; says how many, and why others were refused."""
-    with hot_cursor() as cursor:
-        cursor.execute(sql.UNRETRIED, {"queue": queue_id, "limit": RETRY_BATCH})
-        answers = retry_many(task_ids=[task_id for (task_id,) in cursor.fetchall()])
+    found = fetch(sql.UNRETRIED, {"queue": queue_id, "limit": RETRY_BATCH}, hot=True)
+    answers = retry_many(task_ids=[task_id for (task_id,) in found])
     fresh = [answer for answer in answers if isinstance(answer, QueuedTask) and not answer.is_duplicate]
     return len(fresh), [answer for answer in answers if isinstance(answer, DomainError)]
 

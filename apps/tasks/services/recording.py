@@ -8,7 +8,7 @@ from typing import Any, Final
 from apps.core.errors import Conflict, DomainError
 from apps.core.ids import format_ref, random_id
 from apps.core.notifications import send_on_commit
-from apps.core.sql import hot_cursor
+from apps.core.sql import fetch
 from apps.digests import services as digests
 from apps.tasks import sql
 from apps.tasks.lease_tokens import Lease
@@ -106,9 +106,7 @@ class PutBack:
 
 def lock(task_ids: Collection[int], statement: str = sql.LOCK) -> dict[int, Hold]:
     """The open ones of these tasks, locked by id."""
-    with hot_cursor() as cursor:
-        cursor.execute(statement, {"tasks": list(task_ids)})
-        return _holds(cursor.fetchall())
+    return _holds(fetch(statement, {"tasks": list(task_ids)}, hot=True))
 
 
 def lock_leases(holder_id: int, leases: Collection[Lease]) -> dict[int, Hold]:
@@ -116,9 +114,7 @@ def lock_leases(holder_id: int, leases: Collection[Lease]) -> dict[int, Hold]:
     if not leases:
         return {}
     given = {"tasks": [lease.task_id for lease in leases], "fencing_tokens": [lease.fencing_token for lease in leases]}
-    with hot_cursor() as cursor:
-        cursor.execute(sql.LOCK_LEASES, {**given, "holder": holder_id})
-        holds = _holds(cursor.fetchall())
+    holds = _holds(fetch(sql.LOCK_LEASES, {**given, "holder": holder_id}, hot=True))
     hold_keys([(hold.tenant_id, hold.concurrency_key) for hold in holds.values() if hold.concurrency_key is not None])
     return holds
 
@@ -220,9 +216,7 @@ def put_back(backs: Sequence[Back]) -> list[PutBack]:
     """Return locked tasks to their queues."""
     if not backs:
         return []
-    with hot_cursor() as cursor:
-        cursor.execute(sql.PUT_BACK, {"backs": json.dumps([_back_row(back) for back in backs])})
-        rows = cursor.fetchall()
+    rows = fetch(sql.PUT_BACK, {"backs": json.dumps([_back_row(back) for back in backs])}, hot=True)
     look_at_all()
     put = [
         PutBack(task_id=task_id, answer=json.loads(answer), key=None if key is None else (tenant_id, key))
@@ -266,12 +260,9 @@ def kept_answers(calls: Sequence[tuple[Lease, bytes]]) -> list[Answer | DomainEr
     if not calls:
         return []
     leases = list(dict.fromkeys(lease for lease, _ in calls))
-    with hot_cursor() as cursor:
-        cursor.execute(
-            sql.WHEREABOUTS,
-            {"tasks": [lease.task_id for lease in leases], "fencing_tokens": [lease.fencing_token for lease in leases]},
-        )
-        found = {Lease(task_id, fencing_token): rest for task_id, fencing_token, *rest in cursor.fetchall()}
+    given = {"tasks": [lease.task_id for lease in leases], "fencing_tokens": [lease.fencing_token for lease in leases]}
+    rows = fetch(sql.WHEREABOUTS, given, hot=True)
+    found = {Lease(task_id, fencing_token): rest for task_id, fencing_token, *rest in rows}
     return [_kept_answer(lease, digest, found[lease]) for lease, digest in calls]
 
 

@@ -227,7 +227,7 @@ class Worker:
             self._give_back(held[start : start + _MOST_REPORTED], until)
 
     def _give_back(self, tasks: Sequence[Task], until: float) -> None:
-        """Release the tasks of handlers that do not stop. Their later writes are refused by the fencing token."""
+        """Release tasks. What handlers that go on write later is refused by the fencing token."""
         try:
             self._report_spend(tasks, until)
         except GatehouseError as exc:
@@ -332,14 +332,15 @@ class Worker:
             message = f"{type(exc).__name__} in {lease.task_type}."
             return partial(client.fail, lease, "handler_error", message, retryable=True)
         result = answer if isinstance(answer, Result) else Result(content=answer)
-        about: dict[str, Any] = {
-            "summary": result.summary,
-            "result_pointer": result.pointer,
-            "result_channel": result.channel,
-            "checksum": result.checksum,
-        }
         try:
-            return as_item(lease, result.content, **about)
+            return as_item(
+                lease,
+                result.content,
+                summary=result.summary,
+                result_pointer=result.pointer,
+                result_channel=result.channel,
+                checksum=result.checksum,
+            )
         except (TypeError, ValueError) as exc:
             logger.exception("the outcome of %s can't be reported", task.task_id)
             return self._refused_outcome(task, exc, retryable=False)
