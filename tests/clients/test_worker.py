@@ -213,6 +213,7 @@ def test_what_no_thread_begins_goes_back(monkeypatch: pytest.MonkeyPatch) -> Non
         hub.always = says(503, {"detail": "Away."})
         with running(make_worker(client, lambda task: may_end.wait(PATIENCE) and None, capacity=1, grace=0.1)):
             until(lambda: any(one.path.endswith("/release") for one in hub.received))
+            hub.always = says(409, {"code": "lease_lost"})
             may_end.set()
 
     given_back = next(one.json["releases"] for one in hub.received if one.path.endswith("/tasks/release"))

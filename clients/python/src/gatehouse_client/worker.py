@@ -44,6 +44,8 @@ _LAST_WORDS: Final = 2.0
 _BEAT_TIMEOUT: Final = 5.0
 # After failed heartbeats.
 _AGAIN: Final = 0.5
+# How long a report is repeated before the worker looks whether it is to end.
+_REPEATED: Final = 5.0
 # Tasks that wait here for a thread, by the time that their handlers take as a rule; and how long they may wait.
 _AHEAD_SECONDS: Final = 0.1
 _MOST_AHEAD: Final = 200
@@ -94,6 +96,7 @@ class Worker:
         self._wait_seconds = wait_seconds
         self._grace = grace
         self._handlers: dict[str, Handler] = {}
+        self._reporting = client.within(patience=_REPEATED)
         lock = threading.Lock()
         # All tasks held here, those whose threads are to come, and the outcomes to report.
         self._held: dict[str, Task] = {}
@@ -274,7 +277,7 @@ class Worker:
         while (task := self._next()) is not None:
             threading.current_thread().name = task.task_id
             began = time.monotonic()
-            outcome = partial(self._client.release, task.lease) if self._stop_at is not None else self._outcome(task)
+            outcome = partial(self._reporting.release, task.lease) if self._stop_at is not None else self._outcome(task)
             with self._changed:
                 self._takes += _LATEST_COUNTS * (time.monotonic() - began - self._takes)
                 if isinstance(outcome, Item):
@@ -306,7 +309,7 @@ class Worker:
 
     def _outcome(self, task: Task) -> Item | partial[Any]:
         """Run the handler; returns its completion, or the report of another outcome. Its exceptions go no further."""
-        client, lease = self._client, task.lease
+        client, lease = self._reporting, task.lease
         try:
             answer = self._handlers[lease.task_type](task)
         except Stop:
@@ -397,17 +400,18 @@ class Worker:
                 self._is_fed = len(leases) == room
         self._take(leases)
         for task, item in refused:
-            self._report(task, partial(self._client.complete_item, item))
+            self._report(task, partial(self._reporting.complete_item, item))
 
     def _reported(self, items: Sequence[Item], room: int) -> CompletedTasks | None:
         """The answer to these completions; None if there is none until the worker ends."""
         while True:
             try:
-                return self._client.complete_items(items, lease_next=room, lease_from=self._source())
+                return self._reporting.complete_items(items, lease_next=room, lease_from=self._source())
             except (Unreachable, RateLimited) as exc:
                 logger.warning("the outcomes of %s tasks are not reported yet: %s", len(items), exc)
                 if self._stop_at is not None and time.monotonic() >= self._stop_at:
                     return None
+                time.sleep(min(exc.retry_after, _REPEATED))
 
     def _report(self, task: Task, report: partial[Any]) -> None:
         """Report an outcome to the hub, for as long as it takes. The lease is renewed meanwhile."""
@@ -420,6 +424,7 @@ class Worker:
             except (Unreachable, RateLimited) as exc:
                 logger.warning("the outcome of %s is not reported yet: %s", task.task_id, exc)
                 if self._stop_at is None or time.monotonic() < self._stop_at:
+                    time.sleep(min(exc.retry_after, _REPEATED))
                     continue
             except (Refused, TypeError, ValueError) as exc:
                 logger.exception("the outcome of %s can't be reported", task.task_id)
@@ -437,7 +442,7 @@ class Worker:
         :param until: when to give up; default: never.
         """
         while beats := {task: beat for task in tasks if (beat := task.last_beat()) is not None}:
-            hub = self._client if until is None else self._hurried(until)
+            hub = self._reporting if until is None else self._hurried(until)
             answers = hub.heartbeat(list(beats.values()))
             for (task, beat), answer in zip(beats.items(), answers, strict=True):
                 task.handle(answer, beat)
@@ -449,7 +454,7 @@ class Worker:
     def _refused_outcome(self, task: Task, exc: Exception, *, retryable: bool) -> partial[Any]:
         code = exc.code if isinstance(exc, Refused) else "unsendable_result"
         message = _sendable(f"The result was not taken: {exc}", _LONGEST_MESSAGE)
-        return partial(self._client.fail, task.lease, code, message, retryable=retryable)
+        return partial(self._reporting.fail, task.lease, code, message, retryable=retryable)
 
     # One thread for all heartbeats
 
