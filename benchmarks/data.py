@@ -1,10 +1,8 @@
 """Data for judging recall and plans: conversations with questions, tools with requests. The forms are in the docs."""
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -179,51 +177,3 @@ def _of_types(types: Sequence[str], *, required: bool) -> dict[str, Any]:
         names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
     found: dict[str, Any] = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
     return {**found, "required": names} if required and names else found
-
-
-# A small set of our own: tools named by a verb and a thing, asked for in words that only some of them say.
-_NAMES: Final = (
-    "invoice/bill contract/agreement photo/snapshot recording/tape sensor/probe ledger/accounts "
-    "map/chart patent/filing recipe/dish roster/staffing voucher/coupon warranty/guarantee"
-)
-_THINGS: Final = dict(pair.split("/") for pair in _NAMES.split())
-_VERBS: Final = {
-    "create": ("create", "set up", "put together"),
-    "update": ("update", "revise", "bring up to date"),
-    "query": ("query", "look up", "find out about"),
-    "archive": ("archive", "put away", "shelve"),
-    "compare": ("compare", "hold side by side"),
-}
-_Name = tuple[str, str]
-_ABOUT: Final = ("of the Miller account", "for Tokyo", "number 42", "from last year")
-_BEFORE: Final = ("", "", "Since the audit is near, ", "For the team offsite, ")
-
-
-def own(*, tests: int = 120) -> Data:
-    """Tools, past plans and requests, always the same."""
-    chance = random.Random(7)  # noqa: S311  # no secret
-    names = [(verb, thing) for thing in _THINGS for verb in _VERBS]
-    follows = {name: chance.choices(names, k=3) for name in names}
-    examples = [_example(chance, names, follows) for _ in range(600 + tests)]
-    tools = [
-        {
-            "name": f"{verb}_{thing}",
-            "description": f"{verb.capitalize()} one {thing}.",
-            "input_schema": {"type": "object", "properties": {f"{thing}_name": {"type": "string"}}},
-            "output_schema": {"type": "object", "properties": {"report": {"type": "string"}}},
-        }
-        for verb, thing in names
-    ]
-    return Data(tools=tuple(tools), history=tuple(examples[:600]), test=tuple(examples[600:]))
-
-
-def _example(chance: random.Random, names: list[_Name], follows: dict[_Name, list[_Name]]) -> Example:
-    chain = [chance.choice(names)]
-    for _ in range(chance.randrange(4)):
-        following = chance.choice(follows[chain[-1]])
-        chain += [] if following in chain else [following]
-    nodes, said = [f"{verb}_{thing}" for verb, thing in chain], []
-    for verb, thing in chain:
-        said.append(" ".join((chance.choice(_VERBS[verb]), "the", chance.choice((thing, _THINGS[thing])))))
-    request = chance.choice(_BEFORE) + f" {chance.choice(_ABOUT)}, then ".join(said) + "."
-    return Example(request=request, nodes=tuple(nodes), links=frozenset(pairwise(nodes)))

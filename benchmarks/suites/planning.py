@@ -21,7 +21,7 @@ from apps.plans.local.proposing import propose
 from apps.plans.proposals import Asked, Proposal, ProposedStep, Ref
 from apps.workers.shapes import OfferView
 from benchmarks.bench import Bench
-from benchmarks.data import BadData, Data, Example, own, read_planning
+from benchmarks.data import BadData, Data, Example, read_planning
 from benchmarks.measure import Row, Slice, apart
 from benchmarks.suites.workers import NOUNS, VERBS, tool
 from tests.plans.scripted import scripted
@@ -163,7 +163,7 @@ def _calibration(name: str, plans: Sequence[tuple[float, bool]]) -> Row:
 
 
 def run(bench: Bench) -> Iterator[Row]:
-    """Everyday requests, the user's data or a small set of our own, and speed."""
+    """Everyday requests, the user's data if there is some, and speed."""
     tiny = bench.scale.rounds == 1
     for path in sorted(_SETS.glob("requests-*.jsonl")):
         name = path.stem.partition("-")[2]
@@ -177,11 +177,12 @@ def run(bench: Bench) -> Iterator[Row]:
             rows = everyday(f"{name}, {model}", Shelf(tools, partial(scripted, plans)), requests, "a scripted model")
             row = next(one for one in rows if one.case.endswith(f": {figure}"))
             yield row.judged("95 or more", met=row.ours >= 95) if told is requests else row  # noqa: PLR2004
-    try:
-        data = read_planning(bench.file) if bench.file and bench.file.is_dir() else own(tests=20 if tiny else 120)
-    except BadData as fault:
-        raise SystemExit(str(fault)) from fault
-    yield from _tools_and_links(data)
+    if bench.file and bench.file.is_dir():
+        try:
+            data = read_planning(bench.file)
+        except BadData as fault:
+            raise SystemExit(str(fault)) from fault
+        yield from tools_and_links(data)
     for count, goal in ((100, None), (2_000, None), (10_000, 15), (100_000, 30)):
         if count <= bench.scale.tools:
             row = Row.of(f"a plan among {count:,} tools", [apart(partial(_timed, count))])
@@ -192,7 +193,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _tools_and_links(data: Data) -> Iterator[Row]:
+def tools_and_links(data: Data) -> Iterator[Row]:
     """How many tools and links are found: F1, where a refusal counts as empty, and where its partial plan counts."""
     shelf, plans = Shelf(data.tools), list[tuple[float, bool]]()
     shelf.learn(data.history)

@@ -1,6 +1,5 @@
-"""The registry: heartbeats of many MCP workers, finding tools by words, and how soon a change is seen."""
+"""The registry: finding tools of many MCP workers by words, and how soon a change is seen."""
 
-import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -10,8 +9,8 @@ from typing import Any, Final
 from apps.plans.selectors import search_tools
 from apps.principals.tenancy import Caller
 from apps.workers.services import registry
-from benchmarks.bench import HELLO, Bench, Client
-from benchmarks.measure import Operation, Row, Slice, Work, apart
+from benchmarks.bench import Bench
+from benchmarks.measure import Operation, Row, Slice, apart
 
 TOOLS: Final = 10
 VERBS: Final = ["analyze", "index", "convert", "extract", "summarize", "translate", "scan", "resize", "merge", "split"]
@@ -25,7 +24,6 @@ def run(bench: Bench) -> Iterator[Row]:
     """Every case of the suite."""
     agent, count = bench.agents[0], bench.scale.workers
     apart(partial(register_all, agent, count))
-    yield _heartbeats(bench, count)
     yield _searches(bench, count)
     yield _visible(bench)
 
@@ -63,25 +61,6 @@ def _tools(number: int) -> list[dict[str, Any]]:
 def tool(name: str, description: str) -> dict[str, Any]:
     """A tool as a manifest names it."""
     return {"name": name, "description": description, "input_schema": _OBJECT, "output_schema": {"type": "object"}}
-
-
-def _heartbeats(bench: Bench, count: int) -> Row:
-    beats, hello = _beats(bench.web(), bench.tokens[0], count), bench.asking("POST", HELLO, dict)
-    case = f"heartbeat over HTTP, {count:,} workers"
-    return bench.row(case, beats, hello, "hello view", clients=2, unit="requests/s")
-
-
-def _beats(url: str, token: str, count: int) -> Work:
-    def work(number: int) -> Operation:
-        client, turn = Client(url, token), itertools.count(number * 7)
-
-        def beat() -> None:
-            body = {"status": "healthy", "current_load": 0.3, "available": True}
-            client.ask("POST", f"/workers/worker-{next(turn) % count}/heartbeat", body)
-
-        return beat
-
-    return work
 
 
 def _searches(bench: Bench, count: int) -> Row:

@@ -14,7 +14,7 @@ from apps.plans.catalogue import Tool
 from apps.plans.proposals import Evidence, Lack, Missing, Proposal, ProposedStep, Question, Ref, Value
 from benchmarks.data import BadData, moment, read_conversations, read_planning
 from benchmarks.suites import SUITES
-from benchmarks.suites.planning import answer, faults, judge
+from benchmarks.suites.planning import answer, faults, judge, tools_and_links
 
 TOOLS = [{"name": "press_apples", "description": "Press apples.", "input_types": ["apples"], "output_types": ["juice"]}]
 TEST = [{"request": "Press the apples", "nodes": ["press_apples"], "links": []}]
@@ -32,6 +32,10 @@ def test_planning_data_is_read(tmp_path: Path) -> None:
     assert [tool["name"] for tool in data.tools] == ["press_apples"]
     assert [(one.request, one.nodes) for one in data.test] == [("Press the apples", ("press_apples",))]
     assert data.history == ()
+    assert [(row.case, row.ours, row.peer) for row in tools_and_links(data)][:2] == [
+        ("node F1", 0, 100),
+        ("edge F1", 0, 0),
+    ]
 
 
 @pytest.mark.parametrize(
