@@ -1,1 +1,7 @@
-"""Measurements of the product beside its peers. The product imports nothing from here."""
+"""How fast the product is and how good its plans are, beside others."""
+
+import sys
+from typing import Final
+
+PYTHON_CLIENT: Final = "clients/python/src"
+sys.path.append(PYTHON_CLIENT)

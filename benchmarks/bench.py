@@ -32,7 +32,7 @@ from apps.principals import services
 from apps.principals.models import Principal
 from apps.principals.scopes import FORBIDDEN, Kind, Scope
 from apps.principals.tenancy import Caller, acting_as_system, on_behalf_of
-from benchmarks.measure import Measure, Operation, Row, Work, compare, drive
+from benchmarks.measure import Measure, Operation, Row, Work, drive
 from config import urls
 from config.stack import programs
 from config.stack.folders import DataFolder
@@ -48,21 +48,20 @@ _AT_REST: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much a run does: turns and their seconds, and how many memories, MCP workers and tools there are at most."""
+    """How much a run does: turns and their seconds, and how many memories and tools there are at most."""
 
     rounds: int
     seconds: float
     memories: int
-    workers: int
     tools: int
     clients: int = 8
 
 
 # The figures of a tiny run mean nothing; it shows that a suite works.
 SCALES: Final = {
-    "tiny": Scale(rounds=1, seconds=0.2, memories=200, workers=5, tools=100, clients=2),
-    "quick": Scale(rounds=3, seconds=0.5, memories=10_000, workers=200, tools=10_000),
-    "full": Scale(rounds=5, seconds=4, memories=100_000, workers=1_000, tools=100_000),
+    "tiny": Scale(rounds=1, seconds=0.2, memories=200, tools=100, clients=2),
+    "quick": Scale(rounds=3, seconds=0.5, memories=10_000, tools=10_000),
+    "full": Scale(rounds=5, seconds=4, memories=100_000, tools=100_000),
 }
 
 
@@ -124,8 +123,11 @@ class Bench:
         return row
 
     def compare(self, case: str, ours: Measure, peers: Mapping[str, Measure], **about: Any) -> list[Row]:
-        """A row for each peer."""
-        return compare(case, ours, peers, rounds=self.scale.rounds, **about)
+        """Ours and its peers in turns, so that what disturbs one disturbs the other; a row for each peer."""
+        sides = {"": ours, **peers}
+        turns = [{name: measure() for name, measure in sides.items()} for _ in range(self.scale.rounds)]
+        mine = [turn[""] for turn in turns]
+        return [Row.of(case, mine, [turn[name] for turn in turns], peer_is=name, **about) for name in peers]
 
     def asking(self, method: str, path: str, body: Callable[[], Any] | None = None) -> Work:
         """The same request to the web process again and again, with a new body each time."""

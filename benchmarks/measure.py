@@ -4,7 +4,7 @@ import gc
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -216,22 +216,10 @@ class Row:
         return self.judged(f"{times:g} or less", met=self.ratio is not None and self.ratio <= times)
 
     def __str__(self) -> str:
-        numbers = [_number(value) for value in (self.ours, self.peer, self.ratio, self.p50, self.p99)]
-        counts = ["" if value is None else str(value) for value in (self.statements, self.clients, self.batch)]
-        cells = [f"{self.suite} {self.case}", self.unit, *numbers, *counts, self.peer_is]
+        numbers = (self.ours, self.peer, self.ratio, self.p50, self.p99, self.statements, self.clients, self.batch)
+        cells = [f"{self.suite} {self.case}", self.unit, *map(_number, numbers), self.peer_is]
         verdict = {True: "met", False: "missed", None: ""}[self.met]
         return f"{_line(cells)} {self.goal} {verdict} {self.note}".rstrip()
-
-
-def compare(case: str, ours: Measure, peers: Mapping[str, Measure], *, rounds: int, **about: Any) -> list[Row]:
-    """Measure ours and its peers in turns, so that what disturbs one disturbs the other; one row for each peer."""
-    mine: list[Slice] = []
-    theirs: dict[str, list[Slice]] = {name: [] for name in peers}
-    for _ in range(rounds):
-        mine.append(ours())
-        for name, measure in peers.items():
-            theirs[name].append(measure())
-    return [Row.of(case, mine, slices, peer_is=name, **about) for name, slices in theirs.items()]
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
@@ -251,8 +239,4 @@ HEADER: Final = f"{_line(_COLUMNS.split(','))} goal"
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    if value >= 1000:  # noqa: PLR2004
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"  # noqa: PLR2004
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004

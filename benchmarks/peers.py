@@ -5,6 +5,7 @@ Celery's workers load this module without Django: `celery -A benchmarks.peers`.
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -59,9 +60,13 @@ class CeleryPeer:
         drive(_messages("bench"), times=1)
         _await_the_last()
 
-    def producing(self, *, clients: int, seconds: float) -> Slice:
-        """Clients queue one message after the other."""
-        done = drive(_messages(_STOCK), clients=clients, seconds=seconds)
+    def producing(self, *, threads: int, seconds: float) -> Slice:
+        """The threads of one process queue one message after the other."""
+
+        def work(number: int) -> Operation:
+            return by_threads(_messages(_STOCK)(number), threads)
+
+        done = drive(work, seconds=seconds)
         with redis.Redis.from_url(settings.REDIS_URL) as broker:
             broker.delete(_PREFIX + _STOCK)
         return done
@@ -101,6 +106,12 @@ def _messages(queue: str) -> Work:
     return work
 
 
+def by_threads(call: Operation, threads: int) -> Operation:
+    """So many threads make forty calls each; the next forty when all are answered."""
+    pool = ThreadPoolExecutor(threads)
+    return lambda: len([*pool.map(lambda _: call(), range(40 * threads))])
+
+
 _OPTIONS: Final = "-c role=none -c search_path=procrastinate"
 _LEFT: Final = "select count(*) as jobs from procrastinate_jobs where queue_name = %(queue)s and status = 'todo'"
 
@@ -113,10 +124,6 @@ class Procrastinate:
             connection.execute("set role none")
             connection.execute("create schema if not exists procrastinate")
         asyncio.run(_make_tables())
-
-    def producing(self, *, batch: int, clients: int, seconds: float) -> Slice:
-        """Each client defers one batch after the other."""
-        return drive(_cycles("produced", batch, deferred=batch), clients=clients, seconds=seconds)
 
     def whole(self, *, batch: int, clients: int, seconds: float) -> Slice:
         """Each client defers a batch of jobs, fetches them one by one, as its workers do, and finishes each."""

@@ -10,7 +10,6 @@ SUITES: Final = {
     "planning": "planning:run",
     "recall": "recall:run",
     "tasks": "tasks:run",
-    "workers": "workers:run",
 }
 NEEDS_DATA: Final = frozenset({"recall"})
 """Suites that measure on a file that the user brings."""

@@ -59,8 +59,8 @@ def _posts(bench: Bench) -> Iterator[Row]:
 def _reads(bench: Bench) -> Iterator[Row]:
     reader = bench.agents[-1]
     measure.drive(posting(bench.poster, [reader], batch=500), times=2)
-    for case, act in (("read 50 entries", _read), ("read and ack ten entries", _read_and_ack)):
-        work = partial(_repeated, partial(act, reader))
+    for case, limit, acks in (("read 50 entries", 50, False), ("read and ack ten entries", 10, True)):
+        work = partial(_reading, reader, limit, acks=acks)
         yield Row.of(case, [measure.drive(work, times=20)], statements=measure.statements(work))
 
 
@@ -141,19 +141,14 @@ def _ack_through(reader: Caller, entry: Any) -> None:
         services.ack_through(principal_id=reader.principal_id, through=through, now=timezone.now())
 
 
-def _repeated(act: Operation, _number: int) -> Operation:
-    return act
+def _reading(reader: Caller, limit: int, _number: int, *, acks: bool = False) -> Operation:
+    def read() -> None:
+        with reader.acting():
+            entries = read_inbox(reader.principal_id, limit=limit).entries
+        if acks:
+            _ack_through(reader, entries[-1])
 
-
-def _read(reader: Caller) -> None:
-    with reader.acting():
-        read_inbox(reader.principal_id, limit=50)
-
-
-def _read_and_ack(reader: Caller) -> None:
-    with reader.acting():
-        entries = read_inbox(reader.principal_id, limit=10).entries
-    _ack_through(reader, entries[-1])
+    return read
 
 
 def posting(poster: Caller, among: list[Caller], *, batch: int = 1, things: int = 0) -> Work:

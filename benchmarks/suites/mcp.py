@@ -1,14 +1,13 @@
 """MCP: a call of a tool beside the same operation over REST, and many open streams over two web processes."""
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
-from urllib.parse import urlsplit
 
+import httpx2
 import psutil
 import psycopg
 from django.conf import settings
@@ -20,8 +19,8 @@ from benchmarks.measure import Countdown, Operation, Row, Slice, apart, side_by_
 from benchmarks.suites.inbox import key, posting
 
 _STREAMS: Final = 500
-_ACKNOWLEDGED: Final = b"notifications/subscriptions/acknowledged"
-_UPDATED: Final = b"notifications/resources/updated"
+_ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
+_UPDATED: Final = "notifications/resources/updated"
 _PAUSE: Final = 0.02
 
 
@@ -119,22 +118,18 @@ def _hear(url: str, tokens: list[str], opened: Countdown, over: Countdown) -> li
     heard: list[list[float]] = [[] for _ in range(_STREAMS)]
     listening = set[int]()
 
-    async def listen(number: int) -> None:
+    async def listen(number: int, client: httpx2.AsyncClient) -> None:
         wanted = {"notifications": {"resourceSubscriptions": ["inbox://me"]}}
         message, headers = _message("subscriptions/listen", wanted)
-        body = json.dumps(message)
-        headers |= {"Host": urlsplit(url).netloc, "Authorization": f"Bearer {tokens[number % AGENTS]}"}
-        headers |= {"Content-Type": "application/json", "Accept": "text/event-stream", "Content-Length": str(len(body))}
-        head = "".join(f"{name}: {text}\r\n" for name, text in headers.items())
+        headers |= {"Authorization": f"Bearer {tokens[number % AGENTS]}", "Accept": "text/event-stream"}
         while True:
-            with suppress(OSError):
-                reader, writer = await asyncio.open_connection(*urlsplit(url).netloc.split(":"))
-                writer.write(f"POST /mcp HTTP/1.1\r\n{head}\r\n{body}".encode())
-                async for line in reader:
-                    if _ACKNOWLEDGED in line:
-                        listening.add(number)
-                    elif _UPDATED in line:
-                        heard[number].append(time.monotonic())
+            with suppress(httpx2.TransportError):
+                async with client.stream("POST", f"{url}/mcp", json=message, headers=headers) as answer:
+                    async for line in answer.aiter_lines():
+                        if _ACKNOWLEDGED in line:
+                            listening.add(number)
+                        elif _UPDATED in line:
+                            heard[number].append(time.monotonic())
             listening.discard(number)
 
     async def until(met: Callable[[], bool]) -> None:
@@ -143,15 +138,15 @@ def _hear(url: str, tokens: list[str], opened: Countdown, over: Countdown) -> li
                 await asyncio.sleep(_PAUSE)
 
     async def all_of_them() -> None:
-        streams = [asyncio.create_task(listen(number)) for number in range(_STREAMS)]
-        await until(lambda: len(listening) == _STREAMS)
-        with opened.one():
-            pass
-        await until(lambda: over.over)
-        await until(lambda: len(listening) == _STREAMS)
-        await asyncio.sleep(1)
-        for stream in streams:
-            stream.cancel()
+        async with httpx2.AsyncClient(limits=httpx2.Limits(), timeout=PATIENCE) as client, asyncio.TaskGroup() as group:
+            streams = [group.create_task(listen(number, client)) for number in range(_STREAMS)]
+            await until(lambda: len(listening) == _STREAMS)
+            with opened.one():
+                pass
+            await until(lambda: over.over and len(listening) == _STREAMS)
+            await asyncio.sleep(1)
+            for stream in streams:
+                stream.cancel()
 
     asyncio.run(all_of_them())
     return heard

@@ -19,13 +19,30 @@ from apps.plans.history import History, Past, learn
 from apps.plans.local.index import Library
 from apps.plans.local.proposing import propose
 from apps.plans.proposals import Asked, Proposal, ProposedStep, Ref
+from apps.plans.selectors import search_tools
+from apps.principals.tenancy import Caller
+from apps.workers.services import registry
 from apps.workers.shapes import OfferView
 from benchmarks.bench import Bench
 from benchmarks.data import BadData, Data, Example, read_planning
 from benchmarks.measure import Row, Slice, apart
-from benchmarks.suites.workers import NOUNS, VERBS, tool
 from tests.plans.scripted import scripted
+from tests.workers.factories import make_manifest
 
+_VERBS: Final = ["analyze", "index", "convert", "extract", "summarize", "translate", "scan", "resize", "merge", "split"]
+_NOUNS: Final = [
+    "invoices",
+    "contracts",
+    "photos",
+    "recordings",
+    "tables",
+    "sensors",
+    "ledgers",
+    "maps",
+    "tickets",
+    "poems",
+]
+_TAKES: Final = {"type": "object", "properties": {"path": {"type": "string"}, "limit": {"type": "integer"}}}
 _SETS: Final = Path(settings.BASE_DIR) / "tests/plans/sets"
 _NOW: Final = datetime(2026, 11, 24, 12, tzinfo=UTC)
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)[\d:.]*(?:Z|[+-]\d\d:?\d\d)?)?")
@@ -187,6 +204,9 @@ def run(bench: Bench) -> Iterator[Row]:
         if count <= bench.scale.tools:
             row = Row.of(f"a plan among {count:,} tools", [apart(partial(_timed, count))])
             yield row if goal is None else row.judged(f"p50 under {goal} ms", met=(row.p50 or 0) < goal)
+    seen = apart(partial(_registering, bench.agents[0], 1 + 10 * bench.scale.rounds))
+    row = Row.of("registration to the search that finds it", [seen])
+    yield row.judged("p99 under 50 ms", met=(row.p99 or 0) < 50)  # noqa: PLR2004
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -230,8 +250,8 @@ def _f1(cases: Iterable[tuple[Set[Any], Set[Any]]]) -> float:
 
 def _timed(count: int) -> Slice:
     """Plans of two parts among so many tools, one after the other."""
-    words = [(VERBS[n % 10], NOUNS[n // 10 % 10], f"kind{n // 100}q") for n in range(count)]
-    shelf = Shelf(tool("_".join(one), "{} the {} of the {} sort at a path.".format(*one)) for one in words)
+    words = [(_VERBS[n % 10], _NOUNS[n // 10 % 10], f"kind{n // 100}q") for n in range(count)]
+    shelf = Shelf(_tool("_".join(one), "{} the {} of the {} sort at a path.".format(*one)) for one in words)
     chance, latencies = random.Random(1), list[float]()  # noqa: S311  # no secret
     for _ in range(100):
         said = ["{} the {} of sort {}".format(*chance.choice(words)) for _ in range(2)]
@@ -239,3 +259,28 @@ def _timed(count: int) -> Slice:
         shelf.propose(f"{said[0]} at /srv/a, then {said[1]} at /srv/b")
         latencies.append(time.perf_counter() - began)
     return Slice.of(latencies[5:])
+
+
+def _tool(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "description": description, "input_schema": _TAKES, "output_schema": {"type": "object"}}
+
+
+def _registering(agent: Caller, times: int) -> Slice:
+    """From the commit of a registration to the end of the first search that finds its tool."""
+    latencies = list[float]()
+    for number in range(times):
+        name = f"novelty{number}x"
+        manifest = make_manifest(f"new-{number}", tools=[_tool(name, "New.")])
+        with agent.acting():
+            registry.register(caller=agent, original=manifest)
+        began = time.perf_counter()
+        while name not in _found(agent, name):
+            pass
+        latencies.append(time.perf_counter() - began)
+    # The first one waits until the process has its index.
+    return Slice.of(latencies[1:])
+
+
+def _found(agent: Caller, query: str) -> list[str]:
+    with agent.acting():
+        return [one.tool_name for one in search_tools(query, tenant_id=agent.tenant_id)]

@@ -59,9 +59,9 @@ def test_planning_data_of_another_form_is_refused(tmp_path: Path, tools: object,
     assert str(refusal.value).startswith(f"{tmp_path / place} is not of the form in docs/planner.md: ")
 
 
-def conversation(*messages: dict[str, Any], asked: str = "c") -> str:
+def conversation(*messages: dict[str, Any]) -> str:
     sessions = [{"id": "c-1", "messages": [{"speaker": "A", "text": "x"} | message for message in messages]}]
-    questions = [{"conversation": asked, "question": "x", "evidence": ["1"]}]
+    questions = [{"conversation": "c", "question": "x", "evidence": ["1"]}]
     return json.dumps({"conversations": [{"id": "c", "sessions": sessions}], "questions": questions})
 
 
@@ -71,10 +71,6 @@ def conversation(*messages: dict[str, Any], asked: str = "c") -> str:
         ("", "Invalid JSON"),
         ("[]", "Input should be an object"),
         ('{"questions": []}', "conversations: Field required"),
-        (conversation({"id": "1"}, {"id": "1"}), "the message '1' of 'c' is there more than once"),
-        (conversation({"id": "1"}, asked="d"), "it asks about the conversation 'd', which it does not hold"),
-        (conversation({"id": "1", "speaker": "A" * 101}), "speaker: String should have at most 100"),
-        (conversation({"id": "1", "text": "\x00"}), "text: String should match"),
         (conversation({"id": "1", "text": "\ud800"}), "Invalid JSON: unexpected end of hex escape"),
     ],
 )
