@@ -12,6 +12,7 @@ from django.conf import settings
 from django.db import models
 
 from apps.principals.models import Membership, Tenant, TenantModel
+from tests.mutants.table import MUTANTS, Mutant
 
 ROOT: Final = Path(settings.BASE_DIR)
 CONTRACTS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -135,3 +136,9 @@ def test_what_is_not_of_a_tenant_is_known() -> None:
         "principals.Operator",
         Tenant._meta.label,
     }
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_code_of_each_mutant_is_where_it_was(mutant: Mutant) -> None:
+    """Otherwise `python -m tests.mutants` would no longer try it."""
+    assert (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.text) == 1
