@@ -1,9 +1,10 @@
 """Calls of several threads share requests, and each is answered as if it had been alone."""
 
+import asyncio
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import Task as TaskRow
-from gatehouse_client import Client, LeaseLost
+from gatehouse_client import AsyncClient, Client, LeaseLost
 from gatehouse_client.outputs import QueuedTask
 from gatehouse_client.together import Item, Together, take
+from gatehouse_client.verbs import Verbs
 from tests.clients.proxy import Proxy
 from tests.clients.test_worker import PATIENCE
 from tests.server import Server, end_server, start_server
@@ -47,9 +49,20 @@ def check(kee: Caller, answers: Sequence[Any]) -> None:
     assert queued == {one.task_id: {"number": nth} for nth, one in enumerate(answers) if nth % 5}
 
 
+def queue_from_coroutines(client: Client) -> list[Any]:
+    async def all_at_once() -> list[Any]:
+        ours = AsyncClient(client)
+        numbers = [{"number": number} if number % 5 else {} for number in range(THREADS)]
+        calls = [ours.queue(task_type="greeting", params=params) for params in numbers]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    return asyncio.run(all_at_once())
+
+
 @pytest.mark.usefixtures("type_with_schema")
-def test_refused_task_is_refused_alone(client: Client, kee: Caller) -> None:
-    answers = queue_some(client)
+@pytest.mark.parametrize("ask", [queue_some, queue_from_coroutines])
+def test_refused_task_is_refused_alone(client: Client, kee: Caller, ask: Callable[[Client], list[Any]]) -> None:
+    answers = ask(client)
     check(kee, answers)
     assert answers[0].errors
     assert len({id(one) for one in answers}) == THREADS
@@ -138,3 +151,8 @@ def test_limits_of_one_request() -> None:
     sizes = [1, 1, 5_000_000, 1]
     items = [Item(content=b"x" * size) for size in sizes]
     assert [take(items, 3), take(items, 1), take(items[2:], 3)] == [2, 1, 1]
+
+
+def test_coroutines_have_every_verb() -> None:
+    verbs = {name for name in vars(Verbs) if not name.startswith("_") and not name.endswith(("_item", "_items"))}
+    assert verbs <= vars(AsyncClient).keys()
