@@ -821,7 +821,7 @@ class Forget(Input):
 
 @operation(
     title="Forget a subject or an item",
-    scope="memory",
+    scope="memory:forget",
     routes=[Route("POST", "/api/v1/memory/forget"), Route("DELETE", "/api/v1/subjects/{subject_id}")],
     destructive=True,
     example={"subject_id": "USER:42"},

@@ -12,9 +12,11 @@ class Scope(TextChoices):
     INBOX = "inbox", "Read its inbox and acknowledge what it has read"
     TASKS_QUEUE = "tasks:queue", "Queue tasks for workers, follow and cancel them"
     TASKS_WORK = "tasks:work", "Take tasks from queues and report their results"
+    TASKS_MANAGE = "tasks:manage", "Pause queues and task types, and limit queues"
     WORKERS_REGISTER = "workers:register", "Register workers and the tools that they offer"
     PLANS = "plans", "Make plans and have them carried out"
-    MEMORY = "memory", "Read, write and forget what memory holds for it"
+    MEMORY = "memory", "Read and write what memory holds for it"
+    MEMORY_FORGET = "memory:forget", "Forget subjects, with every row that names them"
     ADMIN = "admin", "Disable and rename principals, revoke tokens, forget subjects"
 
 

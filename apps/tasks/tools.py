@@ -66,6 +66,7 @@ from apps.tasks.signals import queue_topic, task_topic, type_topic
 from apps.tasks.states import IfDependencyFails, Misfire, Order, Status
 
 QUEUE = "tasks:queue"
+MANAGE = "tasks:manage"
 WORK = "tasks:work"
 _RESULT_BODY = 4 * 1024 * 1024
 _LARGE_BODY = 8 * 1024 * 1024
@@ -1157,7 +1158,7 @@ class QueuePolicy(Output):
 
 @operation(
     title="Set a queue's limits",
-    scope=[QUEUE, "admin"],
+    scope=[MANAGE, "admin"],
     routes=[Route("PUT", "/api/v1/queues/{queue}")],
     idempotent=True,
     example={"queue": "imports", "concurrency": 4},
@@ -1183,7 +1184,7 @@ class PauseQueue(QueueNamed):
 
 @operation(
     title="Pause a queue",
-    scope=[QUEUE, "admin"],
+    scope=[MANAGE, "admin"],
     routes=[Route("POST", "/api/v1/queues/{queue}/pause")],
     idempotent=True,
     example={"queue": "imports"},
@@ -1199,7 +1200,7 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
 
 @operation(
     title="Resume a queue",
-    scope=[QUEUE, "admin"],
+    scope=[MANAGE, "admin"],
     form_of="pause_queue",
     routes=[Route("POST", "/api/v1/queues/{queue}/resume")],
     idempotent=True,
@@ -1228,7 +1229,7 @@ class TypeNamed(Input):
 
 @operation(
     title="Pause a task type",
-    scope=[QUEUE, "admin"],
+    scope=[MANAGE, "admin"],
     routes=[Route("POST", "/api/v1/task-types/{task_type}/pause")],
     idempotent=True,
     tool=False,
@@ -1240,7 +1241,7 @@ def pause_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
 
 @operation(
     title="Resume a task type",
-    scope=[QUEUE, "admin"],
+    scope=[MANAGE, "admin"],
     routes=[Route("POST", "/api/v1/task-types/{task_type}/resume")],
     idempotent=True,
     tool=False,
