@@ -376,7 +376,7 @@ def replay_deliveries(caller: Caller, given: ReplayDeliveries) -> ReplayedOutput
 
 
 class OnePrincipal(Input):
-    principal_ai: Name
+    recipient_ai: Name
 
 
 class RemoveRemoteRoute(OnePrincipal):
@@ -393,7 +393,7 @@ class SetRemoteRoute(OnePrincipal):
 class RemoteRouteOutput(Output):
     """What is posted to this principal goes to a remote target, and into no inbox here."""
 
-    principal_ai: str = Field(validation_alias=AliasPath("principal", "name"))
+    recipient_ai: str = Field(validation_alias=AliasPath("principal", "name"))
     moved_to: str = Field(validation_alias=AliasPath("target", "name"))
     remote_name: str
 
@@ -406,14 +406,14 @@ class RemoteRouteList(Output):
 @operation(
     title="Send a principal's receipts elsewhere",
     scope=Scope.ADMIN,
-    routes=[Route("PUT", f"{_ROUTES}/{{principal_ai}}")],
+    routes=[Route("PUT", f"{_ROUTES}/{{recipient_ai}}")],
     idempotent=True,
-    example={"principal_ai": "Kee", "target": "branch"},
+    example={"recipient_ai": "Kee", "target": "branch"},
     after_refusal="list_remote_targets shows the targets.",
 )
 def set_remote_route(caller: Caller, given: SetRemoteRoute) -> RemoteRouteOutput:
     """From now on, send what is posted to a principal to a remote target; its inbox here stays as it is."""
-    principal = principal_named(given.principal_ai)
+    principal = principal_named(given.recipient_ai)
     route = targets.set_route(
         tenant_id=caller.tenant_id,
         principal_id=principal.pk,
@@ -437,7 +437,7 @@ def list_remote_routes(caller: Caller, given: Paged) -> RemoteRouteList:
 
 
 class RemovedRoute(Output):
-    principal_ai: str
+    recipient_ai: str
     moved_to: None
 
 
@@ -445,12 +445,12 @@ class RemovedRoute(Output):
     title="Keep a principal's receipts here",
     scope=Scope.ADMIN,
     form_of="set_remote_route",
-    routes=[Route("DELETE", f"{_ROUTES}/{{principal_ai}}")],
-    example={"principal_ai": "Kee", "remove": True},
+    routes=[Route("DELETE", f"{_ROUTES}/{{recipient_ai}}")],
+    example={"recipient_ai": "Kee", "remove": True},
     after_refusal="The principal has no route.",
 )
 def remove_remote_route(caller: Caller, given: RemoveRemoteRoute) -> RemovedRoute:
     """From now on, place what is posted to a principal in its inbox here; pending deliveries are still sent."""
-    principal = principal_named(given.principal_ai)
+    principal = principal_named(given.recipient_ai)
     targets.remove_route(principal_id=principal.pk)
-    return RemovedRoute(principal_ai=principal.name, moved_to=None)
+    return RemovedRoute(recipient_ai=principal.name, moved_to=None)

@@ -28,7 +28,12 @@ _NO_LIBRARIES = "The bundled MCP workers need libraries that are missing: pip in
 
 
 def main(arguments: list[str]) -> int:
-    options = _parser(arguments[0]).parse_args(arguments[1:])
+    parser = _parser(arguments[0])
+    options, unknown = parser.parse_known_args(arguments[1:])
+    if unknown:
+        parser.error(f"there is no option {' '.join(unknown)}")
+    if options.command not in _COMMANDS:
+        parser.error(f"there is no command {options.command!r}; there are {', '.join(_COMMANDS)}")
     data = DataFolder(_given(options.data or _default_folder()))
     if options.command in {"up", "demo", "restore"} and os.environ.get(MARK) != data.mark:
         # Forked processes are recognized by the environment that this process was started with.
@@ -55,7 +60,7 @@ def _parser(script: str) -> argparse.ArgumentParser:
         parser.description = "Run Gatehouse on this machine:\n" + "\n".join(
             f"  {typed(name):<18} {_COMMANDS[name].__doc__}" for name in commands
         )
-        parser.add_argument("command", nargs="?", choices=commands, default="up", help="(default: up)")
+        parser.add_argument("command", nargs="?", metavar="COMMAND", default="up", help="(default: up)")
         parser.add_argument("backup", nargs="?", metavar="DIR", help="restore: what the command backup has written")
         parser.add_argument(
             "--web", metavar="N", type=_count, help="up: how many web processes (default: one a core, at most two)"

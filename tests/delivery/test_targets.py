@@ -478,7 +478,7 @@ def test_admin_adds_a_remote_moves_a_principal_and_sees_its_deliveries(kee: Call
     assert (target["breaker"], target["pending"]) == ("closed", 0)
     ada.ask("PUT", "/remote-targets/memorygate", url="https://without-an-address-today.invalid")
     ada.ask("PUT", "/remote-targets/memorygate", url=remote.url)  # keeps its token
-    moved = {"principal_ai": "Kee", "moved_to": "memorygate", "remote_name": "Kee"}
+    moved = {"recipient_ai": "Kee", "moved_to": "memorygate", "remote_name": "Kee"}
     assert ada.ask("PUT", "/remote-routes/Kee") == moved
     assert ada.ask("GET", "/remote-routes")["routes"] == [moved]
     with acting_as(kee):
@@ -495,7 +495,7 @@ def test_admin_adds_a_remote_moves_a_principal_and_sees_its_deliveries(kee: Call
     rest = ada.ask("GET", f"/remote-targets?limit=1&cursor={first['next']}")
     assert [one["name"] for one in first["targets"] + rest["targets"]] == ["memorygate", "other"]
     assert rest["next"] is None
-    assert ada.ask("DELETE", "/remote-routes/Kee") == {"principal_ai": "Kee", "moved_to": None}
+    assert ada.ask("DELETE", "/remote-routes/Kee") == {"recipient_ai": "Kee", "moved_to": None}
     assert ada.ask("DELETE", "/remote-routes/Kee", status=404)["code"] == "lives_here"
     assert TOKEN not in json.dumps([target, page, listed])
 

@@ -234,7 +234,7 @@ def _elsewhere(planted: Planted) -> None:
     wake = make_webhook(kee, f"{NOWHERE}/{canary}").target
     planted.know(target=format_ref("tgt", wake.pk), url=NOWHERE, token=TOKEN, deliveries=[waiting])
     planted.ask("list_deliveries", "put_remote_target", "replay_deliveries", name="north")
-    planted.ask("remove_remote_route", principal_ai="Mia")
+    planted.ask("remove_remote_route", recipient_ai="Mia")
     planted.ask("set_remote_route", target="north")
 
 
