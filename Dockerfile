@@ -1,6 +1,6 @@
 # One image for every process of the product, and one with the libraries of the demo workers; docker-compose.yml says which
 # runs what.
-FROM python:3.13-slim AS packages
+FROM python:3.13.7-slim AS packages
 COPY requirements.txt /
 RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir --require-hashes --requirement /requirements.txt
 
@@ -8,7 +8,7 @@ FROM packages AS demo-packages
 COPY examples/requirements.txt /demo.txt
 RUN /venv/bin/pip install --no-cache-dir --require-hashes --requirement /demo.txt
 
-FROM python:3.13-slim AS product
+FROM python:3.13.7-slim AS product
 RUN useradd --uid 10001 --create-home gatehouse && install --directory --owner gatehouse /data /metrics
 COPY --from=packages /venv /venv
 WORKDIR /gatehouse

@@ -50,9 +50,13 @@ DATABASE_URL = env.str("DATABASE_URL", default="") or _stack.get("database_url",
 REDIS_URL = env.str("REDIS_URL", default="") or _stack.get("redis_url", "redis://127.0.0.1:6379/0")
 
 
-_SECRETS = ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS")
-if PRODUCTION and (_missing := [name for name in _SECRETS if not env.str(name, default="")]):
-    raise ImproperlyConfigured(f"Production needs these environment variables: {', '.join(_missing)}.")
+_NEEDED = (
+    *("DATABASE_URL", "REDIS_URL", "GATEHOUSE_HOSTS"),
+    *("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS", "GATEHOUSE_METRICS_TOKEN"),
+)
+if PRODUCTION and (_missing := [name for name in _NEEDED if not env.str(name, default="")]):
+    # uvicorn and Celery would print a traceback for any other exception.
+    raise SystemExit(f"Production needs these environment variables: {', '.join(_missing)}. See .env.example.")
 
 
 def _secret(name: str) -> str:
@@ -290,7 +294,7 @@ if EMBEDDER_URL and not (EMBEDDER_MODEL and 0 < EMBEDDER_DIMENSIONS <= _MOST_DIM
         "GATEHOUSE_EMBEDDER_URL needs GATEHOUSE_EMBEDDER_MODEL and GATEHOUSE_EMBEDDER_DIMENSIONS, from 1 to 4000."
     )
 
-# Who may scrape /metrics; empty: whoever reaches the port.
+# Who may scrape /metrics; empty, which production refuses: whoever reaches the port.
 METRICS_TOKEN = env.str("GATEHOUSE_METRICS_TOKEN", default="")
 
 LOGIN_URL = "admin:login"

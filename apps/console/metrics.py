@@ -5,10 +5,14 @@ With PROMETHEUS_MULTIPROC_DIR set, the counters of all processes that share the 
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
 
+from django.conf import settings
 from django.utils import timezone
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -40,3 +44,33 @@ def exposition() -> bytes:
         counters = generate_latest(REGISTRY)
     registry.register(_State())
     return counters + generate_latest(registry)
+
+
+PAGE: Final = Path(settings.BASE_DIR) / "docs" / "metrics.md"
+_HEAD: Final = """# Metrics
+
+`manage.py metrics_docs` writes this page from the code; do not edit it. [Monitor](monitor.md) says how to scrape
+`/metrics`. A histogram has the series `_bucket`, `_sum` and `_count`.
+
+| name | kind | labels | says |
+|---|---|---|---|
+"""
+
+
+def counters() -> list[MetricWrapperBase]:
+    """The counters and histograms of all apps, in the order of their names."""
+    found = [one for one in REGISTRY._collector_to_names if isinstance(one, MetricWrapperBase)]  # noqa: SLF001  # they have no public name
+    return sorted(found, key=lambda one: one._name)  # noqa: SLF001  # as above
+
+
+def page() -> str:
+    """docs/metrics.md as it should be. Needs an acting transaction of the system."""
+    rows = [
+        (f"{one._name}_total" if one._type == "counter" else one._name, one._type, one._labelnames, one._documentation)  # noqa: SLF001  # as above
+        for one in counters()
+    ]
+    rows += [(one.name, "gauge", tuple(one.labels), one.says) for one in selectors.gauge_kinds(now=timezone.now())]
+    return _HEAD + "".join(
+        f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {says} |\n"
+        for name, kind, labels, says in sorted(rows)
+    )

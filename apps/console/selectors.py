@@ -124,16 +124,10 @@ def _delivery_gauges(*, now: datetime) -> "list[Gauge]":
         ("failed", "Calls that failed."),
         ("wasted", "Wakes for which everything had been acked before the call."),
     )
-    of_targets = {
-        "sent": ("Receipts that a target has.", Sum("sent")),
-        "seconds": ("Sum of the times from posting to delivery: divide by those sent.", Sum("delivery_seconds")),
-        "failed": ("Calls that delivered nothing.", Sum("failed")),
-        "given_up": ("Deliveries that died.", Sum("dead")),
-    }
     by_target: Any = (
         Target.objects.filter(kind=Kind.REMOTE)
         .values("name")
-        .annotate(**{f"sum_{name}": figure for name, (_, figure) in of_targets.items()})
+        .annotate(**{name: Sum(column) for name, (_, column) in _OF_TARGETS.items()})
     )
     return [
         Gauge(name="delegate_receipt_retry_queue_size", says="Receipts queued for retry.", value=found.pending),
@@ -147,16 +141,27 @@ def _delivery_gauges(*, now: datetime) -> "list[Gauge]":
             for of_kind in delivery.figures()
             for name, says in of_kinds
         ),
-        *(
-            Gauge(
-                name=f"gatehouse_deliveries_{name}",
-                says=says,
-                value=row[f"sum_{name}"],
-                labels={"target": row["name"]},
-            )
-            for row in by_target.order_by("name")
-            for name, (says, _) in of_targets.items()
-        ),
+        *(gauge for row in by_target.order_by("name") for gauge in _of_target(row.pop("name"), row)),
+    ]
+
+
+_OF_TARGETS: Final = {
+    "sum_sent": ("Receipts that a target has.", "sent"),
+    "sum_seconds": ("Sum of the times from posting to delivery: divide by those sent.", "delivery_seconds"),
+    "sum_failed": ("Calls that delivered nothing.", "failed"),
+    "sum_given_up": ("Deliveries that died.", "dead"),
+}
+
+
+def _of_target(name: str, sums: Mapping[str, float]) -> "list[Gauge]":
+    return [
+        Gauge(
+            name=f"gatehouse_deliveries_{figure.removeprefix('sum_')}",
+            says=says,
+            value=sums[figure],
+            labels={"target": name},
+        )
+        for figure, (says, _) in _OF_TARGETS.items()
     ]
 
 
@@ -228,6 +233,17 @@ def _of_queue(found: FiguresOfQueue) -> "list[Gauge]":
             if seconds is not None
         ),
     ]
+
+
+def gauge_kinds(*, now: datetime) -> "list[Gauge]":
+    """One gauge of each name, in the order of the names, whatever there is to count."""
+    nothing: dict[str, Any] = dict.fromkeys(FiguresOfQueue.model_fields, 0.0)
+    every = [
+        *gauges(now=now),
+        *_of_queue(FiguresOfQueue.model_construct(**nothing)),
+        *_of_target("", dict.fromkeys(_OF_TARGETS, 0.0)),
+    ]
+    return sorted({gauge.name: gauge for gauge in every}.values(), key=lambda gauge: gauge.name)
 
 
 def _age(moment: datetime | None, now: datetime) -> float:

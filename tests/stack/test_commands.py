@@ -151,17 +151,6 @@ def test_unknown_environment_is_refused() -> None:
     )
 
 
-def test_production_reads_no_secret_from_a_file(tmp_path: Path) -> None:
-    names = ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS")
-    (tmp_path / "stack.json").write_text(json.dumps({name.lower(): "from-a-file" for name in names}))
-    unset = dict.fromkeys(names, "")
-    refused = _run("manage.py", "check", GATEHOUSE_ENV="production", GATEHOUSE_DATA=str(tmp_path), **unset)
-    assert (refused.returncode, refused.stderr) == (
-        1,
-        "Production needs these environment variables: GATEHOUSE_SECRET_KEY, GATEHOUSE_LEASE_KEYS.\n",
-    )
-
-
 @pytest.fixture
 def backup(db: None, own_artifacts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A backup whose dump is a text."""
