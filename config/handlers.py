@@ -1,10 +1,12 @@
 """How requests come to views: pages through Django's own handler, clients with a token by a short way."""
 
 import asyncio
+import os
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import IO, Any, Final
 
 from asgiref.sync import sync_to_async
@@ -22,7 +24,7 @@ from django.template.response import SimpleTemplateResponse
 from django.urls import resolve, set_script_prefix, set_urlconf
 
 from apps.core import operations
-from apps.core.views import PendingResponse
+from apps.core.views import PendingResponse, on_loop
 from config.request_log import RequestLog
 
 # Those of settings.MIDDLEWARE that concern a client with a token, the outermost first.
@@ -31,6 +33,8 @@ _MIDDLEWARE: Final = (SecurityMiddleware, CSPMiddleware, XFrameOptionsMiddleware
 _STALLED_AFTER: Final = 30.0
 # More than there are connections to the database: some wait for another server, and hold none.
 _THREADS: Final = 64
+# A longer body is read in a thread.
+_SMALL: Final = 65_536
 # Longer paths are not asked again and again, and would only take room.
 _LONGEST_KEPT_PATH: Final = 200
 
@@ -92,9 +96,17 @@ class TokenHandler(ASGIHandler):
             body = await self.read_body(receive)
         except RequestAborted:
             return
-        answered = asyncio.get_running_loop().run_in_executor(self._threads, self._answered, scope, body)
-        request, response = await answered
-        if not response.streaming and not isinstance(response, PendingResponse):
+        if scope["method"] == "POST" and _coalesces(scope["path"]) and body.seek(0, os.SEEK_END) <= _SMALL:
+            body.seek(0)
+            # The view does not block: threads ask the database for all such calls that have come meanwhile.
+            request, response = self._viewed(on_loop(scope), body)
+            if isinstance(response, PendingResponse):
+                response = await _finished(request, response)
+        else:
+            body.seek(0)
+            answered = asyncio.get_running_loop().run_in_executor(self._threads, self._answered, scope, body)
+            request, response = await answered
+        if not response.streaming and not (isinstance(response, PendingResponse) and response.is_pending):
             await self.send_response(response, send)
             return
         async with asyncio.TaskGroup() as tasks:
@@ -108,15 +120,18 @@ class TokenHandler(ASGIHandler):
 
     def _answered(self, scope: Any, body: IO[bytes]) -> tuple[Any, Any]:
         """The request, and the response that its view gives."""
-        with body:
-            set_script_prefix(get_script_prefix(scope))
-            request_started.send(sender=self.__class__, scope=scope)
-            request, refusal = self.create_request(scope, body)
-            set_urlconf(None)
-            response: Any = refusal if request is None else self._chain(request)
+        request_started.send(sender=self.__class__, scope=scope)
+        answered = self._viewed(scope, body)
         # Gives the database connection back; content that waits or streams is made without it.
         request_finished.send(sender=self.__class__)
-        return request, response
+        return answered
+
+    def _viewed(self, scope: Any, body: IO[bytes]) -> tuple[Any, Any]:
+        with body:
+            set_script_prefix(get_script_prefix(scope))
+            request, refusal = self.create_request(scope, body)
+            set_urlconf(None)
+            return request, refusal if request is None else self._chain(request)
 
     async def _finish(self, request: HttpRequest, response: Any, send: Send) -> None:
         async def send_on(message: Any) -> None:
@@ -127,11 +142,17 @@ class TokenHandler(ASGIHandler):
                 raise asyncio.CancelledError from None
 
         if isinstance(response, PendingResponse):
-            try:
-                await response.finish()
-            except Exception as exc:  # noqa: BLE001  # a defect is logged, and answered as one
-                response = await sync_to_async(response_for_exception, thread_sensitive=False)(request, exc)
+            response = await _finished(request, response)
         await self.send_response(response, send_on)
+
+
+async def _finished(request: HttpRequest, response: PendingResponse) -> HttpResponseBase:
+    try:
+        await response.finish()
+    except Exception as exc:  # noqa: BLE001  # a defect is logged, and answered as one
+        defect: HttpResponseBase = await sync_to_async(response_for_exception, thread_sensitive=False)(request, exc)
+        return defect
+    return response
 
 
 async def _receive(receive: Receive) -> None:
@@ -144,6 +165,17 @@ def _call(request: HttpRequest) -> HttpResponseBase:
     request.resolver_match = match
     response: HttpResponseBase = match.func(request, *match.args, **match.kwargs)
     return response.render() if isinstance(response, SimpleTemplateResponse) else response
+
+
+@cache
+def _coalescing_paths() -> re.Pattern[str]:
+    paths = [one.path for declared in operations.all_operations() if declared.coalesces for one in declared.routes]
+    return re.compile("|".join(re.sub(r"{\w+}", "[^/]+", path) for path in paths))
+
+
+def _coalesces(path: str) -> bool:
+    """Whether calls to this path may share a transaction."""
+    return _coalescing_paths().fullmatch(path) is not None
 
 
 # To find a path among all patterns, one by one, takes longer than most views do.

@@ -20,10 +20,16 @@ class RequestLog(RequestMiddleware):
     def handle_response(self, request: HttpRequest, response: Any) -> None:
         if isinstance(response, PendingResponse) and response.is_pending:
             # Logged with the status that it will have.
-            response.when_ready.append(partial(super().handle_response, request, response))
+            response.when_ready.append(
+                partial(self._finished, request, response, structlog.contextvars.get_contextvars())
+            )
             structlog.contextvars.clear_contextvars()
         else:
             super().handle_response(request, response)
+
+    def _finished(self, request: HttpRequest, response: Any, bound: dict[str, Any]) -> None:
+        structlog.contextvars.bind_contextvars(**bound)
+        super().handle_response(request, response)
 
     @staticmethod
     def format_request(request: HttpRequest) -> str:

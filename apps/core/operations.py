@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar, get_type_hints
 
 from pydantic import BaseModel
-from rest_framework.exceptions import APIException
 
 from apps.core.coalescing import GROUP_PATIENCE, Coalescer
 from apps.core.errors import DomainError, Forbidden, NotFound
@@ -59,6 +58,16 @@ class Credential(Hashable, Protocol):
 
         :raises rest_framework.exceptions.APIException: if the credential is not valid.
         """
+
+    @property
+    def company(self) -> Hashable:
+        """What credentials have in common of which a transaction may serve several."""
+
+    def acting_with(
+        self, others: Sequence["Credential"], *, lock_timeout: str
+    ) -> AbstractContextManager[Mapping["Credential", BaseCaller]]:
+        """A transaction for these credentials of one company, this one among them, with the callers of those that
+        are valid. The others, and one whose use is to be noted, are left out."""
 
 
 Reader = Callable[[BaseCaller], BaseModel]
@@ -137,15 +146,17 @@ class Streams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coalesces:
-    """How calls of one caller that arrive at the same moment share a transaction.
+    """How calls that arrive at the same moment share a transaction.
 
     Each is answered as it would be alone; see :mod:`apps.core.coalescing`.
     """
 
     may: Callable[[Any], bool]
     """Of an input: whether the call may be made together with others."""
-    run: Callable[[Any, Sequence[Any]], Sequence["BaseModel | Reply | DomainError | None"]]
-    """Of the caller and the inputs: an answer to each; None for a call that must be made alone."""
+    run: Callable[[Sequence[tuple[Any, Any]]], Sequence["BaseModel | Reply | DomainError | None"]]
+    """Of callers and inputs: an answer to each; None for a call that must be made alone."""
+    of_one_caller: bool = False
+    """Calls of several callers of a tenant are not made together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,14 +357,28 @@ def answer(declared: Operation, credential: Credential, read: Reader) -> Reply:
         given = read(caller)
         # An operation that may have committed a part of its work is not repeated.
         reply = retried(lambda: declared.run(caller, given), attempts=ATTEMPTS if declared.idempotent else 1)
+    elif declared.coalesces:
+        reply = _coalescer.call(**_shared(declared, declared.coalesces, credential, read))
     else:
-        alone = partial(retried, partial(_alone, declared, credential, read))
-        if declared.coalesces:
-            many = partial(_together, declared, declared.coalesces, credential)
-            reply = _coalescer.call((declared.name, credential), read, alone=alone, many=many)
-        else:
-            reply = alone()
+        reply = retried(partial(_alone, declared, credential, read))
     return reply if isinstance(reply, Reply) else Reply(reply, status=0)
+
+
+async def answer_awaited(declared: Operation, coalesces: Coalesces, credential: Credential, read: Reader) -> Reply:
+    """As :func:`answer`, while the event loop goes on, for an operation that coalesces. `read` is called in a thread."""
+    reply = await _coalescer.awaited(**_shared(declared, coalesces, credential, read))
+    return reply if isinstance(reply, Reply) else Reply(reply, status=0)
+
+
+def _shared(declared: Operation, coalesces: Coalesces, credential: Credential, read: Reader) -> dict[str, Any]:
+    """A call as the coalescer takes it."""
+    company: Hashable = credential if coalesces.of_one_caller else credential.company
+    return {
+        "common": (declared.name, company),
+        "item": (credential, read),
+        "alone": partial(retried, partial(_alone, declared, credential, read)),
+        "many": partial(_together, declared, coalesces),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,8 +395,19 @@ class _Known:
         with self.known.acting(lock_timeout=lock_timeout):
             yield self.known
 
+    @property
+    def company(self) -> Hashable:
+        return self
 
-_coalescer: Final = Coalescer[Reader, BaseModel | Reply]()
+    @contextmanager
+    def acting_with(
+        self, others: Sequence[Credential], *, lock_timeout: str
+    ) -> Iterator[Mapping[Credential, BaseCaller]]:
+        with self.known.acting(lock_timeout=lock_timeout):
+            yield dict.fromkeys(others, self.known)
+
+
+_coalescer: Final = Coalescer[tuple[Credential, Reader], BaseModel | Reply]()
 
 
 def _alone(declared: Operation, credential: Credential, read: Reader) -> BaseModel | Reply:
@@ -384,24 +420,27 @@ def _alone(declared: Operation, credential: Credential, read: Reader) -> BaseMod
 
 
 def _together(
-    declared: Operation, coalesces: Coalesces, credential: Credential, readers: Sequence[Reader]
+    declared: Operation, coalesces: Coalesces, calls: Sequence[tuple[Credential, Reader]]
 ) -> Sequence[BaseModel | Reply | DomainError | None]:
-    def read_one(read: Reader) -> BaseModel | DomainError | None:
+    def read_one(credential: Credential, read: Reader) -> tuple[BaseCaller, BaseModel] | DomainError | None:
+        """What is to be made together; None for a call that is refused, or waits, alone."""
+        caller = callers.get(credential)
+        if caller is None or not declared.visible_to(caller):
+            return None
         try:
             given = read(caller)
         except DomainError as refusal:
             return refusal
-        return given if coalesces.may(given) else None
+        except Exception:  # noqa: BLE001  # it is raised again by the call alone
+            return None
+        return (caller, given) if coalesces.may(given) else None
 
-    try:
-        with credential.acting(lock_timeout=GROUP_PATIENCE) as caller:
-            permit(declared, caller)
-            given = [read_one(read) for read in readers]
-            fit = [one for one in given if isinstance(one, BaseModel)]
-            answers = iter(coalesces.run(caller, fit) if fit else ())
-            return [next(answers) if isinstance(one, BaseModel) else one for one in given]
-    except (APIException, MissingScope):  # a caller who may not call is refused alone
-        return [None for _ in readers]
+    credentials = list(dict.fromkeys(credential for credential, _ in calls))
+    with credentials[0].acting_with(credentials, lock_timeout=GROUP_PATIENCE) as callers:
+        given = [read_one(*call) for call in calls]
+        fit = [one for one in given if isinstance(one, tuple)]
+        answers = iter(coalesces.run(fit) if fit else ())
+        return [next(answers) if isinstance(one, tuple) else one for one in given]
 
 
 def begin(declared: Operation, caller: BaseCaller, given: BaseModel) -> None:

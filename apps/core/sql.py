@@ -100,13 +100,11 @@ def begin_with(settings: Mapping[str, str]) -> None:
     _begin(_beginning(tuple(settings.items())))
 
 
-def begin_asking(question: str) -> tuple[str | None, ...] | None:
-    """Begin such a transaction with a question of no parameters; its first row as text, None if it has none."""
+def begin_asking(question: str) -> list[list[str | None]]:
+    """Begin such a transaction with a question of no parameters; its rows as text."""
     answer = _begin(f"begin; {question}".encode())
-    if not answer.ntuples:
-        return None
-    values = [answer.get_value(0, column) for column in range(answer.nfields)]
-    return tuple(None if value is None else value.decode() for value in values)
+    rows = [[answer.get_value(row, column) for column in range(answer.nfields)] for row in range(answer.ntuples)]
+    return [[None if value is None else value.decode() for value in row] for row in rows]
 
 
 def _begin(begin: bytes) -> "pq.abc.PGresult":

@@ -42,6 +42,7 @@ _EVENT_STREAM: Final = "text/event-stream"
 _RESUMES: Final = "Last-Event-ID"
 _WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
 _MOST_PARAMETERS: Final = 1000
+_ON_LOOP: Final = "gatehouse.on_loop"
 
 
 class PendingResponse(HttpResponse):
@@ -52,14 +53,18 @@ class PendingResponse(HttpResponse):
 
     def __init__(self, answer: Callable[[], Awaitable[HttpResponse]]) -> None:
         super().__init__()
-        self._answer = answer
+        del self["Content-Type"]
+        self.answer = answer
         self.is_pending = True
         self.when_ready: list[Callable[[], None]] = []
         self.own_context = contextvars.copy_context()
 
     async def finish(self) -> None:
-        """Become the answer, and keep the headers that middleware has set."""
-        answer = await self._answer()
+        """Become the answer, and keep the headers that middleware has set. An answer that waits is to be finished too."""
+        answer = await self.answer()
+        if isinstance(answer, PendingResponse):
+            self.answer = answer.answer
+            return
         self.status_code, self.content = answer.status_code, answer.content
         self.headers = {**self.headers, **answer.headers, "Content-Length": str(len(answer.content))}  # type: ignore[assignment]  # any mapping does
         self.is_pending = False
@@ -131,28 +136,43 @@ class OperationView(TokenView):
             return given
 
         credential = self.credential(request)
+        if declared.coalesces and _ON_LOOP in getattr(request, "scope", ()):
+            # Read now: its stream ends with this call.
+            body_within(request, route.max_body)
+            awaited = operations.answer_awaited(declared, declared.coalesces, credential, read)
+            return PendingResponse(partial(self._awaited, awaited, declared, route, credential))
         try:
             return _rendered(operations.answer(declared, credential, read), route)
         except _MustWait as wait:
+            if not declared.streams:
+                return self._waiting(wait, declared, route, credential)
             caller, given = wait.caller, wait.given
-        if declared.streams:
+        try:
+            operations.begin(declared, caller, given)
+        except Invalid as refusal:
+            _refuse_as_sent(request, declared, refusal)
+        if request.method == "HEAD":
+            return HttpResponse(content_type=_EVENT_STREAM)
+        return StreamingHttpResponse(
+            _events(_wait(declared, credential, caller, given), declared.streams),
+            content_type=_EVENT_STREAM,
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    async def _awaited(
+        self, reply: Awaitable[Reply], declared: Operation, route: Route, credential: Credential
+    ) -> HttpResponse:
+        try:
             try:
-                operations.begin(declared, caller, given)
-            except Invalid as refusal:
-                _refuse_as_sent(request, declared, refusal)
-            if request.method == "HEAD":
-                return HttpResponse(content_type=_EVENT_STREAM)
-        check_place(caller)
-        assert declared.waits is not None  # noqa: S101  # only such an operation has patience, or streams
-        look = partial(_look, declared, credential)
-        wait_for = Wait(declared.waits, caller, given, look)
-        if declared.streams:
-            return StreamingHttpResponse(
-                _events(wait_for, declared.streams),
-                content_type=_EVENT_STREAM,
-                headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-            )
-        return PendingResponse(partial(self._waited, wait_for, declared.patience(given), route))
+                return _rendered(await reply, route)
+            except _MustWait as wait:
+                return self._waiting(wait, declared, route, credential)
+        except Exception as exc:  # noqa: BLE001  # DRF's handler raises what it does not know
+            return self.handle_exception(exc)
+
+    def _waiting(self, wait: _MustWait, declared: Operation, route: Route, credential: Credential) -> PendingResponse:
+        wait_for = _wait(declared, credential, wait.caller, wait.given)
+        return PendingResponse(partial(self._waited, wait_for, declared.patience(wait.given), route))
 
     async def _waited(self, wait: Wait, patience: float, route: Route) -> HttpResponse:
         try:
@@ -162,9 +182,20 @@ class OperationView(TokenView):
             return self.handle_exception(refusal)
 
 
+def on_loop(scope: dict[str, Any]) -> dict[str, Any]:
+    """The scope of a request whose view is called by the event loop itself, and so must not block."""
+    return {**scope, _ON_LOOP: True}
+
+
 def _accepts_json(header: str) -> bool:
     # By type alone: a client that asks for JSON with parameters takes it without.
     return any(part.partition(";")[0].strip().lower() in _JSON_ACCEPTS for part in header.split(","))
+
+
+def _wait(declared: Operation, credential: Credential, caller: operations.BaseCaller, given: BaseModel) -> Wait:
+    check_place(caller)
+    assert declared.waits is not None  # noqa: S101  # only such an operation has patience, or streams
+    return Wait(declared.waits, caller, given, partial(_look, declared, credential))
 
 
 async def _look(declared: Operation, credential: Credential, given: BaseModel) -> Reply:

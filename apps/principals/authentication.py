@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -39,7 +39,8 @@ class PresentedToken:
         :raises AuthenticationFailed: as :meth:`caller`.
         """
         now = timezone.now()
-        with selectors.acting_by(self.secret, now=now, lock_timeout=lock_timeout) as found:
+        with selectors.acting_by([self.secret], now=now, lock_timeout=lock_timeout) as credentials:
+            found = credentials.get(self.secret)
             if found is None:
                 raise _invalid()
             if not found.unnoted:
@@ -49,6 +50,20 @@ class PresentedToken:
         _note_use(found.caller, now)
         with found.caller.acting(lock_timeout=lock_timeout):
             yield found.caller
+
+    @property
+    def company(self) -> Hashable:
+        """Those of one tenant; a token that was not seen before has none."""
+        return selectors.presumed_tenant(self.secret) or self
+
+    @contextmanager
+    def acting_with(
+        self, others: Sequence["PresentedToken"], *, lock_timeout: str
+    ) -> Iterator[Mapping["PresentedToken", Caller]]:
+        """A transaction for several tokens, with the callers of those that are valid and whose use is noted."""
+        secrets = [one.secret for one in others]
+        with selectors.acting_by(secrets, now=timezone.now(), lock_timeout=lock_timeout) as found:
+            yield {PresentedToken(secret): one.caller for secret, one in found.items() if not one.unnoted}
 
 
 def _invalid() -> AuthenticationFailed:

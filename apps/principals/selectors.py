@@ -1,7 +1,7 @@
 """Questions about who acts."""
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -45,26 +45,59 @@ def credential_of(digest: bytes, *, now: datetime | None) -> Credential | None:
 
 
 @contextmanager
-def acting_by(secret: Secret, *, now: datetime, lock_timeout: str | None) -> Iterator[Credential | None]:
-    """A transaction of whoever a token stands for, as :func:`credential` finds it by the exchange that begins it."""
+def acting_by(
+    secrets: Sequence[Secret], *, now: datetime, lock_timeout: str | None
+) -> Iterator[Mapping[Secret, Credential]]:
+    """A transaction of whoever tokens stand for, as :func:`credential` finds them, by the exchange that begins it.
+
+    Valid tokens of another tenant than the last one's are left out.
+    """
     if connection.in_atomic_block:
-        found = credential(secret, now=now)
-        with found.caller.acting(lock_timeout=lock_timeout) if found else nullcontext():
-            yield found
+        (secret,) = secrets
+        alone = credential(secret, now=now)
+        with alone.caller.acting(lock_timeout=lock_timeout) if alone else nullcontext():
+            yield {secret: alone} if alone else {}
         return
     waits = "" if lock_timeout is None else f"set local lock_timeout = '{lock_timeout}'; "
+    by_digest = {secret.digest.hex(): secret for secret in secrets}
+    digests = ", ".join(f"'\\x{digest}'" for digest in by_digest)
+    principal = "principal_id::text" if len(secrets) == 1 else "''"
     with notified_together(), transaction.atomic():
-        row = begin_asking(waits + _BEGINNING.format(digest=secret.digest.hex()))
-        yield None if row is None else _credential(json.loads(row[0] or ""), now)
+        rows = begin_asking(waits + _BEGINNING.format(digests=digests, principal=principal))
+        found: dict[Secret, Credential] = {}
+        acting_in = rows[-1][1] if rows else None
+        for answer, tenant, *_ in rows:
+            digest, *row = json.loads(answer or "")
+            one = _credential(row, now) if tenant == acting_in else None
+            if one is not None:
+                found[by_digest[digest]] = one
+        _remember(found)
+        yield found
+
+
+_MOST_TENANTS: Final = 10_000
+_tenants: Final[dict[bytes, int]] = {}
+"""Of tokens that were valid before, by their digests. It only says whose calls may share a transaction, which looks the tokens up anew."""
+
+
+def _remember(found: Mapping[Secret, Credential]) -> None:
+    if len(_tenants) >= _MOST_TENANTS:
+        _tenants.clear()
+    _tenants.update({secret.digest: one.caller.tenant_id for secret, one in found.items()})
+
+
+def presumed_tenant(secret: Secret) -> int | None:
+    """The tenant of a token that this process has seen; None if it has not."""
+    return _tenants.get(secret.digest)
 
 
 _FOUND: Final = """token_id, tenant_id, tenant_slug, principal_id, principal_name, kind, scopes, source_systems,
     expires_at, revoked_at, disabled_at, last_used_at"""
 _BEGINNING: Final = f"""
-select json_build_array({_FOUND}), set_config('role', 'gatehouse_app', true),
-    set_config('gatehouse.tenant', tenant_id::text, true), set_config('gatehouse.principal', principal_id::text, true),
+select json_build_array(encode(digest, 'hex'), {_FOUND}), set_config('gatehouse.tenant', tenant_id::text, true),
+    set_config('role', 'gatehouse_app', true), set_config('gatehouse.principal', {{principal}}, true),
     set_config('gatehouse.reason', '', true)
-from gatehouse_token('\\x{{digest}}')
+from unnest(array[{{digests}}]::bytea[]) digest cross join lateral gatehouse_token(digest)
 """  # noqa: S608  # hexadecimal digits
 
 

@@ -47,7 +47,7 @@ given as materialized (
                k.stuck_after, k.deadline_seconds,
                case when k.strict then {STRICT} else 0 end | case when k.revokes_stuck then {REVOKES_STUCK} else 0 end as flags
         from jsonb_to_recordset(%(tasks)s::jsonb) as t(
-            nth int, key text, digest text, queue bigint, task_type bigint, version text, recipient bigint,
+            nth int, requester bigint, requested_by text, key text, digest text, queue bigint, task_type bigint, version text, recipient bigint,
             recipient_ai text, fair_requester bigint, priority smallint, params jsonb, run_at timestamptz, is_later bool, waits bool, concurrency_key text,
             retry_of bigint, "group" jsonb, caused_by text, cause bigint, receipt text, open_dependencies smallint,
             has_budget bool, told jsonb)
@@ -60,9 +60,9 @@ given as materialized (
     ) as t
 ), keyed as (
     insert into tasks_idempotencykey (tenant_id, principal_id, key, task_id, request_digest, answer, created_at)
-    select %(tenant_id)s::bigint, %(requester)s::bigint, key, id, decode(digest, 'hex'),
+    select %(tenant_id)s::bigint, requester, key, id, decode(digest, 'hex'),
            jsonb_build_object('task_id', 'task_' || id, 'receipt_id', receipt, 'status', status), at
-    from given where key is not null order by key
+    from given where key is not null order by requester, key
     on conflict (tenant_id, principal_id, key) do nothing
     returning task_id
 ), accepted as materialized (
@@ -70,7 +70,7 @@ given as materialized (
 ), asked_for as (
     insert into tasks_task (id, tenant_id, queue_id, task_type_id, requester_id, recipient_id, priority, params,
                             run_at, concurrency_key, retry_of, "group", caused_by, receipt_id, created_at)
-    select id, %(tenant_id)s::bigint, queue, task_type, %(requester)s::bigint, recipient, priority, params,
+    select id, %(tenant_id)s::bigint, queue, task_type, requester, recipient, priority, params,
            run_at, concurrency_key, retry_of, "group", caused_by, receipt, at
     from accepted
 ), live as (
@@ -92,7 +92,7 @@ given as materialized (
            left(coalesce(nullif(title, ''), type_name) || ' queued', 200) as title,
            'task_' || id || ' of type ' || type_name || ' waits in ' || queue_name || '.' as summary,
            jsonb_build_object('task_id', 'task_' || id, 'task_type', type_name, 'status', status, 'queue', queue_name,
-                              'requested_by', %(requested_by)s::text, 'created_at', at) || coalesce(told, '{{}}') as metadata,
+                              'requested_by', requested_by, 'created_at', at) || coalesce(told, '{{}}') as metadata,
            null::text as artifact_pointer, true as requires_action, caused_by as caused_by_ref,
            null::text as pairs_with_ref, cause as caused_by, null::bigint as pairs_with, 'ledger' as surface,
            %(gate)s::bigint as debtor, recipient as creditor, {_NO_GROUP}
@@ -624,7 +624,7 @@ with found as materialized (
 select task_id, tokens, cost_usd, policy from found
 """
 
-# The ends of tasks, each guarded by a lease (fencing_token and holder), or by nothing where the row is locked already. Locks by
+# The ends of tasks, each guarded by a lease (fencing_token, and holder if given), or by nothing where the row is locked already. Locks by
 # id, then the concurrency keys that get free; what fails its guard answers no row, and nothing is written of it. Each end
 # makes its receipt. The ids come twice: of a set of records the planner expects a hundred, for which it would read all
 # open tasks.
@@ -635,11 +635,11 @@ ending as materialized (
            g.error, g.summary, g.channel, g.pointer, g.content::jsonb as content, g.checksum, g.size, g.media_type,
            decode(g.digest, 'hex') as digest, g.receipt
     from jsonb_to_recordset(%(ends)s::jsonb) as g(
-        task_id bigint, fencing_token int, status text, outcome text, reason text, error jsonb, summary text, channel text,
+        task_id bigint, fencing_token int, holder bigint, status text, outcome text, reason text, error jsonb, summary text, channel text,
         pointer text, content text, checksum text, size bigint, media_type text, digest text, receipt text)
     join task_live h on h.task_id = g.task_id
     where h.task_id = any(%(tasks)s::bigint[]) and (g.fencing_token is null or (
-        h.fencing_token = g.fencing_token and h.holder_id = %(holder)s::bigint
+        h.fencing_token = g.fencing_token and h.holder_id = coalesce(g.holder, h.holder_id)
         and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())))
     order by h.task_id for update of h
 ), freed as materialized (

@@ -105,8 +105,8 @@ class QueueTask(Input):
     """What becomes of this one if one of them fails or is canceled."""
 
 
-def _queue_together(caller: Caller, given: Sequence[QueueTask]) -> list[Reply | DomainError]:
-    answers = queueing.queue_many(requester=caller, requests=[request_of(one) for one in given])
+def _queue_together(calls: Sequence[tuple[Caller, QueueTask]]) -> list[Reply | DomainError]:
+    answers = queueing.queue_for([(caller, request_of(given)) for caller, given in calls])
     return [_taken(answer) if isinstance(answer, QueuedTask) else answer for answer in answers]
 
 
@@ -282,6 +282,10 @@ def _topics(caller: Caller, given: LeaseTasks) -> list[str]:
     return [type_topic(caller.tenant_id, name) for name in given.task_types or []]
 
 
+def _lease_together(calls: Sequence[tuple[Caller, LeaseTasks]]) -> list[Reply]:
+    return [lease_tasks(caller, given) for caller, given in calls]
+
+
 @operation(
     title="Lease tasks",
     scope=WORK,
@@ -293,6 +297,7 @@ def _topics(caller: Caller, given: LeaseTasks) -> list[str]:
         worth_waking=lambda _, leased: leased is not None,
         patience=lambda given: given.wait_seconds,
     ),
+    coalesces=Coalesces(may=lambda given: bool(given.queues or given.task_types), run=_lease_together),
     listed_for=["worker"],
     example={"queues": ["default"], "capacity": 1, "wait_seconds": 20},
     after_refusal="list_queues and list_task_types show what there is to lease from.",
@@ -484,9 +489,15 @@ def _complete(
     ready = [one for one in prepared if isinstance(one, Completion)]
     with caller.acting() if any(map(_is_stored, given)) else nullcontext():
         completed = ending.complete_many(worker=caller, completions=ready, lease_next=lease_next)
-    answers = iter(completed.answers)
-    results = [one if isinstance(one, DomainError) else next(answers) for one in prepared]
-    return results, [leased(grant) for grant in completed.following]
+    return _in_places(prepared, completed.answers), [leased(grant) for grant in completed.following]
+
+
+def _in_places(
+    prepared: Sequence[Completion | DomainError], answers: Sequence[Finished | DomainError]
+) -> list[Finished | DomainError]:
+    """The answer or the refusal of each."""
+    left = iter(answers)
+    return [one if isinstance(one, DomainError) else next(left) for one in prepared]
 
 
 def _prepared(caller: Caller, given: TaskCompletion) -> Completion | DomainError:
@@ -507,8 +518,10 @@ def _prepared(caller: Caller, given: TaskCompletion) -> Completion | DomainError
     return Completion(task_id=task_id, lease_token=given.lease_token, delivery=delivery, summary=given.summary)
 
 
-def _complete_together(caller: Caller, given: Sequence[CompleteTask]) -> list[CompletedTask | DomainError]:
-    answers, _ = _complete(caller, given)
+def _complete_together(calls: Sequence[tuple[Caller, CompleteTask]]) -> list[CompletedTask | DomainError]:
+    prepared = [_prepared(caller, given) for caller, given in calls]
+    ready = [(caller, one) for (caller, _), one in zip(calls, prepared, strict=True) if isinstance(one, Completion)]
+    answers = _in_places(prepared, ending.complete_for(ready))
     return [answer if isinstance(answer, DomainError) else CompletedTask(**dict(answer), next=[]) for answer in answers]
 
 

@@ -125,9 +125,9 @@ class UniversalReceiptOutput(Output):
     receipt_id: str
 
 
-def _post_together(caller: Caller, given: Sequence[PostReceipt]) -> list[PostedOutput | DomainError | None]:
-    answers = _post(caller, given, together=True)
-    return [_output(answer) if isinstance(answer, Posted) else answer for answer in map(answers.get, range(len(given)))]
+def _post_together(calls: Sequence[tuple[Caller, PostReceipt]]) -> list[PostedOutput | DomainError | None]:
+    answers = _post(calls[0][0], [given for _, given in calls], together=True)
+    return [_output(answer) if isinstance(answer, Posted) else answer for answer in map(answers.get, range(len(calls)))]
 
 
 @operation(
@@ -138,6 +138,7 @@ def _post_together(caller: Caller, given: Sequence[PostReceipt]) -> list[PostedO
         # It names no other receipt, and has no id or group by which others are concerned with it.
         may=lambda given: not (given.group or given.receipt_id or given.caused_by_receipt_id or given.pairs_with),
         run=_post_together,
+        of_one_caller=True,
     ),
     example={
         "recipient_ai": "Kee",

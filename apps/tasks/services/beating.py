@@ -229,7 +229,6 @@ def _revoke(worker: Caller, leases: Collection[Lease]) -> None:
     recording.settle(
         [one for one in decided if isinstance(one, End)],
         [one for one in decided if isinstance(one, Back)],
-        holder_id=worker.principal_id,
     )
 
 

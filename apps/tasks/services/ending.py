@@ -74,29 +74,42 @@ def complete_many(
     The same call again gets the same answer, with those of the leases that still stand. Calls that end nothing
     lease nothing new.
     """
-    calls = [
-        _call(worker, one, {"verb": "complete", "summary": one.summary, **_members(one.delivery)})
-        for one in completions
-    ]
-    ends = [
-        End(
-            task_id=lease.task_id,
-            fencing_token=lease.fencing_token,
-            status=Status.SUCCEEDED,
-            outcome=Outcome.SUCCEEDED,
-            summary=completions[nth].summary,
-            delivery=completions[nth].delivery,
-            digest=digest,
-        )
-        for lease, (nth, digest) in _firsts(calls).items()
-    ]
-    ended, _ = recording.settle(ends, holder_id=worker.principal_id)
-    answers = _answers(calls, {Lease(one.task_id, one.fencing_token): one.answer for one in ended})
+    answers, ended = _completed([(worker, one) for one in completions])
     before = [answer for answer in answers if isinstance(answer, dict)]
     return Completed(
         answers=[_read(_finished, answer) for answer in answers],
         following=[] if lease_next is None else _following(worker, lease_next, ended, before),
     )
+
+
+@transaction.atomic(savepoint=False)
+def complete_for(completions: Sequence[tuple[Caller, Completion]]) -> list[Finished | DomainError]:
+    """Complete tasks of several task workers of one tenant as :func:`complete` does, each with its own answer."""
+    answers, _ = _completed(completions)
+    return [_read(_finished, answer) for answer in answers]
+
+
+def _completed(completions: Sequence[tuple[Caller, Completion]]) -> tuple[list[Answer | DomainError], list[Ended]]:
+    calls = [
+        _call(worker, one, {"verb": "complete", "summary": one.summary, **_members(one.delivery)})
+        for worker, one in completions
+    ]
+    ends = [
+        End(
+            task_id=lease.task_id,
+            fencing_token=lease.fencing_token,
+            holder_id=worker.principal_id,
+            status=Status.SUCCEEDED,
+            outcome=Outcome.SUCCEEDED,
+            summary=completion.summary,
+            delivery=completion.delivery,
+            digest=digest,
+        )
+        for lease, (nth, digest) in _firsts(calls).items()
+        for worker, completion in [completions[nth]]
+    ]
+    ended, _ = recording.settle(ends)
+    return _answers(calls, {Lease(one.task_id, one.fencing_token): one.answer for one in ended}), ended
 
 
 def fail(*, worker: Caller, task_id: int, lease_token: str, failure: Failure) -> UnsuccessfulRun:
@@ -313,7 +326,6 @@ def _settled(
     ended, back = recording.settle(
         [one for one in decided if isinstance(one, End)],
         [one for one in decided if isinstance(one, Back)],
-        holder_id=worker.principal_id,
     )
     answers = {one.task_id: one.answer for one in ended} | {one.task_id: one.answer for one in back}
     fresh = {lease: answers[lease.task_id] for lease in leases}

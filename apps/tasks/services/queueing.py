@@ -1,7 +1,7 @@
 """Queueing tasks."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -43,11 +43,18 @@ def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
     return only(queue_many(requester=requester, requests=[request]))
 
 
-# No savepoint: a refusal is an answer, and changes nothing.
-@transaction.atomic(savepoint=False)
 def queue_many(*, requester: Caller, requests: Sequence[QueueRequest]) -> list[QueuedTask | DomainError]:
     """Queue many tasks as :func:`queue` does. A refused request changes nothing and does not affect the others."""
-    batch = _Batch(requester, requests)
+    return queue_for([(requester, request) for request in requests])
+
+
+# No savepoint: a refusal is an answer, and changes nothing.
+@transaction.atomic(savepoint=False)
+def queue_for(calls: Sequence[tuple[Caller, QueueRequest]]) -> list[QueuedTask | DomainError]:
+    """As :func:`queue_many`, for several requesters of one tenant. Only one of them may name dependencies."""
+    if not calls:
+        return []
+    batch = _Batch(calls)
     known = batch.answered()
     taken: dict[int, QueuedTask | DomainError] = {}
     # First by what this process saw last. What that does not serve is judged by what is there now; then there are left
@@ -82,29 +89,38 @@ still so."""
 
 
 class _Batch:
-    """Requests of one call, and what they refer to."""
+    """Requests of one transaction, and what they refer to."""
 
-    def __init__(self, requester: Caller, requests: Sequence[QueueRequest]) -> None:
-        self._requester = requester
-        self._requests = requests
+    def __init__(self, calls: Sequence[tuple[Caller, QueueRequest]]) -> None:
+        self._requesters = [requester for requester, _ in calls]
+        self._requests = requests = [request for _, request in calls]
+        self._tenant_id = calls[0][0].tenant_id
         # Only a key is ever compared by it.
         self._digests = [b"" if request.idempotency_key is None else _digest(request) for request in requests]
 
     def answered(self) -> list[QueuedTask | Conflict | None]:
         """The kept answers of requests whose idempotency key was used before."""
-        keys = {request.idempotency_key for request in self._requests} - {None}
-        firsts: dict[str | None, IdempotencyKey] = {}
-        if keys:
-            used = IdempotencyKey.objects.filter(
-                tenant_id=self._requester.tenant_id, principal_id=self._requester.principal_id, key__in=keys
+        keys: dict[int, set[str]] = {}
+        for requester, request in zip(self._requesters, self._requests, strict=True):
+            if request.idempotency_key is not None:
+                keys.setdefault(requester.principal_id, set()).add(request.idempotency_key)
+        firsts = {
+            (principal_id, first.key): first
+            for principal_id, wanted in keys.items()
+            for first in IdempotencyKey.objects.filter(
+                tenant_id=self._tenant_id, principal_id=principal_id, key__in=wanted
             )
-            firsts = {first.key: first for first in used}
+        }
         return [
-            _as_before(first, digest) if (first := firsts.get(request.idempotency_key)) else None
-            for request, digest in zip(self._requests, self._digests, strict=True)
+            _as_before(first, digest) if (first := firsts.get(self._used_key(nth))) else None
+            for nth, digest in enumerate(self._digests)
         ]
 
-    def take_in(self, places: Collection[int], *, as_seen: bool) -> dict[int, QueuedTask | DomainError]:
+    def _used_key(self, nth: int) -> tuple[int, str]:
+        """The requester and its idempotency key, which is empty for a request without one."""
+        return self._requesters[nth].principal_id, self._requests[nth].idempotency_key or ""
+
+    def take_in(self, places: Sequence[int], *, as_seen: bool) -> dict[int, QueuedTask | DomainError]:
         """Make tasks of the requests at these places, in their order.
 
         A request is left out if its key stands on an earlier one of the batch, or was taken by a rival meanwhile.
@@ -117,26 +133,26 @@ class _Batch:
         types, principals = self._look({name for name, _ in asked.values()}, places, as_seen=as_seen)
         lines = {} if as_seen else self._lines(places)
         known = dependencies.open_among(
-            requester=self._requester,
+            requester=self._requesters[places[0]],
             task_ids={task_id for nth in places for task_id in self._requests[nth].depends_on or ()},
         )
         drafts: dict[int, _Draft] = {}
         answers: dict[int, QueuedTask | DomainError] = {}
-        keys: set[str | None] = set()
+        keys: set[tuple[int, str]] = set()
         for nth, (name, params) in asked.items():
             request = self._requests[nth]
-            if request.idempotency_key in keys or name not in types:
+            if self._used_key(nth) in keys or name not in types:
                 continue
             try:
                 waits_for = dependencies.to_wait_for(request.depends_on or (), known)
                 drafts[nth] = replace(
-                    self._draft(request, only([types[name]]), params, lines, principals),
+                    self._draft(nth, only([types[name]]), params, lines, principals),
                     waits_for=waits_for,
                 )
             except DomainError as refusal:
                 answers[nth] = refusal
             else:
-                keys |= {request.idempotency_key} - {None}
+                keys |= {self._used_key(nth)} if request.idempotency_key is not None else set()
         # What is refused is refused by what is so now.
         return {**({} if as_seen else answers), **self._write(drafts, principals, as_seen=as_seen)}
 
@@ -144,7 +160,7 @@ class _Batch:
         self, names: set[str], places: Iterable[int], *, as_seen: bool
     ) -> tuple[Mapping[str, TaskType | NotFound], Mapping[str, int]]:
         """The types of these names, and the principals that the requests name."""
-        tenant_id = self._requester.tenant_id
+        tenant_id = self._tenant_id
         if as_seen:
             return _seen.get(tenant_id, ({}, {}))
         types = types_for(tenant_id=tenant_id, names=names)
@@ -161,16 +177,17 @@ class _Batch:
         names = {self._requests[nth].queue for nth in places} - {None}
         if not names:
             return {}
-        return {line.name: line for line in Queue.objects.filter(tenant_id=self._requester.tenant_id, name__in=names)}
+        return {line.name: line for line in Queue.objects.filter(tenant_id=self._tenant_id, name__in=names)}
 
     def _draft(
         self,
-        request: QueueRequest,
+        nth: int,
         task_type: TaskType,
         params: dict[str, Any],
         lines: Mapping[str, Queue],
         principals: Mapping[str, int],
     ) -> _Draft:
+        request = self._requests[nth]
         if request.retry_of is None and (request.idempotency_key or "").startswith(RETRY_PREFIX):
             raise Invalid(
                 f"Keys that begin with {RETRY_PREFIX} are those of dead letters that are queued again.",
@@ -183,7 +200,7 @@ class _Batch:
         line = task_type.queue if request.queue is None else lines.get(request.queue)
         if line is None:
             raise NotFound(f"There is no queue {(request.queue or '')[:50]!r}.", code="unknown_queue")
-        recipient_id = self._requester.principal_id
+        recipient_id = self._requesters[nth].principal_id
         if request.recipient is not None:
             if request.recipient not in principals:
                 raise NotFound(
@@ -206,15 +223,13 @@ class _Batch:
             return {}
         waiting = self._waiting(drafts)
         gate_id = principals[ASYNCGATE]
-        gate = Poster(tenant_id=self._requester.tenant_id, principal_id=gate_id, name=ASYNCGATE)
+        gate = Poster(tenant_id=self._tenant_id, principal_id=gate_id, name=ASYNCGATE)
         causes = receipts.refer_to(gate, {one for nth in drafts if (one := self._requests[nth].caused_by) is not None})
         rows = [
             {**self._row(nth, draft, causes, as_seen=as_seen), **waiting.get(nth, {})} for nth, draft in drafts.items()
         ]
         given = {
-            "tenant_id": self._requester.tenant_id,
-            "requester": self._requester.principal_id,
-            "requested_by": self._requester.name,
+            "tenant_id": self._tenant_id,
             "gate": gate_id,
             "tasks": json.dumps(rows),
         }
@@ -226,20 +241,18 @@ class _Batch:
         if not made:
             return {}
         dependencies.keep(
-            self._requester.tenant_id,
+            self._tenant_id,
             {
                 task_id: (drafts[nth].waits_for, self._requests[nth].if_dependency_fails or IfDependencyFails.CANCEL)
                 for nth, task_id, *_ in made
             },
         )
-        budgets.keep(
-            self._requester.tenant_id, {task_id: (self._requests[nth].budget, at) for nth, task_id, at, _ in made}
-        )
+        budgets.keep(self._tenant_id, {task_id: (self._requests[nth].budget, at) for nth, task_id, at, _ in made})
         ready = {
             (drafts[nth].line.name, drafts[nth].task_type.name) for nth, *_, status in made if status == Status.QUEUED
         }
         for line, task_type in sorted(ready):
-            send_on_commit(task_queued, tenant_id=self._requester.tenant_id, queue=line, task_type=task_type)
+            send_on_commit(task_queued, tenant_id=self._tenant_id, queue=line, task_type=task_type)
         return {
             nth: QueuedTask(
                 task_id=format_ref("task", task_id),
@@ -269,16 +282,18 @@ class _Batch:
 
     def _key(self, nth: int) -> leasing.Key:
         """The concurrency key of a request that has one."""
-        return self._requester.tenant_id, self._requests[nth].concurrency_key or ""
+        return self._tenant_id, self._requests[nth].concurrency_key or ""
 
     def _row(self, nth: int, draft: _Draft, causes: Mapping[str, int], *, as_seen: bool) -> dict[str, Any]:
-        request = self._requests[nth]
+        requester, request = self._requesters[nth], self._requests[nth]
         told = {
             "depends_on": [format_ref("task", task_id) for task_id in request.depends_on or ()] or None,
             "retry_of": request.retry_of and format_ref("task", request.retry_of),
         }
         row = {
             "nth": nth,
+            "requester": requester.principal_id,
+            "requested_by": requester.name,
             "key": request.idempotency_key,
             "digest": self._digests[nth].hex(),
             "queue": draft.line.pk,
@@ -286,7 +301,7 @@ class _Batch:
             "version": draft.task_type.version if as_seen else None,
             "recipient": draft.recipient_id,
             "recipient_ai": request.recipient if as_seen else None,
-            "fair_requester": self._requester.principal_id if draft.line.fair else None,
+            "fair_requester": requester.principal_id if draft.line.fair else None,
             "priority": draft.priority,
             "params": draft.params,
             "run_at": None if request.run_at is None else request.run_at.isoformat(),

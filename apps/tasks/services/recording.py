@@ -48,11 +48,12 @@ class Hold:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """How a task is to end, and the digest of the call that ends it. With a fencing token, that run must be the
-    current one.
+    current one; with a holder too, it must be its run.
     """
 
     task_id: int
     fencing_token: int | None = None
+    holder_id: int | None = None
     status: Status
     outcome: Outcome
     reason: Reason | None = None
@@ -133,18 +134,14 @@ _ENDS: Final = digests.Making(
 )
 
 
-def record(ends: Sequence[End], *, holder_id: int | None = None) -> list[Ended]:
+def record(ends: Sequence[End]) -> list[Ended]:
     """Write ends of one tenant with their receipts, and announce them on commit; waiting tasks get the freed keys.
 
     Locks tasks, then keys, then inboxes, as everybody does. An end whose run is not the current one is left out.
     """
     if not ends:
         return []
-    given = {
-        "ends": json.dumps([_end_row(end) for end in ends]),
-        "tasks": [end.task_id for end in ends],
-        "holder": holder_id,
-    }
+    given = {"ends": json.dumps([_end_row(end) for end in ends]), "tasks": [end.task_id for end in ends]}
     rows = digests.post_made(_ENDS, given, several=len(ends) > 1)
     ended = sorted((_ended(row) for row in rows), key=lambda one: one.task_id)
     if not ended:
@@ -164,6 +161,7 @@ def _end_row(end: End) -> dict[str, Any]:
     row = {
         "task_id": end.task_id,
         "fencing_token": end.fencing_token,
+        "holder": end.holder_id,
         "status": end.status,
         "outcome": end.outcome,
         "reason": end.reason,
@@ -203,13 +201,11 @@ def _ended(row: tuple[Any, ...]) -> Ended:
     )
 
 
-def settle(
-    ends: Sequence[End], backs: Sequence[Back] = (), *, holder_id: int | None = None
-) -> tuple[list[Ended], list[PutBack]]:
+def settle(ends: Sequence[End], backs: Sequence[Back] = ()) -> tuple[list[Ended], list[PutBack]]:
     """Write the ends and returns of one tenant's runs, as :func:`record` does."""
     back = put_back(backs)
     admit([one.key for one in back if one.key is not None])
-    return record(ends, holder_id=holder_id), back
+    return record(ends), back
 
 
 def put_back(backs: Sequence[Back]) -> list[PutBack]:
