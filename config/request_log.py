@@ -8,7 +8,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django_structlog.middlewares import RequestMiddleware
 
-from apps.core.views import PendingResponse
+from apps.core.views import PendingResponse, is_on_loop
 
 
 class RequestLog(RequestMiddleware):
@@ -20,16 +20,11 @@ class RequestLog(RequestMiddleware):
     def handle_response(self, request: HttpRequest, response: Any) -> None:
         if isinstance(response, PendingResponse) and response.is_pending:
             # Logged with the status that it will have.
-            response.when_ready.append(
-                partial(self._finished, request, response, structlog.contextvars.get_contextvars())
-            )
-            structlog.contextvars.clear_contextvars()
+            response.when_ready.append(partial(super().handle_response, request, response))
+            if not is_on_loop(request):  # there each request has a context of its own
+                structlog.contextvars.clear_contextvars()
         else:
             super().handle_response(request, response)
-
-    def _finished(self, request: HttpRequest, response: Any, bound: dict[str, Any]) -> None:
-        structlog.contextvars.bind_contextvars(**bound)
-        super().handle_response(request, response)
 
     @staticmethod
     def format_request(request: HttpRequest) -> str:

@@ -6,6 +6,7 @@ running stack); ``var/`` beside this tree. Importing this module connects to not
 
 import ipaddress
 import json
+import logging
 import os
 import secrets
 from datetime import timedelta
@@ -504,6 +505,8 @@ LOGGING = {
     },
     "root": {"handlers": ["console"], "level": env.str("GATEHOUSE_LOG_LEVEL", default="INFO")},
 }
+# One line a request, when it is answered.
+DJANGO_STRUCTLOG_STATUS_START_LOG_LEVEL = logging.DEBUG
 structlog.configure(
     processors=[
         drop_routine,

@@ -136,11 +136,11 @@ class OperationView(TokenView):
             return given
 
         credential = self.credential(request)
-        if declared.coalesces and _ON_LOOP in getattr(request, "scope", ()):
+        if declared.coalesces and is_on_loop(request):
             # Read now: its stream ends with this call.
             body_within(request, route.max_body)
-            awaited = operations.answer_awaited(declared, declared.coalesces, credential, read)
-            return PendingResponse(partial(self._awaited, awaited, declared, route, credential))
+            ask = partial(operations.answer_awaited, declared, declared.coalesces, credential, read)
+            return PendingResponse(partial(self._awaited, ask, declared, route, credential))
         try:
             return _rendered(operations.answer(declared, credential, read), route)
         except _MustWait as wait:
@@ -160,11 +160,11 @@ class OperationView(TokenView):
         )
 
     async def _awaited(
-        self, reply: Awaitable[Reply], declared: Operation, route: Route, credential: Credential
+        self, ask: Callable[[], Awaitable[Reply]], declared: Operation, route: Route, credential: Credential
     ) -> HttpResponse:
         try:
             try:
-                return _rendered(await reply, route)
+                return _rendered(await ask(), route)
             except _MustWait as wait:
                 return self._waiting(wait, declared, route, credential)
         except Exception as exc:  # noqa: BLE001  # DRF's handler raises what it does not know
@@ -185,6 +185,10 @@ class OperationView(TokenView):
 def on_loop(scope: dict[str, Any]) -> dict[str, Any]:
     """The scope of a request whose view is called by the event loop itself, and so must not block."""
     return {**scope, _ON_LOOP: True}
+
+
+def is_on_loop(request: HttpRequest) -> bool:
+    return _ON_LOOP in getattr(request, "scope", ())
 
 
 def _accepts_json(header: str) -> bool:

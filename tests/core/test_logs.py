@@ -20,7 +20,7 @@ from config.request_log import RequestLog
     [
         ("/livez", []),
         ("/livez?from=probe", []),
-        ("/api/schema", ["request_started", "request_finished"]),
+        ("/api/schema", ["request_finished"]),
         ("/nothing/heartbeat", ["request_finished"]),
     ],
 )

@@ -215,7 +215,7 @@ def test_refusal_names_the_id_of_its_log_lines(caplog: pytest.LogCaptureFixture)
     caplog.set_level("INFO")
     _, _, body = _asgi("/api/v1/nowhere")
     events = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
-    assert {event["event"] for event in events} >= {"request_started", "request_finished"}
+    assert "request_finished" in {event["event"] for event in events}
     assert json.loads(body)["trace_id"] in {event.get("request_id") for event in events}
 
 
