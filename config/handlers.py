@@ -26,7 +26,7 @@ from django.urls import resolve, set_script_prefix, set_urlconf
 from django.utils.deprecation import MiddlewareMixin
 
 from apps.core import operations
-from apps.core.views import PendingResponse, on_loop
+from apps.core.views import ON_LOOP, PendingResponse
 from config.request_log import RequestLog
 
 
@@ -115,7 +115,7 @@ class TokenHandler(ASGIHandler):
         if scope["method"] == "POST" and _coalesces(scope["path"]) and body.seek(0, os.SEEK_END) <= _SMALL:
             body.seek(0)
             # The view does not block: threads ask the database for all such calls that have come meanwhile.
-            request, response = self._viewed(on_loop(scope), body)
+            request, response = self._viewed({**scope, ON_LOOP: True}, body)
             if isinstance(response, PendingResponse):
                 response = await _finished(request, response)
         else:

@@ -42,7 +42,8 @@ _EVENT_STREAM: Final = "text/event-stream"
 _RESUMES: Final = "Last-Event-ID"
 _WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
 _MOST_PARAMETERS: Final = 1000
-_ON_LOOP: Final = "gatehouse.on_loop"
+ON_LOOP: Final = "gatehouse.on_loop"
+"""In the scope of a request whose view is called by the event loop itself, and so must not block."""
 
 
 class PendingResponse(HttpResponse):
@@ -182,13 +183,8 @@ class OperationView(TokenView):
             return self.handle_exception(refusal)
 
 
-def on_loop(scope: dict[str, Any]) -> dict[str, Any]:
-    """The scope of a request whose view is called by the event loop itself, and so must not block."""
-    return {**scope, _ON_LOOP: True}
-
-
 def is_on_loop(request: HttpRequest) -> bool:
-    return _ON_LOOP in getattr(request, "scope", ())
+    return ON_LOOP in getattr(request, "scope", ())
 
 
 def _accepts_json(header: str) -> bool:

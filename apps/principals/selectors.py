@@ -71,23 +71,19 @@ def acting_by(
             one = _credential(row, now) if tenant == acting_in else None
             if one is not None:
                 found[by_digest[digest]] = one
-        _remember(found)
+        if len(_tenants) >= _MOST_TENANTS:
+            _tenants.clear()
+        _tenants.update({secret.digest: one.caller.tenant_id for secret, one in found.items()})
         yield found
 
 
 _MOST_TENANTS: Final = 10_000
 _tenants: Final[dict[bytes, int]] = {}
-"""Of tokens that were valid before, by their digests. It only says whose calls may share a transaction, which looks the tokens up anew."""
-
-
-def _remember(found: Mapping[Secret, Credential]) -> None:
-    if len(_tenants) >= _MOST_TENANTS:
-        _tenants.clear()
-    _tenants.update({secret.digest: one.caller.tenant_id for secret, one in found.items()})
+"""Of tokens that were valid before, by their digests."""
 
 
 def presumed_tenant(secret: Secret) -> int | None:
-    """The tenant of a token that this process has seen; None if it has not."""
+    """The tenant of a token that this process has seen valid, whatever became of it since; None if it has not."""
     return _tenants.get(secret.digest)
 
 

@@ -483,21 +483,15 @@ def _is_stored(given: TaskCompletion) -> bool:
 
 
 def _complete(
-    caller: Caller, given: Sequence[TaskCompletion], lease_next: LeaseNext | None = None
+    calls: Sequence[tuple[Caller, TaskCompletion]], lease_next: LeaseNext | None = None
 ) -> tuple[list[Finished | DomainError], list[LeasedTask]]:
-    prepared = [_prepared(caller, one) for one in given]
-    ready = [one for one in prepared if isinstance(one, Completion)]
-    with caller.acting() if any(map(_is_stored, given)) else nullcontext():
-        completed = ending.complete_many(worker=caller, completions=ready, lease_next=lease_next)
-    return _in_places(prepared, completed.answers), [leased(grant) for grant in completed.following]
-
-
-def _in_places(
-    prepared: Sequence[Completion | DomainError], answers: Sequence[Finished | DomainError]
-) -> list[Finished | DomainError]:
-    """The answer or the refusal of each."""
-    left = iter(answers)
-    return [one if isinstance(one, DomainError) else next(left) for one in prepared]
+    prepared = [_prepared(caller, one) for caller, one in calls]
+    ready = [(caller, one) for (caller, _), one in zip(calls, prepared, strict=True) if isinstance(one, Completion)]
+    with calls[0][0].acting() if any(_is_stored(one) for _, one in calls) else nullcontext():
+        completed = ending.complete_for(ready, lease_next=lease_next)
+    answers = iter(completed.answers)
+    results = [one if isinstance(one, DomainError) else next(answers) for one in prepared]
+    return results, [leased(grant) for grant in completed.following]
 
 
 def _prepared(caller: Caller, given: TaskCompletion) -> Completion | DomainError:
@@ -519,9 +513,7 @@ def _prepared(caller: Caller, given: TaskCompletion) -> Completion | DomainError
 
 
 def _complete_together(calls: Sequence[tuple[Caller, CompleteTask]]) -> list[CompletedTask | DomainError]:
-    prepared = [_prepared(caller, given) for caller, given in calls]
-    ready = [(caller, one) for (caller, _), one in zip(calls, prepared, strict=True) if isinstance(one, Completion)]
-    answers = _in_places(prepared, ending.complete_for(ready))
+    answers, _ = _complete(calls)
     return [answer if isinstance(answer, DomainError) else CompletedTask(**dict(answer), next=[]) for answer in answers]
 
 
@@ -540,7 +532,7 @@ def complete_task(caller: Caller, given: CompleteTask) -> CompletedTask:
     """End a task that you hold, with its result. The recipient gets one receipt. Safe to repeat. With
     lease_next the answer has further work.
     """
-    answers, following = _complete(caller, [given], given.wanted())
+    answers, following = _complete([(caller, given)], given.wanted())
     return CompletedTask(**dict(only(answers)), next=following)
 
 
@@ -696,7 +688,7 @@ def complete_tasks(caller: Caller, given: CompleteTasks) -> CompletedTasks:
     """End several tasks that you hold, as complete_task does, and lease others in the same answer. A lost lease
     is refused by itself. Safe to repeat.
     """
-    answers, following = _complete(caller, given.completions, given.wanted())
+    answers, following = _complete([(caller, one) for one in given.completions], given.wanted())
     return CompletedTasks(
         results=[
             EndedOne(**_refused(answer).model_dump(), task_id=one.task_id)

@@ -88,13 +88,13 @@ def test_completions_that_meet_are_one_group_and_refused_alone(
     with acting_as(worker):
         LiveTask.objects.filter(task_id=lost.task_id).update(fencing_token=2)
     groups: list[int] = []
-    together = ending._completed
+    together = ending.complete_for
 
-    def counted(completions: Sequence[Any]) -> Any:
+    def counted(completions: Sequence[Any], **more: Any) -> Any:
         groups.append(len(completions))
-        return together(completions)
+        return together(completions, **more)
 
-    monkeypatch.setattr(ending, "_completed", counted)
+    monkeypatch.setattr(ending, "complete_for", counted)
 
     def end(grant: Any, result: Any = None) -> Callable[[], Any]:
         given = {"task_id": f"task_{grant.task_id}", "lease_token": grant.lease_token, "result": result}

@@ -64,8 +64,6 @@ def complete(
     return only(complete_many(worker=worker, completions=[completion]).answers)
 
 
-# In this and the next ones no savepoint: a refusal is an answer, and changes nothing.
-@transaction.atomic(savepoint=False)
 def complete_many(
     *, worker: Caller, completions: Sequence[Completion], lease_next: LeaseNext | None = None
 ) -> Completed:
@@ -74,22 +72,13 @@ def complete_many(
     The same call again gets the same answer, with those of the leases that still stand. Calls that end nothing
     lease nothing new.
     """
-    answers, ended = _completed([(worker, one) for one in completions])
-    before = [answer for answer in answers if isinstance(answer, dict)]
-    return Completed(
-        answers=[_read(_finished, answer) for answer in answers],
-        following=[] if lease_next is None else _following(worker, lease_next, ended, before),
-    )
+    return complete_for([(worker, one) for one in completions], lease_next=lease_next)
 
 
+# In this and the next ones no savepoint: a refusal is an answer, and changes nothing.
 @transaction.atomic(savepoint=False)
-def complete_for(completions: Sequence[tuple[Caller, Completion]]) -> list[Finished | DomainError]:
-    """Complete tasks of several task workers of one tenant as :func:`complete` does, each with its own answer."""
-    answers, _ = _completed(completions)
-    return [_read(_finished, answer) for answer in answers]
-
-
-def _completed(completions: Sequence[tuple[Caller, Completion]]) -> tuple[list[Answer | DomainError], list[Ended]]:
+def complete_for(completions: Sequence[tuple[Caller, Completion]], *, lease_next: LeaseNext | None = None) -> Completed:
+    """As :func:`complete_many`, for several task workers of one tenant. Only one alone may lease others."""
     calls = [
         _call(worker, one, {"verb": "complete", "summary": one.summary, **_members(one.delivery)})
         for worker, one in completions
@@ -98,18 +87,22 @@ def _completed(completions: Sequence[tuple[Caller, Completion]]) -> tuple[list[A
         End(
             task_id=lease.task_id,
             fencing_token=lease.fencing_token,
-            holder_id=worker.principal_id,
+            holder_id=completions[nth][0].principal_id,
             status=Status.SUCCEEDED,
             outcome=Outcome.SUCCEEDED,
-            summary=completion.summary,
-            delivery=completion.delivery,
+            summary=completions[nth][1].summary,
+            delivery=completions[nth][1].delivery,
             digest=digest,
         )
         for lease, (nth, digest) in _firsts(calls).items()
-        for worker, completion in [completions[nth]]
     ]
     ended, _ = recording.settle(ends)
-    return _answers(calls, {Lease(one.task_id, one.fencing_token): one.answer for one in ended}), ended
+    answers = _answers(calls, {Lease(one.task_id, one.fencing_token): one.answer for one in ended})
+    following: list[Grant] = []
+    if lease_next is not None and completions:
+        before = [answer for answer in answers if isinstance(answer, dict)]
+        following = _following(completions[0][0], lease_next, ended, before)
+    return Completed(answers=[_read(_finished, answer) for answer in answers], following=following)
 
 
 def fail(*, worker: Caller, task_id: int, lease_token: str, failure: Failure) -> UnsuccessfulRun:
