@@ -108,8 +108,8 @@ class TokenView(APIView):
 class _MustWait(Exception):  # no error
     """Ends the transaction of a request that asks to wait: nothing is held meanwhile."""
 
-    def __init__(self, caller: operations.BaseCaller, given: BaseModel) -> None:
-        self.caller, self.given = caller, given
+    def __init__(self, wait: Wait) -> None:
+        self.wait = wait
 
 
 class OperationView(TokenView):
@@ -132,8 +132,8 @@ class OperationView(TokenView):
         def read(caller: operations.BaseCaller) -> BaseModel:
             request.user = caller  # type: ignore[assignment]  # for the log
             given = _given(request, declared, route, parameters)
-            if declared.streams or (declared.patience(given) and request.method != "HEAD"):
-                raise _MustWait(caller, given)
+            if declared.waits and (declared.streams or (declared.patience(given) and request.method != "HEAD")):
+                raise _MustWait(Wait(declared.waits, caller, given, partial(_look, declared, credential)))
             return given
 
         credential = self.credential(request)
@@ -141,43 +141,38 @@ class OperationView(TokenView):
             # Read now: its stream ends with this call.
             body_within(request, route.max_body)
             ask = partial(operations.answer_awaited, declared, declared.coalesces, credential, read)
-            return PendingResponse(partial(self._awaited, ask, declared, route, credential))
+            return PendingResponse(partial(self._awaited, ask, declared, route))
         try:
             return _rendered(operations.answer(declared, credential, read), route)
-        except _MustWait as wait:
-            if not declared.streams:
-                return self._waiting(wait, declared, route, credential)
-            caller, given = wait.caller, wait.given
+        except _MustWait as asks:
+            wait = asks.wait
+        if not declared.streams:
+            return PendingResponse(partial(self._waited, wait, declared, route))
         try:
-            operations.begin(declared, caller, given)
+            operations.begin(declared, wait.caller, wait.given)
         except Invalid as refusal:
             _refuse_as_sent(request, declared, refusal)
         if request.method == "HEAD":
             return HttpResponse(content_type=_EVENT_STREAM)
+        check_place(wait.caller)
         return StreamingHttpResponse(
-            _events(_wait(declared, credential, caller, given), declared.streams),
+            _events(wait, declared.streams),
             content_type=_EVENT_STREAM,
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
-    async def _awaited(
-        self, ask: Callable[[], Awaitable[Reply]], declared: Operation, route: Route, credential: Credential
-    ) -> HttpResponse:
+    async def _awaited(self, ask: Callable[[], Awaitable[Reply]], declared: Operation, route: Route) -> HttpResponse:
         try:
-            try:
-                return _rendered(await ask(), route)
-            except _MustWait as wait:
-                return self._waiting(wait, declared, route, credential)
+            return _rendered(await ask(), route)
+        except _MustWait as asks:
+            return PendingResponse(partial(self._waited, asks.wait, declared, route))
         except Exception as exc:  # noqa: BLE001  # DRF's handler raises what it does not know
             return self.handle_exception(exc)
 
-    def _waiting(self, wait: _MustWait, declared: Operation, route: Route, credential: Credential) -> PendingResponse:
-        wait_for = _wait(declared, credential, wait.caller, wait.given)
-        return PendingResponse(partial(self._waited, wait_for, declared.patience(wait.given), route))
-
-    async def _waited(self, wait: Wait, patience: float, route: Route) -> HttpResponse:
+    async def _waited(self, wait: Wait, declared: Operation, route: Route) -> HttpResponse:
         try:
-            async with aclosing(wait.answer(patience)) as answers:
+            check_place(wait.caller)
+            async with aclosing(wait.answer(declared.patience(wait.given))) as answers:
                 return _rendered([reply async for reply in answers if isinstance(reply, Reply)][-1], route)
         except (DomainError, APIException) as refusal:
             return self.handle_exception(refusal)
@@ -190,12 +185,6 @@ def is_on_loop(request: HttpRequest) -> bool:
 def _accepts_json(header: str) -> bool:
     # By type alone: a client that asks for JSON with parameters takes it without.
     return any(part.partition(";")[0].strip().lower() in _JSON_ACCEPTS for part in header.split(","))
-
-
-def _wait(declared: Operation, credential: Credential, caller: operations.BaseCaller, given: BaseModel) -> Wait:
-    check_place(caller)
-    assert declared.waits is not None  # noqa: S101  # only such an operation has patience, or streams
-    return Wait(declared.waits, caller, given, partial(_look, declared, credential))
 
 
 async def _look(declared: Operation, credential: Credential, given: BaseModel) -> Reply:
