@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import httpx2
 from mcp import Client, MCPError
-from mcp.client.session import MessageHandlerFnT
+from mcp.client.session import ElicitationFnT, MessageHandlerFnT
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map
 from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult, Implementation
@@ -77,16 +77,17 @@ def converse(
     deadline: timedelta,
     max_answer_bytes: int,
     canceled: Callable[[], bool] | None = None,
+    on_question: ElicitationFnT | None = None,
 ) -> T:
     """Connect, hold a dialogue and hang up, all of it by the deadline.
 
     :param max_answer_bytes: of all answers together.
     :param canceled: asked a few times a second whether to give up.
+    :param on_question: answers what the server asks; without it, the server is told that nobody can be asked.
     :raises CallFailed: one of its kinds.
     """
-    return asyncio.run(
-        talk(endpoint, dialogue, deadline=deadline, max_answer_bytes=max_answer_bytes, canceled=canceled)
-    )
+    limits: Any = {"deadline": deadline, "max_answer_bytes": max_answer_bytes, "canceled": canceled}
+    return asyncio.run(talk(endpoint, dialogue, on_question=on_question, **limits))
 
 
 async def talk(
@@ -97,6 +98,7 @@ async def talk(
     max_answer_bytes: int,
     canceled: Callable[[], bool] | None = None,
     on_message: MessageHandlerFnT | None = None,
+    on_question: ElicitationFnT | None = None,
 ) -> T:
     """As :func:`converse`, on a running event loop.
 
@@ -108,8 +110,9 @@ async def talk(
     try:
         with anyio.fail_after(seconds):
             address = await anyio.to_thread.run_sync(checked, endpoint, abandon_on_cancel=True)
+            heard: Any = {"on_message": on_message, "on_question": on_question}
             wire = Wire(address=address, url=httpx2.URL(endpoint), max_bytes=max_answer_bytes)
-            found = await _unless_canceled(_speak(endpoint, wire, dialogue, seconds, on_message), canceled)
+            found = await _unless_canceled(_speak(endpoint, wire, dialogue, seconds=seconds, **heard), canceled)
     except GivenUp:
         raise
     except Exception as exc:  # the SDK lets whatever broke its streams through, alone or in a group
@@ -123,10 +126,9 @@ async def _speak(
     endpoint: str,
     wire: Wire,
     dialogue: Callable[[Client], Awaitable[T]],
-    seconds: float,
-    on_message: MessageHandlerFnT | None,
+    **about: Any,
 ) -> T:
-    async with connected(endpoint, wire, seconds=seconds, on_message=on_message) as client:
+    async with connected(endpoint, wire, **about) as client:
         return await dialogue(client)
 
 
@@ -148,7 +150,12 @@ async def _unless_canceled(speaking: Coroutine[Any, Any, T], canceled: Callable[
 
 @asynccontextmanager
 async def connected(
-    endpoint: str, wire: Wire, *, seconds: float, on_message: MessageHandlerFnT | None = None
+    endpoint: str,
+    wire: Wire,
+    *,
+    seconds: float,
+    on_message: MessageHandlerFnT | None = None,
+    on_question: ElicitationFnT | None = None,
 ) -> AsyncIterator[Client]:
     """A client over this wire that has agreed on a revision with the server. It holds no answer against a schema."""
     timeout = httpx2.Timeout(seconds, connect=min(_CONNECT_SECONDS, seconds))
@@ -156,7 +163,8 @@ async def connected(
     http = httpx2.AsyncClient(transport=wire, timeout=timeout, headers={"Accept-Encoding": "identity"})
     async with http:
         transport = streamable_http_client(endpoint, http_client=http, max_sse_event_size=wire.max_bytes)
-        async with Client(transport, client_info=_CLIENT, cache=None, message_handler=on_message) as client:
+        listens: Any = {"message_handler": on_message, "elicitation_callback": on_question}
+        async with Client(transport, client_info=_CLIENT, cache=None, **listens) as client:
             client.session.validate_tool_result = _taken_as_it_is  # type: ignore[method-assign]  # the SDK has no switch
             yield client
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +15,18 @@ from time import monotonic
 from typing import Any, Final
 
 from mcp import Client
-from mcp.types import CallToolResult, ContentBlock, TextContent
+from mcp.types import (
+    INVALID_REQUEST,
+    CallToolResult,
+    ContentBlock,
+    ElicitRequestFormParams,
+    ElicitResult,
+    ErrorData,
+    TextContent,
+)
 
 from apps.core import foreign_schemas, mcp_client, outbound, strict_json
-from apps.core.errors import DomainError, Forbidden, Invalid
+from apps.core.errors import DomainError, FieldError, Forbidden, Invalid
 from apps.core.ids import parse_ref
 from apps.core.mcp_client import legible
 from apps.executions import selectors
@@ -26,6 +35,7 @@ from apps.executions.errors import (
     SizeExceeded,
     UnresolvedReference,
     UnusableAnswer,
+    WorkerAsks,
     WorkerAway,
     WorkerCallFailed,
     WorkerRefused,
@@ -62,8 +72,13 @@ _SUMMARY_BYTES: Final = 16 * 1024
 _CAUSE: Final = "caused_by_receipt_id"
 _HARMLESS_TWICE: Final = frozenset({"read", "network"})
 
+_MOST_OF_A_QUESTION: Final = 16 * 1024
+
 Progress = Callable[[float | None, str | None], None]
 """Receives how far a call is, in percent where the worker names a total."""
+Answers = Mapping[str, Mapping[str, Any] | None]
+"""To a tool's questions, by their keys: the fields of each, or None to decline. `*` stands for all other questions."""
+ANY_QUESTION: Final = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +131,7 @@ def call_worker(
     tool_name: str,
     params: Mapping[str, Any],
     mode: CallMode,
+    answers: Answers | None = None,
     idempotency_key: str | None = None,
     caused_by: str | None = None,
     execution_ref: str | None = None,
@@ -143,7 +159,8 @@ def call_worker(
         check_params(target, params)
         request = QueueRequest(
             task_type=TASK_TYPE,
-            params={"worker_id": worker_id, "tool_name": tool_name, "params": dict(params)},
+            params={"worker_id": worker_id, "tool_name": tool_name, "params": dict(params)}
+            | ({"answers": answers} if answers else {}),
             idempotency_key=idempotency_key,
             caused_by=cause,
             group=None if execution is None else group_of(execution),
@@ -154,7 +171,8 @@ def call_worker(
             return _queued(caller, request)
         registry.take_call(worker_id=worker_id)
     try:
-        called = call(target=target, params=params, deadline=min(target.deadline, WAIT if may_be_queued else DIRECT))
+        deadline = min(target.deadline, WAIT if may_be_queued else DIRECT)
+        called = call(target=target, params=params, deadline=deadline, answers=answers)
     except DomainError as refusal:
         with caller.acting():
             record(target, refusal)
@@ -264,15 +282,18 @@ def call(
     target: Target,
     params: Mapping[str, Any],
     deadline: timedelta,
+    answers: Answers | None = None,
     on_progress: Progress | None = None,
     canceled: Callable[[], bool] | None = None,
 ) -> Called:
     """Call the tool and wait for its answer. Touches no database, and must not run inside a transaction.
 
+    :param answers: to what the tool asks meanwhile. What it asks besides gets none, which ends most calls.
     :raises ForbiddenEndpoint: if this deployment does not call that address.
+    :raises Invalid: if an answer does not fit its question (`invalid_answers`).
     :raises WorkerCallFailed: one of its kinds.
     """
-    tool, began = target.tool_name, monotonic()
+    tool, began, questions = target.tool_name, monotonic(), _Questions(answers or {})
 
     async def dialogue(client: Client) -> CallToolResult:
         progress = None if on_progress is None else _forwarded(on_progress)
@@ -281,10 +302,18 @@ def call(
 
     try:
         result = mcp_client.converse(
-            target.endpoint, dialogue, deadline=deadline, max_answer_bytes=MAX_ANSWER_BYTES, canceled=canceled
+            target.endpoint,
+            dialogue,
+            deadline=deadline,
+            max_answer_bytes=MAX_ANSWER_BYTES,
+            canceled=canceled,
+            on_question=questions.answer,
         )
     except outbound.CallFailed as failure:
+        questions.check(tool)
         raise _refusal(failure, target) from failure
+    if result.is_error:
+        questions.check(tool)
     payload, files = _payload(result, tool)
     # A tool that returns one plain value has it under `result`.
     told = next(
@@ -297,6 +326,48 @@ def call(
         summary=summary or f"{tool} of {target.worker_id} has answered.",
         files=files,
     )
+
+
+class _Questions:
+    """What a tool asks in the middle of a call. A question is known by its text and its fields, in a later call too."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._open: list[dict[str, Any]] = []
+        self._faults: list[FieldError] = []
+
+    async def answer(self, context: object, params: object) -> ElicitResult | ErrorData:
+        """The caller's answer, with the question's defaults for what it leaves out; an error where there is none."""
+        if not isinstance(params, ElicitRequestFormParams):  # a page to open in somebody's browser
+            return ElicitResult(action="decline")
+        schema = params.requested_schema
+        question = {"message": legible(params.message), "fields": schema}
+        if strict_json.size(question) > _MOST_OF_A_QUESTION or foreign_schemas.fault_of_schema(schema):
+            return ElicitResult(action="decline")
+        key = f"question-{hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:12]}"
+        given = self._answers.get(key, self._answers.get(ANY_QUESTION, {}))
+        if given is None:
+            return ElicitResult(action="decline")
+        fields = schema.get("properties", {}).items()
+        defaults = {name: one["default"] for name, one in fields if isinstance(one, dict) and "default" in one}
+        content = {**defaults, **given}
+        faults = foreign_schemas.faults(content, schema, under=f"answers/{key}")
+        if key in self._answers:
+            self._faults += faults
+        elif faults or ANY_QUESTION not in self._answers:
+            self._open.append({"key": key, **question})
+            return ErrorData(code=INVALID_REQUEST, message="The answer comes with the next call of this tool.")
+        return ElicitResult(action="cancel") if faults else ElicitResult(action="accept", content=content)
+
+    def check(self, tool: str) -> None:
+        """:raises WorkerAsks, Invalid: if this is why the call gave no result."""
+        if self._faults:
+            detail = f"{tool} does not take this answer: {self._faults[0].message}"
+            raise Invalid(detail, code="invalid_answers", errors=self._faults)
+        if self._open:
+            asked = " ".join(f"{one['key']}: {one['message']}" for one in self._open)
+            detail = f"{tool} asks, and was not answered. Call it again with `answers`. {asked}"
+            raise WorkerAsks(detail[:_SUMMARY_BYTES], questions=self._open)
 
 
 def _forwarded(on_progress: Progress) -> Any:
@@ -400,7 +471,8 @@ def record(target: Target, outcome: Called | DomainError) -> None:
 
     Only the worker's own failures count, not the caller's mistakes. Nobody records a canceled call.
     """
-    is_failure = isinstance(outcome, WorkerCallFailed) and outcome.code != "payload_too_large"
+    mistakes = {"payload_too_large", "worker_asks"}
+    is_failure = isinstance(outcome, WorkerCallFailed) and outcome.code not in mistakes
     if isinstance(outcome, DomainError) and not is_failure:
         return
     registry.record_call(

@@ -61,6 +61,12 @@ class WorkerRefused(WorkerCallFailed, Invalid):
     code = "worker_refused"
 
 
+class WorkerAsks(WorkerRefused):
+    """The tool asked a question in the middle of the call, and got no answer. `questions` has each with its key."""
+
+    code = "worker_asks"
+
+
 class UnusableAnswer(WorkerRefused):
     """The worker's answer can't be read or stored. Asked again, it would answer the same."""
 

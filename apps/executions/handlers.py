@@ -35,6 +35,7 @@ _SCHEMA: Final = {
         "worker_id": {"type": "string", "minLength": 1, "maxLength": 100},
         "tool_name": {"type": "string", "minLength": 1, "maxLength": 128},
         "params": {"type": "object"},
+        "answers": {"type": "object"},
     },
     "required": ["worker_id", "tool_name", "params"],
     "additionalProperties": False,
@@ -55,7 +56,7 @@ def for_worker(task_type: str, params: Mapping[str, Any]) -> dict[str, Any] | No
     if not task_type.startswith(_ALIAS):
         return None
     worker_id = task_type.removeprefix(_ALIAS)
-    if set(params) <= {"worker_id", "tool_name", "params"} and "tool_name" in params:
+    if set(params) <= {"worker_id", "tool_name", "params", "answers"} and "tool_name" in params:
         return {"worker_id": worker_id, "params": {}, **params}
     names = Offer.objects.current().filter(worker__worker_id=worker_id).values_list("name", flat=True)[:2]
     return {"worker_id": worker_id, "tool_name": names[0], "params": dict(params)} if len(names) == 1 else None
@@ -98,7 +99,7 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
         # The worker is back: a later absence counts from its own beginning.
         context.heartbeat(checkpoint={name: value for name, value in checkpoint.items() if name != _AWAY})
     if job is None:
-        called = _called(context, target, params["params"])
+        called = _called(context, target, params)
         with context.caller.acting():
             job = worker_jobs.begun(target, called.payload)
         if job is None:
@@ -122,13 +123,14 @@ def _wait_for_worker(context: Context, away: WorkerUnavailable) -> None:
         raise Postponed(calls.LOOK_AGAIN) from away
 
 
-def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -> calls.Called:
+def _called(context: Context, target: calls.Target, given: Mapping[str, Any]) -> calls.Called:
     """The tool's answer.
 
     :raises Postponed: if the worker's rate limit is reached.
     :raises Canceled: if the call is not wanted, or this run has lost the task.
     :raises Failed: if there is no answer, or the tool may not be called a second time.
     """
+    params = given["params"]
     costs = _admit(context, target, params)
     marked = costs or not target.repeatable
     if marked:
@@ -140,6 +142,7 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -
             target=target,
             params=params,
             deadline=target.deadline,
+            answers=given.get("answers"),
             on_progress=lambda percent, message: context.progress(percent or 0.0, message or ""),
             canceled=lambda: context.cancelled,
         )

@@ -140,6 +140,9 @@ class CallWorkerTool(Input):
     tool_name: Annotated[Text, Field(min_length=1, max_length=200)]
     params: dict[str, Any]
     """Validated against the tool's input schema; see get_worker_manifest."""
+    answers: Annotated[dict[str, dict[str, Any] | None], Field(max_length=20)] | None = None
+    """To what the tool asked in an earlier call: the fields by the question's key, or null to decline. `{"*": {}}` takes
+    the defaults of whatever it asks."""
     mode: CallMode = CallMode.AUTO
     """auto: direct if the worker declares the tool fast and there is no idempotency_key, else a task. direct: wait for
     the answer. async: a task."""
@@ -521,7 +524,8 @@ def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
     """Call one tool of one worker without a plan.
 
     A direct call answers with the result. A queued one answers a task_id: its end comes to your inbox, and
-    fetch_task_result brings the result.
+    fetch_task_result brings the result. A tool that asks something is refused as `worker_asks`, with its questions;
+    call it again with `answers`.
     """
     return calls.call_worker(
         caller=caller,
@@ -529,6 +533,7 @@ def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
         tool_name=given.tool_name,
         params=given.params,
         mode=given.mode,
+        answers=given.answers,
         idempotency_key=given.idempotency_key,
         caused_by=given.caused_by_receipt_id,
         execution_ref=given.execution_id,

@@ -53,8 +53,7 @@ def call_tool(
     params: dict[str, Any],
     *,
     seconds: float = 10,
-    on_progress: Callable[[float | None, str | None], None] | None = None,
-    canceled: Callable[[], bool] | None = None,
+    **more: Any,
 ) -> Called:
     target = Target(
         worker_id="texter",
@@ -67,9 +66,25 @@ def call_tool(
         runtime="fast",
         cost=Decimal(0),
     )
-    return calls.call(
-        target=target, params=params, deadline=target.deadline, on_progress=on_progress, canceled=canceled
-    )
+    return calls.call(target=target, params=params, deadline=target.deadline, **more)
+
+
+def test_question_of_a_tool_is_answered_with_the_next_call(server: WorkerServer) -> None:
+    with refused("worker_asks", match="Which rate for 100") as asked:
+        call_tool(server.endpoint, "tax", {"amount": 100}, answers={"*": {}})
+    (question,) = asked.value.extra["questions"]
+    assert question["fields"]["properties"]["percent"]["type"] == "integer"
+    key = question["key"]
+    with refused("invalid_answers", match="integer"):
+        call_tool(server.endpoint, "tax", {"amount": 100}, answers={key: {"percent": "many"}})
+    with refused("worker_refused", match="was decline"):
+        call_tool(server.endpoint, "tax", {"amount": 100}, answers={key: None})
+    answered = call_tool(server.endpoint, "tax", {"amount": 100}, answers={key: {"percent": 20}})
+    assert answered.payload == {"amount": 100, "percent": 20, "round_up": True}
+    taken = call_tool(server.endpoint, "tax", {"amount": 100}, answers={"*": {"percent": 10}})
+    assert taken.payload["percent"] == 10
+    with refused("worker_asks"):  # an answer is for its question
+        call_tool(server.endpoint, "tax", {"amount": 900}, answers={key: {"percent": 20}})
 
 
 def test_progress_arrives_while_the_tool_runs(server: WorkerServer) -> None:

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context, Image
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.resolve import Elicit, Resolve
 from mcp.types import ResourceLink
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
@@ -56,6 +58,13 @@ class WorkerServer:
         self.counted_refused = False
 
 
+class Rate(BaseModel):
+    """What a tool asks for in the middle of its call."""
+
+    percent: int
+    round_up: bool = True
+
+
 def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of small tools
     server: MCPServer[Any] = MCPServer("test-worker", log_level="ERROR")
 
@@ -75,6 +84,13 @@ def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of sm
     @server.tool()
     def audit_code(intent: str) -> dict[str, Any]:
         return seen.escalations.get(intent, {"summary": f"Audited: {intent}"})
+
+    def ask_rate(amount: int) -> Elicit[Rate]:
+        return Elicit(f"Which rate for {amount}?", Rate)
+
+    @server.tool()
+    def tax(amount: int, rate: Annotated[Rate, Resolve(ask_rate)]) -> dict[str, Any]:
+        return {"amount": amount, **rate.model_dump()}
 
     @server.tool()
     def shout(text: str) -> dict[str, Any]:

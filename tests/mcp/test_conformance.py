@@ -152,13 +152,15 @@ def test_inspector_shows_every_refusal_of_an_agents_tools(server: Server, acme: 
         ("2026-07-28", "http-custom-headers"),
         ("2026-07-28", "http-invalid-tool-headers"),
         ("2026-07-28", "json-schema-ref-no-deref"),
+        ("2026-07-28", "sep-2322-client-request-state"),
+        ("2025-11-25", "elicitation-sep1034-client-defaults"),
         ("2025-11-25", "initialize"),
         ("2025-11-25", "tools_call"),
         ("2025-11-25", "sse-retry"),
     ],
 )
 def test_the_client_of_workers_passes(packages: Path, revision: str, scenario: str, tmp_path: Path) -> None:
-    """All that is required but what needs credentials, or an answer to a worker's question: nobody is asked there."""
+    """All that is required but what needs credentials."""
     command = f"{shlex.quote(sys.executable)} -m tests.mcp.conformance_client"
     chosen = ["--spec-version", revision, "--scenario", scenario]
     run = run_node(packages / SUITE, "client", "--command", command, *chosen, "-o", tmp_path, check=False)
