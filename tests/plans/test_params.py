@@ -75,19 +75,6 @@ def test_choices(schema: dict[str, Any], expected: dict[str, Any]) -> None:
     assert one.role == "choice"
 
 
-@pytest.mark.parametrize(
-    ("schema", "default"),
-    [
-        ({"type": "integer", "description": "Page size (default: 30, at most 100)"}, 30),
-        ({"type": "string", "description": "Branch. Defaults to `main`."}, "main"),
-        ({"type": "boolean", "description": "Whether to, defaults to true"}, True),
-        ({"type": "string", "description": "Uses the default branch of the repository"}, None),
-    ],
-)
-def test_defaults(schema: dict[str, Any], default: object) -> None:
-    assert param("x", schema).default == default
-
-
 @pytest.mark.parametrize("text", ["Provide either text or regex, not both", "The name (optional, defaults to all)"])
 def test_prose_is_no_list_of_choices(text: str) -> None:
     assert not param("x", {"type": "string", "description": text}).choices

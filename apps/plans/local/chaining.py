@@ -11,7 +11,7 @@ from apps.plans.local.index import Profile
 from apps.plans.local.matching import Match, Matcher
 from apps.plans.local.options import FIRM, FREE, Option
 from apps.plans.local.params import Param, resolved
-from apps.plans.local.parts import Part, bits, is_statement, stretch
+from apps.plans.local.parts import Part, is_statement, stretch
 from apps.plans.local.tokens import Kind
 from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import UNSURE, Evidence
@@ -98,10 +98,8 @@ def given(
                     gain = 1.1 if back else 0.8
                     sure = back or is_gentle(profile.tool.uid)
                     evidence = inherited.evidence if sure else Evidence.CUT
-                    kin = {*match.profile.nouns, *param.words} if back else set[str]()
-                    named = next((noun for noun in profile.nouns if noun in kin), "")
                     mask = back if param.required else 0
-                    options.append(Option(inherited.value, evidence, gain, mask, inherited.text, named=named))
+                    options.append(Option(inherited.value, evidence, gain, mask, inherited.text))
     return found
 
 
@@ -252,15 +250,3 @@ def repeated(match: Match) -> Iterator[Match]:
     for name, option in match.options.items():
         for other in option.also:
             yield replace(match, options={**match.options, name: other})
-
-
-def explain_by_givers(match: Match) -> None:
-    """Words that speak of what a giving tool works on are explained by it."""
-    givers: list[Match] = [one.value.match for one in match.options.values() if isinstance(one.value, Source)]
-    while givers:
-        giver = givers.pop()
-        givers += [one.value.match for one in giver.options.values() if isinstance(one.value, Source)]
-        for place in bits(match.unexplained):
-            if giver.profile.explains(match.part.stems[place]) >= _FAIR:
-                match.unexplained &= ~(1 << place)
-                match.score += 1.6

@@ -208,12 +208,8 @@ class Profile:
     """Stems of the names of its params that text takes."""
     naming: frozenset[str]
     """Stems that may stand before the values of its params."""
-    told: bool
-    """Does its verb stand in its description only?"""
     forms: frozenset[str]
     """The words of its name and description, as they stand there."""
-    specific: bool
-    """Does its verb alone say what it works on: to translate, but not to create?"""
     acts: bool
     """Is its verb one that does more than show something?"""
 
@@ -466,7 +462,6 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         particle=next((word for word in name if word in ("on", "off")), ""),
         params_words=frozenset(word for param in params if param.role in _TEXTUAL for word in param.words),
         naming=frozenset(word for param in params for word in (*param.words, *param.cues)),
-        told=verb not in name,
         forms=frozenset(
             (
                 *pieces(tool.name),
@@ -474,7 +469,6 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
                 *(word for one in params for word in pieces(" ".join(map(str, (one.name, *one.choices.values()))))),
             )
         ),
-        specific=bool(verb) and verb not in ACTS["generic"],
         acts=bool(verb) and not any(near(verb, shown) for shown in ACTS["showing"]),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from apps.plans.local.matching import Match, is_own
+from apps.plans.local.matching import Match
 from apps.plans.local.options import Option
 from apps.plans.local.parts import Part, bits
 from apps.plans.local.words import GROUPS, SMALL
@@ -149,6 +149,5 @@ def holding(part: Part, match: Match) -> tuple[str, ...]:
             and tokens[place].low in GROUPS["question"]
             and (part.low(place), part.low(place + 1)) != ("when", "the")
         )
-        and not is_own(match.profile, tokens[place].low)
         and not (tokens[place].low == "provided" and part.low(place + 1) not in _CLAUSE)
     )

@@ -14,9 +14,8 @@ from typing import Any, Final
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.options import FIRM, Option, Options
 from apps.plans.local.params import Param
-from apps.plans.local.parts import HELD, Part, bits
-from apps.plans.local.tokens import Kind
-from apps.plans.local.words import ACTS, FILLERS, GROUPS, near, pieces, stem
+from apps.plans.local.parts import HELD, Part
+from apps.plans.local.words import ACTS, FILLERS, GROUPS, near, pieces
 from apps.plans.proposals import Evidence
 
 WEIGHTS: Final = {
@@ -46,39 +45,16 @@ _OPTIONAL: Final = -0.3
 _BEAM: Final = 24
 _FINALISTS: Final = 6
 _NO_RIVAL: Final = 99.0
-_BY_KIND: Final = 0.7
 _POINTING: Final = frozenset({"that", "this", "these", "those", "there", "his", "her", "its"})
 _ASKED_WITHIN: Final = 3
-_FROM_DESCRIPTION: Final = 0.6
 _MADE: Final = 0.75
 """How well a verb agrees that names what the tool makes or sends: to mail, to invoice."""
 _ASIDE: Final = 0.5
 _PASSING: Final = 0.3
 """How well a verb agrees that is some word of the tool's, but not its verb."""
-_SORTS: Final[Mapping[Kind, frozenset[str]]] = {
-    kind: frozenset(map(stem, words))
-    for kind, words in {
-        Kind.URL: ("url", "page", "website", "webpage", "link", "site"),
-        Kind.FILE: ("file", "document", "image"),
-        Kind.REPO: ("repository", "repo", "project"),
-        Kind.CHANNEL: ("channel", "message"),
-        Kind.CURRENCY: ("currency", "money", "exchange"),
-        Kind.SQL: ("query", "sql"),
-        Kind.LANGUAGE: ("language",),
-        Kind.EMAIL: ("email", "mail"),
-        Kind.EXPRESSION: ("expression",),
-        Kind.UNIT: ("unit",),
-    }.items()
-}
-"""What a value of a kind is called, so that nobody needs to say it."""
-
-_FILES: Final = frozenset(map(stem, ("file", "document", "path")))
-_FOLDERS: Final = frozenset(map(stem, ("directory", "folder", "path")))
-
 _State = tuple[float, int, Mapping[str, int], tuple[tuple[str, Option], ...]]
 """A score, the tokens used, those that each side of ranges and pairs uses, and the options taken."""
 _SHORT_WORD: Final = 5
-_OWN: Final = 0.85
 _SIDES: Final = {"first": "second", "second": "first"}
 _NONE_USED: Final[Mapping[str, int]] = {"first": 0, "second": 0}
 
@@ -103,19 +79,12 @@ class Match:
     """How much the nouns of its name tell that the part does not say."""
     plural: bool = False
     """Does the part speak of several of what the tool speaks of as one?"""
-    swallowed: int = 0
-    """How many words of other tools' names stand in values that were cut from plain words."""
     rival: float = _NO_RIVAL
     """By how much the next best assignment of other values to the same tool is worse."""
 
     @property
     def values(self) -> dict[str, Any]:
         return {name: option.value for name, option in self.options.items()}
-
-
-def is_own(profile: Profile, low: str) -> bool:
-    """Is a word of time the tool's own: "hourly", or "when" of an alert?"""
-    return (low in GROUPS["repeat"] or low in ("when", "provided")) and profile.vocabulary.get(stem(low), 0.0) >= _OWN
 
 
 @dataclass(slots=True)
@@ -139,14 +108,6 @@ class Matcher:
         self.library = library
         self.context = context
         self.is_gentle = is_gentle
-        self._alone: dict[tuple[int, int, str], Match] = {}
-
-    def alone(self, part: Part, profile: Profile) -> Match:
-        """Return the best way to call a tool with what the part itself says."""
-        key = (part.first, part.stop, profile.tool.uid)
-        if key not in self._alone:
-            self._alone[key] = self.match(part, profile, {})
-        return self._alone[key]
 
     def match(
         self, part: Part, profile: Profile, offered: Mapping[str, Sequence[Option]], beside: Match | None = None
@@ -229,15 +190,11 @@ class _Whole:
     def _match(self, used: int, options: dict[str, Option]) -> Match:
         part, profile = self.part, self.profile
         said = self._said(used, options)
-        for option in options.values():
-            self._named_by(option, said.nouns)
         verb, tells = self._verb(used), self.library.tells
         fits = {"particle": said.particle, "firm": said.firm}
         if part.verb and not used >> part.verb_at & 1:
             fits |= {"verb": verb, "no_verb": float(not verb)}
-            if not verb and self._may_mean(part.verb):
-                said.weak |= 1 << part.verb_at
-            elif not verb:
+            if not verb:
                 said.unexplained |= 0 if self.explained[part.verb_at] >= FIRM else 1 << part.verb_at
         elif part.question:
             fits |= {"act_in_answer": 1.0} if profile.acts else {"asked": verb}
@@ -272,7 +229,6 @@ class _Whole:
             named=max(said.nouns.values(), default=_ASIDE * said.aside if self.needed else 0.8),
             unsaid=unsaid,
             plural=self._is_plural(used),
-            swallowed=self._swallowed(options),
         )
 
     def _inversions(self, options: Mapping[str, Option]) -> int:
@@ -292,20 +248,6 @@ class _Whole:
         words = (self.part.low(place) for place in self.nouns if self.nouns[place] and not used >> place & 1)
         return any(low.endswith("s") and low not in self.profile.forms for low in words)
 
-    def _swallowed(self, options: Mapping[str, Option]) -> int:
-        mask = 0
-        for option in options.values():
-            mask |= option.mask if option.evidence == Evidence.CUT else 0
-        tokens, stems = self.part.reading.tokens, self.part.stems
-        return sum(
-            tokens[place].text.islower() and self.library.is_noun(stems[place])
-            for place in bits(mask & self.part.content & ~self.part.typed)
-        )
-
-    def _may_mean(self, verb: str) -> bool:
-        """May a verb stand for a tool that makes something: to bill, to schedule? Not one that ends or shows things."""
-        return self.profile.verb in ACTS["making"] and not any(near(verb, other) for other in ACTS["plain"])
-
     def _verb(self, used: int) -> float:
         """How well the part's verb is the tool's; as a value, it agrees."""
         part, profile = self.part, self.profile
@@ -315,19 +257,10 @@ class _Whole:
             asking = [part.stems[place] for place in range(part.first, min(part.stop, part.first + _ASKED_WITHIN))]
             return max(near(stemmed, profile.verb) for stemmed in asking)
         same = near(part.verb, profile.verb) if part.verb and profile.verb else 0.0
-        if same < 1 and profile.told:
-            same *= _FROM_DESCRIPTION
         low = part.low(part.verb_at)
         if low != part.verb and low in pieces(profile.tool.name):  # I paid it: mark_paid
             return 1.0
-        if (
-            not same
-            and profile.verb in ACTS["making"]
-            and (
-                any(near(part.verb, noun) for noun in profile.nouns)
-                or (profile.vocabulary.get(part.verb, 0.0) >= _OWN and self._may_mean(part.verb))
-            )
-        ):
+        if not same and profile.verb in ACTS["making"] and any(near(part.verb, noun) for noun in profile.nouns):
             same = _MADE
         return same or (_PASSING if profile.vocabulary.get(part.verb, 0.0) >= FIRM else 0.0)
 
@@ -336,7 +269,7 @@ class _Whole:
         found = ((noun, near(self.part.stems[place], noun)) for noun in self.profile.nouns)
         if place != self.part.verb_at:
             return tuple((noun, how) for noun, how in found if how)
-        if _opens(self.part) and not self._may_mean(self.part.verb):
+        if _opens(self.part):
             return ()
         return tuple((noun, FIRM * how) for noun, how in found if how)
 
@@ -367,8 +300,6 @@ class _Whole:
     def _is_harmless(self, place: int, low: str, options: Mapping[str, Option]) -> bool:
         if low in GROUPS["bulk"]:
             return self.gentle
-        if is_own(self.profile, low):
-            return True
         if low in GROUPS["question"] and self.part.question:
             return True
         if low in _POINTING or (low in ("until", "till") and any(one.first == place + 1 for one in options.values())):
@@ -376,18 +307,3 @@ class _Whole:
         refers = any(one.evidence in (Evidence.STEP, Evidence.ASSUMED, Evidence.CONTEXT) for one in options.values())
         is_known = not self.part.number and (self.part.question or self.part.found or any(self.nouns.values()))
         return low in GROUPS["back"] and bool(refers or is_known)
-
-    def _named_by(self, option: Option, nouns: dict[str, float]) -> None:
-        """A value names its own sort: a path a file, an address a page."""
-        if option.named:
-            nouns.setdefault(option.named, _BY_KIND)
-        kind = Kind.REPO if option.kind == Kind.SLUG and option.side else option.kind
-        sorts = _SORTS.get(kind, frozenset()) if kind else frozenset()
-        if option.evidence in (Evidence.STEP, Evidence.ASSUMED):
-            sorts = frozenset(option.text.split())
-        if kind == Kind.PATH:
-            sorts = _FILES if "." in option.text.rsplit("/", 1)[-1] else _FOLDERS
-        unit = stem(option.text.split()[-1]) if option.kind == Kind.QUANTITY else ""
-        for noun in self.profile.nouns:
-            if noun in sorts or (unit and near(unit, noun)):
-                nouns[noun] = max(nouns.get(noun, 0.0), _BY_KIND)

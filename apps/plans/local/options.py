@@ -44,9 +44,6 @@ _UNANNOUNCED: Final = 0.8
 """What each word from the third on costs in a value that nothing announces."""
 _FEW: Final = 2
 _LOOSE: Final = 0.5
-_HEADS: Final = frozenset(map(stem, ("title", "subject", "headline", "topic")))
-_WHOLE: Final = 4.2
-"""What it counts that a value is all that stands behind a colon."""
 _SHORT_NUMBER: Final = 4
 """How long a number may be that is part of a name: "Baker Street 221B"."""
 _LEAST_OF_CUT: Final = -0.5
@@ -89,7 +86,6 @@ _PLAIN: Final[Mapping[str, float]] = {
     "version": -0.8,
 }
 """For each role that plain words may serve, how well they do."""
-_FOLDER: Final = re.compile(r"[~./\\]|[A-Za-z]:[/\\]")
 _POINTER: Final = stem("pointer")
 _RIGID: Final = frozenset(
     (
@@ -106,23 +102,9 @@ _RIGID: Final = frozenset(
 )
 """Kinds whose values are hardly ever a name or an id."""
 _COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least", "beyond", "exceeding"})
-_SUITED: Final = 0.9
 _UNSUITED: Final = 0.4
-_IMAGES: Final = frozenset({"png", "jpg", "jpeg", "gif", "webp", "svg", "bmp", "tif", "tiff", "heic"})
-_ENDINGS: Final = {
-    "imag": _IMAGES,
-    "photo": _IMAGES,
-    "pictur": _IMAGES,
-    "audio": frozenset({"mp3", "wav", "ogg", "flac", "m4a", "aac"}),
-    "video": frozenset({"mp4", "mov", "avi", "mkv", "webm"}),
-    "pdf": frozenset({"pdf"}),
-}
-_TEXT_ENDINGS: Final = frozenset({"txt", "md", "csv", "json", "html", "log", "docx"})
-_OF_OTHER: Final = -2.4
-"""What it counts that the word before a value names another param."""
 _OF_SORT: Final = 1.5
 """What it counts for an id that its letters say what it is of."""
-_METHODS: Final = frozenset(map(stem, ("method", "action", "operation", "command", "op", "mode")))
 _HOLDING: Final = GROUPS["negation"] | GROUPS["condition"] | GROUPS["exception"] | GROUPS["repeat"]
 _NEGATING: Final = GROUPS["negation"] | {"non"}
 _SPARING: Final = frozenset(map(stem, ("avoid", "exclude", "skip", "without", "no", "omit", "ignore")))
@@ -153,8 +135,6 @@ class Option:
     """`first` or `second` of a range or a pair, which may stand on the same tokens as the other."""
     also: tuple[Option, ...] = ()
     """Values beside it, each for a call of its own."""
-    named: str = ""
-    """The noun that its letters stand for: "msg" in `msg-774`."""
 
 
 class Options:
@@ -232,7 +212,7 @@ class Options:
                     continue
                 if how < 1 and (not how or size > 1 or low in SMALL or (place == part.verb_at and not param.required)):
                     continue
-                if place == part.verb_at and not _acts(param) and (how < 1 or part.low(place + 1) in DETERMINERS):
+                if place == part.verb_at and (how < 1 or part.low(place + 1) in DETERMINERS):
                     continue
                 if how < 1 and part.stems[place] in (*self.profile.nouns, self.profile.verb):
                     continue
@@ -278,22 +258,17 @@ class Options:
                 continue
             first, last = min(found.places), max(found.places)
             cued = self.cue(param, first, last, found.kind)
-            if found.kind in _NUMBERS and param.role == "id" and self._counts_other(param, last + 1):
-                continue
             if found.kind in _NUMBERS and param.role == "other" and param.type == "string" and cued < _BY_NOUN:
                 continue
             gain = (how if found.kind in _NUMBERS else _TYPED_FIT * how - _TYPED_COST) + cued
             if self._is_foreign(param, found):
                 how, gain, cued = how * _LOOSE, gain - cued - _OF_SORT, 0.0
-            named, of_sort = self._sort(param, found)
-            gain += of_sort
+            gain += self._sort(param, found)
             if found.role:
                 gain += self._of_range(param, found)
             if param.array:
                 gain -= 0.3
-            if (
-                param.role in ("knob", "id") and (found.unit or self.part.low(self.part.before(first)) in _COMPARING)
-            ) or (param.role == "id" and found.kind in _NUMBERS and self._counts(first, last)):
+            if param.role in ("knob", "id") and (found.unit or self.part.low(self.part.before(first)) in _COMPARING):
                 gain -= 2.0
             if gain < _LEAST_OF_OPTIONAL and not param.required:
                 continue
@@ -301,19 +276,13 @@ class Options:
             option = self._option(coerced(param, found), evidence, gain, (first, last), cued)
             mask = mask_of(found)
             side = "" if not found.role else "first" if found.role in ("start", "left") else "second"
-            yield replace(option, mask=mask, kind=found.kind, fit=how, side=side, named=named)
-
-    def _counts(self, first: int, last: int) -> bool:
-        """Does a number count something: is it in words, or do several things of one kind stand behind it?"""
-        part = self.part
-        behind = part.low(last + 1)
-        return part.low(first).isalpha() or (
-            behind.endswith("s") and part.stems[last + 1] != behind and part.stems[last + 1] in self.profile.nouns
-        )
+            yield replace(option, mask=mask, kind=found.kind, fit=how, side=side)
 
     def _fit(self, param: Param, found: Found) -> float:
         """How well a value serves a param. A number that another param takes the unit of is as good as one without."""
-        how = _suited(param, str(found.value), fits(param, found))
+        how = fits(param, found)
+        if param.array and found.kind is Kind.PATH and "file" in param.words and "." not in found.value.split("/")[-1]:
+            return how * _UNSUITED  # a folder is no list of files
         is_count = param.role == "number" and not param.unit and found.kind in _NUMBERS
         return 1.0 if how and is_count and self._has_unit else how
 
@@ -328,17 +297,15 @@ class Options:
             else -1.0
         )
 
-    def _sort(self, param: Param, found: Found) -> tuple[str, float]:
-        """The noun that the letters of an id stand for, and how well it is one of the param's: `msg-774` is no event."""
+    def _sort(self, param: Param, found: Found) -> float:
+        """How well the letters of an id say that it is one of the param's: `msg-774` is no event."""
         sorts = self.library.sorts(str(found.value)) if found.kind in (Kind.ID, Kind.SLUG) else frozenset()
         own = sort_of(param, self.profile.nouns)
         if not sorts or param.role in ("text", "query"):
-            return "", 0.0
-        if param.role in FREE:
-            return "", 0.0 if own in sorts else -_OF_SORT
+            return 0.0
         if own not in sorts:
-            return "", -_OF_SORT
-        return next((noun for noun in own if noun in self.profile.nouns), ""), _OF_SORT
+            return -_OF_SORT
+        return 0.0 if param.role in FREE else _OF_SORT
 
     def _is_foreign(self, param: Param, found: Found) -> bool:
         """Does an id that tools find have other letters than those in its examples, or none?"""
@@ -400,11 +367,6 @@ class Options:
 
     def _cut(self, param: Param) -> Iterator[Option]:
         longest = _LONGEST_SPAN if param.role in ("text", "query") else _LONGEST_NAME if param.role in FREE else 2
-        said = self._said_whole() if self._is_headline(param) else -1
-        if said >= 0:
-            commas = (one.place - 1 for one in self.part.tokens if one.low == "," and one.place > said + 1)
-            for last in (self.part.stop - 1, *commas):
-                yield self._option(self.part.words(said, last), Evidence.CUT, _WHOLE, (said, last), _WHOLE)
         for first, last in self.spans():
             if last >= first + longest and not param.array:
                 continue
@@ -435,17 +397,6 @@ class Options:
                     place = (first, first) if param.side == "left" else (min(first + 1, last), last)
                     text = self.part.words(*place)
                 yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, place, cued)
-
-    def _is_headline(self, param: Param) -> bool:
-        """Is it a text or headline, and the one thing in words that the tool must have?"""
-        needed = [one.name for one in self.profile.params if one.required and one.role in FREE]
-        return needed == [param.name] and not param.array and (param.role == "text" or bool(_HEADS & {*param.words}))
-
-    def _said_whole(self) -> int:
-        """Where a sentence of several words begins that stands behind the only colon; else -1."""
-        part = self.part
-        colons = [one.place for one in part.tokens if one.low == ":"]
-        return colons[0] + 1 if len(colons) == 1 and part.stop - colons[0] > _FEW + 1 and colons[0] > part.first else -1
 
     def _is_no_name(self, param: Param, first: int, last: int) -> bool:
         """Are these words a date, a clause, or what another part may begin with: "thursday", "dkim have been merged", "Ghent: when"?"""
@@ -605,7 +556,6 @@ class Options:
             score += 0.1 * min(size, 8) - 0.7 * typed - (len(content) < 2) * 0.3  # noqa: PLR2004  # a sentence has more
         elif query:
             score += 0.05 * size - 0.2 * inner - 0.7 * typed
-            score -= self._is_count(first) and size > 1
         elif param.array:
             score -= 1.5 * typed
         else:
@@ -623,11 +573,6 @@ class Options:
             score -= _OWN_NOUN if stemmed in self.profile.nouns else 0.0
             score -= (0.2 if query else _OTHER_NOUN) if one.text.islower() and self.library.is_noun(stemmed) else 0.0
         return score
-
-    def _is_count(self, place: int) -> bool:
-        """Is it a number, and has the tool a param for how many?"""
-        is_number = any(one.first == one.last == place and one.kind is Kind.INTEGER for one in self.part.found)
-        return is_number and any(one.role == "knob" for one in self.profile.params)
 
     # What announces a value
 
@@ -655,8 +600,6 @@ class Options:
             score += 1.0 if not part.low(last).endswith("ing") else 0.0
         elif kind is None and after in profile.nouns:
             score += 0.4
-        elif number and self._counts_other(param, last + 1):
-            score -= 2.0
         elif number and param.role == "knob" and self.explained.get(last + 1, 0.0) >= FIRM:
             score += 0.8
         if place == part.verb_at >= 0 and kind in (None, Kind.QUOTED) and (param.required or self._is_free):
@@ -696,37 +639,7 @@ class Options:
             return _BY_LIKE
         if param.required and (param.role == "id" or kind in _NUMBERS) and stemmed in self.profile.nouns:
             return _BY_NOUN
-        if kind not in _NUMBERS and kind not in _WHENS and stemmed in self._others(param):
-            return _OF_OTHER
         return (_TOLD if kind else _TOLD_OF_CUT) if stemmed in param.cues else 0.0
-
-    def _counts_other(self, param: Param, place: int) -> bool:
-        """Does the word behind a number say that another param has it: "for 4 people"?"""
-        said = self.part.stems.get(place, "")
-        others = (one for one in self.profile.params if one is not param and one.type in ("integer", "number"))
-        is_plain = self.part.content >> place & 1 and not self.part.typed >> place & 1
-        return bool(is_plain) and said not in param.cues and any(said in one.cues for one in others)
-
-    def _others(self, param: Param) -> set[str]:
-        """The last words of the names of the tool's other params, where the tool's own name does not say them."""
-        names = {one.words[-1] for one in self.profile.params if one is not param and one.words}
-        return names - {*self.profile.nouns, *param.words, *UNNAMING}
-
-
-def _suited(param: Param, value: str, how: float) -> float:
-    """How well a path or file serves by what the param's name says: a folder is no list of files, a text no image."""
-    if value.endswith("/") or "." not in value.rsplit("/", 1)[-1]:
-        return how * (_UNSUITED if param.array and _FOLDER.match(value) and "file" in param.words else 1.0)
-    ending = value.rsplit(".", 1)[-1].lower()
-    wanted = next((_ENDINGS[word] for word in param.words if word in _ENDINGS), None)
-    if wanted is None or not any(ending in endings for endings in (*_ENDINGS.values(), _TEXT_ENDINGS)):
-        return how
-    return max(how, _SUITED) if ending in wanted and param.type == "string" else how * _UNSUITED
-
-
-def _acts(param: Param) -> bool:
-    """Does the param say what is to be done?"""
-    return any(word in _METHODS for word in param.words)
 
 
 def _listed(text: str) -> list[str]:

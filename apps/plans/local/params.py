@@ -22,10 +22,6 @@ _OPTIONS: Final = re.compile(
     rf"|\b(?:either|must be|can be)\s*:?\s*({_QUOTE}[\w.-]+{_QUOTE}(?:{_OR}{_QUOTE}[\w.-]+{_QUOTE})+)"
 )
 _LISTED: Final = re.compile(rf"(?m)^[ \t]*(?:[-*]|\d+\.)[ \t]*{_QUOTE}([\w.-]+){_QUOTE}")
-_DEFAULT: Final = re.compile(
-    rf"(?i)\bdefaults?\b(?:(?:\s+value)?(?:\s+(?:is|to)|\s*[:=])|(?<=\(default)|(?=\s+\d))\s*"
-    rf"(?:{_QUOTE}([\w./-]+){_QUOTE}|([\w./-]*\w)(?=\s*(?:[.,;)\]]|$)))"
-)
 _EXAMPLE: Final = re.compile(r"(?i)(?:\be\.g\.,?|\bfor example,?|\bexample:|\bsuch as|\blike)\s+[\"'`]?([^\s\"'`,;)]+)")
 UNNAMING: Final = frozenset({"id", "new", "is", "name"})
 """Words of a param's name that don't tell what it is of."""
@@ -120,7 +116,6 @@ class Param:
     closed: bool
     """Nothing but the choices is allowed."""
     array: bool
-    default: Any
     words: tuple[str, ...]
     """The stems of its name."""
     cues: frozenset[str]
@@ -211,7 +206,6 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
         choices=choices,
         closed="enum" in item or "const" in item,
         array=array,
-        default=schema.get("default", _default(description, kind)),
         words=tuple(words.stem(piece) for piece in own),
         cues=_cues(own, f"{schema.get('title', '')} {description}"),
         role="choice" if choices else role,
@@ -341,16 +335,6 @@ def _shapes(example: str) -> list[Kind]:
     tokens, found, digits = scan(example)
     whole = (one for one in (*found, *pairs(tokens, digits)) if one.last - one.first == len(tokens) - 1)
     return [one.kind for one in whole]
-
-
-def _default(description: str, kind: str) -> Any:
-    """A default that stands in the description only."""
-    text = (told.group(1) or told.group(2)) if (told := _DEFAULT.search(description)) else ""
-    if kind in ("integer", "number"):
-        return int(text) if text.isdigit() else None
-    if kind == "boolean":
-        return {"true": True, "false": False}.get(text.lower())
-    return text if kind == "string" and text and text.lower() not in words.SMALL else None
 
 
 def _opening(description: str) -> list[str]:

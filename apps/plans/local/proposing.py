@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
-from apps.plans.local.chaining import Source, explain_by_givers, given, produced, repeated
+from apps.plans.local.chaining import Source, given, produced, repeated
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.judging import ASK, CONFIRM, READING, Verdict, holding, is_plain_name, judged
 from apps.plans.local.matching import MISSING, UNEXPLAINED, WEIGHTS, Match, Matcher
 from apps.plans.local.options import FREE
 from apps.plans.local.params import resolved
-from apps.plans.local.parts import Part, bits, cuts, is_sequel, is_statement, read_part
-from apps.plans.local.tokens import Kind, Reading
+from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
+from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
-from apps.plans.local.words import ACTS, GROUPS, SMALL
+from apps.plans.local.words import ACTS, SMALL
 from apps.plans.proposals import (
     UNSURE,
     Asked,
@@ -40,8 +40,6 @@ _MOST_TOKENS: Final = 300
 _RIVALS: Final = 4
 _PROMISING: Final = 3
 _STEP_PRICE: Final = 1.0
-_AGREES: Final = 0.6
-_MISSED: Final = 5.0
 _IGNORED: Final = 3.0
 """What it costs that a part ignores a word that asks for something else."""
 _NEAR: Final = 0.6
@@ -53,7 +51,6 @@ _LINKED: Final = 0.5
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
-_STANDING_IN: Final = frozenset({"one", "ones", "anything", "everything", "something", "stuff", "thing", "things"})
 _MOST_IN_WISH: Final = 4
 
 
@@ -81,8 +78,6 @@ class _Chosen:
     wish: bool = False
     also: Sequence[Match] = ()
     """The same call with other values."""
-    told: bool = False
-    """It only says what a later part is about."""
 
 
 @dataclass(slots=True)
@@ -95,8 +90,6 @@ class _Draft:
         for one in self.chosen:
             if one.wish:
                 score += 1.0
-            elif one.told and one.match is not None:
-                continue
             elif one.match is None:
                 bad, score = bad + 3, score - 5.0
             else:
@@ -203,7 +196,6 @@ class _Proposing:
         for number, (first, stop) in enumerate(way):
             earlier = [one.match for one in draft.chosen if one.match is not None]
             chosen = self._choose(first, stop, number, earlier)
-            draft.chosen = [replace(one, told=one.told or _is_told(one, chosen.match)) for one in draft.chosen]
             draft.chosen.append(chosen)
         return draft
 
@@ -235,14 +227,13 @@ class _Proposing:
                         offered[name] = [*offered.get(name, []), *options]
                     again = self.matcher.match(part, match.profile, offered)
                     again.score += bonuses[match.profile.tool.uid]
-                    explain_by_givers(again)
                     if again.score > match.score:
                         usable[place] = again
         usable.sort(key=_order)
         barred.sort(key=_order)
-        best = _asked_for(usable)
+        best = usable[0] if usable else None
         wish = _is_wish(part, best) and part.number > 0
-        rivals = [one for one in usable if one is not best][:_RIVALS]
+        rivals = usable[1 : _RIVALS + 1]
         also = [] if best is None or wish else list(repeated(best))
         return _Chosen(part, None if wish else best, rivals, barred[0] if barred else None, wish, also)
 
@@ -282,8 +273,8 @@ class _Proposing:
         wishes: list[str] = []
         confidence, doubtful = 1.0, False
         for chosen in draft.chosen:
-            if chosen.wish or chosen.told:
-                wishes += [chosen.part.text] if chosen.wish else []
+            if chosen.wish:
+                wishes.append(chosen.part.text)
                 continue
             if chosen.match is None:
                 missing.append(self._lacking(chosen, None))
@@ -388,8 +379,6 @@ class _Proposing:
             for param in match.profile.params
             if param.name in match.options and match.options[param.name].evidence == Evidence.CUT
         ]
-        if _is_vague(match):
-            return False
         if match.unsaid >= _ANNOUNCED and any(plain) and len(plain) == len(match.options):
             return False
         if self.is_gentle(match.profile.tool.uid):
@@ -485,39 +474,9 @@ class _Proposing:
         return tuple(sorted(found.values(), key=lambda one: (-one[1], one[0].uid))[:5])
 
 
-def _is_vague(match: Match) -> bool:
-    """Is what is meant only stood for, a value alone said, or the opening word an act that nothing explains?"""
-    part, used = match.part, 0
-    for option in match.options.values():
-        used |= option.mask
-    if not part.number and any(part.low(place) in _STANDING_IN and not used >> place & 1 for place in part.stems):
-        return not match.options or (
-            match.named < _AGREES and not any(one.kind == Kind.ID for one in match.options.values())
-        )
-    if part.verb or part.question:
-        return False
-    told = (part.stems[place] for place in bits(part.content & ~used))
-    naming = match.profile.naming.union(match.profile.nouns)
-    is_making = not match.profile.acts or match.profile.verb in ACTS["making"]
-    is_bare = not is_making and len(match.options) == 1 and naming.issuperset(told)
-    after = part.stems.get(part.first + 1, "")
-    is_act = part.low(part.first + 1) in GROUPS["article"] or after in match.profile.nouns
-    return is_bare or (is_act and bool(match.unexplained >> part.first & 1))
-
-
-def _is_told(chosen: _Chosen, later: Match | None) -> bool:
-    """Does a part only tell of what a later one takes from it?"""
-    if chosen.match is None or later is None or not is_statement(chosen.part) or holding(chosen.part, chosen.match):
-        return False
-    values = [one.value for one in chosen.match.options.values()]
-    taken = [one.value for one in later.options.values()]
-    is_source = any(isinstance(one, Source) and one.match is chosen.match for one in taken)
-    return not is_source and any(one in values for one in taken)
-
-
 def _is_said_before(draft: _Draft, match: Match, number: int) -> bool:
     """Do the parts before ask for the same call?"""
-    before = (one.match for one in draft.chosen[:number] if one.match is not None and not one.told)
+    before = (one.match for one in draft.chosen[:number] if one.match is not None)
     return any(one.profile is match.profile and one.values == match.values for one in before)
 
 
@@ -530,22 +489,6 @@ def _lacking(match: Match) -> tuple[str, ...]:
     """The required params of the tool that have no value, or only a part of it."""
     known = match.profile.tool.inputs
     return tuple(dict.fromkeys(name if name in known else name.partition(".")[0] for name in match.missing))
-
-
-def _asked_for(matches: Sequence[Match]) -> Match | None:
-    """The best of some matches, best first: one that lacks a value is better than one whose verb was not asked for."""
-    if not matches:
-        return None
-    best, cut = matches[0], 0
-    for option in best.options.values():
-        cut |= option.mask & best.part.content if option.evidence == Evidence.CUT else 0
-    for other in matches[1:] if not best.missing else ():
-        if len(other.missing) == 1 and not other.unexplained and other.score > best.score - _MISSED:
-            taken = cut and all(other.profile.explains(best.part.stems[place]) > _AGREES for place in bits(cut))
-            fits = bool(taken and (other.verb or not best.part.verb)) or (best.unexplained and other.verb >= best.verb)
-            if (best.part.verb and best.verb < _AGREES < other.verb) or (fits and other.named >= best.named):
-                return other
-    return best
 
 
 def _promise(match: Match) -> tuple[float, str]:

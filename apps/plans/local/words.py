@@ -69,7 +69,7 @@ ACTS: Final[Mapping[str, frozenset[str]]] = {
     for head, _ in entries("acts")
 }
 """Stems of verbs by what they ask for: `generic` ones go with any thing, `showing` ones change nothing, `making` ones name
-what they make, `plain` ones never stand for one of these, a `wish` is for the asker itself."""
+what they make, a `wish` is for the asker itself."""
 VERBS: Final = frozenset(stem(word) for line in _lines("verbs") for word in line.split())
 CURRENCIES: Final[Mapping[str, str]] = {
     word: head for word, head in _table("currencies").items() if not head.startswith("of ")
