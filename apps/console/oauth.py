@@ -228,7 +228,7 @@ class ConsentForm(AllowForm):  # type: ignore[misc]  # the library has no types
     principal = forms.CharField(
         required=False,
         label="Acts as",
-        help_text="A principal of one of your tenants: tenant/name.",
+        help_text="A principal of one of your tenants: its name, or tenant/name if several have one.",
         widget=UnfoldAdminTextInputWidget(attrs={"list": "principals", "autocomplete": "off"}),
     )
 
@@ -324,12 +324,16 @@ class ConsentView(Sound, views.AuthorizationView):  # type: ignore[misc]  # the 
     def form_valid(self, form: ConsentForm) -> HttpResponse:
         if not form.cleaned_data["allow"]:
             return super().form_valid(form)  # type: ignore[no-any-return]
-        tenant, _, name = form.cleaned_data["principal"].partition("/")
+        tenant, _, name = form.cleaned_data["principal"].rpartition("/")
         with self._sight():
-            self.principal = self._principals().filter(tenant__slug=tenant, name=name).first()
+            meant = self._principals().filter(name=name, **({"tenant__slug": tenant} if tenant else {}))[:2]
+            self.principal = meant[0] if len(meant) == 1 else None
         granted = form.granted()
         if self.principal is None:
-            form.add_error("principal", "There is no such principal in a tenant that you operate.")
+            several = "Several of your tenants have one of this name: write tenant/name."
+            form.add_error(
+                "principal", several if meant else "There is no such principal in a tenant that you operate."
+            )
         elif refused := forbidden_to(Kind(self.principal.kind), frozenset(map(Scope, granted))):
             for scope in refused:
                 form.add_error(f"may_{scope}", f"A {self.principal.kind} can't do this.")
@@ -343,6 +347,17 @@ class ConsentView(Sound, views.AuthorizationView):  # type: ignore[misc]  # the 
     def create_authorization_response(self, request: HttpRequest, scopes: str, credentials: Any, allow: Any) -> Any:
         credentials["principal"] = self.principal
         return super().create_authorization_response(request, scopes, credentials, allow)
+
+    def error_response(self, error: OAuthToolkitError, application: Any, **more: Any) -> HttpResponse:
+        """Sends a person on who refuses. An unsound request ends here if its client registered itself: it may have been
+        made so that this server sends people there (RFC 9700, 4.11.2).
+        """
+        refusal, client_id = error.oauthlib_error, self.request.POST.get("client_id", self.request.GET.get("client_id"))
+        by_itself = Application.objects.exclude(registration_source=Application.RegistrationSource.MANUAL)
+        if not isinstance(refusal, errors.AccessDeniedError) and by_itself.filter(client_id=client_id).exists():
+            return self.render_to_response({"error": refusal}, status=HTTPStatus.BAD_REQUEST)
+        response: HttpResponse = super().error_response(error, application, **more)
+        return response
 
     def get_context_data(self, **more: Any) -> dict[str, Any]:
         context: dict[str, Any] = super().get_context_data(**more)

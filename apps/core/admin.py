@@ -112,8 +112,8 @@ def verb(
                 messages.error(request, refusal.detail)
             else:
                 messages.success(request, said)
-            meta = self.opts
-            page = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[object_id])
+            kind, gone = f"admin:{self.opts.app_label}_{self.opts.model_name}", thing.pk is None
+            page = reverse(f"{kind}_changelist") if gone else reverse(f"{kind}_change", args=[object_id])
             # The form is sent by a script, which follows this.
             return HttpResponse(headers={"HX-Redirect": page})
 

@@ -160,7 +160,7 @@ class Coalesces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class Questionnaire:
     """What a person is asked before an operation can go on."""
 
     about: str
@@ -174,10 +174,10 @@ class Form:
 class Asks:
     """How an operation has a person asked for what it needs, where the caller's client can show a form."""
 
-    form: Callable[[Any], Form | None]
+    questionnaire: Callable[[Any], Questionnaire | None]
     """Of an output: what is to be asked, if anything is."""
     go_on: Callable[[Any, Any, str, Mapping[str, Any] | None], BaseModel]
-    """Of the caller, the input, what a form was about and its values: the next output. Without values: how it stands.
+    """Of the caller, the input, what a questionnaire was about and its values: the next output. Without values: how it stands.
     It opens its own transactions.
     """
 
@@ -201,9 +201,11 @@ class Operation:
     """The tool that its arguments choose it in: it is listed there, and callable by its own name too."""
     listed_for: frozenset[Role]
     """Who sees it in the list of tools without asking for more; the others find it by `find_tools`."""
+    keywords: str
+    """Words by which it is looked for, and that its description does not have."""
     example: Mapping[str, Any] = field(repr=False)
     after_refusal: str = field(repr=False)
-    """What a model does next if a call was refused."""
+    """What a model does next if a call was refused, where the refusal does not say it itself."""
     read_only: bool
     destructive: bool
     idempotent: bool
@@ -248,8 +250,9 @@ def operation(
     tool: bool = True,
     form_of: str = "",
     listed_for: Collection[Role] = (),
+    keywords: str = "",
     example: Mapping[str, Any] | None = None,
-    after_refusal: str = "Change the argument that the refusal names, and call again.",
+    after_refusal: str = "",
     read_only: bool = False,
     destructive: bool = False,
     idempotent: bool = False,
@@ -290,6 +293,7 @@ def operation(
             tool=tool,
             form_of=form_of,
             listed_for=frozenset(listed_for),
+            keywords=keywords,
             example=example or {},
             after_refusal=after_refusal,
             read_only=read_only,

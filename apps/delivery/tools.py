@@ -140,6 +140,7 @@ def _shown(caller: Caller, made: TargetWithSecret) -> CreatedTarget:
 
 @operation(
     title="Be woken at an address",
+    keywords="notify webhook push subscribe callback",
     scope=Scope.INBOX,
     routes=[Route("POST", "/api/v1/targets", status=201)],
     own_transactions=True,
@@ -236,6 +237,7 @@ def rotate_target_secret(caller: Caller, given: RotateTargetSecret) -> CreatedTa
 
 @operation(
     title="Delete a target",
+    keywords="webhook unsubscribe",
     scope=Scope.INBOX,
     routes=[Route("DELETE", _ROUTE)],
     destructive=True,

@@ -235,15 +235,29 @@ def next_actions(ref: str, status: Status, steps: Steps, *, is_delegate: bool) -
     found: list[str] = []
     for step in steps:
         if step.is_asked and step.step_type == StepType.AGGREGATE:
-            found.append(f"Combine the results and hand them in: submit_step_result({ref}, {step.step_id}).")
+            found.append(
+                f"Combine the results and hand them in: submit_step_result({_quoted(ref, step)}, result={{…}}, summary=…)."
+            )
         elif step.is_asked:
-            found.append(f"Decide: decide_step({ref}, {step.step_id}).")
+            found.append(f'Decide: submit_step_result({_quoted(ref, step)}, decision="accept" | "reject").')
     if status in {Status.COMPLETE, Status.PARTIAL}:
-        found += [f"Read {step.step_id} behind {step.result_pointer}." for step in steps if step.result_pointer][:5]
+        found += [_reading(step) for step in steps if step.result_pointer][:5]
         found += _promotions(steps, is_delegate=is_delegate)
     if status in {Status.PARTIAL, Status.FAILED, Status.BUDGET_EXCEEDED}:
         found += _replannings(status, steps)
     return found
+
+
+def _quoted(ref: str, step: ExecutionStep) -> str:
+    return f'execution_id="{ref}", step_id="{step.step_id}"'
+
+
+def _reading(step: ExecutionStep) -> str:
+    if step.task_ref:
+        return f'Read {step.step_id} with fetch_task_result(task_id="{step.task_ref}").'
+    if str(step.result_pointer).startswith("artifact:"):
+        return f'Read {step.step_id} with read_artifact(digest="{step.result_pointer}"), by call_tool.'
+    return f"Read {step.step_id} behind {step.result_pointer}."
 
 
 def _replannings(status: Status, steps: Steps) -> list[str]:
@@ -251,14 +265,17 @@ def _replannings(status: Status, steps: Steps) -> list[str]:
     failed = [step for step in steps if step.status == StepStatus.FAILED and step.step_type in WORKER_STEPS]
     escalated = [
         f"Ask {step.escalation['suggested_delegate'] or 'somebody else'} for what {step.step_id} can't do:"
-        f" create_delegation_plan({step.escalation['intent']})."
+        f" carry_out_request(intent={json.dumps(step.escalation['intent'], ensure_ascii=False)})."
         for step in failed
         if step.escalation
     ]
     if escalated or status == Status.PARTIAL:
         return escalated
     advice = "Plan again, without what failed or with another budget"
-    calls = [f": replan_plan({step.outcome['plan_id']}, {step.step_id})" for step in failed[:1]]
+    calls = [
+        f': replan_plan(plan_id="{step.outcome["plan_id"]}", failed_step="{step.step_id}"), by call_tool'
+        for step in failed[:1]
+    ]
     return [f"{advice}{call}." for call in calls or [""]]
 
 
@@ -269,7 +286,7 @@ def _promotions(steps: Steps, *, is_delegate: bool) -> list[str]:
         return [
             f"Recommend in your report what {step_id} recommends: {one.get('reason') or 'it is not promoted yet.'}"
             for step_id, one in left
-        ] or ["Promote what was learned with memory_promote, or recommend it in your report."]
+        ] or ["Promote what was learned with memory_store(promote=true), or recommend it in your report."]
     return [f"Decide whether to store what {step_id} recommends with memory_store." for step_id, _ in left] or [
         "Store what was learned with memory_store."
     ]

@@ -96,7 +96,9 @@ def report_of_plan(caller: Caller, plan_id: str) -> ExecutionReport:
     if execution is not None:
         return report_on(execution)
     if successor is None:
-        return _without_execution(plan, "abandoned", f"{intent}: not begun in time.", "create_delegation_plan")
+        return _without_execution(
+            plan, "abandoned", f"{intent}: not begun in time.", "Ask anew with carry_out_request."
+        )
     action = f'get_plan_status(plan_id="{successor}")'
     return _without_execution(plan, "abandoned", f"{intent}: replaced by {successor}.", action)
 

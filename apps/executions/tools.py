@@ -32,7 +32,7 @@ _BASE: Final = "/api/v1/executions"
 _STATUS: Final = "/api/v1/plans/{plan_id}/execution"
 _UNDER_WAY: Final = frozenset({Status.QUEUED, Status.EXECUTING, Status.NEEDS_ESCALATION})
 _MESSAGE: Final = 500
-_DONE: Final = "Read the result in `execution`; it is in your inbox too."
+_DONE: Final = "Read the result in `execution`; it is in your inbox too, see read_inbox."
 
 StepId = Annotated[Text, Field(min_length=1, max_length=100)]
 PlanId = Annotated[Text, Field(min_length=1, max_length=100)]
@@ -189,7 +189,7 @@ def _under_way(started: ExecutionStarted | None) -> str | None:
     own_transactions=True,
     listed_for=["agent"],
     example={"plan_id": "plan_7"},
-    after_refusal="The plan is not ready: confirm_plan or answer_plan first, or ask anew. Over a budget, raise it or ask for less.",
+    after_refusal="The plan is not ready: confirm or answer it with confirm_plan first, or ask anew. Over a budget, raise it or ask for less.",
     under_way=_under_way,
 )
 def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStarted:
@@ -282,16 +282,15 @@ def _go_on(caller: Caller, given: CarryOut, plan_id: str, answers: Mapping[str, 
     listed_for=["agent"],
     example={"intent": "Send the weather of Vienna to ops@example.com"},
     after_refusal="Change the argument named. That no plan is ready is no refusal: next_step of the answer says what to do.",
-    asks=Asks(form=plans.form_of, go_on=_go_on),
+    asks=Asks(questionnaire=plans.questionnaire_of, go_on=_go_on),
     under_way=lambda carried_out: _under_way(carried_out.execution),
 )
 def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
     """Ask for something in plain words, and have it done at once if the plan is ready.
 
-    It is create_delegation_plan and execute_delegation_plan in one call. A plan with a guessed value is carried out only
-    if it changes nothing. Results of fast steps are in the answer, and the end comes to your inbox. If the plan is not
-    ready, nothing runs: confirm it with confirm_plan or answer its questions with answer_plan. Then pass the new plan_id
-    to execute_delegation_plan.
+    A plan with a guessed value is carried out only if it changes nothing. Results of fast steps are in the answer, and
+    the end comes to your inbox. If the plan is not ready, nothing runs: confirm it, or answer its questions, with
+    confirm_plan. Then pass the new plan_id to execute_delegation_plan.
     """
     return _carried_out(caller, given, planning.plan_request(caller=caller, given=given, now=timezone.now()))
 
@@ -355,7 +354,7 @@ def _progress(report: ExecutionReport) -> Progress | None:
     ),
     listed_for=["agent"],
     example={"plan_id": "plan_7", "wait": 30},
-    after_refusal="The plan is unknown, or not yours: list_plans shows yours.",
+    after_refusal="The plan is unknown, or not yours: list_plans, by call_tool, shows yours.",
 )
 def get_plan_status(caller: Caller, given: AskPlanStatus) -> ExecutionReport:
     """Read how far the execution of a plan is: status, steps with their results so far, and what you may do next.
@@ -442,6 +441,7 @@ def list_executions(caller: Caller, given: ListExecutions) -> ExecutionList:
     routes=[Route("POST", f"{_BASE}/{{execution_id}}/steps/{{step_id}}/result", max_body=_RESULT_BYTES)],
     idempotent=True,
     own_transactions=True,
+    listed_for=["agent"],
     example={"execution_id": "exec_3", "step_id": "s4", "result": {"total": 9}, "summary": "Nine in total."},
     after_refusal="The step waits for no result of yours: get_plan_status says what it waits for.",
 )
@@ -475,6 +475,7 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
     form_of="submit_step_result",
     routes=[Route("POST", f"{_BASE}/{{execution_id}}/steps/{{step_id}}/decide")],
     idempotent=True,
+    listed_for=["agent"],
     example={"execution_id": "exec_3", "step_id": "s2", "decision": "accept"},
     after_refusal="The step waits for no decision of yours: get_plan_status says what it waits for.",
 )
@@ -492,6 +493,7 @@ def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
 
 @operation(
     title="Cancel an execution",
+    keywords="stop abort running plan",
     scope="plans",
     output=ExecutionMoved,
     form_of="cancel_task",

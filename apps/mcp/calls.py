@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field
 from rest_framework.exceptions import APIException
 
 from apps.core import operations, strict_json
-from apps.core.errors import DomainError, Forbidden, NotFound, TooLarge, near
+from apps.core.errors import DomainError, Forbidden, Invalid, NotFound, TooLarge, near
 from apps.core.ids import BadCursor, decode_cursor, encode_cursor
 from apps.core.notifications import Wait, check_place, in_thread
 from apps.core.operations import Asks, BaseCaller, Operation, Progress, Reply
@@ -124,16 +124,19 @@ def call_tool(
         declared = operations.named(name)
         if declared is None or not declared.tool:
             names = [tool.name for tool in tools() if tool.visible_to(exchange.caller)]
-            unknown = f"Unknown tool: {name[:100]}.{near(name, names)}"
+            unknown = f"Unknown tool: {name[:100]}.{near(name, names)} find_tools finds one by what it is for."
             if params.name != CALL_TOOL.name:
                 raise ProtocolError(INVALID_PARAMS, unknown)
-            raise NotFound(f"{unknown} find_tools finds one by what it is for.", code="unknown_tool")
-        if other_forms(name):
+            raise NotFound(unknown, code="unknown_tool")
+        if others := other_forms(name):
             known = json_schema(declared.input, "validation")["properties"]
             # A flag that chooses another form does not choose it by false.
             arguments = {key: value for key, value in arguments.items() if key in known or value is not False}
+            forms = [declared, *others]
             declared = chosen(declared, arguments)
-        read = partial(_read, exchange, declared, arguments)
+            read = partial(_read_one_of, forms, exchange, declared, arguments)
+        else:
+            read = partial(_read, exchange, declared, arguments)
         if declared.asks and exchange.envelope.can_elicit:
             operations.permit(declared, exchange.caller)
             return _asked(exchange, declared, declared.asks, read(exchange.caller), params)
@@ -174,6 +177,21 @@ def _read(exchange: Exchange, declared: Operation, arguments: Any, caller: BaseC
     return given
 
 
+def _read_one_of(
+    forms: Forms, exchange: Exchange, declared: Operation, arguments: Any, caller: BaseCaller
+) -> BaseModel:
+    """As :func:`_read`; a refusal names the arguments of all forms, for another one may be meant."""
+    try:
+        return _read(exchange, declared, arguments, caller)
+    except Invalid as refusal:
+        if not refusal.errors:
+            raise
+        taken = "; or ".join(", ".join(form.input.model_fields) for form in forms if form.visible_to(caller))
+        raise Invalid(
+            f"{refusal.detail.rstrip('.')}. {name_of(declared)} takes {taken}.", errors=refusal.errors
+        ) from refusal
+
+
 def _asked(
     exchange: Exchange, declared: Operation, asks: Asks, given: BaseModel, params: CallToolRequestParams
 ) -> CallToolResult | InputRequiredResult | TaskState | Streamed:
@@ -186,13 +204,13 @@ def _asked(
         reply = Reply(asks.go_on(caller, given, about, values), status=0)
     else:
         reply = operations.call(declared, caller, given)
-    form = asks.form(reply.output)
-    if form is None or (said is not None and form.about == about):  # nobody gave an answer
+    wanted = asks.questionnaire(reply.output)
+    if wanted is None or (said is not None and wanted.about == about):  # nobody gave an answer
         return _done(exchange, declared, reply)
     if not modern:
         return Streamed(partial(_asked_on_the_stream, exchange, declared, asks, given, reply))
-    state = signing.dumps([caller.principal_id, declared.name, form.about], salt=_STATE)
-    return InputRequiredResult(input_requests={_FORM: elicit(form.text, form.fields)}, request_state=state)
+    state = signing.dumps([caller.principal_id, declared.name, wanted.about], salt=_STATE)
+    return InputRequiredResult(input_requests={_FORM: elicit(wanted.text, wanted.fields)}, request_state=state)
 
 
 def _unsealed(state: str, declared: Operation, caller: Caller) -> str:
@@ -219,9 +237,9 @@ async def _asked_on_the_stream(
     try:
         about = ""
         with suppress(Unanswered):
-            while (form := asks.form(reply.output)) and form.about != about:
-                about = form.about
-                question = Question(exchange, elicit(form.text, form.fields))
+            while (wanted := asks.questionnaire(reply.output)) and wanted.about != about:
+                about = wanted.about
+                question = Question(exchange, elicit(wanted.text, wanted.fields))
                 async with aclosing(question.asked()) as asked:
                     async for sent in asked:
                         yield sent
@@ -287,13 +305,18 @@ def other_forms(name: str) -> Forms:
 
 
 def chosen(tool: Operation, arguments: Mapping[str, Any]) -> Operation:
-    """The tool, unless it lacks arguments that one of its other forms takes: then the form that lacks least of them."""
+    """The tool, unless it lacks arguments that one of its other forms takes: then the form that lacks least of them.
 
-    def lack(form: Operation) -> tuple[int, int]:
+    A form lacks less of an argument that is nearly one of its own.
+    """
+
+    def lack(form: Operation) -> tuple[int, int, int]:
         schema, given = json_schema(form.input, "validation"), arguments.keys()
-        return len(given - schema["properties"].keys()), len(set(schema.get("required", ())) - given)
+        unknown = given - schema["properties"].keys()
+        foreign = [name for name in unknown if not near(name, schema["properties"])]
+        return len(foreign), len(unknown), len(set(schema.get("required", ())) - given)
 
-    return min([tool, *other_forms(tool.name)], key=lack) if lack(tool)[0] else tool
+    return min([tool, *other_forms(tool.name)], key=lack) if lack(tool)[1] else tool
 
 
 def max_body(declared: Operation) -> int:
@@ -311,7 +334,7 @@ def describe(forms: Forms) -> Tool:
     return Tool(
         name=name_of(forms[0]),
         title=forms[0].title,
-        description=description(forms[0]) + "".join(f"\nOr {form.name}: {description(form)}" for form in forms[1:]),
+        description="\nOr with ".join([description(forms[0]), *map(_with, forms[1:])]),
         input_schema=input_schema(forms),
         output_schema=outline([json_schema(form.output, "serialization") for form in forms]),
         # What the protocol assumes of a tool without a hint is not said. What manages its own transactions calls out.
@@ -324,10 +347,17 @@ def describe(forms: Forms) -> Tool:
     )
 
 
+def _with(form: Operation) -> str:
+    """A further form of a tool, after the arguments that choose it."""
+    first = operations.find(form.form_of).input.model_fields
+    return f"{', '.join(name for name in form.example if name not in first)}: {description(form)}"
+
+
 def description(form: Operation) -> str:
-    """When to use it, one example, and what to do after a refusal."""
+    """When to use it, one example, and what to do after a refusal that does not say so itself."""
     example = json.dumps(form.example, ensure_ascii=False)
-    return f"{form.description}\nExample: {example}\nIf refused: {form.after_refusal}"
+    refused = f"\nIf refused: {form.after_refusal}" if form.after_refusal else ""
+    return f"{form.description}\nExample: {example}{refused}"
 
 
 def input_schema(forms: Forms) -> dict[str, Any]:

@@ -3,20 +3,22 @@
 import math
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from apps.core.operations import operation
+from apps.core.operations import Operation, operation
 from apps.core.schemas import Input, Output, Text
 from apps.mcp import calls
 from apps.mcp.calls import Forms
+from apps.plans.local.words import SMALL, stem
 from apps.principals.tenancy import Caller
 
-_ENDING = re.compile(r"(?:ing|ed|es|e|s)$")
-
-_SHORT = 3
+# What a word counts in a name, in a title or keyword, in a description, and in an argument.
+_SHARES: Final = (4, 2, 1, 0.5)
+_SMALL: Final = frozenset(map(stem, SMALL))
 
 
 class FindTools(Input):
@@ -52,17 +54,14 @@ def find_tools(caller: Caller, given: FindTools) -> FoundTools:
 
 def ranked(query: str, tools: Sequence[Forms]) -> list[Forms]:
     """The tools that have a word of the query, best first: a rare word counts more, and one of a name most."""
-    held = [
-        (form, (_words(form.name), _words(form.title), _words(f"{form.description} {' '.join(form.groups)}")))
-        for form in chain.from_iterable(tools)
-    ]
+    held = [(form, _parts(form)) for form in chain.from_iterable(tools)]
     weights = {
         word: math.log(1 + len(held) / (1 + sum(any(word in part for part in parts) for _, parts in held)))
-        for word in _words(query)
+        for word in _words(query) - _SMALL or _words(query)
     }
     scores = {
         form.name: sum(
-            weight * sum(share for share, part in zip((4, 2, 1), parts, strict=True) if word in part)
+            weight * sum(share for share, part in zip(_SHARES, parts, strict=True) if word in part)
             for word, weight in weights.items()
         )
         / math.sqrt(3 + len(parts[0]))
@@ -75,7 +74,15 @@ def ranked(query: str, tools: Sequence[Forms]) -> list[Forms]:
     return sorted(filter(score, tools), key=lambda forms: (-score(forms), calls.name_of(forms[0])))
 
 
+def _parts(form: Operation) -> list[frozenset[str]]:
+    """The words of its name, of its title and keywords, of its description, and of its arguments."""
+    arguments = form.input.model_fields.items()
+    told = " ".join(f"{name} {field.description or ''}" for name, field in arguments)
+    said = f"{form.description} {' '.join(form.groups)}"
+    return list(map(_words, (form.name, f"{form.title} {form.keywords}", said, told)))
+
+
+@lru_cache(maxsize=1000)
 def _words(text: str) -> frozenset[str]:
-    """The words of a text without their endings."""
-    words = re.findall(r"[a-z0-9]+", text.lower())
-    return frozenset(word if len(word) <= _SHORT else _ENDING.sub("", word) for word in words)
+    """The stems of the words of a text."""
+    return frozenset(map(stem, re.findall(r"[a-z0-9]+", text.lower())))

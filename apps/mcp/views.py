@@ -57,7 +57,7 @@ class EndpointView(TokenView):
                 envelope=envelope,
                 body_size=len(body),
                 credential=credential,
-                groups=request.GET.get("tools", ""),
+                groups=",".join(request.GET.getlist("tools")),
             )
             if envelope.method != "tools/call":  # which finds it out by the beginning of its transaction
                 exchange.known = credential.caller()  # type: ignore[assignment]  # as above

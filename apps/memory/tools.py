@@ -88,7 +88,7 @@ def memory_store(caller: Caller, given: StoreMemory) -> StoredMemory:
     """Store one observation, with its domain, your confidence and its evidence.
 
     Every agent of your tenant can recall it at once. A DeleGate stores its `delegation_trace` with this tool, and
-    promotes what it learned with `memory_promote`.
+    promotes what it learned with `promote`.
     """
     domain = given.domain or ""
     services.permit_observation(author=caller, domain=domain, supersedes=given.supersedes)
@@ -270,7 +270,7 @@ class RecallMemory(Input):
     domain: Domain | None = None
     """Only what was stored in this domain."""
     subject: SubjectId | None = Field(default=None, validation_alias=AliasChoices("subject", "subject_id"))
-    """Only memories of this subject, as `add_subject` named it: its items (their type is the domain) and the messages of
+    """Only memories of the subject with this id: its items (their type is the domain) and the messages of
     conversations with it. Without a subject these are not found."""
     filters: Annotated[dict[Path, Any], Field(max_length=50)] | None = None
     """Values that must stand at these paths of the metadata, such as `{"plan_id": "plan-abc"}`."""
@@ -510,6 +510,7 @@ class OfSubject(Input):
 
 @operation(
     title="Look at a subject",
+    keywords="user customer person profile",
     scope="memory",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}")],
     read_only=True,
@@ -821,6 +822,7 @@ class Forget(Input):
 
 @operation(
     title="Forget a subject or an item",
+    keywords="erase delete remove user data",
     scope="memory:forget",
     routes=[Route("POST", "/api/v1/memory/forget"), Route("DELETE", "/api/v1/subjects/{subject_id}")],
     destructive=True,

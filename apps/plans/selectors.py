@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 
 from apps.core.errors import NotFound
 from apps.core.lexical import words
-from apps.core.operations import Form
+from apps.core.operations import Questionnaire
 from apps.core.schemas import Paged
 from apps.core.sql import fetch
 from apps.plans import documents, drawing, shelf, validation
@@ -215,12 +215,12 @@ def search_tools(query: str, *, tenant_id: int, limit: int = 20) -> list[Capabil
     ]
 
 
-def form_of(made: PlanAnswer) -> Form | None:
-    """What a person is asked so that a plan becomes ready; None if there is nothing to ask that fits a form."""
+def questionnaire_of(made: PlanAnswer) -> Questionnaire | None:
+    """What a person is asked so that a plan becomes ready; None if there is nothing to ask that a client can show."""
     document, plan_id = made.plan, made.plan_id
     if made.status == "needs_confirmation":
         guesses = "\n".join(one["detail"] for one in document["unsure"])
-        return Form(about=plan_id, text=f"{document['intent'][:500]}\n{guesses}\nIs this right?", fields={})
+        return Questionnaire(about=plan_id, text=f"{document['intent'][:500]}\n{guesses}\nIs this right?", fields={})
     fields = {}
     for one in document.get("questions") or () if made.status == "needs_input" else ():
         schema = one.get("schema") or {} if "param" in one else {"type": "string", "enum": one["choices"]}
@@ -229,7 +229,7 @@ def form_of(made: PlanAnswer) -> Form | None:
             kept = {name: schema[name] for name in _FIELDS[kind] if name in schema}
             told = {"title": one.get("param", "tool"), "description": one["text"]}
             fields[one["question_id"]] = {"type": kind, **told, **kept}
-    return Form(about=plan_id, text=document["intent"][:500], fields=fields) if fields else None
+    return Questionnaire(about=plan_id, text=document["intent"][:500], fields=fields) if fields else None
 
 
 def judged(document: object, *, tenant_id: int) -> tuple[list[Problem], Catalogue]:

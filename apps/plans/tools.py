@@ -115,13 +115,13 @@ def _go_on(caller: Caller, given: CreatePlan, plan_id: str, answers: Mapping[str
     own_transactions=True,
     example={"intent": "Send the weather of Vienna to ops@example.com"},
     after_refusal="Change the argument named. That no plan is ready is no refusal: next_step of the answer says what to do.",
-    asks=Asks(form=selectors.form_of, go_on=_go_on),
+    asks=Asks(questionnaire=selectors.questionnaire_of, go_on=_go_on),
 )
 def create_delegation_plan(caller: Caller, given: CreatePlan) -> PlanAnswer:
     """Turn an intent into a plan of worker calls, without carrying it out. Then pass its plan_id to execute_delegation_plan.
 
     Only a plan with status ready can be carried out. With needs_confirmation some value is a guess: confirm_plan. With
-    needs_input something was not said: answer_plan. With needs_escalation the plan says why there is none. The first line
+    needs_input something was not said: confirm_plan with answers. With needs_escalation the plan says why there is none. The first line
     of the answer, next_step, says what to do.
     """
     return services.plan_request(caller=caller, given=given, now=timezone.now())
@@ -133,7 +133,7 @@ def create_delegation_plan(caller: Caller, given: CreatePlan) -> PlanAnswer:
     routes=[Route("POST", "/api/v1/plans/{plan_id}/confirm", status=201)],
     listed_for=["agent"],
     example={"plan_id": "plan_7"},
-    after_refusal="The plan has changed its status: get_plan shows it, and a plan that is ready goes to execute_delegation_plan.",
+    after_refusal="The plan has changed its status: get_plan_status shows it, and one that is ready goes to execute_delegation_plan.",
 )
 def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     """Confirm what a plan with status needs_confirmation guesses, see its `unsure`. A plan that is ready takes its place.
@@ -150,7 +150,7 @@ def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     routes=[Route("POST", "/api/v1/plans/{plan_id}/answer", status=201)],
     own_transactions=True,
     listed_for=["agent"],
-    example={"plan_id": "plan_7", "answers": {"q1": "acme/shop"}},
+    example={"plan_id": "plan_7", "answers": {"question-1": "acme/shop"}},
     after_refusal="The places named are answers of another form than the question's schema; the plan still waits.",
 )
 def answer_plan(caller: Caller, given: AnswerPlan) -> PlanAnswer:

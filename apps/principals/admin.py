@@ -2,21 +2,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
-from django.http import HttpRequest
+from django.contrib.postgres.expressions import ArraySubquery
+from django.db.models import F, OuterRef, QuerySet, Subquery
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils import timezone
 from oauth2_provider import admin as oauth_admin
-from oauth2_provider.models import Application
+from oauth2_provider.models import Application, RefreshToken
 from unfold.admin import ModelAdmin
+from unfold.decorators import action
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
-from unfold.widgets import UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from apps.core.admin import OperatorAdmin, ReasonForm, link_to, verb
+from apps.core.errors import DomainError
 from apps.principals import services
 from apps.principals.models import Membership, Operator, Principal, Tenant, Token
+from apps.principals.scopes import Kind
 from apps.principals.tenancy import acting_as_system
 
 admin.site.unregister(Group)
@@ -87,13 +93,44 @@ class RenameForm(ReasonForm):
     name = forms.CharField(max_length=50, widget=UnfoldAdminTextInputWidget)
 
 
+class AddPrincipalForm(ReasonForm):
+    tenant = forms.ModelChoiceField(Tenant.objects.all(), widget=UnfoldAdminSelectWidget)
+    name = forms.CharField(max_length=50, widget=UnfoldAdminTextInputWidget)
+    kind = forms.ChoiceField(choices=Kind.choices, widget=UnfoldAdminSelectWidget)
+
+
 @admin.register(Principal)
 class PrincipalAdmin(OperatorAdmin):
+    actions_list = ["add_principal"]
     actions_detail = ["disable", "enable", "rename", "revoke_tokens"]
     list_display = ["name", "kind", "tenant", "parent_link", "created_at", "disabled_at"]
     list_filter = ["kind", "tenant"]
     list_select_related = ["tenant", "parent"]
     search_fields = ["name"]
+
+    @action(  # type: ignore[untyped-decorator]  # unfold's has no types
+        description="Add a principal",
+        url_path="add-principal",
+        permissions=["principals.add_principal"],
+        dialog={
+            "title": "Add a principal",
+            "description": "An agent, service or worker that can act here. A host is let in as it by OAuth.",
+            "form_class": AddPrincipalForm,
+            "form_submit_text": "Add",
+        },
+    )
+    def add_principal(self, request: HttpRequest, form: forms.Form) -> HttpResponse:
+        given = form.cleaned_data
+        try:
+            added = services.add_principal(
+                tenant_id=given["tenant"].pk, name=given["name"], kind=Kind(given["kind"]), now=timezone.now()
+            )
+        except DomainError as refusal:
+            messages.error(request, refusal.detail)
+        else:
+            self.log_addition(request, added, f"Add a principal: {given['reason']}")
+            messages.success(request, f"{added} is a principal of {added.tenant}.")
+        return HttpResponse(headers={"HX-Redirect": reverse("admin:principals_principal_changelist")})
 
     @admin.display(description="Reports to")
     def parent_link(self, principal: Principal) -> str:
@@ -169,13 +206,41 @@ class ClientAdmin(OperatorAdmin):
     """Hosts and services that may ask for tokens by OAuth, in the whole deployment."""
 
     actions_detail = ["remove"]
-    list_display = ["__str__", "client_id", "registration_source", "authorization_grant_type", "created"]
+    list_display = ["__str__", "acts_as", "let_in_by", "last_used", "registration_source", "client_id", "created"]
     list_filter = ["registration_source"]
     search_fields = ["name", "client_id"]
     fields = ["name", "client_id", "registration_source", "authorization_grant_type", "redirect_uris", "created"]
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return _is_superuser(request)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Application]:
+        held = Token.objects.filter(client=OuterRef("client_id"))
+        by = RefreshToken.objects.filter(application=OuterRef("pk"), revoked=None).order_by("user__username")
+        found: QuerySet[Application] = (
+            super()
+            .get_queryset(request)
+            .annotate(
+                held_by=ArraySubquery(
+                    held.filter(revoked_at=None).order_by("principal__name").values("principal__name")
+                ),
+                granted_by=ArraySubquery(by.values("user__username")),
+                used_at=Subquery(held.order_by(F("last_used_at").desc(nulls_last=True)).values("last_used_at")[:1]),
+            )
+        )
+        return found
+
+    @admin.display(description="Acts as")
+    def acts_as(self, client: Any) -> str:
+        return ", ".join(dict.fromkeys(client.held_by)) or "-"
+
+    @admin.display(description="Let in by")
+    def let_in_by(self, client: Any) -> str:
+        return ", ".join(dict.fromkeys(client.granted_by)) or "-"
+
+    @admin.display(description="Last used", ordering="used_at")
+    def last_used(self, client: Any) -> Any:
+        return client.used_at
 
     @verb(
         "Remove",

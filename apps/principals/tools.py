@@ -29,6 +29,7 @@ class CallerOutput(Output):
 
 @operation(
     title="Who am I",
+    keywords="permissions identity",
     routes=[Route("GET", "/api/v1/whoami")],
     read_only=True,
     example={},

@@ -79,7 +79,7 @@ Reference = Annotated[Text, Field(min_length=1, max_length=100)]
 
 class QueueTask(Input):
     task_type: TypeName
-    """A registered type; list_task_types shows them."""
+    """A registered type; list_task_types, by call_tool, shows them."""
     params: dict[str, Any] = Field(default_factory=dict)
     """What the task is about, as the type's params_schema says. At most 256 KiB."""
     recipient_ai: Name | None = None
@@ -116,13 +116,14 @@ def _taken(queued: QueuedTask) -> Reply:
 
 @operation(
     title="Queue a task",
+    keywords="job later delay background",
     scope=QUEUE,
     output=QueuedTask,
     routes=[Route("POST", "/api/v1/tasks", status=201, also=(200,))],
     idempotent=False,
     listed_for=["agent"],
     example={"task_type": "import", "params": {"file": "s3://in/a.csv"}, "idempotency_key": "import-a"},
-    after_refusal="list_task_types shows the types and the schema of their params.",
+    after_refusal="list_task_types, by call_tool, shows the types and the schema of their params.",
     coalesces=Coalesces(
         # It waits for no other task, and holds nothing that others may hold.
         may=lambda given: not (given.depends_on or given.concurrency_key),
@@ -173,6 +174,7 @@ def _progress(task: TaskStatus) -> Progress | None:
 
 @operation(
     title="Check a task",
+    keywords="progress of a job",
     scope=QUEUE,
     form_of="list_tasks",
     routes=[Route("GET", "/api/v1/tasks/{task_id}")],
@@ -203,7 +205,7 @@ def check_task_status(caller: Caller, given: CheckTask) -> TaskStatus:
     own_transactions=True,
     listed_for=["agent"],
     example={"task_id": "task_7"},
-    after_refusal="With not_finished, go on with other work: a receipt tells you of the end. A large result is read with read_task_result.",
+    after_refusal="With not_finished, go on with other work: a receipt tells you of the end. A large result is read in parts, from an offset.",
 )
 def fetch_task_result(caller: Caller, given: TaskNamed) -> TaskResult:
     """The result of a finished task: its pointer, and its content if this hub can read it."""
@@ -229,6 +231,7 @@ class CancelOutput(Output):
 
 @operation(
     title="Cancel a task",
+    keywords="stop abort kill job",
     scope=QUEUE,
     output=CancelOutput,
     routes=[Route("POST", "/api/v1/tasks/{task_id}/cancel", also=(202,))],
@@ -300,7 +303,7 @@ def _lease_together(calls: Sequence[tuple[Caller, LeaseTasks]]) -> list[Reply]:
     coalesces=Coalesces(may=lambda given: bool(given.queues or given.task_types), run=_lease_together),
     listed_for=["worker"],
     example={"queues": ["default"], "capacity": 1, "wait_seconds": 20},
-    after_refusal="list_queues and list_task_types show what there is to lease from.",
+    after_refusal="list_queues and list_task_types, by call_tool, show what there is to lease from.",
 )
 def lease_tasks(caller: Caller, given: LeaseTasks) -> Reply:
     """Lease up to `capacity` tasks. A lease lasts lease_ms from your last heartbeat. End each task with
@@ -584,6 +587,7 @@ class ReleaseTask(Input):
 
 @operation(
     title="Release a task",
+    keywords="give back return",
     scope=WORK,
     routes=[Route("POST", "/api/v1/tasks/{task_id}/release")],
     idempotent=True,
@@ -882,6 +886,7 @@ class TaskTypeOutput(Output):
 
 @operation(
     title="Register a task type",
+    keywords="define kind job timeout retries",
     scope=[QUEUE, "admin"],
     output=TaskTypeOutput,
     routes=[Route("POST", "/api/v1/task-types", status=201, also=(200,))],
@@ -1030,6 +1035,7 @@ class Timeline(Output):
 
 @operation(
     title="A task's timeline",
+    keywords="history log",
     scope=QUEUE,
     form_of="list_tasks",
     routes=[Route("GET", "/api/v1/tasks/{task_id}/timeline")],
@@ -1072,6 +1078,7 @@ class TaskList(Output):
 
 @operation(
     title="List tasks",
+    keywords="failed jobs dead letters",
     scope=QUEUE,
     routes=[Route("GET", "/api/v1/tasks")],
     read_only=True,
@@ -1080,7 +1087,7 @@ class TaskList(Output):
 )
 def list_tasks(caller: Caller, given: ListTasks) -> TaskList:
     """The tasks of which you are the requester or recipient, newest first, those that fit. Failed ones are dead
-    letters. check_task_status shows one in full; list_queues counts what is open.
+    letters. With a task_id it shows one in full. list_queues, by call_tool, counts what is open.
     """
     page = selectors.tasks_of(
         principal_id=caller.principal_id, before=given.position, **given.model_dump(exclude={"cursor"})
@@ -1112,6 +1119,7 @@ def list_dead_letters(caller: Caller, given: Paged) -> DeadLetters:
 
 @operation(
     title="Retry a dead letter",
+    keywords="again rerun repeat failed",
     scope=QUEUE,
     output=QueuedTask,
     routes=[Route("POST", "/api/v1/tasks/{task_id}/retry", status=201, also=(200,))],
@@ -1298,6 +1306,7 @@ class ScheduleOutput(Output):
 
 @operation(
     title="Schedule a task",
+    keywords="cron night nightly daily weekly recurring repeat timer",
     scope=QUEUE,
     output=ScheduleOutput,
     routes=[Route("POST", "/api/v1/schedules", status=201, also=(200,))],

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import queue
+import re
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,8 +15,10 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import pytest
 import requests
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission
 from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 from mcp import Client as McpClient
 from mcp.client.auth import OAuthClientProvider
@@ -168,15 +171,19 @@ def test_no_token_stands_in_the_database(olga: Client, host: str) -> None:
         ({"response_type": "token"}, "unauthorized_client"),
     ],
 )
-def test_unsound_request_is_sent_back_with_its_error(
+def test_unsound_request_ends_here_and_for_a_known_client_is_sent_back_with_its_error(
     olga: Client, host: str, changed: dict[str, Any], error: str
 ) -> None:
+    answers = [
+        olga.get("/oauth/authorize", query(host, **changed)),
+        consent(olga, host, granted=changed.get("scope", "inbox").split(), **changed),
+    ]
+    if "resource" in changed:
+        assert exchange(host, sent_back(answers.pop())["code"]).json()["error"] == error
+    for answer in answers:
+        assert (answer.status_code, b"Nothing was granted" in answer.content) == (400, True)
+    Application.objects.filter(client_id=host).update(registration_source="manual")
     assert f"error={error}" in olga.get("/oauth/authorize", query(host, **changed)).headers["Location"]
-    answer = consent(olga, host, granted=changed.get("scope", "inbox").split(), **changed)
-    if "resource" not in changed:
-        assert f"error={error}" in answer.headers["Location"]
-    else:
-        assert exchange(host, sent_back(answer)["code"]).json()["error"] == error
 
 
 def test_nobody_is_sent_to_an_address_that_was_not_registered_or_is_not_sound(olga: Client, host: str) -> None:
@@ -229,6 +236,35 @@ def test_operator_lets_nobody_act_beyond_what_she_and_the_principal_may(
         assert not Token.objects.exists()
 
 
+def test_principal_is_named_alone_where_one_tenant_has_it(olga: Client, host: str) -> None:
+    assert reads(let_in(olga, host, principal="Kee")["access_token"]) == 200
+    with acting_as_system("test"):
+        globex = Tenant.objects.get(slug="globex")
+        person = Operator.objects.get(username="olga")
+        Membership.objects.create(operator=person, tenant=globex, role=Membership.Role.OPERATOR)
+    make_principal(globex, "Kee")
+    assert b"write tenant/name" in consent(olga, host, "Kee").content
+
+
+def test_console_adds_whom_a_client_acts_as_and_shows_and_removes_the_client(
+    console: Client, olga: Client, tenant: Tenant, host: str
+) -> None:
+    sent = {"_form_submitted": "on", "reason": "ticket 7"}
+    given = {"tenant": tenant.pk, "name": "Ada", "kind": "ai"}
+    for said in ("Ada is a principal of acme.", "There is a principal &#x27;Ada&#x27; already."):
+        page = console.post(reverse("admin:principals_principal_add_principal"), sent | given).headers["HX-Redirect"]
+        assert said in console.get(page).content.decode()
+    assert LogEntry.objects.get().change_message == "Add a principal: ticket 7"
+
+    held = let_in(olga, host, principal="Ada")["access_token"]
+    assert reads(held) == 200
+    clients = reverse("admin:oauth2_provider_application_changelist")
+    assert re.search(r"Ada.*olga", console.get(clients).content.decode(), re.DOTALL)
+    removal = reverse("admin:oauth2_provider_application_remove", args=[Application.objects.get().pk])
+    assert console.post(removal, sent).headers["HX-Redirect"] == clients
+    assert reads(held) == 401
+
+
 def test_consent_is_asked_each_time(olga: Client, host: str) -> None:
     let_in(olga, host)
     assert olga.get("/oauth/authorize", query(host) | {"approval_prompt": "auto"}).status_code == 200
@@ -258,17 +294,12 @@ def revoke_as_client(held: dict[str, Any], host: str) -> None:
         assert Client().post("/oauth/revoke", {"client_id": client, "token": token}).status_code == 200
 
 
-def remove_client(held: dict[str, Any], host: str) -> None:
-    with acting_as_system("test"):
-        services.end_client(client=Application.objects.get(client_id=host), now=timezone.now())
-
-
 def use_twice(held: dict[str, Any], host: str) -> None:
     held |= refresh(host, used := held["refresh_token"]).json()
     assert refresh(host, used).json()["error"] == "invalid_grant"
 
 
-@pytest.mark.parametrize("end", [revoke_here, revoke_as_client, remove_client, use_twice])
+@pytest.mark.parametrize("end", [revoke_here, revoke_as_client, use_twice])
 def test_end_of_a_grant_ends_token_and_refresh_at_once(olga: Client, host: str, end: Any) -> None:
     held = let_in(olga, host)
     end(held, host)

@@ -217,7 +217,7 @@ def operator(*permissions: str, tenant: Tenant, role: str = "operator") -> Clien
 ACTIONS = [
     pytest.param(window, name, id=f"{window.opts.label}-{name}")
     for window in admin.site._registry.values()
-    for name in getattr(window, "actions_detail", ())
+    for name in (*getattr(window, "actions_detail", ()), *getattr(window, "actions_list", ()))
 ]
 
 

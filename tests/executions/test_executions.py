@@ -286,7 +286,9 @@ def test_failed_critical_step_ends_the_plan(kee: Caller, texter: WorkerServer) -
     assert statuses(kee, execution) == {"a": "failed", "b": "skipped", "report": "skipped"}
     assert failure(done)["code"] == "worker_refused"
     advice = "Plan again, without what failed or with another budget"
-    assert done.next_actions == [f"{advice}: replan_plan({execution.plan_id}, a)."]
+    assert done.next_actions == [
+        f'{advice}: replan_plan(plan_id="{execution.plan_id}", failed_step="a"), by call_tool.'
+    ]
     with kee.acting():
         assert Receipt.objects.filter(event_type="plan_failed").count() == 1
     assert open_obligations(kee) == 0

@@ -209,7 +209,7 @@ def test_abandoned_plan_is_not_offered_for_execution(tenant: Tenant, team: Calle
     assert [read(token, one)["can_execute_now"] for one in (late, begun, old, new)] == [False, False, False, True]
     told = {one.plan_id: read(token, one, "/execution") for one in (late, old, new)}
     assert [(one["status"], one["next_actions"]) for one in told.values()] == [
-        ("abandoned", ["create_delegation_plan"]),
+        ("abandoned", ["Ask anew with carry_out_request."]),
         ("abandoned", [f'get_plan_status(plan_id="{new.plan_id}")']),
         ("not_started", [f'execute_delegation_plan(plan_id="{new.plan_id}")']),
     ]
@@ -448,7 +448,7 @@ def test_escalated_step_fails_and_names_whom_to_ask(departments: Caller, server:
         "retryable": False,
     }
     assert told.escalation == {"message": "The proofs are code", **asked}
-    assert told.next_actions == ["Ask code-dept for what step-1 can't do: create_delegation_plan(Run them)."]
+    assert told.next_actions == ['Ask code-dept for what step-1 can\'t do: carry_out_request(intent="Run them").']
     again = replan(departments, made.plan_id, failed_step="step-1")
     assert "it failed before: The proofs are code" in again.document["missing"][0]["detail"]
 

@@ -103,16 +103,18 @@ def test_bridge_answers_where_the_hub_refuses_or_is_away(server: Server, monkeyp
         return subprocess.run(
             [sys.executable, "manage.py", "mcp_stdio", "--url", url],
             env={**os.environ, "GATEHOUSE_TOKEN": "nonsense"},
-            input='\nno json\n{"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {}}\n',
+            input=f"\nno json\n{asked % (7, 'initialize')}\n{asked % (8, 'tools/list')}\n",
             capture_output=True,
             text=True,
             check=True,
             timeout=120,
         ).stdout
 
-    refused = ask(server.url)
+    asked = '{"jsonrpc": "2.0", "id": %s, "method": "%s", "params": {}}'
+    refused = ask(f"{server.url}/mcp")
     assert '"code": -32700' in refused
-    assert '"id": 7, "error": {"code": -32603, "message": "401' in refused
+    for number in (7, 8):  # the second is under way when the input ends
+        assert f'"id": {number}, "error": {{"code": -32603, "message": "401' in refused
     assert "does not answer" in ask("http://127.0.0.1:9")
     monkeypatch.delenv("GATEHOUSE_TOKEN", raising=False)
     with pytest.raises(CommandError, match="issue_token"):

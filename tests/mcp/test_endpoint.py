@@ -196,7 +196,7 @@ def test_method_and_parameters_are_checked(
 
 def test_unknown_tool_is_answered_with_the_nearest_name(token: str) -> None:
     refusal = modern("tools/call", {"name": "read_imbox"}, token).json()["error"]
-    assert refusal["message"] == "Unknown tool: read_imbox. Did you mean read_inbox?"
+    assert refusal["message"].startswith("Unknown tool: read_imbox. Did you mean read_inbox? find_tools ")
 
 
 @ERAS

@@ -1,6 +1,7 @@
 """The tools as an agent meets them: a list that it can hold, descriptions with examples, and a way to the others."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_list_takes_few_tokens(tenant: Tenant, packages: Path, kind: Kind, most:
 
 
 def test_address_asks_for_more_tools(token: str) -> None:
-    few, memory, both, every = (names(token, asked) for asked in ("", "memory", "memory,plans", "all"))
+    few, memory, both, every = (names(token, asked) for asked in ("", "memory", "memory&tools=plans", "all"))
 
     assert few < memory < both < every
     assert "memory_store_concept" in memory - few
@@ -121,6 +122,27 @@ def test_names_of_the_seeds_are_callable() -> None:
         ("remember a user's preference", "remember_fact"),
         ("failed tasks", "list_tasks"),
         ("who am I", "whoami"),
+        ("cron", "schedule_task"),
+        ("run every night", "schedule_task"),
+        ("every monday morning", "schedule_task"),
+        ("priority", "queue_task"),
+        ("delay a task until tomorrow", "queue_task"),
+        ("notify me", "set_target"),
+        ("unsubscribe", "delete_target"),
+        ("mute", "set_inbox_policy"),
+        ("group notifications", "set_inbox_policy"),
+        ("unread messages", "read_inbox"),
+        ("send a message to another agent", "post_receipt"),
+        ("erase", "forget"),
+        ("delete a user's data", "forget"),
+        ("stop the plan", "cancel_task"),
+        ("approve the plan", "confirm_plan"),
+        ("try a failed task again", "retry_task"),
+        ("give the task back", "release_task"),
+        ("history of a task", "list_tasks"),
+        ("which workers are online", "list_workers"),
+        ("note for my next session", "leave_handoff"),
+        ("permissions", "whoami"),
     ],
 )
 def test_tool_is_found_by_what_it_is_for(query: str, name: str) -> None:
@@ -138,6 +160,7 @@ def test_tool_is_found_by_what_it_is_for(query: str, name: str) -> None:
         ("get_plan_status", {"status": "complete"}, "list_executions"),
         ("get_plan_status", {"wait": 3}, "get_plan_status"),
         ("ack_entries", {"through": "ent_1@1"}, "ack_entries"),
+        ("confirm_plan", {"plan_id": "plan_7", "answer": {"question-1": "x"}}, "answer_plan"),
     ],
 )
 def test_arguments_choose_the_form_of_a_tool(tool: str, arguments: dict[str, Any], form: str) -> None:
@@ -147,6 +170,22 @@ def test_arguments_choose_the_form_of_a_tool(tool: str, arguments: dict[str, Any
 def test_form_of_a_tool_is_called_by_the_name_of_the_tool(token: str) -> None:
     assert "unknown_task" in called(token, "list_tasks", task_id="task_7")["content"][0]["text"]
     assert called(token, "list_tasks", timeline=False)["structuredContent"]["tasks"] == []
+
+
+def test_slip_in_a_tool_of_several_forms_names_the_arguments_of_each(token: str) -> None:
+    text = called(token, "list_tasks", task_id="task_7", limit=3)["content"][0]["text"]
+    assert text.startswith("invalid: /timeline: Field required. list_tasks takes limit, cursor, status, ")
+    assert "; or task_id, wait; or limit, cursor, task_id, timeline." in text
+    assert "/since: " in called(token, "list_tasks", since="yesterday")["content"][0]["text"]
+
+
+@pytest.mark.parametrize("kind", [Kind.AI, Kind.WORKER])
+def test_listed_tool_names_only_listed_ones_or_says_how_to_reach_them(tenant: Tenant, kind: Kind) -> None:
+    listing = listed(make_token(tenant, "all", kind, scopes=set(Scope) - FORBIDDEN[kind]))["result"]["tools"]
+    shown, every = {tool["name"] for tool in listing}, {declared.name for declared in operations.all_operations()}
+    for sentence in re.split(r"[.;:]\s|\\n", json.dumps(listing)):
+        named = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", sentence)) & every
+        assert named <= shown or "call_tool" in sentence, sentence
 
 
 def test_found_tool_is_called(token: str) -> None:

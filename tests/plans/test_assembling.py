@@ -132,7 +132,7 @@ def test_missing_param_is_asked_for() -> None:
     assert unasked["questions"][0]["text"] == "Which width is resize_image to take?"
     (half,) = asked["partial_plan"]["steps"]
     assert (half["params"], half["missing_params"]) == ({"image_path": "/a.png"}, ["width"])
-    assert next_step(asked) == 'How wide? Tell it with answer_plan(plan_id="plan-1").'
+    assert next_step(asked) == 'How wide? Tell it with confirm_plan(plan_id="plan-1", answers={"question-1": …}).'
 
 
 def test_refusal_says_the_reason_first() -> None:

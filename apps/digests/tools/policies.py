@@ -57,6 +57,7 @@ def get_inbox_policy(caller: Caller, given: GetPolicy) -> PolicyOutput:
 
 @operation(
     title="Change the inbox policy",
+    keywords="mute snooze quiet batch notifications",
     scope=Scope.INBOX,
     routes=[Route("PUT", "/api/v1/inbox/policy")],
     idempotent=True,

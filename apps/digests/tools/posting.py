@@ -132,6 +132,7 @@ def _post_together(calls: Sequence[tuple[Caller, PostReceipt]]) -> list[PostedOu
 
 @operation(
     title="Post a receipt",
+    keywords="send message notify tell another agent",
     scope=Scope.RECEIPTS_WRITE,
     routes=[Route("POST", "/api/v1/receipts", status=201)],
     coalesces=Coalesces(

@@ -93,6 +93,7 @@ _WAITS: Final = Waits(
 
 @operation(
     title="Read the inbox",
+    keywords="unread messages notifications news",
     scope=Scope.INBOX,
     routes=[Route("GET", "/api/v1/inbox")],
     read_only=True,

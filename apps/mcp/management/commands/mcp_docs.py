@@ -1,6 +1,5 @@
 """Writes docs/mcp.md: the tools as agents read them, from their declarations."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -74,6 +73,6 @@ def _form(form: Operation) -> str:
 
 
 def _lines(description: str) -> str:
-    said, example, refused = description.rsplit("\n", 2)
-    call = json.dumps(json.loads(example.removeprefix("Example: ")), ensure_ascii=False)
-    return f"{said}\n\n```json\n{call}\n```\n\n{refused}\n"
+    said, _, rest = description.partition("\nExample: ")
+    example, _, refused = rest.partition("\n")
+    return f"{said}\n\n```json\n{example}\n```\n" + (f"\n{refused}\n" if refused else "")

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, TextIO
 from urllib.parse import urlencode
 
@@ -29,6 +29,8 @@ from apps.mcp.protocol import ProtocolError, error
 
 # Streams stay open, so there must be room beside them.
 _AT_ONCE: Final = 32
+# How long requests may take to end that are under way at the end of input: a minute's wait, and a little.
+_LAST_SECONDS: Final = 75
 
 
 class Command(BaseCommand):
@@ -36,7 +38,9 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--url", default=settings.PUBLIC_URL, help="of the hub; left out, the one that runs here")
+        parser.add_argument(
+            "--url", default=settings.PUBLIC_URL, help="of the hub or its /mcp; left out, the one that runs here"
+        )
         parser.add_argument("--tools", metavar="GROUPS", help="groups to list besides, as memory,plans; or all")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -46,7 +50,7 @@ class Command(BaseCommand):
         if not options["url"]:
             raise CommandError("No hub runs here; say where one is with --url.")
         query = f"?{urlencode({'tools': options['tools']})}" if options["tools"] else ""
-        Bridge(f"{options['url'].rstrip('/')}/mcp{query}", token, sys.stdout).run(sys.stdin)
+        Bridge(f"{options['url'].rstrip('/').removesuffix('/mcp')}/mcp{query}", token, sys.stdout).run(sys.stdin)
         # A stream that is still open must not keep the process, whose host is gone.
         sys.stdout.flush()
         os._exit(0)
@@ -66,13 +70,15 @@ class Bridge:
         self._out = out
         self._writing = threading.Lock()
         self._agreed: dict[str, str] = {}
+        self._under_way: set[Future[None]] = set()
 
     def run(self, lines: Iterable[str]) -> None:
-        """Carry until the host closes its end; what is still open then is dropped."""
+        """Carry until the host closes its end and its requests are answered; streams of notifications are dropped."""
         workers = ThreadPoolExecutor(_AT_ONCE)
         try:
             for line in lines:
                 self._take(line, workers)
+            wait(self._under_way, timeout=_LAST_SECONDS)
         finally:
             self._client.close()
             workers.shutdown(wait=False, cancel_futures=True)
@@ -89,8 +95,11 @@ class Bridge:
             message = {}
         if message.get("method") == "initialize":
             self._carry(line, message)  # nothing else may be on its way before a revision is agreed on
-        else:
-            workers.submit(self._carry, line, message)
+            return
+        carried = workers.submit(self._carry, line, message)
+        if message.get("method") != "subscriptions/listen":
+            self._under_way.add(carried)
+            carried.add_done_callback(self._under_way.discard)
 
     def _carry(self, line: str, message: Mapping[str, Any]) -> None:
         try:
