@@ -18,7 +18,9 @@ from apps.principals.tenancy import Caller
 
 # What a word counts in a name, in a title or keyword, in a description, and in an argument.
 _SHARES: Final = (4, 2, 1, 0.5)
+# A small word ("my", "every") counts so much of another.
 _SMALL: Final = frozenset(map(stem, SMALL))
+_SMALL_SHARE: Final = 0.1
 
 
 class FindTools(Input):
@@ -57,7 +59,8 @@ def ranked(query: str, tools: Sequence[Forms]) -> list[Forms]:
     held = [(form, _parts(form)) for form in chain.from_iterable(tools)]
     weights = {
         word: math.log(1 + len(held) / (1 + sum(any(word in part for part in parts) for _, parts in held)))
-        for word in _words(query) - _SMALL or _words(query)
+        * (_SMALL_SHARE if word in _SMALL else 1)
+        for word in _words(query)
     }
     scores = {
         form.name: sum(

@@ -29,7 +29,7 @@ class CallerOutput(Output):
 
 @operation(
     title="Who am I",
-    keywords="permissions identity",
+    keywords="permissions identity principal",
     routes=[Route("GET", "/api/v1/whoami")],
     read_only=True,
     example={},
