@@ -476,7 +476,7 @@ def test_same_result_twice_changes_nothing(kee: Caller, outside: Caller, texter:
 def test_decision_ends_the_wait(kee: Caller, decision: Decision, status: str) -> None:
     execution = run(kee, [{**REPORT, "decision_required": True}])
     asked = report(kee, execution)
-    assert (asked.status, "decide_step" in asked.next_actions[0]) == ("needs_escalation", True)
+    assert (asked.status, "decision=" in asked.next_actions[0]) == ("needs_escalation", True)
 
     decide(kee, execution, decision)
 
