@@ -65,7 +65,7 @@ class ExecutePlan(PlanRef):
     strategy: Strategy = Strategy.SEQUENTIAL
     """What a failed step means: sequential and progressive end the plan, partial goes on with what there is, escalate
     also notifies you at once. progressive reports each step as it ends, to get_plan_status with wait and a progress
-    token, and to the stream of the execution."""
+    token."""
 
 
 class ExecutionStarted(Output):
@@ -85,7 +85,7 @@ class ExecutionStarted(Output):
 
 class CarryOut(CreatePlan):
     mode: Mode = Mode.AUTO
-    """auto: fast steps directly, long ones as tasks. direct_only: direct steps are never queued. async_only: all are."""
+    """As in execute_delegation_plan."""
 
     confirm_reads: bool = True
     """Carry out a plan too that only reads and guesses a value, unless a model proposed it. False: it waits for confirm_plan."""
@@ -108,7 +108,7 @@ class StreamExecution(PlanRef):
 
 class SubmitResult(StepRef):
     result: Any = None
-    """The combined result, any JSON. Give this or result_pointer."""
+    """The combined result, any JSON."""
     result_pointer: Annotated[Text, Field(min_length=1, max_length=2000)] | None = None
     """Where the combined result is, instead of result."""
     summary: Annotated[Text, Field(min_length=1, max_length=2000)]
@@ -197,7 +197,7 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
 
     Go on with other work then: each task's end comes to your inbox, and when your part is needed (combining results,
     a decision) a receipt asks for it and says which call answers it. Calling this again for the same plan answers the
-    same execution. A plan that is not ready is refused.
+    same execution.
     """
     return _executed(caller, given)
 
@@ -281,7 +281,7 @@ def _go_on(caller: Caller, given: CarryOut, plan_id: str, answers: Mapping[str, 
     own_transactions=True,
     listed_for=["agent"],
     example={"intent": "Send the weather of Vienna to ops@example.com"},
-    after_refusal="Change the argument named. That no plan is ready is no refusal: next_step of the answer says what to do.",
+    after_refusal="That no plan is ready is no refusal: next_step of the answer says what to do.",
     asks=Asks(questionnaire=plans.questionnaire_of, go_on=_go_on),
     under_way=lambda carried_out: _under_way(carried_out.execution),
 )
@@ -360,7 +360,7 @@ def get_plan_status(caller: Caller, given: AskPlanStatus) -> ExecutionReport:
     """Read how far the execution of a plan is: status, steps with their results so far, and what you may do next.
 
     There is no need to poll: what concerns you comes to your inbox. With `wait` it stays until the execution is over or
-    needs you. Meanwhile a progressive one reports each step that ends, if you give a progress token.
+    needs you.
     """
     return selectors.report_of_plan(caller, given.plan_id)
 
@@ -477,7 +477,6 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
     idempotent=True,
     listed_for=["agent"],
     example={"execution_id": "exec_3", "step_id": "s2", "decision": "accept"},
-    after_refusal="The step waits for no decision of yours: get_plan_status says what it waits for.",
 )
 def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
     """Answer an escalation that asked you for a decision, and let the plan go on or end."""

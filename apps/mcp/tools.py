@@ -47,7 +47,7 @@ class FoundTools(Output):
 )
 def find_tools(caller: Caller, given: FindTools) -> FoundTools:
     """Find tools of this server that are not in your list, best first: schedules, subjects, plans, webhooks, policies
-    and more. Then call one with call_tool. That nothing is found is no refusal: ask with other words.
+    and more. Then call one with call_tool. Ask with other words if nothing is found.
     """
     offered = [tool for tool in calls.offered(caller) if tool[0].name != "find_tools"]
     found = map(calls.describe, ranked(given.query, offered)[: given.limit])

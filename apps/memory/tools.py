@@ -82,7 +82,7 @@ class StoredMemory(Dated):
     routes=[Route("POST", "/api/v1/memory/observations", status=201)],
     listed_for=["agent"],
     example={"observation": "The shop is deployed with make ship.", "domain": "shop", "confidence": 0.9},
-    after_refusal="Change the argument named; don't try to store a refused text in other words.",
+    after_refusal="Don't store a refused text in other words.",
 )
 def memory_store(caller: Caller, given: StoreMemory) -> StoredMemory:
     """Store one observation, with its domain, your confidence and its evidence.

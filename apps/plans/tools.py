@@ -133,7 +133,7 @@ def create_delegation_plan(caller: Caller, given: CreatePlan) -> PlanAnswer:
     routes=[Route("POST", "/api/v1/plans/{plan_id}/confirm", status=201)],
     listed_for=["agent"],
     example={"plan_id": "plan_7"},
-    after_refusal="The plan has changed its status: get_plan_status shows it, and one that is ready goes to execute_delegation_plan.",
+    after_refusal="The plan has changed its status: get_plan_status shows it.",
 )
 def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     """Confirm what a plan with status needs_confirmation guesses, see its `unsure`. A plan that is ready takes its place.

@@ -79,7 +79,7 @@ Reference = Annotated[Text, Field(min_length=1, max_length=100)]
 
 class QueueTask(Input):
     task_type: TypeName
-    """A registered type; list_task_types, by call_tool, shows them."""
+    """A registered type."""
     params: dict[str, Any] = Field(default_factory=dict)
     """What the task is about, as the type's params_schema says. At most 256 KiB."""
     recipient_ai: Name | None = None

@@ -100,7 +100,6 @@ _WAITS: Final = Waits(
     waits=_WAITS,
     listed_for=["agent"],
     example={"limit": 20, "max_tokens": 2000},
-    after_refusal="Change the argument named; without arguments it always answers.",
 )
 def read_inbox(caller: Caller, given: ReadInbox) -> InboxOutput:
     """Read what waits for you, oldest first. Each entry is one receipt, or a digest of many about one thing.
