@@ -32,6 +32,7 @@ from pydantic import BaseModel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from apps.core import tracing
 from apps.core.errors import RateLimited, Unavailable
 from apps.core.operations import BaseCaller, Progress, Reply, Streams, Waits
 
@@ -419,7 +420,8 @@ def _heartbeat_key(who: str) -> str:
 class Publisher(Generic[P]):
     """Publishes messages for Celery from one thread per process, so that nobody waits for the broker.
 
-    A message that can't be published is dropped. Its arguments are positional and hashable.
+    A message that can't be published is dropped. Its arguments are positional and hashable. Equal messages that wait
+    belong to the trace of the last one.
     """
 
     def __init__(self, send: Callable[P, None], *, most_at_once: int = 1) -> None:
@@ -431,6 +433,7 @@ class Publisher(Generic[P]):
 
     def _reset(self) -> None:
         self._waiting: Counter[tuple[object, ...]] = Counter()
+        self._traces: dict[tuple[object, ...], dict[str, str]] = {}
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -439,6 +442,7 @@ class Publisher(Generic[P]):
         with self._condition:
             if args in self._waiting or len(self._waiting) < _MOST_MESSAGES:
                 self._waiting[args] = min(self._waiting[args] + 1, self._most_at_once)
+                self._traces[args] = tracing.carrier()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
                 self._thread.start()
@@ -449,9 +453,11 @@ class Publisher(Generic[P]):
             with self._condition:
                 self._condition.wait_for(lambda: self._waiting)
                 messages, self._waiting = self._waiting, Counter()
+                traces, self._traces = self._traces, {}
             for args in messages.elements():
                 try:
-                    self._send(*args)
+                    with tracing.handed_on(traces[args]):
+                        self._send(*args)
                 except (OperationalError, KombuError, OSError) as exc:
                     logger.warning("a message for %s was not published: %s", args, exc)
                     break

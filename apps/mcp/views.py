@@ -1,6 +1,6 @@
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import ClassVar
 from urllib.parse import urlsplit
 
@@ -10,8 +10,10 @@ from django.http.request import validate_host
 from django.http.response import HttpResponseBase
 from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse
+from opentelemetry.trace import SpanKind
 from rest_framework.exceptions import APIException, PermissionDenied, UnsupportedMediaType
 
+from apps.core import tracing
 from apps.core.problems import trace_id
 from apps.core.views import TokenView, body_within
 from apps.mcp import asking, calls, methods, protocol
@@ -70,8 +72,14 @@ class EndpointView(TokenView):
         return response
 
     def _answer(self, exchange: Exchange) -> HttpResponseBase:
+        # An agent with OpenTelemetry names its trace in the message (SEP-414), and seldom in a header of HTTP.
+        meta = (exchange.envelope.params or {}).get("_meta")
+        traced: AbstractContextManager[object] = nullcontext()
+        if isinstance(meta, dict) and "traceparent" in meta:
+            traced = tracing.span(exchange.envelope.method, meta, SpanKind.SERVER)
         try:
-            outcome = methods.answer(exchange, self.methods)
+            with traced:
+                outcome = methods.answer(exchange, self.methods)
         except (ProtocolError, APIException):
             raise
         except Exception as exc:  # a defect is answered as an error of its request, and logged as itself

@@ -36,6 +36,7 @@ from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller
 from tests.workers.factories import NOTHING as NO_EFFECTS
 from tests.workers.factories import enroll, make_key, signed
+from tests.workers.servers import McpServer
 
 ANY: dict[str, Any] = {"type": "object"}
 TEXT: dict[str, Any] = {
@@ -68,7 +69,7 @@ def _offered() -> list[dict[str, Any]]:
     ]
 
 
-def make_worker(caller: Caller, server: WorkerServer, worker_id: str = "texter", **changes: Any) -> str:
+def make_worker(caller: Caller, server: WorkerServer | McpServer, worker_id: str = "texter", **changes: Any) -> str:
     """Register the running test server as a worker; by default its tools are fast and touch nothing."""
     manifest = {
         "worker_id": worker_id,

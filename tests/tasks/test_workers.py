@@ -4,15 +4,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 import redis
+import structlog
+from celery import current_app
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.trace import SpanKind
 
+from apps.core import tracing
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
@@ -23,9 +32,12 @@ from apps.tasks.services.scheduling import ScheduleDraft
 from apps.tasks.shapes import QueuedTask
 from apps.tasks.states import Misfire
 from tests.commands import ROOT, with_database
-from tests.factories import make_caller, make_tenant
+from tests.executions.making import make_worker
+from tests.factories import make_caller, make_tenant, make_token
+from tests.server import end_server, start_server
 from tests.tasks.making import make_type, number, queue
 from tests.waiters import until
+from tests.workers.servers import A_TEXT, serving
 
 pytestmark = [pytest.mark.ci, pytest.mark.django_db(transaction=True)]
 
@@ -37,22 +49,23 @@ def caller() -> Caller:
 
 
 @contextmanager
-def _worker(log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _worker(log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     with _celery(
         log,
         *("worker", "--include", "tests.tasks.slow_handler", "--queues", "execute,sweep", "--concurrency", "2"),
         *("--without-gossip", "--without-mingle", "--hostname", f"test-{time.monotonic_ns()}@%h"),
+        **environment,
     ) as process:
         yield process
 
 
 @contextmanager
-def _celery(log: Path, what: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def _celery(log: Path, what: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "celery", "-A", "config", what, *arguments],
             cwd=ROOT,
-            env=with_database(GATEHOUSE_PROCESS=what),
+            env=with_database(GATEHOUSE_PROCESS=what, **environment),
             stdout=out,
             stderr=out,
             start_new_session=True,
@@ -138,3 +151,68 @@ def test_rival_clocks_queue_each_time_once(caller: Caller, tmp_path: Path) -> No
     moments = range(1, 1 + round((found.last_at - made.anchor_at).total_seconds()))
     assert keys == {f"schedule:{made.pk}:{(made.anchor_at + timedelta(seconds=n)).isoformat()}" for n in moments}
     assert len(queued()) == len(keys)
+
+
+def test_one_trace_leads_from_an_mcp_call_to_the_mcp_worker(tmp_path: Path) -> None:
+    tenant = make_tenant("acme")
+    caller = make_caller(tenant, "Kee")
+    # Of each span its parent, name and service, by its id.
+    spans: dict[str, tuple[str, str, str]] = {}
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            for of_process in ExportTraceServiceRequest.FromString(body).resource_spans:
+                (service,) = (
+                    one.value.string_value for one in of_process.resource.attributes if one.key == "service.name"
+                )
+                for span in (span for scope in of_process.scope_spans for span in scope.spans):
+                    if span.trace_id.hex() == trace:
+                        spans[span.span_id.hex()] = (span.parent_span_id.hex(), span.name, service)
+            self.send_response(200)
+            self.end_headers()
+
+    collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    exported: dict[str, Any] = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
+        "OTEL_BSP_SCHEDULE_DELAY": "100",
+    }
+    with serving() as shouter, _worker(tmp_path / "log", **exported):
+        offered = {"name": "shout", "description": "Will shout a text.", "input_schema": A_TEXT}
+        make_worker(caller, shouter, tools=[offered])
+        web, url = start_server(**exported)
+        try:
+            named = {"traceparent": f"00-{trace}-{parent}-01"}
+            arguments = {"worker_id": "texter", "tool_name": "shout", "params": {"text": "a"}, "mode": "async"}
+            params = {"name": "call_worker_tool", "arguments": arguments, "_meta": named}
+            answer = httpx2.post(
+                f"{url}/mcp",
+                json={"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params},
+                headers={"Authorization": f"Bearer {make_token(tenant)}"},
+            )
+            assert 'isError": false' in answer.text, answer.text
+            until(lambda: shouter.traces, (tmp_path / "log").read_text)
+            _, _, found, _ = shouter.traces[0].split("-")
+            until(
+                lambda: {"tools/call", "tasks.execute"} <= {name for _, name, _ in spans.values()} and found in spans,
+                lambda: spans,
+            )
+            with structlog.contextvars.bound_contextvars(), tracing.span("test", named, SpanKind.INTERNAL):
+                current_app.send_task("tasks.fire", args=("no number", 0))  # which is logged as an error
+            until(lambda: f'"request_id": "{trace}"' in (tmp_path / "log").read_text(), (tmp_path / "log").read_text)
+        finally:
+            end_server(web)
+            collector.shutdown()
+            collector.server_close()
+    way = []
+    while found in spans:
+        found, *said = spans[found]
+        way.append(said)
+    assert way == [
+        ["MCP send tools/call shout", "gatehouse-worker"],
+        ["tasks.execute", "gatehouse-worker"],
+        ["tools/call", "gatehouse-web"],
+    ]
+    assert (found, shouter.traces[0].split("-")[1]) == (parent, trace)

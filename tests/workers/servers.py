@@ -53,6 +53,8 @@ class McpServer:
     """What every other tool answers besides its text."""
     page_size: int = 1000
     asked: list[str] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
+    """The trace of each call, as its message names it."""
     changes: InMemorySubscriptionBus = field(default_factory=InMemorySubscriptionBus)
     loop: asyncio.AbstractEventLoop | None = None
     stop: Callable[[], None] = lambda: None
@@ -83,6 +85,7 @@ class McpServer:
 
     async def call_tool(self, _ctx: Any, params: CallToolRequestParams) -> CallToolResult:
         self.asked.append(params.name)
+        self.traces.append(str((params.meta or {}).get("traceparent")))
         if params.name == "worker_bootstrap" and self.manifest is not None:
             return CallToolResult(content=[], structured_content=self.manifest())
         text = str((params.arguments or {}).get("text", "")).upper()

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
@@ -305,7 +306,7 @@ def _call_all(waiting: deque[tuple[Claim, Mapping[str, Any]]]) -> None:
             while waiting and len(running) < _AT_ONCE:
                 claim, params = waiting.popleft()
                 if _renew(claim):
-                    running[pool.submit(_call, claim, params)] = claim
+                    running[pool.submit(copy_context().run, _call, claim, params)] = claim
             done, _ = wait(running, timeout=_RENEW_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
                 _write(running.pop(future), future.result())
