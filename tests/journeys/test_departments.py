@@ -16,7 +16,7 @@ import pytest
 from config.stack import programs
 from config.typed import PRODUCT
 from tests import waiters
-from tests.bundled_workers.processes import GRADIENTS, RECEIPTS, write_pdf
+from tests.bundled_workers.processes import GRADIENTS, write_pdf
 from tests.chaos.ground import Ground, prepared
 from tests.commands import run
 from tests.server import Server
@@ -65,7 +65,6 @@ worker.worker_id = "data-scanner"
 sys.exit(worker.main())
 """
 """A scanner beside that of the research department: a worker is in one pool."""
-BUNDLED: Final = (*RESEARCH.pool, *CODE.pool, *DATA.pool)
 
 
 def token(principal: str, kind: str, *scopes: str, source: str | None = None) -> list[str]:
@@ -91,9 +90,7 @@ def start_bundled(ground: Ground, names: tuple[str, ...], worker_tokens: Mapping
         ground.add(program)
 
 
-def start_department(
-    above: Ground, department: Department, below: Ground, *, asking: str, one_deployment: bool
-) -> None:
+def start_department(above: Ground, department: Department, below: Ground, *, asking: str) -> None:
     """Register a department at the deployment above, through which that one asks the deployment below.
 
     :param asking: a token of the deployment below: who stands there for the DeleGate above.
@@ -112,8 +109,6 @@ def start_department(
         "GATEHOUSE_TOKEN": above.tokens[department.name],
         "GATEHOUSE_WORKER_KEY": key.read_text(encoding="utf-8"),
     }
-    if one_deployment:
-        about["DEPARTMENT_DELEGATE"] = department.name
     program = programs.python_program(
         department.name, str(SCRIPT), "--port", "0", data=above.data, env={**above.environment, **about}
     )
@@ -250,100 +245,6 @@ def ends_of_tasks(known: dict[str, Fact], recipient: str) -> list[str]:
     ]
 
 
-def test_departments_of_one_deployment_share_its_gate_and_have_an_inbox_each(tmp_path: Path) -> None:
-    documents = tmp_path / "documents"
-    documents.mkdir()
-    write_pdf(documents / "gradients.pdf", GRADIENTS, title="On gradients")
-    write_pdf(documents / "receipts.pdf", RECEIPTS)
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "incidents.csv").write_text("when,what\n")
-    folder = PRODUCT / "examples"
-    departments = (RESEARCH, CODE, DATA)
-    tokens = {
-        "kee": token("Kee", "ai", *KEE),
-        # With which a department is asked: by the root DeleGate, which is the general manager.
-        "manager": token("delegate", "delegate", "plans"),
-        "operator": token("Ada", "ai", "admin"),
-        # A department's workers are those that it registers.
-        **{name: token(one.name, "delegate", *WORKER) for one in departments for name in one.pool},
-        **{one.name: token(f"{one.name}-door", "worker", *WORKER) for one in departments},
-    }
-    with deployment(tokens) as ground:
-        kee = ground.tokens["kee"]
-        for one in departments:
-            put(ground, ground.tokens["operator"], f"/api/v1/delegates/{one.name}", {"principal": one.name})
-        start_bundled(ground, BUNDLED, ground.tokens)
-        workers_ready(ground, kee, BUNDLED)
-        for one in departments:
-            start_department(ground, one, ground, asking=ground.tokens["manager"], one_deployment=True)
-        workers_ready(ground, kee, tuple(one.name for one in departments))
-
-        plan = ready(
-            ground,
-            kee,
-            intent=f"Analyze the Python codebase at {folder}, index all PDFs in {documents}, and list the files in {data}",
-        )
-        asked = {step["worker_id"] for step in plan["steps"] if step.get("worker_id")}
-        assert asked == {one.name for one in departments}
-        report = carried_out(ground, kee, plan["plan_id"])
-
-        assert report["status"] == "complete", report
-        found = {one["worker_id"]: one for one in report["results"] if one["worker_id"]}
-        assert set(found) == asked
-        known = facts(ground)
-        below = {one.name: ends_of_tasks(known, one.name) for one in departments}
-        # Research indexes and code analyzes for long; a list is had at once, by a direct call.
-        assert {name: len(ends) for name, ends in below.items()} == {"research-dept": 1, "code-dept": 1, "data-dept": 0}
-        for end in (*below["research-dept"], *below["code-dept"]):
-            chain = upwards(known, end)
-            assert [fact.event_type for fact in chain] == [
-                "task_complete",
-                "task_queued",
-                "plan_created",
-                "plan_created",
-                "task_received",
-            ]
-            assert chain[3].receipt_id == plan["receipt_id"]
-            assert chain[4].recipient == "Kee"
-        assert inbox_of(known, "research-dept") == inbox_of(known, "code-dept") == ["task_complete"]
-        assert inbox_of(known, "delegate") == ["escalation"] * 3
-        assert inbox_of(known, "Kee") == ["aggregate_requested", "task_complete", "task_complete", "task_complete"]
-        closed = [fact for fact in known.values() if fact.event_type == "plan_complete"]
-        assert len(closed) == 4
-        assert open_obligations(ground) == 0
-
-
-def test_what_a_department_does_for_an_execution_that_is_canceled_is_canceled_below() -> None:
-    tokens = {
-        "kee": token("Kee", "ai", *KEE),
-        "manager": token("delegate", "delegate", "plans"),
-        "operator": token("Ada", "ai", "admin"),
-        **{name: token(CODE.name, "delegate", *WORKER) for name in CODE.pool},
-        CODE.name: token(f"{CODE.name}-door", "worker", *WORKER),
-    }
-    with deployment(tokens) as ground:
-        kee = ground.tokens["kee"]
-        put(ground, ground.tokens["operator"], f"/api/v1/delegates/{CODE.name}", {"principal": CODE.name})
-        start_bundled(ground, CODE.pool, ground.tokens)
-        workers_ready(ground, kee, CODE.pool)
-        start_department(ground, CODE, ground, asking=ground.tokens["manager"], one_deployment=True)
-        workers_ready(ground, kee, (CODE.name,))
-        # Long enough to be canceled meanwhile: the product, and all that it is installed with.
-        plan = ready(ground, kee, intent=f"Analyze the Python codebase at '{PRODUCT}'")
-        begun = ask(ground, kee, "execute_delegation_plan", plan_id=plan["plan_id"])
-
-        def events() -> list[str]:
-            return [fact.event_type for fact in facts(ground).values()]
-
-        until(lambda: events().count("task_queued") == 2, "the task below", ground)
-        ask(ground, kee, "cancel_execution", execution_id=begun["execution_id"])
-        until(lambda: events().count("plan_canceled") == 2, "the end below", ground)
-
-        assert "task_complete" not in events()
-        assert open_obligations(ground) == 0
-
-
 @contextmanager
 def deployment_of(department: Department, home: Ground) -> Iterator[Ground]:
     """A product with a database of its own for one department, which sends home what the general manager is told there."""
@@ -360,7 +261,7 @@ def deployment_of(department: Department, home: Ground) -> Iterator[Ground]:
         put(away, operator, "/api/v1/remote-routes/general-manager", {"target": "home", "remote_name": "delegate"})
         start_bundled(away, department.pool, away.tokens)
         workers_ready(away, away.tokens["manager"], department.pool)
-        start_department(home, department, away, asking=away.tokens["manager"], one_deployment=False)
+        start_department(home, department, away, asking=away.tokens["manager"])
         yield away
 
 

@@ -1,1 +1,0 @@
-"""The bundled MCP workers, as processes of their own, seen through the official MCP client."""
