@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import os
 import re
 import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
-from config.stack.programs import bundled_worker_scripts
-from tests.bundled_workers.processes import (
-    SCRIPTS,
-    WORKERS,
-    refusal_of,
-    result_of,
-    running,
-)
+from tests.bundled_workers.processes import refusal_of, result_of, running
 from tests.commands import ROOT, run, with_database
 from tests.server import Server
 
@@ -49,29 +38,6 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scanner(ground: Path) -> Iterator[str]:
     with running("file_scanner.py", "--root", str(ground / "inside")) as worker:
         yield worker.endpoint
-
-
-def test_product_starts_all_of_them() -> None:
-    assert [path.name for path in bundled_worker_scripts()] == SCRIPTS
-
-
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        ("--port 70000", ""),
-        ("--port 0 --root /no/such/folder", ""),
-        ("--port 0", "nonsense"),
-        ("--port 0", '{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}'),
-        ("", ""),
-    ],
-)
-def test_start_that_can_not_work_ends_with_its_reason(arguments: str, key: str) -> None:
-    script = WORKERS / "sentiment_analyzer.py"
-    ended = run(sys.executable, script, *arguments.split(), env={**os.environ, "GATEHOUSE_WORKER_KEY": key})
-
-    assert ended.returncode == 2
-    assert "Traceback" not in ended.stderr
-    assert any(word in ended.stderr for word in ("cannot start", "usage:"))
 
 
 def test_files_are_listed_by_type_without_links_and_hidden_ones(scanner: str, ground: Path) -> None:
@@ -104,34 +70,6 @@ def test_path_that_may_not_be_read_is_refused(scanner: str, ground: Path, path: 
     named = path.format(inside=ground / "inside", outside=ground / "outside")
 
     assert f": {code}: " in refusal_of(scanner, "scan_directory", {"path": named})
-
-
-def test_worker_registers_until_accepted_and_again_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers of the hub, in their order: refusals, an acceptance, heartbeats, a wish to register, a lost registry."""
-    beat = (200, {"status": "ready", "next_heartbeat_seconds": 9.0})
-    answers = [
-        (500, "broken"), (422, {"code": "invalid"}), (201, {}), beat, (503, {}), beat, (200, {"register_again": True}),
-        (200, {}), beat, (404, {}), (200, {}), beat,
-    ]  # fmt: skip
-    asked: list[str] = []
-
-    def hub(request: httpx2.Request) -> httpx2.Response:
-        asked.append(request.url.path.rpartition("/")[2])
-        status, body = answers[len(asked) - 1]
-        return httpx2.Response(status, json=body)
-
-    monkeypatch.syspath_prepend(WORKERS)
-    worker: Any = importlib.import_module("worker_kit").Worker(worker_id="w", description="")
-
-    async def live() -> list[float]:
-        async with httpx2.AsyncClient(transport=httpx2.MockTransport(hub), base_url="http://hub") as client:
-            return [await worker.report(client) for _ in answers]
-
-    pauses = asyncio.run(live())
-    assert [pause if pause in {0, 9} else "soon" for pause in pauses] == [
-        "soon", "soon", 0, 9, "soon", 9, 0, 0, 9, "soon", 0, 9,
-    ]  # fmt: skip
-    assert asked == [*["register"] * 3, *["heartbeat"] * 4, "register", *["heartbeat"] * 2, "register", "heartbeat"]
 
 
 def blocks() -> list[str]:
