@@ -11,7 +11,7 @@ from typing import Final
 from apps.delivery.models import Target
 from apps.digests import services as digests
 from apps.principals.models import Principal
-from apps.principals.services import ASYNCGATE
+from apps.principals.services import ASYNCGATE, OPERATORS
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.receipts.services import Group, Poster, ReceiptDraft
 from apps.tasks import selectors as tasks
@@ -19,7 +19,6 @@ from apps.tasks.models import FinishedTask, Task
 from apps.tasks.states import Status
 from apps.workers.models import State, Worker
 
-OPERATORS: Final = "operators"
 _GROUP: Final = Group(resource_ref="alerts", event_family="alert")
 _HOUR: Final = timedelta(hours=1)
 _WAITED_LONG: Final = timedelta(minutes=5)

@@ -30,6 +30,15 @@ _ACCESS: Final = {
     "principals.membership": "Memberships",
     "principals.tenant": "Tenants",
 }
+# What operators look for in the list of tasks. Any other view is an address to bookmark.
+_VIEWS: Final = {
+    "All": "",
+    "Open": "status=open",
+    "Failed today": "status=failed&ended=day",
+    "Dead letters": "status=dead",
+    "Leased too long": "status=overdue",
+    "Ended in the last hour": "ended=hour",
+}
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
@@ -54,7 +63,9 @@ def tabs(request: HttpRequest) -> list[dict[str, Any]]:
     """Unfold's tabs of the pages that share an entry."""
     links = _links(request)
     items = [{"title": title, "link": links[table][1]} for table, title in _ACCESS.items() if table in links]
-    return [{"models": list(_ACCESS), "items": items}]
+    tasks = reverse("admin:tasks_task_changelist")
+    views = [{"title": title, "link": f"{tasks}?{query}"} for title, query in _VIEWS.items()]
+    return [{"models": list(_ACCESS), "items": items}, {"models": ["tasks.task"], "items": views}]
 
 
 def _links(request: HttpRequest) -> dict[str, tuple[str, str]]:

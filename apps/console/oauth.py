@@ -13,7 +13,7 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Final
 
-from csp.constants import SELF, UNSAFE_EVAL
+from csp.constants import SELF
 from csp.decorators import csp_update
 from django import forms
 from django.contrib import admin
@@ -377,7 +377,7 @@ class ConsentView(Sound, views.AuthorizationView):  # type: ignore[misc]  # the 
         response: HttpResponse = super().render_to_response(context, **more).render()
         scheme, _, rest = (context["form"]["redirect_uri"].value() or "" if "form" in context else "").partition("://")
         leads_to = [f"{scheme}://{rest.partition('/')[0]}" if scheme.startswith("http") else f"{scheme}:"]
-        policy = {"script-src": [SELF, UNSAFE_EVAL], "form-action": [SELF, *(leads_to if scheme else [])]}
+        policy = {"form-action": [SELF, *(leads_to if scheme else [])]}
         return csp_update(policy)(lambda _: response)(self.request)  # type: ignore[return-value]  # the response itself
 
     def _sight(self) -> Any:

@@ -5,8 +5,6 @@ from contextlib import AbstractContextManager
 from functools import update_wrapper
 from typing import Any, Final
 
-from csp.constants import SELF, UNSAFE_EVAL
-from csp.decorators import csp_update
 from django.conf import settings
 from django.contrib.admin import ModelAdmin
 from django.db import transaction
@@ -14,7 +12,6 @@ from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.response import TemplateResponse
 from django.utils import timezone
-from django.utils.decorators import method_decorator
 from unfold.admin import ModelAdmin as UnfoldModelAdmin
 from unfold.sites import UnfoldAdminSite
 
@@ -28,8 +25,6 @@ from apps.principals.tenancy import acting_as_operator, acting_as_system
 View = Callable[..., HttpResponse]
 
 _LOOKS_ONLY: Final = {"GET", "HEAD", "OPTIONS"}
-# The site's scripts are all local, but Alpine compiles the expressions in their attributes.
-_runs_alpine: Final = csp_update({"script-src": [SELF, UNSAFE_EVAL]})
 
 
 class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
@@ -51,7 +46,7 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
                 transaction.set_rollback(True)
                 return response
 
-        guarded: View = super().admin_view(_runs_alpine(update_wrapper(seeing, view)), cacheable)
+        guarded: View = super().admin_view(update_wrapper(seeing, view), cacheable)
         return guarded
 
     def register(
@@ -68,7 +63,6 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
             return
         super().register(model_or_iterable, admin_class, **options)
 
-    @method_decorator(_runs_alpine)
     def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         offered = {"offers_sign_in": bool(settings.OIDC_ISSUER)}
         answer: HttpResponse = super().login(request, {**offered, **(extra_context or {})})

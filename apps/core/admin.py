@@ -14,6 +14,7 @@ from django.core.paginator import Paginator
 from django.db import models, transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
@@ -27,6 +28,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 from apps.core.errors import DomainError
 
 COUNTED: Final = 10_000
+_UNFOLDED_LINES: Final = 30
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptable at run time
@@ -65,6 +67,11 @@ class OperatorAdmin(ModelAdmin):
     paginator = BoundedPaginator
     show_full_result_count = False
     list_per_page = 50
+
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        """Moments are shown by how long ago they were."""
+        moments = {field.name for field in self.opts.concrete_fields if isinstance(field, models.DateTimeField)}
+        return [_since(one) if one in moments else one for one in super().get_list_display(request)]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -138,8 +145,22 @@ def span(length: timedelta | None) -> str:
 
 
 def ago(moment: datetime, now: datetime) -> SafeString:
-    """How long ago, with the exact time where the pointer rests."""
-    return format_html('<span title="{} UTC">{} ago</span>', f"{moment:%Y-%m-%d %H:%M:%S}", span(now - moment))
+    """How long ago or ahead, with the exact time where the pointer rests."""
+    words = f"{span(now - moment)} ago" if moment <= now else f"in {span(moment - now)}"
+    return format_html('<span title="{} UTC">{}</span>', f"{moment:%Y-%m-%d %H:%M:%S}", words)
+
+
+@cache
+def _since(name: str) -> Callable[[Any], Any]:
+    """A column of moments, as by :func:`ago`."""
+
+    @display(description=name.removesuffix("_at").replace("_", " ").capitalize(), ordering=name, empty_value="-")
+    def column(row: Any) -> Any:
+        moment = getattr(row, name)
+        return None if moment is None else ago(moment, timezone.now())
+
+    column.__name__ = name
+    return column
 
 
 def link_to(related: models.Model | None) -> str:
@@ -179,9 +200,16 @@ class _AsWritten(json.JSONEncoder):
 
 
 def as_json(value: object) -> SafeString:
-    """JSON to be read by people: in lines, coloured, its letters as they were written."""
-    shown: SafeString = prettify_json(value, _AsWritten)
-    return shown
+    """JSON to be read by people: in lines, coloured, its letters as they were written; folded where it is long."""
+    lines = json.dumps(value, indent=4).count("\n") + 1
+    return format_html(
+        '<details {}><summary class="cursor-pointer">{} line{}</summary>'
+        '<button type="button" data-copy class="cursor-pointer underline">Copy</button>{}</details>',
+        "open" if lines <= _UNFOLDED_LINES else "",
+        lines,
+        "s" * (lines > 1),
+        prettify_json(value, _AsWritten),
+    )
 
 
 def start_of(text: str, length: int = 80) -> str:

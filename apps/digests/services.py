@@ -1161,6 +1161,8 @@ class WakeSender(Sender):
             visible=page.visible,
             pending=page.pending,
             newest=[entry.model_dump(include={"ref", "kind", "sequence", "count"}) for entry in page.entries],
+            # What people are told in a chat or mail; an agent reads its inbox.
+            text="\n".join(entry.summary for entry in page.entries) if _is_of_operators(target) else "",
         )
         # The id stays the same until there is something new, so that a receiver can drop the repetition.
         return Payload(
@@ -1188,6 +1190,19 @@ class WakeSender(Sender):
             # An agent that acks while it is being called was not woken in vain.
             acked_before = selectors.all_acked_by(wake.receipt_pks, wake.claimed_at)
             target.wasted += acked_before and not selectors.anything_left(wake.mark)
+
+
+def _is_of_operators(target: Target) -> bool:
+    return target.principal is not None and target.principal.name == principals_services.OPERATORS
+
+
+def _is_quiet(now: datetime) -> bool:
+    """Whether operators are left alone at this hour."""
+    if settings.QUIET_HOURS is None:
+        return False
+    begin, end, zone = settings.QUIET_HOURS
+    hour = now.astimezone(zone).hour
+    return begin <= hour < end if begin <= end else not end <= hour < begin
 
 
 def _mark_of(target: Target) -> selectors.Mark:
@@ -1223,6 +1238,8 @@ def queue_wakes(*, principals: Collection[int] | None = None) -> int:
         if principals is not None:
             webhooks = webhooks.filter(principal_id__in=principals)
         now = database_now()
+        if _is_quiet(now):
+            webhooks = webhooks.exclude(principal__name=principals_services.OPERATORS)
         due = _worth_a_wake(list(webhooks.exclude(Exists(pending)).order_by("pk")), now)
         Delivery.objects.bulk_create(
             [Delivery(tenant_id=one.tenant_id, target=one, due_at=now, created_at=now) for one in due],

@@ -16,8 +16,8 @@ from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, start_o
 from apps.executions import calls, reports, selectors
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import commands
-from apps.executions.services.commands import Budget, Decision
-from apps.executions.states import Mode, Status, StepStatus, Strategy
+from apps.executions.services.commands import Decision
+from apps.executions.states import Status, StepStatus
 from apps.plans import selectors as plans
 from apps.plans.models import Plan
 from apps.plans.shapes import WORKER_STEPS, StepType
@@ -275,21 +275,14 @@ class ExecutionAdmin(OperatorAdmin):
     )
     def resume(self, execution: Execution, given: Mapping[str, Any]) -> str:
         with acting_in(execution.tenant_id, "console: an execution is resumed"):
-            caller, now = _owner(execution), timezone.now()
-            made = commands.replan(
-                caller=caller, plan_id=execution.plan_id, failed_step=given["step"].step_id, reason="", now=now
+            made, begun = commands.resume(
+                caller=_owner(execution),
+                execution=execution,
+                failed_step=given["step"].step_id,
+                now=timezone.now(),
             )
-            if not made.is_ready:
-                return f"{made.plan_id} takes the plan's place and is {made.status}: {made.next_step}"
-            begun = commands.start(
-                caller=caller,
-                plan_id=made.plan_id,
-                mode=Mode(execution.mode),
-                strategy=Strategy(execution.strategy),
-                # What is left of the budget stands in the plan.
-                budget=Budget(currency=execution.currency),
-                now=now,
-            )
+        if begun is None:
+            return f"{made.plan_id} takes the plan's place and is {made.status}: {made.next_step}"
         return f"{begun} carries out {made.plan_id}, which takes the plan's place."
 
     @verb(

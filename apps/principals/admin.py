@@ -1,5 +1,5 @@
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from django import forms
 from django.contrib import admin, messages
@@ -7,10 +7,11 @@ from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.contrib.postgres.expressions import ArraySubquery
-from django.db.models import F, OuterRef, QuerySet, Subquery
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.html import format_html, format_html_join
 from oauth2_provider import admin as oauth_admin
 from oauth2_provider.models import Application, RefreshToken
 from unfold.admin import ModelAdmin
@@ -18,7 +19,7 @@ from unfold.decorators import action
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from apps.core.admin import OperatorAdmin, ReasonForm, link_to, verb
+from apps.core.admin import OperatorAdmin, ReasonForm, ago, link_to, verb
 from apps.core.errors import DomainError
 from apps.principals import services
 from apps.principals.models import Membership, Operator, Principal, Tenant, Token
@@ -36,6 +37,9 @@ admin.site.unregister(
         oauth_admin.refresh_token_model,
     ]
 )
+
+
+_TOKENS_SHOWN: Final = 50
 
 
 class SuperusersOnly(ModelAdmin):
@@ -107,6 +111,7 @@ class PrincipalAdmin(OperatorAdmin):
     list_filter = ["kind", "tenant"]
     list_select_related = ["tenant", "parent"]
     search_fields = ["name"]
+    readonly_fields = ["tokens"]
 
     @action(  # type: ignore[untyped-decorator]  # unfold's has no types
         description="Add a principal",
@@ -135,6 +140,31 @@ class PrincipalAdmin(OperatorAdmin):
     @admin.display(description="Reports to")
     def parent_link(self, principal: Principal) -> str:
         return link_to(principal.parent)
+
+    @admin.display(description="Tokens")
+    def tokens(self, principal: Principal) -> str:
+        """The valid ones, the last used first, each with the dialog that revokes it."""
+        now = timezone.now()
+        valid = principal.tokens.filter(Q(expires_at=None) | Q(expires_at__gt=now), revoked_at=None)
+        return (
+            format_html_join(
+                "",
+                '<div>{} {}, {} <a class="cursor-pointer text-primary-600" hx-get="{}" hx-target="#modal-content"'
+                ' hx-select="#dialog" x-on:htmx:after-on-load="openModal = true">Revoke this one</a></div>',
+                (
+                    (
+                        link_to(token),
+                        f"{token.label} {', '.join(token.scopes)}",
+                        "never used"
+                        if token.last_used_at is None
+                        else format_html("used {}", ago(token.last_used_at, now)),
+                        reverse("admin:principals_token_revoke", args=[token.pk]),
+                    )
+                    for token in valid.order_by(F("last_used_at").desc(nulls_last=True))[:_TOKENS_SHOWN]
+                ),
+            )
+            or "-"
+        )
 
     @verb(
         "Disable",
@@ -189,6 +219,8 @@ class TokenAdmin(OperatorAdmin):
     ]
     list_select_related = ["principal"]
     list_filter = ["tenant"]
+    search_fields = ["prefix__exact", "label", "principal__name__exact"]
+    search_help_text = "The eight characters after ght_, a label, or a principal's name. Never the whole token."
     exclude = ["digest"]
 
     @admin.display(description="Principal")

@@ -1,13 +1,47 @@
+from typing import Final
+
 from django.contrib import admin
-from django.db.models import Model
 from django.utils.html import format_html_join
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, link_to_page, linked, start_of
+from apps.receipts import selectors
 from apps.receipts.models import Obligation, Receipt, ReceiptKey
 
+_DEEPEST: Final = 20
 
-def _links(*related: Model) -> str:
-    return format_html_join(", ", "{}", ((link_to(one),) for one in related)) or "-"
+
+def tree(receipt: Receipt) -> str:
+    """All receipts around one, each below what it follows from or answers, with links to their pages."""
+    links = {link.receipt_id: link for link in selectors.chain(receipt.receipt_id)}
+    pages = dict(Receipt.objects.filter(receipt_id__in=links).values_list("receipt_id", "pk"))
+    depths: dict[str, int] = {}
+    below: dict[str | None, list[str]] = {}
+    for link in links.values():
+        above = next((one for one in (link.caused_by_receipt_id, link.pairs_with) if one in links), None)
+        below.setdefault(above, []).append(link.receipt_id)
+    waiting = below.get(None, list(links)[:1])[::-1]
+    while waiting:
+        one = waiting.pop()
+        depths.setdefault(one, 0)
+        for child in below.get(one, [])[::-1]:
+            if child not in depths:
+                depths[child] = depths[one] + 1
+                waiting.append(child)
+    return format_html_join(
+        "",
+        '<div style="padding-left:{}rem">{} <strong>{}</strong> to {}: {}{}</div>',
+        (
+            (
+                min(depth, _DEEPEST) * 1.5,
+                link_to_page("receipts_receipt", pages[key], key) if key in pages else key,
+                links[key].event_type,
+                links[key].recipient_ai,
+                start_of(links[key].title or "", 80),
+                " (this one)" if key == receipt.receipt_id else "",
+            )
+            for key, depth in depths.items()
+        ),
+    )
 
 
 @admin.register(Receipt)
@@ -19,17 +53,13 @@ class ReceiptAdmin(OperatorAdmin):
     ordering = ["-id"]
     exclude = ["caused_by", "pairs_with"]
     readonly_fields = [
-        *(linked("caused_by"), linked("pairs_with"), "consequence_links", "answer_links", "state_link"),
+        *(linked("caused_by"), linked("pairs_with"), "consequences", "state_link"),
         "obligation_link",
     ]
 
-    @admin.display(description="Consequences")
-    def consequence_links(self, receipt: Receipt) -> str:
-        return _links(*receipt.consequences.order_by("id")[:20])
-
-    @admin.display(description="Answered by")
-    def answer_links(self, receipt: Receipt) -> str:
-        return _links(*receipt.pairs.order_by("id")[:20])
+    @admin.display(description="Causes and consequences")
+    def consequences(self, receipt: Receipt) -> str:
+        return tree(receipt)
 
     @admin.display(description="State in the inbox")
     def state_link(self, receipt: Receipt) -> str:

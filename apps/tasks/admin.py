@@ -32,6 +32,7 @@ from apps.core.errors import DomainError
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
+from apps.receipts.admin import tree
 from apps.receipts.models import Receipt
 from apps.tasks import selectors, waterfall
 from apps.tasks.models import (
@@ -319,8 +320,8 @@ class TaskAdmin(OperatorAdmin):
     ordering = ["-id"]
     actions_detail = ["cancel", "retry", "revoke_lease"]
     fieldsets = [
-        (None, {"fields": ["state", "failure", "waterfall", "params", "result", *_PARTIES, "priority", "created_at"]}),
-        ("Receipts", {"fields": ["queued_receipt", "terminal_receipt", "caused_by", "group", "artifact"]}),
+        (None, {"fields": ["state", "failure", "waterfall", "given", "result", *_PARTIES, "priority", "created_at"]}),
+        ("Receipts", {"fields": ["receipts", "group", "artifact"]}),
         ("Timeline", {"fields": ["timeline", "retries", "budget", "run_at"]}),
         ("Rows", {"fields": ["rows"], "classes": ["collapse"]}),
     ]
@@ -328,13 +329,13 @@ class TaskAdmin(OperatorAdmin):
         "state",
         "failure",
         "waterfall",
+        "given",
         "result",
         "timeline",
         "budget",
         *_PARTIES,
-        "queued_receipt",
+        "receipts",
         "retries",
-        "terminal_receipt",
         "artifact",
         "rows",
     ]
@@ -426,12 +427,6 @@ class TaskAdmin(OperatorAdmin):
             "" if made is None else format_html("retried as {}", task_link(made)),
         )
 
-    @admin.display(description="Receipt of its end")
-    def terminal_receipt(self, task: Task) -> str:
-        record = _standing(task).end
-        receipts = Receipt.objects.filter(tenant_id=task.tenant_id)
-        return link_to(None if record is None else receipts.filter(receipt_id=record.receipt_id).first())
-
     @admin.display(description="Artifact")
     def artifact(self, task: Task) -> str:
         record = _standing(task).end
@@ -473,7 +468,8 @@ class TaskAdmin(OperatorAdmin):
     @admin.display(description="Task worker")
     def worker(self, task: Task) -> str:
         run = _standing(task).run
-        return link_to(None if run is None else run.holder)
+        who = link_to(None if run is None else run.holder)
+        return format_html("{} on {}", who, run.host) if run and run.host else who
 
     @admin.display(description="Queued")
     def age(self, task: Task) -> str:
@@ -535,9 +531,15 @@ class TaskAdmin(OperatorAdmin):
         cost = "" if budget.max_cost_usd is None else f"{budget.spent_cost_usd:f} of {budget.max_cost_usd:f} USD"
         return ", ".join(filter(None, [tokens, cost, "" if budget.spent_at is None else "spent"]))
 
-    @admin.display(description="Receipt of queueing")
-    def queued_receipt(self, task: Task) -> str:
-        return link_to(Receipt.objects.filter(tenant_id=task.tenant_id, receipt_id=task.receipt_id).first())
+    @admin.display(description="Causes and consequences")
+    def receipts(self, task: Task) -> str:
+        """The receipt of its queueing, and what goes with it."""
+        queued = Receipt.objects.filter(tenant_id=task.tenant_id, receipt_id=task.receipt_id).first()
+        return "-" if queued is None else tree(queued)
+
+    @admin.display(description="Params")
+    def given(self, task: Task) -> str:
+        return as_json(task.params)
 
     @admin.display(description="Timeline")
     def timeline(self, task: Task) -> str:
@@ -550,7 +552,7 @@ class TaskAdmin(OperatorAdmin):
                     f"{event.at:%Y-%m-%d %H:%M:%S.%f}"[:-3],
                     event.event,
                     "" if event.run_id is None else f"run {event.run_id} {event.holder or ''}",
-                    "" if event.detail is None else str(event.detail),
+                    ", ".join(f"{name}: {value}" for name, value in (event.detail or {}).items() if value is not None),
                 )
                 for event in story.events
             ),

@@ -6,6 +6,7 @@ begun.
 """
 
 import logging
+import socket
 import threading
 import time
 from collections import deque
@@ -69,7 +70,9 @@ def work(tenant_id: int, queue: str) -> bool:
     size = 1
     while (begun := time.monotonic()) - started < _PATIENCE_SECONDS:
         with gate.acting():
-            grants = leasing.lease(worker=gate, queues=[queue], task_types=handlers.names(), capacity=size)
+            grants = leasing.lease(
+                worker=gate, queues=[queue], task_types=handlers.names(), capacity=size, host=socket.gethostname()[:100]
+            )
             asked = Principal.objects.select_related("tenant").filter(pk__in={one.requester_id for one in grants})
             requesters = {principal.pk: on_behalf_of(principal) for principal in asked} if grants else {}
         if not grants:

@@ -329,6 +329,7 @@ class Run(TenantModel):
     started_at = models.DateTimeField()
     percent = models.FloatField(null=True)
     message = models.CharField(max_length=500, blank=True, default="")
+    host = models.CharField(max_length=100, blank=True, default="")
     progressed_at = models.DateTimeField(null=True)
     checkpoint = models.JSONField(null=True)
     progress_sequence = models.BigIntegerField(null=True)

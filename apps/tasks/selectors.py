@@ -722,7 +722,10 @@ def _spent(task_id: int, runs: list[Run]) -> dict[int, dict[str, Any]]:
 
 def _of_run(run: Run, held: LiveTask | None, spent: dict[str, Any] | None) -> Iterator[TimelineEvent]:
     """The events of a run. Of its heartbeats only the last one is known, while the lease lasts."""
-    yield TimelineEvent(at=run.started_at, event="leased", run_id=run.fencing_token, holder=run.holder.name)
+    where = {"host": run.host} if run.host else None
+    yield TimelineEvent(
+        at=run.started_at, event="leased", run_id=run.fencing_token, holder=run.holder.name, detail=where
+    )
     if run.progressed_at is not None:
         yield TimelineEvent(
             at=run.progressed_at,

@@ -209,6 +209,7 @@ class LeaseNext:
     task_types: Sequence[str] | None = None
     capabilities: Sequence[str] = ()
     lease_seconds: int | None = None
+    host: str = ""
 
 
 class Finished(Output):

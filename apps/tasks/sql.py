@@ -287,8 +287,8 @@ claimed as (
               ceil(extract(epoch from h.lease_expires_at - gatehouse_now()) * 1000)::int as lease_ms, h.priority_rank,
               h.ready_at, t.name, h.task_id << 16 as runs_after, (h.task_id << 16) + h.fencing_token as run_id
 ), runs as (
-    insert into tasks_run (id, tenant_id, holder_id, started_at, message)
-    select run_id, tenant_id, %(holder)s::bigint, gatehouse_now(), '' from claimed
+    insert into tasks_run (id, tenant_id, holder_id, started_at, message, host)
+    select run_id, tenant_id, %(holder)s::bigint, gatehouse_now(), '', %(host)s::text from claimed
 )"""
 _GRANTED: Final = """
 select c.task_id, c.fencing_token, c.name, asked_for.params, c.lease_ms, asked_for.requester_id, q.name, before.checkpoint, c.ready_at

@@ -249,6 +249,9 @@ def cancel_task(caller: Caller, given: TaskNamed) -> Reply:
     return Reply(output, 200 if output.status == "canceled" else 202)
 
 
+Host = Annotated[Text, Field(max_length=100)]
+
+
 class LeaseTasks(Input):
     queues: Annotated[list[Name], Field(max_length=50)] = Field(default_factory=list)
     """Where to look, in this order. Left out: the queues of the types named."""
@@ -260,6 +263,8 @@ class LeaseTasks(Input):
     lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
     """How long until the first heartbeat is due; left out, the type's length. Capped by the type and by the task's
     deadline: lease_ms says what it is."""
+    host: Host = ""
+    """Where you run; operators see it beside the lease."""
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
     """If there is nothing to do, wait up to so many seconds for something."""
 
@@ -316,6 +321,7 @@ def lease_tasks(caller: Caller, given: LeaseTasks) -> Reply:
         capabilities=given.capabilities,
         capacity=given.capacity,
         lease_seconds=given.lease_seconds,
+        host=given.host,
     )
     output = LeasedTasks(tasks=[leased(grant) for grant in grants])
     return Reply(output, 200) if grants else Reply(None, 204)
@@ -443,6 +449,7 @@ class LeaseFrom(Input):
     task_types: Annotated[list[TypeName], Field(max_length=100)] | None = None
     capabilities: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
     lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    host: Host = ""
 
 
 class LeasesNext(Input):

@@ -73,17 +73,21 @@ class AddServerForm(ReasonForm):
 
 
 class ApproveForm(ReasonForm):
-    """Shows what is about to be trusted: each tool that the worker offers now, and what it claims to touch."""
+    """Shows what is about to be trusted: each tool that the worker offers now, and what it claims to touch. All are
+    ticked; the operator unticks those that it does not trust.
+    """
 
     tools = forms.MultipleChoiceField(widget=UnfoldAdminCheckboxSelectMultipleWidget)
 
     def __init__(self, request: HttpRequest, object_id: int | str | None = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(request, object_id, *args, **kwargs)
         offers = Offer.objects.current().filter(worker_id=int(object_id or 0), approved_at=None).select_related("tool")
-        cast("forms.MultipleChoiceField", self.fields["tools"]).choices = [
+        choices = [
             (offer.tool.uid, f"{offer.name}: touches {in_words(offer.tool.effects)}")
             for offer in offers.order_by("name")
         ]
+        cast("forms.MultipleChoiceField", self.fields["tools"]).choices = choices
+        self.fields["tools"].initial = [uid for uid, _ in choices]
 
 
 class SourceForm(ReasonForm):

@@ -5,7 +5,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, timedelta
 from io import StringIO
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +14,7 @@ import psycopg
 import pytest
 import redis
 from django.conf import settings
+from django.core.mail import EmailMessage
 from django.core.management import call_command
 from django.db import transaction
 from django.test import Client
@@ -25,6 +26,7 @@ from apps.console import alerts, health, metrics
 from apps.core import notifications, ticks
 from apps.core.sql import database_now
 from apps.delivery.models import Target
+from apps.delivery.services import sending
 from apps.digests import services as inboxes
 from apps.plans import language_model
 from apps.plans import services as plans
@@ -275,11 +277,13 @@ def send_elsewhere(tenant: Tenant, kee: Caller) -> None:
         deliver()
 
 
-def test_a_burst_of_trouble_reaches_operators_as_one_digest(tenant: Tenant, kee: Caller) -> None:
+def test_a_burst_of_trouble_reaches_operators_as_one_digest_and_one_mail_after_quiet_hours(
+    tenant: Tenant, kee: Caller, settings: Any, mailoutbox: list[EmailMessage]
+) -> None:
     operators = make_caller(tenant, "operators", Kind.SERVICE)
     other = make_caller(make_tenant("globex"), "operators", Kind.SERVICE)
     worker = make_caller(tenant, "W", Kind.WORKER)
-    make_webhook(operators, "https://ops.example/wake")
+    make_webhook(operators, "mailto:ops@example.org")
     tasks.make_type(kee, max_attempts=1)
     tasks.queue(kee)
     tasks.fail_next(worker)
@@ -307,3 +311,13 @@ def test_a_burst_of_trouble_reaches_operators_as_one_digest(tenant: Tenant, kee:
     assert said[3].endswith("7 calls failed in a row: 503")
     with acting_as(other):
         assert read(other).entries == []
+
+    with acting_as(operators):
+        Target.objects.update(retry_at=None)
+    settings.QUIET_HOURS = (0, 24, UTC)
+    assert inboxes.queue_wakes() == 0
+    settings.QUIET_HOURS = (24, 0, UTC)
+    assert inboxes.queue_wakes() == 1
+    assert sending.deliver_next()
+    (mail,) = mailoutbox
+    assert (mail.to, mail.body) == (["ops@example.org"], entry.summary)

@@ -185,9 +185,8 @@ def test_no_page_loads_anything_from_another_host(console: Client) -> None:
     policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'self'" in policy
     assert "http" not in policy
-    assert "script-src 'self' 'unsafe-eval'" in policy or "script-src 'unsafe-eval' 'self'" in policy
-    assert "'unsafe-eval'" not in Client().get("/livez").headers["Content-Security-Policy"]
-    assert "'unsafe-inline'" not in policy.split("script-src")[1].split(";")[0]
+    assert "eval" not in policy
+    assert "script-src" not in policy  # so it is as the default
 
 
 def action(principal: Principal, name: str = "disable") -> str:
@@ -258,13 +257,6 @@ def test_an_action_is_shown_to_and_done_by_who_holds_its_permission(tenant: Tena
     may_rename.post(action(kee, "rename"), {**SENT, "name": "Kay"})
     with acting_as_system("test"):
         assert Principal.objects.get(pk=kee.pk).name == "Kay"
-
-
-def test_a_viewer_acts_on_nothing_whatever_it_is_permitted(tenant: Tenant, kee: Principal) -> None:
-    client = operator("disable_principal", tenant=tenant, role="viewer")
-    assert client.get(action(kee)).status_code == 200
-    assert client.post(action(kee), SENT).status_code == 404
-    assert not is_disabled(kee)
 
 
 def test_another_tenants_thing_is_not_there(tenant: Tenant) -> None:

@@ -96,7 +96,7 @@ def _work(kee: Caller, worker: Caller) -> None:
     tasks.queue(kee, idempotency_key="once")
     tasks.complete(worker, tasks.lease_one(worker), content={"files": 12}, summary="Indexed 12 files")
     tasks.queue(kee)
-    held = tasks.lease_one(worker)
+    held = tasks.lease_one(worker, host="build-7")
     tasks.queue(kee)
     tasks.queue(kee, depends_on=(held.task_id,), budget=BudgetInput(tokens=1000, cost_usd=0.5))
     with acting_as(kee):

@@ -334,3 +334,18 @@ def replan(
         now=now,
         **ran,
     )
+
+
+@transaction.atomic
+def resume(*, caller: Caller, execution: Execution, failed_step: str, now: datetime) -> tuple[Plan, Execution | None]:
+    """Make the plan that replaces an execution's, as :func:`replan`, and carry it out in the same way.
+
+    Returns the plan, and its execution; None if the plan is not ready.
+    """
+    made = replan(caller=caller, plan_id=execution.plan_id, failed_step=failed_step, reason="", now=now)
+    if not made.is_ready:
+        return made, None
+    # What is left of the budget stands in the plan.
+    budget = Budget(currency=execution.currency)
+    mode, strategy = Mode(execution.mode), Strategy(execution.strategy)
+    return made, start(caller=caller, plan_id=made.plan_id, mode=mode, strategy=strategy, budget=budget, now=now)

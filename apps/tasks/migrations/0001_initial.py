@@ -449,6 +449,7 @@ class Migration(migrations.Migration):
                     ("started_at", models.DateTimeField()),
                     ("percent", models.FloatField(null=True)),
                     ("message", models.CharField(max_length=500, blank=True, default="")),
+                    ("host", models.CharField(max_length=100, blank=True, default="")),
                     ("progressed_at", models.DateTimeField(null=True)),
                     ("checkpoint", models.JSONField(null=True)),
                     ("ended_at", models.DateTimeField(null=True)),

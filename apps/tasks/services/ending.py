@@ -417,6 +417,7 @@ def _following(worker: Caller, wanted: LeaseNext, ended: Sequence[Ended], answer
         capabilities=wanted.capabilities if named else sorted({needed for one in ended for needed in one.requires}),
         capacity=room,
         lease_seconds=wanted.lease_seconds,
+        host=wanted.host,
         waits=False,
     )
     if grants:

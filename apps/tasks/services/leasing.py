@@ -57,6 +57,7 @@ def lease(
     capabilities: Sequence[str] = (),
     capacity: int = 1,
     lease_seconds: int | None = None,
+    host: str = "",
     waits: bool = True,
 ) -> list[Grant]:
     """Lease up to `capacity` of the most urgent tasks that this task worker can do, queue by queue in the order
@@ -69,6 +70,7 @@ def lease(
     A lease lasts `lease_seconds`, or as long as its type says. The type's maximum, its `heartbeat_seconds` and
     the task's deadline shorten it. Each heartbeat renews it.
 
+    :param host: where the task worker says it runs; operators see it beside the lease.
     :param waits: whether it may wait for rivals at limits and for those who hold concurrency keys. Who holds keys itself
         must not, and is given what is to be had without.
     :raises Invalid: if neither queues nor types are named.
@@ -81,6 +83,7 @@ def lease(
         "types": None if task_types is None else list(task_types),
         "capabilities": list(capabilities),
         "seconds": lease_seconds,
+        "host": host,
     }
     # No savepoint: what is refused is refused above.
     with transaction.atomic(savepoint=False):

@@ -1,3 +1,34 @@
+// Alpine runs without eval here (unfold/js/alpine/alpine.js), so it reads no global and no function in an attribute.
+// What the theme's attributes need of either stands here.
+document.addEventListener("alpine:init", () => {
+    const {body} = document;
+    const tab = body.getAttribute("x-data").match(/activeTab: '([^']*)'/)?.[1] ?? "";
+    Alpine.data("theme", theme);
+    Alpine.data("searchForm", searchForm);
+    Alpine.data("searchCommand", searchCommand);
+    Alpine.data("page", () => ({
+        activeTab: getCurrentTab() ?? tab,
+        sidebarMobileOpen: false,
+        sidebarDesktopOpen: localStorage.getItem("sidebarDesktopOpen") !== "0",
+        init() {
+            this.$watch("sidebarDesktopOpen", (open) => localStorage.setItem("sidebarDesktopOpen", open ? "1" : "0"));
+        },
+    }));
+    body.setAttribute("x-data", "page");
+    body.removeAttribute("x-init");
+    document.querySelectorAll("form[x-bind\\:action]").forEach((form) => form.removeAttribute("x-bind:action"));
+    document.getElementById("search-input-command")?.setAttribute(
+        "x-on:keydown.enter.prevent", "!$event.metaKey && !$event.ctrlKey && selectItem(false, false)"
+    );
+    document.querySelectorAll("[x-bind\\:class*='items !== undefined']").forEach((list) => list.removeAttribute("x-bind:class"));
+    document.querySelectorAll("[x-on\\:click*=localStorage]").forEach((button) => {
+        button.setAttribute("x-on:click", "sidebarDesktopOpen = !sidebarDesktopOpen");
+    });
+});
+if (window.htmx) {
+    htmx.config.allowEval = false;
+}
+
 // Landmarks for screen readers, which the theme's templates lack.
 window.addEventListener("load", () => {
     const main = document.getElementById("main");
@@ -14,7 +45,41 @@ window.addEventListener("load", () => {
         const seconds = Number(document.getElementById("live").dataset.seconds);
         setInterval(() => renew(seconds), seconds * 1000);
     }
+    if (/\/(task|execution|worker)\/$/.test(location.pathname) && document.getElementById("result_list")) {
+        setInterval(renewList, 5000);
+    }
 });
+
+// The text of the JSON that a button stands above.
+document.addEventListener("click", async ({target}) => {
+    if (target.matches?.("button[data-copy]")) {
+        await navigator.clipboard.writeText(target.closest("details").querySelector("pre").textContent);
+        target.textContent = "Copied";
+    }
+});
+
+// Renews the rows of a list while nobody ticks, types or looks away. The boxes stay, because scripts hold them.
+async function renewList() {
+    const rows = document.querySelectorAll("#result_list .data-row");
+    const busy = document.querySelector("input.action-select:checked") || document.activeElement.matches("input, select");
+    if (document.hidden || busy) {
+        return;
+    }
+    const page = await (await fetch(location.href, {redirect: "error"})).text();
+    const fresh = new DOMParser().parseFromString(page, "text/html").querySelectorAll("#result_list .data-row");
+    if (fresh.length !== rows.length) {
+        location.reload();
+        return;
+    }
+    rows.forEach((row, number) => [...row.children].forEach((cell, place) => {
+        const [box, then] = [cell.querySelector("input.action-select"), fresh[number].children[place]];
+        if (box) {
+            box.value = then.querySelector("input").value;
+        } else if (cell.innerHTML !== then.innerHTML) {
+            cell.innerHTML = then.innerHTML;
+        }
+    }));
+}
 
 let rounds = 0;
 

@@ -36,6 +36,7 @@ class LeaseFrom(TypedDict, total=False):
     task_types: Sequence[str] | None
     capabilities: Sequence[str]
     lease_seconds: int | None
+    host: str
 
 
 class LeaseTasks(TypedDict, total=False):
@@ -51,6 +52,8 @@ class LeaseTasks(TypedDict, total=False):
     How long until the first heartbeat is due; left out, the type's length. Capped by the type and by the task's
     deadline: lease_ms says what it is.
     """
+    host: str
+    """Where you run; operators see it beside the lease."""
     wait_seconds: float
     """If there is nothing to do, wait up to so many seconds for something."""
 

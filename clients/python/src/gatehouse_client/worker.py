@@ -18,6 +18,7 @@ import itertools
 import logging
 import random
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -195,6 +196,7 @@ class Worker:
             "queues": self._queues,
             "capabilities": self._capabilities,
             "lease_seconds": self._lease_seconds,
+            "host": socket.gethostname()[:100],
         }
 
     def _take(self, leases: Sequence[LeasedTask]) -> None:
