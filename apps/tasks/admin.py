@@ -64,7 +64,9 @@ _PARTIES: Final = [
 
 
 _STATUSES: Final = {"open", "overdue", "dead", *Status.values}
-_SEARCHED: Final = {"type": "task_type__name", "queue": "queue__name", "requester": "requester__name"}
+_SEARCHED: Final[Mapping[str, tuple[str, type[Model]]]] = {
+    "type": ("task_type", TaskType), "queue": ("queue", Queue), "requester": ("requester", Principal),
+}  # fmt: skip
 _DIGITS: Final = 19
 _CHIPS: Final = {
     "succeeded": "success", "failed": "danger", "canceled": "warning", "leased": "info", "queued": "primary",
@@ -454,7 +456,10 @@ class TaskAdmin(OperatorAdmin):
             if name == "status" and value:
                 queryset = selectors.of_status(queryset, value) if value in _STATUSES else queryset.none()
             elif name in _SEARCHED and value:
-                queryset = queryset.filter(**{_SEARCHED[name]: value})
+                column, model = _SEARCHED[name]
+                # By key, because the planner knows how many tasks have it.
+                keys = list(model._default_manager.filter(name=value).values_list("pk", flat=True))  # noqa: SLF001  # Django documents it
+                queryset = queryset.filter(**{f"{column}__in": keys})
             elif (number := word.removeprefix("id:").removeprefix("task_")).isdecimal() and len(number) < _DIGITS:
                 queryset = queryset.filter(pk=int(number))
             else:

@@ -65,7 +65,12 @@ async function renewList() {
     if (document.hidden || busy) {
         return;
     }
-    const page = await (await fetch(location.href, {redirect: "error"})).text();
+    let page;
+    try {
+        page = await (await fetch(location.href, {redirect: "error"})).text();
+    } catch {
+        return; // the server is away, or this page is left
+    }
     const fresh = new DOMParser().parseFromString(page, "text/html").querySelectorAll("#result_list .data-row");
     if (fresh.length !== rows.length) {
         location.reload();
