@@ -108,7 +108,6 @@ PAGES: Final = {
     "task": "home:Failed in the last day, row",
     "queue": "nav:Queues, row:default",
     "execution": "home:Wait for a decision, row",
-    "worker": "nav:Workers, row",
     "plan": "nav:Plans, row",
     "receipt": "nav:Receipts, row",
     "access": "nav:Access, row:Kee",
