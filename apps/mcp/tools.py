@@ -1,7 +1,6 @@
 """The operation by which an agent finds the tools that are not listed to it."""
 
 import math
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
@@ -13,14 +12,11 @@ from apps.core.operations import Operation, operation
 from apps.core.schemas import Input, Output, Text
 from apps.mcp import calls
 from apps.mcp.calls import Forms
-from apps.plans.local.words import SMALL, stem
+from apps.plans.selectors import stems
 from apps.principals.tenancy import Caller
 
 # What a word counts in a name, in a title or keyword, in a description, and in an argument.
 _SHARES: Final = (4, 2, 1, 0.5)
-# A small word ("my", "every") counts so much of another.
-_SMALL: Final = frozenset(map(stem, SMALL))
-_SMALL_SHARE: Final = 0.1
 
 
 class FindTools(Input):
@@ -58,9 +54,8 @@ def ranked(query: str, tools: Sequence[Forms]) -> list[Forms]:
     """The tools that have a word of the query, best first: a rare word counts more, and one of a name most."""
     held = [(form, _parts(form)) for form in chain.from_iterable(tools)]
     weights = {
-        word: math.log(1 + len(held) / (1 + sum(any(word in part for part in parts) for _, parts in held)))
-        * (_SMALL_SHARE if word in _SMALL else 1)
-        for word in _words(query)
+        word: math.log(1 + len(held) / (1 + sum(any(word in part for part in parts) for _, parts in held))) * share
+        for word, share in stems(query).items()
     }
     scores = {
         form.name: sum(
@@ -82,10 +77,9 @@ def _parts(form: Operation) -> list[frozenset[str]]:
     arguments = form.input.model_fields.items()
     told = " ".join(f"{name} {field.description or ''}" for name, field in arguments)
     said = f"{form.description} {' '.join(form.groups)}"
-    return list(map(_words, (form.name, f"{form.title} {form.keywords}", said, told)))
+    return list(map(_stems, (form.name, f"{form.title} {form.keywords}", said, told)))
 
 
 @lru_cache(maxsize=1000)
-def _words(text: str) -> frozenset[str]:
-    """The stems of the words of a text."""
-    return frozenset(map(stem, re.findall(r"[a-z0-9]+", text.lower())))
+def _stems(text: str) -> frozenset[str]:
+    return frozenset(stems(text))

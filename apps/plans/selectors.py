@@ -34,6 +34,15 @@ _TYPO: Final = 0.7
 """What a misspelt word counts."""
 
 
+_SMALL_STEMS: Final = frozenset(map(stem, SMALL))
+
+
+def stems(text: str) -> dict[str, float]:
+    """The stems of a text's words, each with what it counts: a small word ("my", "every") a tenth of another."""
+    found = map(stem, words(text))
+    return {word: 0.1 if word in _SMALL_STEMS else 1.0 for word in found}
+
+
 def plan(plan_id: str) -> Plan:
     """The plan of this id in the current tenant, with its DeleGate.
 

@@ -24,8 +24,8 @@ MUTANTS: Final = (
         name="task-fencing-token",
         breaks="The holder of an earlier run can end the next run of the same task.",
         file="apps/tasks/sql.py",
-        text="        h.fencing_token = g.fencing_token and h.holder_id = %(holder)s::bigint\n",
-        replacement="        h.holder_id = %(holder)s::bigint\n",
+        text="        h.fencing_token = g.fencing_token and h.holder_id = coalesce",
+        replacement="        h.holder_id = coalesce",
         tests=("tests/tasks/test_fencing_tokens.py",),
     ),
     Mutant(
