@@ -239,7 +239,7 @@ class HeldLease(TypedDict, total=False):
 
 class QueueTask(TypedDict, total=False):
     task_type: Required[str]
-    """A registered type; list_task_types, by call_tool, shows them."""
+    """A registered type."""
     params: Mapping[str, Any]
     """What the task is about, as the type's params_schema says. At most 256 KiB."""
     recipient_ai: str | None
