@@ -66,14 +66,13 @@ def _exports() -> bool:
         return False
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  # an extra
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # as above
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415  # as above
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415  # as above
     except ImportError:
         logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT needs the extra `tracing`: pip install 'gatehouse[tracing]'")
         return False
-    name = os.environ.get("OTEL_SERVICE_NAME") or f"gatehouse-{settings.PROCESS}"
-    provider = TracerProvider(resource=Resource.create({"service.name": name}))
+    os.environ.setdefault("OTEL_SERVICE_NAME", f"gatehouse-{settings.PROCESS}")
+    provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return True
