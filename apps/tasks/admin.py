@@ -32,7 +32,6 @@ from apps.core.errors import DomainError
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
-from apps.receipts.admin import tree
 from apps.receipts.models import Receipt
 from apps.tasks import selectors, waterfall
 from apps.tasks.models import (
@@ -540,7 +539,7 @@ class TaskAdmin(OperatorAdmin):
     def receipts(self, task: Task) -> str:
         """The receipt of its queueing, and what goes with it."""
         queued = Receipt.objects.filter(tenant_id=task.tenant_id, receipt_id=task.receipt_id).first()
-        return "-" if queued is None else tree(queued)
+        return "-" if queued is None else self.admin_site.get_model_admin(Receipt).consequences(queued)
 
     @admin.display(description="Params")
     def given(self, task: Task) -> str:
