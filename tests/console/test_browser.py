@@ -19,6 +19,7 @@ from tests.console.world import fill
 from tests.executions import making as executions
 from tests.factories import make_caller
 from tests.tasks import making as tasks
+from tests.waiters import until
 
 pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
@@ -138,7 +139,7 @@ def test_a_wide_drawing_scrolls_within_its_own_bounds(page: Page, live_server: L
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     drawing.focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("document.activeElement.scrollLeft > 0")
+    until(lambda: page.evaluate("document.activeElement.scrollLeft > 0"))
 
 
 def test_axe_finds_nothing_on_the_main_pages(page: Page, live_server: LiveServer, packages: Path) -> None:

@@ -394,27 +394,6 @@ def test_order_of_registration_changes_nothing() -> None:
     assert propose(asked, library, OFFICE) == propose(asked, LIBRARIES[id(OFFICE)], OFFICE)
 
 
-def test_removed_tool_is_not_proposed() -> None:
-    library = library_of(OFFICE)
-    close = next(one for one in WRITING if one.name == "close_ticket")
-    library.remove(close.uid)
-    proposal = propose(Asked(intent="Close ticket 4711", now=NOW), library, OFFICE)
-
-    assert close not in [step.tool for step in proposal.steps]
-
-
-def test_search_forgets_what_was_removed() -> None:
-    index = Index()
-    index.put("a", {"weather": 1.0})
-    index.put("b", {"weather": 2.0})
-
-    assert [key for key, _ in index.search({"weather": 1.0}, 5)] == ["b", "a"]
-
-    index.remove("b")
-
-    assert [key for key, _ in index.search({"weather": 1.0}, 5)] == ["a"]
-
-
 def test_removed_documents_are_swept() -> None:
     index = Index()
     for number in range(3000):
