@@ -60,7 +60,7 @@ register(
     ),
     Rows(
         table="tasks_run",
-        redacted={"message": "''", "checkpoint": "null", "error": "null", "answer": "null"},
+        redacted={"message": "''", "host": "''", "checkpoint": "null", "error": "null", "answer": "null"},
         also=f"id >> {FENCING_TOKEN_BITS} in ({FORGOTTEN_TASKS})",
     ),
     Rows(

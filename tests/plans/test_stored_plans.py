@@ -235,30 +235,6 @@ def test_plan_is_made_read_and_validated_over_rest(smith_token: str) -> None:
     assert (verdict["valid"], verdict["errors"][0]["code"]) == (False, "unknown_tool")
 
 
-def test_odd_provenance_of_a_submitted_plan_is_no_hindrance(as_kee: Caller) -> None:
-    register_example_workers(as_kee)
-    document = {name: value for name, value in create(as_kee).document.items() if name != "plan_hash"}
-    document["steps"][0]["provenance"] = {
-        "repo_path": {"source": ["cut"], "key": []},
-        "none": {"source": "cut"},
-        "x": {},
-    }
-    made = services.submit(caller=as_kee, document=document, caused_by=None, now=T0)
-
-    again = services.replan(
-        caller=as_kee,
-        plan_id=made.plan_id,
-        failed_step="step-2",
-        reason="cold",
-        done=["step-1"],
-        was_waiting=True,
-        now=T0,
-    )
-
-    assert again.status == "needs_escalation"
-    assert again.document["partial_plan"]["steps"][0]["done"]
-
-
 @pytest.mark.parametrize(
     ("body", "status"),
     [
