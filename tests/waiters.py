@@ -48,20 +48,21 @@ def until_somebody_waits_for_this_transaction(waiting: int = 1) -> None:
 
 
 _BUSY: Final = """
-select from pg_locks l join pg_stat_activity a using (pid)
+select a.application_name, a.state, a.query from pg_locks l join pg_stat_activity a using (pid)
 where l.locktype = 'virtualxid' and a.datname = current_database() and a.pid <> pg_backend_pid()
+and a.backend_type = 'client backend'
 """
 
 
 def until_nobody_else_is_in_a_transaction() -> None:
-    """Until no other session of this database is at anything."""
-    deadline = time.monotonic() + 20
+    """Until no other client of this database is at anything."""
+    deadline, busy = time.monotonic() + 20, None
     while time.monotonic() < deadline:
         with connection.cursor() as cursor:
             cursor.execute(_BUSY)
-            if cursor.fetchone() is None:
+            if (busy := cursor.fetchone()) is None:
                 return
-    raise AssertionError("somebody else is in a transaction")
+    raise AssertionError(f"somebody else is in a transaction: {busy}")
 
 
 class Other(threading.Thread):
