@@ -125,12 +125,49 @@ def verb(
             return HttpResponse(headers={"HX-Redirect": page})
 
         dialog = {"title": title, "description": explanation, "form_class": form, "form_submit_text": title}
-        declared: Callable[..., HttpResponse] = action(
-            description=title, url_path=method.__name__.replace("_", "-"), permissions=[permission], dialog=dialog
-        )(run)
-        return declared
+        return _declared(run, title, permission, dialog)
 
     return decorate
+
+
+ListVerb = Callable[[Any, HttpRequest, Mapping[str, Any]], tuple[str, str]]
+
+
+def list_verb(
+    title: str, *, explanation: str, permission: str, form: type[BaseDialogForm], submit: str
+) -> Callable[[ListVerb], Callable[..., HttpResponse]]:
+    """Make a method an action above a list, as :func:`verb` does on a thing's page; its name goes into `actions_list`.
+
+    The method gets the request and the form's data, and answers the page to go to and the sentence that the operator
+    reads. It opens its own transactions and logs what it has done.
+    """
+
+    def decorate(method: ListVerb) -> Callable[..., HttpResponse]:
+        @wraps(method)
+        def run(self: ModelAdmin, request: HttpRequest, given: forms.Form) -> HttpResponse:
+            page = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
+            try:
+                page, said = method(self, request, given.cleaned_data)
+            except DomainError as refusal:
+                messages.error(request, refusal.detail)
+            else:
+                messages.success(request, said)
+            return HttpResponse(headers={"HX-Redirect": page})
+
+        dialog = {"title": title, "description": explanation, "form_class": form, "form_submit_text": submit}
+        return _declared(run, title, permission, dialog)
+
+    return decorate
+
+
+def _declared(
+    run: Callable[..., HttpResponse], title: str, permission: str, dialog: Mapping[str, Any]
+) -> Callable[..., HttpResponse]:
+    path = run.__name__.replace("_", "-")
+    declared: Callable[..., HttpResponse] = action(
+        description=title, url_path=path, permissions=[permission], dialog=dialog
+    )(run)
+    return declared
 
 
 def span(length: timedelta | None) -> str:

@@ -6,7 +6,7 @@ sends is bounded in time and size. Call it outside of transactions.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -86,8 +86,16 @@ def converse(
     :param on_question: answers what the server asks; without it, the server is told that nobody can be asked.
     :raises CallFailed: one of its kinds.
     """
-    limits: Any = {"deadline": deadline, "max_answer_bytes": max_answer_bytes, "canceled": canceled}
-    return asyncio.run(talk(endpoint, dialogue, on_question=on_question, **limits))
+    return asyncio.run(
+        talk(
+            endpoint,
+            dialogue,
+            deadline=deadline,
+            max_answer_bytes=max_answer_bytes,
+            canceled=canceled,
+            on_question=on_question,
+        )
+    )
 
 
 async def talk(
@@ -110,9 +118,9 @@ async def talk(
     try:
         with anyio.fail_after(seconds):
             address = await anyio.to_thread.run_sync(checked, endpoint, abandon_on_cancel=True)
-            heard: Any = {"on_message": on_message, "on_question": on_question}
             wire = Wire(address=address, url=httpx2.URL(endpoint), max_bytes=max_answer_bytes)
-            found = await _unless_canceled(_speak(endpoint, wire, dialogue, seconds=seconds, **heard), canceled)
+            client = connected(endpoint, wire, seconds=seconds, on_message=on_message, on_question=on_question)
+            found = await _unless_canceled(_speak(client, dialogue), canceled)
     except GivenUp:
         raise
     except Exception as exc:  # the SDK lets whatever broke its streams through, alone or in a group
@@ -122,13 +130,8 @@ async def talk(
     return found
 
 
-async def _speak(
-    endpoint: str,
-    wire: Wire,
-    dialogue: Callable[[Client], Awaitable[T]],
-    **about: Any,
-) -> T:
-    async with connected(endpoint, wire, **about) as client:
+async def _speak(connecting: AbstractAsyncContextManager[Client], dialogue: Callable[[Client], Awaitable[T]]) -> T:
+    async with connecting as client:
         return await dialogue(client)
 
 
@@ -163,8 +166,9 @@ async def connected(
     http = httpx2.AsyncClient(transport=wire, timeout=timeout, headers={"Accept-Encoding": "identity"})
     async with http:
         transport = streamable_http_client(endpoint, http_client=http, max_sse_event_size=wire.max_bytes)
-        listens: Any = {"message_handler": on_message, "elicitation_callback": on_question}
-        async with Client(transport, client_info=_CLIENT, cache=None, **listens) as client:
+        async with Client(
+            transport, client_info=_CLIENT, cache=None, message_handler=on_message, elicitation_callback=on_question
+        ) as client:
             client.session.validate_tool_result = _taken_as_it_is  # type: ignore[method-assign]  # the SDK has no switch
             yield client
 

@@ -2,25 +2,24 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.contrib.postgres.expressions import ArraySubquery
+from django.db import transaction
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from oauth2_provider import admin as oauth_admin
 from oauth2_provider.models import Application, RefreshToken
 from unfold.admin import ModelAdmin
-from unfold.decorators import action
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from apps.core.admin import OperatorAdmin, ReasonForm, ago, link_to, verb
-from apps.core.errors import DomainError
+from apps.core.admin import OperatorAdmin, ReasonForm, ago, link_to, list_verb, verb
 from apps.principals import services
 from apps.principals.models import Membership, Operator, Principal, Tenant, Token
 from apps.principals.scopes import Kind
@@ -113,29 +112,19 @@ class PrincipalAdmin(OperatorAdmin):
     search_fields = ["name"]
     readonly_fields = ["tokens"]
 
-    @action(  # type: ignore[untyped-decorator]  # unfold's has no types
-        description="Add a principal",
-        url_path="add-principal",
-        permissions=["principals.add_principal"],
-        dialog={
-            "title": "Add a principal",
-            "description": "An agent, service or worker that can act here. A host is let in as it by OAuth.",
-            "form_class": AddPrincipalForm,
-            "form_submit_text": "Add",
-        },
+    @list_verb(
+        "Add a principal",
+        explanation="An agent, service or worker that can act here. A host is let in as it by OAuth.",
+        permission="principals.add_principal",
+        form=AddPrincipalForm,
+        submit="Add",
     )
-    def add_principal(self, request: HttpRequest, form: forms.Form) -> HttpResponse:
-        given = form.cleaned_data
-        try:
-            added = services.add_principal(
-                tenant_id=given["tenant"].pk, name=given["name"], kind=Kind(given["kind"]), now=timezone.now()
-            )
-        except DomainError as refusal:
-            messages.error(request, refusal.detail)
-        else:
+    def add_principal(self, request: HttpRequest, given: Mapping[str, Any]) -> tuple[str, str]:
+        tenant, kind = given["tenant"], Kind(given["kind"])
+        with transaction.atomic():
+            added = services.add_principal(tenant_id=tenant.pk, name=given["name"], kind=kind, now=timezone.now())
             self.log_addition(request, added, f"Add a principal: {given['reason']}")
-            messages.success(request, f"{added} is a principal of {added.tenant}.")
-        return HttpResponse(headers={"HX-Redirect": reverse("admin:principals_principal_changelist")})
+        return reverse("admin:principals_principal_changelist"), f"{added} is a principal of {added.tenant}."
 
     @admin.display(description="Reports to")
     def parent_link(self, principal: Principal) -> str:

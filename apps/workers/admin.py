@@ -3,22 +3,20 @@ from datetime import timedelta
 from typing import Any, Final, cast
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html_join
 from unfold.admin import TabularInline
-from unfold.decorators import action
 from unfold.widgets import (
     UnfoldAdminCheckboxSelectMultipleWidget,
     UnfoldAdminSelectWidget,
     UnfoldAdminTextInputWidget,
 )
 
-from apps.core.admin import OperatorAdmin, ReasonForm, linked, verb
-from apps.core.errors import DomainError
+from apps.core.admin import OperatorAdmin, ReasonForm, linked, list_verb, verb
 from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_in
 from apps.workers import selectors
@@ -112,34 +110,22 @@ class WorkerAdmin(OperatorAdmin):
     readonly_fields = ["what_it_may", linked("signing_key", "Signed by")]
     inlines = [OfferInline, EventInline]
 
-    @action(  # type: ignore[untyped-decorator]  # unfold's has no types
-        description="Add a server",
-        url_path="add-server",
-        permissions=["workers.operate_worker"],
-        dialog={
-            "title": "Add a server",
-            "description": "Look at an MCP server now and register it. Its tools can't be used until you approve them.",
-            "form_class": AddServerForm,
-            "form_submit_text": "Look at it",
-        },
+    @list_verb(
+        "Add a server",
+        explanation="Look at an MCP server now and register it. Its tools can't be used until you approve them.",
+        permission="workers.operate_worker",
+        form=AddServerForm,
+        submit="Look at it",
     )
-    def add_server(self, request: HttpRequest, form: forms.Form) -> HttpResponse:
-        given, target = form.cleaned_data, reverse("admin:workers_worker_changelist")
-        try:
-            seen = discovery.visit(given["url"])
-            with acting_in(given["tenant"].pk, _WHY):
-                principal = discovery.principal_for_servers(tenant_id=given["tenant"].pk)
-                added = discovery.add_server(principal=principal, url=given["url"], seen=seen, why=given["reason"])
-                worker = selectors.worker_named(added.worker_id)
-                self.log_change(request, worker, f"Add a server: {given['reason']}")
-        except DomainError as refusal:
-            messages.error(request, refusal.detail)
-        else:
-            target = reverse("admin:workers_worker_change", args=[worker.pk])
-            messages.success(
-                request, f"{worker} offers {len(added.tools)} tools. Look at them, then approve those you trust."
-            )
-        return HttpResponse(headers={"HX-Redirect": target})
+    def add_server(self, request: HttpRequest, given: Mapping[str, Any]) -> tuple[str, str]:
+        seen = discovery.visit(given["url"])
+        with acting_in(given["tenant"].pk, _WHY):
+            principal = discovery.principal_for_servers(tenant_id=given["tenant"].pk)
+            added = discovery.add_server(principal=principal, url=given["url"], seen=seen, why=given["reason"])
+            worker = selectors.worker_named(added.worker_id)
+            self.log_change(request, worker, f"Add a server: {given['reason']}")
+        page = reverse("admin:workers_worker_change", args=[worker.pk])
+        return page, f"{worker} offers {len(added.tools)} tools. Look at them, then approve those you trust."
 
     @verb(
         "Approve tools",

@@ -32,8 +32,8 @@ def main(arguments: list[str]) -> int:
     options, unknown = parser.parse_known_args(arguments[1:])
     if unknown:
         parser.error(f"there is no option {' '.join(unknown)}")
-    if options.command not in _COMMANDS:
-        parser.error(f"there is no command {options.command!r}; there are {', '.join(_COMMANDS)}")
+    if options.command not in (commands := _commands_of(arguments[0])):
+        parser.error(f"there is no command {options.command!r}; there are {', '.join(commands)}")
     data = DataFolder(_given(options.data or _default_folder()))
     if options.command in {"up", "demo", "restore"} and os.environ.get(MARK) != data.mark:
         # Forked processes are recognized by the environment that this process was started with.
@@ -56,9 +56,8 @@ def _parser(script: str) -> argparse.ArgumentParser:
             "path", nargs="?", metavar="PATH", help="a Python code base (default: this product's own apps)"
         )
     else:
-        commands = [name for name in _COMMANDS if name != "demo"]
         parser.description = "Run Gatehouse on this machine:\n" + "\n".join(
-            f"  {typed(name):<18} {_COMMANDS[name].__doc__}" for name in commands
+            f"  {typed(name):<18} {_COMMANDS[name].__doc__}" for name in _commands_of(script)
         )
         parser.add_argument("command", nargs="?", metavar="COMMAND", default="up", help="(default: up)")
         parser.add_argument("backup", nargs="?", metavar="DIR", help="restore: what the command backup has written")
@@ -73,6 +72,10 @@ def _parser(script: str) -> argparse.ArgumentParser:
         "--port", metavar="N", type=_port, help="the web port (default: the last one, 8080, or a free one)"
     )
     return parser
+
+
+def _commands_of(script: str) -> list[str]:
+    return [name for name in _COMMANDS if (name == "demo") == (script == "demo")]
 
 
 def _default_folder() -> str:

@@ -82,6 +82,8 @@ def test_help_shows_every_command_with_its_options(capsys: pytest.CaptureFixture
     ("typed", "told"),
     [
         (["up", "staus"], ["staus", "status", "down", "reset"]),
+        (["up", "demo"], ["'demo'", "restore"]),
+        (["up", "--prot", "3"], ["no option --prot"]),
         (["up", "--port", "70000"], ["70000", "65535"]),
         (["demo", "--port", "many"], ["many", "65535"]),
     ],

@@ -2,6 +2,7 @@
 
 import time
 from argparse import ArgumentParser
+from functools import partial
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand
@@ -22,19 +23,21 @@ class Command(BaseCommand):
         parser.add_argument("--once", action="store_true", help="end when nothing is left to do")
 
     def handle(self, *_args: Any, **options: Any) -> None:
+        once = options["once"]
         with Client.from_environment() as client:
+            turn = {
+                "outbox": partial(delivery.send, client),
+                "inbox": partial(delivery.hear, client, wait=0.0 if once else _LONGEST_WAIT),
+            }[options["box"]]
             while True:
+                done = 0
                 try:
-                    done = self._turn(client, options["box"], 0 if options["once"] else _LONGEST_WAIT)
+                    done = turn()
                 except GatehouseError as exc:
-                    if options["once"]:
+                    if once:
                         raise
                     self.stderr.write(f"The hub did not take it; trying again: {exc}")
-                    done = 0
-                if options["once"] and not done:
+                if once and not done:
                     return
                 if not done:
                     time.sleep(_PAUSE)
-
-    def _turn(self, client: Client, box: str, wait: float) -> int:
-        return delivery.send(client) if box == "outbox" else delivery.hear(client, wait=wait)
