@@ -140,7 +140,7 @@ def test_token_is_read_from_either_header(tenant: Tenant, header: str) -> None:
 def test_only_the_digest_is_stored(tenant: Tenant) -> None:
     text = make_token(tenant)
     with acting_as_system("test"):
-        assert text.rpartition("_")[2] not in str(fetch("select t::text from principals_token t"))
+        assert text.split("_", 2)[2] not in str(fetch("select t::text from principals_token t"))
 
 
 def test_invalid_tokens_get_one_answer(tenant: Tenant) -> None:
