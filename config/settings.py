@@ -93,10 +93,12 @@ def _hours(name: str) -> tuple[int, int, ZoneInfo] | None:
         return None
     try:
         hours, _, zone = given.partition(" ")
-        begin, end = (int(hour) for hour in hours.split("-"))
+        begin, end = (range(25).index(int(hour)) for hour in hours.split("-"))
         return begin, end, ZoneInfo(zone or "UTC")
     except (ValueError, KeyError) as exc:
-        raise ImproperlyConfigured(f"{name} must be hours and a time zone, like 22-7 Europe/Berlin: {exc}.") from exc
+        raise ImproperlyConfigured(
+            f"{name} must be hours of 0 to 24 and a time zone, like 22-7 Europe/Berlin: {exc}."
+        ) from exc
 
 
 SECRET_KEY = _secret("GATEHOUSE_SECRET_KEY")

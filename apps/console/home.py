@@ -55,19 +55,18 @@ class Card:
 
 def live(*, now: datetime) -> dict[str, Any]:
     """The figures of this moment, and Unfold's table of the busiest queues."""
-    queues = tasks.queue_figures(tenant_id=None)
+    queues = tasks.queue_figures(tenant_id=None, up_to=COUNTED)
     cards = [_tasks(queues), _inboxes(now), _deliveries(), _workers(), _executions(now), _processes()]
     return {"now": now, "cards": cards, "queues": _queues(queues)}
 
 
 def _tasks(queues: Mapping[int, QueueFigures]) -> Card:
-    def of(status: str) -> QuerySet[Task]:
-        return tasks.of_status(Task.objects.all(), status)
+    def of(status: str = "", within: timedelta | None = None) -> QuerySet[Task]:
+        return tasks.found(Task.objects.all(), status=status, within=within)
 
     oldest = max(queues, key=lambda pk: queues[pk].oldest_wait_seconds, default=0)
     age = timedelta(seconds=queues[oldest].oldest_wait_seconds) if oldest and queues[oldest].queued else None
-    ended = tasks.ended_within(Task.objects.all(), _HOUR)
-    failed = tasks.ended_within(of(Status.FAILED), _DAY)
+    ended, failed = of(within=_HOUR), of(Status.FAILED, _DAY)
     return Card(
         title="Tasks",
         figures=[
@@ -185,7 +184,7 @@ def _count(
     link = _listing(rows.model)
     return Figure(
         label=label,
-        value=f"{count:,}" if count < COUNTED else f"{COUNTED:,}+",
+        value=_counted(count),
         tone=bad if count else none,
         link=f"{link}?{urlencode(shown_by)}" if link else "",
         says=says,
@@ -196,7 +195,7 @@ def _queues(queues: Mapping[int, QueueFigures]) -> dict[str, Any]:
     rows = [
         [
             link_to_page("tasks_queue", pk, found.queue + (" (paused)" if found.paused else "")),
-            f"{found.queued:,}",
+            _counted(found.queued),
             span(timedelta(seconds=found.oldest_wait_seconds)) if found.queued else "-",
             f"{found.leased:,}",
             f"{found.finished_per_minute:.1f}",
@@ -219,6 +218,10 @@ def drawn(*, now: datetime) -> list[charts.Chart]:
         charts.ended("Ended in 15 minutes, last day", day),
         charts.queued("Queued, last day", day),
     ]
+
+
+def _counted(count: int) -> str:
+    return f"{count:,}" if count < COUNTED else f"{COUNTED:,}+"
 
 
 def _seconds(seconds: float | None) -> str:

@@ -1,21 +1,25 @@
 """The admin site: what an operator sees is decided by the database, request by request."""
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from functools import update_wrapper
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from django.conf import settings
 from django.contrib.admin import ModelAdmin
 from django.db import transaction
 from django.db.models import Model
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
 from django.template.response import TemplateResponse
+from django.urls import path
 from django.utils import timezone
 from unfold.admin import ModelAdmin as UnfoldModelAdmin
 from unfold.sites import UnfoldAdminSite
 
 from apps.console import home
+from apps.core import notifications
 from apps.core.admin import OperatorAdmin
 from apps.core.sql import execute
 from apps.principals.models import Membership, Operator
@@ -25,6 +29,8 @@ from apps.principals.tenancy import acting_as_operator, acting_as_system
 View = Callable[..., HttpResponse]
 
 _LOOKS_ONLY: Final = {"GET", "HEAD", "OPTIONS"}
+# How often an open Home asks for each of its parts.
+_RENEWED: Final = {"figures": timedelta(seconds=5), "charts": timedelta(minutes=1)}
 
 
 class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
@@ -37,14 +43,8 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
 
     def admin_view(self, view: View, cacheable: bool = False) -> View:  # noqa: FBT001, FBT002  # Django's signature
         def seeing(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-            with _sight_of(request):
-                if request.method not in _LOOKS_ONLY:
-                    return _rendered(view(request, *args, **kwargs))
-                execute("set local transaction_read_only = on")
-                response = _rendered(view(request, *args, **kwargs))
-                # Ends the read-only state where this transaction is part of another.
-                transaction.set_rollback(True)
-                return response
+            with _looking(request) if request.method in _LOOKS_ONLY else _sight_of(request):
+                return _rendered(view(request, *args, **kwargs))
 
         guarded: View = super().admin_view(update_wrapper(seeing, view), cacheable)
         return guarded
@@ -68,16 +68,34 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
         answer: HttpResponse = super().login(request, {**offered, **(extra_context or {})})
         return answer
 
+    def get_urls(self) -> list[Any]:
+        # Without the transaction that other views run in: it is needed only for what is not kept.
+        renewed = super().admin_view(self.renewed)
+        return [path("live/<str:part>", renewed, name="live"), *super().get_urls()]
+
     def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Home. An open page asks for `?live=figures` and `?live=charts` to renew itself."""
-        now, part = timezone.now(), request.GET.get("live")
-        if part == "figures":
-            return TemplateResponse(request, "console/live.html", home.live(now=now))
-        if part == "charts":
-            return JsonResponse([chart.data for chart in home.drawn(now=now)], safe=False)
+        """Home. An open page renews its parts by :meth:`renewed`."""
+        now = timezone.now()
         shown = {**home.live(now=now), "charts": home.drawn(now=now)}
         page: TemplateResponse = super().index(request, {**shown, **(extra_context or {})})
         return page
+
+    def renewed(self, request: HttpRequest, part: str) -> HttpResponse:
+        """A part of Home, made once a period for all who see the same tenants."""
+        if part not in _RENEWED:
+            raise Http404
+
+        def made() -> bytes:
+            with _looking(request):
+                now = timezone.now()
+                if part == "charts":
+                    return JsonResponse([chart.data for chart in home.drawn(now=now)], safe=False).content
+                return render(request, "console/live.html", home.live(now=now)).content
+
+        # The wall has let in an operator.
+        operator = cast("Operator", request.user)
+        tenants = "all" if operator.is_superuser else sorted(_tenants_of(request, operator))
+        return HttpResponse(notifications.kept(f"home:{part}:{tenants}", _RENEWED[part], made))
 
 
 def _window_on(model: type[Model], admin_class: "type[ModelAdmin[Any]]") -> type[OperatorAdmin]:
@@ -91,11 +109,23 @@ def _sight_of(request: HttpRequest) -> AbstractContextManager[None]:
         return acting_as_operator([], "console: nobody")
     if operator.is_superuser:
         return acting_as_system(f"console: {operator.username}")
-    if request.method in _LOOKS_ONLY:
-        tenants = set(Membership.objects.filter(operator=operator).values_list("tenant_id", flat=True))
-    else:
-        tenants = operated_tenants(operator)
-    return acting_as_operator(tenants, f"console: {operator.username}")
+    return acting_as_operator(_tenants_of(request, operator), f"console: {operator.username}")
+
+
+@contextmanager
+def _looking(request: HttpRequest) -> Iterator[None]:
+    """The sight of a request that only looks."""
+    with _sight_of(request):
+        execute("set local transaction_read_only = on")
+        yield
+        # Ends the read-only state where this transaction is part of another.
+        transaction.set_rollback(True)
+
+
+def _tenants_of(request: HttpRequest, operator: Operator) -> set[int]:
+    if request.method not in _LOOKS_ONLY:
+        return operated_tenants(operator)
+    return set(Membership.objects.filter(operator=operator).values_list("tenant_id", flat=True))
 
 
 def _rendered(response: HttpResponse) -> HttpResponse:

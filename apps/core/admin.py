@@ -71,7 +71,20 @@ class OperatorAdmin(ModelAdmin):
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Moments are shown by how long ago they were."""
         moments = {field.name for field in self.opts.concrete_fields if isinstance(field, models.DateTimeField)}
-        return [_since(one) if one in moments else one for one in super().get_list_display(request)]
+        return [since(one) if one in moments else one for one in super().get_list_display(request)]
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        """What a method answers is asked for once, however often the template reads it."""
+        given: list[Any] = super().get_fieldsets(request, obj)
+        if obj is None or self.has_change_permission(request, obj):
+            return given
+        columns = {field.name for field in self.opts.get_fields()}
+
+        def shown(one: Any) -> Any:
+            is_method = isinstance(one, str) and one not in columns and hasattr(self, one)
+            return cache(getattr(self, one)) if is_method else one
+
+        return [(title, {**about, "fields": [shown(one) for one in about["fields"]]}) for title, about in given]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -188,7 +201,7 @@ def ago(moment: datetime, now: datetime) -> SafeString:
 
 
 @cache
-def _since(name: str) -> Callable[[Any], Any]:
+def since(name: str) -> Callable[[Any], Any]:
     """A column of moments, as by :func:`ago`."""
 
     @display(description=name.removesuffix("_at").replace("_", " ").capitalize(), ordering=name, empty_value="-")

@@ -417,6 +417,21 @@ def _heartbeat_key(who: str) -> str:
     return f"gatehouse:heartbeat:{who}"
 
 
+def kept(name: str, period: timedelta, make: Callable[[], bytes]) -> bytes:
+    """What `make` answers, kept for a period for all processes; made each time if Redis does not answer."""
+    key = f"gatehouse:kept:{name}"
+    try:
+        found = broker().get(key)
+    except redis.RedisError:
+        return make()
+    if isinstance(found, bytes):
+        return found
+    made = make()
+    with suppress(redis.RedisError):
+        broker().set(key, made, px=period)
+    return made
+
+
 class Publisher(Generic[P]):
     """Publishes messages for Celery from one thread per process, so that nobody waits for the broker.
 

@@ -255,16 +255,16 @@ class ExecutionAdmin(OperatorAdmin):
     def give_result(self, execution: Execution, given: Mapping[str, Any]) -> str:
         with acting_in(execution.tenant_id, "console: a step is answered"):
             caller = _owner(execution)
-            # Before the step is locked, because it writes a file.
-            pointer = calls.keep(caller=caller, value=given["result"])
             moved = commands.submit_step_result(
                 caller=caller,
                 execution_ref=execution.ref,
                 step_id=given["step"].step_id,
                 result=given["result"],
-                result_pointer=pointer,
+                result_pointer=calls.pointer_to(given["result"]),
                 summary=f"Given by an operator: {given['reason']}",
             )
+            # Last: a refusal would take back the row of what is stored, and not its file.
+            calls.keep(caller=caller, value=given["result"])
         return f"{given['step'].step_id} is answered; {moved} is {moved.status}."
 
     @verb(

@@ -447,8 +447,18 @@ def keep(*, caller: Caller, value: Any, files: Sequence[tuple[str, bytes]] = ())
     """Store a JSON value, and the files that it names, as artifacts of the caller's tenant; returns its pointer."""
     for media_type, file in files:
         artifacts.store_artifact(tenant_id=caller.tenant_id, content=file, media_type=media_type)
-    content = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    return artifacts.store_artifact(tenant_id=caller.tenant_id, content=content, media_type="application/json")
+    return artifacts.store_artifact(
+        tenant_id=caller.tenant_id, content=_as_stored(value), media_type="application/json"
+    )
+
+
+def pointer_to(value: Any) -> str:
+    """The pointer that :func:`keep` answers for a value."""
+    return artifacts.pointer_of(_as_stored(value))
+
+
+def _as_stored(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def kept(*, tenant_id: int, pointer: str) -> Any:

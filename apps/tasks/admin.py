@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin, messages
@@ -39,9 +40,6 @@ from apps.tasks.models import (
     Budget,
     BulkAction,
     Dependency,
-    FinishedTask,
-    IdempotencyKey,
-    LiveTask,
     Queue,
     Run,
     Schedule,
@@ -65,7 +63,9 @@ _PARTIES: Final = [
 _STATUSES: Final = {"open", "overdue", "dead", *Status.values}
 _SEARCHED: Final[Mapping[str, tuple[str, type[Model]]]] = {
     "type": ("task_type", TaskType), "queue": ("queue", Queue), "requester": ("requester", Principal),
+    "task_type__name": ("task_type", TaskType), "queue__name": ("queue", Queue),
 }  # fmt: skip
+_PERIODS: Final = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
 _DIGITS: Final = 19
 _CHIPS: Final = {
     "succeeded": "success", "failed": "danger", "canceled": "warning", "leased": "info", "queued": "primary",
@@ -78,6 +78,14 @@ def _standing(task: Any) -> selectors.Standing:
         task.standing = selectors.standings([task.pk])[task.pk]
     standing: selectors.Standing = task.standing
     return standing
+
+
+def _story(task: Any) -> selectors.Story:
+    """What happened to a task, looked up once for each page."""
+    if not hasattr(task, "story"):
+        task.story = selectors.story(task, _standing(task), limit=_SHOWN_RUNS)
+    story: selectors.Story = task.story
+    return story
 
 
 def _error(task: Task) -> str:
@@ -98,12 +106,22 @@ def task_link(task_id: int) -> str:
 
 
 def _list_link(model: str, text: str, **filters: Any) -> str:
-    query = "&".join(f"{name}={value}" for name, value in filters.items())
     address = reverse(f"admin:tasks_{model}_changelist")
-    return format_html('<a href="{}?{}" class="text-primary-600">{}</a>', address, query, text)
+    return format_html('<a href="{}?{}" class="text-primary-600">{}</a>', address, urlencode(filters), text)
 
 
-class StatusFilter(admin.SimpleListFilter):
+class _Collected:
+    """What it filters by is looked for with all else that is given: see TaskAdmin.get_search_results."""
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        return queryset
+
+
+class _NameFilter(_Collected, ExactTextFilter):
+    pass
+
+
+class StatusFilter(_Collected, admin.SimpleListFilter):
     """Tasks by their status, live and finished ones alike."""
 
     title = "status"
@@ -113,23 +131,15 @@ class StatusFilter(admin.SimpleListFilter):
         more = [("open", "Open"), ("overdue", "Leased too long"), ("dead", "Dead letter")]
         return [*more, *((str(value), str(label)) for value, label in Status.choices)]
 
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        return queryset if self.value() is None else selectors.of_status(queryset, str(self.value()))
 
-
-class EndedFilter(admin.SimpleListFilter):
+class EndedFilter(_Collected, admin.SimpleListFilter):
     """Tasks by how long ago they ended."""
 
     title = "ended"
     parameter_name = "ended"
-    _PERIODS: Final = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(name, f"In the last {name}") for name in self._PERIODS]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        period = self._PERIODS.get(str(self.value()))
-        return queryset if period is None else selectors.ended_within(queryset, period)
+        return [(name, f"In the last {name}") for name in _PERIODS]
 
 
 def _charts(queue_id: int) -> list[charts.Chart]:
@@ -210,7 +220,9 @@ class QueueAdmin(OperatorAdmin):
 
     @admin.display(description="Open")
     def open_tasks(self, queue: Queue) -> str:
-        return _list_link("task", "open tasks", queue__id__exact=queue.pk, status="open")
+        return _list_link(
+            "task", "open tasks", tenant__id__exact=queue.tenant_id, queue__name=queue.name, status="open"
+        )
 
 
 @admin.register(TaskType)
@@ -245,7 +257,7 @@ class TaskTypeAdmin(OperatorAdmin):
 
     @admin.display(description="Tasks")
     def tasks_of_it(self, task_type: TaskType) -> str:
-        return _list_link("task", "tasks", task_type__id__exact=task_type.pk)
+        return _list_link("task", "tasks", tenant__id__exact=task_type.tenant_id, task_type__name=task_type.name)
 
 
 @admin.register(Schedule)
@@ -313,8 +325,8 @@ class TaskAdmin(OperatorAdmin):
         "tenant",
         StatusFilter,
         EndedFilter,
-        ("queue__name", ExactTextFilter),
-        ("task_type__name", ExactTextFilter),
+        ("queue__name", _NameFilter),
+        ("task_type__name", _NameFilter),
     ]
     search_fields = ["=id"]
     search_help_text = "A task's number, words of its params, or status:failed type:report queue:default requester:Kee"
@@ -448,21 +460,26 @@ class TaskAdmin(OperatorAdmin):
         return page
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> Any:
-        """By number, by `name:value`, and by words in the params of the newest tasks."""
-        words = []
+        """By number, by `name:value`, and by words in the params of the newest tasks; and by what the filters say."""
+        words, wanted = [], {name: request.GET.get(name, "") for name in ("status", "queue__name", "task_type__name")}
         for word in search_term.split():
             name, _, value = word.partition(":")
-            if name == "status" and value:
-                queryset = selectors.of_status(queryset, value) if value in _STATUSES else queryset.none()
-            elif name in _SEARCHED and value:
-                column, model = _SEARCHED[name]
-                # By key, because the planner knows how many tasks have it.
-                keys = list(model._default_manager.filter(name=value).values_list("pk", flat=True))  # noqa: SLF001  # Django documents it
-                queryset = queryset.filter(**{f"{column}__in": keys})
+            if value and (name == "status" or name in _SEARCHED):
+                wanted[name] = value
             elif (number := word.removeprefix("id:").removeprefix("task_")).isdecimal() and len(number) < _DIGITS:
                 queryset = queryset.filter(pk=int(number))
             else:
                 words.append(word)
+        if (status := wanted.pop("status")) and status not in _STATUSES:
+            return queryset.none(), False
+        # By key, because the planner knows how many tasks have it.
+        parties: dict[str, list[int]] = {}
+        for name, value in wanted.items():
+            column, model = _SEARCHED[name]
+            if value:
+                parties[column] = list(model._default_manager.filter(name=value).values_list("pk", flat=True))  # noqa: SLF001  # Django documents it
+        within = _PERIODS.get(request.GET.get("ended", ""))
+        queryset = selectors.found(queryset, status=status, within=within, **parties)
         return (selectors.saying(queryset, words) if words else queryset), False
 
     @display(description="Status", label=_CHIPS)  # type: ignore[untyped-decorator]  # unfold has no types
@@ -515,12 +532,19 @@ class TaskAdmin(OperatorAdmin):
     @admin.display(description="Waterfall")
     def waterfall(self, task: Task) -> str:
         """What it waited for and which runs it had, as bars over its life."""
-        events = selectors.timeline(str(task), limit=_SHOWN_RUNS).events
-        return waterfall.drawn(events, now=timezone.now())
+        return waterfall.drawn(_story(task).events, now=timezone.now())
+
+    def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> Task | None:
+        """Looked up once for each page."""
+        if not hasattr(request, "task"):
+            request.task = super().get_object(request, object_id, from_field)
+        task: Task | None = request.task
+        return task
 
     def get_actions_detail(self, request: HttpRequest, object_id: int) -> list[Any]:
         """Only what can be done with the task now."""
-        status = selectors.standings([int(object_id)])[int(object_id)].status if str(object_id).isdecimal() else None
+        task = self.get_object(request, str(object_id))
+        status = None if task is None else _standing(task).status
         possible = {"cancel"} if status not in TERMINAL else {"retry"} if status == Status.FAILED else set()
         possible |= {"revoke_lease"} if status in {Status.LEASED, Status.CANCELING} else set()
         return [one for one in super().get_actions_detail(request, object_id) if one.method.__name__ in possible]
@@ -547,7 +571,7 @@ class TaskAdmin(OperatorAdmin):
 
     @admin.display(description="Timeline")
     def timeline(self, task: Task) -> str:
-        story = selectors.timeline(str(task), limit=_SHOWN_RUNS)
+        story = _story(task)
         shown = format_html_join(
             "",
             "<div><code>{}</code> <strong>{}</strong> {} {}</div>",
@@ -568,11 +592,10 @@ class TaskAdmin(OperatorAdmin):
         """The values of the rows of this task beside its own."""
         of_task = Q(task_id=task.pk)
         runs = Run.objects.filter(pk__gte=run_key(task.pk, 0), pk__lt=run_key(task.pk + 1, 0)).order_by("pk")
+        of_tenant = Dependency.objects.filter(tenant_id=task.tenant_id)
         found: list[Model] = [
-            *LiveTask.objects.filter(of_task),
-            *FinishedTask.objects.filter(of_task),
-            *IdempotencyKey.objects.filter(of_task)[:1],
-            *Dependency.objects.filter(of_task | Q(on_task_id=task.pk)).order_by("pk")[:_SHOWN_RUNS],
+            *filter(None, [_standing(task).live, _standing(task).end]),
+            *of_tenant.filter(of_task | Q(on_task_id=task.pk)).order_by("pk")[:_SHOWN_RUNS],
             *runs[:_SHOWN_RUNS],
             *Spend.objects.filter(of_task).order_by("-pk")[:_SHOWN_RUNS],
         ]

@@ -478,6 +478,13 @@ class FinishedTask(TenantModel):
             models.Index(name="task_history_dead", fields=["tenant", "task_id"], condition=Q(status=Status.FAILED)),
             # Serves sql.COUNT_MINUTES.
             models.Index(name="task_history_by_end", fields=["finished_at"]),
+            # Serves selectors.found, which looks at those that ended last.
+            models.Index(
+                name="task_history_not_succeeded",
+                fields=["status", "finished_at"],
+                include=["tenant", "task_id"],
+                condition=~Q(status=Status.SUCCEEDED),
+            ),
         ]
 
     def __str__(self) -> str:

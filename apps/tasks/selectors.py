@@ -76,6 +76,7 @@ PACE_WINDOW: Final = timedelta(minutes=5)
 DEAD_LETTERS_COUNTED: Final = 10_000
 DEAD_LETTERS_LOOKED_AT: Final = 1_000
 TASKS_LOOKED_AT: Final = 5_000
+NAMED_LOOKED_AT: Final = 200_000
 _SUMMARY: Final = tuple(name for name in TaskSummary.model_fields if name != "task_id")
 
 
@@ -178,10 +179,6 @@ _STATUS_OF_LIVE: Final = {
 }
 
 
-def _live() -> QuerySet[Any]:
-    return LiveTask.objects.annotate(stopping=F("flags").bitand(CANCEL_REQUESTED | BUDGET_SPENT))
-
-
 @dataclass(slots=True)
 class Standing:
     """What became of a task so far: its live row or its end, and its last run."""
@@ -220,22 +217,46 @@ def standings(task_ids: Collection[int]) -> dict[int, Standing]:
     return found
 
 
-def of_status(tasks: QuerySet[Task], wanted: str) -> QuerySet[Task]:
-    """The tasks of this status.
+def found(
+    tasks: QuerySet[Task], *, status: str = "", within: timedelta | None = None, **parties: Collection[int]
+) -> QuerySet[Task]:
+    """The tasks of a status, that ended within a period, and whose `queue`, `task_type` or `requester` is one of these.
 
     `open` is every status but the final ones, `overdue` a lease that has expired, `dead` a failure nobody has retried.
+    Of ended tasks, it looks at those that ended last. Where only names narrow the search, it looks at the newest tasks;
+    of open tasks, so it does for a requester alone.
     """
-    if wanted == "dead":
-        key = Concat(Value(f"{RETRY_PREFIX}task_"), OuterRef("pk"), output_field=TextField())
-        retried = IdempotencyKey.objects.filter(tenant=OuterRef("tenant"), principal=OuterRef("requester"), key=key)
-        return of_status(tasks, Status.FAILED).exclude(Exists(retried))
-    if wanted in TERMINAL:
-        found: QuerySet[Any] = FinishedTask.objects.filter(status=wanted)
-    elif wanted == "overdue":
-        found = LiveTask.objects.filter(lease_expires_at__lte=database_now())
-    else:
-        found = _live() if wanted == "open" else _live().filter(_STATUS_OF_LIVE[Status(wanted)])
-    return tasks.filter(pk__in=found.values("task_id"))
+    named = {f"{name}__in": keys for name, keys in parties.items()}
+    tasks, is_of_end = tasks.filter(**named), status in {"dead", *TERMINAL}
+    if within is not None and status and not is_of_end:
+        return tasks.none()
+    if within is not None or is_of_end:
+        ended = FinishedTask.objects.order_by("-finished_at")
+        if within is not None:
+            ended = ended.filter(finished_at__gt=database_now() - within)
+        if status:
+            ended = ended.filter(status=Status.FAILED if status == "dead" else status)
+        tasks = tasks.filter(pk__in=ended.values("task_id")[:TASKS_LOOKED_AT])
+        if status == "dead":
+            key = Concat(Value(f"{RETRY_PREFIX}task_"), OuterRef("pk"), output_field=TextField())
+            retried = IdempotencyKey.objects.filter(tenant=OuterRef("tenant"), principal=OuterRef("requester"), key=key)
+            tasks = tasks.exclude(Exists(retried))
+        return tasks
+    if status:
+        rows = LiveTask.objects.annotate(stopping=F("flags").bitand(CANCEL_REQUESTED | BUDGET_SPENT))
+        in_row = {name: keys for name, keys in named.items() if name != "requester__in"}
+        rows = rows.filter(_of_live(status), **in_row)
+        tasks = tasks.filter(pk__in=rows.values("task_id"))
+    if named if not status else "requester" in parties:
+        newest = Task.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+        tasks = tasks.filter(pk__gt=newest - NAMED_LOOKED_AT)
+    return tasks
+
+
+def _of_live(status: str) -> Q:
+    if status == "overdue":
+        return _HELD & Q(lease_expires_at__lte=database_now())
+    return Q() if status == "open" else _STATUS_OF_LIVE[Status(status)]
 
 
 def saying(tasks: QuerySet[Task], words: Collection[str]) -> QuerySet[Task]:
@@ -245,12 +266,6 @@ def saying(tasks: QuerySet[Task], words: Collection[str]) -> QuerySet[Task]:
     for word in words:
         found = found.filter(text__icontains=word)
     return found
-
-
-def ended_within(tasks: QuerySet[Task], period: timedelta) -> QuerySet[Task]:
-    """The tasks that ended no longer ago."""
-    ended = FinishedTask.objects.filter(finished_at__gt=database_now() - period)
-    return tasks.filter(pk__in=ended.values("task_id"))
 
 
 def result(task_ref: str) -> TaskResult:
@@ -273,32 +288,44 @@ def timeline(task_ref: str, *, after: int = 0, limit: int = 20) -> Story:
     :raises NotFound: `unknown_task` if there is no such task.
     """
     task = _task(task_ref)
+    live = LiveTask.objects.filter(task_id=task.pk).first()
+    end = None if live else FinishedTask.objects.filter(task_id=task.pk).first()
+    return story(task, Standing(live=live, end=end), after=after, limit=limit)
+
+
+def story(task: Task, standing: Standing, *, after: int = 0, limit: int = 20) -> Story:
+    """As :func:`timeline`, of a task that was looked up before, with what became of it."""
     runs = list(_runs(task.pk).filter(pk__gt=run_key(task.pk, min(after, 2**FENCING_TOKEN_BITS - 1)))[: limit + 1])
     shown, more = runs[:limit], len(runs) > limit
-    live = LiveTask.objects.filter(task_id=task.pk).first()
+    live = standing.live
     events = [] if after else [_queued(task)]
     spent = _spent(task.pk, shown)
     for run in shown:
         held = live if live is not None and live.fencing_token == run.fencing_token else None
         events += sorted(_of_run(run, held, spent.get(run.fencing_token)), key=lambda event: event.at)
-    return Story(
-        events=events if more else [*events, *_ending(task)], following=shown[-1].fencing_token if more else None
-    )
+    if more:
+        return Story(events=events, following=shown[-1].fencing_token)
+    return Story(events=events if standing.end is None else [*events, *_ending(standing.end)], following=None)
 
 
 _HEALTH: Final = ("queue_id", *QueueHealth.model_fields)
 
 
-def queue_health(*, tenant_id: int | None) -> dict[int, QueueHealth]:
-    """The queues of a tenant by their keys, sorted by name; without a tenant, all visible queues."""
-    rows = [dict(zip(_HEALTH, row, strict=True)) for row in fetch(sql.QUEUE_HEALTH, {"tenant": tenant_id})]
+def queue_health(*, tenant_id: int | None, up_to: int | None = None) -> dict[int, QueueHealth]:
+    """The queues of a tenant by their keys, sorted by name; without a tenant, all visible queues.
+
+    :param up_to: how far what is queued or waits is counted; None: to the end.
+    """
+    given = {"tenant": tenant_id, "up_to": up_to}
+    rows = [dict(zip(_HEALTH, row, strict=True)) for row in fetch(sql.QUEUE_HEALTH, given)]
     return {row.pop("queue_id"): QueueHealth(**row) for row in rows}
 
 
-def queue_figures(*, tenant_id: int | None) -> dict[int, QueueFigures]:
+def queue_figures(*, tenant_id: int | None, up_to: int | None = None) -> dict[int, QueueFigures]:
     """Health, statistics and dead letters of every queue, as :func:`queue_health`."""
-    healths = queue_health(tenant_id=tenant_id)
-    given: dict[str, Any] = {"tenant": tenant_id, "window": PACE_WINDOW, "limit": DEAD_LETTERS_COUNTED}
+    healths = queue_health(tenant_id=tenant_id, up_to=up_to)
+    letters = min(DEAD_LETTERS_COUNTED, up_to or DEAD_LETTERS_COUNTED)
+    given: dict[str, Any] = {"tenant": tenant_id, "window": PACE_WINDOW, "limit": letters}
     with connection.cursor() as cursor:
         cursor.execute(sql.PACE, given)
         ended: dict[int, list[tuple[str, int, int, int]]] = {}
@@ -749,10 +776,7 @@ def _of_run(run: Run, held: LiveTask | None, spent: dict[str, Any] | None) -> It
         )
 
 
-def _ending(task: Task) -> Iterator[TimelineEvent]:
-    record = FinishedTask.objects.filter(task_id=task.pk).first()
-    if record is None:
-        return
+def _ending(record: FinishedTask) -> Iterator[TimelineEvent]:
     yield TimelineEvent(
         at=record.finished_at,
         event=record.status,

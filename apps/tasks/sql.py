@@ -842,17 +842,29 @@ where q.tenant_id = gatehouse_tenant() and q.paused_at is null
   and (%(task_type)s::bigint is null or k.id = %(task_type)s::bigint)
 """
 
-# Counts of each queue, each on an index that begins with the queue: task_live_claimable, _due, _leased.
+# Counts of each queue, each on an index that begins with the queue: task_live_claimable, _due, _leased. The longest wait
+# is the longest of each priority's, so that a bounded count finds it too.
 QUEUE_HEALTH: Final = """
 select q.id, q.name, q.paused_at is not null, ready.tasks, waiting.tasks, leased.tasks, leased.expired,
        coalesce(extract(epoch from gatehouse_now() - ready.since), 0)::float8
 from tasks_queue q
 cross join lateral (
-    select count(*) as tasks, min(h.ready_at) as since from task_live h
-    where h.queue_id = q.id and h.holder_id is null and h.ready_at is not null
+    select count(*) as tasks, (
+        select min(first.ready_at) from generate_series(0, 9) as rank
+        cross join lateral (
+            select h.ready_at from task_live h
+            where h.queue_id = q.id and h.priority_rank = rank and h.holder_id is null and h.ready_at is not null
+            order by h.ready_at limit 1
+        ) as first
+    ) as since
+    from (
+        select from task_live h where h.queue_id = q.id and h.holder_id is null and h.ready_at is not null
+        limit %(up_to)s::bigint
+    ) as counted
 ) as ready
 cross join lateral (
-    select count(*) as tasks from task_live h where h.queue_id = q.id and h.ready_at is null
+    select count(*) as tasks from (
+        select from task_live h where h.queue_id = q.id and h.ready_at is null limit %(up_to)s::bigint) as counted
 ) as waiting
 cross join lateral (
     select count(*) as tasks, count(*) filter (where h.lease_expires_at <= gatehouse_now()) as expired

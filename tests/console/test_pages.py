@@ -146,13 +146,16 @@ def test_tasks_are_found_by_what_is_typed(world: None, console: Client, typed: s
     assert console.get(reverse("admin:tasks_task_changelist"), {"q": typed}).context["cl"].result_count == found
 
 
-def test_a_task_shows_its_life_and_only_what_can_be_done_with_it(world: None, console: Client) -> None:
+def test_a_task_shows_its_life_and_only_what_can_be_done_with_it(
+    world: None, console: Client, django_assert_max_num_queries: Any
+) -> None:
     def page(status: str) -> str:
         listed = console.get(reverse("admin:tasks_task_changelist"), {"status": status})
         assert status in listed.content.decode()
-        return console.get(
-            reverse("admin:tasks_task_change", args=[listed.context["cl"].result_list[0].pk])
-        ).content.decode()
+        with django_assert_max_num_queries(25):
+            return console.get(
+                reverse("admin:tasks_task_change", args=[listed.context["cl"].result_list[0].pk])
+            ).content.decode()
 
     leased, queued, succeeded = page("leased"), page("queued"), page("succeeded")
     assert "run 1 on worker-1" in leased
@@ -161,7 +164,7 @@ def test_a_task_shows_its_life_and_only_what_can_be_done_with_it(world: None, co
 
 
 def test_every_count_of_home_is_the_number_of_rows_that_it_links_to(world: None, console: Client) -> None:
-    cards = console.get(reverse("admin:index"), {"live": "figures"}).context["cards"]
+    cards = console.get(reverse("admin:index")).context["cards"]
     counts = {
         f"{card.title}: {figure.label}": (figure.value, str(console.get(figure.link).context["cl"].result_count))
         for card in cards
@@ -176,8 +179,15 @@ def test_every_count_of_home_is_the_number_of_rows_that_it_links_to(world: None,
     }  # fmt: skip
 
 
+def test_what_is_kept_of_home_is_shown_to_those_alone_who_see_the_same(world: None, console: Client) -> None:
+    figures = reverse("admin:live", args=["figures"])
+    assert ">default" in console.get(figures).content.decode()
+    assert ">default" not in _operator("viewer", make_tenant("globex")).get(figures).content.decode()
+    assert Client().get(figures).status_code == 302
+
+
 def test_home_draws_what_ended_and_what_waits(world: None, console: Client) -> None:
-    hour, day, queued = (json.loads(data) for data in console.get(reverse("admin:index"), {"live": "charts"}).json())
+    hour, day, queued = (json.loads(chart.data) for chart in console.get(reverse("admin:index")).context["charts"])
     assert sum(hour["datasets"][0]["data"]) == sum(day["datasets"][0]["data"]) > 0
     assert len(hour["labels"]) == 60 or len(hour["labels"]) == 61
     assert max(queued["datasets"][0]["data"]) > 0

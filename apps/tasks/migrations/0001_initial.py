@@ -533,6 +533,12 @@ class Migration(migrations.Migration):
                             name="task_history_dead", fields=["tenant", "task_id"], condition=Q(status="failed")
                         ),
                         models.Index(name="task_history_by_end", fields=["finished_at"]),
+                        models.Index(
+                            name="task_history_not_succeeded",
+                            fields=["status", "finished_at"],
+                            include=["tenant", "task_id"],
+                            condition=~Q(status="succeeded"),
+                        ),
                     ],
                 },
             ),

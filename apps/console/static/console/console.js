@@ -48,7 +48,39 @@ window.addEventListener("load", () => {
     if (/\/(task|execution|worker)\/$/.test(location.pathname) && document.getElementById("result_list")) {
         setInterval(renewList, 5000);
     }
+    if (/\/task\/$/.test(location.pathname)) {
+        showViews(document.getElementById("tabs-items"));
+    }
 });
+
+// The views that this browser keeps, by name, beside those that everybody has; and a button to keep or forget one.
+function showViews(tabs) {
+    const key = `views:${location.pathname}`;
+    const kept = JSON.parse(localStorage.getItem(key) ?? "{}");
+    const shown = decodeURIComponent(location.search);
+    for (const [name, query] of Object.entries(kept)) {
+        const tab = Object.assign(document.createElement("a"), {href: query, textContent: name});
+        tab.classList.toggle("active", query === location.search);
+        tabs.append(tab);
+    }
+    const known = Object.keys(kept).find((name) => kept[name] === location.search);
+    if (!shown || (!known && tabs.querySelector(".active"))) {
+        return;
+    }
+    const button = Object.assign(document.createElement("button"), {type: "button", className: "cursor-pointer underline"});
+    button.textContent = known ? "Forget this view" : "Save this view";
+    button.addEventListener("click", () => {
+        const name = known ?? prompt(`A name for ${shown}, kept in this browser:`)?.trim();
+        if (known) {
+            delete kept[known];
+        } else if (name) {
+            kept[name] = location.search;
+        }
+        localStorage.setItem(key, JSON.stringify(kept));
+        location.reload();
+    });
+    tabs.append(button);
+}
 
 // The text of the JSON that a button stands above.
 document.addEventListener("click", async ({target}) => {
@@ -89,7 +121,7 @@ async function renewList() {
 let rounds = 0;
 
 async function ask(what) {
-    const answer = await fetch(`?live=${what}`, {headers: {Accept: "text/html"}, redirect: "error"});
+    const answer = await fetch(`live/${what}`, {headers: {Accept: "text/html"}, redirect: "error"});
     if (!answer.ok) {
         throw new Error(answer.status);
     }
