@@ -58,14 +58,12 @@ def found(text: str) -> set[tuple[object, ...]]:
         ("last fri", "date", "2026-11-20"),
         ("3 days ago", "date", "2026-11-21"),
         ("in two weeks", "date", "2026-12-08"),
-        ("end of next month", "date", "2026-12-31"),
         ("2026-12-01 15:30", "datetime", "2026-12-01T15:30:00Z"),
         ("2026-12-01T15:30:00+02:00", "datetime", "2026-12-01T15:30:00+02:00"),
         ("tomorrow at 9", "datetime", "2026-11-25T09:00:00Z"),
         ("tomorrow with Ann at 3pm", "datetime", "2026-11-25T15:00:00Z"),
         ("Friday, 5:30 p.m.", "datetime", "2026-11-27T17:30:00Z"),
         ("tonight at 8", "datetime", "2026-11-24T20:00:00Z"),
-        ("quarter to five pm on Friday", "datetime", "2026-11-27T16:45:00Z"),
         ("at 5pm", "datetime", "2026-11-24T17:00:00Z"),
     ],
 )
@@ -156,7 +154,6 @@ def test_one_end_of_a_period(text: str, value: str, role: str) -> None:
         "the sun",
         "in 9999 years",
         "on 2026-13-45",
-        "from 10 to 12",
     ],
 )
 def test_unsure_dates_are_not_read(text: str) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from apps.plans.catalogue import types_meet
 from apps.plans.local.index import Profile
 from apps.plans.local.matching import Match, Matcher
-from apps.plans.local.options import FIRM, FREE, Option
+from apps.plans.local.options import FIRM, Option
 from apps.plans.local.params import Param, resolved
-from apps.plans.local.parts import Part, is_statement, stretch
-from apps.plans.local.tokens import Kind
+from apps.plans.local.parts import Part
 from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import UNSURE, Evidence
 from apps.plans.shapes import RESULT_POINTER, RESULT_TEXT
@@ -30,7 +29,6 @@ _LOOSE: Final = 0.5
 _BY_NAME: Final = 0.3
 _FOUND: Final = frozenset({"id", "email", "user", "phone", "channel", "slug", "path"})
 """Roles whose values people look up by a name."""
-_CODES: Final = frozenset({Kind.ID, Kind.SLUG})
 _SAME_ROOT: Final = 0.8
 _SAID: Final = 0.4
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
@@ -75,31 +73,19 @@ def given(
     if not earlier:
         return found
     back = sum(1 << token.place for token in part.tokens if token.low in _BACK)
-    for place in range(part.first + 1, part.stop - 2):  # what you find, what it says
-        if part.low(place) == "what" and part.low(place + 1) in GROUPS["pronoun"]:
-            back |= stretch(place, place + 2)
     for distance, match in enumerate(reversed(earlier)):
-        told = match.profile is profile and is_statement(match.part)
         for param in profile.params:
-            if param.required or param.role == "text" or told:
+            if param.required or param.role == "text":
                 options = found.setdefault(param.name, [])
                 found_in = _results(part, param, profile, match, back=back, distance=distance)
                 gentle = is_gentle(match.profile.tool.uid)
                 inherited = match.options.get(param.name)
-                options += [
-                    one
-                    for one in found_in
-                    if (gentle or one.value.path != (RESULT_TEXT,))
-                    and (inherited is None or param.role == "text" or one.value.path[-1] != param.name)
-                ]
-                if inherited is not None and (
-                    told or (param.required and param.role in _INHERITED and not param.choices)
-                ):
+                options += [one for one in found_in if gentle or one.value.path != (RESULT_TEXT,)]
+                if inherited is not None and param.required and param.role in _INHERITED and not param.choices:
                     gain = 1.1 if back else 0.8
                     sure = back or is_gentle(profile.tool.uid)
                     evidence = inherited.evidence if sure else Evidence.CUT
-                    mask = back if param.required else 0
-                    options.append(Option(inherited.value, evidence, gain, mask, inherited.text))
+                    options.append(Option(inherited.value, evidence, gain, back, inherited.text))
     return found
 
 
@@ -132,24 +118,22 @@ def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str,
         how = _feeds(key, words, schema, param, profile) if types_meet(schema, param.schema) else 0.0
         if how:
             yield how, (key,), words - {"id"}
-        for path, inner, sub in _members(key, schema, param, profile) if param.role != "text" else ():
+        for path, inner, sub in _members(key, schema, profile) if param.role != "text" else ():
             words = frozenset(map(stem, pieces(inner)))
             how = _feeds(inner, words, sub, param, profile) if types_meet(sub, param.schema) else 0.0
             if how >= _FAIR:
                 yield how - _FIRST_OF_MANY, path, words - {"id"}
 
 
-def _members(key: str, schema: Any, param: Param, profile: Profile) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+def _members(key: str, schema: Any, profile: Profile) -> Iterator[tuple[tuple[str, ...], str, Any]]:
     """What is in an object or in the first item of a list: the path to each, its name, and its schema."""
     outer = resolved(schema, profile.tool.output_schema) if isinstance(schema, Mapping) else {}
     is_list = outer.get("type") == "array" and isinstance(outer.get("items"), Mapping)
     inner = resolved(outer["items"], profile.tool.output_schema) if is_list else outer
     path = (key, "0") if is_list else (key,)
-    named, free = inner.get("properties"), inner.get("additionalProperties")
+    named = inner.get("properties")
     for name, sub in named.items() if isinstance(named, Mapping) else ():
         yield (*path, name), name, sub
-    if isinstance(free, Mapping) and not named and {*param.words} & {*profile.nouns}:
-        yield (*path, param.name), param.name, free
 
 
 def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: Profile) -> float:
@@ -209,27 +193,18 @@ def _fed(match: Match, param: Param, profile: Profile, search: _Search) -> Itera
         feeding = search.matcher.match(part, profile, deeper, match)
     values = feeding.options.values()
     said = {name: one for name, one in feeding.options.items() if one.evidence in (*UNSURE, Evidence.QUOTED)}
-    plain = {one.name for one in profile.params if one.role in (*FREE, "user")}
     is_found = search.matcher.library.finds(param)
     spoken = any(near(stemmed, noun) for stemmed in part.stems.values() for noun in profile.nouns)
-    if (
-        feeding.missing
-        or not (profile.tool.required or said or (is_found and any(one.kind in _CODES for one in values)))
-        or any(
-            one.fit < _EXACT and not (spoken and name in plain and one.kind in _CODES)
-            for name, one in feeding.options.items()
-        )
-    ):
+    if feeding.missing or not (profile.tool.required or said) or any(one.fit < _EXACT for one in values):
         return
-    if any(name not in plain or not (_is_name(one) or (is_found and one.cued >= _SAID)) for name, one in said.items()):
+    if not all(_is_name(one) or (is_found and one.cued >= _SAID) for one in said.values()):
         return
     gain = how + 0.3 * len(values) - 0.5 * search.level
     is_of = spoken or not set(param.words).isdisjoint(profile.nouns)
     if not is_of and how < 1 and param.words[-1:] != ("id",):
         return
     if said:
-        is_sought = match.named or (is_found and match.verb >= _SAME_ROOT and all(map(_is_name, said.values())))
-        if param.role not in _FOUND or how < _FAIR or not is_of or not is_sought or (search.level > 1 and not spoken):
+        if not is_of or not match.named or (search.level > 1 and not spoken):
             return
         gain = how - _BY_NAME
     mask = 0
@@ -243,10 +218,3 @@ def _fed(match: Match, param: Param, profile: Profile, search: _Search) -> Itera
 def _is_name(option: Option) -> bool:
     """Is it quoted, or has each word a capital, as in names?"""
     return option.evidence == Evidence.QUOTED or all(word[:1].isupper() for word in option.text.split())
-
-
-def repeated(match: Match) -> Iterator[Match]:
-    """The same call for other values of one kind, side by side: "close T-1 and T-2"."""
-    for name, option in match.options.items():
-        for other in option.also:
-            yield replace(match, options={**match.options, name: other})

@@ -30,10 +30,7 @@ _TH: Final = r"(?:st|nd|rd|th)?"
 _UPTO: Final = r"\s?(?:-|–|to|and|until|through)\s?"
 _MOMENT: Final = r"[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?"
 _PM: Final = r"[ap](?:m\b|\.m\.)"
-_CLOCK: Final = (
-    rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?{_PM})?|(?:1[0-2]|0?[1-9])\s?{_PM}|(?:1[0-2]|[1-9])\s+o['’]?clock"
-)
-_PART_OF_DAY: Final = r"(?:\s+(?:in\s+the\s+(?:morning|afternoon|evening)|at\s+night)\b)?"
+_CLOCK: Final = rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?{_PM})?|(?:1[0-2]|0?[1-9])\s?{_PM}"
 _FORMS: Final = re.compile(
     rf"""(?ix)(?<![\w/.\#@])(?:(?=\d)|(?<!\w-))(?:
     (?P<iso>\d{{4}}(?:-\d\d-\d\d(?:{_MOMENT})?|/\d\d/\d\d))
@@ -42,40 +39,32 @@ _FORMS: Final = re.compile(
      (?:,?\s+(?P<y2>{_YEAR}))?
     |(?P<dots>\d\d?\.\d\d?\.(?:19|20)\d\d)|(?P<slashes>\d\d?/\d\d?/(?:19|20)\d\d)
     |(?:(?P<whichmonth>this|next|last)\s+)?(?P<m3>{_MONTH})(?:\s+(?:of\s+)?(?P<y3>{_YEAR}))?
-    |(?:q(?P<q>[1-4])|(?:the\s+)?(?P<nthq>first|second|third|fourth)\s+quarter)(?:\s+(?:of\s+)?(?P<yq>{_YEAR}))?
+    |q(?P<q>[1-4])(?:\s+(?:of\s+)?(?P<yq>{_YEAR}))?
     |(?:the\s+)(?P<nth>\d\d?)(?:st|nd|rd|th)(?=\s*(?:$|[,.;?!]|(?:at|for|from|to|until|and|with)\b))
     |(?P<near>(?:the\s+)?day\s+after\s+tomorrow|(?:the\s+)?day\s+before\s+yesterday|today|tonight|tomorrow|tmrw|yesterday)
-    |(?P<edge>end|start|beginning)\s+of\s+(?P<ofwhich>the|this|next)\s+(?P<of>week|month|quarter|year)
     |(?P<which>this|next|last|previous|past|coming|current)\s+(?P<span>week(?:end)?|month|year|quarter)
     |(?P<back>last|past|previous|next|coming)\s+(?:(?P<n1>{_COUNT})\s+)?(?P<u1>{_UNIT})
     |in\s+(?P<n2>{_COUNT})\s+(?P<u2>{_UNIT})(?!\s+or\b)
     |(?P<n3>{_COUNT})\s+(?P<u3>{_UNIT})\s+(?P<way>ago|from\s+now|from\s+today)
     |(?:(?P<whichday>this|next|last|past|coming)\s+)?(?P<day>{_DAY})
-    |(?<=\bin\s)(?P<y4>{_YEAR})(?!\s*[a-z%])|(?<=\bsince\s)(?P<y5>{_YEAR})
     |(?P<noon>noon|midday|midnight)\b
-    |(?:a\s+)?(?P<past>half\s+past|quarter\s+past|quarter\s+to)\s+(?P<hour>{_COUNT})(?:\s?(?P<pm>{_PM}))?{_PART_OF_DAY}
-    |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK}){_PART_OF_DAY}
-    |(?:from|between)\s+(?P<from>1?\d|2[0-3])\s+(?:to|and|until|till)\s+(?P<till>1?\d|2[0-4])(?=\s*(?:$|[,.;?!]|(?:at|for|on|in|with|and|tomorrow|today)\b))
-    |(?:at|@)\s+(?P<at>[01]?\d|2[0-3])(?:\s+o'?clock)?(?!\s*(?:{_PM}|[%°:.,/-]\d|%|°|percent|degrees|[a-z]+s\b))
+    |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK})
+    |(?:at|@)\s+(?P<at>[01]?\d|2[0-3])(?!\s*(?:{_PM}|[%°:.,/-]\d|%|°|percent|degrees|[a-z]+s\b))
     )(?![\w/])(?!-[a-z])"""
 )
 _AFTER: Final = frozenset(("since", "after", "from", "starting", "beginning"))
 _BEFORE: Final = frozenset(("until", "till", "before", "by", "through"))
 _MONTHLY: Final = _AFTER | _BEFORE | {"in", "during", "for", "of", "to", "between", "and"}
 _DAILY: Final = _AFTER | _BEFORE | {"on", "to", "and", "or"}
-_NAMES_TOO: Final = frozenset(("may", "march", "april", "june", "august"))
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SHORT: Final = 4
 _A_YEAR: Final = 12
-_OPENS: Final = 7
-"""Hours below this one are in the afternoon where a range says no more."""
 _MANY: Final = 20
 _OF_LATE: Final = 45
 """Up to so many days ago, a day without a year is the last such day."""
 _LATE: Final = frozenset(("tonight", "evening", "afternoon", "night"))
 _TO: Final = frozenset(("to", "until", "till", "through"))
-_RECENT: Final = frozenset(("today", "now", "yesterday"))
 _DONE: Final = frozenset(("log", "logged", "spent", "paid", "bought", "made", "taken", "done", "happened", "recorded"))
 """Words that tell that a day is over."""
 _DASHES: Final = frozenset(("-", "–", "—"))
@@ -89,18 +78,14 @@ class _Said(dict[str, str]):
         super().__init__({name: text.lower() for name, text in match.groupdict().items() if text})
         self.before, self.now, self.today, self.late = before, now, now.date(), late
         self.past = False
-        self.capital = match.group().rsplit(maxsplit=1)[-1][:1].isupper()
-        self.named = match.string[match.end() : match.end() + 2].strip().isupper()
 
     def day(self, month: str, day: str, year: str | None) -> date:
         """A day of the year that was said, else the next such day; one that passed of late, or after "since", is the last."""
-        number = _month(month)
-        if year:
-            return date(int(year), number, int(day))
-        passed = (number, int(day)) < (self.today.month, self.today.day)
-        lately = passed and (self.today - date(self.today.year, number, int(day))).days <= _OF_LATE
-        shift = (0 if passed else -1) if self.past else int(passed and not lately)
-        return date(self.today.year + shift, number, int(day))
+        found = date(int(year or self.today.year), _month(month), int(day))
+        ago = (self.today - found).days
+        if year or (ago > 0 and self.past) or 0 <= ago <= _OF_LATE:
+            return found
+        return found.replace(year=found.year + (-1 if self.past else int(ago > 0)))
 
 
 def _month(text: str) -> int:
@@ -150,24 +135,19 @@ def _numeric(said: _Said) -> When:
 
 
 def _months(said: _Said) -> When:
-    """A month alone is one of this year. "next" and "last" go from now, and "since" is never ahead."""
-    name, which = said["m3"].rstrip("."), said.get("whichmonth")
-    unlike = len(name) <= _SHORT or name in _NAMES_TOO
-    is_name = said.named and len(name) <= _SHORT and not which
-    if "y3" not in said and (is_name or (unlike and not (which or said.before in _MONTHLY))):
+    """A month without a year is one of this year. "next" and "last" go from now, and "since" is never ahead."""
+    which, month, year = said.get("whichmonth"), _month(said["m3"]), int(said.get("y3", said.today.year))
+    if "y3" in said:
+        return _whole(year, month)
+    if not which and said.before not in _MONTHLY:
         return None
-    month, year = _month(name), int(said.get("y3", said.today.year))
-    if "y3" not in said:
-        year += int(which == "next" and month <= said.today.month)
-        year -= int(
-            (which == "last" and month >= said.today.month) or (said.before == "since" and month > said.today.month)
-        )
-    return _whole(year, month)
+    ahead = month - said.today.month
+    shift = int(which == "next" and ahead <= 0) - int((which == "last" and ahead >= 0) or (said.past and ahead > 0))
+    return _whole(year + shift, month)
 
 
 def _quarter(said: _Said) -> When:
-    number = int(said["q"]) if "q" in said else ("first", "second", "third", "fourth").index(said["nthq"]) + 1
-    return _whole(int(said.get("yq", said.today.year)), 3 * number - 2, 3)
+    return _whole(int(said.get("yq", said.today.year)), 3 * int(said["q"]) - 2, 3)
 
 
 def _nth(said: _Said) -> When:
@@ -182,18 +162,14 @@ def _near(said: _Said) -> When:
     return said.today + timedelta(days=shift * (2 if "day " in text else 1))
 
 
-def _span(said: _Said) -> tuple[date, date]:
-    which, span, today = said.get("which") or said["ofwhich"], said.get("span") or said["of"], said.today
-    shift = {"this": 0, "the": 0, "current": 0, "next": 1, "coming": 1}.get(which, -1)
+def _span(said: _Said) -> When:
+    span, today = said["span"], said.today
+    shift = {"this": 0, "current": 0, "next": 1, "coming": 1}.get(said["which"], -1)
     if span.startswith("week"):
         monday = today + timedelta(days=7 * shift - today.weekday())
         return monday + timedelta(days=5 if span == "weekend" else 0), monday + timedelta(days=6)
     months = {"month": 1, "quarter": 3, "year": 12}[span]
     return _whole(today.year, (today.month - 1) // months * months + 1 + months * shift, months)
-
-
-def _edge(said: _Said) -> When:
-    return _span(said)[1 if said["edge"] == "end" else 0]
 
 
 def _back(said: _Said) -> When:
@@ -212,38 +188,24 @@ def _relative(said: _Said) -> When:
 def _weekday(said: _Said) -> When:
     """The next such day after today, or the last one. "every Monday" is no day."""
     which, before = said.get("whichday"), said.before
-    if before in ("every", "each") or not (which or said.capital or before in _DAILY or len(said["day"]) > _SHORT):
+    if before in ("every", "each") or not (which or before in _DAILY or len(said["day"]) > _SHORT):
         return None
     ahead = (_DAYS.index(said["day"][:3]) - said.today.weekday()) % 7 or 7
     return said.today + timedelta(days=ahead - (7 if which in ("last", "past") or said.past else 0))
-
-
-def _year(said: _Said) -> When:
-    return _whole(int(said.get("y4") or said["y5"]), 1, _A_YEAR)
-
-
-def _hours(said: _Said) -> When:
-    """ "from 10 to 12": hours of a day that the request says; "from 2 to 4" are in the afternoon."""
-    one, other = int(said["from"]), int(said["till"])
-    both = (one, other) if one >= _OPENS or other > _A_YEAR else (one + _A_YEAR, other + _A_YEAR)
-    return (time(both[0]), time(both[1])) if both[0] < both[1] else None
 
 
 def _clock(said: _Said) -> When:
     """Times of day. Without am or pm, hours count from 0 to 23, or from noon where the request says "tonight"."""
     if "noon" in said:
         return time(0 if said["noon"] == "midnight" else 12)
-    text = said.get("clock") or said.get("at") or f"{_count(said['hour'])}{said.get('pm', '')}"
-    plain = re.sub(r"[.\s'’]|o.?clock", "", text)
+    plain = re.sub(r"[.\s]", "", said.get("clock") or said["at"])
     hour, minute, second = (int(part) for part in (plain.rstrip("apm") + ":0:0").split(":")[:3])
     if plain.endswith("m") or (said.late and 0 < hour < _A_YEAR):
         hour = hour % _A_YEAR + (0 if plain.endswith("am") else _A_YEAR)
-    shift = {"half past": 30, "quarter past": 15, "quarter to": -15}.get(" ".join(said.get("past", "").split()), 0)
-    end = (datetime.combine(said.today, time(hour, minute, second)) + timedelta(minutes=shift)).time()
     if "since" not in said:
-        return end
-    start = time(int(said["since"]) % _A_YEAR + (_A_YEAR if int(said["since"]) + _A_YEAR <= hour else 0))
-    return (start, end) if start < end else None
+        return time(hour, minute, second)
+    start = int(said["since"]) % _A_YEAR + (_A_YEAR if int(said["since"]) + _A_YEAR <= hour else 0)
+    return (time(start), time(hour, minute, second)) if start < hour else None
 
 
 _READERS: Final[Mapping[str, Callable[[_Said], When]]] = {
@@ -253,17 +215,14 @@ _READERS: Final[Mapping[str, Callable[[_Said], When]]] = {
         ("m1 m2", _day_month),
         ("dots slashes", _numeric),
         ("m3", _months),
-        ("q nthq", _quarter),
+        ("q", _quarter),
         ("nth", _nth),
         ("near", _near),
-        ("edge", _edge),
         ("span", _span),
         ("back", _back),
         ("n2 n3", _relative),
         ("day", _weekday),
-        ("y4 y5", _year),
-        ("from", _hours),
-        ("noon past clock at", _clock),
+        ("noon clock at", _clock),
     )
     for name in names.split()
 }
@@ -272,8 +231,6 @@ _READERS: Final[Mapping[str, Callable[[_Said], When]]] = {
 def dates(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[Found]:
     """Dates, times and periods of a request. After "since" a date is a start only, and after "until" an end only."""
     spans = list(_spans(text, tokens, now))
-    if not any(tokens[first].low not in ("from", "between") for first, *_ in spans):
-        return  # "from 10 to 12" without a day
     place = 0
     while place < len(spans):
         first, last, when, whole = spans[place]
@@ -324,7 +281,7 @@ def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[
             continue  # no such day: "31 February", "in 9000 years"
         if when is not None:
             day = max(day, when) if type(when) is date else day
-            yield first, last, when, bool(said.keys() & {"d0", "d3", "since", "from"})
+            yield first, last, when, bool(said.keys() & {"d0", "d3", "since"})
 
 
 def between(tokens: Sequence[Token], first: int, last: int) -> bool:
@@ -340,15 +297,10 @@ def _ends(one: When, other: When, last: Token) -> tuple[Moment, Moment] | None:
         return start, end
     if start is None or end is None or isinstance(start, time) or isinstance(end, time) or type(start) is not type(end):
         return None
-    if start > end and last.low in _RECENT:
-        week = timedelta(days=7)
-        start = start - week if start - week <= end else start.replace(year=start.year - 1)
-    elif start > end and last.low[:3] in _DAYS:
+    if start > end and last.low[:3] in _DAYS:
         end += timedelta(days=7)
     elif start > end and last.text.isdigit():
-        start = start.replace(year=end.year if start.replace(year=end.year) <= end else end.year - 1)
-    elif start > end:
-        end = end.replace(year=start.year + (end.replace(year=start.year) < start))
+        start = start.replace(year=end.year)
     return (start, end) if start <= end else None
 
 

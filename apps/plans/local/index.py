@@ -95,9 +95,6 @@ class Index:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._numbers
-
     def put(self, key: str, document: Mapping[str, float]) -> None:
         """Add a document, or replace the one of this key."""
         self.remove(key)
@@ -349,10 +346,6 @@ class Library:
         """Is it an id or a number that some tool that changes nothing gives under this very name?"""
         return param.role in ("id", "phone") and len(param.words) > 1 and self._given[param.name] > 0
 
-    def prefixes(self, param: Param, nouns: Sequence[str]) -> tuple[str, ...]:
-        """What the ids that a param takes begin with in the examples of any tool, in lower case."""
-        return tuple(one.lower() for one in sorted(self._sorts.get(sort_of(param, nouns), ())) if one)
-
     def is_family(self, prefix: str) -> bool:
         """Do the names of several tools begin with this word, which is no verb? It names their service then."""
         return prefix not in VERBS and self._prefixes[prefix] >= _FAMILY
@@ -378,8 +371,6 @@ class Library:
             return word
         if len(word) < _LEAST_REPAIRED:
             return next((one for one in _TINY if sorted(one) == sorted(word)), word)
-        if word.endswith("s") and (single := self.spelt(word[:-1])) != word[:-1]:
-            return f"{single}s"
         most = 1 if len(word) < _TWO_EDITS else 2
         ends, plain = sorted({word[-1], word[-2]}), _DOUBLED.sub(r"\1", word)
         near = [
@@ -393,7 +384,7 @@ class Library:
             and (
                 not distance
                 or len(other) > max(len(word), _LEAST_REPAIRED)
-                or (len(word) >= _LONG and len(other) >= len(word) and end == word[-1])
+                or len(word) >= _LONG
                 or sorted(word) == sorted(other)
             )
             and (known is COMMON_SPELLINGS or self._index.has(stem(other)))

@@ -72,7 +72,6 @@ def judged(match: Match, rivals: Sequence[Match], *, gentle: bool) -> Verdict:
         p >= (CONFIRM if plain else READY)
         and not features["unexplained"]
         and not features["missing"]
-        and not _alike(match)
         and (gentle or not (match.plural or match.part.question))
         and (gentle or match.verb >= _AGREES or p >= _UNASKED)
         and features["margin"] >= (_MARGIN if gentle else _MARGIN_OF_CHANGES)
@@ -101,17 +100,6 @@ def measured(match: Match, rivals: Sequence[Match], *, gentle: bool) -> dict[str
         "verbless": float(not part.verb and not part.question),
         "weak": float(match.weak.bit_count()),
     }
-
-
-def _alike(match: Match) -> bool:
-    """Do required params have values of one kind, and no word says which is whose?"""
-    needed = {param.name for param in match.profile.params if param.required}
-    kinds = [
-        one.kind
-        for name, one in match.options.items()
-        if one.kind is not None and one.cued < _CUED and not one.side and name in needed
-    ]
-    return len(kinds) > len(set(kinds))
 
 
 def is_plain_name(option: Option, part: Part, *, gentle: bool) -> bool:

@@ -43,7 +43,6 @@ _CALLED: Final = 2.0
 _UNANNOUNCED: Final = 0.8
 """What each word from the third on costs in a value that nothing announces."""
 _FEW: Final = 2
-_LOOSE: Final = 0.5
 _SHORT_NUMBER: Final = 4
 """How long a number may be that is part of a name: "Baker Street 221B"."""
 _LEAST_OF_CUT: Final = -0.5
@@ -58,9 +57,6 @@ _LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
 _TO: Final = frozenset({"to", "until", "till", "into", "through", "before"})
 _TO_MEASURE: Final = _TO | {"in", "as"}
-_AND: Final = frozenset({"and", "&"})
-_PASSABLE: Final = 0.7
-_COUNTED: Final = frozenset({Kind.TIME, Kind.PERIOD, Kind.DURATION, Kind.QUANTITY, Kind.QUOTED})
 _MEASURES: Final = (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE)
 _ENDS: Final = {
     "start": frozenset(map(stem, ("source", "src", "from", "old", "origin", "sender"))),
@@ -133,8 +129,6 @@ class Option:
     """How well its kind is the param's."""
     side: str = ""
     """`first` or `second` of a range or a pair, which may stand on the same tokens as the other."""
-    also: tuple[Option, ...] = ()
-    """Values beside it, each for a call of its own."""
 
 
 class Options:
@@ -162,7 +156,6 @@ class Options:
         }
         self._is_free = not any(one.required and one.role in _PLAIN for one in profile.params)
         self._has_unit = any("unit" in one.words for one in profile.params)
-        self._texts = {word for one in profile.params if one.role == "text" for word in one.words}
         self._spans: list[tuple[int, int]] | None = None
         self.dated = self.timed = 0
         for one in part.found:
@@ -186,11 +179,10 @@ class Options:
             found += self._switches(param)
         elif not param.closed:
             typed = list(self._typed(param))
-            found += [*typed, *(self._lists(typed) if param.array else self._each(typed))]
+            found += [*typed, *(self._lists(typed) if param.array else ())]
         is_cut = param.role in _PLAIN and _POINTER not in param.words and not self.library.finds(param)
         if is_cut and not param.choices and param.type in ("string", ""):
-            cut = list(self._cut(param))
-            found += [*cut, *(() if param.array else self._named_each(param, cut))]
+            found += self._cut(param)
         found.sort(key=lambda one: -(one.gain + 0.15 * one.mask.bit_count()))
         return found[:_MOST]
 
@@ -208,7 +200,7 @@ class Options:
                 low = part.low(place)
                 if size == 1 and (low in GROUPS["quantity"] or part.stems[place] in self._named):
                     continue
-                if low in GROUPS["article"] and part.reading.tokens[place].text.islower():
+                if low in GROUPS["article"]:
                     continue
                 if how < 1 and (not how or size > 1 or low in SMALL or (place == part.verb_at and not param.required)):
                     continue
@@ -240,10 +232,8 @@ class Options:
             negated = [at for at in range(max(part.first, place - 2), place) if part.low(at) in _NEGATING]
             if how < (_SAME_ROOT if not negated else _SYNONYM) or (sparing and not negated):
                 continue
-            last = place + len(key) - 1 if how == 1 else place
-            gain = 2.0 if param.required else 2.6
-            value = sparing or not negated
-            yield self._option(value, Evidence.CHOICE, gain, (min([place, *negated]), min(last, part.stop - 1)))
+            last = min(place + len(key) - 1 if how == 1 else place, part.stop - 1)
+            yield self._option(sparing or not negated, Evidence.CHOICE, 2.6, (min([place, *negated]), last))
             return
         for token in part.tokens if param.required or not key else ():
             if (token.low in _ON or token.low in _OFF) and not part.typed >> token.place & 1:
@@ -261,8 +251,6 @@ class Options:
             if found.kind in _NUMBERS and param.role == "other" and param.type == "string" and cued < _BY_NOUN:
                 continue
             gain = (how if found.kind in _NUMBERS else _TYPED_FIT * how - _TYPED_COST) + cued
-            if self._is_foreign(param, found):
-                how, gain, cued = how * _LOOSE, gain - cued - _OF_SORT, 0.0
             gain += self._sort(param, found)
             if found.role:
                 gain += self._of_range(param, found)
@@ -307,46 +295,6 @@ class Options:
             return -_OF_SORT
         return 0.0 if param.role in FREE else _OF_SORT
 
-    def _is_foreign(self, param: Param, found: Found) -> bool:
-        """Does an id that tools find have other letters than those in its examples, or none?"""
-        told = self.library.prefixes(param, self.profile.nouns) if self.library.finds(param) else ()
-        return bool(told) and found.kind != Kind.QUOTED and not str(found.value).lower().startswith(told)
-
-    def _each(self, several: Sequence[Option]) -> Iterator[Option]:
-        """Values side by side, as one for each of several calls: "close T-1 and T-2"."""
-        single = [one for one in several if one.kind not in _COUNTED and not one.side and one.fit >= _PASSABLE]
-        for option in single:
-            run = [option]
-            while after := next(
-                (one for one in single if one.kind is option.kind and self._follows(run[-1], one)), None
-            ):
-                run.append(after)
-            if not _AND.isdisjoint(self.part.low(one.first - 1) for one in run[1:]):
-                mask = 0
-                for one in run:
-                    mask |= one.mask
-                yield replace(option, mask=mask, last=run[-1].last, also=tuple(run[1:]))
-
-    def _named_each(self, param: Param, cut: Sequence[Option]) -> Iterator[Option]:
-        """Names side by side, as one for each of several calls: "the weather in Rome and Oslo"."""
-        for option in cut:
-            names = [one for one in self.spans() if option.first <= one[0] and one[1] <= option.last]
-            names = [one for one in names if self._is_whole_name(*one)]
-            if param.role not in ("text", "query") and len(names) > 1 and names[-1][1] == option.last:
-                between = [self.part.low(place) for place in range(names[0][1] + 1, names[-1][0])]
-                if "and" in between:
-                    each = [
-                        replace(
-                            option, value=self.part.words(*one), text=self.part.words(*one), first=one[0], last=one[1]
-                        )
-                        for one in names
-                    ]
-                    yield replace(each[0], gain=option.gain + 1, also=tuple(each[1:]))
-
-    def _follows(self, one: Option, other: Option) -> bool:
-        between = [self.part.low(place) for place in range(one.last + 1, other.first)]
-        return 0 < len(between) <= _FEW and (_AND | {","}).issuperset(between)
-
     def _lists(self, several: Sequence[Option]) -> Iterator[Option]:
         """Values of one kind side by side, as one list."""
         run: list[Option] = []
@@ -373,9 +321,7 @@ class Options:
             lows = [self.part.low(place) for place in range(first, last + 1)]
             is_empty = first in self.part.turns or all(low in FILLERS or low in SMALL or low.isdigit() for low in lows)
             is_empty = is_empty or not stretch(first, last) & self.part.content & ~self.part.typed
-            if (is_empty and not self._is_said(first)) or (
-                param.role != "text" and self._is_no_name(param, first, last)
-            ):
+            if is_empty or (param.role != "text" and self._is_no_name(param, first, last)):
                 continue
             cued = self.cue(param, first, last, None)
             if cued < _CALLED and self._is_own(first, last):
@@ -390,13 +336,7 @@ class Options:
             if gain > _LEAST_OF_CUT and (param.required or cued >= least):
                 text = self.part.words(first, last)
                 text = text if param.role in ("text", "query") else re.sub(r"['’]s$", "", text)
-                place = (first, last)
-                if param.role == "name" and param.side in ("left", "right"):
-                    if not self._is_proper(first):
-                        continue
-                    place = (first, first) if param.side == "left" else (min(first + 1, last), last)
-                    text = self.part.words(*place)
-                yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, place, cued)
+                yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, (first, last), cued)
 
     def _is_no_name(self, param: Param, first: int, last: int) -> bool:
         """Are these words a date, a clause, or what another part may begin with: "thursday", "dkim have been merged", "Ghent: when"?"""
@@ -411,25 +351,19 @@ class Options:
             (param.role == "id" and word.text.isalpha() and word.text.islower())
             or any(part.low(place) in _HOLDING for place in places)
             or (last > first and any(part.stems[place] in others for place in places))
-            or (part.low(last).endswith("ing") and part.stems.get(last + 1) in param.words)
-            or (last > first and part.low(last).endswith("ing") and any(near(part.stems[last], one) for one in others))
             or bool(stretch(first, last) & self.timed)
             or any(part.low(place) in _CLAUSES for place in places)
-            or part.low(last + 1) in ("you", "me", "us", "him", "them")
             or any(one.text in GROUPS["pronoun"] for one in part.reading.tokens[first : last + 1])
         )
 
     def _is_own(self, first: int, last: int) -> bool:
         """Are these words the tool's own, or of its choices?"""
-        part, chosen = (
-            self.part,
-            {word for found in self.profile.choices.values() for words, _ in found for word in words},
-        )
+        chosen = {word for found in self.profile.choices.values() for words, _ in found for word in words}
         return all(
-            self.explained[place] >= FIRM or part.stems[place] in chosen
+            self.explained[place] >= FIRM or self.part.stems[place] in chosen
             for place in range(first, last + 1)
-            if part.low(place) not in SMALL
-        ) and not (last > first and self._is_whole_name(first, last))
+            if self.part.low(place) not in SMALL
+        )
 
     def spans(self) -> list[tuple[int, int]]:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
@@ -486,19 +420,13 @@ class Options:
         elif not bound >> (first - 1) & 1 and self._is_proper(first) <= self._is_proper(first - 1):
             return False
         is_name = first > part.first and self._is_proper(first) and self._is_proper(first + 1)
-        is_verb = first == part.verb_at and not part.content & ((1 << first) - 1) and not self._is_said(first)
-        is_small = low in SMALL and low not in GROUPS["article"] and not self._is_said(first) and not is_name
-        if (
-            is_verb
-            or is_small
-            or low in PUNCTUATION
-            or part.joined >> first & 1
-            or (low in HELD and not self._is_said(first))
-        ):
+        is_verb = first == part.verb_at and not part.content & ((1 << first) - 1)
+        is_small = low in SMALL and low not in GROUPS["article"] and not self._is_said(first)
+        if is_verb or is_small or low in PUNCTUATION or low in HELD:
             return False
         if low in GROUPS["article"]:
             return part.reading.tokens[first].text[0].isupper() or self._is_said(first)
-        return is_name or (low not in BOUNDS and low not in DETERMINERS)
+        return is_name or low not in BOUNDS
 
     def _is_proper(self, place: int) -> bool:
         """Is it a word with a capital, as names have?"""
@@ -510,8 +438,7 @@ class Options:
 
     def _is_whole_name(self, first: int, last: int) -> bool:
         """Are these all the words with capitals side by side, and not the first of the request?"""
-        proper = all(self._is_proper(place) for place in range(first, last + 1))
-        return proper and not self._is_proper(last + 1) and not self._is_proper(first - 1) and first > self.part.first
+        return first > self.part.first and all(self._is_proper(place) for place in range(first, last + 1))
 
     def _without_marks(self, first: int, last: int) -> int:
         while last > first and self.part.low(last) in PUNCTUATION:
@@ -523,8 +450,7 @@ class Options:
         if low in PUNCTUATION or (first == last and (part.typed >> first & 1 or low in SMALL)):
             return False
         if low in BOUNDS or low in DETERMINERS or low in GROUPS["polite"] or low in _NO_END:
-            is_told = self._is_said(first) or part.stems.get(first - 1) in self._texts
-            return is_told and last + 1 == part.stop
+            return self._is_said(first) and last + 1 == part.stop
         return True
 
     def _span_fit(self, param: Param, first: int, last: int) -> float:
@@ -535,7 +461,7 @@ class Options:
         inner = sum(one.low in BOUNDS or one.low in PUNCTUATION for one in tokens)
         typed = (stretch(first, last) & part.typed).bit_count()
         if param.role in ("name", "other") and any(one.text[0].isupper() for one in tokens):
-            typed -= sum(one.text[0].isdigit() and len(one.text) <= _SHORT_NUMBER for one in tokens)
+            typed -= sum(one.text[0].isdigit() for one in tokens)
         said = long and self._is_said(first)
         whole = size > 1 and self._is_whole_name(first, last)
         crossed = sum(first <= place <= last for place in part.turns)
@@ -582,26 +508,19 @@ class Options:
         own = [word for word in param.words if word not in UNNAMING] or list(param.words)
         place = first - 1 if part.low(first - 1) in _SAYING else part.before(first)
         low, stemmed = part.low(place), part.stems.get(place, "")
-        number = kind in _NUMBERS
         if low in SMALL or low in PUNCTUATION:
             earlier = part.stems.get(place - 1, "")
-            linked = (
-                low in _LINKING
-                and any(near(earlier, word) >= _SAME_ROOT for word in own)
-                and (earlier not in profile.nouns or low in (":", "is", "="))
-            )
+            linked = low in _LINKING and any(near(earlier, word) >= _SAME_ROOT for word in own)
             score = 2.4 if linked else self._introduced(param, low, kind)
         else:
             own_verb = place == part.verb_at and stemmed == profile.verb
             score = 0.0 if own_verb else self._by_word(param, stemmed, own, kind)
         score += self._sided(param, low, place, kind)
         after = part.stems.get(last + 1, "")
-        if after in own:
-            score += 1.0 if not part.low(last).endswith("ing") else 0.0
+        if after in own and not part.low(last).endswith("ing"):
+            score += 1.0
         elif kind is None and after in profile.nouns:
             score += 0.4
-        elif number and param.role == "knob" and self.explained.get(last + 1, 0.0) >= FIRM:
-            score += 0.8
         if place == part.verb_at >= 0 and kind in (None, Kind.QUOTED) and (param.required or self._is_free):
             score += 0.8 if param is profile.params[0] else 0.5
         return score
@@ -620,8 +539,8 @@ class Options:
         """What a small word or a mark before a value says."""
         score = 0.0
         if low in _NAMING:
-            score += 2.5 if param.role == "name" or param.words[-1:] == ("name",) else -0.5
-        if low in _SAYING and not (low == "that" and kind not in (None, Kind.QUOTED)):
+            score += 2.5 if param.role == "name" else -0.5
+        if low in _SAYING:
             score += 2.2 if param.role == "text" else -0.3
         elif low in param.cues:
             score += _CUE_WORD

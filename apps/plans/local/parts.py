@@ -20,8 +20,6 @@ MOST_PARTS: Final = 6
 _MOST_PLAIN_CUTS: Final = 2
 _MOST_CUTS: Final = 4
 _VERB_WITHIN: Final = 6
-_ABBREVIATED: Final = 3
-"""How long a word with a capital may be that a full stop only shortens: "Dr. Hansen"."""
 PUNCTUATION: Final = frozenset(",:;.?!()–—-")
 DETERMINERS: Final = GROUPS["article"] | {"my", "our", "your", "his", "her", "their", "its", "some", "=", "#"}
 HELD: Final = frozenset().union(*(GROUPS[name] for name in HOLDING))
@@ -143,8 +141,7 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
         low = tokens[place].low
         small = low in SMALL or low in BOUNDS or joined >> place & 1
         between = low == "x" and place > 0 and typed >> (place - 1) & 1 and typed >> (place + 1) & 1
-        counts = low in ("number", "no", "nr") and typed >> (place + 1) & 1
-        if any(map(str.isalnum, low)) and not small and not between and not counts:
+        if any(map(str.isalnum, low)) and not small and not between:
             content |= 1 << place
     verb_at, question = _verb(tokens, stems, plain, library)
     verb = stems[verb_at] if verb_at >= 0 else ""
@@ -196,13 +193,6 @@ def _is_told(tokens: Sequence[Token], first: int) -> bool:
     return lows[0] in ("there's", "here's") or (lows[0] in _TELLING and lows[1:] != [] and lows[1] in _ASKING)
 
 
-def is_statement(part: Part) -> bool:
-    """Does a part tell something of a thing and ask for nothing: "R-12 is ready"?"""
-    lows = [token.low for token in part.tokens]
-    tells = any(low in GROUPS["be"] or low in GROUPS["have"] for low in lows[1:_VERB_WITHIN])
-    return tells and not part.question and (not part.verb or part.verb_at > part.first + 1)
-
-
 def _is_plural(low: str) -> bool:
     """Is it several things rather than an act: "emails", "orders"?"""
     return low.endswith("s") and not low.endswith(("ss", "us", "is")) and low not in COMMON
@@ -217,14 +207,6 @@ def turnings(reading: Reading, stop: int, library: Library) -> dict[int, int]:
         if token.place in held or (token.low not in _STOPS and token.low not in ("and", "then")):
             continue
         start = token.place + 1
-        before = tokens[token.place - 1]
-        if (
-            token.low == "."
-            and before.text.istitle()
-            and len(before.text) <= _ABBREVIATED
-            and token.start == before.end
-        ):
-            continue
         while start < stop and (tokens[start].low in _JOINERS or tokens[start].low in _STOPS):
             start += 1
         if start >= stop or start in held or not (_begins(tokens, start, library) or token.low in (".", "!", "?")):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
-from apps.plans.local.chaining import Source, given, produced, repeated
+from apps.plans.history import History
+from apps.plans.local.chaining import Source, given, produced
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.judging import ASK, CONFIRM, READING, Verdict, holding, is_plain_name, judged
 from apps.plans.local.matching import MISSING, UNEXPLAINED, WEIGHTS, Match, Matcher
-from apps.plans.local.options import FREE
 from apps.plans.local.params import resolved
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
 from apps.plans.local.tokens import Reading
@@ -44,7 +44,6 @@ _IGNORED: Final = 3.0
 """What it costs that a part ignores a word that asks for something else."""
 _NEAR: Final = 0.6
 _FITTING: Final = 2.5
-_ANNOUNCED: Final = 1.0
 _MOST_UNKNOWN: Final = 2
 _LIKELY: Final = 2.0
 _LINKED: Final = 0.5
@@ -52,19 +51,6 @@ _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
 _MOST_IN_WISH: Final = 4
-
-
-class History(Protocol):
-    """What earlier plans say of tools."""
-
-    def likely(self, text: str, content: Mapping[str, float]) -> Likely:
-        """The tools that a request comes to, where these fit it by their words."""
-
-    def ordered(self, mentioned: Mapping[str, int]) -> list[str]:
-        """Tools in their usual order, each with the place in the request where it is spoken of."""
-
-    def links(self, source: str, target: str) -> float | None:
-        """How often the first hands on to the second where both ran; None: nothing is known."""
 
 
 @dataclass(slots=True)
@@ -76,8 +62,6 @@ class _Chosen:
     rivals: Sequence[Match] = ()
     barred: Match | None = None
     wish: bool = False
-    also: Sequence[Match] = ()
-    """The same call with other values."""
 
 
 @dataclass(slots=True)
@@ -234,8 +218,7 @@ class _Proposing:
         best = usable[0] if usable else None
         wish = _is_wish(part, best) and part.number > 0
         rivals = usable[1 : _RIVALS + 1]
-        also = [] if best is None or wish else list(repeated(best))
-        return _Chosen(part, None if wish else best, rivals, barred[0] if barred else None, wish, also)
+        return _Chosen(part, None if wish else best, rivals, barred[0] if barred else None, wish)
 
     def _candidates(self, part: Part) -> list[tuple[Profile, float]]:
         settled = self.asked.tools.get(part.number)
@@ -286,8 +269,6 @@ class _Proposing:
             verdict = judged(chosen.match, chosen.rivals, gentle=self.is_gentle(chosen.match.profile.tool.uid))
             place = self._lay(chosen.match, chosen, verdict, steps, places)
             steps[place] = replace(steps[place], after=self._after(chosen, draft, places))
-            for other in chosen.also:
-                self._lay(other, chosen, verdict, steps, places)
             confidence *= verdict.p * (_HELD if held else 1.0)
             if reason := held or self._barred(chosen):
                 missing.append(reason)
@@ -374,13 +355,6 @@ class _Proposing:
 
     def _is_meant(self, match: Match, verdict: Verdict) -> bool:
         """May it be shown for confirmation?"""
-        plain = [
-            param.role not in FREE and match.options[param.name].cued < _ANNOUNCED
-            for param in match.profile.params
-            if param.name in match.options and match.options[param.name].evidence == Evidence.CUT
-        ]
-        if match.unsaid >= _ANNOUNCED and any(plain) and len(plain) == len(match.options):
-            return False
         if self.is_gentle(match.profile.tool.uid):
             return verdict.p >= READING
         return verdict.p >= CONFIRM and match.unexplained.bit_count() < _MOST_UNKNOWN
