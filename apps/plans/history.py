@@ -35,9 +35,9 @@ KEPT: Final = 0.45
 """A tool that is less likely is not proposed."""
 _COVERED: Final = 0.5
 """Where fewer plans use only tools that others use too, past plans say nothing: most requests need tools new to them."""
-_PRIOR: Final = (-4.6, 3.2, 1.0, 2.2, 0.6, 2.4, 0.6, -0.3, 0.5, 0.0)
+_PRIOR: Final = (-4.6, 3.2, 1.0, 2.2, 0.6, 2.4, 0.6, -0.3, 0.0)
 """What the features weigh where there is too little to learn from: constant, regression, its share of the best, vote of the
-nearest, the nearest, words, best by words, how often used, company, never used.
+nearest, the nearest, words, best by words, how often used, never used.
 """
 _SHIPPED_SURENESS: Final = (0.0, 1.0)
 _RIDGE: Final = 0.4
@@ -45,8 +45,6 @@ _NEIGHBOURS: Final = 12
 _WIDE: Final = 60
 _FITTED_FROM: Final = 60
 _FITTED_ON: Final = 500
-_STRONG: Final = 0.25
-_COMPANY: Final = 8
 _LOOKED_AT: Final = 0.02
 _PERMUTED: Final = 6
 _MENTION: Final = 0.5
@@ -139,17 +137,16 @@ class History:
         votes = np.maximum(alike[nearest[:_NEIGHBOURS]], 0) ** 2
         vote = votes @ self._chosen[nearest[:_NEIGHBOURS]] / (votes.sum() or 1.0)
         near, times = (self._chosen[nearest] * alike[nearest, None]).max(axis=0), self._times - own
-        company = self._company(linear, own)
         best, top = max(float(linear.max(initial=0.0)), 1e-9), max(content.values(), default=0.0)
         known = np.flatnonzero((vote > 0) | (linear > _LOOKED_AT)).tolist()
         uids = sorted({*(self.uids[place] for place in known), *content})
         rows = np.zeros((len(uids), len(_PRIOR)))
         for row, uid in zip(rows, uids, strict=True):
             fit = content.get(uid, 0.0)
-            row[0], row[5], row[6], row[9] = 1.0, fit, fit > 0 and fit >= top - 1e-9, 1.0
+            row[0], row[5], row[6], row[8] = 1.0, fit, fit > 0 and fit >= top - 1e-9, 1.0
             if (place := self._place.get(uid)) is not None:
                 row[1:5] = linear[place], linear[place] / best, vote[place], near[place]
-                row[7:10] = math.log1p(times[place]) / 5, company[place], times[place] <= 0
+                row[7:9] = math.log1p(times[place]) / 5, times[place] <= 0
         return uids, rows.round(5)
 
     def _alike(self, counted: Counter[str]) -> Vector:
@@ -162,16 +159,6 @@ class History:
         for number, weight in weights:
             part = slice(int(starts[number]), int(starts[number + 1]))
             found[self._arrays["holders"][part]] += weight / norm * self._arrays["impacts"][part]
-        return found
-
-    def _company(self, linear: Vector, own: Vector) -> Vector:
-        """How much the other likely tools suggest each: the strongest tie to one of them, times how likely that one is."""
-        found = np.zeros(len(self.uids))
-        for place in np.argsort(-linear, kind="stable")[:_COMPANY]:
-            if linear[place] > _STRONG:
-                ties = self._together[place] - own * own[place]
-                ties[place] = 0
-                found = np.maximum(found, min(linear[place], 1.0) * ties / max(self._times[place] - own[place], 1.0))
         return found
 
     # Order.

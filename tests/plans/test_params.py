@@ -140,15 +140,6 @@ def test_unfit_values(name: str, schema: dict[str, Any], text: str) -> None:
     assert given(param(name, schema), text) == []
 
 
-def test_members_of_an_object_are_params() -> None:
-    day = {"type": "string", "format": "date"}
-    window = {"type": "object", "properties": {"from": day, "to": day}, "required": ["from"]}
-    one = params({"properties": {"window": window}, "required": ["window"]})
-    assert list(one) == ["window.from", "window.to"]
-    assert (one["window.from"].required, one["window.to"].required) == (True, False)
-    assert given(one["window.to"], "from 2026-01-01 to 2026-01-31") == [(1.0, "2026-01-31")]
-
-
 def test_other_end_of_a_range_does_not_fit() -> None:
     price = param("max_price", INTEGER)
     assert given(price, "between 10 and 20") == [(1.0, 20)]

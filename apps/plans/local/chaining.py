@@ -16,7 +16,6 @@ from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import UNSURE, Evidence
 from apps.plans.shapes import RESULT_POINTER, RESULT_TEXT
 
-_LEVELS: Final = 2
 _GIVERS: Final = 9
 _MOST_GIVERS: Final = 3
 _FAIR: Final = 0.7
@@ -53,16 +52,6 @@ class Source:
 
     match: Match
     path: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """The look for tools that give what is missing."""
-
-    matcher: Matcher
-    is_usable: Callable[[str], bool]
-    level: int
-    """How many steps back it has come."""
 
 
 def given(
@@ -154,11 +143,8 @@ def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: 
     return max((how for how, holds in rules if holds), default=0.0)
 
 
-def produced(
-    part: Part, match: Match, matcher: Matcher, is_usable: Callable[[str], bool], level: int = 1
-) -> dict[str, list[Option]]:
+def produced(match: Match, matcher: Matcher, is_usable: Callable[[str], bool]) -> dict[str, list[Option]]:
     """Return what gentle tools could give to the params of a tool that nothing in the request fills."""
-    search = _Search(matcher, is_usable, level)
     found: dict[str, list[Option]] = {}
     for param in match.profile.params:
         filled = match.options.get(param.name)
@@ -175,43 +161,39 @@ def produced(
             if len(options) == _MOST_GIVERS or profile is match.profile:
                 continue
             if matcher.is_gentle(uid) and is_usable(uid):
-                options += _fed(match, param, profile, search)
+                options += _fed(match, param, profile, matcher)
         if options:
             found[param.name] = options
     return found
 
 
-def _fed(match: Match, param: Param, profile: Profile, search: _Search) -> Iterator[Option]:
+def _fed(match: Match, param: Param, profile: Profile, matcher: Matcher) -> Iterator[Option]:
     """The value that a tool gives, if what the match does not take fills all that the tool requires."""
-    part = match.part
     how, path, names = max(_outputs(profile, param), key=lambda one: one[:2], default=(0.0, ("",), frozenset()))
     if how <= _FAIR or path[-1] in {one.name for one in profile.params}:
         return
-    feeding = search.matcher.match(part, profile, {}, match)
-    if feeding.missing and search.level < _LEVELS:
-        deeper = produced(part, feeding, search.matcher, search.is_usable, search.level + 1)
-        feeding = search.matcher.match(part, profile, deeper, match)
+    feeding = matcher.match(match.part, profile, {}, match)
     values = feeding.options.values()
     said = {name: one for name, one in feeding.options.items() if one.evidence in (*UNSURE, Evidence.QUOTED)}
-    is_found = search.matcher.library.finds(param)
-    spoken = any(near(stemmed, noun) for stemmed in part.stems.values() for noun in profile.nouns)
+    is_found = matcher.library.finds(param)
+    spoken = any(near(stemmed, noun) for stemmed in match.part.stems.values() for noun in profile.nouns)
     if feeding.missing or not (profile.tool.required or said) or any(one.fit < _EXACT for one in values):
         return
     if not all(_is_name(one) or (is_found and one.cued >= _SAID) for one in said.values()):
         return
-    gain = how + 0.3 * len(values) - 0.5 * search.level
+    gain = how + 0.3 * len(values) - 0.5
     is_of = spoken or not set(param.words).isdisjoint(profile.nouns)
     if not is_of and how < 1 and param.words[-1:] != ("id",):
         return
     if said:
-        if not is_of or not match.named or (search.level > 1 and not spoken):
+        if not is_of or not match.named:
             return
         gain = how - _BY_NAME
     mask = 0
     for one in values:
         mask |= one.mask
     text = " ".join(sorted({*profile.nouns, *names}))
-    is_one = not path[:-1] or search.matcher.is_gentle(match.profile.tool.uid)
+    is_one = not path[:-1] or matcher.is_gentle(match.profile.tool.uid)
     yield Option(Source(feeding, path), Evidence.STEP if is_one else Evidence.ASSUMED, gain, mask, text)
 
 

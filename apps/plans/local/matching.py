@@ -200,19 +200,14 @@ class _Whole:
             fits |= {"act_in_answer": 1.0} if profile.acts else {"asked": verb}
         elif not part.verb:
             fits["unasked"] = float(profile.acts)
-        begun = {param.parent for param in profile.params if param.parent and param.name in options}
-        missing = tuple(
-            param.name
-            for param in profile.params
-            if param.name not in options and (param.required or (param.needed and param.parent in begun))
-        )
+        missing = tuple(param.name for param in profile.params if param.required and param.name not in options)
         unsaid = sum(tells(noun) for noun in self.needed if noun not in said.nouns)
         fits |= {
             "choice": sum(one.evidence == Evidence.CHOICE for one in options.values()),
             "cut": sum(one.evidence == Evidence.CUT for one in options.values()),
             "gain": sum(one.gain for one in options.values()),
             "inverted": self._inversions(options),
-            "missing": sum(param.required and param.name not in options for param in profile.params),
+            "missing": len(missing),
             "noun": sum(how * tells(noun) for noun, how in said.nouns.items()),
             "unexplained": said.unexplained.bit_count(),
             "unsaid": unsaid,

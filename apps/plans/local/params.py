@@ -133,10 +133,6 @@ class Param:
     maximum: float | None
     pattern: str
     format: str
-    needed: bool = False
-    """Must it be there where another member of its object is?"""
-    parent: str = ""
-    """The param that it is a member of, for an object whose members are known: its name is `parent.member` then."""
 
 
 def params_of(tool: Tool) -> tuple[Param, ...]:
@@ -144,18 +140,10 @@ def params_of(tool: Tool) -> tuple[Param, ...]:
     inputs = {name: schema for name, schema in tool.inputs.items() if isinstance(schema, Mapping)}
     told = {name: text for name, text in _ARGUMENT.findall(tool.description) if name in inputs}
     siblings = {one for name in inputs for one in (*words.pieces(name), " ".join(words.pieces(name)))}
-    params: list[Param] = []
-    for name, raw in inputs.items():
-        schema = resolved(raw, tool.input_schema)
-        known = schema.get("properties") if schema.get("type") == "object" else None
-        members: Mapping[str, Any] = known if isinstance(known, Mapping) else {}
-        for inner, sub in members.items():
-            if isinstance(sub, Mapping):
-                needed, beside = inner in _list(schema.get("required")), {*siblings, *members}
-                one = _param(inner, sub, tool, told.get(name, ""), beside, required=needed and name in tool.required)
-                params.append(replace(one, name=f"{name}.{inner}", parent=name, needed=needed))
-        if not members:
-            params.append(_param(name, raw, tool, told.get(name, ""), siblings, required=name in tool.required))
+    params = [
+        _param(name, raw, tool, told.get(name, ""), siblings, required=name in tool.required)
+        for name, raw in inputs.items()
+    ]
     sided = {param.side for param in params if param.required} & {"left", "right"}
     return tuple(replace(param, side="") if param.side in sided and not param.required else param for param in params)
 

@@ -205,7 +205,7 @@ class _Proposing:
                 continue
             unsure = (one for one in match.options.values() if one.evidence in UNSURE or one.fit < 1)
             if match.missing or match.unexplained or any(unsure):
-                offered = produced(part, match, self.matcher, self.is_usable)
+                offered = produced(match, self.matcher, self.is_usable)
                 if offered:
                     for name, options in given(part, match.profile, earlier, self.is_gentle).items():
                         offered[name] = [*offered.get(name, []), *options]
@@ -273,7 +273,7 @@ class _Proposing:
             if reason := held or self._barred(chosen):
                 missing.append(reason)
             elif chosen.match.missing and (verdict.p >= ASK or self._fits(chosen.match)):
-                questions += [self._question(chosen.match, place, name) for name in _lacking(chosen.match)]
+                questions += [self._question(chosen.match, place, name) for name in chosen.match.missing]
             elif (twin := self._twin(chosen)) is not None:
                 names = (chosen.match.profile.tool.name, twin.profile.tool.name)
                 text = f"Two tools fit “{chosen.part.text}”: {names[0]} or {names[1]}. Which one is meant?"
@@ -320,22 +320,14 @@ class _Proposing:
             told = verdict.sure and is_plain_name(option, match.part, gentle=self.is_gentle(match.profile.tool.uid))
             evidence = Evidence.TYPED if told else option.evidence
             text = option.text if evidence != Evidence.STEP else ""
-            parent, _, member = name.partition(".")
-            if name in match.profile.tool.inputs:
-                values[name] = Value(value=value, evidence=evidence, text=text)
-            elif parent not in values:
-                values[parent] = Value(value={member: value}, evidence=evidence, text=text)
-            else:
-                whole = values[parent]
-                evidence = evidence if evidence in UNSURE else whole.evidence
-                values[parent] = replace(whole, value={**whole.value, member: value}, evidence=evidence)
+            values[name] = Value(value=value, evidence=evidence, text=text)
         places[id(match)] = len(steps)
         rivals = chosen.rivals if chosen is not None else ()
         steps.append(
             ProposedStep(
                 tool=match.profile.tool,
                 values=values,
-                missing=_lacking(match),
+                missing=match.missing,
                 part=chosen.part.number if chosen is not None else None,
                 text=match.part.text,
                 confidence=round(verdict.p, 4),
@@ -457,12 +449,6 @@ def _is_said_before(draft: _Draft, match: Match, number: int) -> bool:
 def _mentioned(part: Part, profile: Profile) -> int:
     """The place in a part that speaks most of a tool."""
     return max(part.stems, key=lambda place: (profile.explains(part.stems[place]), -place), default=part.stop)
-
-
-def _lacking(match: Match) -> tuple[str, ...]:
-    """The required params of the tool that have no value, or only a part of it."""
-    known = match.profile.tool.inputs
-    return tuple(dict.fromkeys(name if name in known else name.partition(".")[0] for name in match.missing))
 
 
 def _promise(match: Match) -> tuple[float, str]:

@@ -93,8 +93,6 @@ def _number(tokens: Sequence[Token], digits: Mapping[int, float], place: int) ->
         return (1.0, place) if counts or (low == "one" and after[0].isalpha() and after[0] not in words.SMALL) else None
     elif low == "half" and after[0] in ("a", "an") and after[1] in words.UNITS:
         return 0.5, place + 1
-    elif low == "minus" and place + 1 in digits:
-        total, last = -digits[place + 1], place + 1
     elif low in words.NUMBERS:
         total = float(words.NUMBERS[low])
         step = 2 if after[0] == "-" else 1
@@ -132,20 +130,17 @@ def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> li
         last, after = last + 1, tokens[last + 2]
     if close and after.low in ("st", "nd", "rd", "th"):
         return [replace(alone, last=last + 1, role="ordinal")]
-    whose = after.low in words.WHOSE and tokens[last + 2 :] and tokens[last + 2].low in words.CURRENCIES
-    if whose or (after.low in words.CURRENCIES and not (close and after.low in words.UNITS)):
-        code = words.WHOSE[after.low] if whose else words.CURRENCIES[after.low]
-        return [replace(alone, unit=code), replace(alone, kind=Kind.MONEY, last=last + (2 if whose else 1), unit=code)]
+    if after.low in words.CURRENCIES and not (close and after.low in words.UNITS):
+        code = words.CURRENCIES[after.low]
+        return [replace(alone, unit=code), replace(alone, kind=Kind.MONEY, last=last + 1, unit=code)]
     unit = words.UNITS.get(after.low, "")
     close = close or (tokens[first].text[0].isdigit() and after.low in _PARTED)
-    if not unit or not (close or after.text in words.DEGREES or after.low not in _LETTERS or not after.text.isalpha()):
+    if not unit or (after.low in _LETTERS and not close):
         return [alone]
     whole = replace(alone, kind=Kind.QUANTITY, last=last + 1, unit=unit)
     if unit in words.SECONDS:
         whole = replace(whole, kind=Kind.DURATION, value=value * words.SECONDS[unit])
     named = [Found(Kind.UNIT, after.text, last + 1, last + 1, "", unit)] if not _unit_alone(after.low) else []
-    if close and after.low == "m":  # meters or minutes
-        named.append(replace(whole, kind=Kind.DURATION, value=value * words.SECONDS["minute"], unit="minute"))
     return [replace(alone, unit=unit), whole, *named]
 
 
@@ -158,8 +153,6 @@ def _named(tokens: Sequence[Token]) -> Iterator[Found]:
     """Languages, countries, currencies, units and time zones by their names."""
     for token in tokens:
         place, low = token.place, token.low
-        if low in words.WHOSE and tokens[place + 1 :] and tokens[place + 1].low in words.CURRENCIES:
-            yield Found(Kind.CURRENCY, words.WHOSE[low], place, place + 1, "", words.WHOSE[low])
         for kind, table in (
             (Kind.LANGUAGE, words.LANGUAGES),
             (Kind.CURRENCY, words.CURRENCIES),
@@ -167,11 +160,6 @@ def _named(tokens: Sequence[Token]) -> Iterator[Found]:
         ):
             if low in table and (len(low) > _SHORT or token.text.isupper()) and token.text.isalpha():
                 yield Found(kind, table[low] if kind is Kind.CURRENCY else token.text, place, place, "", table[low])
-        if low in words.COUNTRY_STARTS:
-            for length in (2, 3):
-                name = " ".join(one.low for one in tokens[place : place + length])
-                if name in words.COUNTRIES:
-                    yield Found(Kind.COUNTRY, name.title(), place, place + length - 1, "", words.COUNTRIES[name])
         if _unit_alone(low):
             yield Found(Kind.UNIT, token.text, place, place, "", words.UNITS[low])
         if token.text in _ZONES:

@@ -71,21 +71,12 @@ ACTS: Final[Mapping[str, frozenset[str]]] = {
 """Stems of verbs by what they ask for: `generic` ones go with any thing, `showing` ones change nothing, `making` ones name
 what they make, a `wish` is for the asker itself."""
 VERBS: Final = frozenset(stem(word) for line in _lines("verbs") for word in line.split())
-CURRENCIES: Final[Mapping[str, str]] = {
-    word: head for word, head in _table("currencies").items() if not head.startswith("of ")
-}
-WHOSE: Final[Mapping[str, str]] = {
-    word: head.removeprefix("of ") for word, head in _table("currencies").items() if head.startswith("of ")
-}
-"""The currency of those who are called so: "swiss" francs."""
+CURRENCIES: Final[Mapping[str, str]] = _table("currencies")
 LANGUAGES: Final[Mapping[str, str]] = _table("languages")
 COUNTRIES: Final[Mapping[str, str]] = _table("countries")
-COUNTRY_STARTS: Final = frozenset(name.split()[0] for name in COUNTRIES if " " in name)
 PAIRS: Final[Mapping[str, frozenset[str]]] = {head: frozenset(listed) for head, listed in entries("pairs")}
 """Words of the names of params that take one side of a pair or a range: `left`, `right`, `start`, `end`."""
 UNITS: Final[Mapping[str, str]] = {word: head.split()[-1] for head, listed in entries("units") for word in listed}
-DEGREES: Final = frozenset("CFK")
-"""Units that are told behind a number by their capital letter."""
 SECONDS: Final[Mapping[str, float]] = {
     head.split()[1]: float(head.split()[0]) for head, _ in entries("units") if " " in head
 }
