@@ -17,8 +17,8 @@ from apps.plans import documents, language_model, selectors, shelf, validation
 from apps.plans.assembling import PLANNER_VERSION, Draft, assemble, draft_of, drafted
 from apps.plans.catalogue import Catalogue, contract_key
 from apps.plans.documents import SUBMITTED, Constraints, ModelUse, PlanStatus, can_be_told
-from apps.plans.history import MOST, Past
-from apps.plans.history import learn as learned
+from apps.plans.local.history import MOST, Past
+from apps.plans.local.history import learn as learned
 from apps.plans.local.proposing import propose as propose_locally
 from apps.plans.models import MOST_DELEGATES, Delegate, LearnedModel, Outcome, Plan
 from apps.plans.proposals import Asked, Evidence, Proposal

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from apps.plans.catalogue import Catalogue, Tool
-from apps.plans.history import History
+from apps.plans.local.history import History
 from apps.plans.local.index import Library
 from apps.plans.models import Delegate, LearnedModel
 from apps.principals.services import DELEGATE

@@ -15,7 +15,7 @@ from typing import Any, Final
 from django.conf import settings
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
-from apps.plans.history import History, Past, learn
+from apps.plans.local.history import History, Past, learn
 from apps.plans.local.index import Library
 from apps.plans.local.proposing import propose
 from apps.plans.proposals import Asked, Proposal, ProposedStep, Ref

@@ -7,7 +7,7 @@ import pytest
 
 from apps.core import erasure, ticks
 from apps.plans import selectors, services, shelf
-from apps.plans.history import History, Past, learn
+from apps.plans.local.history import History, Past, learn
 from apps.plans.models import Outcome
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system

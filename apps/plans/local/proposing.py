@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
-from apps.plans.history import History
 from apps.plans.local.chaining import Source, given, produced
+from apps.plans.local.history import History
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.judging import ASK, CONFIRM, READING, Verdict, holding, is_plain_name, judged
 from apps.plans.local.matching import MISSING, UNEXPLAINED, WEIGHTS, Match, Matcher
