@@ -22,11 +22,11 @@ from django.middleware.clickjacking import XFrameOptionsMiddleware
 from django.middleware.common import CommonMiddleware
 from django.middleware.security import SecurityMiddleware
 from django.template.response import SimpleTemplateResponse
-from django.urls import resolve, set_script_prefix, set_urlconf
+from django.urls import ResolverMatch, resolve, set_script_prefix
 from django.utils.deprecation import MiddlewareMixin
 
 from apps.core import operations
-from apps.core.views import ON_LOOP, PendingResponse
+from apps.core.views import ON_LOOP, PendingResponse, on_loop
 from config.request_log import RequestLog
 
 
@@ -112,10 +112,11 @@ class TokenHandler(ASGIHandler):
             body = await self.read_body(receive)
         except RequestAborted:
             return
-        if scope["method"] == "POST" and _coalesces(scope["path"]) and body.seek(0, os.SEEK_END) <= _SMALL:
+        match = _coalescing(scope["path"]) if scope["method"] == "POST" else None
+        if match and body.seek(0, os.SEEK_END) <= _SMALL:
             body.seek(0)
             # The view does not block: threads ask the database for all such calls that have come meanwhile.
-            request, response = self._viewed({**scope, ON_LOOP: True}, body)
+            request, response = self._viewed({**scope, ON_LOOP: match}, body)
             if isinstance(response, PendingResponse):
                 response = await _finished(request, response)
         else:
@@ -146,7 +147,6 @@ class TokenHandler(ASGIHandler):
         with body:
             set_script_prefix(get_script_prefix(scope))
             request, refusal = self.create_request(scope, body)
-            set_urlconf(None)
             return request, refusal if request is None else self._chain(request)
 
     async def _finish(self, request: HttpRequest, response: Any, send: Send) -> None:
@@ -177,21 +177,24 @@ async def _receive(receive: Receive) -> None:
 
 def _call(request: HttpRequest) -> HttpResponseBase:
     path = request.path_info
-    match = _kept_match(path) if len(path) <= _LONGEST_KEPT_PATH else resolve(path)
+    match = on_loop(request) or (_kept_match(path) if len(path) <= _LONGEST_KEPT_PATH else resolve(path))
     request.resolver_match = match
     response: HttpResponseBase = match.func(request, *match.args, **match.kwargs)
     return response.render() if isinstance(response, SimpleTemplateResponse) else response
 
 
 @cache
-def _coalescing_paths() -> re.Pattern[str]:
+def _coalescing_paths() -> list[tuple[re.Pattern[str], ResolverMatch]]:
     paths = [one.path for declared in operations.all_operations() if declared.coalesces for one in declared.routes]
-    return re.compile("|".join(re.sub(r"{\w+}", "[^/]+", path) for path in paths))
+    return [(re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), resolve(path)) for path in paths]
 
 
-def _coalesces(path: str) -> bool:
-    """Whether calls to this path may share a transaction."""
-    return _coalescing_paths().fullmatch(path) is not None
+def _coalescing(path: str) -> ResolverMatch | None:
+    """The view of a path whose calls may share a transaction."""
+    for pattern, known in _coalescing_paths():
+        if found := pattern.fullmatch(path):
+            return ResolverMatch(known.func, (), found.groupdict(), url_name=known.url_name, route=known.route)
+    return None
 
 
 # To find a path among all patterns, one by one, takes longer than most views do.

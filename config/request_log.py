@@ -1,17 +1,22 @@
 """Who asked for what, for the log; not in which words."""
 
+import logging
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from django.conf import settings
 from django.http import HttpRequest
+from django.utils.encoding import escape_uri_path
 from django_structlog.middlewares import RequestMiddleware
 from opentelemetry.trace import Span, SpanKind
 
 from apps.core import tracing
-from apps.core.views import PendingResponse, is_on_loop
+from apps.core.views import PendingResponse, on_loop
+
+logger = structlog.get_logger("django_structlog.middlewares.request")
+_LEVELS: Final = {4: logging.WARNING, 5: logging.ERROR}
 
 
 class RequestLog(RequestMiddleware):
@@ -35,18 +40,31 @@ class RequestLog(RequestMiddleware):
             _describe(span, request, response)
         return response
 
+    def prepare(self, request: HttpRequest) -> None:
+        self.bind_ip(request)
+
     def handle_response(self, request: HttpRequest, response: Any) -> None:
         if isinstance(response, PendingResponse) and response.is_pending:
             # Logged with the status that it will have.
-            response.when_ready.append(partial(super().handle_response, request, response))
-            if not is_on_loop(request):  # there each request has a context of its own
+            response.when_ready.append(partial(self._finished, request, response))
+            if not on_loop(request):  # there each request has a context of its own
                 structlog.contextvars.clear_contextvars()
-        else:
+        elif response.streaming or hasattr(request, "session") or hasattr(request, "_raised_exception"):
             super().handle_response(request, response)
+        else:
+            self._finished(request, response)
+
+    def _finished(self, request: HttpRequest, response: Any) -> None:
+        """The line of a client with a token, in a fraction of the time that the library takes for it."""
+        level = _LEVELS.get(response.status_code // 100, logging.INFO)
+        logger.log(
+            level, "request_finished", code=response.status_code, request=self.format_request(request), user_id=None
+        )
+        structlog.contextvars.clear_contextvars()
 
     @staticmethod
     def format_request(request: HttpRequest) -> str:
-        return f"{request.method} {request.get_full_path().partition('?')[0]}"
+        return f"{request.method} {escape_uri_path(request.path)}"
 
     @staticmethod
     def bind_ip(request: HttpRequest) -> None:
@@ -63,6 +81,8 @@ def _carrier(request: HttpRequest) -> dict[str, str]:
 
 
 def _describe(span: Span, request: HttpRequest, response: Any) -> None:
+    if not span.is_recording():
+        return
     route = getattr(request.resolver_match, "route", "")
     span.update_name(f"{request.method} /{route}")
     span.set_attribute("http.response.status_code", response.status_code)

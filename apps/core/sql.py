@@ -8,7 +8,7 @@ prepared statements only. `jsonb` columns come back as text, as they do in Djang
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
@@ -41,9 +41,20 @@ class _PreparedCursor(psycopg.RawCursor[tuple[Any, ...]]):
 
 
 # Seconds. A generic plan is kept until its tables are analyzed, which comes late for tables that fill within a minute:
-# what was planned while they were empty would read them whole.
-_PLANS_LAST: Final = 5.0
-_plans_until: Final[WeakKeyDictionary[Any, float]] = WeakKeyDictionary()
+# what was planned while they were empty would join them whole.
+_PLANS_LAST: Final = 20.0
+
+
+class _Beginnings:
+    """How the transactions of a connection begin: their statements as it has prepared them, and when plans are made anew."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.prepared = 0
+        self.plans_until = 0.0
+
+
+_beginnings: Final[WeakKeyDictionary[Any, _Beginnings]] = WeakKeyDictionary()
 
 _PLACEHOLDER: Final = re.compile(r"%(?:%|s|\((\w+)\)s)")
 
@@ -97,36 +108,52 @@ def begin_with(settings: Mapping[str, str]) -> None:
     The block alone would begin it in an exchange of its own, ahead of the first statement. Now and then the
     connection's plans are made anew, see _PLANS_LAST.
     """
-    _begin(_beginning(tuple(settings.items())))
+    _begin(_setting(tuple(settings)), list(settings.values()))
 
 
-def begin_asking(question: str) -> list[list[str | None]]:
-    """Begin such a transaction with a question of no parameters; its rows as text."""
-    answer = _begin(f"begin; {question}".encode())
+def begin_asking(question: str, given: Sequence[str], *, lock_timeout: str | None = None) -> list[list[str | None]]:
+    """Begin such a transaction with a question, which is prepared; its rows as text."""
+    answer = _begin(question, given, "" if lock_timeout is None else f"set local lock_timeout = '{lock_timeout}'; ")
     rows = [[answer.get_value(row, column) for column in range(answer.nfields)] for row in range(answer.ntuples)]
     return [[None if value is None else value.decode() for value in row] for row in rows]
 
 
-def _begin(begin: bytes) -> "pq.abc.PGresult":
+def _begin(statement: str, given: Sequence[str], first: str = "") -> "pq.abc.PGresult":
     raw = connection.connection
-    now = time.monotonic()
-    if now >= _plans_until.get(raw, 0.0):
-        _plans_until[raw] = now + _PLANS_LAST
-        begin = b"discard plans; " + begin
-    with connection.wrap_database_errors, raw.lock:
-        answer: pq.abc.PGresult = raw.pgconn.exec_(begin)
-        if answer.status != pq.ExecStatus.TUPLES_OK:
+    known = _beginnings.setdefault(raw, _Beginnings())
+    values = ", ".join(map(sql.quote, given))
+    while True:
+        name, before = known.names.pop(statement, None), ""
+        if time.monotonic() >= known.plans_until:
+            known.plans_until, before = time.monotonic() + _PLANS_LAST, "discard plans; "
+        is_new = name is None
+        if name is None:
+            known.prepared += 1
+            name = f"begin_{known.prepared}"
+            before += f"prepare {name} as {statement}; "
+        with connection.wrap_database_errors, raw.lock:
+            answer: pq.abc.PGresult = raw.pgconn.exec_(f"{before}begin; {first}execute {name}({values})".encode())
+            if answer.status == pq.ExecStatus.TUPLES_OK:
+                # Only now: where it fails, it is not known to be prepared.
+                known.names[statement] = name
+                return answer
+            state = answer.error_field(pq.DiagnosticField.SQLSTATE)
             # A connection that was lost has no word from the server about it.
-            if answer.error_field(pq.DiagnosticField.SQLSTATE) is None:
+            if state is None:
                 raise psycopg.OperationalError(answer.error_message.decode(errors="replace"))
-            raise psycopg.errors.error_from_result(answer, raw.info.encoding)
-    return answer
+            if is_new or state != _UNPREPARED:
+                raise psycopg.errors.error_from_result(answer, raw.info.encoding)
+            # After a rollback in a cursor, psycopg has the server forget whatever is prepared.
+            raw.pgconn.exec_(b"rollback")
+
+
+_UNPREPARED: Final = b"26000"
 
 
 @lru_cache(maxsize=1024)
-def _beginning(settings: tuple[tuple[str, str], ...]) -> bytes:
-    calls = ", ".join(f"set_config({sql.quote(name)}, {sql.quote(value)}, true)" for name, value in settings)
-    return f"begin; select {calls}".encode()
+def _setting(names: tuple[str, ...]) -> str:
+    calls = ", ".join(f"set_config({sql.quote(name)}, ${place}, true)" for place, name in enumerate(names, 1))
+    return f"select {calls}"
 
 
 def database_now() -> datetime:

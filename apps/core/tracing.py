@@ -31,11 +31,17 @@ def span(name: str, carrier: Mapping[str, Any], kind: SpanKind) -> Iterator[Span
 
     Inside, the trace's id is the `request_id` of log lines.
     """
-    parent = _W3C.extract({name: text for name in _HEADERS if isinstance(text := carrier.get(name), str)})
-    if not (_exports() or trace.get_current_span(parent).get_span_context().is_valid):
-        begun = SpanContext(trace_id=secrets.randbits(128), span_id=secrets.randbits(64), is_remote=False)
-        parent = trace.set_span_in_context(NonRecordingSpan(begun))
-    with trace.get_tracer("gatehouse").start_as_current_span(name, context=parent, kind=kind) as current:
+    named = {name: text for name in _HEADERS if isinstance(text := carrier.get(name), str) and text}
+    parent = _W3C.extract(named) if named else None
+    if _exports():
+        began = trace.get_tracer("gatehouse").start_as_current_span(name, context=parent, kind=kind)
+    else:
+        current = trace.get_current_span(parent)
+        if not current.get_span_context().is_valid:
+            ids = SpanContext(trace_id=secrets.randbits(128), span_id=secrets.randbits(64), is_remote=False)
+            current = NonRecordingSpan(ids)
+        began = trace.use_span(current)
+    with began as current:
         structlog.contextvars.bind_contextvars(request_id=trace_id())
         yield current
 

@@ -17,7 +17,7 @@ from asgiref.sync import async_to_sync
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
-from django.urls import URLPattern, path
+from django.urls import ResolverMatch, URLPattern, path
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from rest_framework.exceptions import (
     APIException,
@@ -43,7 +43,7 @@ _RESUMES: Final = "Last-Event-ID"
 _WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
 _MOST_PARAMETERS: Final = 1000
 ON_LOOP: Final = "gatehouse.on_loop"
-"""In the scope of a request whose view is called by the event loop itself, and so must not block."""
+"""In the scope of a request whose view, which this is, is called by the event loop itself, and so must not block."""
 
 
 class PendingResponse(HttpResponse):
@@ -137,7 +137,7 @@ class OperationView(TokenView):
             return given
 
         credential = self.credential(request)
-        if declared.coalesces and is_on_loop(request):
+        if declared.coalesces and on_loop(request):
             # Read now: its stream ends with this call.
             body_within(request, route.max_body)
             ask = partial(operations.answer_awaited, declared, declared.coalesces, credential, read)
@@ -178,8 +178,10 @@ class OperationView(TokenView):
             return self.handle_exception(refusal)
 
 
-def is_on_loop(request: HttpRequest) -> bool:
-    return ON_LOOP in getattr(request, "scope", ())
+def on_loop(request: HttpRequest) -> ResolverMatch | None:
+    """The view of a request that the event loop calls; None in a thread."""
+    match: ResolverMatch | None = getattr(request, "scope", {}).get(ON_LOOP)
+    return match
 
 
 def _accepts_json(header: str) -> bool:

@@ -524,13 +524,15 @@ class Making:
     """Receipts that a statement of a layer above makes of what it writes, as if they were posted."""
 
     parts: str
-    """Of its WITH: `about`, with one row of a tenant, poster and now, and `made`, which has `nth` and the columns of
-    drafts. These are of one source and of what happens once, have new ids, and refer to known receipts."""
+    """Of its WITH: `made`, which has `nth` and the columns of drafts. These are of one source and of what happens once,
+    have new ids, and refer to known receipts. The tenant is the parameter `tenant`."""
+    poster: str
+    """Who posts them, in SQL."""
     answer: str
     """The columns that it answers for each receipt, joined to `stored.nth` by `join`."""
     join: str
     is_shown: bool
-    """Whether the receipts go to inboxes, and may close obligations; else they are of the ledger alone."""
+    """Whether the receipts go to inboxes, and close what they pair with; else they are of the ledger alone."""
 
     @cached_property
     def statements(self) -> Mapping[bool, str]:
@@ -538,17 +540,19 @@ class Making:
         return {several: self._statement(extension) for several, extension in ((False, _ONE), (True, _SEVERAL))}
 
     def _statement(self, extension: Extension) -> str:
-        told = "(select tenant from about), (select now from about), stored.source_system, stored.recipient"
-        placing = extension.statements.replace("shown = 'inbox'", sql.SINGLE)
-        if not self.is_shown:
-            columns = f", {told}, null, null, {self.answer}"
-            return receipts.recording_made(self.parts, closing=False, statements="", columns=columns, join=self.join)
+        told = "gatehouse_now(), stored.source_system, stored.recipient"
+        if self.is_shown:
+            statements = ", " + extension.statements.replace("shown = 'inbox'", sql.SINGLE)
+            placed, join = extension.answer, f"{extension.join} {self.join}"
+        else:
+            statements, placed, join = "", "null, null", self.join
         return receipts.recording_made(
             self.parts,
-            closing=True,
-            statements=f", {placing}",
-            columns=f", {told}, {extension.answer}, {self.answer}",
-            join=f"{extension.join} {self.join}",
+            poster=self.poster,
+            closing=self.is_shown,
+            statements=statements,
+            columns=f", {told}, {placed}, {self.answer}",
+            join=join,
         )
 
 
@@ -558,17 +562,17 @@ def post_made(making: Making, parameters: Mapping[str, Any], *, several: bool) -
     rows = fetch(making.statements[several], parameters, hot=True)
     if not rows:
         return []
-    tenant_id, now, source = rows[0][5:8]
+    tenant_id, (now, source) = parameters["tenant"], rows[0][5:7]
     once_committed(metrics.POSTED.labels(source).inc, len(rows))
     if any(row[4] is not None for row in rows):
         notify_on_commit()
-    placed = {row[1]: (row[8], row[10]) for row in rows if row[9] is not None}
+    placed = {row[1]: (row[7], row[9]) for row in rows if row[8] is not None}
     due = {recipient_id for recipient_id, is_due in placed.values() if is_due}
     _follow(tenant_id, {recipient_id for recipient_id, _ in placed.values()}, due, now)
     if rest := [row[1] for row in rows if row[3] == Surface.INBOX and row[1] not in placed]:
         found = Receipt.objects.filter(pk__in=rest).order_by("pk")
         _place(tenant_id, [_new(receipt) for receipt in found], now)
-    return [row[11:] for row in rows]
+    return [row[10:] for row in rows]
 
 
 def _new(receipt: Receipt) -> "_New":

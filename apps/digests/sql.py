@@ -37,7 +37,7 @@ _PLACE: Final = """
          delivery_handle, visible_at)
     select %(tenant)s::bigint, inbox.id, 'item', {sequence}, source_system, array[stored.id], 1, %(now)s::timestamptz,
            %(now)s::timestamptz, delivery_handle, %(now)s::timestamptz
-    from stored join inbox on inbox.principal_id = stored.recipient where shown = 'inbox' order by stored.id
+    from stored join inbox on inbox.principal_id = stored.recipient {shown}
     returning id, inbox_id, receipt_ids[1] as receipt
 ), state as (
     insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, entry_id, pending)
@@ -52,6 +52,7 @@ inbox as (
     returning id, principal_id, last_seq, {_IS_DUE.format(inbox="i.id")}
 )""",
     sequence="inbox.last_seq",
+    shown="",
 )
 PLACE_SEVERAL: Final = _PLACE.format(
     inbox=f"""
@@ -73,12 +74,13 @@ recipient as materialized (
     returning i.id, i.principal_id, i.last_seq - added.number as before, {_IS_DUE.format(inbox="i.id")}
 )""",
     sequence="inbox.before + row_number() over (partition by inbox.id order by stored.id)",
+    shown="where shown = 'inbox' order by stored.id",
 )
 
 # Of receipts that a statement makes: those that have no group whatever the rules are. The others are placed after it.
 SINGLE: Final = """shown = 'inbox' and resource_ref is null and event_family is null and not exists (
         select from digests_source s
-        where s.tenant_id = (select tenant from about) and s.name = source_system and s.groups_by_dedupe_key)"""
+        where s.tenant_id = %(tenant)s::bigint and s.name = source_system and s.groups_by_dedupe_key)"""
 
 # The same for receipts that were stored before, in inboxes that are locked. Returns which of these have something due.
 POST_ITEMS: Final = f"""

@@ -58,12 +58,10 @@ def acting_by(
         with alone.caller.acting(lock_timeout=lock_timeout) if alone else nullcontext():
             yield {secret: alone} if alone else {}
         return
-    waits = "" if lock_timeout is None else f"set local lock_timeout = '{lock_timeout}'; "
     by_digest = {secret.digest.hex(): secret for secret in secrets}
-    digests = ", ".join(f"'\\x{digest}'" for digest in by_digest)
-    principal = "principal_id::text" if len(secrets) == 1 else "''"
+    digests = "{" + ",".join(f"\\\\x{digest}" for digest in by_digest) + "}"
     with notified_together(), transaction.atomic():
-        rows = begin_asking(waits + _BEGINNING.format(digests=digests, principal=principal))
+        rows = begin_asking(_BEGINNING[len(secrets) == 1], [digests], lock_timeout=lock_timeout)
         found: dict[Secret, Credential] = {}
         acting_in = rows[-1][1] if rows else None
         for answer, tenant, *_ in rows:
@@ -89,12 +87,16 @@ def presumed_tenant(secret: Secret) -> int | None:
 
 _FOUND: Final = """token_id, tenant_id, tenant_slug, principal_id, principal_name, kind, scopes, source_systems,
     expires_at, revoked_at, disabled_at, last_used_at"""
-_BEGINNING: Final = f"""
+# By whether one token is asked for, whose principal acts then.
+_BEGINNING: Final = {
+    alone: f"""
 select json_build_array(encode(digest, 'hex'), {_FOUND}), set_config('gatehouse.tenant', tenant_id::text, true),
-    set_config('role', 'gatehouse_app', true), set_config('gatehouse.principal', {{principal}}, true),
-    set_config('gatehouse.reason', '', true)
-from unnest(array[{{digests}}]::bytea[]) digest cross join lateral gatehouse_token(digest)
-"""  # noqa: S608  # hexadecimal digits
+    set_config('role', 'gatehouse_app', true), set_config('gatehouse.principal', {principal}, true),
+    set_config('gatehouse.reason', '', true), set_config('enable_seqscan', 'off', true)
+from unnest($1::bytea[]) digest cross join lateral gatehouse_token(digest)
+"""  # noqa: S608  # nothing of a request
+    for alone, principal in ((True, "principal_id::text"), (False, "''"))
+}
 
 
 def _credential(row: Sequence[Any], now: datetime | None) -> Credential | None:

@@ -23,7 +23,11 @@ _SETTINGS: Final = (
     "gatehouse.principal",
     "gatehouse.reason",
     "lock_timeout",
+    "enable_seqscan",
 )
+# What a tenant asks goes by an index. A plan from a time when its tables were small would read them whole until it is
+# made anew.
+_BY_INDEX: Final = {"enable_seqscan": "off"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,7 @@ def acting_as(caller: Caller, *, lock_timeout: str | None = None) -> AbstractCon
         "gatehouse.tenant": str(caller.tenant_id),
         "gatehouse.principal": str(caller.principal_id),
         "gatehouse.reason": "",
+        **_BY_INDEX,
     }
     return _within(settings if lock_timeout is None else {**settings, "lock_timeout": lock_timeout})
 
@@ -85,6 +90,7 @@ def acting_in(tenant_id: int, why: str) -> AbstractContextManager[None]:
             "gatehouse.tenant": str(tenant_id),
             "gatehouse.principal": "",
             "gatehouse.reason": why,
+            **_BY_INDEX,
         }
     )
 

@@ -49,10 +49,7 @@ with {draft}, {stored} as materialized (
            d.shown, d.groupable, d.resource_ref, d.event_family, d.flush_class, d.summary_hint, d.break_thread,
            d.delivery_handle, %(now)s::timestamptz
     from stored d {links}
-), owed as (
-    insert into receipts_obligation (tenant_id, receipt_id, debtor_id, creditor_id, opened_at)
-    select %(tenant)s::bigint, id, debtor, creditor, %(now)s::timestamptz from stored where debtor is not null
-), delivery as (
+){owed}, delivery as (
     insert into delivery_delivery
         (tenant_id, target_id, object_id, reference, recipient, state, due_at, attempts, created_at)
     select %(tenant)s::bigint, target_id, id, receipt_id, remote_name, 'pending', gatehouse_now(), 0, gatehouse_now()
@@ -64,6 +61,10 @@ from stored left join delivery on delivery.object_id = stored.id {join}
 """
 
 
+_OWED: Final = """, owed as (
+    insert into receipts_obligation (tenant_id, receipt_id, debtor_id, creditor_id, opened_at)
+    select %(tenant)s::bigint, id, debtor, creditor, %(now)s::timestamptz from stored where debtor is not null
+)"""
 # A receipt that was sent to another deployment is answered from there by whichever poster may post as the source that has
 # the target's name. Index: delivery_delivery_by_object.
 _FROM_THERE: Final = """
@@ -110,35 +111,54 @@ _CLOSING: Final = f"""
 """
 
 
+# Of receipts that are made: each closes what it pairs with, which is known to be its to close.
+_CLOSING_MADE: Final = """
+), closable as materialized (
+    select receipt_id from receipts_obligation
+    where receipt_id = any(array(select pairs_with from taken)) and (closed_at is null) is true
+    order by receipt_id for no key update
+), closed as (
+    update receipts_obligation o set closed_by_id = taken.id, closed_at = %(now)s::timestamptz
+    from taken
+    where o.receipt_id = any(array(select receipt_id from closable)) and o.receipt_id = taken.pairs_with
+          and (o.closed_at is null) is true
+), stored as materialized (
+    select taken.* from taken where (select count(*) from closable) is not null
+"""
+
+
 _IF_FREE: Final = "draft.id in (select receipt_pk from key)"
 
 
-def recording(
-    *, closing: bool, draft: str = _GIVEN, free: str = _IF_FREE, statements: str = "", columns: str = "", join: str = ""
-) -> str:
-    """The statement for drafts that do not refer to each other, with what a layer above adds to it."""
-    return _RECORD.format(
-        draft=draft,
-        free=free,
-        caused_by="d.caused_by",
-        pairs_with="d.pairs_with",
-        links="",
-        stored="taken" if closing else "stored",
-        closing=_CLOSING if closing else "",
-        statements=statements,
-        columns=columns,
-        join=join,
-    )
+def _recording(*, closing: str = "", **parts: str) -> str:
+    given = {
+        "draft": _GIVEN,
+        "free": _IF_FREE,
+        "owed": _OWED,
+        "caused_by": "d.caused_by",
+        "pairs_with": "d.pairs_with",
+        **dict.fromkeys(("links", "statements", "columns", "join"), ""),
+    }
+    return _RECORD.format(**given | parts, stored="taken" if closing else "stored", closing=closing)
 
 
-def recording_made(made: str, *, closing: bool, statements: str, columns: str, join: str) -> str:
+def recording(*, closing: bool, **parts: str) -> str:
+    """The statement for drafts that do not refer to each other.
+
+    :param parts: `statements`, `columns` and a `join` that a layer above adds to it.
+    """
+    return _recording(closing=_CLOSING if closing else "", **parts)
+
+
+def recording_made(made: str, *, poster: str, closing: bool, **parts: str) -> str:
     """The same for receipts that parts of its WITH make, of what happens once: without dedupe keys, under new ids.
 
-    These parts are `about`, which has one row of a tenant, poster and now, and `made`, which has the columns of a draft.
+    These parts are `made`, which has the columns of a draft. Receipts that close, close what they pair with, and open
+    nothing. The tenant is a parameter.
     """
-    text = recording(closing=closing, draft="{made}", free="true", statements=statements, columns=columns, join=join)
-    for name, kind in (("tenant", "bigint"), ("poster", "bigint"), ("now", "timestamptz")):
-        text = text.replace(f"%({name})s::{kind}", f"(select {name} from about)")
+    owed = {"owed": ""} if closing else {}
+    text = _recording(closing=_CLOSING_MADE if closing else "", draft="{made}", free="true", **owed, **parts)
+    text = text.replace("%(poster)s::bigint", poster).replace("%(now)s::timestamptz", "gatehouse_now()")
     return text.replace("{made}", made + _MADE)
 
 
@@ -150,20 +170,14 @@ _MADE: Final = """, draft as materialized (
 
 RECORD: Final = {closing: recording(closing=closing) for closing in (True, False)}
 # As above, where drafts refer to each other, in whatever order.
-RECORD_LINKED: Final = _RECORD.format(
-    draft=_GIVEN,
-    free=_IF_FREE,
+RECORD_LINKED: Final = _recording(
     caused_by="coalesce(d.caused_by, cause.id)",
     pairs_with="coalesce(d.pairs_with, root.id)",
     links="""
     left join stored cause on cause.receipt_id = d.caused_by_ref
     left join stored root on root.receipt_id = d.pairs_with_ref
 """,
-    stored="taken",
     closing=_CLOSING,
-    statements="",
-    columns="",
-    join="",
 )
 
 # Whose a dedupe key is. Index: receipts_receiptkey_used_once.

@@ -60,7 +60,7 @@ given as materialized (
     ) as t
 ), keyed as (
     insert into tasks_idempotencykey (tenant_id, principal_id, key, task_id, request_digest, answer, created_at)
-    select %(tenant_id)s::bigint, requester, key, id, decode(digest, 'hex'),
+    select %(tenant)s::bigint, requester, key, id, decode(digest, 'hex'),
            jsonb_build_object('task_id', 'task_' || id, 'receipt_id', receipt, 'status', status), at
     from given where key is not null order by requester, key
     on conflict (tenant_id, principal_id, key) do nothing
@@ -70,22 +70,20 @@ given as materialized (
 ), asked_for as (
     insert into tasks_task (id, tenant_id, queue_id, task_type_id, requester_id, recipient_id, priority, params,
                             run_at, concurrency_key, retry_of, "group", caused_by, receipt_id, created_at)
-    select id, %(tenant_id)s::bigint, queue, task_type, requester, recipient, priority, params,
+    select id, %(tenant)s::bigint, queue, task_type, requester, recipient, priority, params,
            run_at, concurrency_key, retry_of, "group", caused_by, receipt, at
     from accepted
 ), live as (
     insert into task_live (task_id, tenant_id, queue_id, task_type_id, ready_at, due_at, fencing_token, lease_seconds,
                                priority_rank, failures, max_attempts, expiries, max_expiries, flags,
                                open_dependencies, stuck_after, requester_id, has_budget, deadline_at, concurrency_key)
-    select id, %(tenant_id)s::bigint, queue, task_type,
+    select id, %(tenant)s::bigint, queue, task_type,
            case status when 'queued' then at end, case status when 'scheduled' then run_at end,
            0, lease_seconds, 10 - priority, 0, max_attempts, 0, max_expiries, flags,
            open_dependencies, stuck_after, fair_requester, has_budget,
            case when deadline_seconds is not null
                 then least(greatest(at, run_at) + make_interval(secs => deadline_seconds), {_LATEST}) end, concurrency_key
     from accepted
-), about as materialized (
-    select %(tenant_id)s::bigint as tenant, %(gate)s::bigint as poster, gatehouse_now() as now
 ), made as materialized (
     select id as nth, receipt as receipt_id, recipient, 'asyncgate' as source_system, 'task_queued' as event_type,
            'asyncgate:task_queued:task_' || id || ':v1' as dedupe_key,
@@ -645,11 +643,6 @@ ending as materialized (
 ), freed as materialized (
     select pg_advisory_xact_lock(hashtextextended(k.tenant_id || ':' || k.key, 4))
     from (select distinct tenant_id, key from ending where key is not null order by 1, 2) as k
-), about as materialized (
-    select t.tenant_id as tenant, gate.id as poster, gatehouse_now() as now
-    from (select tenant_id from ending limit 1) as t
-    cross join lateral (
-        select id from principals_principal where tenant_id = t.tenant_id and name = 'asyncgate' limit 1) as gate
 ), gone as (
     delete from task_live h using ending where h.task_id = ending.task_id
 ), runs as (
@@ -657,19 +650,13 @@ ending as materialized (
     set ended_at = gatehouse_now(), outcome = ending.outcome, error = ending.error, request_digest = ending.digest,
         answer = {_ANSWER.format(end="ending")}
     from ending where r.id = ending.run_id and r.ended_at is null
-), record as (
-    insert into task_history (task_id, tenant_id, status, reason, fencing_token, error, result_channel,
-        result_pointer, content, checksum, size, media_type, summary, receipt_id, finished_at)
-    select e.task_id, e.tenant_id, e.status, e.reason, e.fencing_token, e.error, e.channel, e.pointer, e.content,
-           e.checksum, e.size, e.media_type, coalesce(e.summary, k.title || ': ' || e.status), e.receipt, gatehouse_now()
-    from ending e join tasks_tasktype k on k.id = e.task_type_id
-    returning task_id, finished_at, summary
 ), ended as materialized (
-    select e.*, q.name as queue, k.name as task_type, k.title, k.requires, asked_for.*, record.finished_at,
-           record.summary as told, case e.status when 'succeeded' then 'complete' else e.status end as event, root.id as root,
+    select e.*, q.name as queue, k.name as task_type, k.title, k.requires, asked_for.*,
+           coalesce(e.summary, k.title || ': ' || e.status) as told,
+           case e.status when 'succeeded' then 'complete' else e.status end as event, root.id as root,
            q.concurrency is not null or k.concurrency is not null as makes_room,
            exists (select from tasks_dependency d where d.on_task_id = e.task_id) as is_waited_for
-    from ending e join record on record.task_id = e.task_id
+    from ending e
     cross join lateral (select name, concurrency from tasks_queue where id = e.queue_id limit 1) q
     cross join lateral (select name, title, requires, concurrency from tasks_tasktype where id = e.task_type_id limit 1) k
     cross join lateral (select recipient_id, receipt_id, "group" from tasks_task where id = e.task_id limit 1) asked_for
@@ -678,13 +665,19 @@ ending as materialized (
         where tenant_id = e.tenant_id and receipt_id = asked_for.receipt_id for key share
     ) root on true
     where (select count(*) from freed) is not null
+), record as (
+    insert into task_history (task_id, tenant_id, status, reason, fencing_token, error, result_channel,
+        result_pointer, content, checksum, size, media_type, summary, receipt_id, finished_at)
+    select task_id, tenant_id, status, reason, fencing_token, error, channel, pointer, content, checksum, size, media_type,
+           told, receipt, gatehouse_now()
+    from ended
 ), made as materialized (
     select task_id as nth, receipt as receipt_id, recipient_id as recipient, 'asyncgate' as source_system,
            'task_' || event as event_type,
            'asyncgate:task_' || event || ':task_' || task_id || ':run_' || fencing_token as dedupe_key,
            left(coalesce(nullif(title, ''), task_type) || ' ' || event, 200) as title, told as summary,
            jsonb_build_object('task_id', 'task_' || task_id, 'task_type', task_type, 'status', event,
-                              'result_channel', channel, 'result_pointer', pointer, 'created_at', finished_at,
+                              'result_channel', channel, 'result_pointer', pointer, 'created_at', gatehouse_now(),
                               'run_id', fencing_token, 'checksum', checksum, 'size', size)
                || case when reason is null then '{{}}' else jsonb_build_object('reason', reason) end
                || case when error is null then '{{}}' else jsonb_build_object('error', error) end as metadata,

@@ -227,6 +227,7 @@ def _revoke(worker: Caller, leases: Collection[Lease]) -> None:
     holds = recording.lock_leases(worker.principal_id, leases)
     decided = [_revocation(hold) for hold in holds.values()]
     recording.settle(
+        worker.tenant_id,
         [one for one in decided if isinstance(one, End)],
         [one for one in decided if isinstance(one, Back)],
     )

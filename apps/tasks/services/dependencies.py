@@ -88,10 +88,10 @@ def release_dependants_in(*, tenant_id: int) -> int:
     """As :func:`release_dependants`, in one tenant."""
     with acting_in(tenant_id, _WHY):
         lost = [task_id for task_id, *_ in fetch(sql.LOST, {"task": None, "limit": DEPENDANTS_BATCH}, hot=True)]
-    ended = _tried(partial(_end, None), tenant_id)
+    ended = _tried(partial(_end, tenant_id, None), tenant_id)
     if lost and ended is None:
         # One that can't be ended just now, or its recipient's busy inbox, keeps none of the others back.
-        ended = sum(_tried(partial(_end, task_id), tenant_id) or 0 for task_id in lost)
+        ended = sum(_tried(partial(_end, tenant_id, task_id), tenant_id) or 0 for task_id in lost)
     return (ended or 0) + (_tried(partial(_release, tenant_id), tenant_id) or 0)
 
 
@@ -115,12 +115,12 @@ def _release(tenant_id: int) -> int:
     return len(released)
 
 
-def _end(only_task_id: int | None) -> int:
+def _end(tenant_id: int, only_task_id: int | None) -> int:
     """End the tasks whose dependency has failed or was canceled, or one of them."""
     lost = {
         task_id: rest for task_id, *rest in fetch(sql.LOST, {"task": only_task_id, "limit": DEPENDANTS_BATCH}, hot=True)
     }
-    ended = recording.record([_loss(task_id, *rest) for task_id, rest in lost.items()])
+    ended = recording.record(tenant_id, [_loss(task_id, *rest) for task_id, rest in lost.items()])
     Dependency.objects.filter(task_id__in=[one.task_id for one in ended]).delete()
     return len(ended)
 

@@ -96,7 +96,7 @@ def complete_for(completions: Sequence[tuple[Caller, Completion]], *, lease_next
         )
         for lease, (nth, digest) in _firsts(calls).items()
     ]
-    ended, _ = recording.settle(ends)
+    ended, _ = recording.settle(completions[0][0].tenant_id, ends) if ends else ([], [])
     answers = _answers(calls, {Lease(one.task_id, one.fencing_token): one.answer for one in ended})
     following: list[Grant] = []
     if lease_next is not None and completions:
@@ -182,7 +182,7 @@ def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Statu
         statuses |= {record.task_id: Status(record.status) for record in records}
     if held:
         LiveTask.objects.filter(task_id__in=held).update(flags=F("flags").bitor(CANCEL_REQUESTED))
-    recording.settle([_cancellation(task_id) for task_id in holds if task_id not in statuses])
+    recording.settle(caller.tenant_id, [_cancellation(task_id) for task_id in holds if task_id not in statuses])
     return {task_id: statuses.get(task_id, Status.CANCELED) for task_id in wanted}
 
 
@@ -194,7 +194,8 @@ def bury(*, task_ids: Collection[int]) -> int:
     """
     holds = recording.lock(task_ids, sql.LOCK_UNLESS_BUSY)
     ends = [end for hold in holds.values() if (end := _burial(hold)) is not None]
-    recording.settle(ends)
+    for tenant_id in {hold.tenant_id for hold in holds.values()}:
+        recording.settle(tenant_id, ends)
     return len(ends)
 
 
@@ -238,7 +239,8 @@ def end_overdue(*, task_ids: Collection[int]) -> int:
         )
         for task_id in late.order_by("task_id").values_list("task_id", flat=True)
     ]
-    recording.settle(ends)
+    for tenant_id in {hold.tenant_id for hold in holds.values()}:
+        recording.settle(tenant_id, ends)
     return len(ends)
 
 
@@ -317,6 +319,7 @@ def _settled(
     leases = {Lease(hold.task_id, hold.fencing_token): hold for hold in holds.values()}
     decided = [decide(*firsts[lease], hold) for lease, hold in leases.items()]
     ended, back = recording.settle(
+        worker.tenant_id,
         [one for one in decided if isinstance(one, End)],
         [one for one in decided if isinstance(one, Back)],
     )

@@ -158,9 +158,9 @@ def revoke_lease(*, task_id: int) -> Status:
     elif hold.fencing_token >= MOST_RUNS:
         end = End(task_id=task_id, status=Status.FAILED, outcome=Outcome.REVOKED, reason=Reason.ATTEMPTS_EXHAUSTED)
     if end is not None:
-        recording.settle([end])
+        recording.settle(hold.tenant_id, [end])
         return end.status
-    recording.settle([], [Back(task_id=task_id, fencing_token=hold.fencing_token, outcome=Outcome.REVOKED)])
+    recording.put_back([Back(task_id=task_id, fencing_token=hold.fencing_token, outcome=Outcome.REVOKED)])
     return Status.QUEUED
 
 

@@ -229,7 +229,7 @@ class _Batch:
             {**self._row(nth, draft, causes, as_seen=as_seen), **waiting.get(nth, {})} for nth, draft in drafts.items()
         ]
         given = {
-            "tenant_id": self._tenant_id,
+            "tenant": self._tenant_id,
             "gate": gate_id,
             "tasks": json.dumps(rows),
         }
@@ -322,6 +322,7 @@ _TASKS: Final = digests.Making(
     parts=sql.ENQUEUE,
     answer="given.nth, given.id, given.at, given.status",
     join="join given on given.id = stored.nth",
+    poster="%(gate)s::bigint",
     is_shown=False,
 )
 

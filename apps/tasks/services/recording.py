@@ -130,23 +130,28 @@ _ENDS: Final = digests.Making(
     answer="""ended.task_id, ended.tenant_id, ended.fencing_token, ended.status, ended.receipt, ended.queue,
         ended.task_type, ended.requires, ended.key, ended.makes_room, ended.is_waited_for""",
     join="join ended on ended.task_id = stored.nth",
+    poster="""(
+        select id from principals_principal where tenant_id = %(tenant)s::bigint and name = 'asyncgate' limit 1)""",
     is_shown=True,
 )
 
 
-def record(ends: Sequence[End]) -> list[Ended]:
-    """Write ends of one tenant with their receipts, and announce them on commit; waiting tasks get the freed keys.
+def record(tenant_id: int, ends: Sequence[End]) -> list[Ended]:
+    """Write ends of this tenant with their receipts, and announce them on commit; waiting tasks get the freed keys.
 
     Locks tasks, then keys, then inboxes, as everybody does. An end whose run is not the current one is left out.
     """
     if not ends:
         return []
-    given = {"ends": json.dumps([_end_row(end) for end in ends]), "tasks": [end.task_id for end in ends]}
+    given = {
+        "tenant": tenant_id,
+        "ends": json.dumps([_end_row(end) for end in ends]),
+        "tasks": [end.task_id for end in ends],
+    }
     rows = digests.post_made(_ENDS, given, several=len(ends) > 1)
     ended = sorted((_ended(row) for row in rows), key=lambda one: one.task_id)
     if not ended:
         return []
-    tenant_id = ended[0].tenant_id
     admit([one.key for one in ended if one.key is not None])
     send_on_commit(tasks_finished, tenant_id=tenant_id, task_ids=[one.task_id for one in ended])
     for queue, task_type in sorted({(one.queue, one.task_type) for one in ended if one.makes_room}):
@@ -201,11 +206,11 @@ def _ended(row: tuple[Any, ...]) -> Ended:
     )
 
 
-def settle(ends: Sequence[End], backs: Sequence[Back] = ()) -> tuple[list[Ended], list[PutBack]]:
-    """Write the ends and returns of one tenant's runs, as :func:`record` does."""
+def settle(tenant_id: int, ends: Sequence[End], backs: Sequence[Back] = ()) -> tuple[list[Ended], list[PutBack]]:
+    """Write the ends and returns of this tenant's runs, as :func:`record` does."""
     back = put_back(backs)
     admit([one.key for one in back if one.key is not None])
-    return record(ends), back
+    return record(tenant_id, ends), back
 
 
 def put_back(backs: Sequence[Back]) -> list[PutBack]:
