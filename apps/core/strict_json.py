@@ -58,7 +58,7 @@ def decode(body: bytes) -> Any:
     :raises UnstorableJSON: if it writes NaN, or is nested too deeply to decode.
     """
     try:
-        return json.loads(body.decode(), parse_constant=_no_constant, object_pairs_hook=_unique)
+        return _DECODER.decode(body.decode())
     except UnicodeDecodeError as exc:
         raise NotJSON("The body is not UTF-8.") from exc
     except RecursionError as exc:
@@ -175,3 +175,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) != len(pairs):
         raise NotJSON("The body writes a key twice.")
     return members
+
+
+# `json.loads` would make one for each document.
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_unique)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.shared.inbound import (
     ERROR_CODE_HTTP_STATUS,
+    MCP_METHOD_HEADER,
     MCP_NAME_HEADER,
     MCP_PROTOCOL_VERSION_HEADER,
     InboundLadderRejection,
@@ -51,6 +52,9 @@ from apps.principals.tenancy import Caller
 Frame = JSONRPCRequest | JSONRPCNotification
 Answer = JSONRPCResponse | JSONRPCError
 
+# Those that it reads of a request.
+HEADERS: Final = (MCP_PROTOCOL_VERSION_HEADER, MCP_METHOD_HEADER, MCP_NAME_HEADER, MCP_SESSION_ID_HEADER)
+
 # How the session id of a client of an older revision ends that can elicit: nothing else is kept of its handshake.
 _ELICITS: Final = "-elicits"
 
@@ -58,6 +62,7 @@ _ELICITS: Final = "-elicits"
 _NAMED_BY_TASK: Final = frozenset({"tasks/get", "tasks/update", "tasks/cancel"})
 
 SERVER: Final = Implementation(name="gatehouse", title="Gatehouse", version="0.1.0")
+_SERVER_INFO: Final = {SERVER_INFO_META_KEY: SERVER.model_dump(by_alias=True, exclude_none=True)}
 
 
 class ProtocolError(Exception):
@@ -259,13 +264,11 @@ def _faults(exc: ValidationError | strict_json.UnstorableJSON) -> list[dict[str,
 def answer(envelope: Envelope, result: Result) -> dict[str, Any]:
     """The body that carries a result, in the shape of the request's revision."""
     dumped = result.model_dump(by_alias=True, mode="json", exclude_none=True)
-    if envelope.method in methods.SPEC_CLIENT_METHODS and dumped.get("resultType") in {None, "complete"}:
-        dumped = methods.serialize_server_result(envelope.method, envelope.version, dumped)
     if envelope.modern:
         dumped.setdefault("resultType", "complete")
-        dumped["_meta"] = {SERVER_INFO_META_KEY: SERVER.model_dump(by_alias=True, exclude_none=True)} | (
-            dumped.get("_meta") or {}
-        )
+        dumped["_meta"] = _SERVER_INFO | (dumped.get("_meta") or {})
+    elif envelope.method in methods.SPEC_CLIENT_METHODS:
+        dumped = methods.serialize_server_result(envelope.method, envelope.version, dumped)
     return {"jsonrpc": "2.0", "id": envelope.id, "result": dumped}
 
 

@@ -3,7 +3,6 @@
 Nothing is kept for it: the id of such a task is that of the AsyncGate's task or of the execution.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -11,6 +10,7 @@ from typing import Any, Final, Literal
 
 import mcp_types as mcp
 from pydantic import BaseModel, Field
+from pydantic_core import to_json
 
 from apps.core import operations
 from apps.core.errors import Conflict, DomainError, NotFound
@@ -109,7 +109,7 @@ METHODS: Final = {
 
 def result_of(content: Any, *, is_error: bool = False) -> mcp.CallToolResult:
     """An output of an operation as the result of a tool."""
-    text = mcp.TextContent(text=json.dumps(content, ensure_ascii=False))
+    text = mcp.TextContent(text=to_json(content).decode())
     return mcp.CallToolResult(content=[text], structured_content=content, is_error=is_error)
 
 
