@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from threading import Event
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,6 +16,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks.models import LiveTask
 from gatehouse_client import Client, Task, Worker
+from gatehouse_client.functions import as_type
 from gatehouse_client.outputs import (
     BudgetLeft,
     CompletedTasks,
@@ -86,6 +87,52 @@ def test_return_value_of_a_handler_is_the_result(client: Client) -> None:
 
     assert [client.result(task.task_id).content for task in tasks] == ["Hello Ada", "Hello Bob", "Hello Cyd"]
     assert client.result(tasks[1].task_id).summary == "Greeted Bob"
+
+
+def count(
+    task: Task, path: str, *, width: int = 100, ratio: float | None = None, names: list[str], mode: Literal["a", "b"]
+) -> None:
+    """Counts what there is.
+
+    In full.
+    """
+
+
+def test_function_declares_its_task_type() -> None:
+    declared: Any = as_type(count, lease_seconds=15)
+
+    assert declared.pop("params_schema") == {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string"},
+            "width": {"type": "integer", "default": 100},
+            "ratio": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
+            "names": {"type": "array", "items": {"type": "string"}},
+            "mode": {"enum": ["a", "b"]},
+        },
+        "required": ["path", "names", "mode"],
+        "additionalProperties": False,
+    }
+    assert declared == {"name": "count", "title": "Counts what there is.", "lease_seconds": 15}
+    with pytest.raises(TypeError, match="names of <lambda>"):
+        as_type(lambda *names: names)
+
+
+def test_functions_are_task_types_and_run_once_at_most_where_told(client: Client) -> None:
+    worker = Worker(client, wait_seconds=0)
+
+    @worker.task
+    def greet(name: str, task: Task) -> str:
+        return f"Hello {name}, {task.task_id}"
+
+    @worker.task(name="later", max_attempts=5)
+    async def greet_later(name: str) -> str:
+        return f"Hello {name}"
+
+    assert worker.run(at_most=1) == 0
+    tasks = [client.queue(task_type=name, params={"name": "Ada"}) for name in ("greet", "later")]
+    assert [worker.run(at_most=1) for _ in range(3)] == [1, 1, 0]
+    assert [client.result(task.task_id).content for task in tasks] == [f"Hello Ada, {tasks[0].task_id}", "Hello Ada"]
 
 
 def _refuse(task: Task) -> None:

@@ -2,13 +2,13 @@
 
     worker = Worker(Client.from_environment())
 
-    @worker.handles("greeting")
-    def greet(task: Task) -> str:
-        return f"Hello {task.params['name']}"
+    @worker.task
+    def greet(name: str) -> str:
+        return f"Hello {name}"
 
     worker.run()
 
-A handler may run again for the same task, here or elsewhere, if a run is cut off.
+A function may run again for the same task, here or elsewhere, if a run is cut off.
 
 The threads of the handlers do not wait for the hub. Outcomes go in groups, and the answers bring the next tasks. Short
 tasks are leased ahead of the threads; what no thread begins within a second goes back to its queue.
@@ -25,11 +25,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, overload
 
 from gatehouse_client.client import Client
 from gatehouse_client.errors import GatehouseError, LeaseLost, RateLimited, Refused, Unreachable
-from gatehouse_client.inputs import LeaseFrom
+from gatehouse_client.functions import as_handler, as_type
+from gatehouse_client.inputs import LeaseFrom, RegisterTaskType
 from gatehouse_client.outputs import CompletedTasks, LeasedTask
 from gatehouse_client.task import Failed, Result, Stop, Task
 from gatehouse_client.together import COMPLETIONS, LANES, Item, take
@@ -63,6 +64,7 @@ _LONGEST_PAUSE: Final = 604_800.0
 
 Handler = Callable[[Task], Any]
 H = TypeVar("H", bound=Handler)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Worker:
@@ -97,6 +99,7 @@ class Worker:
         self._wait_seconds = wait_seconds
         self._grace = grace
         self._handlers: dict[str, Handler] = {}
+        self._types: list[RegisterTaskType] = []
         self._reporting = client.within(patience=_REPEATED)
         lock = threading.Lock()
         # All tasks held here, those whose threads are to come, and the outcomes to report.
@@ -109,6 +112,8 @@ class Worker:
         self._reports = threading.Condition(lock)
         self._threads = 0
         self._idle_threads = 0
+        self._leased = 0
+        self._at_most: int | None = None
         self._asked = 0
         self._on_their_way = 0
         self._is_fed = False
@@ -126,24 +131,47 @@ class Worker:
 
         return declare
 
+    @overload
+    def task(self, function: F, /) -> F: ...
+
+    @overload
+    def task(self, /, **declared: Any) -> Callable[[F], F]: ...
+
+    def task(self, function: Any = None, /, **declared: Any) -> Any:
+        """Make a function a task type of its name: `@worker.task`, or `@worker.task(max_attempts=5)`.
+
+        The params' schema comes from its annotations; `run` registers it. A parameter annotated `Task` is given the run,
+        a coroutine function an event loop of its own.
+        """
+        if function is None:
+            return partial(self.task, **declared)
+        task_type = as_type(function, **declared)
+        self._types.append(task_type)
+        self._handlers[task_type["name"]] = as_handler(function)
+        return function
+
     def stop(self) -> None:
         """Stop: `run` returns when no task is held. A second call ends the grace."""
         again = self._stop_at is not None
         self._stop_at = time.monotonic() + (0 if again else self._grace)
 
-    def run(self) -> None:
+    def run(self, *, at_most: int | None = None) -> int:
         """Work until stopped.
 
+        :param at_most: end after so many tasks, or as soon as there is none.
+        :returns: how many tasks were leased.
         :raises Refused: if the hub refuses the worker: an unknown token, a missing scope, no handlers.
         """
         helpers = [threading.Thread(target=self._keep_alive, name="heartbeats", daemon=True)]
         helpers += [threading.Thread(target=self._report_done, name="reports", daemon=True) for _ in range(LANES)]
         self._is_over = False
+        self._leased, self._at_most = 0, at_most
         for helper in helpers:
             helper.start()
         try:
             with self._stopped_by_signals():
                 try:
+                    self._register_types()
                     self._take_tasks()
                 finally:
                     self._drain()
@@ -154,12 +182,27 @@ class Worker:
                 self._comes.notify_all()
             for helper in helpers:
                 helper.join()
+            self._stop_at = None
+        return self._leased
 
     # The main thread: leases
+
+    def _register_types(self) -> None:
+        hub = self._client.within(patience=0)
+        for task_type in self._types:
+            while self._stop_at is None:
+                try:
+                    hub.register_type(**task_type)
+                    break
+                except (Unreachable, RateLimited) as exc:
+                    logger.warning("the task type %s is not registered yet: %s", task_type["name"], exc)
+                    self._rest(exc.retry_after)
 
     def _take_tasks(self) -> None:
         while self._stop_at is None:
             with self._changed:
+                if self._at_most is not None and self._leased >= self._at_most and not self._held:
+                    return
                 room = 0 if self._is_fed and self._on_their_way else min(self._room(), _MOST_LEASED)
                 if room <= 0:
                     self._changed.wait(_GLANCE)
@@ -173,13 +216,17 @@ class Worker:
                     self._asked -= room
             self._take(leases)
             if not leases:
+                if self._at_most is not None:
+                    self._at_most = self._leased
+                    continue
                 # A hub that does not let the request wait is not asked without a pause.
                 self._rest(asked_at + _IDLE - time.monotonic())
 
-    def _room(self) -> int:
-        """How many more tasks to lease. The lock is held."""
+    def _room(self, ended: int = 0) -> int:
+        """How many more tasks to lease, when so many of those held have ended. The lock is held."""
         ahead = min(int(self._capacity * _AHEAD_SECONDS / max(self._takes, 1e-6)), _MOST_AHEAD)
-        return self._capacity + ahead - len(self._held) - self._asked
+        room = self._capacity + ahead - len(self._held) + ended - self._asked
+        return room if self._at_most is None else min(room, self._at_most - self._leased - self._asked)
 
     def _lease(self, capacity: int) -> list[LeasedTask]:
         hub = self._client.within(patience=0)
@@ -203,6 +250,7 @@ class Worker:
         tasks = [Task(lease, self._client, is_ending=lambda: self._stop_at is not None) for lease in leases]
         now = time.monotonic()
         with self._changed:
+            self._leased += len(tasks)
             self._held.update((task.lease.lease_token, task) for task in tasks)
             self._waiting.extend((now, task) for task in tasks)
             self._comes.notify(len(tasks))
@@ -383,7 +431,7 @@ class Worker:
     def _complete(self, group: Sequence[tuple[Task, Item]]) -> None:
         """Report what is done, for as long as it takes, and lease the next tasks."""
         with self._changed:
-            room = 0 if self._stop_at is not None else max(min(self._room() + len(group), _MOST_LEASED), 0)
+            room = 0 if self._stop_at is not None else max(min(self._room(len(group)), _MOST_LEASED), 0)
             self._asked += room
         leases: Sequence[LeasedTask] = []
         refused: Sequence[tuple[Task, Item]] = []

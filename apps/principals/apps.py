@@ -1,5 +1,0 @@
-from django.apps import AppConfig
-
-
-class PrincipalsConfig(AppConfig):
-    name = "apps.principals"
