@@ -8,6 +8,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.http.request import validate_host
 from django.http.response import HttpResponseBase
+from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse
 from opentelemetry.trace import SpanKind
 from pydantic_core import to_json
@@ -92,7 +93,7 @@ class EndpointView(TokenView):
             body = to_json(protocol.answer(exchange.envelope, outcome))
             response = HttpResponse(body, content_type="application/json")
             if session_id := protocol.session_id(exchange.envelope):
-                response[protocol.MCP_SESSION_ID_HEADER] = session_id
+                response[MCP_SESSION_ID_HEADER] = session_id
             return response
         return StreamingHttpResponse(
             _events(exchange, outcome, trace_id()),
