@@ -97,13 +97,9 @@ class PlanAdmin(OperatorAdmin):
         form=AnswersForm,
     )
     def answer(self, plan: Plan, given: Mapping[str, Any]) -> str:
-        made = services.answer(
-            caller=_asker(plan),
-            plan_id=plan.plan_id,
-            answers=given["answers"],
-            now=timezone.now(),
-            within_transaction=True,
-        )
+        caller, answers = _asker(plan), given["answers"]
+        with acting_in(plan.tenant_id, "console: a plan's questions are answered"):
+            made = services.answer(caller=caller, plan_id=plan.plan_id, answers=answers, now=timezone.now())
         return f"{made.plan_id} takes its place and is {made.status}."
 
 

@@ -19,7 +19,7 @@ from apps.plans import references
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.documents import Constraints, Plan, PlanStatus, Step, can_be_told, partial_of
 from apps.plans.offers import choose, expected_seconds, lacks_room, mode, payload_bytes
-from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Missing, Proposal, Question, Ref, Value
+from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Missing, Proposal, Question, Ref, Value, question_for
 from apps.plans.shapes import OPENING, RESULT_POINTER, StepType
 from apps.plans.validation import Problem, estimates, validate
 from apps.workers.shapes import OfferView as Offer
@@ -117,8 +117,8 @@ def drafted(proposal: Proposal, asked: Asked) -> Draft:
         for name in lacking:
             if (place, name) not in asked_for:
                 why = " What there is has no exact form; give it as text." if name in step.values else ""
-                text = f"Which {name} is {step.tool.name} to take?{why}"
-                questions.append(Question(step=place, param=name, text=text, schema=step.tool.inputs.get(name)))
+                question = question_for(place, step.tool, name)
+                questions.append(replace(question, text=question.text + why))
         calls.append(
             {
                 "step_id": ids[place],

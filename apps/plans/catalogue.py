@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from apps.workers.shapes import OfferView as Offer
 
 GENTLE_EFFECTS: Final = frozenset({"read", "network"})
 """Effects that change nothing: what goes beyond them must be asked for by name."""
+_DEEP: Final = 6
 _CONTRACTS: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 _TYPES: Final = {
@@ -169,6 +170,50 @@ def types_meet(source: object, target: object) -> bool:
     if not have or not want or have & want:
         return True
     return "integer" in have and "number" in want
+
+
+def resolved(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """A schema with its references and alternatives merged into it.
+
+    Alternatives that are constants or enums make one enum. Else the first one that is not null counts.
+    """
+    flat = dict(schema)
+    reference = flat.pop("$ref", None)
+    if depth >= _DEEP:
+        return flat
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: Any = root
+        for step in reference[2:].split("/"):
+            target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+        if isinstance(target, Mapping):
+            flat = {**resolved(target, root, depth + 1), **flat}
+    for key in ("allOf", "anyOf", "oneOf"):
+        options = flat.pop(key, None)
+        solved = [
+            resolved(one, root, depth + 1)
+            for one in listed(options)
+            if isinstance(one, Mapping) and one.get("type") != "null"
+        ]
+        values = [value for one in solved for value in allowed(one)]
+        for one in solved if key == "allOf" else solved[:1]:
+            flat = {**one, **flat}
+        if values and len(solved) > 1:
+            flat = {name: one for name, one in flat.items() if name not in ("enum", "const")}
+            flat["enum" if all(allowed(one) for one in solved) else "examples"] = values
+    if isinstance(flat.get("type"), list):
+        flat["type"] = next((one for one in flat["type"] if one != "null"), "")
+    return flat
+
+
+def listed(value: object) -> Sequence[Any]:
+    """The items of a list; of anything else none."""
+    return value if isinstance(value, list) else ()
+
+
+def allowed(schema: Mapping[str, Any]) -> Sequence[Any]:
+    """The values that an enum or a constant allows, but null; empty: it is none."""
+    values = [one for one in listed(schema.get("enum")) if one is not None]
+    return values or ([schema["const"]] if "const" in schema else [])
 
 
 def contract_key(schema: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from apps.plans import references
 from apps.plans.catalogue import Tool
 from apps.plans.documents import ModelUse, can_be_told
 from apps.plans.local.values import Found, Kind, Reading, read
-from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Question, Ref, Value
+from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Ref, Value, question_for
 from apps.plans.references import Reference
 from apps.plans.shapes import RESULT_TEXT
 from apps.plans.validation import param_problems
@@ -275,15 +275,7 @@ def proposal(text: str, asked: Asked, tools: Sequence[Tool]) -> Proposal | None:
         steps=tuple(steps),
         confidence=_CONFIDENCE,
         questions=tuple(
-            Question(
-                step=number,
-                param=name,
-                text=f"{step.tool.name} needs {name}. Which value shall it have?",
-                choices=tuple((step.tool.inputs.get(name) or {}).get("enum") or ()),
-                schema=step.tool.inputs.get(name),
-            )
-            for number, step in enumerate(steps)
-            for name in step.missing
+            question_for(number, step.tool, name) for number, step in enumerate(steps) for name in step.missing
         ),
         doubtful=True,
     )

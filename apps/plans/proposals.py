@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from apps.plans.catalogue import Tool
+from apps.plans.catalogue import Tool, allowed, resolved
 
 
 class Evidence(StrEnum):
@@ -134,6 +134,18 @@ class Question:
     """What may be answered, where that is known."""
     schema: Mapping[str, Any] | None = None
     """The JSON Schema of the answer."""
+
+
+def question_for(step: int, tool: Tool, name: str) -> Question:
+    """What to ask for a param that lacks a value."""
+    raw = tool.inputs.get(name)
+    schema = resolved(raw, tool.input_schema) if isinstance(raw, Mapping) else {}
+    choices = tuple(allowed(schema))
+    told = f" One of: {', '.join(map(str, choices[:12]))}." if choices else ""
+    said = str(schema.get("description", "")).split("\n")[0].strip()
+    about = f" ({said.rstrip('.')[:120]})" if said else ""
+    text = f"What is “{name}”{about} for {tool.name}?{told}"
+    return Question(step=step, param=name, text=text, choices=choices, schema=schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,45 +119,34 @@ def confirm(*, caller: Caller, plan_id: str, now: datetime) -> Plan:
     return _revise(caller, old, _asked_again(old, now), draft=draft_of(old.document).confirmed())
 
 
-def answer(
-    *, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: datetime, within_transaction: bool = False
-) -> Plan:
+@transaction.atomic
+def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: datetime) -> Plan:
     """Make the plan that takes the place of one that asks: each param gets its answer, and all else stays.
 
-    An answer that names a tool lets the intent be planned again, with this tool. Opens its own transactions.
+    An answer that names a tool lets the local planner plan the intent again, with this tool.
 
     :param answers: by question id; those that are left out are asked again.
-    :param within_transaction: the caller has one open, so that no model is asked.
     :raises NotFound: if the caller has no such plan (`unknown_plan`).
     :raises Conflict: if it asks nothing (`not_to_answer`), or another has taken its place (`plan_replaced`).
     :raises Invalid: if it does not ask this (`unknown_question`), or the answer is none to it (`answer_refused`).
     """
-    with caller.acting():
-        old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
+    old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
     document = old.document
     asks = {one["question_id"]: one for one in document["questions"]}
     named = _tools_named(document, asks, answers)
     asked = _asked_again(old, now)
     context = {asks[one]["param"]: value for one, value in answers.items() if "param" in asks[one]}
-    asked = replace(asked, context={**asked.context, **context}, tools={**asked.tools, **named})
-    proposed = None
-    if named and language_model.may_ask() and not within_transaction:
-        proposed = _propose(caller, old.delegate, asked, _bounds_of(old))
-    with caller.acting():
-        return _revise(
-            caller,
-            _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller),
-            asked,
-            draft=None if named else draft_of(document).answered(answers),
-            proposed=proposed,
-            failed=document.get("excluded", ()),
-        )
+    return _revise(
+        caller,
+        old,
+        replace(asked, context={**asked.context, **context}, tools={**asked.tools, **named}),
+        draft=None if named else draft_of(document).answered(answers),
+        failed=document.get("excluded", ()),
+    )
 
 
 def go_on(*, caller: Caller, plan_id: str, answers: Mapping[str, Any] | None, now: datetime) -> PlanAnswer:
-    """Confirm a plan or answer its questions, whichever it waits for.
-
-    Opens its own transactions.
+    """Confirm a plan or answer its questions, whichever it waits for. Opens its own transaction.
 
     :param answers: None leaves the plan as it is.
     :raises DomainError: as :func:`confirm` and :func:`answer`.
@@ -166,9 +155,8 @@ def go_on(*, caller: Caller, plan_id: str, answers: Mapping[str, Any] | None, no
         found = selectors.plan_for(plan_id, caller=caller)
         if answers is not None and found.status == PlanStatus.NEEDS_CONFIRMATION:
             found = confirm(caller=caller, plan_id=plan_id, now=now)
-    if answers and found.status == PlanStatus.NEEDS_INPUT:
-        found = answer(caller=caller, plan_id=plan_id, answers=answers, now=now)
-    with caller.acting():
+        elif answers and found.status == PlanStatus.NEEDS_INPUT:
+            found = answer(caller=caller, plan_id=plan_id, answers=answers, now=now)
         return selectors.answer_of(found)
 
 

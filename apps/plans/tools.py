@@ -148,7 +148,6 @@ def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
     scope=Scope.PLANS,
     form_of="confirm_plan",
     routes=[Route("POST", "/api/v1/plans/{plan_id}/answer", status=201)],
-    own_transactions=True,
     listed_for=["agent"],
     example={"plan_id": "plan_7", "answers": {"question-1": "acme/shop"}},
     after_refusal="The places named are answers of another form than the question's schema; the plan still waits.",
@@ -156,8 +155,7 @@ def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
 def answer_plan(caller: Caller, given: AnswerPlan) -> PlanAnswer:
     """Answer what a plan with status needs_input asks, see its `questions`. A plan with your answers takes its place."""
     made = services.answer(caller=caller, plan_id=given.plan_id, answers=given.answers, now=timezone.now())
-    with caller.acting():
-        return selectors.answer_of(made)
+    return selectors.answer_of(made)
 
 
 @operation(

@@ -129,7 +129,7 @@ def test_missing_param_is_asked_for() -> None:
             "schema": {"type": "integer"},
         }
     ]
-    assert unasked["questions"][0]["text"] == "Which width is resize_image to take?"
+    assert unasked["questions"][0]["text"] == "What is “width” for resize_image?"
     (half,) = asked["partial_plan"]["steps"]
     assert (half["params"], half["missing_params"]) == ({"image_path": "/a.png"}, ["width"])
     assert next_step(asked) == 'How wide? Tell it with confirm_plan(plan_id="plan-1", answers={"question-1": …}).'

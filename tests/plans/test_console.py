@@ -44,7 +44,7 @@ def test_half_made_plan_shows_what_it_asks_for() -> None:
     document = make_plan(replace(call(RESIZE, image_path="/a.png"), missing=("width",))).document()
 
     assert "resize_image" in drawing.graph(document)
-    assert "Which width is resize_image to take?" in unescape(drawing.needs(document))
+    assert "What is “width” for resize_image?" in unescape(drawing.needs(document))
 
 
 def test_foreign_markup_is_shown_as_text() -> None:

@@ -205,7 +205,7 @@ def test_words_without_quotes_are_to_be_confirmed(intent: str, name: str, values
         ("Close the ticket", "ticket_id", ()),
         ("Share /plans/a.pdf", "people", ()),
         ("Transfer 250 EUR to ACC-2", "from_account", ()),
-        ("Book a room from 2026-12-01 10:00 to 2026-12-01 11:00", "room", ("Lima", "Oslo")),
+        ("Book a room from 2026-12-01 10:00 to 2026-12-01 11:00", "room", ("Oslo", "Lima")),
     ],
 )
 def test_missing_value_is_asked_for(intent: str, param: str, choices: tuple[str, ...]) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from apps.plans.catalogue import types_meet
+from apps.plans.catalogue import resolved, types_meet
 from apps.plans.local.index import Profile
 from apps.plans.local.matching import Match, Matcher
 from apps.plans.local.options import FIRM, Option
-from apps.plans.local.params import Param, resolved
+from apps.plans.local.params import Param
 from apps.plans.local.parts import Part
 from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import UNSURE, Evidence

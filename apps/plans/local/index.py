@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import OSA
 
 from apps.core.lexical import K1, B
-from apps.plans.catalogue import Tool
-from apps.plans.local.params import UNNAMING, Param, params_of, resolved
+from apps.plans.catalogue import Tool, resolved
+from apps.plans.local.params import UNNAMING, Param, params_of
 from apps.plans.local.values import read
 from apps.plans.local.words import (
     ACTS,

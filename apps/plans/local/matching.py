@@ -14,7 +14,7 @@ from typing import Any, Final
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.options import FIRM, Option, Options
 from apps.plans.local.params import Param
-from apps.plans.local.parts import HELD, Part
+from apps.plans.local.parts import HELD, Part, bits
 from apps.plans.local.words import ACTS, FILLERS, GROUPS, near, pieces
 from apps.plans.proposals import Evidence
 
@@ -85,6 +85,11 @@ class Match:
     @property
     def values(self) -> dict[str, Any]:
         return {name: option.value for name, option in self.options.items()}
+
+    @property
+    def unknown(self) -> list[str]:
+        """The words that nothing explains."""
+        return [self.part.reading.tokens[place].text for place in bits(self.unexplained)]
 
 
 @dataclass(slots=True)

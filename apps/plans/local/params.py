@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 import jsonschema_rs
 
-from apps.plans.catalogue import Tool
+from apps.plans.catalogue import Tool, allowed, listed, resolved
 from apps.plans.local import words
 from apps.plans.local.tokens import Found, Kind, pairs, scan
 
@@ -94,7 +94,6 @@ _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
 """(what was found, what the param takes): how well it serves."""
 _CURRENCIES: Final = frozenset(words.CURRENCIES.values())
 _DEGREES: Final = frozenset("CFK")
-_DEEP: Final = 6
 _ADDRESSED: Final = frozenset(("to", "recipient", "recipients"))
 _MAILING: Final = re.compile(r"(?i)e-?mail")
 
@@ -197,7 +196,7 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
         words=tuple(words.stem(piece) for piece in own),
         cues=_cues(own, f"{schema.get('title', '')} {description}"),
         role="choice" if choices else role,
-        prefixes=tuple(_PREFIX.findall(f"{description} {' '.join(map(str, _list(item.get('examples'))))}")),
+        prefixes=tuple(_PREFIX.findall(f"{description} {' '.join(map(str, listed(item.get('examples'))))}")),
         side=side,
         unit=unit,
         minimum=_bound(item, "minimum", "exclusiveMinimum"),
@@ -207,62 +206,21 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
     )
 
 
-def resolved(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-    """A schema with its references and alternatives merged into it.
-
-    Alternatives that are constants or enums make one enum. Else the first one that is not null counts.
-    """
-    flat = dict(schema)
-    reference = flat.pop("$ref", None)
-    if depth >= _DEEP:
-        return flat
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = root
-        for step in reference[2:].split("/"):
-            target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-        if isinstance(target, Mapping):
-            flat = {**resolved(target, root, depth + 1), **flat}
-    for key in ("allOf", "anyOf", "oneOf"):
-        options = flat.pop(key, None)
-        solved = [
-            resolved(one, root, depth + 1)
-            for one in _list(options)
-            if isinstance(one, Mapping) and one.get("type") != "null"
-        ]
-        listed = [value for one in solved for value in _values(one)]
-        for one in solved if key == "allOf" else solved[:1]:
-            flat = {**one, **flat}
-        if listed and len(solved) > 1:
-            flat = {name: value for name, value in flat.items() if name not in ("enum", "const")}
-            flat["enum" if all(_values(one) for one in solved) else "examples"] = listed
-    if isinstance(flat.get("type"), list):
-        flat["type"] = next((one for one in flat["type"] if one != "null"), "")
-    return flat
-
-
-def _list(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
-
-
-def _values(item: Mapping[str, Any]) -> Sequence[Any]:
-    return [one for one in _list(item.get("enum")) if one is not None] or ([item["const"]] if "const" in item else [])
-
-
 def _type(item: Mapping[str, Any]) -> str:
     if isinstance(item.get("type"), str):
         return str(item["type"])
-    first = next(iter(_values(item)), None)
+    first = next(iter(allowed(item)), None)
     return {bool: "boolean", int: "integer", float: "number", str: "string"}.get(type(first), "")
 
 
 def _choices(item: Mapping[str, Any], kind: str, description: str) -> dict[str, Any]:
     """The allowed values by normal form, also without words that most share, and by the names they are codes of."""
-    values = _values(item)
+    values = allowed(item)
     if not values and kind in ("string", ""):
-        told, listed = _OPTIONS.search(description), _LISTED.findall(description)
-        if told and not listed:
-            listed = re.findall(r"[\w.-]*\w", told.group(1) or told.group(2))
-        values = [word for word in listed if word not in words.SMALL and word not in words.GROUPS["negation"]]
+        told, said = _OPTIONS.search(description), _LISTED.findall(description)
+        if told and not said:
+            said = re.findall(r"[\w.-]*\w", told.group(1) or told.group(2))
+        values = [word for word in said if word not in words.SMALL and word not in words.GROUPS["negation"]]
         values = values if len(values) > 1 else []
     found = {normal(value): value for value in reversed(values)}
     if len(found) > 1:
@@ -313,7 +271,7 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
     if role not in _PROSE:
         if "iso 8601" in description.lower() and role not in ("date", "duration"):
             kinds = (*kinds, Kind.DATETIME, Kind.DATE)
-        examples = [str(one) for one in _list(item.get("examples"))] + _EXAMPLE.findall(description)
+        examples = [str(one) for one in listed(item.get("examples"))] + _EXAMPLE.findall(description)
         kinds = (*kinds, *(shape for example in examples for shape in _shapes(example.rstrip("."))))
     return role, kinds
 

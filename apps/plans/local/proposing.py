@@ -13,7 +13,6 @@ from apps.plans.local.history import History
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.judging import ASK, CONFIRM, READING, Verdict, holding, is_plain_name, judged
 from apps.plans.local.matching import MISSING, UNEXPLAINED, WEIGHTS, Match, Matcher
-from apps.plans.local.params import resolved
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
 from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
@@ -30,6 +29,7 @@ from apps.plans.proposals import (
     Question,
     Ref,
     Value,
+    question_for,
 )
 
 PROPOSER: Final = "local"
@@ -273,7 +273,7 @@ class _Proposing:
             if reason := held or self._barred(chosen):
                 missing.append(reason)
             elif chosen.match.missing and (verdict.p >= ASK or self._fits(chosen.match)):
-                questions += [self._question(chosen.match, place, name) for name in chosen.match.missing]
+                questions += [question_for(place, chosen.match.profile.tool, name) for name in chosen.match.missing]
             elif (twin := self._twin(chosen)) is not None:
                 names = (chosen.match.profile.tool.name, twin.profile.tool.name)
                 text = f"Two tools fit “{chosen.part.text}”: {names[0]} or {names[1]}. Which one is meant?"
@@ -396,47 +396,25 @@ class _Proposing:
             return reason
         if match is None or verdict is None:
             return Missing(kind=Lack.TOOL, detail=f"No registered tool does “{part.text}”.", text=part.text)
-        words = [part.reading.tokens[place].text for place in bits(match.unexplained)]
         tool = match.profile.tool
-        if words:
-            told = ", ".join(f"“{word}”" for word in words[:3])
+        if match.unknown:
+            told = ", ".join(f"“{word}”" for word in match.unknown[:3])
             detail = f"No registered tool does this: {tool.name} comes nearest, and nothing of it explains {told}."
             return Missing(kind=Lack.TOOL, detail=detail, text=part.text, tool_name=tool.name)
         detail = f"{tool.name} comes nearest to “{part.text}”, and it is not sure that it is meant."
         return Missing(kind=Lack.CONFIDENCE, detail=detail, text=part.text, tool_name=tool.name)
 
-    def _question(self, match: Match, place: int, name: str) -> Question:
-        tool = match.profile.tool
-        param = next((one for one in match.profile.params if one.name == name), None)
-        schema = param.schema if param else resolved(tool.inputs[name], tool.input_schema)
-        choices = tuple(dict.fromkeys(param.choices.values())) if param else ()
-        told = f" One of: {', '.join(map(str, choices[:12]))}." if choices else ""
-        said = str(schema.get("description", "")).split("\n")[0].strip()
-        about = f" ({said.rstrip('.')[:120]})" if said else ""
-        text = f"What is “{name}”{about} for {tool.name}?{told}"
-        return Question(step=place, param=name, text=text, choices=choices, schema=schema)
-
     def _nearest(self, draft: _Draft) -> tuple[tuple[Tool, float, str], ...]:
         found: dict[str, tuple[Tool, float, str]] = {}
-        for chosen in draft.chosen:
-            for match in [
-                *([chosen.match] if chosen.match else []),
-                *([chosen.barred] if chosen.barred else []),
-                *chosen.rivals,
-            ]:
-                words = [match.part.reading.tokens[place].text for place in bits(match.unexplained)]
-                why = (
-                    "it may not be used"
-                    if not self.is_usable(match.profile.tool.uid)
-                    else f"it lacks {', '.join(match.missing)}"
-                    if match.missing
-                    else f"nothing of it explains {', '.join(words[:3])}"
-                    if words
-                    else "it fits weakly"
-                )
-                found.setdefault(
-                    match.profile.tool.uid, (match.profile.tool, round(1 / (1 + math.exp(-match.score / 4)), 4), why)
-                )
+        for match in (one for each in draft.chosen for one in (each.match, each.barred, *each.rivals) if one):
+            tool, why = match.profile.tool, "it fits weakly"
+            if not self.is_usable(tool.uid):
+                why = "it may not be used"
+            elif match.missing:
+                why = f"it lacks {', '.join(match.missing)}"
+            elif match.unknown:
+                why = f"nothing of it explains {', '.join(match.unknown[:3])}"
+            found.setdefault(tool.uid, (tool, round(1 / (1 + math.exp(-match.score / 4)), 4), why))
         return tuple(sorted(found.values(), key=lambda one: (-one[1], one[0].uid))[:5])
 
 
