@@ -567,7 +567,6 @@ with told as (
 select id, saved from told
 """
 # What the holders of leases are told at their next heartbeat.
-ORDER: Final = "update task_live set flags = flags | %(flag)s::smallint where task_id = %(task)s::bigint"
 DRAIN_QUEUE: Final = f"""
 update task_live set flags = flags | {DRAINING} where task_id = any(array(
     select h.task_id from task_live h

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from django.utils import timezone
 from pydantic import Field
@@ -578,11 +578,10 @@ class FailTask(Input):
 )
 def fail_task(caller: Caller, given: FailTask) -> UnsuccessfulRun:
     """End a run as failed: the task is tried again after a delay, or becomes a dead letter. Safe to repeat."""
-    return only(ending.fail_many(worker=caller, failures=[failed_run_of(given)]))
+    return only(ending.fail_many(worker=caller, failures=[_failed_run(given)]))
 
 
-def failed_run_of(given: FailTask) -> FailedRun:
-    """The failure as the services take it."""
+def _failed_run(given: FailTask) -> FailedRun:
     failure = Failure(**given.error.model_dump(), retryable=given.retryable, retry_after=given.retry_after)
     return FailedRun(task_id=task_of(given.task_id), lease_token=given.lease_token, failure=failure)
 
@@ -604,11 +603,10 @@ class ReleaseTask(Input):
 )
 def release_task(caller: Caller, given: ReleaseTask) -> UnsuccessfulRun:
     """Return a task to its queue for another task worker; no attempt is counted. Safe to repeat."""
-    return only(ending.release_many(worker=caller, releases=[released_of(given)]))
+    return only(ending.release_many(worker=caller, releases=[_released(given)]))
 
 
-def released_of(given: ReleaseTask) -> Released:
-    """The release as the services take it."""
+def _released(given: ReleaseTask) -> Released:
     return Released(task_id=task_of(given.task_id), lease_token=given.lease_token)
 
 
@@ -681,6 +679,9 @@ class EndedOne(Verdictable):
     receipt_id: str | None = None
 
 
+E = TypeVar("E", bound=EndedOne)
+
+
 class CompletedTasks(Output):
     results: list[EndedOne]
     """One per completion, in the order given."""
@@ -700,15 +701,7 @@ def complete_tasks(caller: Caller, given: CompleteTasks) -> CompletedTasks:
     is refused by itself. Safe to repeat.
     """
     answers, following = _complete([(caller, one) for one in given.completions], given.wanted())
-    return CompletedTasks(
-        results=[
-            EndedOne(**_refused(answer).model_dump(), task_id=one.task_id)
-            if isinstance(answer, DomainError)
-            else EndedOne(**dict(answer))
-            for one, answer in zip(given.completions, answers, strict=True)
-        ],
-        next=following,
-    )
+    return CompletedTasks(results=_each(EndedOne, given.completions, answers), next=following)
 
 
 class FailTasks(Input):
@@ -734,8 +727,8 @@ class RunsEnded(Output):
 )
 def fail_tasks(caller: Caller, given: FailTasks) -> RunsEnded:
     """End several runs as failed, as fail_task does. A lost lease is refused by itself. Safe to repeat."""
-    answers = ending.fail_many(worker=caller, failures=[failed_run_of(one) for one in given.failures])
-    return RunsEnded(results=_runs_ended([one.task_id for one in given.failures], answers))
+    answers = ending.fail_many(worker=caller, failures=[_failed_run(one) for one in given.failures])
+    return RunsEnded(results=_each(RunEnded, given.failures, answers))
 
 
 class ReleaseTasks(Input):
@@ -751,16 +744,18 @@ class ReleaseTasks(Input):
 )
 def release_tasks(caller: Caller, given: ReleaseTasks) -> RunsEnded:
     """Release several tasks, as when you drain or stop. A lost lease is refused by itself. Safe to repeat."""
-    answers = ending.release_many(worker=caller, releases=[released_of(one) for one in given.releases])
-    return RunsEnded(results=_runs_ended([one.task_id for one in given.releases], answers))
+    answers = ending.release_many(worker=caller, releases=[_released(one) for one in given.releases])
+    return RunsEnded(results=_each(RunEnded, given.releases, answers))
 
 
-def _runs_ended(task_ids: Sequence[str], answers: Sequence[UnsuccessfulRun | DomainError]) -> list[RunEnded]:
+def _each(
+    shape: type[E], asked: Sequence[TaskCompletion | FailTask | ReleaseTask], answers: Sequence[Output | DomainError]
+) -> list[E]:
     return [
-        RunEnded(**_refused(answer).model_dump(), task_id=task_id)
+        shape(**_refused(answer).model_dump(), task_id=one.task_id)
         if isinstance(answer, DomainError)
-        else RunEnded(**dict(answer))
-        for task_id, answer in zip(task_ids, answers, strict=True)
+        else shape(**dict(answer))
+        for one, answer in zip(asked, answers, strict=True)
     ]
 
 
@@ -904,32 +899,17 @@ class TaskTypeOutput(Output):
 def register_task_type(caller: Caller, given: RegisterTaskType) -> Reply:
     """Add a task type: the schema of its params and the policy of its runs. The same name again changes it."""
     cap = given.max_lease_seconds or max(3600, given.lease_seconds)
-    draft = TypeDraft(
-        name=given.name,
-        queue=given.queue,
-        params_schema=given.params_schema,
-        title=given.title,
-        requires=given.requires,
-        policy={
-            "priority": given.priority,
-            "max_attempts": given.max_attempts,
-            "max_expiries": given.max_expiries,
-            "lease_seconds": min(given.lease_seconds, cap),
-            "max_lease_seconds": cap,
-            "heartbeat_seconds": given.heartbeat_seconds,
-            "backoff_seconds": min(given.backoff.base_seconds, given.backoff.cap_seconds),
-            "backoff_cap_seconds": given.backoff.cap_seconds,
-            "concurrency": given.concurrency,
-            **rate_columns(given.rate),
-            "stuck_after": given.stuck_after,
-            "revokes_stuck": given.revoke_stuck,
-            "deadline_seconds": given.deadline_seconds,
-            "retention_seconds": given.retention_seconds,
-            "misfire": given.misfire,
-            "strict": given.strict,
-            "enabled": given.enabled,
-        },
-    )
+    own = {"name", "queue", "params_schema", "title", "requires"}
+    policy = {
+        **given.model_dump(exclude={*own, "backoff", "rate", "revoke_stuck"}),
+        "lease_seconds": min(given.lease_seconds, cap),
+        "max_lease_seconds": cap,
+        "backoff_seconds": min(given.backoff.base_seconds, given.backoff.cap_seconds),
+        "backoff_cap_seconds": given.backoff.cap_seconds,
+        **rate_columns(given.rate),
+        "revokes_stuck": given.revoke_stuck,
+    }
+    draft = TypeDraft(**given.model_dump(include=own), policy=policy)
     task_type, is_new = types.register_type(caller=caller, draft=draft, now=timezone.now())
     return Reply(task_type_output(task_type), 201 if is_new else 200)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.files.storage import storages
 
+from apps.core.errors import only
 from apps.core.sql import database_now
 from apps.digests import services as digests
 from apps.executions import selectors
@@ -28,7 +29,7 @@ from apps.receipts.services import Poster, ReceiptDraft
 from apps.tasks.models import FinishedTask, LiveTask
 from apps.tasks.services import artifacts, ending, leasing
 from apps.tasks.services.artifacts import NOTHING
-from apps.tasks.shapes import Grant
+from apps.tasks.shapes import Completion, Grant, Released
 from apps.workers.services import health
 from apps.workers.services import registry as workers
 from apps.workers.trust import Tier
@@ -234,13 +235,9 @@ def do_task(worker: Caller, content: Any = NOTHING, *, pointer: str | None = Non
     grant = lease_task(worker)
     delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content, pointer=pointer)
     with worker.acting():
-        ending.complete(
-            worker=worker,
-            task_id=grant.task_id,
-            lease_token=grant.lease_token,
-            delivery=delivery,
-            summary="Done by hand",
-        )
+        proof: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token}
+        completion = Completion(**proof, delivery=delivery, summary="Done by hand")
+        only(ending.complete_many(worker=worker, completions=[completion]).answers)
     return grant.task_id
 
 
@@ -283,7 +280,8 @@ def lease_task(worker: Caller) -> Grant:
 
 def release_task(worker: Caller, grant: Grant) -> None:
     with worker.acting():
-        ending.release(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token)
+        released = Released(task_id=grant.task_id, lease_token=grant.lease_token)
+        only(ending.release_many(worker=worker, releases=[released]))
 
 
 def come_due(caller: Caller) -> None:

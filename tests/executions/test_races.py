@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from celery import current_app
 
+from apps.core.errors import only
 from apps.core.sql import database_now, execute
 from apps.executions import jobs, tools
 from apps.executions.models import Execution, ExecutionStep
@@ -24,7 +25,7 @@ from apps.receipts.models import Receipt
 from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask
 from apps.tasks.services import artifacts, ending, leasing
-from apps.tasks.shapes import Grant
+from apps.tasks.shapes import Completion, Grant
 from tests.executions.making import (
     REPORT,
     advance,
@@ -36,6 +37,7 @@ from tests.executions.making import (
     make_worker,
     make_writing_worker,
     queue_step,
+    release_task,
     report,
     run,
     statuses,
@@ -279,7 +281,8 @@ def looked_at(kee: Caller, execution: Execution) -> None:
 def complete(worker: Caller, grant: Grant) -> None:
     delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result={"text": "done"})
     with worker.acting():
-        ending.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
+        completion = Completion(task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
+        only(ending.complete_many(worker=worker, completions=[completion]).answers)
 
 
 @pytest.mark.parametrize("taking_back", [cancel, looked_at])
@@ -291,7 +294,7 @@ def test_canceling_tasks_does_not_deadlock_with_their_ends(
     execution = run(kee, [queue_step("a"), queue_step("b"), queue_step("c"), impossible], strategy=Strategy.ESCALATE)
     with hands.acting():
         first, second, last = leasing.lease(worker=hands, queues=("execute",), capacity=3)
-        ending.release(worker=hands, task_id=second.task_id, lease_token=second.lease_token)
+    release_task(hands, second)
     complete(hands, first)
     started = threading.Barrier(2)
 

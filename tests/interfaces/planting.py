@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from apps.core.errors import only
 from apps.core.ids import format_ref
 from apps.delivery.models import Delivery
 from apps.digests import services as digests
@@ -26,7 +27,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.tasks.services import artifacts, ending, scheduling
 from apps.tasks.services.scheduling import ScheduleDraft
-from apps.tasks.shapes import Failure, Grant
+from apps.tasks.shapes import FailedRun, Failure, Grant
 from apps.workers.services import registry as workers
 from tests.delivery.conftest import TOKEN, make_remote, make_webhook, move_away
 from tests.digests.makers import post
@@ -134,7 +135,8 @@ def _tasks(planted: Planted) -> None:
     dead, done, large, held = (leased() for _ in range(4))
     failure = Failure(code="broken", message=f"No {canary}", retryable=False)
     with acting_as(kee):
-        ending.fail(worker=kee, task_id=dead.task_id, lease_token=dead.lease_token, failure=failure)
+        failed_run = FailedRun(task_id=dead.task_id, lease_token=dead.lease_token, failure=failure)
+        only(ending.fail_many(worker=kee, failures=[failed_run]))
     making.complete(kee, done, content={"said": canary}, summary=f"Found {canary}")
     making.complete(kee, large, content={"said": [canary] * 9000}, summary=f"Found {canary}")
     waiting = making.queue(kee, "survey", {"said": canary}).task_id

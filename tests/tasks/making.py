@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import connection
 
-from apps.core.errors import DomainError
+from apps.core.errors import DomainError, only
 from apps.core.sql import execute
 from apps.digests.models import Entry
 from apps.principals.tenancy import Caller, acting_as
@@ -20,6 +20,7 @@ from apps.tasks.services.types import QueueDraft, TypeDraft
 from apps.tasks.shapes import (
     Completed,
     Completion,
+    FailedRun,
     Failure,
     Finished,
     Grant,
@@ -28,6 +29,7 @@ from apps.tasks.shapes import (
     LeaseNext,
     QueuedTask,
     QueueRequest,
+    Released,
     UnsuccessfulRun,
 )
 from apps.tasks.states import Order
@@ -133,7 +135,8 @@ def complete(worker: Caller, grant: Grant, content: Any = None, summary: str | N
     delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content)
     with acting_as(worker):
         proof: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token}
-        return ending.complete(worker=worker, **proof, delivery=delivery, summary=summary)
+        completion = Completion(**proof, delivery=delivery, summary=summary)
+        return only(ending.complete_many(worker=worker, completions=[completion]).answers)
 
 
 def complete_many(
@@ -154,7 +157,8 @@ def complete_many(
 def fail(worker: Caller, grant: Grant, *, retryable: bool = True, retry_after: float | None = None) -> UnsuccessfulRun:
     failure = Failure(code="broken", message="It broke.", retryable=retryable, retry_after=retry_after)
     with acting_as(worker):
-        return ending.fail(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, failure=failure)
+        failed = FailedRun(task_id=grant.task_id, lease_token=grant.lease_token, failure=failure)
+        return only(ending.fail_many(worker=worker, failures=[failed]))
 
 
 def fail_next(worker: Caller) -> int:
@@ -166,7 +170,8 @@ def fail_next(worker: Caller) -> int:
 
 def release(worker: Caller, grant: Grant) -> UnsuccessfulRun:
     with acting_as(worker):
-        return ending.release(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token)
+        released = Released(task_id=grant.task_id, lease_token=grant.lease_token)
+        return only(ending.release_many(worker=worker, releases=[released]))
 
 
 def cancel(caller: Caller, task_id: int) -> str:

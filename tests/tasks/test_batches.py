@@ -19,6 +19,7 @@ from apps.tasks.services import beating, ending, leasing, queueing
 from apps.tasks.shapes import (
     BudgetInput,
     Completed,
+    Completion,
     Delivery,
     FailedRun,
     Failure,
@@ -326,9 +327,9 @@ def test_task_costs_three_statements(kee: Caller) -> None:
         queue(kee)
         assert _statements(lambda: leasing.lease(worker=kee, queues=["default"])) == 1
         (grant,) = leasing.lease(worker=kee, queues=["default"])
-        given: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token, "delivery": Delivery()}
+        given = [Completion(task_id=grant.task_id, lease_token=grant.lease_token, delivery=Delivery())]
         # The end with its receipt, what that closes and its place.
-        assert _statements(lambda: ending.complete(worker=kee, **given)) == 1
+        assert _statements(lambda: ending.complete_many(worker=kee, completions=given)) == 1
 
 
 def test_each_verb_makes_few_statements(kee: Caller) -> None:

@@ -25,6 +25,7 @@ from tests.tasks.making import (
     number,
     queue,
     queue_many,
+    release,
 )
 from tests.waiters import together
 
@@ -227,8 +228,7 @@ def test_task_released_here_is_next_at_once(kee: Caller, worker: Caller) -> None
     tasks = [number(queue(kee)) for _ in range(3)]
     first = lease_one(worker)
     assert lease_one(worker).task_id == tasks[1]
-    with acting_as(worker):
-        ending.release(worker=worker, task_id=first.task_id, lease_token=first.lease_token)
+    release(worker, first)
     assert lease_one(worker).task_id == first.task_id
 
 

@@ -13,8 +13,6 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors, sql
 from apps.tasks.models import Task
-from apps.tasks.services import ending
-from apps.tasks.shapes import Failure
 from tests.factories import make_caller
 from tests.tasks import making
 
@@ -37,10 +35,7 @@ def few(kee: Caller, lee: Caller, worker: Caller) -> dict[str, str]:
     done, dead, held = (making.queue(kee, "index", {"path": path}).task_id for path in ("/done", "/dead", "/held"))
     grants = {f"task_{one.task_id}": one for one in (making.lease_one(worker) for _ in range(3))}
     making.complete(worker, grants[done], summary="Indexed 100% of it")
-    failure = Failure(code="broken", message="It broke.", retryable=False)
-    with acting_as(worker):
-        gone = grants[dead]
-        ending.fail(worker=worker, task_id=gone.task_id, lease_token=gone.lease_token, failure=failure)
+    making.fail(worker, grants[dead], retryable=False)
     queued = making.queue(kee, "mail", recipient="Lee").task_id
     return {"done": done, "dead": dead, "held": held, "queued": queued}
 

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from django.core.files.storage import storages
 
+from apps.core.errors import only
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors
 from apps.tasks.models import Artifact
 from apps.tasks.services import artifacts, ending
+from apps.tasks.shapes import Completion
 from tests.factories import make_caller, make_tenant, make_token, refused
 from tests.tasks.making import beat, complete, get, lease_one, make_type, number, queue, release
 
@@ -122,7 +124,8 @@ def delivered(kee: Caller, worker: Caller, **result: Any) -> str:
     grant = lease_one(worker)
     delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, **result)
     with acting_as(worker):
-        ending.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
+        completion = Completion(task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
+        only(ending.complete_many(worker=worker, completions=[completion]).answers)
     return task.task_id
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from django.db import transaction
+from django.db.models import F
 
 from apps.core.errors import Conflict
 from apps.core.ids import format_ref
@@ -14,7 +15,7 @@ from apps.core.sql import execute, hot_cursor
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
 from apps.tasks.lease_tokens import BadLeaseToken, Lease
-from apps.tasks.models import run_key
+from apps.tasks.models import LiveTask, run_key
 from apps.tasks.services import budgets, recording
 from apps.tasks.services.budgets import Balance, spent_end
 from apps.tasks.services.ending import refuse_stranger
@@ -100,7 +101,7 @@ def control(*, caller: Caller, task_id: int, order: Order) -> None:
     hold = recording.lock([task_id]).get(task_id)
     if hold is None or hold.holder_id is None:
         raise Conflict(f"Nobody holds {format_ref('task', task_id)}.", code="not_leased")
-    execute(sql.ORDER, {"task": task_id, "flag": _FLAGS[order]}, hot=True)
+    LiveTask.objects.filter(task_id=task_id).update(flags=F("flags").bitor(_FLAGS[order]))
 
 
 def _proved(worker: Caller, heartbeat: Heartbeat) -> Lease | None:

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.db.models import F
 
 from apps.core import strict_json
-from apps.core.errors import Conflict, DomainError, NotFound, only
+from apps.core.errors import Conflict, DomainError, NotFound
 from apps.core.ids import format_ref
 from apps.core.sql import database_now, execute
 from apps.principals.tenancy import Caller
@@ -49,28 +49,15 @@ _PARTIES: Final = ("pk", "requester_id", "recipient_id")
 A = TypeVar("A")
 
 
-def complete(
-    *, worker: Caller, task_id: int, lease_token: str, delivery: Delivery, summary: str | None = None
-) -> Finished:
-    """End a task well: record, receipt and inbox entry in one transaction.
-
-    The same call again gets the same answer.
-
-    :raises BadLeaseToken: if the token was not issued to this task worker for this task.
-    :raises Conflict: `lease_lost` if the run is over otherwise.
-    :raises Conflict: `already_decided` if the run ended with another outcome or content.
-    """
-    completion = Completion(task_id=task_id, lease_token=lease_token, delivery=delivery, summary=summary)
-    return only(complete_many(worker=worker, completions=[completion]).answers)
-
-
 def complete_many(
     *, worker: Caller, completions: Sequence[Completion], lease_next: LeaseNext | None = None
 ) -> Completed:
-    """Complete many tasks as :func:`complete` does, each with its own answer, and lease others.
+    """End tasks well, each with its own answer, and lease others: records, receipts and inbox entries in one transaction.
 
     The same call again gets the same answer, with those of the leases that still stand. Calls that end nothing
-    lease nothing new.
+    lease nothing new. A token of another task or task worker is refused as `BadLeaseToken`, a run that is over
+    otherwise as `lease_lost`. One that has ended with another outcome or content is `already_decided`. So it is in the
+    next ones.
     """
     return complete_for([(worker, one) for one in completions], lease_next=lease_next)
 
@@ -105,43 +92,19 @@ def complete_for(completions: Sequence[tuple[Caller, Completion]], *, lease_next
     return Completed(answers=[_read(_finished, answer) for answer in answers], following=following)
 
 
-def fail(*, worker: Caller, task_id: int, lease_token: str, failure: Failure) -> UnsuccessfulRun:
-    """End a run badly: the task gets another attempt after a delay, or becomes a dead letter.
-
-    The same call again gets the same answer.
-
-    :raises BadLeaseToken: if the token was not issued to this task worker for this task.
-    :raises Conflict: `lease_lost` if the run is over otherwise.
-    :raises Conflict: `already_decided` if the run ended with another outcome or content.
-    """
-    return only(
-        fail_many(worker=worker, failures=[FailedRun(task_id=task_id, lease_token=lease_token, failure=failure)])
-    )
-
-
 @transaction.atomic(savepoint=False)
 def fail_many(*, worker: Caller, failures: Sequence[FailedRun]) -> list[UnsuccessfulRun | DomainError]:
-    """Fail many runs as :func:`fail` does, each with its own answer."""
+    """End runs badly, each with its own answer: the task gets another attempt after a delay, or becomes a dead letter."""
     calls = [_call(worker, one, {"verb": "fail", **_members(one.failure)}) for one in failures]
     return _settled(worker, calls, lambda nth, digest, hold: _after_failure(failures[nth].failure, digest, hold))
 
 
-def release(*, worker: Caller, task_id: int, lease_token: str) -> UnsuccessfulRun:
-    """Return a task to its place in the queue; no attempt is counted.
-
-    A task that was to be canceled is canceled, and a task with a spent budget ends. The same call again gets
-    the same answer.
-
-    :raises BadLeaseToken: if the token was not issued to this task worker for this task.
-    :raises Conflict: `lease_lost` if the run is over otherwise.
-    :raises Conflict: `already_decided` if the run ended with another outcome.
-    """
-    return only(release_many(worker=worker, releases=[Released(task_id=task_id, lease_token=lease_token)]))
-
-
 @transaction.atomic(savepoint=False)
 def release_many(*, worker: Caller, releases: Sequence[Released]) -> list[UnsuccessfulRun | DomainError]:
-    """Release many tasks as :func:`release` does, each with its own answer and delay."""
+    """Return tasks to their places in their queues, each with its own answer and delay; no attempt is counted.
+
+    A task that was to be canceled is canceled, and a task with a spent budget ends.
+    """
     calls = [_call(worker, one, {"verb": "release"}) for one in releases]
     return _settled(worker, calls, lambda nth, digest, hold: _after_release(releases[nth], digest, hold))
 

@@ -129,7 +129,13 @@ def _followed(tenant_id: int, name: str, found: TaskType | None) -> TaskType | N
     if policy is None or (found is not None and _follows(found, policy)):
         return found
     now = database_now()
-    values = _values(policy, _queue(tenant_id, policy.queue, now), now)
+    values = {
+        **_members(policy),
+        "queue": _queue(tenant_id, policy.queue, now),
+        "max_lease_seconds": max(policy.lease_seconds, 3600),
+        "requires": [],
+        "changed_at": now,
+    }
     made, _ = TaskType.objects.update_or_create(
         tenant_id=tenant_id, name=name, defaults=values, create_defaults={**values, "created_at": now}
     )
@@ -244,33 +250,24 @@ def _queue(tenant_id: int, name: str, now: datetime) -> Queue:
     return Queue.objects.get_or_create(tenant_id=tenant_id, name=name, defaults={"created_at": now})[0]
 
 
-def _policy_members(policy: Policy) -> dict[str, Any]:
-    return {
-        "params_schema": dict(policy.params_schema),
-        "title": policy.title,
-        "priority": policy.priority,
-        "lease_seconds": policy.lease_seconds,
-        "heartbeat_seconds": policy.heartbeat_seconds,
-        "deadline_seconds": policy.deadline_seconds,
-        "max_attempts": policy.max_attempts,
-        "max_expiries": policy.max_expiries,
-        "backoff_seconds": policy.backoff_seconds,
-        "backoff_cap_seconds": policy.backoff_cap_seconds,
-        "in_code": True,
-    }
+_FROM_POLICY: Final = (
+    "title",
+    "priority",
+    "lease_seconds",
+    "heartbeat_seconds",
+    "deadline_seconds",
+    "max_attempts",
+    "max_expiries",
+    "backoff_seconds",
+    "backoff_cap_seconds",
+)
+
+
+def _members(policy: Policy) -> dict[str, Any]:
+    own = {name: getattr(policy, name) for name in _FROM_POLICY}
+    return {**own, "params_schema": dict(policy.params_schema), "in_code": True}
 
 
 def _follows(found: TaskType, policy: Policy) -> bool:
-    members = _policy_members(policy)
+    members = _members(policy)
     return found.queue.name == policy.queue and all(getattr(found, name) == value for name, value in members.items())
-
-
-def _values(policy: Policy, queue: Queue, now: datetime) -> dict[str, Any]:
-    members = _policy_members(policy)
-    return {
-        **members,
-        "queue": queue,
-        "max_lease_seconds": max(policy.lease_seconds, 3600),
-        "requires": [],
-        "changed_at": now,
-    }
