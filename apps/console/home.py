@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.db.models import Model, QuerySet
+from django.db.models import Count, Model, QuerySet
 from django.urls import reverse
 
 from apps.console import selectors
@@ -20,7 +20,7 @@ from apps.executions.models import Execution
 from apps.executions.states import Status as ExecutionStatus
 from apps.receipts.models import Obligation
 from apps.tasks import selectors as tasks
-from apps.tasks.models import Task
+from apps.tasks.models import FinishedTask, LiveTask, Task
 from apps.tasks.shapes import QueueFigures
 from apps.tasks.states import Status
 from apps.workers.models import State, Worker
@@ -61,28 +61,27 @@ def live(*, now: datetime) -> dict[str, Any]:
 
 
 def _tasks(queues: Mapping[int, QueueFigures]) -> Card:
-    def of(status: str = "", within: timedelta | None = None) -> QuerySet[Task]:
-        return tasks.found(Task.objects.all(), status=status, within=within)
+    of, dead = tasks.rows, tasks.found(Task.objects.all(), status="dead")
 
     oldest = max(queues, key=lambda pk: queues[pk].oldest_wait_seconds, default=0)
     age = timedelta(seconds=queues[oldest].oldest_wait_seconds) if oldest and queues[oldest].queued else None
-    ended, failed = of(within=_HOUR), of(Status.FAILED, _DAY)
+    ended, failed = of(within=_HOUR), of(status=Status.FAILED, within=_DAY)
     return Card(
         title="Tasks",
         figures=[
-            _count("Queued", of(Status.QUEUED), {"status": Status.QUEUED}),
+            _count("Queued", of(status=Status.QUEUED), {"status": Status.QUEUED}),
             Figure(
                 label="Oldest queued",
                 value=span(age),
                 tone=_late(age),
                 link=reverse("admin:tasks_queue_change", args=[oldest]) if age else "",
             ),
-            _count("Scheduled", of(Status.SCHEDULED), {"status": Status.SCHEDULED}),
-            _count("Leased", of(Status.LEASED), {"status": Status.LEASED}),
-            _count("Leases overdue", of("overdue"), {"status": "overdue"}, bad="warning"),
+            _count("Scheduled", of(status=Status.SCHEDULED), {"status": Status.SCHEDULED}),
+            _count("Leased", of(status=Status.LEASED), {"status": Status.LEASED}),
+            _count("Leases overdue", of(status="overdue"), {"status": "overdue"}, bad="warning"),
             _count("Ended in the last hour", ended, {"ended": "hour"}),
             _count("Failed in the last day", failed, {"status": Status.FAILED, "ended": "day"}, bad="warning"),
-            _count("Dead letters", of("dead"), {"status": "dead"}, bad="danger", says="Failed, and not retried"),
+            _count("Dead letters", dead, {"status": "dead"}, bad="danger", says="Failed, and not retried"),
         ],
     )
 
@@ -128,15 +127,17 @@ def _deliveries() -> Card:
 def _workers() -> Card:
     unwell: dict[str, Tone] = {State.DEGRADED: "warning", State.OFFLINE: "warning", State.QUARANTINED: "danger"}
     there = Worker.objects.filter(unregistered_at=None)
+    counted = dict(there.values_list("state").annotate(workers=Count("pk")))
     return Card(
         title="MCP workers",
         figures=[
             _count(
                 state.capitalize(),
-                there.filter(state=state),
+                there,
                 {"state__exact": state, "unregistered_at__isnull": True},
                 bad=unwell.get(state, "plain"),
                 good="plain",
+                count=counted.get(state, 0),
             )
             for state in State
         ],
@@ -177,11 +178,16 @@ def _count(
     bad: Tone = "plain",
     good: Tone = "good",
     says: str = "",
+    count: int | None = None,
 ) -> Figure:
-    """Counts as far as the list does. `bad` is the tone of any, `good` that of none where any is bad."""
-    count = rows.order_by()[:COUNTED].count()
+    """Counts as far as the list does, unless it was counted before.
+
+    `bad` is the tone of any, `good` that of none where any is bad.
+    """
+    count = rows.order_by()[:COUNTED].count() if count is None else count
     none: Tone = "plain" if bad == "plain" else good
-    link = _listing(rows.model)
+    # What stands for tasks is listed as tasks.
+    link = _listing(Task if rows.model in {LiveTask, FinishedTask} else rows.model)
     return Figure(
         label=label,
         value=_counted(count),

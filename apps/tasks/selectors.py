@@ -227,30 +227,32 @@ def found(
     of open tasks, so it does for a requester alone.
     """
     named = {f"{name}__in": keys for name, keys in parties.items()}
-    tasks, is_of_end = tasks.filter(**named), status in {"dead", *TERMINAL}
-    if within is not None and status and not is_of_end:
-        return tasks.none()
-    if within is not None or is_of_end:
-        ended = FinishedTask.objects.order_by("-finished_at")
-        if within is not None:
-            ended = ended.filter(finished_at__gt=database_now() - within)
-        if status:
-            ended = ended.filter(status=Status.FAILED if status == "dead" else status)
-        tasks = tasks.filter(pk__in=ended.values("task_id")[:TASKS_LOOKED_AT])
+    tasks = tasks.filter(**named)
+    if within is not None or status in {"dead", *TERMINAL}:
+        tasks = tasks.filter(pk__in=rows(status=status, within=within).values("task_id")[:TASKS_LOOKED_AT])
         if status == "dead":
             key = Concat(Value(f"{RETRY_PREFIX}task_"), OuterRef("pk"), output_field=TextField())
             retried = IdempotencyKey.objects.filter(tenant=OuterRef("tenant"), principal=OuterRef("requester"), key=key)
             tasks = tasks.exclude(Exists(retried))
         return tasks
     if status:
-        rows = LiveTask.objects.annotate(stopping=F("flags").bitand(CANCEL_REQUESTED | BUDGET_SPENT))
         in_row = {name: keys for name, keys in named.items() if name != "requester__in"}
-        rows = rows.filter(_of_live(status), **in_row)
-        tasks = tasks.filter(pk__in=rows.values("task_id"))
+        tasks = tasks.filter(pk__in=rows(status=status).filter(**in_row).values("task_id"))
     if named if not status else "requester" in parties:
         newest = Task.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
         tasks = tasks.filter(pk__gt=newest - NAMED_LOOKED_AT)
     return tasks
+
+
+def rows(*, status: str = "", within: timedelta | None = None) -> QuerySet[Any]:
+    """The rows of open tasks, or of ended ones, that :func:`found` looks at. Counting them is cheaper than tasks."""
+    if within is None and status not in {"dead", *TERMINAL}:
+        stopping = F("flags").bitand(CANCEL_REQUESTED | BUDGET_SPENT)
+        return LiveTask.objects.annotate(stopping=stopping).filter(_of_live(status))
+    ended = FinishedTask.objects.order_by("-finished_at")
+    if within is not None:
+        ended = ended.filter(finished_at__gt=database_now() - within)
+    return ended.filter(status=Status.FAILED if status == "dead" else status) if status else ended
 
 
 def _of_live(status: str) -> Q:
@@ -322,9 +324,9 @@ def queue_health(*, tenant_id: int | None, up_to: int | None = None) -> dict[int
 
 
 def queue_figures(*, tenant_id: int | None, up_to: int | None = None) -> dict[int, QueueFigures]:
-    """Health, statistics and dead letters of every queue, as :func:`queue_health`."""
+    """Health, statistics and dead letters of every queue, as :func:`queue_health`; with `up_to`, no dead letters."""
     healths = queue_health(tenant_id=tenant_id, up_to=up_to)
-    letters = min(DEAD_LETTERS_COUNTED, up_to or DEAD_LETTERS_COUNTED)
+    letters = DEAD_LETTERS_COUNTED if up_to is None else 0
     given: dict[str, Any] = {"tenant": tenant_id, "window": PACE_WINDOW, "limit": letters}
     with connection.cursor() as cursor:
         cursor.execute(sql.PACE, given)

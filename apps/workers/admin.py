@@ -16,7 +16,7 @@ from unfold.widgets import (
     UnfoldAdminTextInputWidget,
 )
 
-from apps.core.admin import OperatorAdmin, ReasonForm, linked, list_verb, verb
+from apps.core.admin import OperatorAdmin, ReasonForm, as_json, linked, list_verb, since, verb
 from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_in
 from apps.workers import selectors
@@ -39,8 +39,8 @@ class _Rows(TabularInline):
 class OfferInline(_Rows):
     model = Offer
     fields = [
-        *("name", linked("tool", "Version, with its schemas"), "effects", "approved_at", "barred"),
-        *("offered_at", "withdrawn_at", "runs", "successes", "total_cost"),
+        *("name", linked("tool", "Version"), "effects", since("approved_at"), "barred"),
+        *(since("offered_at"), since("withdrawn_at"), "runs", "successes", "total_cost"),
     ]
     ordering = ["-withdrawn_at", "name"]
 
@@ -59,7 +59,7 @@ class OfferInline(_Rows):
 
 class EventInline(_Rows):
     model = WorkerEvent
-    fields = ["at", "kind", "state", "detail"]
+    fields = [since("at"), "kind", "state", "detail"]
     ordering = ["-id"]
 
 
@@ -100,6 +100,12 @@ def _operate(service: Callable[..., Worker], worker: Worker, given: Mapping[str,
         service(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
 
 
+_REGISTERED: Final = [
+    *("worker_id", "endpoint", "principal", "capabilities", "registered_at", "unregistered_at"),
+    *("approved_at", "claimed_tier", "signed_at", "trust_ends_at", "probed_at", "probe_fault"),
+]
+
+
 @admin.register(Worker)
 class WorkerAdmin(OperatorAdmin):
     actions_list = ["add_server"]
@@ -107,7 +113,11 @@ class WorkerAdmin(OperatorAdmin):
     list_display = ["worker_id", "state", "effective_tier", "tier_reason", "current_load", "last_heartbeat_at"]
     list_filter = ["state", "effective_tier", "tenant"]
     search_fields = ["worker_id"]
-    readonly_fields = ["what_it_may", linked("signing_key", "Signed by")]
+    fieldsets = [
+        (None, {"fields": ["state", "effective_tier", "what_it_may", "current_load", "last_heartbeat_at", "drift"]}),
+        ("Registration", {"fields": [*_REGISTERED, linked("signing_key", "Signed by"), "described"]}),
+    ]
+    readonly_fields = ["what_it_may", linked("signing_key", "Signed by"), "described"]
     inlines = [OfferInline, EventInline]
 
     @list_verb(
@@ -167,6 +177,10 @@ class WorkerAdmin(OperatorAdmin):
     def unregister(self, worker: Worker, given: Mapping[str, Any]) -> str:
         _operate(registry.expel, worker, given)
         return f"{worker} is unregistered."
+
+    @admin.display(description="Manifest")
+    def described(self, worker: Worker) -> str:
+        return as_json(worker.manifest)
 
     @admin.display(description="What its tier allows")
     def what_it_may(self, worker: Worker) -> str:

@@ -57,20 +57,22 @@ window.addEventListener("load", () => {
 function showViews(tabs) {
     const key = `views:${location.pathname}`;
     const kept = JSON.parse(localStorage.getItem(key) ?? "{}");
-    const shown = decodeURIComponent(location.search);
     for (const [name, query] of Object.entries(kept)) {
-        const tab = Object.assign(document.createElement("a"), {href: query, textContent: name});
-        tab.classList.toggle("active", query === location.search);
-        tabs.append(tab);
+        tabs.append(Object.assign(document.createElement("a"), {href: query, textContent: name}));
     }
     const known = Object.keys(kept).find((name) => kept[name] === location.search);
-    if (!shown || (!known && tabs.querySelector(".active"))) {
+    const tab = [...tabs.querySelectorAll("a")].find((one) => new URL(one.href).search === location.search);
+    if (tab) {
+        // The theme takes every query that it does not know for the first tab.
+        tabs.querySelectorAll("a").forEach((one) => one.classList.toggle("active", one === tab));
+    }
+    if (tab && !known) {
         return;
     }
     const button = Object.assign(document.createElement("button"), {type: "button", className: "cursor-pointer underline"});
     button.textContent = known ? "Forget this view" : "Save this view";
     button.addEventListener("click", () => {
-        const name = known ?? prompt(`A name for ${shown}, kept in this browser:`)?.trim();
+        const name = known ?? prompt("Name of this view, kept in this browser:")?.trim();
         if (known) {
             delete kept[known];
         } else if (name) {
