@@ -278,7 +278,7 @@ def database(process: str) -> dict[str, Any]:
         again = {"reconnect_timeout": 1.0, "reconnect_failed": ConnectionPool.check}
         options["pool"] = {"min_size": 2, "max_size": most, "timeout": 10, **again}
     else:
-        config["CONN_MAX_AGE"] = 300 if PROCESS in {"worker", "beat"} else 0
+        config["CONN_MAX_AGE"] = 300 if process in {"worker", "beat"} else 0
         config["CONN_HEALTH_CHECKS"] = True
     config["OPTIONS"] = options
     return config
