@@ -48,8 +48,7 @@ def main() -> None:
     # Processes find the product in the folder where they run.
     os.environ["GATEHOUSE_CALLER_DIR"] = str(Path.cwd())
     os.chdir(_PRODUCT)
-    script = ["demo"] if command == "demo" else ["up", command]
-    os.execv(sys.executable, [sys.executable, "-m", "config.stack", *script, *rest])  # noqa: S606  # the same interpreter
+    os.execv(sys.executable, [sys.executable, "-m", "config.stack", command, *rest])  # noqa: S606  # the same interpreter
 
 
 def _user_folder() -> Path:

@@ -14,18 +14,16 @@ import django
 from django.core.management import call_command
 
 from benchmarks import suites
-from config.stack.supervisor import start_servers
+from config.stack.supervisor import Supervisor
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the suites that are asked for, and print their rows."""
     asked = _arguments(argv)
     environ = {name: text for name, text in os.environ.items() if name not in {"DATABASE_URL", "REDIS_URL"}}
-    stop = start_servers(environ, durable=True)
-    try:
+    with Supervisor.of_a_run(environment=environ) as servers:
+        servers.start_servers()
         _measure(asked, environ)
-    finally:
-        stop()
     return 0
 
 

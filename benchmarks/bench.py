@@ -34,10 +34,9 @@ from apps.principals.scopes import FORBIDDEN, Kind, Scope
 from apps.principals.tenancy import Caller, acting_as_system, on_behalf_of
 from benchmarks.measure import Measure, Operation, Row, Work, drive
 from config import urls
-from config.stack import programs
 from config.stack.folders import DataFolder
-from config.stack.processes import Program, end_all, exit_code, last_lines, spawn
-from config.stack.supervisor import listen, readiness
+from config.stack.processes import end_all, exit_code, last_lines, launch
+from config.stack.supervisor import CELERY_WORKERS, WEB, listen, readiness
 
 SOURCE: Final = "bench"
 AGENTS: Final = 64
@@ -149,11 +148,9 @@ class Bench:
             listener = self._stack.enter_context(listen(None, None))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             # Every process of the product logs as it does everywhere.
-            environ = {name: text for name, text in os.environ.items() if name != "GATEHOUSE_LOG_LEVEL"}
-            environ["GATEHOUSE_URL"] = url
-            started = [
-                self.start(program) for program in programs.web(self.data, environ, fd=listener.fileno(), count=count)
-            ]
+            environ = {"GATEHOUSE_LOG_LEVEL": "INFO", "GATEHOUSE_URL": url, "GATEHOUSE_PROCESS": "web"}
+            argv = WEB.format(fd=listener.fileno()).split()
+            started = [self.python("web", *argv, **environ) for _ in range(count)]
             deadline = time.monotonic() + PATIENCE
             while readiness(url)[0] != HTTPStatus.OK or not all(map(_is_at_rest, started)):
                 if any(exit_code(child) is not None for child in started) or time.monotonic() > deadline:
@@ -164,19 +161,13 @@ class Bench:
     def celery(self) -> None:
         """Start the Celery workers of the product, once: they sweep, flush and execute."""
         if not self._celery:
-            for program in programs.celery_workers(self.data, os.environ):
-                self.start(program)
+            for name, line in CELERY_WORKERS.items():
+                self.python(name, *line.split(), GATEHOUSE_PROCESS="worker")
             self._celery = True
 
     def python(self, name: str, *argv: str, **environ: str) -> psutil.Process:
         """Start another Python program that ends with the run."""
-        env = {**os.environ, **environ}
-        argv = (sys.executable, *argv)
-        return self.start(Program(name=name, argv=argv, env=env, cwd=settings.BASE_DIR, log=self.data.log(name)))
-
-    def start(self, program: Program) -> psutil.Process:
-        """Start a program that ends with the run."""
-        child = spawn(program)
+        child = launch(sys.executable, *argv, env=os.environ | environ, log=self.data.log(name))
         self._stack.callback(end_all, [child])
         return child
 

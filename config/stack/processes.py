@@ -7,18 +7,19 @@ the stack exactly if it carries the mark; a process id that a file remembers pro
 import ctypes
 import os
 import pwd
+import runpy
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
 
 import psutil
+
+from config.typed import PRODUCT
 
 MARK = "GATEHOUSE_STACK"
 _LIBC = ctypes.CDLL(None)
@@ -30,68 +31,76 @@ class StackError(Exception):
     """An anticipated failure, told to the person at the terminal in one sentence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """One process to run: what, in which environment, and where it writes."""
-
-    name: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    cwd: Path
-    log: Path | None
-    """None: it has the terminal of this process."""
-    server: bool = False
-    """An embedded server. It runs as `servers_user`, and shuts down in order when this process is killed."""
-    fd: int | None = None
-    """A socket that it inherits."""
+def servers_user() -> pwd.struct_passwd | None:
+    """Who runs the embedded servers, unless we do: PostgreSQL refuses root, so root borrows ``nobody``."""
+    return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 
 
-def servers_user() -> dict[str, Any]:
-    """Who runs the embedded servers, as arguments of Popen: PostgreSQL refuses root, so root borrows ``nobody``."""
-    if os.geteuid() != 0:
-        return {}
-    entry = pwd.getpwnam("nobody")
-    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+def launch(
+    *argv: str,
+    env: Mapping[str, str],
+    log: Path | None,
+    server: bool = False,
+    loaded: bool = False,
+    lock: int | None = None,
+) -> psutil.Process:
+    """Start a program in a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone.
 
+    On Linux it ends when this process does, however that went; elsewhere the next start ends what was left behind.
+    Call from a thread that lives as long as the program: the kernel's death signal follows the thread.
 
-def make_for_servers(folder: Path) -> Path:
-    """Make a private folder of the servers' user."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if user := servers_user():
-        os.chown(folder, user["user"], user["group"])
-    return folder
-
-
-def spawn(program: Program) -> psutil.Popen:
-    """Start it in a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone.
-
-    Call from a thread that lives as long as the stack: the kernel's death signal follows the thread.
+    :param log: None: it has the terminal of this process.
+    :param server: an embedded server: run as `servers_user`, and shut down in order when this process is killed.
+    :param loaded: the program is Python, and run by this interpreter, which has loaded the product.
+    :param lock: what is held by this process alone, and not by its children.
     """
-    with Path(program.log or os.devnull).open("ab") as log:
-        output = log if program.log else None
-        return psutil.Popen(
-            program.argv,
-            env=dict(program.env),
-            cwd=program.cwd,
-            stdin=subprocess.DEVNULL if program.log else None,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            pass_fds=() if program.fd is None else (program.fd,),
-            preexec_fn=partial(die_with, os.getpid(), signal.SIGINT if program.server else signal.SIGKILL),
-            **(servers_user() if program.server else {}),
-        )
+    parent = os.getpid()
+
+    def become() -> None:
+        os.setsid()
+        os.chdir("/" if server else PRODUCT)
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(sign, signal.SIG_DFL if sign != signal.SIGINT else signal.default_int_handler)
+        if log is not None:
+            with log.open("ab") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+        if server and (user := servers_user()):
+            os.setgroups([])
+            os.setgid(user.pw_gid)
+            os.setuid(user.pw_uid)
+        if sys.platform == "linux":
+            _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT if server else signal.SIGKILL), 0, 0, 0)
+            if os.getppid() != parent:
+                return
+        if not loaded:
+            os.execve(argv[0], argv, env)  # noqa: S606
+        if lock is not None:
+            os.close(lock)
+        _run(argv, env)
+
+    # Not by `start()`: multiprocessing would wait for it, and take its exit code from us.
+    return psutil.Process(ForkProcess._Popen(ForkProcess(target=become)).pid)  # noqa: SLF001
 
 
-def die_with(parent: int, farewell: signal.Signals) -> None:
-    """Ask Linux to end this process when its parent is gone, however it went. Only this runs between fork and exec.
+def _run(argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Run a Python program in this process, which has loaded the product for another kind of process."""
+    from django.conf import settings  # noqa: PLC0415  # not before the product is loaded
+    from django.db import connections  # noqa: PLC0415
 
-    Elsewhere there is no such call; the next start ends what was left behind.
-    """
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, int(farewell), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
+    from config.settings import database  # noqa: PLC0415
+
+    os.environ.clear()
+    os.environ.update(env)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the interpreter's own stream
+    process = env.get("GATEHOUSE_PROCESS", "command")
+    settings.PROCESS, settings.DATABASES = process, {"default": database(process)}
+    # As if nothing had asked for a connection yet.
+    vars(connections).clear()
+    connections.__init__()  # type: ignore[misc]
+    by, sys.argv = (runpy.run_module, [*argv[2:]]) if argv[1] == "-m" else (runpy.run_path, [*argv[1:]])
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    by(sys.argv[0], run_name="__main__")
 
 
 def exit_code(process: psutil.Process) -> int | None:
@@ -102,15 +111,11 @@ def exit_code(process: psutil.Process) -> int | None:
         return None
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Every live process that belongs to the stack with this mark, but for this one."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            ours = process.pid != os.getpid() and process.environ().get(MARK) == mark
-            if ours and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended. A child of another has, though that one may not have noticed yet."""
+    with suppress(psutil.NoSuchProcess):
+        return exit_code(process) is None and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def end_all(processes: Iterable[psutil.Process], *, sign: signal.Signals = signal.SIGINT, patience: float = 15) -> None:
@@ -125,9 +130,21 @@ def end_all(processes: Iterable[psutil.Process], *, sign: signal.Signals = signa
         for process in remaining:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(each)
-        _, remaining = psutil.wait_procs(remaining, timeout=seconds)
+        deadline = time.monotonic() + seconds
+        while (remaining := list(filter(runs, remaining))) and time.monotonic() < deadline:
+            time.sleep(0.05)
     if remaining:
         raise StackError(f"These processes would not end: {', '.join(str(process.pid) for process in remaining)}.")
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every live process that belongs to the stack with this mark, but for this one."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(MARK) == mark and runs(process):
+                found.append(process)
+    return found
 
 
 def bound_log(log: Path, limit: int = LOG_LIMIT) -> None:

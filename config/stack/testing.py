@@ -9,19 +9,16 @@ A test that is named on the command line runs whatever its tier.
 """
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from config.stack.supervisor import start_servers
+from config.stack.supervisor import Supervisor
 
-_TIERS: dict[str, Callable[[set[str]], bool]] = {
-    "fast": lambda marks: not marks & {"ci", "long"},
-    "ci": lambda marks: "long" not in marks,
-    "long": lambda marks: "long" in marks,
-}
+_TIERS = {"fast": "not ci and not long", "ci": "not long", "long": "long"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,18 +31,22 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     if worker is not None:
         os.environ["REDIS_URL"] = _own_number(os.environ["REDIS_URL"], int(worker.removeprefix("gw")) + 1)
     else:
-        early_config.add_cleanup(start_servers(os.environ))
+        run = ExitStack()
+        early_config.add_cleanup(run.close)
+        supervisor = run.enter_context(Supervisor.of_a_run(durable=False))
+        supervisor.start_servers()
+        os.environ.update(supervisor.environment)
     return (yield)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    runs = _TIERS[config.getoption("--tier")]
-    named = any("::" in argument for argument in config.invocation_params.args)
-    chosen = [item for item in items if named or runs({mark.name for mark in item.iter_markers()})]
-    if dropped := [item for item in items if item not in set(chosen)]:
-        config.hook.pytest_deselected(items=dropped)
+def pytest_configure(config: pytest.Config) -> None:
+    if not any("::" in argument for argument in config.invocation_params.args):
+        config.option.markexpr = config.option.markexpr or _TIERS[config.getoption("--tier")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The longest first, so that no process works alone at the end.
-    items[:] = sorted(chosen, key=lambda item: item.get_closest_marker("ci") is None)
+    items.sort(key=lambda item: item.get_closest_marker("ci") is None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:

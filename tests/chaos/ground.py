@@ -9,7 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -19,8 +19,7 @@ import psutil
 import psycopg
 import redis
 
-from config.stack.folders import data_of_a_run
-from config.stack.processes import StackError, last_lines
+from config.stack.processes import StackError, last_lines, runs
 from config.stack.supervisor import Supervisor, readiness
 
 _PATIENCE: Final = 60.0
@@ -64,7 +63,7 @@ class Ground(Supervisor):
 
     def ended(self) -> list[str]:
         """What has ended without having been asked."""
-        return [name for name, one in self.kept.items() if not one.running()]
+        return [name for name, one in self.kept.items() if not runs(one.child)]
 
     def logs(self) -> dict[str, str]:
         """The end of each program's log."""
@@ -81,9 +80,9 @@ class Ground(Supervisor):
     def start_server(self, name: str) -> None:
         """Start a server until it stands: what was killed may still be in its way."""
         for _ in range(_STARTS):
-            self.restart(name)
+            self.kept[name].restart()
             try:
-                self.await_server(self.servers[name])
+                self.await_server(name)
             except StackError:
                 self.kept[name].child.wait(timeout=_PATIENCE)
                 time.sleep(0.1)
@@ -93,7 +92,7 @@ class Ground(Supervisor):
 
     def ask_database(self, query: str, role: str = "gatehouse_system") -> list[tuple[Any, ...]]:
         """The rows of a query, by default with sight of all tenants."""
-        with psycopg.connect(self.servers["postgres"].url, autocommit=True, connect_timeout=10) as connection:
+        with psycopg.connect(self.environment["DATABASE_URL"], autocommit=True, connect_timeout=10) as connection:
             connection.execute(f"set role {role}")
             return connection.execute(query).fetchall()
 
@@ -114,20 +113,7 @@ def prepared(
         "GATEHOUSE_LOG_LEVEL": "WARNING",
         "SOURCE_RATE_LIMITS": '{"default": 1000000000}',
     }
-    with ExitStack() as stack:
-        data = data_of_a_run()
-        stack.callback(data.release)
-        stack.callback(data.clear)
-        ground = Ground(
-            data=data,
-            with_workers=False,
-            environ=environ,
-            wanted=dict(tokens),
-            # This process may have loaded the product with other settings.
-            forks=False,
-            tell=tell,
-        )
-        stack.callback(ground.stop)
+    with Ground.of_a_run(environment=environ, wanted=tokens, tell=tell) as ground:
         ground.start()
         yield ground
 
@@ -154,14 +140,14 @@ def _kill(*names: str) -> Callable[[Ground, random.Random], None]:
             ground.kill(name)
         time.sleep(chance.choice([0, 0, 0.5, 2]))
         for name in names:
-            ground.restart(name)
+            ground.kept[name].restart()
 
     return apply
 
 
 def _kill_web(ground: Ground, _chance: random.Random) -> None:
     ground.kill("web")
-    ground.restart("web")
+    ground.kept["web"].restart()
     ground.await_serving()
 
 
@@ -194,7 +180,7 @@ def _stop_database(ground: Ground, chance: random.Random, *, immediate: bool = F
 
 def _flush(ground: Ground, chance: random.Random) -> None:
     for _ in range(chance.randint(1, 10)):
-        with redis.Redis.from_url(ground.servers["valkey"].url, socket_timeout=10) as client:
+        with redis.Redis.from_url(ground.environment["REDIS_URL"], socket_timeout=10) as client:
             client.flushall()
         time.sleep(chance.uniform(0, 0.5))
 

@@ -173,7 +173,7 @@ class _Run:
                 self._tell(
                     f"{name} ended by itself and is started again; the end of its log:\n{self.ground.logs()[name]}"
                 )
-                self.ground.restart(name)
+                self.ground.kept[name].restart()
             for actor in self.actors:
                 if actor.failure is not None:
                     raise Broken(f"{actor.name} failed: {actor.failure!r}") from actor.failure

@@ -140,7 +140,7 @@ def test_database_of_another_release_is_left_unchanged(made_by_another_release: 
 
 @pytest.mark.ci
 def test_bin_up_prints_the_refusal_in_a_sentence(made_by_another_release: None, tmp_path: Path) -> None:
-    told = run(sys.executable, "-m", "config.stack.provision", tmp_path, "{}", env=with_database())
+    told = run(sys.executable, "manage.py", "prepare", env=with_database(GATEHOUSE_DATA=str(tmp_path)))
     assert (told.returncode, told.stdout) == (1, "")
-    assert told.stderr.splitlines()[-1].startswith("Another release made this database: ")
+    assert told.stderr.splitlines()[-1].startswith("CommandError: Another release made this database: ")
     assert "Traceback" not in told.stderr

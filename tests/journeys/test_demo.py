@@ -68,8 +68,8 @@ class Demo:
         return found
 
 
-def _stack_command(command: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "config.stack", command, *arguments]
+def _stack_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "config.stack", *arguments]
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def _demo(path: Path, folder: Path) -> Iterator[Demo]:
         if child.poll() is None:
             child.terminate()
             child.wait(timeout=PATIENCE)
-        reset = _stack_command("up", "reset", "--yes", "--data", str(data))
+        reset = _stack_command("reset", "--yes", "--data", str(data))
         run(*reset, env=of_a_person())
 
 

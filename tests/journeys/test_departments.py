@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,6 @@ import anyio
 import httpx2
 import pytest
 
-from config.stack import programs
 from config.typed import PRODUCT
 from tests import waiters
 from tests.bundled_workers.processes import GRADIENTS, write_pdf
@@ -83,11 +82,8 @@ def deployment(tokens: Mapping[str, list[str]]) -> Iterator[Ground]:
 def start_bundled(ground: Ground, names: tuple[str, ...], worker_tokens: Mapping[str, str]) -> None:
     """The workers that come with the product, as its supervisor starts them."""
     for name in names:
-        script = programs.BUNDLED_WORKERS / f"{name.replace('-', '_')}.py"
-        program = programs.bundled_worker(script, ground.data, ground.environment, token=worker_tokens[name])
-        if name in DATA.pool:
-            program = replace(program, argv=(sys.executable, "-c", DATA_SCANNER, "--port", "0"))
-        ground.add(program)
+        script = ["-c", DATA_SCANNER] if name in DATA.pool else []
+        ground.add_bundled(name, worker_tokens[name], *script)
 
 
 def start_department(above: Ground, department: Department, below: Ground, *, asking: str) -> None:
@@ -109,10 +105,7 @@ def start_department(above: Ground, department: Department, below: Ground, *, as
         "GATEHOUSE_TOKEN": above.tokens[department.name],
         "GATEHOUSE_WORKER_KEY": key.read_text(encoding="utf-8"),
     }
-    program = programs.python_program(
-        department.name, str(SCRIPT), "--port", "0", data=above.data, env={**above.environment, **about}
-    )
-    above.add(program)
+    above.add(department.name, str(SCRIPT), "--port", "0", **about)
 
 
 def manage(ground: Ground, *command: str) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from config.stack.supervisor import start_servers
+from config.stack.supervisor import Supervisor
 from tests.mutants.table import MUTANTS, Mutant
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -33,11 +33,9 @@ def main(names: list[str]) -> int:
         _mutated(mutant)
     # A file with the code of a mutant must not be compiled for later runs.
     environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    stop = start_servers(environ)
-    try:
+    with Supervisor.of_a_run(environment=environ, durable=False) as servers:
+        servers.start_servers()
         results = [_run(mutant, environ) for mutant in chosen]
-    finally:
-        stop()
     print(f"{results.count(True)} of {len(results)} mutants were caught.")
     return 0 if all(results) else 1
 

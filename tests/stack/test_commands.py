@@ -42,11 +42,10 @@ def test_run_without_tests_says_why(named: str, says: str) -> None:
 
 
 def test_data_folder_keeps_its_port_until_it_is_erased(tmp_path: Path) -> None:
-    data = DataFolder(tmp_path / "data")
-    data.create()
+    data = DataFolder(tmp_path)
     kept = data.secrets()
     assert "port" not in kept
-    data.keep_secrets(kept | {"port": 8123})
+    data.write(data.secrets_file, kept | {"port": 8123})
     assert data.secrets() == kept | {"port": 8123}
     data.clear()
     assert data.secrets().keys() == kept.keys()
@@ -70,7 +69,7 @@ def _typed(*arguments: str) -> int:
 
 
 def test_help_shows_every_command_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _typed("up", "--help") == 0
+    assert _typed("--help") == 0
     shown = capsys.readouterr().out
     for word in ("bin/up status", "bin/up down", "bin/up reset", "--port", "--no-workers", "--yes"):
         assert word in shown
@@ -81,9 +80,8 @@ def test_help_shows_every_command_with_its_options(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (["up", "staus"], ["staus", "status", "down", "reset"]),
-        (["up", "demo"], ["'demo'", "restore"]),
-        (["up", "--prot", "3"], ["no option --prot"]),
+        (["staus"], ["staus", "status", "down", "reset", "demo"]),
+        (["--prot", "3"], ["no option --prot"]),
         (["up", "--port", "70000"], ["70000", "65535"]),
         (["demo", "--port", "many"], ["many", "65535"]),
     ],
@@ -131,11 +129,12 @@ def test_refusal_names_the_variable_of_a_server(variable: str, tmp_path: Path) -
     nowhere = {"DATABASE_URL": NOWHERE, "REDIS_URL": "redis://127.0.0.1:9/0"}[variable]
     environ = {name: os.environ[name] for name in ("DATABASE_URL", "REDIS_URL")} | {variable: nowhere}
     data = DataFolder(tmp_path)
-    data.create()
-    supervisor = Supervisor(data=data, environ=environ, environment=environ)
+    assert data.claim()
+    supervisor = Supervisor(data=data, environment=environ)
     with pytest.raises(StackError, match=rf"^The server that {variable} names can't be used: .*$") as refusal:
         supervisor.start_servers()
-    data.clear()
+    supervisor.stop()
+    data.release()
     assert "hidden" not in str(refusal.value)
 
 

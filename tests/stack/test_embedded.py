@@ -13,7 +13,7 @@ import psycopg
 import pytest
 import redis
 
-from config.stack.folders import DataFolder, data_of_a_run
+from config.stack.folders import DataFolder
 from config.stack.processes import MARK, StackError, end_all, exit_code, marked, servers_user
 from config.stack.supervisor import Supervisor
 
@@ -21,20 +21,19 @@ from config.stack.supervisor import Supervisor
 @pytest.fixture(scope="module")
 def data() -> Iterator[DataFolder]:
     """A folder with a path that no socket could have. Its servers are made once for all these tests."""
-    run = data_of_a_run()
-    folder = DataFolder(run.path / "files" / "Größe und Länge" / ("so tief " * 20).strip())
-    folder.create()
-    yield folder
-    folder.clear()
-    run.clear()
-    run.release()
+    with Supervisor.of_a_run() as run:
+        folder = DataFolder(run.data.path / "files" / "Größe und Länge" / ("so tief " * 20).strip())
+        assert folder.claim()
+        yield folder
+        folder.clear()
+        folder.release()
 
 
 @contextmanager
 def _running(data: DataFolder, borrowed: str = "REDIS_URL") -> Iterator[Supervisor]:
     """One server; the other one is that of the test run."""
-    environ = {borrowed: os.environ[borrowed]}
-    supervisor = Supervisor(data=data, environ=environ, environment=dict(environ), forks=False, tell=lambda _line: None)
+    environment = {borrowed: os.environ[borrowed]}
+    supervisor = Supervisor(data=data, environment=environment, forks=False, tell=lambda _line: None)
     try:
         supervisor.start_servers()
         yield supervisor
@@ -65,7 +64,8 @@ def test_killed_database_keeps_its_rows_and_leaves_a_stranger_alone(data: DataFo
         killed.kill()
         killed.wait()
     # The database's own user: the one case in which PostgreSQL would take the stranger for its rival.
-    stranger = subprocess.Popen(["sleep", "600"], **servers_user())
+    user = servers_user()
+    stranger = subprocess.Popen(["sleep", "600"], user=user and user.pw_uid)
     try:
         pid_file.write_text(text.replace(str(killed.pid), str(stranger.pid), 1))
         with _running(data) as supervisor, _connect(supervisor) as connection:
@@ -78,7 +78,7 @@ def test_killed_database_keeps_its_rows_and_leaves_a_stranger_alone(data: DataFo
 
 def test_foreign_database_is_neither_ended_nor_doubled(data: DataFolder) -> None:
     foreign = DataFolder(data.path)
-    foreign.mark, foreign.sockets = "foreign", data.sockets.with_suffix(".foreign")
+    foreign.mark, foreign.sockets, foreign.lock = "foreign", data.sockets.with_suffix(".foreign"), data.lock
     with _running(foreign) as other:
         with pytest.raises(StackError, match="shared memory"), _running(data):
             pass
@@ -89,7 +89,7 @@ def test_foreign_database_is_neither_ended_nor_doubled(data: DataFolder) -> None
 
 def test_messages_outlive_the_broker(tmp_path: Path) -> None:
     data = DataFolder(tmp_path)
-    data.create()
+    assert data.claim()
     for expected in ([], [b"message"]):
         with (
             _running(data, borrowed="DATABASE_URL") as supervisor,
@@ -98,6 +98,7 @@ def test_messages_outlive_the_broker(tmp_path: Path) -> None:
             assert client.lrange("queue", 0, -1) == expected
             client.rpush("queue", "message")
     data.clear()
+    data.release()
 
 
 def test_mark_tells_our_processes() -> None:
@@ -125,11 +126,11 @@ def test_mark_tells_our_processes() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 def test_servers_die_with_a_killed_owner() -> None:
     script = (
-        "from config.stack.supervisor import start_servers\n"
-        "environ = {}\n"
-        "start_servers(environ)\n"
-        "print(environ['GATEHOUSE_DATA'], flush=True)\n"
-        "input()\n"
+        "from config.stack.supervisor import Supervisor\n"
+        "with Supervisor.of_a_run(environment={}) as supervisor:\n"
+        "    supervisor.start_servers()\n"
+        "    print(supervisor.data.path, flush=True)\n"
+        "    input()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script],

@@ -1,0 +1,50 @@
+"""Bring a database up to date, in one process. Everything may be repeated."""
+
+import io
+import json
+import secrets
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import BaseCommand
+
+from config.stack.folders import DataFolder
+
+
+class Command(BaseCommand):
+    help = "Migrate, write the schedules, and add what the environment names: the default target, tokens of sources."
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--tokens",
+            metavar="JSON",
+            type=json.loads,
+            help="what bin/up keeps in its data folder: an operator, the key of the demo MCP workers, and these tokens,"
+            " by name, each as the arguments of issue_token",
+        )
+
+    def handle(self, *_args: Any, tokens: dict[str, list[str]] | None, **options: Any) -> None:
+        call_command("migrate", interactive=False, verbosity=options["verbosity"])
+        call_command("sync_schedules")
+        if tokens is not None:
+            self._fill(DataFolder(settings.DATA_DIR), tokens)
+        call_command("default_target")
+        call_command("source_tokens")
+
+    def _fill(self, data: DataFolder, wanted: dict[str, list[str]]) -> None:
+        if not data.password_file.exists():
+            data.write(data.password_file, secrets.token_urlsafe(12) + "\n")
+        call_command("ensure_operator", "--username", "admin", "--password-file", str(data.password_file))
+        kept = data.secrets()
+        tokens = kept["tokens"].setdefault(settings.DATABASE_URL, {})
+        for name in wanted.keys() - tokens.keys():
+            answer = io.StringIO()
+            call_command("issue_token", *wanted[name], "--json", stdout=answer)
+            tokens[name] = json.loads(answer.getvalue())["token"]
+        data.write(data.secrets_file, kept)
+        data.write(data.token_file, tokens.get("agent", "") + "\n")
+        key = str(data.worker_key_file)
+        call_command("mcp_workers", "enroll-key", "--name", "bundled", "--ceiling", "verified", "--private-file", key)
