@@ -32,13 +32,21 @@ LOOKED_AT: Final = 100_000
 _UNFOLDED_LINES: Final = 30
 
 
+class _OrMore(int):
+    """The number at which counting ended."""
+
+    def __str__(self) -> str:
+        return f"{int(self):,}+"
+
+
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptable at run time
     """Counts a thousand rows and no further, so that a list opens as fast at ten million."""
 
     @cached_property
     def count(self) -> int:
         rows: Any = self.object_list  # a QuerySet, typed as anything that can be cut
-        return int(rows.order_by().values("pk")[:COUNTED].count())
+        count = int(rows.order_by().values("pk")[:COUNTED].count())
+        return count if count < COUNTED else _OrMore(count)
 
 
 def among_newest(rows: "models.QuerySet[Any]") -> "models.QuerySet[Any]":
@@ -213,7 +221,7 @@ def span(length: timedelta | None) -> str:
 def ago(moment: datetime, now: datetime) -> SafeString:
     """How long ago or ahead, with the exact time where the pointer rests."""
     words = f"{span(now - moment)} ago" if moment <= now else f"in {span(moment - now)}"
-    return format_html('<span title="{} UTC">{}</span>', f"{moment:%Y-%m-%d %H:%M:%S}", words)
+    return format_html('<span class="whitespace-nowrap" title="{} UTC">{}</span>', f"{moment:%Y-%m-%d %H:%M:%S}", words)
 
 
 @cache

@@ -52,6 +52,7 @@ SILENT_AFTER: Final = timedelta(seconds=30)
 
 _PREFIX: Final = "gatehouse:notification:"
 _HEARTBEAT_KEPT: Final = timedelta(hours=1)
+_KEPT_AT_MOST: Final = timedelta(seconds=30)
 # How long a transaction's thread waits for Redis, and for how long it does not ask again after a failure.
 _SEND_SECONDS: Final = 0.25
 _RECONNECT_SECONDS: Final = 1.0
@@ -418,7 +419,11 @@ def _heartbeat_key(who: str) -> str:
 
 
 def kept(name: str, period: timedelta, make: Callable[[], bytes]) -> bytes:
-    """What `make` answers, kept for a period for all processes; made each time if Redis does not answer."""
+    """What `make` answers, kept for all processes; made each time if Redis does not answer.
+
+    It is kept for a period, or longer if making it took long: so that it takes a hundredth of the time, however much
+    there is to read.
+    """
     key = f"gatehouse:kept:{name}"
     try:
         found = broker().get(key)
@@ -426,9 +431,11 @@ def kept(name: str, period: timedelta, make: Callable[[], bytes]) -> bytes:
         return make()
     if isinstance(found, bytes):
         return found
+    began = time.monotonic()
     made = make()
+    took = timedelta(seconds=time.monotonic() - began)
     with suppress(redis.RedisError):
-        broker().set(key, made, px=period)
+        broker().set(key, made, px=max(period, min(100 * took, _KEPT_AT_MOST)))
     return made
 
 

@@ -112,6 +112,7 @@ PAGES: Final = {
     "plan": "nav:Plans, row",
     "receipt": "nav:Receipts, row",
     "access": "nav:Access, row:Kee",
+    "worker": "nav:Workers, row",
 }
 
 

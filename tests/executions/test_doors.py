@@ -6,19 +6,23 @@ from collections.abc import Iterator
 from datetime import timedelta
 from html import unescape
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.core.files.storage import storages
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 from mcp.types import Tool, ToolAnnotations
 
 from apps.core import erasure
+from apps.core.errors import Conflict
 from apps.core.ids import parse_ref
 from apps.core.sql import database_now
-from apps.executions import reports, tools
+from apps.executions import calls, reports, tools
 from apps.executions.models import Execution, ExecutionStep
+from apps.executions.services import commands
 from apps.memory import services as memory
 from apps.plans import selectors as plans
 from apps.plans import services as planning
@@ -30,6 +34,8 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import Task
+from apps.tasks.results import artifact_digest
+from apps.tasks.selectors import place_of
 from apps.workers.services import discovery
 from tests.console.test_site import SENT
 from tests.executions.making import (
@@ -391,7 +397,9 @@ def test_console_shows_the_steps_and_why_one_failed(kee: Caller, texter: WorkerS
     assert f"step-1 (call_worker) Change Failed {why}" in text
 
 
-def test_operator_answers_what_waits_for_the_owner(kee: Caller, texter: WorkerServer, console: Client) -> None:
+def test_operator_answers_what_waits_for_the_owner(
+    kee: Caller, texter: WorkerServer, console: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     combine = {
         "step_id": "sum",
         "step_type": "aggregate",
@@ -420,6 +428,12 @@ def test_operator_answers_what_waits_for_the_owner(kee: Caller, texter: WorkerSe
     assert "Add &lt;i&gt;up&lt;/i&gt;" in page(execution)
     assert "sum: Add <i>up</i>" in act(execution, "give_result", "sum", result="{")
     assert "not one of the available choices" in act(execution, "accept", "sum")
+    with monkeypatch.context() as broken:
+        first = Conflict("Somebody was first.", code="other_result")
+        broken.setattr(commands, "submit_step_result", Mock(side_effect=first))
+        assert "Somebody was first." in act(execution, "give_result", "sum", result='{"total": 8}')
+    digest = artifact_digest(calls.pointer_to({"total": 8}))
+    assert not storages["artifacts"].exists(place_of(kee.tenant_id, digest))
     for one in (execution, other):
         assert "is answered" in act(one, "give_result", "sum", result='{"total": 9}')
     assert buttons(execution) == {"accept", "reject", "cancel"}

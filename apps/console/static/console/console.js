@@ -62,10 +62,8 @@ function showViews(tabs) {
     }
     const known = Object.keys(kept).find((name) => kept[name] === location.search);
     const tab = [...tabs.querySelectorAll("a")].find((one) => new URL(one.href).search === location.search);
-    if (tab) {
-        // The theme takes every query that it does not know for the first tab.
-        tabs.querySelectorAll("a").forEach((one) => one.classList.toggle("active", one === tab));
-    }
+    // The theme takes every query that it does not know for the first tab.
+    tabs.querySelectorAll("a").forEach((one) => one.classList.toggle("active", one === tab));
     if (tab && !known) {
         return;
     }
