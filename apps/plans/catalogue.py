@@ -108,11 +108,6 @@ class Catalogue:
         """The uids of what a worker offers."""
         return frozenset(offer.tool_uid for offer in self._of_worker.get(worker_id, {}).values())
 
-    @property
-    def worker_ids(self) -> frozenset[str]:
-        """Who offers anything, barred or not."""
-        return frozenset(self._of_worker)
-
     def find(self, worker_id: str, tool_name: str) -> tuple[Tool, Offer] | None:
         """Return the tool that a worker offers under a name, barred or not."""
         offer = self._of_worker.get(worker_id, {}).get(tool_name)

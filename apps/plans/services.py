@@ -17,7 +17,7 @@ from apps.plans import documents, language_model, selectors, shelf, validation
 from apps.plans.assembling import PLANNER_VERSION, Draft, assemble, draft_of, drafted
 from apps.plans.catalogue import Catalogue, contract_key
 from apps.plans.documents import SUBMITTED, Constraints, ModelUse, PlanStatus, can_be_told
-from apps.plans.local.history import MOST, Past
+from apps.plans.local.history import FITTED_ON, MOST, Past
 from apps.plans.local.history import learn as learned
 from apps.plans.local.proposing import propose as propose_locally
 from apps.plans.models import MOST_DELEGATES, Delegate, LearnedModel, Outcome, Plan
@@ -752,11 +752,10 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
     Seconds of numbers, with no transaction open meanwhile. None: there is nothing to learn from, or something of it was
     forgotten on request meanwhile.
     """
-    with acting_in(tenant_id, "what is to be learned from"):
+    with acting_in(tenant_id, "what is to be learned from"), shelf.held(tenant_id=tenant_id) as held:
         outcomes = list(reversed(Outcome.objects.order_by("-id")[:MOST]))
-        with shelf.held(tenant_id=tenant_id) as held:
-            catalogue = held.catalogue.of_workers(held.catalogue.worker_ids)
-        heirs = _heirs({uid for outcome in outcomes for uid in outcome.tools}, catalogue)
+        heirs = _heirs({uid for outcome in outcomes for uid in outcome.tools}, held.catalogue)
+        fits = {one.request: held.library.relevance(one.request) for one in outcomes[-FITTED_ON:]}
     if not outcomes:
         return None
     past = [
@@ -768,7 +767,7 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
         )
         for one in outcomes
     ]
-    model = learned(past, shelf.library_of(catalogue).relevance)
+    model = learned(past, lambda request: fits[request])
     with acting_in(tenant_id, "what was learned"):
         # Whoever forgets one of these changes its row: it waits for this transaction, or this one for it.
         rows = Outcome.objects.select_for_update(no_key=True).order_by("id")

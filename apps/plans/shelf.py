@@ -100,13 +100,6 @@ def warm() -> None:
             pass
 
 
-def library_of(catalogue: Catalogue) -> Library:
-    """The tools of a catalogue, ready to search."""
-    kept = _Kept(catalogue=catalogue)
-    _index(kept, catalogue.by_uid)
-    return kept.library
-
-
 def _bring_up_to_date(kept: _Kept, tenant_id: int, epoch: int, history_epoch: int) -> None:
     """Read what has changed: all where the counters went backwards, else by worker."""
     if epoch < kept.catalogue.epoch or history_epoch < kept.history_epoch:

@@ -71,10 +71,3 @@ def test_page_of_a_refused_plan_says_what_is_missing(kee: Caller, console: Clien
 
     for said in ("No tool bakes a cake. Register an MCP worker", "Too dear.", "analyze_repository"):
         assert said in page
-
-
-def test_page_of_a_ready_plan_shows_its_steps(kee: Caller, console: Client) -> None:
-    page = page_of(console, kee)
-
-    assert "analyze_repository" in page
-    assert "Carry it out with execute_delegation_plan" in page

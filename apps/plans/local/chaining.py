@@ -29,7 +29,6 @@ _BY_NAME: Final = 0.3
 _FOUND: Final = frozenset({"id", "email", "user", "phone", "channel", "slug", "path"})
 """Roles whose values people look up by a name."""
 _SAME_ROOT: Final = 0.8
-_SAID: Final = 0.4
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
 _POINTER: Final = stem("pointer")
 _GIVEN: Final = frozenset({"date", "datetime", "time", "period", "duration", "number", "money", "knob", "flag"})
@@ -174,29 +173,13 @@ def _fed(match: Match, param: Param, profile: Profile, matcher: Matcher) -> Iter
         return
     feeding = matcher.match(match.part, profile, {}, match)
     values = feeding.options.values()
-    said = {name: one for name, one in feeding.options.items() if one.evidence in (*UNSURE, Evidence.QUOTED)}
-    is_found = matcher.library.finds(param)
-    spoken = any(near(stemmed, noun) for stemmed in match.part.stems.values() for noun in profile.nouns)
+    said = any(one.evidence in (*UNSURE, Evidence.QUOTED) for one in values)
     if feeding.missing or not (profile.tool.required or said) or any(one.fit < _EXACT for one in values):
         return
-    if not all(_is_name(one) or (is_found and one.cued >= _SAID) for one in said.values()):
-        return
-    gain = how + 0.3 * len(values) - 0.5
-    is_of = spoken or not set(param.words).isdisjoint(profile.nouns)
-    if not is_of and how < 1 and param.words[-1:] != ("id",):
-        return
-    if said:
-        if not is_of or not match.named:
-            return
-        gain = how - _BY_NAME
+    gain = how - _BY_NAME if said else how + 0.3 * len(values) - 0.5
     mask = 0
     for one in values:
         mask |= one.mask
     text = " ".join(sorted({*profile.nouns, *names}))
     is_one = not path[:-1] or matcher.is_gentle(match.profile.tool.uid)
     yield Option(Source(feeding, path), Evidence.STEP if is_one else Evidence.ASSUMED, gain, mask, text)
-
-
-def _is_name(option: Option) -> bool:
-    """Is it quoted, or has each word a capital, as in names?"""
-    return option.evidence == Evidence.QUOTED or all(word[:1].isupper() for word in option.text.split())

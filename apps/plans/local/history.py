@@ -44,7 +44,8 @@ _RIDGE: Final = 0.4
 _NEIGHBOURS: Final = 12
 _WIDE: Final = 60
 _FITTED_FROM: Final = 60
-_FITTED_ON: Final = 500
+FITTED_ON: Final = 500
+"""So many of them, the latest, say what the features weigh."""
 _LOOKED_AT: Final = 0.02
 _PERMUTED: Final = 6
 _MENTION: Final = 0.5
@@ -252,7 +253,7 @@ def _counted(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
 def _fitted(found: History, plans: Sequence[Past], counted: Sequence[Counter[str]], content: Content) -> dict[str, Any]:
     """What the features weigh, and how sure a set of tools is: each of the latest plans judged by what the others say of it."""
     rows, right, weights = [], [], []
-    for number in range(max(len(plans) - _FITTED_ON, 0), len(plans)):
+    for number in range(max(len(plans) - FITTED_ON, 0), len(plans)):
         uids, told = found.features(counted[number], content(plans[number].request), without=number)
         rows.append(told)
         right.append(np.array([uid in plans[number].tools for uid in uids], dtype=np.float64))

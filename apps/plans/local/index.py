@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,10 +50,8 @@ _ROOT: Final = 6
 _SENTENCE: Final = 16
 _OPENING: Final = 40
 """So many words at the beginning of a description say what the tool does; the others are details and examples."""
-_TEXTUAL: Final = frozenset({"text", "name", "query"})
 _DEFINING: Final = GROUPS["be"] | GROUPS["modal"]
 """Words near the beginning of a description that defines the tool's name and says no command."""
-_FAMILY: Final = 3
 _TYPICAL: Final = 30
 _LEAST_REPAIRED: Final = 4
 """Words of so many letters are repaired where two letters changed places; longer ones also lack one; long ones have a wrong one."""
@@ -197,12 +195,8 @@ class Profile:
     """The same for the beginnings of long stems."""
     services: frozenset[str]
     """Stems of what its workers and their capabilities are called."""
-    choices: Mapping[str, tuple[tuple[tuple[str, ...], Any], ...]]
-    """For each param, the stems of each of its choices with the choice's value."""
     particle: str
     """"on" or "off", if its name says so."""
-    params_words: frozenset[str]
-    """Stems of the names of its params that text takes."""
     naming: frozenset[str]
     """Stems that may stand before the values of its params."""
     forms: frozenset[str]
@@ -228,8 +222,6 @@ class Library:
     def __init__(self) -> None:
         self._index = Index()
         self._profiles: dict[str, Profile] = {}
-        self._prefixes: Counter[str] = Counter()
-        self._nouns: Counter[str] = Counter()
         self._verbs: Counter[str] = Counter()
         self._sorts: dict[tuple[str, ...], Counter[str]] = {}
         """What ids are of, with the letters that their examples begin with."""
@@ -250,9 +242,7 @@ class Library:
         profile = _profile(tool, frozenset(stem(word) for name in services for word in pieces(name)))
         self._profiles[tool.uid] = profile
         self._kin.clear()
-        self._prefixes[profile.prefix] += 1
         self._verbs[profile.verb] += 1
-        self._nouns.update((*profile.nouns, *profile.services))
         self._given.update(_given(profile))
         for param in profile.params:
             if param.role == "id" or param.prefixes:
@@ -268,9 +258,7 @@ class Library:
         profile = self._profiles.pop(uid, None)
         if profile is not None:
             self._kin.clear()
-            self._prefixes[profile.prefix] -= 1
             self._verbs[profile.verb] -= 1
-            self._nouns.subtract((*profile.nouns, *profile.services))
             self._given.subtract(_given(profile))
             for param in profile.params:
                 if param.role == "id" or param.prefixes:
@@ -330,10 +318,6 @@ class Library:
         """Is it a verb of general English, or what some tool does?"""
         return stemmed in VERBS or (bool(stemmed) and self._verbs[stemmed] > 0)
 
-    def is_noun(self, stemmed: str) -> bool:
-        """Does the name of some tool say that it works on this?"""
-        return self._nouns[stemmed] > 0
-
     def knows(self, stemmed: str) -> bool:
         """Is it a word of some tool, or of general English?"""
         return self._index.has(stemmed) or bool(clusters(stemmed)) or stemmed in VERBS
@@ -345,10 +329,6 @@ class Library:
     def finds(self, param: Param) -> bool:
         """Is it an id or a number that some tool that changes nothing gives under this very name?"""
         return param.role in ("id", "phone") and len(param.words) > 1 and self._given[param.name] > 0
-
-    def is_family(self, prefix: str) -> bool:
-        """Do the names of several tools begin with this word, which is no verb? It names their service then."""
-        return prefix not in VERBS and self._prefixes[prefix] >= _FAMILY
 
     def sorts(self, value: str) -> frozenset[tuple[str, ...]]:
         """What an id may be of by the letters that it begins with: those in examples, or short for a noun."""
@@ -435,10 +415,6 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
             meanings[cluster] = max(meanings.get(cluster, 0.0), sure)
         if len(word) >= _LONG:
             roots[word[:_ROOT]] = max(roots.get(word[:_ROOT], 0.0), sure)
-    choices = {
-        param.name: tuple((tuple(choice.split()) or (choice,), value) for choice, value in param.choices.items())
-        for param in params
-    }
     return Profile(
         tool=tool,
         params=params,
@@ -449,9 +425,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         meanings=meanings,
         roots=roots,
         services=services,
-        choices=choices,
         particle=next((word for word in name if word in ("on", "off")), ""),
-        params_words=frozenset(word for param in params if param.role in _TEXTUAL for word in param.words),
         naming=frozenset(word for param in params for word in (*param.words, *param.cues)),
         forms=frozenset(
             (

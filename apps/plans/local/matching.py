@@ -15,7 +15,7 @@ from apps.plans.local.index import Library, Profile
 from apps.plans.local.options import FIRM, Option, Options
 from apps.plans.local.params import Param
 from apps.plans.local.parts import HELD, Part, bits
-from apps.plans.local.words import ACTS, FILLERS, GROUPS, near, pieces
+from apps.plans.local.words import FILLERS, GROUPS, near, pieces
 from apps.plans.proposals import Evidence
 
 WEIGHTS: Final = {
@@ -45,10 +45,7 @@ _OPTIONAL: Final = -0.3
 _BEAM: Final = 24
 _FINALISTS: Final = 6
 _NO_RIVAL: Final = 99.0
-_POINTING: Final = frozenset({"that", "this", "these", "those", "there", "his", "her", "its"})
 _ASKED_WITHIN: Final = 3
-_MADE: Final = 0.75
-"""How well a verb agrees that names what the tool makes or sends: to mail, to invoice."""
 _ASIDE: Final = 0.5
 _PASSING: Final = 0.3
 """How well a verb agrees that is some word of the tool's, but not its verb."""
@@ -132,18 +129,13 @@ class Matcher:
         for param in sorted(profile.params, key=lambda one: (not one.required, len(choices[one.name]), one.name)):
             found = choices[param.name]
             if found or param.required:
-                states = _extended(states, param, [one for one in found if not _is_verb(one, part)], part.content)
+                states = _extended(states, param, found, part.content)
         return _Whole(self, part, profile, options.explained).best(states[:_FINALISTS])
 
 
 def _opens(part: Part) -> bool:
     """Does the request begin with its verb?"""
     return part.verb_at >= 0 and not part.content & ((1 << part.verb_at) - 1)
-
-
-def _is_verb(option: Option, part: Part) -> bool:
-    """Is a value cut from plain words nothing but the verb that the request begins with?"""
-    return option.evidence == Evidence.CUT and part.verb_at == option.first == option.last and _opens(part)
 
 
 def _extended(states: Iterable[_State], param: Param, found: Iterable[Option], content: int) -> list[_State]:
@@ -177,11 +169,7 @@ class _Whole:
         self.part, self.profile, self.library, self.explained = part, profile, matcher.library, explained
         self.gentle = matcher.is_gentle(profile.tool.uid)
         self.nouns = {place: self._nouns_at(place) for place in explained if part.content >> place & 1}
-        self.needed = [
-            noun
-            for noun in profile.nouns
-            if noun != profile.prefix or not (noun in profile.services or self.library.is_family(noun))
-        ]
+        self.needed = [noun for noun in profile.nouns if noun != profile.prefix or noun not in profile.services]
 
     def best(self, states: Iterable[_State]) -> Match:
         """Return the best assignment by what its words leave unexplained."""
@@ -260,8 +248,6 @@ class _Whole:
         low = part.low(part.verb_at)
         if low != part.verb and low in pieces(profile.tool.name):  # I paid it: mark_paid
             return 1.0
-        if not same and profile.verb in ACTS["making"] and any(near(part.verb, noun) for noun in profile.nouns):
-            same = _MADE
         return same or (_PASSING if profile.vocabulary.get(part.verb, 0.0) >= FIRM else 0.0)
 
     def _nouns_at(self, place: int) -> tuple[tuple[str, float], ...]:
@@ -302,7 +288,7 @@ class _Whole:
             return self.gentle
         if low in GROUPS["question"] and self.part.question:
             return True
-        if low in _POINTING or (low in ("until", "till") and any(one.first == place + 1 for one in options.values())):
+        if low in ("until", "till") and any(one.first == place + 1 for one in options.values()):
             return True
         refers = any(one.evidence in (Evidence.STEP, Evidence.ASSUMED, Evidence.CONTEXT) for one in options.values())
         is_known = not self.part.number and (self.part.question or self.part.found or any(self.nouns.values()))

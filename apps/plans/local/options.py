@@ -12,7 +12,7 @@ from apps.plans.local.index import Library, Profile, sort_of
 from apps.plans.local.params import UNNAMING, Param, coerced, fits
 from apps.plans.local.parts import BOUNDS, DETERMINERS, HELD, PUNCTUATION, Part, mask_of, stretch
 from apps.plans.local.tokens import Found, Kind
-from apps.plans.local.words import FILLERS, GROUPS, SMALL, near, stem
+from apps.plans.local.words import GROUPS, SMALL, near, stem
 from apps.plans.proposals import Evidence
 
 FIRM: Final = 0.6
@@ -22,7 +22,6 @@ _CHOICE: Final = 1.9
 _LIKE_CHOICE: Final = 1.0
 _TYPED_FIT: Final = 3.0
 _TYPED_COST: Final = 1.2
-_OTHER_NOUN: Final = 0.6
 _OWN_NOUN: Final = 0.6
 _PROPER: Final = 0.4
 _SIDE: Final = 1.4
@@ -43,8 +42,6 @@ _CALLED: Final = 2.0
 _UNANNOUNCED: Final = 0.8
 """What each word from the third on costs in a value that nothing announces."""
 _FEW: Final = 2
-_SHORT_NUMBER: Final = 4
-"""How long a number may be that is part of a name: "Baker Street 221B"."""
 _LEAST_OF_CUT: Final = -0.5
 _NO_END: Final = GROUPS["time"] | {"it", "them", "instead", "back", "straight"}
 _PREPOSITIONS: Final = GROUPS["preposition"]
@@ -53,7 +50,6 @@ _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "te
 _WHENS: Final = frozenset({Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD, Kind.DURATION})
 _CLAUSES: Final = GROUPS["be"] | GROUPS["have"] | GROUPS["modal"] | {":", ";", "–", "—", "?", "!", "(", ")", "when"}
 _ABOUT: Final = frozenset({"about", "regarding", "concerning", "containing", "mentioning", "matching"})
-_LINKING: Final = frozenset({":", "is", "as", "to", "of", "at", "by", "="})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
 _TO: Final = frozenset({"to", "until", "till", "into", "through", "before"})
 _TO_MEASURE: Final = _TO | {"in", "as"}
@@ -148,7 +144,6 @@ class Options:
         """
         self.part, self.profile, self.library, self.context = part, profile, library, context
         self._taken = beside[1] if beside else 0
-        self._named = {*beside[0].nouns} - {*profile.nouns} if beside else set[str]()
         tools = (profile, beside[0]) if beside else (profile,)
         self.explained = {
             place: 0.0 if part.typed >> place & 1 else max(one.explains(stemmed) for one in tools)
@@ -157,10 +152,9 @@ class Options:
         self._is_free = not any(one.required and one.role in _PLAIN for one in profile.params)
         self._has_unit = any("unit" in one.words for one in profile.params)
         self._spans: list[tuple[int, int]] | None = None
-        self.dated = self.timed = 0
+        self.timed = 0
         for one in part.found:
             self.timed |= mask_of(one) if one.kind in _WHENS else 0
-            self.dated |= mask_of(one) if one.kind in _WHENS and one.kind is not Kind.DURATION else 0
 
     def of(self, param: Param, offered: Sequence[Option]) -> list[Option]:
         """The likeliest values of a param, best first."""
@@ -193,16 +187,15 @@ class Options:
 
     def _choices(self, param: Param) -> Iterator[Option]:
         part = self.part
-        for wanted, value in self.profile.choices[param.name]:
+        for choice, value in param.choices.items():
+            wanted = choice.split() or [choice]
             size = len(wanted)
             for place in range(part.first, part.stop - size + 1):
                 how = min(near(part.stems[place + step], wanted[step]) for step in range(size))
                 low = part.low(place)
-                if size == 1 and (low in GROUPS["quantity"] or part.stems[place] in self._named):
-                    continue
                 if low in GROUPS["article"]:
                     continue
-                if how < 1 and (not how or size > 1 or low in SMALL or (place == part.verb_at and not param.required)):
+                if how < 1 and (not how or size > 1 or low in SMALL):
                     continue
                 if place == part.verb_at and (how < 1 or part.low(place + 1) in DETERMINERS):
                     continue
@@ -210,9 +203,7 @@ class Options:
                     continue
                 if part.typed >> place & 1 and low.strip("'\"`") != " ".join(wanted):
                     continue
-                gain = (_CHOICE if how == 1 else _LIKE_CHOICE) - (0.2 if place == part.verb_at else 0.0)
-                around = (part.stems.get(part.before(place), ""), part.stems.get(place + size, ""))
-                gain += 1.0 if any(word in param.words for word in around) else 0.0
+                gain = _CHOICE if how == 1 else _LIKE_CHOICE
                 gain += self._sided(param, part.low(part.before(place)), part.before(place), None)
                 yield self._option(value, Evidence.CHOICE, gain, (place, place + size - 1))
 
@@ -318,10 +309,8 @@ class Options:
         for first, last in self.spans():
             if last >= first + longest and not param.array:
                 continue
-            lows = [self.part.low(place) for place in range(first, last + 1)]
-            is_empty = first in self.part.turns or all(low in FILLERS or low in SMALL or low.isdigit() for low in lows)
-            is_empty = is_empty or not stretch(first, last) & self.part.content & ~self.part.typed
-            if is_empty or (param.role != "text" and self._is_no_name(param, first, last)):
+            is_empty = not stretch(first, last) & self.part.content & ~self.part.typed
+            if first in self.part.turns or is_empty or (param.role != "text" and self._is_no_name(param, first, last)):
                 continue
             cued = self.cue(param, first, last, None)
             if cued < _CALLED and self._is_own(first, last):
@@ -353,12 +342,11 @@ class Options:
             or (last > first and any(part.stems[place] in others for place in places))
             or bool(stretch(first, last) & self.timed)
             or any(part.low(place) in _CLAUSES for place in places)
-            or any(one.text in GROUPS["pronoun"] for one in part.reading.tokens[first : last + 1])
         )
 
     def _is_own(self, first: int, last: int) -> bool:
         """Are these words the tool's own, or of its choices?"""
-        chosen = {word for found in self.profile.choices.values() for words, _ in found for word in words}
+        chosen = {word for one in self.profile.params for choice in one.choices for word in choice.split()}
         return all(
             self.explained[place] >= FIRM or self.part.stems[place] in chosen
             for place in range(first, last + 1)
@@ -369,13 +357,10 @@ class Options:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
         if self._spans is None:
             part = self.part
-            quoted, bound = self._taken, 0
-            for one in part.found:
-                if one.kind == Kind.QUOTED:
-                    quoted |= stretch(one.first, one.last)
+            bound = 0
             for place, sure in self.explained.items():
                 low = part.low(place)
-                edge = sure >= FIRM or place == part.verb_at or (part.typed | self.dated) >> place & 1
+                edge = sure >= FIRM or place == part.verb_at or (part.typed | self.timed) >> place & 1
                 if (
                     edge
                     or low in BOUNDS
@@ -394,7 +379,6 @@ class Options:
                 for place in range(part.first, part.stop)
                 if place + 1 == part.stop
                 or bound >> (place + 1) & 1
-                or part.low(place - 1).endswith("ing")
                 or self._is_proper(place) > self._is_proper(place + 1)
             ]
             lasts = sorted({self._without_marks(part.first, end) for end in ends})
@@ -403,7 +387,7 @@ class Options:
                 for first in starts
                 for last in lasts
                 if first <= last < first + _LONGEST_SPAN
-                and not stretch(first, last) & quoted
+                and not stretch(first, last) & self._taken
                 and self._may_end(first, last)
             }
             self._spans = sorted(found)
@@ -425,7 +409,7 @@ class Options:
         if is_verb or is_small or low in PUNCTUATION or low in HELD:
             return False
         if low in GROUPS["article"]:
-            return part.reading.tokens[first].text[0].isupper() or self._is_said(first)
+            return self._is_said(first)
         return is_name or low not in BOUNDS
 
     def _is_proper(self, place: int) -> bool:
@@ -433,8 +417,7 @@ class Options:
         part = self.part
         if not part.first <= place < part.stop:
             return False
-        text = part.reading.tokens[place].text
-        return text[0].isupper() or (text.isdigit() and len(text) < _SHORT_NUMBER and self._is_proper(place - 1))
+        return part.reading.tokens[place].text[0].isupper()
 
     def _is_whole_name(self, first: int, last: int) -> bool:
         """Are these all the words with capitals side by side, and not the first of the request?"""
@@ -462,21 +445,11 @@ class Options:
         typed = (stretch(first, last) & part.typed).bit_count()
         if param.role in ("name", "other") and any(one.text[0].isupper() for one in tokens):
             typed -= sum(one.text[0].isdigit() for one in tokens)
-        said = long and self._is_said(first)
         whole = size > 1 and self._is_whole_name(first, last)
         crossed = sum(first <= place <= last for place in part.turns)
-        crossed += sum(
-            part.stems[one.place] in self.profile.params_words
-            for one in tokens[1:]
-            if one.low not in SMALL
-            and not (whole and one.place == last)
-            and not part.low(one.place - 1).endswith("ing")
-        )
         flags = {word for one in self.profile.params if one.type == "boolean" for word in one.words}
         crossed += size > 1 and query and part.stems[first] in flags - {*param.words}
         crossed += size > 1 and not long and tokens[0].text.islower() and part.stems[first] in param.cues
-        if said:
-            return 0.12 * min(size, 8) - 0.1 * typed - 1.2 * crossed
         score = (0.0 if content else -1.0) - 1.2 * crossed
         if long:
             score += 0.1 * min(size, 8) - 0.7 * typed - (len(content) < 2) * 0.3  # noqa: PLR2004  # a sentence has more
@@ -492,12 +465,9 @@ class Options:
             score += _PROPER
         if param.role in ("id", "version") and size == 1 and not tokens[0].text.islower():
             score += 0.6
-        if content and not whole and all(self.explained[one.place] >= FIRM for one in content):
-            score -= 1.2
         for one in content if not long and not whole else ():
             stemmed = part.stems[one.place]
             score -= _OWN_NOUN if stemmed in self.profile.nouns else 0.0
-            score -= (0.2 if query else _OTHER_NOUN) if one.text.islower() and self.library.is_noun(stemmed) else 0.0
         return score
 
     # What announces a value
@@ -509,9 +479,7 @@ class Options:
         place = first - 1 if part.low(first - 1) in _SAYING else part.before(first)
         low, stemmed = part.low(place), part.stems.get(place, "")
         if low in SMALL or low in PUNCTUATION:
-            earlier = part.stems.get(place - 1, "")
-            linked = low in _LINKING and any(near(earlier, word) >= _SAME_ROOT for word in own)
-            score = 2.4 if linked else self._introduced(param, low, kind)
+            score = self._introduced(param, low, kind)
         else:
             own_verb = place == part.verb_at and stemmed == profile.verb
             score = 0.0 if own_verb else self._by_word(param, stemmed, own, kind)
@@ -556,8 +524,6 @@ class Options:
             return _BY_NAME
         if any(near(stemmed, word) for word in own):
             return _BY_LIKE
-        if param.required and (param.role == "id" or kind in _NUMBERS) and stemmed in self.profile.nouns:
-            return _BY_NOUN
         return (_TOLD if kind else _TOLD_OF_CUT) if stemmed in param.cues else 0.0
 
 

@@ -39,7 +39,6 @@ _JOINERS: Final = frozenset({"and", "then", "also", "please", "finally", "afterw
 _SEQUELS: Final = frozenset({"then", "finally", "afterwards", "next"})
 _PARTICLES: Final = frozenset({"up", "over", "rid", "down", "back", "out", "in", "off", "on", "away"})
 _WORDLIKE: Final = frozenset({Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT, Kind.PERIOD, Kind.DATE, Kind.SLUG})
-_TELLING: Final = frozenset({"i", "we", "there", "here"})
 _DETERMINERS_OF_ACTS: Final = frozenset({"the", "my", "our", "a", "an", "this", "all"})
 """Words that stand behind a verb, so that what stands before them is one: "vacuum the kitchen"."""
 _OBJECTS: Final = _DETERMINERS_OF_ACTS | {"it", "them", "him", "her"}
@@ -164,9 +163,6 @@ def _verb(
     first = next(iter(stems))
     if tokens[first].low in GROUPS["modal"] and first + 1 in stems and tokens[first + 1].low in _ANYONE:
         return -1, True
-    if _is_told(tokens, first):
-        after = (place for place in plain if place > first and tokens[place - 1].low in (*_STOPS, *_JOINERS, "to"))
-        return next((place for place in after if library.is_verb(stems[place])), -1), False
     begun = next((place for place in stems if tokens[place].low not in _LEADING), -1)
     if begun in plain:
         if tokens[begun].low in _ASKING:
@@ -185,12 +181,6 @@ def _verb(
         if place == begun or not tokens[place].low.endswith("ing")
     )
     return next((place for place in early if stems[place] in VERBS), -1), False
-
-
-def _is_told(tokens: Sequence[Token], first: int) -> bool:
-    """Does something begin that only tells what there is: "I have an image", "there is a file"?"""
-    lows = [token.low for token in tokens[first : first + 2]]
-    return lows[0] in ("there's", "here's") or (lows[0] in _TELLING and lows[1:] != [] and lows[1] in _ASKING)
 
 
 def _is_plural(low: str) -> bool:
@@ -215,8 +205,6 @@ def turnings(reading: Reading, stop: int, library: Library) -> dict[int, int]:
         while end > 1 and (tokens[end - 1].low in _STOPS or tokens[end - 1].low in ("and", "then")):
             end -= 1
         found.setdefault(start, end)
-    if _is_told(tokens, 0) and found:
-        del found[min(found)]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Final
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
@@ -97,24 +98,19 @@ class _Proposing:
         if asked.delegation_path:
             context["delegation_path"] = list(asked.delegation_path)
         self.reading: Reading = read(asked.intent, asked.now, library.spelt)
+        self.is_gentle, self.is_usable = cache(self._is_gentle), cache(self._is_usable)
         self.matcher = Matcher(library, context, self.is_gentle)
-        self._gentle: dict[str, bool] = {}
-        self._usable: dict[str, bool] = {}
         self._done: dict[tuple[int, int, tuple[str, ...]], _Chosen] = {}
         self.likely = Likely() if history is None else history.likely(asked.intent, library.relevance(asked.intent))
         self._likely = dict(self.likely.tools)
 
-    def is_gentle(self, uid: str) -> bool:
+    def _is_gentle(self, uid: str) -> bool:
         """Does a tool change nothing, whoever runs it?"""
-        if uid not in self._gentle:
-            offers = self.catalogue.open_offers(uid) or self.catalogue.offers_of(uid)
-            self._gentle[uid] = bool(offers) and all(one.effects <= GENTLE_EFFECTS for one in offers)
-        return self._gentle[uid]
+        offers = self.catalogue.open_offers(uid) or self.catalogue.offers_of(uid)
+        return bool(offers) and all(one.effects <= GENTLE_EFFECTS for one in offers)
 
-    def is_usable(self, uid: str) -> bool:
-        if uid not in self._usable:
-            self._usable[uid] = bool(self.catalogue.open_offers(uid))
-        return self._usable[uid]
+    def _is_usable(self, uid: str) -> bool:
+        return bool(self.catalogue.open_offers(uid))
 
     def proposal(self) -> Proposal:
         tokens = self.reading.tokens

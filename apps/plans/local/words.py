@@ -68,8 +68,8 @@ ACTS: Final[Mapping[str, frozenset[str]]] = {
     head: frozenset(stem(word) for other, listed in entries("acts") if other == head for word in listed)
     for head, _ in entries("acts")
 }
-"""Stems of verbs by what they ask for: `generic` ones go with any thing, `showing` ones change nothing, `making` ones name
-what they make, a `wish` is for the asker itself."""
+"""Stems of verbs by what they ask for: `generic` ones go with any thing, `showing` ones change nothing, a `wish` is for
+the asker itself."""
 VERBS: Final = frozenset(stem(word) for line in _lines("verbs") for word in line.split())
 CURRENCIES: Final[Mapping[str, str]] = _table("currencies")
 LANGUAGES: Final[Mapping[str, str]] = _table("languages")
