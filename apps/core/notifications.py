@@ -118,7 +118,7 @@ def notify(*topics: str) -> None:
         return
     try:
         with broker(_SEND_SECONDS).pipeline(transaction=False) as pipeline:
-            for topic in topics:
+            for topic in dict.fromkeys(topics):
                 pipeline.publish(f"{_PREFIX}{topic}", b"")
             pipeline.execute()
     except redis.RedisError:

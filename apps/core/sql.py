@@ -35,8 +35,8 @@ class _PreparedCursor(psycopg.RawCursor[tuple[Any, ...]]):
         statement, names = (query, ()) if params is None else _numbered(query)
         values = [params[name] for name in names] if isinstance(params, Mapping) else params
         super().execute(statement, values, **{**options, "prepare": True})
-        # Django's log of queries reads this, which a prepared execution leaves empty.
-        self._query = self._convert_query(statement)
+        if connection.queries_logged:  # Django's log reads this, which a prepared execution leaves empty.
+            self._query = self._convert_query(statement)
         return self
 
 
@@ -121,7 +121,7 @@ def begin_asking(question: str, given: Sequence[str], *, lock_timeout: str | Non
 def _begin(statement: str, given: Sequence[str], first: str = "") -> "pq.abc.PGresult":
     raw = connection.connection
     known = _beginnings.setdefault(raw, _Beginnings())
-    values = ", ".join(map(sql.quote, given))
+    values = ", ".join(map(_quoted, given))
     while True:
         name, before = known.names.pop(statement, None), ""
         if time.monotonic() >= known.plans_until:
@@ -148,6 +148,8 @@ def _begin(statement: str, given: Sequence[str], first: str = "") -> "pq.abc.PGr
 
 
 _UNPREPARED: Final = b"26000"
+# Tenants, principals and tokens come again and again.
+_quoted: Final = lru_cache(maxsize=1024)(sql.quote)
 
 
 @lru_cache(maxsize=1024)

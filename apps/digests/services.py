@@ -556,9 +556,11 @@ class Making:
         )
 
 
-@transaction.atomic(savepoint=False)
 def post_made(making: Making, parameters: Mapping[str, Any], *, several: bool) -> list[tuple[Any, ...]]:
-    """Write what the statement writes and its receipts, and place them; returns the answer for each receipt."""
+    """Write what the statement writes and its receipts, and place them; returns the answer for each receipt.
+
+    A part of its caller's transaction.
+    """
     rows = fetch(making.statements[several], parameters, hot=True)
     if not rows:
         return []
