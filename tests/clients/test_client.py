@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 import gatehouse_client as gatehouse
+from apps.core import operations
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks.models import Task as TaskRow
-from gatehouse_client import Client, Posted, Refused
+from gatehouse_client import Client, Posted, Refused, Unreachable
 from gatehouse_client.outputs import InboxOutput, LeasedTask, Progress
 from tests import remote as remotes
 from tests.clients.proxy import Proxy
@@ -402,3 +403,16 @@ def test_missing_configuration_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
     with pytest.raises(gatehouse.GatehouseError, match="Set GATEHOUSE_URL in the environment"):
         Client.from_environment()
+
+
+def test_memory_is_stored_recalled_and_packed(client: Client, shaky: Client, proxy: Proxy, kee: Caller) -> None:
+    stored = client.remember(observation="Ada drinks green tea.", domain="people")
+    proxy.drop_reply_to("/api/v1/memory/observations")
+    with pytest.raises(Unreachable):
+        shaky.remember(observation="Bob drinks coffee.")
+
+    assert [hit.ref for hit in client.recall(query="What does Ada drink?", limit=1).hits] == [stored.ref]
+    assert len(client.recall(query="coffee").hits) == 1
+    for name, given in (("add_subject", {}), ("remember_fact", {"fact": "Prefers short answers."})):
+        operations.call_with(operations.find(name), kee, {"subject_id": "USER:ada", **given})
+    assert "Prefers short answers." in client.envelope("USER:ada")

@@ -74,3 +74,6 @@ class AsyncClient:
     wait = _awaited(Client.wait)
     ack = _awaited(Client.ack)
     ack_entries = _awaited(Client.ack_entries)
+    remember = _awaited(Client.remember)
+    recall = _awaited(Client.recall)
+    envelope = _awaited(Client.envelope)

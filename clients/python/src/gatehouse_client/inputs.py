@@ -100,6 +100,29 @@ class Rate(TypedDict, total=False):
     per_seconds: Required[float]
 
 
+class RecallMemory(TypedDict, total=False):
+    query: str
+    """What you want to know, in words; left out, the newest memories are listed."""
+    domain: str | None
+    """Only what was stored in this domain."""
+    subject: str | None
+    """
+    Only memories of the subject with this id: its items (their type is the domain) and the messages of
+    conversations with it. Without a subject these are not found.
+    """
+    filters: Mapping[str, Any] | None
+    """Values that must stand at these paths of the metadata, such as `{"plan_id": "plan-abc"}`."""
+    as_of: str | None
+    """Answer as of this moment."""
+    limit: int
+    """The most memories to answer."""
+    max_tokens: int | None
+    """
+    Leave out memories whose texts would exceed this budget. The count is an upper bound. If there are no hits, all may
+    have been too long.
+    """
+
+
 class RegisterTaskType(TypedDict, total=False):
     name: Required[str]
     params_schema: Mapping[str, Any]
@@ -183,6 +206,27 @@ class SpendInput(TypedDict, total=False):
 
     tokens: int
     cost_usd: float
+
+
+class StoreMemory(TypedDict, total=False):
+    observation: Required[str]
+    """What was observed, decided or found, in a sentence or a few."""
+    domain: str | None
+    """The field it belongs to, such as `code_patterns`."""
+    confidence: float
+    """How sure you are, from 0 to 1."""
+    evidence: Sequence[str]
+    """References to what it rests on: `observation:12`, `task:task_7`, `plan:…`. What is cited of memory must be there."""
+    metadata: Mapping[str, Any]
+    """Anything to find it by later, with the `filters` of `memory_recall`."""
+    occurred_at: str | None
+    """When it happened, if not now."""
+    conversation_id: str | None
+    """Your conversation, of which this is the next message. Recall also finds a message by the messages around it."""
+    speaker: str
+    """Who said it."""
+    supersedes: str | None
+    """The reference of an older observation that this one replaces."""
 
 
 class TaskCompletion(TypedDict, total=False):

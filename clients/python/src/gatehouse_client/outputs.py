@@ -56,6 +56,18 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FormattedEnvelope:
+    text: str
+    """For a prompt; empty where not even its frame fits."""
+    boundary: str
+    """The mark in the lines before and after the memories."""
+    tokens: int
+    """How many the text takes, by the same count."""
+    left_out: int
+    """Lines that did not fit the budget."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LeasedTask:
     task_id: str
     run_id: int
@@ -147,6 +159,27 @@ class Queues:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecalledMemory:
+    ref: str
+    text: str
+    score: float
+    why: str
+    domain: str
+    confidence: float
+    metadata: dict[str, Any]
+    author: str
+    recorded_at: datetime
+    occurred_at: datetime | None
+    speaker: str
+    conversation_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recollection:
+    hits: list[RecalledMemory]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunEnded:
     status: str
     """The task's; `refused` where nothing was done."""
@@ -198,6 +231,14 @@ class Schedules:
 class Spent:
     tokens: int
     cost_usd: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredMemory:
+    status: str
+    id: int
+    ref: str
+    recorded_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -19,10 +20,12 @@ from gatehouse_client.inputs import (
     LeaseTasks,
     PostReceipt,
     QueueTask,
+    RecallMemory,
     RegisterTaskType,
     ReleaseTask,
     ScheduleTask,
     SetQueueLimitsBody,
+    StoreMemory,
     TaskCompletion,
 )
 from gatehouse_client.outputs import (
@@ -30,6 +33,7 @@ from gatehouse_client.outputs import (
     CompletedTask,
     CompletedTasks,
     DeadLetters,
+    FormattedEnvelope,
     HeartbeatAnswer,
     HeartbeatAnswers,
     InboxOutput,
@@ -40,10 +44,12 @@ from gatehouse_client.outputs import (
     QueueFigures,
     QueuePolicy,
     Queues,
+    Recollection,
     RunEnded,
     RunsEnded,
     ScheduleOutput,
     Schedules,
+    StoredMemory,
     TaskResult,
     TaskStatus,
     Timeline,
@@ -364,6 +370,24 @@ class Verbs(ABC):
     def _complete_together(self, items: Sequence[Item]) -> list[CompletedTask | None]:
         results = self.complete_items(items).results
         return [None if one.code else decode(CompletedTask, {**vars(one), "next": []}) for one in results]
+
+    # Memory
+
+    def remember(self, **memory: Unpack[StoreMemory]) -> StoredMemory:
+        """Store an observation. It is sent once, for a repeated one would stand twice.
+
+        :raises Unreachable: if the hub did not answer; then it may be stored.
+        """
+        return decode(StoredMemory, self._ask("POST", path("memory", "observations"), memory, since=-math.inf))
+
+    def recall(self, **wanted: Unpack[RecallMemory]) -> Recollection:
+        """What fits a query, the best first."""
+        return decode(Recollection, self._ask("POST", path("memory", "recall"), wanted))
+
+    def envelope(self, subject_id: str, *, max_tokens: int = 2000) -> str:
+        """What is known of a subject, as text for a prompt."""
+        answer = self._ask("GET", path("subjects", subject_id, "envelope", "text"), query={"max_tokens": max_tokens})
+        return decode(FormattedEnvelope, answer).text
 
 
 def as_item(
