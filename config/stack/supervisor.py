@@ -100,8 +100,8 @@ class Supervisor:
     """Whether PostgreSQL waits for the disk at each commit."""
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     """What its processes inherit. It may name servers to use instead of embedded ones; a start adds all else."""
-    wanted: Mapping[str, list[str]] = field(default_factory=lambda: _TOKENS)
-    """The tokens to issue, by name, each as the arguments of ``issue_token``."""
+    wanted: Mapping[str, list[str]] = field(default_factory=dict)
+    """Tokens to issue besides those of every stack, by name, each as the arguments of ``issue_token``."""
     tokens: dict[str, str] = field(default_factory=dict)
     forks: bool = sys.platform == "linux"
     """Whether the product is loaded here once, and its processes are forked."""
@@ -149,7 +149,8 @@ class Supervisor:
         }
         self.start_servers()
         log = self.data.log("prepare")
-        if self._launch("manage.py", "prepare", "-v0", "--tokens", json.dumps(self.wanted), log=log).wait():
+        tokens = json.dumps({**_TOKENS, **self.wanted})
+        if self._launch("manage.py", "prepare", "-v0", "--tokens", tokens, log=log).wait():
             raise StackError(f"The database could not be prepared ({log}):\n{last_lines(log, 1).strip()}")
         self.tokens = self.data.secrets()["tokens"][self.environment["DATABASE_URL"]]
         self._ok("migrations")
