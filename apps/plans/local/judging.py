@@ -38,7 +38,6 @@ READING: Final = 0.45
 """From here on a tool that only reads is shown."""
 ASK: Final = 0.17
 """From here on what a tool lacks is asked for."""
-_CLAUSE: Final = GROUPS["pronoun"] | GROUPS["article"]
 _HOLDING: Final = GROUPS["negation"] | GROUPS["condition"] | GROUPS["exception"] | GROUPS["repeat"]
 _FORMED: Final = frozenset({Evidence.TYPED, Evidence.QUOTED, Evidence.CHOICE, Evidence.CONTEXT})
 _UNASKED: Final = 0.9
@@ -137,5 +136,4 @@ def holding(part: Part, match: Match) -> tuple[str, ...]:
             and tokens[place].low in GROUPS["question"]
             and (part.low(place), part.low(place + 1)) != ("when", "the")
         )
-        and not (tokens[place].low == "provided" and part.low(place + 1) not in _CLAUSE)
     )

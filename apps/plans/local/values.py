@@ -12,7 +12,6 @@ from apps.plans.local.tokens import Found, Kind, Reading, Token, pairs, scan
 
 __all__ = ["Found", "Kind", "Reading", "Token", "read"]
 
-_ZONES: Final = frozenset(("UTC", "GMT", "CET", "CEST", "EST", "EDT", "CST", "CDT", "MST", "MDT", "PST", "PDT", "JST"))
 _RANGED: Final = frozenset((Kind.INTEGER, Kind.NUMBER, Kind.MONEY, Kind.QUANTITY))
 _LETTERS: Final = frozenset("shdwymglkbcf") | {"in"}
 """Units that are told only right behind a number."""
@@ -162,8 +161,6 @@ def _named(tokens: Sequence[Token]) -> Iterator[Found]:
                 yield Found(kind, table[low] if kind is Kind.CURRENCY else token.text, place, place, "", table[low])
         if _unit_alone(low):
             yield Found(Kind.UNIT, token.text, place, place, "", words.UNITS[low])
-        if token.text in _ZONES:
-            yield Found(Kind.TIMEZONE, token.text, place, place)
 
 
 def _ranges(tokens: Sequence[Token], found: Sequence[Found]) -> list[Found]:
