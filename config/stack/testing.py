@@ -9,9 +9,8 @@ A test that is named on the command line runs whatever its tier.
 """
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import ExitStack
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -49,20 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("ci") is None)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-        terminalreporter.write_line(why_nothing_ran(config.args, config.getoption("--tier")))
-
-
-def why_nothing_ran(arguments: Sequence[str], tier: str) -> str:
-    """A sentence for whoever named these tests, and no test ran."""
-    missing = [name for name in arguments if not Path(name.partition("::")[0]).exists()]
-    if missing:
-        return f"No test ran: there is no {', '.join(missing)}."
-    return (
-        f"No test ran: nothing that was named is a test of the tier {tier}."
-        " Slow tests run with --tier ci or --tier long; a test that is named as FILE::TEST runs in any tier."
-    )
+        terminalreporter.write_line("Slow tests run with --tier ci or --tier long; FILE::TEST runs in any tier.")
 
 
 def _own_number(url: str, number: int) -> str:

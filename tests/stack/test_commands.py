@@ -14,7 +14,6 @@ from config.stack.__main__ import main
 from config.stack.folders import DataFolder
 from config.stack.processes import MARK, StackError, bound_log
 from config.stack.supervisor import DEFAULT_PORT, Supervisor, listen
-from config.stack.testing import why_nothing_ran
 from tests.commands import Ended, run
 from tests.factories import T0
 
@@ -34,11 +33,6 @@ def test_last_port_is_used_again_unless_it_is_taken() -> None:
             assert neighbour.getsockname()[1] != last
         with pytest.raises(StackError, match=f"Port {last} is taken"):
             listen(last, DEFAULT_PORT)
-
-
-@pytest.mark.parametrize(("named", "says"), [("tests/nope.py", "no tests/nope.py."), ("tests/stack", "--tier ci")])
-def test_run_without_tests_says_why(named: str, says: str) -> None:
-    assert says in why_nothing_ran([named], "fast")
 
 
 def test_data_folder_keeps_its_port_until_it_is_erased(tmp_path: Path) -> None:
