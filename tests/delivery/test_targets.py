@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import Client
@@ -549,30 +548,6 @@ def test_dead_deliveries_are_replayed_by_an_admin_of_their_tenant_only(dead: Del
 
 
 # The console, figures and set-up.
-
-
-@pytest.mark.parametrize("model", ["delivery", "target"])
-def test_operator_replays_with_a_reason_and_only_what_is_dead(dead: Delivery, console: Client, model: str) -> None:
-    key = dead.pk if model == "delivery" else dead.target_id
-    action = reverse(f"admin:delivery_{model}_replay", args=[key])
-    console.get(action)
-    with acting_as_system("test"):
-        assert delivery().state == State.DEAD
-    console.post(action, {"_form_submitted": "on", "reason": "they have mended it"})
-    with acting_as_system("test"):
-        assert delivery().state == State.PENDING
-    assert "they have mended it" in LogEntry.objects.get().change_message
-    answer = console.post(action, {"_form_submitted": "on", "reason": "again"})
-    assert LogEntry.objects.count() == 1
-    said = console.get(answer["HX-Redirect"]).content.decode()
-    assert "is dead." in said or "is not dead." in said
-
-
-def test_operator_stops_and_resumes_a_target_with_a_reason(dead: Delivery, console: Client) -> None:
-    for action, reason in (("stop", "Stopped by an operator: ticket 7"), ("resume", None)):
-        address = reverse(f"admin:delivery_target_{action}", args=[dead.target_id])
-        console.post(address, {"_form_submitted": "on", "reason": "ticket 7"})
-        assert reloaded(dead.target).stopped_reason == reason
 
 
 def test_operator_pages_show_no_secret_and_count_at_once(dead: Delivery, kee: Caller, console: Client) -> None:

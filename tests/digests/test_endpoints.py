@@ -208,30 +208,6 @@ def ask(tenant: Tenant) -> Ask:
     return ask
 
 
-def test_an_agent_reads_acts_and_acks_over_http(ask: Ask, token: str) -> None:
-    _, posted = send(token, TASK_COMPLETE)
-    send(token, {**EMAIL, "group": {"resource_ref": "inbox", "event_family": "mail", "flush_class": "immediate"}})
-
-    _, page = ask("GET", "/api/v1/inbox")
-    assert [(entry["kind"], entry["count"]) for entry in page["entries"]] == [("item", 1), ("digest_snapshot", 1)]
-    assert (page["as_of"], page["visible"], page["pending"], page["more_waiting"]) == (2, 2, 0, 0)
-
-    _, read = ask("POST", f"{API}/{posted['receipt_id']}/read")
-    assert read["receipt"]["metadata"] == TASK_COMPLETE["metadata"]
-    assert read["receipt"]["delivered_at"]
-    assert (read["next_action"]["tool"], read["next_action"]["arguments"]) == (
-        "fetch_task_result",
-        {"task_id": "abc123"},
-    )
-    digest = page["entries"][1]
-    _, expanded = ask("GET", f"/api/v1/inbox/entries/{digest['ref']}/expand")
-    assert [one["source_system"] for one in expanded["receipts"]] == ["email_monitor"]
-    acked = ask("POST", "/api/v1/inbox/ack-through", {"through": digest["token"]})
-    assert acked == (200, {"acked_entries": 1, "acked_receipts": 1})
-    assert ask("GET", "/api/v1/inbox")[1]["entries"] == []
-    assert len(ask("GET", "/api/v1/inbox/history")[1]["entries"]) == 2
-
-
 def test_ledger_receipts_are_read_as_proof_and_ack_nothing(ask: Ask, token: str) -> None:
     _, posted = send(token, PLAN_CREATED, UNIVERSAL)
     for reference in (posted["receipt_id"], posted["uuid"]):

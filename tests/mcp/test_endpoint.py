@@ -137,20 +137,8 @@ def test_handshake_agrees_on_a_version(token: str, version: str) -> None:
     assert "Mcp-Session-Id" not in answer.headers
 
 
-def test_discovery_lists_capabilities(token: str) -> None:
-    result = modern("server/discover", {}, token).json()["result"]
-    assert result["supportedVersions"] == [MODERN]
-    assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "gatehouse"
-    assert set(result["capabilities"]) == {"tools", "resources", "prompts", "completions", "extensions"}
-
-
 def test_server_version_is_the_products() -> None:
     assert f'version = "{SERVER.version}"' in Path("pyproject.toml").read_text()
-
-
-def test_older_client_may_ping_and_set_the_log_level(token: str) -> None:
-    assert legacy("ping", None, token).json()["result"] == {}
-    assert legacy("logging/setLevel", {"level": "info"}, token).json()["result"] == {}
 
 
 def _completion(kind: str, name: str, argument: str) -> dict[str, object]:

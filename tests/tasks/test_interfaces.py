@@ -5,17 +5,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
 from apps.core.sql import database_now
 from apps.principals.models import Tenant
-from apps.principals.scopes import Kind, Scope
+from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import selectors, sql
-from apps.tasks.models import LiveTask, Queue, QueueHistory, Run, Task
+from apps.tasks.models import LiveTask, QueueHistory, Run, Task
 from apps.tasks.services import operating, sweeping, types
 from tests.console.test_site import SENT
 from tests.factories import make_token, refused
@@ -47,50 +46,6 @@ def agent(tenant: Tenant, kee: Caller) -> str:
     return make_token(tenant, "Kee")
 
 
-@pytest.fixture
-def worker_token(tenant: Tenant) -> str:
-    return make_token(tenant, "W", Kind.WORKER)
-
-
-def test_task_from_queueing_to_its_timeline(agent: str, worker_token: str) -> None:
-    asked = {"task_type": "index", "params": {"path": "/x"}, "idempotency_key": "k"}
-    status, queued = send(agent, "tasks", asked)
-    assert (status, queued["task_id"][:5], queued["is_duplicate"]) == (201, "task_", False)
-    assert send(agent, "tasks", asked) == (200, {**queued, "is_duplicate": True})
-    task = queued["task_id"]
-
-    status, leased = send(worker_token, "tasks/lease", {"queues": ["default"], "capacity": 5})
-    (given,) = leased["tasks"]
-    assert (status, given["task_id"], given["run_id"], given["params"]) == (200, task, 1, {"path": "/x"})
-    assert send(worker_token, "tasks/lease", {"queues": ["default"]}) == (204, None)
-
-    token = {"lease_token": given["lease_token"]}
-    beat = {"leases": [{"task_id": task, **token, "progress": {"percent": 50}, "checkpoint": {"at": 1}}]}
-    status, beaten = send(worker_token, "tasks/heartbeat", beat)
-    assert (status, beaten["results"][0]["status"], beaten["results"][0]["order"]) == (200, "ok", "continue")
-    status, found = get(agent, f"tasks/{task}")
-    assert (status, found["status"], found["complete"], found["progress"]["percent"]) == (200, "leased", False, 50)
-    assert get(agent, f"tasks/{task}/result")[0] == 409
-    assert send(agent, f"tasks/{task}/cancel")[0] == 202
-
-    done = {**token, "result": {"text": "x" * 70_000}, "summary": "Indexed."}
-    status, completed = send(worker_token, f"tasks/{task}/complete", done)
-    assert (status, completed["status"]) == (200, "succeeded")
-    assert send(worker_token, f"tasks/{task}/complete", done) == (200, completed)
-    assert send(worker_token, f"tasks/{task}/complete", {**token, "result": 1})[0] == 409
-    assert send(worker_token, f"tasks/{task}/release", token)[0] == 409
-    assert send(worker_token, f"tasks/{task}/heartbeat", token)[0] == 409
-
-    status, result = get(agent, f"tasks/{task}/result")
-    assert (status, result["result_channel"], result["content"]) == (200, "artifact", done["result"])
-    digest = result["result_pointer"].removeprefix("artifact:")
-    status, artifact = get(worker_token, f"artifacts/{digest}")
-    assert (status, artifact["content"], artifact["checksum"]) == (200, done["result"], result["checksum"])
-    status, story = get(agent, f"tasks/{task}/timeline")
-    assert [event["event"] for event in story["events"]][-2:] == ["succeeded", "fetched"]
-    assert get(agent, "queues")[1]["queues"][0]["queued"] == 0
-
-
 def test_names_that_do_not_fit_a_path_are_refused(tenant: Tenant, agent: str) -> None:
     owner = make_token(tenant, "Owner", scopes=[Scope.ADMIN, Scope.TASKS_QUEUE])
     for draft in ({"name": "a/b"}, {"name": ".."}, {"name": "parse", "queue": "a/b"}):
@@ -105,21 +60,6 @@ def act(console: Client, model: str, name: str, pk: int) -> Any:
 
 def page(console: Client, model: str, pk: int) -> str:
     return console.get(reverse(f"admin:tasks_{model}_change", args=[pk])).content.decode()
-
-
-def test_operator_cancels_a_task_with_a_reason(console: Client, kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    waiting = number(queue(kee))
-    act(console, "task", "cancel", waiting)
-    assert status(kee, waiting) == "canceled"
-    held = number(queue(kee))
-    grant = lease_one(worker)
-    act(console, "task", "cancel", held)
-    assert status(kee, held) == "canceling"
-    complete(worker, grant)
-    act(console, "task", "cancel", held)
-    assert "has succeeded already" in page(console, "task", held)
-    assert [entry.change_message for entry in LogEntry.objects.order_by("pk")] == ["Cancel the task: ticket 7"] * 2
 
 
 def test_operator_retries_all_that_match_and_sees_what_was_skipped(
@@ -228,21 +168,6 @@ def test_revoked_lease_costs_no_attempt(console: Client, kee: Caller, worker: Ca
     cancel(kee, task)
     act(console, "task", "revoke_lease", task)
     assert status(kee, task) == "canceled"
-
-
-def test_operator_retries_dead_letters(console: Client, kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue_many(kee, *[asked()] * 3)
-    dead = [fail_next(worker) for _ in range(3)]
-    for _ in range(2):
-        act(console, "task", "retry", dead[0])
-    with acting_as(kee):
-        (made,) = Task.objects.filter(retry_of=dead[0])
-        line = Queue.objects.get()
-    shown = page(console, "task", dead[0])
-    assert f"was retried as task_{made.pk} before" in shown
-    act(console, "queue", "retry_dead_letters", line.pk)
-    assert "2 dead letters of default are queued again." in page(console, "queue", line.pk)
 
 
 @pytest.mark.parametrize("model", ["queue", "tasktype"])

@@ -64,18 +64,6 @@ def test_worker_page_shows_trust_tools_and_history(console: Client, kee: Caller,
     assert "repo_path" in page(console, "toolversion", tool.pk)
 
 
-def test_operator_quarantines_releases_and_unregisters(console: Client, worker: Worker) -> None:
-    states = []
-    for name in ("quarantine", "release", "release", "unregister"):
-        act(console, "worker", name, worker.pk)
-        states.append(seen(worker).state)
-
-    assert states == ["quarantined", "offline", "offline", "offline"]
-    assert seen(worker).unregistered_at is not None
-    assert logged() == ["Quarantine: ticket 7", "Release: ticket 7", "Unregister: ticket 7"]
-    assert "ready to quarantined: by an operator: ticket 7" in page(console, "worker", worker.pk)
-
-
 def test_operator_revokes_a_key(console: Client, kee: Caller, worker: Worker) -> None:
     with acting_as(kee):
         stored = SigningKey.objects.get()

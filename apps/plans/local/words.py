@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001 - people type these marks
 """General English that all tools share: stems, synonyms, small words, units, currencies, languages, countries.
 
-The lists stand in `data/*.txt`. No entry serves one domain or one tool.
+The lists stand in the sections of `words.txt`. No entry serves one domain or one tool.
 """
 
 import re
@@ -12,7 +12,10 @@ from typing import Final
 
 import snowballstemmer
 
-_DATA: Final = Path(__file__).parent / "data"
+_SECTIONS: Final = re.split(
+    r"^\[(\w+)\]\n", Path(__file__).with_name("words.txt").read_text(encoding="utf-8"), flags=re.MULTILINE
+)
+_DATA: Final = dict(zip(_SECTIONS[1::2], _SECTIONS[2::2], strict=True))
 _STEMMER: Final = snowballstemmer.stemmer("english")
 _PIECES: Final = re.compile(r"[A-Z]+(?![a-zà-ÿ])|[A-Z]?[a-zà-ÿ]+|\d+")
 _WORDS: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?|\d+")
@@ -37,7 +40,7 @@ def prose(text: str) -> list[str]:
 
 
 def entries(name: str) -> Iterator[tuple[str, list[str]]]:
-    """The entries `head: word word` of a data file; an underscore in a word stands for a space."""
+    """The entries `head: word word` of a section; an underscore in a word stands for a space."""
     for line in _lines(name):
         for entry in filter(None, (part.strip() for part in line.split(";"))):
             head, _, rest = entry.partition(": ")
@@ -45,8 +48,7 @@ def entries(name: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _lines(name: str) -> list[str]:
-    lines = (_DATA / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+    return [line for line in _DATA[name].splitlines() if line and not line.startswith("#")]
 
 
 def _table(name: str) -> dict[str, str]:
