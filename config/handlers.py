@@ -184,15 +184,16 @@ def _call(request: HttpRequest) -> HttpResponseBase:
 
 
 @cache
-def _coalescing_paths() -> list[tuple[re.Pattern[str], ResolverMatch]]:
+def _coalescing_paths() -> list[tuple[re.Pattern[str], str]]:
     paths = [one.path for declared in operations.all_operations() if declared.coalesces for one in declared.routes]
-    return [(re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), resolve(path)) for path in paths]
+    return [(re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), path) for path in paths]
 
 
 def _coalescing(path: str) -> ResolverMatch | None:
     """The view of a path whose calls may share a transaction."""
-    for pattern, known in _coalescing_paths():
+    for pattern, template in _coalescing_paths():
         if found := pattern.fullmatch(path):
+            known = _kept_match(template)
             return ResolverMatch(known.func, (), found.groupdict(), url_name=known.url_name, route=known.route)
     return None
 
