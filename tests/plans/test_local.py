@@ -239,6 +239,23 @@ def test_refusal_says_why(intent: str, kind: Lack) -> None:
     assert proposal.missing[0].kind == kind
 
 
+def test_delegates_are_each_handed_their_part_of_the_request() -> None:
+    takes = shape("intent", intent=STRING, context={"type": "object"}, delegation_path=STRINGS)
+    does = {
+        "index_pdfs": "Index the PDFs in a folder.",
+        "analyze_code": "Analyze a Python codebase.",
+        "list_files": "List the files.",
+    }
+    tools = [tool(name, said, takes) for name, said in does.items()]
+    parts = ["Analyze the Python codebase at /srv/app", "index all PDFs in /srv/docs", "list the files in /srv/data"]
+
+    found = ask(f"{parts[0]}, {parts[1]}, and {parts[2]}", Catalogue(9, tools, [offer(one.name, one) for one in tools]))
+
+    assert [(step.tool.name, {name: value.value for name, value in step.values.items()}) for step in found.steps] == [
+        (name, {"intent": part}) for name, part in zip(("analyze_code", "index_pdfs", "list_files"), parts, strict=True)
+    ]
+
+
 ADVERSE = (Path(__file__).parent / "sets" / "adverse.txt").read_text(encoding="utf-8").splitlines()
 """Requests that forbid, except, condition or report an act, or ask for more than a tool does."""
 

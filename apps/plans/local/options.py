@@ -164,10 +164,12 @@ class Options:
             said = sum(1 << one.place for one in part.tokens if one.text == value)
             # A value for a param that need not be given speaks for no tool.
             return [Option(value, Evidence.CONTEXT, 3.0 if param.required or said else 0.5, said, param.name)]
-        if param.role == "secret":
+        if param.role == "secret" or param.name == "delegation_path":  # which is the plan's own
             return []
         if param.role == "request" and param.required:
-            return [self._option(part.text, Evidence.REQUEST, 1.0, (part.first, part.stop - 1))]
+            whole = self._option(part.text, Evidence.REQUEST, 1.0, (part.first, part.stop - 1))
+            # The verb still says which tool is meant.
+            return [replace(whole, mask=whole.mask & ~(1 << part.verb_at)) if part.verb else whole]
         found = [*offered, *self._choices(param)]
         if param.type == "boolean":
             found += self._switches(param)
