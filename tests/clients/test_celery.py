@@ -18,6 +18,7 @@ from tests.waiters import until
 
 pytestmark = pytest.mark.ci
 
+Run = Callable[..., "subprocess.Popen[str]"]
 SHOP = """
 import os
 from celery import Celery
@@ -50,7 +51,7 @@ async def endless(task: Task) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path, server: Server, token: str) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+def run(tmp_path: Path, server: Server, token: str) -> Iterator[Run]:
     """Runs Python in the shop's folder."""
     (tmp_path / "shop.py").write_text(SHOP)
     env = environment(server, token) | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(KIT / "src")])}
@@ -70,9 +71,7 @@ def run(tmp_path: Path, server: Server, token: str) -> Iterator[Callable[..., "s
         process.communicate()
 
 
-def test_tasks_of_a_celery_app_are_tasks_of_the_hub(
-    run: Callable[..., "subprocess.Popen[str]"], client: Client
-) -> None:
+def test_tasks_of_a_celery_app_are_tasks_of_the_hub(run: Run, client: Client) -> None:
     delayed = run("-c", "from shop import greet; print(greet.delay('Ada', times=2).task_id); greet.delay(nam='Ada')")
     ada, _ = delayed.communicate(timeout=PATIENCE)
     assert delayed.returncode == 1  # what does not fit the function is refused before anybody is asked

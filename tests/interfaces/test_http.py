@@ -205,7 +205,7 @@ def test_answer_after_a_wait_carries_what_every_answer_does(
 
 
 def test_unknown_host_is_refused_at_operations_and_pages() -> None:
-    for path in ("/api/v1/whoami", "/livez"):
+    for path in ("/api/v1/whoami", "/mcp", "/livez"):
         status, _, body = _asgi(path, host="elsewhere.example")
         assert (status, json.loads(body)["code"]) == (400, "unknown_host")
         assert "GATEHOUSE_HOSTS" in json.loads(body)["detail"]
