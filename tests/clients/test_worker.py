@@ -92,10 +92,7 @@ def test_return_value_of_a_handler_is_the_result(client: Client) -> None:
 def count(
     task: Task, path: str, *, width: int = 100, ratio: float | None = None, names: list[str], mode: Literal["a", "b"]
 ) -> None:
-    """Counts what there is.
-
-    In full.
-    """
+    """Counts what there is."""
 
 
 def test_function_declares_its_task_type() -> None:
