@@ -13,11 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from config.stack.folders import KEYS, DataFolder
-from config.stack.processes import MARK, StackError, end_all, marked
+from config.stack.processes import MARK, SIGNALS, StackError, end_all, marked
 from config.stack.supervisor import BUNDLED_WORKERS, Supervisor, readiness, say
 from config.typed import PRODUCT, typed
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NOT_RUNNING = 3
 _INTERRUPTED = 130
 _LAST_PORT = 65535
@@ -187,7 +186,7 @@ def restore(options: argparse.Namespace, data: DataFolder) -> int:
 @contextmanager
 def _ended(supervisor: Supervisor, *, patience: float = 15) -> Iterator[None]:
     """End everything on the way out. A signal is a way out: it interrupts the block, which then ends quietly."""
-    for sign in _SIGNALS:
+    for sign in SIGNALS:
         # nohup stays in force.
         if sign != signal.SIGHUP or signal.getsignal(sign) is not signal.SIG_IGN:
             signal.signal(sign, signal.default_int_handler)
@@ -196,7 +195,7 @@ def _ended(supervisor: Supervisor, *, patience: float = 15) -> Iterator[None]:
     except KeyboardInterrupt:
         say("\nEnding …")
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         supervisor.stop(patience=patience)
 
 

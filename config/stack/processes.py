@@ -24,6 +24,7 @@ from config.typed import PRODUCT
 MARK = "GATEHOUSE_STACK"
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOG_LIMIT = 10_000_000
 
 
@@ -59,8 +60,9 @@ def launch(
     def become() -> None:
         os.setsid()
         os.chdir("/" if server else PRODUCT)
-        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for sign in SIGNALS:
             signal.signal(sign, signal.SIG_DFL if sign != signal.SIGINT else signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if log is not None:
             with log.open("ab") as file:
                 os.dup2(file.fileno(), 1)
@@ -79,8 +81,13 @@ def launch(
             os.close(lock)
         _run(argv, env)
 
-    # Not by `start()`: multiprocessing would wait for it, and take its exit code from us.
-    return psutil.Process(ForkProcess._Popen(ForkProcess(target=become)).pid)  # noqa: SLF001
+    # An interrupt amid the fork would be lost.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        # Not by `start()`: multiprocessing would wait for it, and take its exit code from us.
+        return psutil.Process(ForkProcess._Popen(ForkProcess(target=become)).pid)  # noqa: SLF001
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str]) -> None:
