@@ -148,6 +148,8 @@ def reset(options: argparse.Namespace, data: DataFolder) -> int:
     if not data.path.is_dir():
         say(f"There is nothing in {data.path}.")
         return 0
+    if not data.secrets_file.exists():
+        raise StackError(f"{data.path} is no data folder of Gatehouse; nothing was erased.")
     if not data.claim():
         raise StackError(f"It runs; end it first: {typed('down')}")
     if not options.yes and input(f"Erase everything in {data.path}? Type yes: ") != "yes":
@@ -162,7 +164,7 @@ def reset(options: argparse.Namespace, data: DataFolder) -> int:
 
 def restore(options: argparse.Namespace, data: DataFolder) -> int:
     """Make a new data folder from a backup DIR; then start it."""
-    if options.path is None or (data.path.exists() and any(data.path.iterdir())):
+    if options.path is None or (data.path.exists() and {one.name for one in data.path.iterdir()} - {"lock"}):
         raise StackError(f"Name a backup, and for its data a folder that is empty: {typed('restore')} DIR --data NEW")
     backup = _given(options.path)
     try:
@@ -170,17 +172,20 @@ def restore(options: argparse.Namespace, data: DataFolder) -> int:
         kept = {name: keys[name] for name in KEYS}
     except (OSError, ValueError, KeyError, TypeError):
         raise StackError(f"{backup} is no complete backup: its secrets.json can't be read.") from None
-    data.claim()
+    if not data.claim():
+        raise StackError(f"Another restore fills {data.path}.")
     data.write(data.secrets_file, kept)
     supervisor, code = Supervisor(data=data), _INTERRUPTED
-    with _ended(supervisor):
-        supervisor.start_servers()
-        code = supervisor.run("manage.py", "restore", str(backup))
-    if code:
-        data.clear()
-        return code
-    say(f"Start it: {typed('up')} --data {data.path}")
-    return 0
+    try:
+        with _ended(supervisor):
+            supervisor.start_servers()
+            code = supervisor.run("manage.py", "restore", str(backup))
+            if not code:
+                say(f"Start it: {typed('up')} --data {data.path}")
+    finally:
+        if code:
+            data.clear()
+    return code
 
 
 @contextmanager

@@ -158,7 +158,8 @@ def bound_log(log: Path, limit: int = LOG_LIMIT) -> None:
     """Keep a log below its limit, with one predecessor. Whoever appends to it goes on at its new beginning."""
     with suppress(FileNotFoundError):
         if log.stat().st_size > limit:
-            shutil.copyfile(log, log.with_suffix(".old.log"))
+            with suppress(OSError):  # on a full disk it loses its past
+                shutil.copyfile(log, log.with_suffix(".old.log"))
             os.truncate(log, 0)
 
 

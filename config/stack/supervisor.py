@@ -138,6 +138,8 @@ class Supervisor:
         """
         kept = self.data.secrets()
         self._listener = listen(self.port, kept.get("port"))
+        # Forks have it anyway; the servers, which are executed, have no use for it.
+        self._listener.set_inheritable(not self.forks)
         port = self._listener.getsockname()[1]
         self.data.write(self.data.secrets_file, kept | {"port": port})
         self.url = f"http://127.0.0.1:{port}"
@@ -244,7 +246,10 @@ class Supervisor:
                     self.tell(f"{name} ended ({how}), starting it again in {one.pause:.1f} s")
                 elif one.again_at is not None and now >= one.again_at:
                     one.restart()
-                    self._write_stack_file()
+                    try:
+                        self._write_stack_file()
+                    except OSError as failure:  # a full disk
+                        self.tell(f"What runs could not be noted: {failure}")
             time.sleep(0.1)
 
     def stop(self, *, patience: float = 15) -> None:
