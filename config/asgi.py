@@ -6,6 +6,8 @@ import os
 from django.core.asgi import get_asgi_application
 from django.urls import get_resolver
 
+# To load makes many objects, a request some thousands, and both next to no garbage that only a search finds.
+gc.set_threshold(50_000, 20, 20)
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 _application = get_asgi_application()
 
@@ -29,5 +31,3 @@ get_resolver().url_patterns  # noqa: B018  # loaded now, with all views, and not
 # some tenths of a second each time.
 gc.collect()
 gc.freeze()
-# A request makes some thousands of objects, and next to no garbage that only a search finds.
-gc.set_threshold(50_000, 20, 20)

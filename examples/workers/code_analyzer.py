@@ -92,7 +92,8 @@ async def analyze_repository(repo_path: str, ctx: Context[Any, Any], language: s
         name = path.relative_to(root).as_posix().encode("utf-8", "replace").decode()
         await anyio.to_thread.run_sync(measure, path, name, vulture, issues, hotspots, limiter=ONE_AT_A_TIME)
         done += 1
-        await ctx.report_progress(done, len(paths), f"{done} of {len(paths)} files analyzed")
+        if done % 20 == 0:
+            await ctx.report_progress(done, len(paths), f"{done} of {len(paths)} files analyzed")
     for item in await anyio.to_thread.run_sync(vulture.get_unused_code, DEAD_CODE_CONFIDENCE):
         name, line, message = Path(item.filename).as_posix(), item.first_lineno, item.message
         issues.append(Issue(path=name, line=line, kind="dead_code", severity="low", message=message))
