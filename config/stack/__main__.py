@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from config.stack.folders import KEYS, DataFolder
-from config.stack.processes import MARK, SIGNALS, StackError, end_all, marked
+from config.stack.processes import MARK, SIGNALS, StackError, end_all, marked, servers_user
 from config.stack.supervisor import BUNDLED_WORKERS, Supervisor, readiness, say
 from config.typed import PRODUCT, typed
 
@@ -56,8 +56,12 @@ def main(arguments: list[str]) -> int:
     if options.command in {"up", "demo", "restore"} and os.environ.get(MARK) != data.mark:
         # Forked processes are recognized by the environment that this process was started with.
         os.execve(sys.executable, [sys.executable, "-m", "config.stack", *arguments], os.environ | {MARK: data.mark})  # noqa: S606
+    if servers_user():
+        os.umask(0o022)  # they must get into what root makes for them
     try:
         return commands[options.command](options, data)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     except (StackError, OSError) as failure:
         sys.stderr.write(f"{failure}\n")
         return 1

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -317,11 +317,15 @@ def listen(port: int | None, last: int | None) -> socket.socket:
 
     :raises StackError: if there is none.
     """
+    reason: str | None = None
     for wish in [last or DEFAULT_PORT, DEFAULT_PORT, 0] if port is None else [port]:
-        with suppress(OSError):
+        try:
             listener = socket.create_server(("127.0.0.1", wish), backlog=512)
+        except OSError as failure:
+            reason = failure.strerror
+        else:
             # Accepted connections inherit it; uvicorn does not set it on a socket that it is handed.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             listener.set_inheritable(True)
             return listener
-    raise StackError(f"Port {port} is taken; leave --port out to have a free one found.")
+    raise StackError(f"Port {port} can't be had: {reason}. Leave --port out to have a free one found.")

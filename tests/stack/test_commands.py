@@ -31,7 +31,7 @@ def test_last_port_is_used_again_unless_it_is_taken() -> None:
         assert again.getsockname()[1] == last
         with listen(None, last) as neighbour:
             assert neighbour.getsockname()[1] != last
-        with pytest.raises(StackError, match=f"Port {last} is taken"):
+        with pytest.raises(StackError, match=f"Port {last} can.t be had: Address already in use"):
             listen(last, DEFAULT_PORT)
 
 
