@@ -67,6 +67,26 @@ class Source(TenantModel):
         return self.name
 
 
+class SourceHour(TenantModel):
+    """How many receipts a source has posted in the latest hour in which it posted any; one row a source.
+
+    Written last in the transaction that posts, so that posts of one source wait for each other's commit alone.
+    """
+
+    name = models.CharField(max_length=50)
+    hour = models.DateTimeField()
+    posted = models.IntegerField()
+
+    class Meta:
+        constraints = [
+            # Serves selectors.room_for() and sql.COUNT_POSTS.
+            models.UniqueConstraint(fields=["tenant", "name"], name="digests_sourcehour_name_once"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Inbox(TenantModel):
     """What one principal owns: a counter, a policy, entries. Its row is the mutex of everything in it.
 

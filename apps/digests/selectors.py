@@ -8,6 +8,7 @@ from itertools import accumulate
 from time import monotonic
 from typing import Any, Final
 
+from django.conf import settings
 from django.db import connection
 
 from apps.core.ids import encode_cursor
@@ -17,7 +18,7 @@ from apps.digests import formats, grouping, hooks, sql
 from apps.digests.formats import Bound, Through, UnknownEntry
 from apps.digests.grouping import POLICY_PARTS, Key, Policy, Received, count_entries
 from apps.digests.hooks import VALUE_LENGTH, Fact
-from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourcePolicy, Sweep
+from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourceHour, SourcePolicy, Sweep
 from apps.digests.shapes import (
     EntryOutput,
     ExpandedOutput,
@@ -498,6 +499,35 @@ def source_rule(tenant_id: int, name: str) -> Source:
 def forget_source_rules(tenant_id: int) -> None:
     """Have this process ask again."""
     _rules.pop(tenant_id, None)
+
+
+# The hour of this process's latest post of a source, and what it had posted in that hour by then.
+_seen: Final[dict[tuple[int, str], tuple[datetime, int]]] = {}
+
+
+def room_for(tenant_id: int, source: str, wanted: int, now: datetime) -> int:
+    """How many of so many receipts a source may still post in this hour.
+
+    What is under way is not seen: a limit may be passed by as much.
+    """
+    own = source_rule(tenant_id, source).rate_per_hour
+    limit = settings.SOURCE_RATE_LIMITS.get(source, settings.SOURCE_RATE_LIMITS["default"]) if own is None else own
+    hour = hour_of(now)
+    seen_hour, posted = _seen.get((tenant_id, source), (hour, 0))
+    # Far from the limit, what this process has seen will do.
+    if seen_hour != hour or posted + wanted > limit // 2:
+        rows = SourceHour.objects.filter(tenant_id=tenant_id, name=source, hour=hour)
+        posted = rows.values_list("posted", flat=True).first() or 0
+    return max(0, min(wanted, limit - posted))
+
+
+def see_posts(tenant_id: int, source: str, hour: datetime, posted: int) -> None:
+    """Have this process know it."""
+    _seen[tenant_id, source] = (hour, posted)
+
+
+def hour_of(now: datetime) -> datetime:
+    return now.replace(minute=0, second=0, microsecond=0)
 
 
 def sources(given: Paged) -> SourcesOutput:

@@ -481,6 +481,13 @@ def post(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Posted:
 
 # No savepoint: a refusal is an answer, and changes nothing.
 @transaction.atomic(savepoint=False)
+def count_posts(tenant_id: int, numbers: Mapping[str, int], now: datetime) -> None:
+    """Count what each source has posted in this transaction, as the last thing in it: rivals wait for its end."""
+    given = {"tenant": tenant_id, "names": list(numbers), "numbers": list(numbers.values())}
+    for name, hour, posted in fetch(sql.COUNT_POSTS, {**given, "hour": selectors.hour_of(now)}, hot=True):
+        selectors.see_posts(tenant_id, name, hour, posted)
+
+
 def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) -> list[Posted | DomainError]:
     """Post receipts in one transaction; returns for each draft, in order, what became of it.
 

@@ -499,3 +499,15 @@ where id = any(%(entries)s) and inbox_id = %(inbox)s and superseded_at is not nu
     where s.thread_id = e.thread_id and s.acked_at is null and s.receipt_id = any(e.receipt_ids)
 )
 """
+
+# Counts the posts of sources, in the order of their names, which is that of the locks. A late hour counts for the one
+# that has begun. Index: digests_sourcehour_name_once.
+COUNT_POSTS: Final = """
+insert into digests_sourcehour as kept (tenant_id, name, hour, posted)
+select %(tenant)s::bigint, name, %(hour)s::timestamptz, number
+from unnest(%(names)s::text[], %(numbers)s::int[]) as added(name, number) order by name
+on conflict (tenant_id, name) do update set
+    posted = case when kept.hour < excluded.hour then 0 else kept.posted end + excluded.posted,
+    hour = greatest(kept.hour, excluded.hour)
+returning name, hour, posted
+"""

@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from apps.core.admin import ReasonForm
 from apps.core.sql import database_now
-from apps.digests.models import Inbox, ReceiptState, Source, Sweep, Thread
+from apps.digests.models import Inbox, ReceiptState, Source, SourceHour, Sweep, Thread
 from apps.memory.models import Forgotten, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
 from apps.plans.models import LearnedModel, Outcome
 from apps.principals.models import Membership, Operator, Principal, Tenant
@@ -53,8 +53,8 @@ UNREADABLE = {Forgotten}
 # Counters, the search index, and rows that stand on the page of their worker, source, task, queue, execution or inbox.
 WITHOUT_A_PAGE = {
     Allowance, Budget, Call, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer, Outcome,
-    QueueHistory, QueueMinute, RateWindow, ReceiptState, Registry, Run, SearchTerm, SearchTotals, SourceEntry, Spend,
-    Sweep, TermFrequency, Vector, WorkerEvent,
+    QueueHistory, QueueMinute, RateWindow, ReceiptState, Registry, Run, SearchTerm, SearchTotals, SourceEntry,
+    SourceHour, Spend, Sweep, TermFrequency, Vector, WorkerEvent,
 }  # fmt: skip
 
 

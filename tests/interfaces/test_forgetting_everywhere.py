@@ -10,6 +10,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import IntegrityError, InternalError, connection, models, transaction
 from django.db.utils import DataError
 
+from apps.digests import services as digests
 from apps.memory import services as memory
 from apps.memory.models import SearchTerm, TermFrequency
 from apps.plans.models import LearnedModel, Outcome
@@ -30,6 +31,7 @@ STAYING_TABLES: Final = {
     "delivery_remoteroute",
     "delivery_target",
     "digests_source",
+    "digests_sourcehour",
     "digests_sourcepolicy",
     "handoff_handoff",
     "memory_promotionpolicy",
@@ -102,6 +104,7 @@ def plant_the_rest(kee: Caller) -> None:
             memory.store_concept(author=kee, name="Alice", description=text, now=T0 + days * DAY)
         add(kee, "USER:bob")
         post(kee, pairs_with="unknown")
+        digests.count_posts(kee.tenant_id, {"ci": 1}, T0)
         source = add_source(kee, NOWHERE)
         SourceEntry.objects.create(
             tenant_id=kee.tenant_id, source=source, key="key", stated={}, named_at=T0, next_at=T0

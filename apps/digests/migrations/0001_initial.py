@@ -321,6 +321,21 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
+                name="SourceHour",
+                fields=[
+                    id_field(),
+                    ("name", models.CharField(max_length=50)),
+                    ("hour", models.DateTimeField()),
+                    ("posted", models.IntegerField()),
+                    tenant_field(),
+                ],
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(name="digests_sourcehour_name_once", fields=["tenant", "name"]),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
                 name="SourcePolicy",
                 fields=[
                     id_field(),
@@ -360,7 +375,7 @@ class Migration(migrations.Migration):
         ),
         *(
             protect(f"digests_{name}")
-            for name in ("inbox", "thread", "entry", "receiptstate", "source", "sourcepolicy")
+            for name in ("inbox", "thread", "entry", "receiptstate", "source", "sourcehour", "sourcepolicy")
         ),
         # Only the system sweeps; other roles may read how far a sweep has come.
         migrations.RunSQL(

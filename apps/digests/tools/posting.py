@@ -3,13 +3,13 @@
 All of them check what is given, count it against the hourly limits of the sources, and post it as one batch.
 """
 
-from collections import defaultdict
-from collections.abc import Collection, Sequence
-from datetime import datetime
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
+import prometheus_client
 from django.utils import timezone
-from prometheus_client import Counter
 from pydantic import Field, StringConstraints
 
 from apps.core import strict_json
@@ -21,9 +21,7 @@ from apps.digests import metrics, selectors, services
 from apps.digests.grouping import read_key
 from apps.digests.services import Posted
 from apps.digests.shapes import NewReference, Reference, Source
-from apps.principals import limits
 from apps.principals import selectors as principals
-from apps.principals.limits import Quota
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
@@ -34,6 +32,7 @@ from apps.receipts.shapes import GroupInput
 
 MAX_SUMMARY: Final = 16 * 1024
 _MAX_EVENT_TYPE: Final = 50
+_HOUR: Final = timedelta(hours=1)
 
 DedupeKey = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 Title = Annotated[Text, StringConstraints(max_length=200)]
@@ -231,12 +230,12 @@ def _post(
     :raises LivesElsewhere: if a receipt would have to be sent on and may not.
     """
     now = timezone.now()
-    known = principals.principal_ids_named({one.recipient_ai for one in given}, tenant_id=caller.tenant_id)
-    answers: dict[int, Posted | DomainError] = {}
+    answers = _refused(caller, given, now)
+    rest = {place: one for place, one in enumerate(given) if place not in answers}
+    known = principals.principal_ids_named({one.recipient_ai for one in rest.values()}, tenant_id=caller.tenant_id)
     drafts: dict[int, ReceiptDraft] = {}
-    for place, one in enumerate(given):
+    for place, one in rest.items():
         try:
-            _check(caller, one)
             if one.recipient_ai in known:
                 draft = _draft(one, known[one.recipient_ai])
                 if not together or selectors.group_of(caller.tenant_id, draft) is None:
@@ -245,22 +244,50 @@ def _post(
                 # In a savepoint of its own: a recipient for whom nothing is stored is not made.
                 with caller.acting():
                     recipient = services.recipient_named(tenant_id=caller.tenant_id, name=one.recipient_ai, now=now)
-                    (answer,) = _admit_and_post(caller, [_draft(one, recipient)], now, sends_on=sends_on)
-                    if isinstance(answer, DomainError):
-                        raise answer
-                    answers[place], known[one.recipient_ai] = answer, recipient
+                    answers[place] = services.post(poster=Poster.of(caller), draft=_draft(one, recipient), now=now)
+                known[one.recipient_ai] = recipient
         except DomainError as refusal:
-            once_committed(_refusals(caller, one, refusal).inc)
             answers[place] = refusal
-    posted = _admit_and_post(caller, list(drafts.values()), now, sends_on=sends_on) if drafts else []
-    for (place, draft), answer in zip(drafts.items(), posted, strict=True):
-        answers[place] = answer
+    if drafts:
+        posted = services.post_many(poster=Poster.of(caller), drafts=list(drafts.values()), now=now)
+        answers.update(zip(drafts, posted, strict=True))
+    stored = Counter(given[place].source_system for place, one in answers.items() if isinstance(one, Posted))
+    for place, answer in answers.items():
         if isinstance(answer, DomainError):
-            once_committed(_refusals(caller, draft, answer).inc)
+            once_committed(_refusals(caller, given[place], answer).inc)
+        elif answer.goes_elsewhere and not sends_on:
+            # Ends the transaction, and with it what has just been stored.
+            raise LivesElsewhere("The recipient lives elsewhere, and what comes by this endpoint is not sent on.")
+    if stored:
+        services.count_posts(caller.tenant_id, stored, now)
     return answers
 
 
-def _refusals(caller: Caller, given: InboxReceipt | ReceiptDraft, refusal: DomainError) -> Counter:
+def _refused(caller: Caller, given: Sequence[InboxReceipt], now: datetime) -> dict[int, Posted | DomainError]:
+    """What is refused before anything is written, by its place: what is not sound, and what is over a source's limit."""
+    refused: dict[int, Posted | DomainError] = {}
+    places: defaultdict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for place, one in enumerate(given):
+        try:
+            _check(caller, one)
+        except DomainError as refusal:
+            refused[place] = refusal
+        else:
+            places[one.source_system][one.dedupe_key].append(place)
+    for source, by_key in places.items():
+        room = selectors.room_for(caller.tenant_id, source, len(by_key), now)
+        if room == len(by_key):
+            continue
+        # A repetition takes no room, and is refused as what it is.
+        known = receipts.used_keys(caller.tenant_id, source, list(by_key))
+        for key in [key for key in by_key if key not in known][room:]:
+            retry_after = int((selectors.hour_of(now) + _HOUR - now).total_seconds())
+            over = RateLimited(f"{source} has posted as many receipts as it may in this hour.", retry_after=retry_after)
+            refused.update(dict.fromkeys(by_key[key], over))
+    return refused
+
+
+def _refusals(caller: Caller, given: InboxReceipt, refusal: DomainError) -> prometheus_client.Counter:
     source = given.source_system if given.source_system in caller.source_systems else metrics.OTHER
     return metrics.REFUSED.labels(source, refusal.code)
 
@@ -296,73 +323,6 @@ def _draft(given: InboxReceipt, recipient_id: int) -> ReceiptDraft:
 _PROOF_ONLY: Final = ("task_queued", "task_received")
 # What a receipt and its draft have in common.
 _OF_DRAFT: Final = frozenset(ReceiptDraft.__dataclass_fields__) - {"event_type", "surface", "group"}
-
-
-def _admit_and_post(
-    caller: Caller, drafts: Sequence[ReceiptDraft], now: datetime, *, sends_on: bool
-) -> list[Posted | DomainError]:
-    """Post what the hourly limits of the sources let in."""
-    admission = _Admission(tenant_id=caller.tenant_id, drafts=drafts, now=now)
-    let_in = [place for place in range(len(drafts)) if place not in admission.refused]
-    try:
-        admitted = [drafts[place] for place in let_in]
-        posted = services.post_many(poster=Poster.of(caller), drafts=admitted, now=now) if admitted else []
-    except Exception:
-        admission.settle([])
-        raise
-    answers: dict[int, Posted | DomainError] = {**admission.refused, **dict(zip(let_in, posted, strict=True))}
-    if not sends_on and any(isinstance(answer, Posted) and answer.goes_elsewhere for answer in posted):
-        admission.settle([])
-        # Ends the transaction, and with it what has just been stored.
-        raise LivesElsewhere("The recipient lives elsewhere, and what comes by this endpoint is not sent on.")
-    admission.settle([place for place, answer in answers.items() if isinstance(answer, Posted)])
-    return [answers[place] for place in range(len(drafts))]
-
-
-class _Admission:
-    """Posts that are about to be made, counted against the limits of their sources.
-
-    A repetition is let in without being counted, so that it is refused as what it is. `refused` holds the others that
-    there is no room for, by their place among the drafts.
-    """
-
-    def __init__(self, *, tenant_id: int, drafts: Sequence[ReceiptDraft], now: datetime) -> None:
-        self.refused: dict[int, RateLimited] = {}
-        self._counted: list[tuple[Quota, list[int], int]] = []
-        places: defaultdict[str, list[int]] = defaultdict(list)
-        for place, draft in enumerate(drafts):
-            places[draft.source_system].append(place)
-        for source, its_places in places.items():
-            own = selectors.source_rule(tenant_id, source).rate_per_hour
-            per_hour = limits.per_hour(source) if own is None else own
-            quota = Quota(tenant_id=tenant_id, source_system=source, per_hour=per_hour, now=now)
-            self._count(quota, drafts, its_places)
-
-    def settle(self, stored: Collection[int]) -> None:
-        """Uncount what was not stored; `stored` are places among the drafts."""
-        for quota, places, granted in self._counted:
-            quota.give_back(max(0, granted - len(set(places) & set(stored))))
-
-    def _count(self, quota: Quota, drafts: Sequence[ReceiptDraft], places: list[int]) -> None:
-        # Of several drafts of one key one is stored at most.
-        keys = list(dict.fromkeys(drafts[place].dedupe_key for place in places))
-        granted = quota.take(len(keys), leaving=(quota.per_hour + 1) // 2)
-        if granted == len(keys):
-            self._counted.append((quota, places, granted))
-            return
-        # Where room may run out, repetitions are not counted even for a moment, in which a new one would lack it.
-        quota.give_back(granted)
-        known = receipts.used_keys(quota.tenant_id, quota.source_system, keys)
-        new = [key for key in keys if key not in known]
-        granted = quota.take(len(new))
-        self._counted.append((quota, places, granted))
-        refused = set(new[granted:])
-        for place in places:
-            if drafts[place].dedupe_key in refused:
-                self.refused[place] = RateLimited(
-                    f"{quota.source_system} has posted its {quota.per_hour} receipts of this hour.",
-                    retry_after=quota.retry_after,
-                )
 
 
 def _output(posted: Posted) -> PostedOutput:
