@@ -101,7 +101,8 @@ def _hours(name: str) -> tuple[int, int, ZoneInfo] | None:
         ) from exc
 
 
-SECRET_KEY = _secret("GATEHOUSE_SECRET_KEY")
+# The first key signs what a session of the console goes by, all of them verify.
+SECRET_KEY, *SECRET_KEY_FALLBACKS = _secret("GATEHOUSE_SECRET_KEY").split(",")
 # The first key signs lease tokens, all of them verify.
 LEASE_KEYS = [key for key in _secret("GATEHOUSE_LEASE_KEYS").split(",") if key]
 # The first key seals what is stored encrypted (core.sealing), all of them open.
