@@ -23,6 +23,39 @@ where relkind = 'r' and attname = 'tenant_id' and relnamespace = current_schema(
 """
 
 
+# Foreign keys that don't carry the tenant, for an index more on their table would cost each insertion. One statement
+# writes row and reference, from the row that it refers to.
+WITHOUT_TENANT: Final = ("digests_entry.supersedes_id", "memory_searchterm.place", "memory_vector.place")
+
+# Has each foreign key between tables of tenants carry the tenant, so that no row can refer to another tenant's.
+CARRY_TENANT: Final = f"""
+do $$
+declare
+    key record;
+begin
+    for key in
+        select conname as name, conrelid::regclass as child, held.attname as held_by,
+               confrelid::regclass as parent, named.attname as named, relname || '_of_tenant' as anchor
+        from pg_constraint
+        join pg_attribute held on held.attrelid = conrelid and held.attnum = conkey[1]
+        join pg_attribute named on named.attrelid = confrelid and named.attnum = confkey[1]
+        join pg_class parent on parent.oid = confrelid
+        where contype = 'f' and cardinality(conkey) = 1 and connamespace = current_schema()::regnamespace
+            and conrelid::regclass || '.' || held.attname <> all(array{list(WITHOUT_TENANT)})
+            and exists (select from pg_attribute where attrelid = conrelid and attname = 'tenant_id')
+            and exists (select from pg_attribute where attrelid = confrelid and attname = 'tenant_id')
+    loop
+        if not exists (select from pg_constraint where conrelid = key.parent and conname = key.anchor) then
+            execute format('alter table %s add constraint %I unique (tenant_id, %I)', key.parent, key.anchor, key.named);
+        end if;
+        execute format('alter table %s drop constraint %I, add constraint %I foreign key (tenant_id, %I)
+                        references %s (tenant_id, %I) deferrable initially deferred',
+                       key.child, key.name, key.name, key.held_by, key.parent, key.named);
+    end loop;
+end $$
+"""  # noqa: S608  # names of columns
+
+
 def protect(table: str, *, column: str = "tenant_id") -> migrations.RunSQL:
     """Put a table behind the tenant wall. Belongs into the migration that creates the table."""
     return migrations.RunSQL(

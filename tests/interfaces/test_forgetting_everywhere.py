@@ -28,31 +28,14 @@ pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("own_artifacts")]
 
 # Tables whose rows stay, with whatever ids clients put there: what workers and operators say of themselves.
 STAYING_TABLES: Final = {
-    "delivery_remoteroute",
-    "delivery_target",
-    "digests_source",
-    "digests_sourcehour",
-    "digests_sourcepolicy",
-    "handoff_handoff",
-    "memory_promotionpolicy",
-    "plans_delegate",
-    "principals_principal",
-    "principals_token",
-    "receipts_receiptkey",
-    "task_live",
+    "delivery_remoteroute", "delivery_target", "digests_source", "digests_sourcehour", "digests_sourcepolicy",
+    "handoff_handoff", "memory_promotionpolicy", "plans_delegate", "principals_principal", "principals_token",
+    "receipts_receiptkey", "task_live", "tasks_idempotencykey", "tasks_queue", "tasks_tasktype", "workers_offer",
+    "workers_sourceentry", "workers_signingkey", "workers_toolversion", "workers_worker", "workers_workerevent",
+    "workers_workersource",
     "tasks_bulkaction",  # what an operator wrote
     "tasks_artifact",  # another task's result has the same bytes
-    "tasks_idempotencykey",
-    "tasks_queue",
-    "tasks_tasktype",
-    "workers_offer",
-    "workers_sourceentry",
-    "workers_signingkey",
-    "workers_toolversion",
-    "workers_worker",
-    "workers_workerevent",
-    "workers_workersource",
-}
+}  # fmt: skip
 # Columns that stay in rows that lose the rest: names and ids by which rows are found. A new column is either erased with
 # its row (`erasure.py` of its app) or named here.
 STAYING: Final = {

@@ -1,15 +1,18 @@
 """The wall between tenants, asked of the database itself."""
 
+import re
+
 import psycopg
 import pytest
 from django.apps import apps
 from django.db import connection, transaction
-from django.db.utils import ProgrammingError
+from django.db.utils import IntegrityError, ProgrammingError
 
+from apps.core.rls import WITHOUT_TENANT
 from apps.principals.models import Principal, Tenant, TenantModel
 from apps.principals.tenancy import acting_as, acting_as_operator, acting_as_system
 from tests.console.world import fill
-from tests.factories import make_caller, make_tenant
+from tests.factories import as_owner, make_caller, make_tenant
 
 TENANT_TABLES = sorted(
     {model._meta.db_table for model in apps.get_models() if issubclass(model, TenantModel)} | {"principals_tenant"}
@@ -94,6 +97,33 @@ def test_row_of_another_tenant_is_neither_seen_nor_written(db: None) -> None:
             )
     with acting_as_system("test"):
         assert not Principal.objects.filter(name="intruder").exists()
+
+
+def test_no_row_refers_to_another_tenants(db: None) -> None:
+    ours, theirs = fill("acme").tenant_id, fill("globex").tenant_id
+    tried, plain = 0, set()
+    with as_owner() as cursor:
+        cursor.execute("select conname, conrelid::regclass::text, pg_get_constraintdef(oid) from pg_constraint")
+        for name, child, rule in cursor.fetchall():
+            key = re.match(r"FOREIGN KEY \((tenant_id, )?(\w+)\) REFERENCES (\w+)\((?:tenant_id, )?(\w+)\)", rule)
+            if key is None or not {child, key[3]} <= {*TENANT_TABLES} - {"principals_tenant"}:
+                continue
+            if key[1] is None:
+                plain.add(f"{child}.{key[2]}")
+                continue
+            cursor.execute(f"select min(ctid) from {child} where tenant_id = {ours} and {key[2]} is not null")
+            (row,) = cursor.fetchone()
+            cursor.execute(f"select max({key[4]}) from {key[3]} where tenant_id = {theirs}")
+            (foreign,) = cursor.fetchone()
+            if row is None or foreign is None:
+                continue
+            tried += 1
+            change = f"""alter table {child} disable trigger user; set constraints all deferred;
+                         set constraints {name} immediate; delete from {child} where tenant_id = {theirs};
+                         update {child} set {key[2]} = %s where ctid = %s"""
+            with pytest.raises(IntegrityError, match=name), transaction.atomic():
+                cursor.execute(change, [foreign, row])
+    assert (plain, tried > 25) == ({*WITHOUT_TENANT}, True)
 
 
 def test_tenant_ends_with_the_transaction(transactional_db: None) -> None:

@@ -9,7 +9,7 @@ from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
 from apps.core.management.commands.makemigrations import Autodetector
-from apps.core.rls import EXPECT_ONE_TENANT
+from apps.core.rls import CARRY_TENANT, EXPECT_ONE_TENANT
 from apps.core.sql import execute
 from config.typed import typed
 
@@ -25,6 +25,7 @@ class Command(Migrate):
         try:
             _refuse_strange_history()
             super().handle(*args, **options)
+            execute(CARRY_TENANT)
             execute(EXPECT_ONE_TENANT)
         finally:
             # The next connection starts in the application's role; this one may be older than that default.
