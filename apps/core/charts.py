@@ -1,7 +1,7 @@
 """The history of queues as data for Chart.js."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
@@ -49,6 +49,12 @@ def queued(title: str, periods: Sequence[Period], *, label: str = "%H:%M") -> Ch
     lines = zip(deepest, _COLOURS, strict=False)
     series = [(name, colour, [one.queued.get(name, 0) for one in periods]) for name, colour in lines]
     return Chart(title, "line", _data(periods, series, label=label))
+
+
+def compared(title: str, amounts: Mapping[str, int]) -> Chart:
+    """One bar for each name."""
+    shown = {"label": title, "data": list(amounts.values()), "backgroundColor": _COLOURS[0], "displayYAxis": True}
+    return Chart(title, "bar", json.dumps({"labels": list(amounts), "datasets": [shown]}))
 
 
 def _data(

@@ -1,13 +1,16 @@
 from collections.abc import Iterable
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
 from django import forms
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
 from django.utils.html import format_html_join
 from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
+from apps.core import charts
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked
 from apps.digests import selectors, services
 from apps.digests.models import Entry, Inbox, Source, SourcePolicy, Thread
@@ -17,6 +20,10 @@ from apps.principals.tenancy import acting_in
 from apps.receipts.models import Receipt
 
 _SHOWN = 50
+_WINDOWS: Final = {
+    "10 s": timedelta(seconds=10), "1 min": timedelta(minutes=1), "5 min": timedelta(minutes=5),
+    "15 min": timedelta(minutes=15), "1 h": timedelta(hours=1),
+}  # fmt: skip
 
 
 def _links(things: Iterable[Any]) -> str:
@@ -92,6 +99,13 @@ def _operated_by(request: HttpRequest) -> set[int]:
     return principals.operated_tenants(request.user) if isinstance(request.user, Operator) else set()
 
 
+def _other_windows(principal_id: int) -> charts.Chart:
+    since = timezone.now() - timedelta(days=7)
+    today, others = selectors.entries_by_window(principal_id, _WINDOWS.values(), since=since)
+    title = "Entries that the last week's receipts would have made, by window"
+    return charts.compared(title, {"as it is": today, **dict(zip(_WINDOWS, others, strict=True))})
+
+
 @admin.register(Inbox)
 class InboxAdmin(OperatorAdmin):
     list_display = ["__str__", linked("principal"), "last_seq", "visible_unread", "pending_unread", "enabled", "window"]
@@ -99,6 +113,7 @@ class InboxAdmin(OperatorAdmin):
     list_select_related = ["principal"]
     search_fields = ["principal__name"]
     readonly_fields = ["thread_links", "policy_links"]
+    change_form_outer_before_template = "console/charts.html"
     change_form_outer_after_template = "digests/inbox.html"
 
     def change_view(
@@ -106,7 +121,10 @@ class InboxAdmin(OperatorAdmin):
     ) -> HttpResponse:
         """The fields, and the inbox by the selector that its principal reads through."""
         inbox = self.get_object(request, object_id)
-        shown = {"page": selectors.read_inbox(inbox.principal_id, limit=_SHOWN)} if inbox is not None else {}
+        shown: dict[str, Any] = {}
+        if inbox is not None:
+            page = selectors.read_inbox(inbox.principal_id, limit=_SHOWN)
+            shown = {"page": page, "charts": [_other_windows(inbox.principal_id)]}
         answer: HttpResponse = super().change_view(request, object_id, form_url, {**shown, **(extra_context or {})})
         return answer
 

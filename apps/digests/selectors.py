@@ -1,7 +1,7 @@
 """Queries on inboxes: what is shown, what is pending, what is due."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import accumulate
@@ -450,6 +450,20 @@ def replay(
         since=since,
         truncated=truncated,
     )
+
+
+def entries_by_window(
+    principal_id: int, windows: Iterable[timedelta], *, since: datetime, limit: int = 1_000
+) -> tuple[int, list[int]]:
+    """How many entries the newest receipts since a moment make by the policies, and would make with each window."""
+    held = policies(principal_id)
+    received, _, _ = _received(principal_id, since, limit)
+
+    def under(window: timedelta) -> int:
+        asked = held.of(None).overridden(enabled=True, window=window, max_items=None)
+        return count_entries(received, lambda _: asked)
+
+    return count_entries(received, held.of), [under(window) for window in windows]
 
 
 def _received(principal_id: int, since: datetime, limit: int) -> tuple[list[Received], datetime, bool]:

@@ -2,11 +2,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from django.contrib import admin
-from django.db.models import Model
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, start_of
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked, start_of
+from apps.memory import selectors
 from apps.memory.models import (
     ConceptName,
     EnvelopeLoaded,
@@ -23,16 +24,6 @@ from apps.memory.states import Kind
 _LATEST: Final = 20
 
 
-def _linked(attribute: str, description: str) -> Any:
-    """A column that links to a related row."""
-
-    @admin.display(description=description)
-    def link(row: Model) -> str:
-        return link_to(getattr(row, attribute))
-
-    return link
-
-
 class _Admin(OperatorAdmin):
     list_filter: Sequence[Any] = ["tenant"]
 
@@ -40,8 +31,8 @@ class _Admin(OperatorAdmin):
 @admin.register(Memory)
 class MemoryAdmin(_Admin):
     list_display = [
-        "__str__", "name", "text", "domain", "confidence", _linked("subject", "Subject"), _linked("author", "Author"),
-        "recorded_at", _linked("superseded_by", "Superseded by"),
+        "__str__", "name", "text", "domain", "confidence", linked("subject", "Subject"), linked("author", "Author"),
+        "recorded_at", linked("superseded_by", "Superseded by"),
     ]  # fmt: skip
     list_select_related = ["author", "subject", "superseded_by"]
     list_filter = ["kind", ("domain", ExactTextFilter), "stated", "tenant"]
@@ -53,10 +44,10 @@ class MemoryAdmin(_Admin):
 class RevisionAdmin(_Admin):
     list_display = [
         "__str__",
-        _linked("memory", "Memory"),
+        linked("memory", "Memory"),
         "number",
         "text",
-        _linked("author", "Author"),
+        linked("author", "Author"),
         "recorded_at",
     ]
     list_select_related = ["author", "memory"]
@@ -64,7 +55,7 @@ class RevisionAdmin(_Admin):
 
 @admin.register(ConceptName)
 class ConceptNameAdmin(_Admin):
-    list_display = ["key", _linked("concept", "Concept")]
+    list_display = ["key", linked("concept", "Concept")]
     list_select_related = ["concept"]
     search_fields = ["=key"]
 
@@ -72,7 +63,7 @@ class ConceptNameAdmin(_Admin):
 @admin.register(Relationship)
 class RelationshipAdmin(_Admin):
     list_display = [
-        "__str__", _linked("source", "From"), "type", _linked("target", "To"), _linked("author", "Author"), "recorded_at",
+        "__str__", linked("source", "From"), "type", linked("target", "To"), linked("author", "Author"), "recorded_at",
     ]  # fmt: skip
     list_select_related = ["author", "source", "target"]
     list_filter = [("type", ExactTextFilter), "tenant"]
@@ -80,7 +71,7 @@ class RelationshipAdmin(_Admin):
 
 @admin.register(Session)
 class SessionAdmin(_Admin):
-    list_display = ["__str__", _linked("principal", "Principal"), "platform", "tone", "started_at", "last_active_at"]
+    list_display = ["__str__", linked("principal", "Principal"), "platform", "tone", "started_at", "last_active_at"]
     list_select_related = ["principal"]
     list_filter = [("platform", ExactTextFilter), "tenant"]
     search_fields = ["title", "summary"]
@@ -94,7 +85,7 @@ class SubjectAdmin(_Admin):
     list_select_related = ["added_by", "author"]
     list_filter = ["memory_enabled", "tenant"]
     search_fields = ["=key", "display_name"]
-    readonly_fields = ["latest_items", "all_items"]
+    readonly_fields = ["latest_items", "all_items", "envelope"]
 
     @admin.display(description="Latest current items")
     def latest_items(self, subject: Subject) -> str:
@@ -107,6 +98,12 @@ class SubjectAdmin(_Admin):
         address = reverse("admin:memory_memory_changelist", query={"subject": subject.pk})
         return format_html('<a href="{}" class="text-primary-600">those of this subject</a>', address)
 
+    @admin.display(description="Envelope, as its author's prompt gets it")
+    def envelope(self, subject: Subject) -> str:
+        return format_html(
+            '<pre class="whitespace-pre-wrap">{}</pre>', selectors.prompt_of(subject, now=timezone.now())
+        )
+
 
 @admin.register(MemoryPolicy)
 class MemoryPolicyAdmin(_Admin):
@@ -118,7 +115,7 @@ class MemoryPolicyAdmin(_Admin):
 
 @admin.register(EnvelopeLoaded)
 class EnvelopeLoadedAdmin(_Admin):
-    list_display = ["__str__", _linked("subject", "Subject"), _linked("viewer", "Viewer"), "rev", "loaded_at"]
+    list_display = ["__str__", linked("subject", "Subject"), linked("viewer", "Viewer"), "rev", "loaded_at"]
     list_select_related = ["subject", "viewer"]
 
 

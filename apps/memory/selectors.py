@@ -14,7 +14,7 @@ from apps.core.errors import Malformed, NotFound
 from apps.core.ids import encode_cursor
 from apps.core.sealing import keyed_digest, keyed_digests
 from apps.memory import search, sql, vectors
-from apps.memory.envelopes import Constraints, first_moment, last_moment
+from apps.memory.envelopes import Constraints, assemble, first_moment, format_envelope_for_llm, last_moment
 from apps.memory.models import (
     ConceptName,
     EnvelopeLoaded,
@@ -110,6 +110,13 @@ def shown(subject: Subject) -> SubjectOutput:
             "revised_at": subject.revised_at,
         }
     ).by_month(subject.anonymize_dates)
+
+
+def prompt_of(subject: Subject, *, now: datetime) -> str:
+    """The subject's envelope for a prompt, as whoever changed the subject last gets it. Nothing is noted."""
+    author = subject.author or subject.added_by
+    known = author and sql.known(tenant_id=subject.tenant_id, subject_id=subject.key, viewer=author.name, now=now)
+    return format_envelope_for_llm(assemble(known, tenant_slug=subject.tenant.slug, now=now)).text if known else ""
 
 
 def hides_dates(subject: Subject | None) -> bool:

@@ -15,11 +15,13 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from unfold.decorators import display
 from unfold.forms import ActionForm
+from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldBooleanSwitchWidget
 
 from apps.core import charts
 from apps.core.admin import (
     ExactTextFilter,
     OperatorAdmin,
+    ReasonForm,
     ago,
     as_json,
     link_to,
@@ -67,6 +69,7 @@ _SEARCHED: Final[Mapping[str, tuple[str, type[Model]]]] = {
 }  # fmt: skip
 _PERIODS: Final = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
 _DIGITS: Final = 19
+_LIMIT: Final[dict[str, Any]] = {"required": False, "min_value": 1, "widget": UnfoldAdminIntegerFieldWidget}
 _CHIPS: Final = {
     "succeeded": "success", "failed": "danger", "canceled": "warning", "leased": "info", "queued": "primary",
 }  # fmt: skip
@@ -153,6 +156,25 @@ def _charts(queue_id: int) -> list[charts.Chart]:
     ]
 
 
+class LimitsForm(ReasonForm):
+    concurrency = forms.IntegerField(
+        **_LIMIT, max_value=100_000, help_text="How many of its tasks may be leased at a time."
+    )
+    rate = forms.IntegerField(**_LIMIT, max_value=100_000, help_text="How many leases it grants in a period.")
+    rate_seconds = forms.IntegerField(
+        **_LIMIT, max_value=86_400, label="Period", help_text="In seconds; needed with a rate."
+    )
+    fair = forms.BooleanField(
+        required=False, widget=UnfoldBooleanSwitchWidget, help_text="Alternate between its requesters."
+    )
+
+    def clean(self) -> dict[str, Any]:
+        given: dict[str, Any] = super().clean() or {}
+        if not self.errors and (given["rate"] is None) != (given["rate_seconds"] is None):
+            raise forms.ValidationError("Give rate and period, or neither.")
+        return given
+
+
 @admin.register(Queue)
 class QueueAdmin(OperatorAdmin):
     list_display = ["name", "tenant", "paused_at", "types", "open_tasks"]
@@ -162,7 +184,7 @@ class QueueAdmin(OperatorAdmin):
     readonly_fields = ["figures"]
     fields = ["name", "figures", "paused_at", "concurrency", "rate", "rate_seconds", "fair", "created_at"]
     change_form_outer_before_template = "console/charts.html"
-    actions_detail = ["pause", "resume", "retry_dead_letters"]
+    actions_detail = ["pause", "drain", "resume", "limit", "retry_dead_letters"]
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
@@ -176,6 +198,24 @@ class QueueAdmin(OperatorAdmin):
         with acting_in(queue.tenant_id, _WHY):
             types.pause_queue(caller=_gate_of(queue.tenant_id), name=queue.name, now=timezone.now())
         return f"{queue} is paused."
+
+    @verb("Drain", explanation="Pause, and order back what is leased.", permission="tasks.operate_queue")
+    def drain(self, queue: Queue, given: Mapping[str, Any]) -> str:
+        with acting_in(queue.tenant_id, _WHY):
+            types.pause_queue(caller=_gate_of(queue.tenant_id), name=queue.name, now=timezone.now(), drain=True)
+        return f"{queue} is paused, and its workers are told to hand back what they hold."
+
+    @verb(
+        "Set limits",
+        explanation="What you leave empty is not limited.",
+        permission="tasks.operate_queue",
+        form=LimitsForm,
+    )
+    def limit(self, queue: Queue, given: Mapping[str, Any]) -> str:
+        limits = {name: given[name] for name in ("concurrency", "rate", "rate_seconds", "fair")}
+        with acting_in(queue.tenant_id, _WHY):
+            types.set_queue(caller=_gate_of(queue.tenant_id), draft=types.QueueDraft(name=queue.name, **limits))
+        return f"The limits of {queue} are set."
 
     @verb("Resume", explanation="Give out work again.", permission="tasks.operate_queue")
     def resume(self, queue: Queue, given: Mapping[str, Any]) -> str:
