@@ -30,7 +30,7 @@ _ACCESS: Final = {
     "principals.membership": "Memberships",
     "principals.tenant": "Tenants",
 }
-# What operators look for in the list of tasks. Any other view is an address to bookmark.
+# What operators look for in the list of tasks. What else an operator saves is kept in the browser.
 _VIEWS: Final = {
     "All": "",
     "Open": "status=open",

@@ -1,6 +1,6 @@
 """Tasks as operators see them: what waits, what runs, what became of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from django import forms
 from django.contrib import admin, messages
 from django.db import transaction
-from django.db.models import Model, Q
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils import timezone
@@ -41,14 +41,10 @@ from apps.tasks.models import (
     Artifact,
     Budget,
     BulkAction,
-    Dependency,
     Queue,
-    Run,
     Schedule,
-    Spend,
     Task,
     TaskType,
-    run_key,
 )
 from apps.tasks.results import ARTIFACT, artifact_digest
 from apps.tasks.services import operating, scheduling, types
@@ -97,6 +93,15 @@ def _error(task: Task) -> str:
     error = (standing.end and standing.end.error) or (standing.run and standing.run.error) or {}
     told = ": ".join(str(error[name]) for name in ("code", "message") if error.get(name))
     return told or (standing.end and standing.end.reason) or ""
+
+
+def _details(given: Mapping[str, Any]) -> Iterator[str]:
+    """What is known of an event, without names of what is not."""
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _details(value)
+        elif value is not None:
+            yield f"{name}: {value}"
 
 
 def _gate_of(tenant_id: int) -> Caller:
@@ -376,7 +381,6 @@ class TaskAdmin(OperatorAdmin):
         (None, {"fields": ["state", "failure", "waterfall", "given", "result", *_PARTIES, "priority", "created_at"]}),
         ("Receipts", {"fields": ["receipts", "group", "artifact"]}),
         ("Timeline", {"fields": ["timeline", "retries", "budget", "run_at"]}),
-        ("Rows", {"fields": ["rows"], "classes": ["collapse"]}),
     ]
     readonly_fields = [
         "state",
@@ -390,7 +394,6 @@ class TaskAdmin(OperatorAdmin):
         "receipts",
         "retries",
         "artifact",
-        "rows",
     ]
 
     @verb(
@@ -509,8 +512,11 @@ class TaskAdmin(OperatorAdmin):
             elif (number := word.removeprefix("id:").removeprefix("task_")).isdecimal() and len(number) < _DIGITS:
                 queryset = queryset.filter(pk=int(number))
             else:
+                if value and name.isidentifier():
+                    messages.info(request, f"{word} is looked for in params: {self.search_help_text}.")
                 words.append(word)
         if (status := wanted.pop("status")) and status not in _STATUSES:
+            messages.warning(request, f"There is no status {status}; there are {', '.join(sorted(_STATUSES))}.")
             return queryset.none(), False
         # By key, because the planner knows how many tasks have it.
         parties: dict[str, list[int]] = {}
@@ -564,7 +570,7 @@ class TaskAdmin(OperatorAdmin):
     @admin.display(description="Result")
     def result(self, task: Task) -> str:
         end = _standing(task).end
-        if end is None:
+        if end is None or end.status == Status.FAILED:  # whose summary is the error
             return "-"
         shown = end.result_pointer if end.content is None else as_json(end.content)
         return format_html("{} {}", end.summary, shown or "")
@@ -585,7 +591,9 @@ class TaskAdmin(OperatorAdmin):
         """Only what can be done with the task now."""
         task = self.get_object(request, str(object_id))
         status = None if task is None else _standing(task).status
-        possible = {"cancel"} if status not in TERMINAL else {"retry"} if status == Status.FAILED else set()
+        possible = {"cancel"} if status not in TERMINAL else set()
+        if status == Status.FAILED and task is not None and selectors.retried_as(task.pk) is None:
+            possible = {"retry"}
         possible |= {"revoke_lease"} if status in {Status.LEASED, Status.CANCELING} else set()
         return [one for one in super().get_actions_detail(request, object_id) if one.method.__name__ in possible]
 
@@ -620,26 +628,12 @@ class TaskAdmin(OperatorAdmin):
                     f"{event.at:%Y-%m-%d %H:%M:%S.%f}"[:-3],
                     event.event,
                     "" if event.run_id is None else f"run {event.run_id} {event.holder or ''}",
-                    ", ".join(f"{name}: {value}" for name, value in (event.detail or {}).items() if value is not None),
+                    ", ".join(_details(event.detail or {})),
                 )
                 for event in story.events
             ),
         )
         return shown if story.following is None else format_html("{}<div>and further runs</div>", shown)
-
-    @admin.display(description="Rows")
-    def rows(self, task: Task) -> str:
-        """The values of the rows of this task beside its own."""
-        of_task = Q(task_id=task.pk)
-        runs = Run.objects.filter(pk__gte=run_key(task.pk, 0), pk__lt=run_key(task.pk + 1, 0)).order_by("pk")
-        of_tenant = Dependency.objects.filter(tenant_id=task.tenant_id)
-        found: list[Model] = [
-            *filter(None, [_standing(task).live, _standing(task).end]),
-            *of_tenant.filter(of_task | Q(on_task_id=task.pk)).order_by("pk")[:_SHOWN_RUNS],
-            *runs[:_SHOWN_RUNS],
-            *Spend.objects.filter(of_task).order_by("-pk")[:_SHOWN_RUNS],
-        ]
-        return format_html_join("", "<div>{}</div>", ((_values(row),) for row in found))
 
 
 @admin.register(BulkAction)
@@ -662,13 +656,6 @@ class BulkActionAdmin(OperatorAdmin):
     @admin.display(description="Skipped, the first ones")
     def refused(self, action: BulkAction) -> str:
         return format_html_join("", "<div>{}</div>", ((one,) for one in action.refusals)) or "-"
-
-
-def _values(row: Model) -> str:
-    """A row without a page of its own, in one line."""
-    shown = {field.name: field.value_from_object(row) for field in row._meta.concrete_fields}  # noqa: SLF001  # public
-    told = ", ".join(f"{name}: {value}" for name, value in shown.items() if not isinstance(value, memoryview | bytes))
-    return f"{row._meta.verbose_name}: {told}"  # noqa: SLF001  # Django documents it as public
 
 
 @admin.register(Artifact)
