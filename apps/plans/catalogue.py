@@ -47,6 +47,15 @@ class Tool:
     def outputs(self) -> Mapping[str, Any]:
         return _properties(self.output_schema)
 
+    def within(self, output: str) -> dict[tuple[str, ...], Any]:
+        """What is in an output that is an object or a list of them: the path to each member, and its schema."""
+        schema = self.outputs[output]
+        path: tuple[str, ...] = (output,)
+        outer = resolved(schema, self.output_schema) if isinstance(schema, Mapping) else {}
+        if outer.get("type") == "array" and isinstance(outer.get("items"), Mapping):
+            outer, path = resolved(outer["items"], self.output_schema), (output, "0")
+        return {(*path, name): one for name, one in _properties(outer).items()}
+
     @property
     def required(self) -> tuple[str, ...]:
         names = self.input_schema.get("required", ())
@@ -173,15 +182,11 @@ def resolved(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0)
     Alternatives that are constants or enums make one enum. Else the first one that is not null counts.
     """
     flat = dict(schema)
-    reference = flat.pop("$ref", None)
+    target = meant(flat.pop("$ref", None), root)
     if depth >= _DEEP:
         return flat
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = root
-        for step in reference[2:].split("/"):
-            target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-        if isinstance(target, Mapping):
-            flat = {**resolved(target, root, depth + 1), **flat}
+    if isinstance(target, Mapping):
+        flat = {**resolved(target, root, depth + 1), **flat}
     for key in ("allOf", "anyOf", "oneOf"):
         options = flat.pop(key, None)
         solved = [
@@ -198,6 +203,15 @@ def resolved(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0)
     if isinstance(flat.get("type"), list):
         flat["type"] = next((one for one in flat["type"] if one != "null"), "")
     return flat
+
+
+def meant(reference: object, root: Any) -> Any:
+    """What a local `$ref` leads to; None: nowhere."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    for part in reference[2:].split("/"):
+        root = root.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(root, Mapping) else None
+    return root
 
 
 def listed(value: object) -> Sequence[Any]:

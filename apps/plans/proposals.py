@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from apps.plans.catalogue import Tool, allowed, resolved
+from apps.plans.documents import ModelUse
 
 
 class Evidence(StrEnum):
@@ -170,6 +171,9 @@ class Proposal:
     """Parts of the request that need no tool: what the asker is to make of the results ("and summarize it")."""
     nearest: tuple[tuple[Tool, float, str], ...] = ()
     """For a refusal: the tools that come nearest, with a score from 0 to 1 and why each is not taken."""
+    reason: str = "No model is asked."
+    """Why this proposer was used."""
+    model_use: ModelUse | None = None
 
     @property
     def is_ready(self) -> bool:

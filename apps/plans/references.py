@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from apps.core.errors import pointer_to
-from apps.plans.catalogue import types_of
+from apps.plans.catalogue import listed, meant, types_of
 from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER, RESULT_TEXT, place_in_list
 
 _BRANCHES: Final = ("anyOf", "oneOf", "allOf")
@@ -75,7 +75,7 @@ def _child(schema: Any, part: str, root: Mapping[str, Any]) -> Any | None:
     own = _own_child(schema, part)
     if own is not None:
         return own
-    branches = (branch for name in _BRANCHES for branch in _listed(schema.get(name)))
+    branches = (branch for name in _BRANCHES for branch in listed(schema.get(name)))
     found = [child for branch in branches if (child := _child(branch, part, root)) is not None]
     return found[0] if len(found) == 1 else {"anyOf": [_followed(one, root) for one in found]} if found else None
 
@@ -85,7 +85,7 @@ def _own_child(schema: Mapping[str, Any], part: str) -> Any | None:
     if isinstance(properties, Mapping) and part in properties:
         return properties[part]
     if (place := place_in_list(part)) is not None and "array" in types_of(schema):
-        first = _listed(schema.get("prefixItems"))
+        first = listed(schema.get("prefixItems"))
         return first[place] if place < len(first) else schema.get("items", {})
     others = schema.get("additionalProperties")
     return others if isinstance(others, Mapping) else None
@@ -97,14 +97,5 @@ def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
         target = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(target, str):
             return schema
-        if not target.startswith("#/"):
-            return {}
-        schema = root
-        for part in target[2:].split("/"):
-            name = part.replace("~1", "/").replace("~0", "~")
-            schema = schema.get(name) if isinstance(schema, Mapping) else None
+        schema = meant(target, root) if target.startswith("#/") else {}
     return {}
-
-
-def _listed(value: object) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else ()

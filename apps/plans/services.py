@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any, Final
@@ -16,7 +16,7 @@ from apps.digests import services as digests
 from apps.plans import documents, language_model, selectors, shelf, validation
 from apps.plans.assembling import PLANNER_VERSION, Draft, assemble, draft_of, drafted
 from apps.plans.catalogue import Catalogue, contract_key
-from apps.plans.documents import SUBMITTED, Constraints, ModelUse, PlanStatus, can_be_told
+from apps.plans.documents import SUBMITTED, Constraints, PlanStatus, can_be_told
 from apps.plans.local.history import FITTED_ON, MOST, Past
 from apps.plans.local.history import learn as learned
 from apps.plans.local.proposing import propose as propose_locally
@@ -54,15 +54,6 @@ _FAILED: Final = 0.25
 """How much a plan counts of which only a part ran to its end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposed:
-    """What a proposer found, and why this one was used."""
-
-    proposal: Proposal
-    reason: str
-    model_use: ModelUse | None = None
-
-
 # Plans.
 
 
@@ -84,7 +75,7 @@ def plan_request(*, caller: Caller, given: CreatePlan, now: datetime) -> PlanAns
 
 
 @transaction.atomic
-def create_plan(*, caller: Caller, given: CreatePlan, now: datetime, proposed: Proposed | None = None) -> Plan:
+def create_plan(*, caller: Caller, given: CreatePlan, now: datetime, proposed: Proposal | None = None) -> Plan:
     """Plan an intent, keep the plan and post its `plan_created` receipt; a refusal is a plan as well.
 
     Without a cause, the request itself becomes the root of the chain as `task_received`.
@@ -324,7 +315,7 @@ def _texts(given: object) -> Iterable[str]:
     return (str(one)[:100] for one in items if isinstance(one, (str, int)))
 
 
-def _propose(caller: Caller, delegate: Delegate, asked: Asked, bounds: Constraints) -> Proposed:
+def _propose(caller: Caller, delegate: Delegate, asked: Asked, bounds: Constraints) -> Proposal:
     """What the proposers find: the local planner first, then the model if it is needed. Not within a transaction."""
     with caller.acting(), shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
         catalogue = held.catalogue.without(bounds.exclude_workers or ())
@@ -332,13 +323,13 @@ def _propose(caller: Caller, delegate: Delegate, asked: Asked, bounds: Constrain
         near = held.library.shown(asked.intent[:_READ], asked.now, _SEARCHED)
         tools = [tool for tool in near if catalogue.open_offers(tool.uid)]
     if settings.PLANNER_USE_MODEL == "when_needed" and found.is_ready:
-        return Proposed(proposal=found, reason="It is ready without a model.")
+        return replace(found, reason="It is ready without a model.")
     proposal, use = language_model.ask(tenant_id=caller.tenant_id, asked=asked, tools=tools)
     if proposal is None:
         reason = f"{use.failure or 'The model finds no tool for this.'} So the local planner is used."
-        return Proposed(proposal=found, reason=reason, model_use=use)
+        return replace(found, reason=reason, model_use=use)
     reason = "The model is always asked." if found.is_ready else "The local planner has no plan that is ready."
-    return Proposed(proposal=proposal, reason=reason, model_use=use)
+    return replace(proposal, reason=reason, model_use=use)
 
 
 def _revise(
@@ -376,7 +367,7 @@ def _make(
     *,
     caused_by: str | None,
     draft: Draft | None = None,
-    proposed: Proposed | None = None,
+    proposed: Proposal | None = None,
     old: Plan | None = None,
     failed: Sequence[Mapping[str, Any]] = (),
     away: Collection[str] = (),
@@ -397,10 +388,8 @@ def _make(
         if draft and old:
             head |= {name: old.document.get(name) for name in ("proposer_reason", "model_use")}
         else:
-            found = proposed or Proposed(
-                proposal=propose_locally(asked, held.library, catalogue, held.history), reason="No model is asked."
-            )
-            draft = drafted(found.proposal, asked)
+            found = proposed or propose_locally(asked, held.library, catalogue, held.history)
+            draft = drafted(found, asked)
             head |= {"proposer_reason": found.reason, "model_use": found.model_use}
         head |= {
             "plan_id": new_plan_id(),

@@ -11,7 +11,6 @@ from apps.plans.assembling import Draft, assemble, drafted
 from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.models import Plan
 from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Ref, Value
-from apps.plans.services import Proposed
 from apps.plans.shapes import CreatePlan
 from apps.principals.tenancy import Caller
 from apps.workers.services import registry
@@ -229,6 +228,5 @@ def create(
         tools = {tool.name: tool for tool in held.catalogue.tools}
     unknown = Tool(uid="0" * 32, name="unknown", description="", input_schema={}, output_schema={})
     steps = [call(tools.get(name, unknown), place, **params) for place, (name, params) in enumerate(calls)]
-    found = Proposed(proposal=make_proposal(*steps, **(proposal or {})), reason="A test says so.")
     given = CreatePlan.model_validate({"intent": intent, **request})
-    return services.create_plan(caller=caller, given=given, now=T0, proposed=found)
+    return services.create_plan(caller=caller, given=given, now=T0, proposed=make_proposal(*steps, **(proposal or {})))

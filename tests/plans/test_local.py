@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from apps.plans.catalogue import Catalogue
-from apps.plans.local.index import Index, Library
+from apps.plans.local.index import Library
 from apps.plans.local.proposing import propose
-from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Proposal, Ref
+from apps.plans.proposals import Asked, Evidence, Lack, Proposal, Ref
 from tests.plans.making import FULL, INTEGER, STRING, STRINGS, UNBARRED, offer, shape, tool
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
@@ -121,12 +121,9 @@ def ask(intent: str, catalogue: Catalogue = OFFICE, **more: Any) -> Proposal:
 
 
 def answer(proposal: Proposal) -> str:
-    if proposal.missing:
-        return "refused"
-    if proposal.questions:
-        return "asked"
-    unsure = any(value.evidence in UNSURE for step in proposal.steps for value in step.values.values())
-    return "to be confirmed" if unsure or proposal.doubtful else "ready"
+    if proposal.missing or proposal.questions:
+        return "refused" if proposal.missing else "asked"
+    return "ready" if proposal.is_ready else "to be confirmed"
 
 
 def calls(proposal: Proposal) -> list[tuple[str, dict[str, Any]]]:
@@ -251,7 +248,7 @@ def test_delegates_are_each_handed_their_part_of_the_request() -> None:
 
     found = ask(f"{parts[0]}, {parts[1]}, and {parts[2]}", Catalogue(9, tools, [offer(one.name, one) for one in tools]))
 
-    assert [(step.tool.name, {name: value.value for name, value in step.values.items()}) for step in found.steps] == [
+    assert calls(found) == [
         (name, {"intent": part}) for name, part in zip(("analyze_code", "index_pdfs", "list_files"), parts, strict=True)
     ]
 
@@ -411,13 +408,11 @@ def test_order_of_registration_changes_nothing() -> None:
     assert propose(asked, library, OFFICE) == propose(asked, LIBRARIES[id(OFFICE)], OFFICE)
 
 
-def test_removed_documents_are_swept() -> None:
-    index = Index()
-    for number in range(3000):
-        index.put(str(number), {"common": 1.0, str(number): 1.0})
-    for number in range(2990):
-        index.remove(str(number))
+def test_removed_tools_leave_the_index() -> None:
+    library = Library()
+    for number in range(1300):
+        library.put(tool(f"count_kind{number}q", "Count.", shape()))
+    for one in [one for one, _ in library.search(["count"], (), 2000)][:1290]:
+        library.remove(one.tool.uid)
 
-    assert len(index.search({"common": 1.0}, 50)) == 10
-    assert index.search({"2995": 1.0}, 5)[0][0] == "2995"
-    assert not index.has("5")
+    assert len(library) == len(library.search(["count"], (), 50)) == 10

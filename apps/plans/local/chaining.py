@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from apps.plans.catalogue import resolved, types_meet
+from apps.plans.catalogue import types_meet
 from apps.plans.local.index import Profile
 from apps.plans.local.matching import Match, Matcher
 from apps.plans.local.options import FIRM, Option
@@ -106,22 +106,11 @@ def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str,
         how = _feeds(key, words, schema, param, profile) if types_meet(schema, param.schema) else 0.0
         if how:
             yield how, (key,), words - {"id"}
-        for path, inner, sub in _members(key, schema, profile) if param.role != "text" else ():
-            words = frozenset(map(stem, pieces(inner)))
-            how = _feeds(inner, words, sub, param, profile) if types_meet(sub, param.schema) else 0.0
+        for path, sub in profile.tool.within(key).items() if param.role != "text" else ():
+            words = frozenset(map(stem, pieces(path[-1])))
+            how = _feeds(path[-1], words, sub, param, profile) if types_meet(sub, param.schema) else 0.0
             if how >= _FAIR:
                 yield how - _FIRST_OF_MANY, path, words - {"id"}
-
-
-def _members(key: str, schema: Any, profile: Profile) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """What is in an object or in the first item of a list: the path to each, its name, and its schema."""
-    outer = resolved(schema, profile.tool.output_schema) if isinstance(schema, Mapping) else {}
-    is_list = outer.get("type") == "array" and isinstance(outer.get("items"), Mapping)
-    inner = resolved(outer["items"], profile.tool.output_schema) if is_list else outer
-    path = (key, "0") if is_list else (key,)
-    named = inner.get("properties")
-    for name, sub in named.items() if isinstance(named, Mapping) else ():
-        yield (*path, name), name, sub
 
 
 def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: Profile) -> float:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import OSA
 
 from apps.core.lexical import K1, B
-from apps.plans.catalogue import Tool, resolved
+from apps.plans.catalogue import Tool
 from apps.plans.local.params import UNNAMING, Param, params_of
 from apps.plans.local.values import read
 from apps.plans.local.words import (
@@ -67,7 +67,7 @@ _DOUBLED: Final = re.compile(r"(.)\1+")
 _LOOKED_AT: Final = 30
 _NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _WASTE: Final = 1_000
-"""So many removed documents may keep their place in the postings before these are swept."""
+"""So many removed documents may keep their place in the postings before the index is built anew."""
 
 
 @dataclass(slots=True)
@@ -119,8 +119,11 @@ class Index:
         self._live[number] = False
         for term in self._terms.pop(number):
             self._postings[term].count -= 1
-        if len(self._keys) - len(self._numbers) > max(_WASTE, len(self._numbers)):
-            self._sweep()
+
+    @property
+    def is_stale(self) -> bool:
+        """Do removed documents take more room than those that are left?"""
+        return len(self._keys) - len(self._numbers) > max(_WASTE, len(self._numbers))
 
     def has(self, term: str) -> bool:
         """Does any document have this term?"""
@@ -152,27 +155,6 @@ class Index:
             found = found[scores[found] >= least - 10**-_PLACES]
         ranked = [(self._keys[number], round(float(scores[number]), _PLACES)) for number in found]
         return sorted(ranked, key=lambda one: (-one[1], one[0]))[:limit]
-
-    def _sweep(self) -> None:
-        """Number the documents anew, without those that were removed."""
-        order = sorted(self._numbers.values())
-        moved = np.full(len(self._keys), -1, dtype=np.int32)
-        moved[order] = np.arange(len(order), dtype=np.int32)
-        for term, postings in list(self._postings.items()):
-            docs = moved[np.frombuffer(postings.docs, dtype=np.int32)]
-            kept = docs >= 0
-            if not kept.any():
-                del self._postings[term]
-                continue
-            impacts = np.frombuffer(postings.impacts, dtype=np.float32)[kept]
-            self._postings[term] = _Postings(
-                array("i", docs[kept].tolist()), array("f", impacts.tolist()), postings.count
-            )
-        self._keys = [self._keys[number] for number in order]
-        self._numbers = {key: number for number, key in enumerate(self._keys)}
-        self._terms = {int(moved[number]): terms for number, terms in self._terms.items()}
-        self._live[:] = False
-        self._live[: len(order)] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +229,7 @@ class Library:
         for param in profile.params:
             if param.role == "id" or param.prefixes:
                 self._sorts.setdefault(sort_of(param, profile.nouns), Counter()).update((*param.prefixes, ""))
-        document = _document(profile)
-        self._index.put(tool.uid, document)
+        self._index.put(tool.uid, _document(profile))
         for word in profile.forms:
             if word.isalpha():
                 self._spellings.setdefault((word[0], word[-1], len(word)), set()).add(word)
@@ -265,6 +246,10 @@ class Library:
                     self._sorts[sort_of(param, profile.nouns)] -= Counter((*param.prefixes, ""))
                     self._sorts = {sort: count for sort, count in self._sorts.items() if count}
             self._index.remove(uid)
+            if self._index.is_stale:
+                self._index = Index()
+                for other, left in self._profiles.items():
+                    self._index.put(other, _document(left))
 
     def profile(self, uid: str) -> Profile | None:
         return self._profiles.get(uid)
@@ -452,14 +437,8 @@ def _verb(name: list[str], said: list[str], opening: list[str]) -> str:
 
 def _given(profile: Profile) -> set[str]:
     """The names of what a tool gives and of what is in it, if it changes nothing."""
-    found: set[str] = set()
-    for name, schema in profile.tool.outputs.items() if not profile.acts else ():
-        outer = resolved(schema, profile.tool.output_schema) if isinstance(schema, Mapping) else {}
-        items = outer.get("items")
-        inner = resolved(items, profile.tool.output_schema) if isinstance(items, Mapping) else outer
-        members = inner.get("properties")
-        found |= {name, *(members if isinstance(members, Mapping) else ())}
-    return found
+    tool = profile.tool
+    return set() if profile.acts else {path[-1] for name in tool.outputs for path in ((name,), *tool.within(name))}
 
 
 def _document(profile: Profile) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Final
 from apps.plans.local.matching import Match
 from apps.plans.local.options import Option
 from apps.plans.local.parts import Part, bits
-from apps.plans.local.words import GROUPS, SMALL
+from apps.plans.local.words import GROUPS, SMALL, UNPLANNED
 from apps.plans.proposals import Evidence
 
 WEIGHTS: Final = {
@@ -38,7 +38,6 @@ READING: Final = 0.45
 """From here on a tool that only reads is shown."""
 ASK: Final = 0.17
 """From here on what a tool lacks is asked for."""
-_HOLDING: Final = GROUPS["negation"] | GROUPS["condition"] | GROUPS["exception"] | GROUPS["repeat"]
 _FORMED: Final = frozenset({Evidence.TYPED, Evidence.QUOTED, Evidence.CHOICE, Evidence.CONTEXT})
 _UNASKED: Final = 0.9
 """From here on a tool that changes something is sure though no verb asks for it."""
@@ -127,7 +126,7 @@ def holding(part: Part, match: Match) -> tuple[str, ...]:
         tokens[place].text
         for place in bits(((1 << part.stop) - 1) & ~((1 << part.first) - 1) & ~kept)
         if any(
-            said in _HOLDING or (said == "or" and match.profile.acts)
+            said in UNPLANNED or (said == "or" and match.profile.acts)
             for said in accumulate((one.low for one in part.tokens[place - part.first :][:3]), "{} {}".format)
         )
         and not (place + 1 in starts and tokens[place].low in ("until", "till", "but"))

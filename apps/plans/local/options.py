@@ -12,7 +12,7 @@ from apps.plans.local.index import Library, Profile, sort_of
 from apps.plans.local.params import UNNAMING, Param, coerced, fits
 from apps.plans.local.parts import BOUNDS, DETERMINERS, HELD, PUNCTUATION, Part, mask_of, stretch
 from apps.plans.local.tokens import Found, Kind
-from apps.plans.local.words import GROUPS, SMALL, near, stem
+from apps.plans.local.words import GROUPS, SMALL, UNPLANNED, near, stem
 from apps.plans.proposals import Evidence
 
 FIRM: Final = 0.6
@@ -97,10 +97,7 @@ _COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least
 _UNSUITED: Final = 0.4
 _OF_SORT: Final = 1.5
 """What it counts for an id that its letters say what it is of."""
-_HOLDING: Final = GROUPS["negation"] | GROUPS["condition"] | GROUPS["exception"] | GROUPS["repeat"]
 _NEGATING: Final = GROUPS["negation"] | {"non"}
-_SPARING: Final = frozenset(map(stem, ("avoid", "exclude", "skip", "without", "no", "omit", "ignore")))
-"""Words of a flag's name that negate what follows: `avoid_tolls`."""
 _SAME_ROOT: Final = 0.8
 _SYNONYM: Final = 0.75
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
@@ -213,8 +210,6 @@ class Options:
         """A flag that is named is set; one that is named and negated is not: "without telling the attendees"."""
         part = self.part
         key = [word for word in param.words if word not in _UNTOLD]
-        sparing = key[:1] != [] and key[0] in _SPARING
-        key = key[1:] if sparing else key
         for place in range(part.first, part.stop) if key else ():
             if part.typed >> place & 1:
                 continue
@@ -223,10 +218,10 @@ class Options:
                 [near(ahead[0], key[0]), *(max(near(one, word) for one in ahead[1:] or [""]) for word in key[1:])]
             )
             negated = [at for at in range(max(part.first, place - 2), place) if part.low(at) in _NEGATING]
-            if how < (_SAME_ROOT if not negated else _SYNONYM) or (sparing and not negated):
+            if how < (_SAME_ROOT if not negated else _SYNONYM):
                 continue
             last = min(place + len(key) - 1 if how == 1 else place, part.stop - 1)
-            yield self._option(sparing or not negated, Evidence.CHOICE, 2.6, (min([place, *negated]), last))
+            yield self._option(not negated, Evidence.CHOICE, 2.6, (min([place, *negated]), last))
             return
         for token in part.tokens if param.required or not key else ():
             if (token.low in _ON or token.low in _OFF) and not part.typed >> token.place & 1:
@@ -340,7 +335,7 @@ class Options:
             return any(part.low(place) in _ABOUT for place in places)
         return (
             (param.role == "id" and word.text.isalpha() and word.text.islower())
-            or any(part.low(place) in _HOLDING for place in places)
+            or any(part.low(place) in UNPLANNED for place in places)
             or (last > first and any(part.stems[place] in others for place in places))
             or bool(stretch(first, last) & self.timed)
             or any(part.low(place) in _CLAUSES for place in places)

@@ -260,8 +260,6 @@ class _Proposing:
                 confidence = 0.0
                 continue
             held = self._held(chosen, chosen.match)
-            if not held and _is_said_before(draft, chosen.match, chosen.part.number):
-                continue
             verdict = judged(chosen.match, chosen.rivals, gentle=self.is_gentle(chosen.match.profile.tool.uid))
             place = self._lay(chosen.match, chosen, verdict, steps, places)
             steps[place] = replace(steps[place], after=self._after(chosen, draft, places))
@@ -412,12 +410,6 @@ class _Proposing:
                 why = f"nothing of it explains {', '.join(match.unknown[:3])}"
             found.setdefault(tool.uid, (tool, round(1 / (1 + math.exp(-match.score / 4)), 4), why))
         return tuple(sorted(found.values(), key=lambda one: (-one[1], one[0].uid))[:5])
-
-
-def _is_said_before(draft: _Draft, match: Match, number: int) -> bool:
-    """Do the parts before ask for the same call?"""
-    before = (one.match for one in draft.chosen[:number] if one.match is not None)
-    return any(one.profile is match.profile and one.values == match.values for one in before)
 
 
 def _mentioned(part: Part, profile: Profile) -> int:

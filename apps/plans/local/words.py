@@ -58,6 +58,8 @@ def _table(name: str) -> dict[str, str]:
 _FORMS: Final = _table("forms")
 GROUPS: Final[Mapping[str, frozenset[str]]] = {head: frozenset(listed) for head, listed in entries("small")}
 """Small words by group: `question`, `polite`, `negation`, `condition`, `exception`, `repeat`, `bulk`, `back` and others."""
+UNPLANNED: Final = GROUPS["negation"] | GROUPS["condition"] | GROUPS["exception"] | GROUPS["repeat"]
+"""Words for what a plan can't hold."""
 FILLERS: Final = GROUPS["filler"]
 """Words that hardly change what is asked for."""
 HOLDING: Final = ("negation", "condition", "exception", "repeat", "bulk", "back")
