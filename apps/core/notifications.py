@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -134,7 +134,7 @@ class _Sender:
     """A connection to Redis that answers nothing, so that nobody waits for it."""
 
     def __init__(self, url: str) -> None:
-        self._connection = _client(url, _SEND_SECONDS).connection_pool.make_connection()
+        self._connection: Any = _client(url, _SEND_SECONDS).connection_pool.make_connection()
         self._lock = threading.Lock()
         self._is_open = False
 
@@ -152,7 +152,7 @@ class _Sender:
     def _is_closed(self) -> bool:
         """Whether the server has closed it: there is nothing else to read."""
         try:
-            return self._connection.can_read()
+            return bool(self._connection.can_read())
         except redis.RedisError:
             return True
 
@@ -162,33 +162,52 @@ os.register_at_fork(after_in_child=_sender.cache_clear)
 
 
 class Listener:
-    """A listener and the topics that were notified since it last asked."""
+    """A listener and the topics that were notified since it last asked.
 
-    def __init__(self) -> None:
-        self._topics: set[str] = set()
+    Those with a turn hear a notification one after the other: each passes it on when it has looked.
+    """
+
+    def __init__(self, topics: "Mapping[str, _Topic]", turn: Hashable) -> None:
+        self._joined = topics
+        self.turn = turn
+        """What its looks have in common with those of others: where one finds nothing, they would find nothing either."""
+        self.told: dict[str, int] = {}
+        """By topic, the last notification before it was told; it looks for these at its next look."""
+        self.is_waiting = False
+        self._looks_for: dict[str, int] = {}
         self._woken = asyncio.Event()
 
-    def notify(self, topic: str) -> None:
-        self._topics.add(topic)
+    def notify(self, topic: str, nth: int = 0) -> None:
+        self.told[topic] = nth
         self._woken.set()
 
     async def received(self, patience: float) -> set[str]:
         """The topics notified since the last call, as soon as there is one; none when the patience is over."""
+        self.is_waiting = True
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._woken.wait()
+        self.is_waiting = False
         self._woken.clear()
-        received, self._topics = self._topics, set()
-        return received
+        received, self.told = self.told, {}
+        self._looks_for |= received
+        return set(received)
+
+    def pass_on(self, *, found: bool, leaves: bool = False) -> None:
+        """Tell others what it has looked for; when it leaves, also what it would have looked for."""
+        looked_for, self._looks_for = self._looks_for | (self.told if leaves else {}), {}
+        for topic, nth in looked_for.items():
+            if self.turn is not None:
+                self._joined[topic].pass_on(self.turn, nth, found=found)
 
 
 @asynccontextmanager
-async def listening(topics: Collection[str]) -> AsyncIterator[Listener]:
+async def listening(topics: Collection[str], turn: Hashable = None) -> AsyncIterator[Listener]:
     """Listen to these topics. Inside the block no notification is missed, unless Redis is away."""
     loop = asyncio.get_running_loop()
     if loop not in _hubs:
         _hubs[loop] = _Hub()
-    async with _hubs[loop].listening(topics) as listener:
+    async with _hubs[loop].listening(topics, turn) as listener:
         yield listener
 
 
@@ -205,10 +224,36 @@ async def listen(topics: Collection[str], *, lasting: float, heartbeat: float) -
 
 @dataclass(slots=True)
 class _Topic:
-    listeners: set[Listener] = field(default_factory=set)
+    name: str
+    listeners: dict[Listener, None] = field(default_factory=dict)
+    """In the order in which they came."""
+    left: list[Listener] = field(default_factory=list)
+    """Whose turn is yet to come."""
+    notified: int = 0
+    """How often it was."""
     confirmed: asyncio.Event = field(default_factory=asyncio.Event)
     missed: bool = False
     """Somebody listened without a subscription."""
+
+    def notify(self) -> None:
+        self.notified += 1
+        self.left = [listener for listener in self.listeners if listener.turn is not None]
+        for listener in self.listeners.keys() - self.left:
+            listener.notify(self.name, self.notified)
+        self.left.sort(key=lambda listener: not listener.is_waiting)
+        self._tell_next()
+
+    def pass_on(self, turn: Hashable, nth: int, *, found: bool) -> None:
+        """Tell the next one. What found nothing after the last notification spares those whose looks are the same."""
+        if not found and nth == self.notified:
+            self.left = [one for one in self.left if one.turn != turn]
+        self._tell_next()
+
+    def _tell_next(self) -> None:
+        # Who has been told and has yet to look needs no telling.
+        self.left = [one for one in self.left if one in self.listeners and self.name not in one.told]
+        if self.left:
+            self.left.pop(0).notify(self.name, self.notified)
 
 
 class _Hub:
@@ -221,11 +266,11 @@ class _Hub:
         self._task = asyncio.create_task(self._run())
 
     @asynccontextmanager
-    async def listening(self, topics: Collection[str]) -> AsyncIterator[Listener]:
-        listener = Listener()
-        joined = {name: self._topics.setdefault(name, _Topic()) for name in topics}
+    async def listening(self, topics: Collection[str], turn: Hashable) -> AsyncIterator[Listener]:
+        joined = {name: self._topics.setdefault(name, _Topic(name)) for name in topics}
+        listener = Listener(joined, turn)
         for topic in joined.values():
-            topic.listeners.add(listener)
+            topic.listeners[listener] = None
         self._changed.set()
         try:
             try:
@@ -238,7 +283,8 @@ class _Hub:
             yield listener
         finally:
             for topic in joined.values():
-                topic.listeners.discard(listener)
+                del topic.listeners[listener]
+            listener.pass_on(found=True, leaves=True)
 
     async def _run(self) -> None:
         try:
@@ -302,8 +348,7 @@ class _Hub:
                 topic.confirmed.set()
             if message["type"] == "message" or topic.missed:
                 topic.missed = False
-                for listener in topic.listeners:
-                    listener.notify(name)
+                topic.notify()
 
 
 _hubs: Final[dict[asyncio.AbstractEventLoop, _Hub]] = {}
@@ -378,7 +423,7 @@ class Wait:
         waits = self.waits
         ends = time.monotonic() + patience
         with place(self.caller):
-            async with listening(waits.topics(self.caller, self.given)) as listener:
+            async with listening(waits.topics(self.caller, self.given), waits.turn(self.given)) as listener:
                 reply = await self.look(self.given)
                 spoke, done, is_first = time.monotonic(), 0, True
                 enough = waits.found(reply.output)
@@ -388,10 +433,11 @@ class Wait:
                         yield progress
                     if enough or (left := ends - time.monotonic()) <= 0:
                         break
-                    await _next_look(listener, left, rest=not is_first)
+                    await _next_look(listener, left, rest=not is_first and listener.turn is None)
                     is_first = False
                     reply = await self.look(self.given)
                     enough = waits.worth_waking(self.given, reply.output)
+                    listener.pass_on(found=enough)
                     if time.monotonic() - spoke >= HEARTBEAT_SECONDS:
                         spoke = time.monotonic()
                         yield None

@@ -125,6 +125,9 @@ class Waits:
     """Of the input and a later output: whether it ends the wait."""
     patience: Callable[[Any], float] = lambda _: 0.0
     """Of the input: how many seconds it asks to wait. An operation that streams needs none."""
+    turn: Callable[[Any], Hashable] = lambda _: None
+    """Of the input, where what one finds nobody else finds: what makes two inputs find the same. Such waiters look one
+    after the other."""
     progress: Callable[[Any], Progress | None] = lambda _: None
     """Of an output: how far it is, if callers want to know before the end."""
 

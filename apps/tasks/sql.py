@@ -43,19 +43,19 @@ given as materialized (
            case when coalesce(t.is_later, t.run_at > gatehouse_now(), false) then 'scheduled'
                 when t.waits or t.open_dependencies > 0 then 'waiting' else 'queued' end as status
     from (
-        select t.*, q.name as queue_name, k.name as type_name, k.title, k.lease_seconds, k.max_attempts, k.max_expiries,
+        select t.*, coalesce(t.recipient_id, p.id) as recipient, q.name as queue_name, k.name as type_name, k.title, k.lease_seconds, k.max_attempts, k.max_expiries,
                k.stuck_after, k.deadline_seconds,
                case when k.strict then {STRICT} else 0 end | case when k.revokes_stuck then {REVOKES_STUCK} else 0 end as flags
         from jsonb_to_recordset(%(tasks)s::jsonb) as t(
-            nth int, requester bigint, requested_by text, key text, digest text, queue bigint, task_type bigint, version text, recipient bigint,
+            nth int, requester bigint, requested_by text, key text, digest text, queue bigint, task_type bigint, version text, recipient_id bigint,
             recipient_ai text, fair_requester bigint, priority smallint, params jsonb, run_at timestamptz, is_later bool, waits bool, concurrency_key text,
             retry_of bigint, "group" jsonb, caused_by text, cause bigint, receipt text, open_dependencies smallint,
             has_budget bool, told jsonb)
         cross join lateral (select *, xmin from tasks_tasktype where id = t.task_type limit 1) k
         cross join lateral (select name, xmin from tasks_queue where id = t.queue limit 1) q
-        where t.version is null or t.version = k.xmin || ':' || q.xmin and (t.recipient_ai is null or exists (
-            select from principals_principal p
-            where p.id = t.recipient and p.name = t.recipient_ai and p.disabled_at is null))
+        left join lateral (select id from principals_principal where tenant_id = %(tenant)s::bigint
+                           and name = t.recipient_ai and disabled_at is null limit 1) p on true
+        where (t.version is null or t.version = k.xmin || ':' || q.xmin) and (t.recipient_ai is null or p.id is not null)
         order by nth
     ) as t
 ), keyed as (

@@ -304,6 +304,7 @@ def _lease_together(calls: Sequence[tuple[Caller, LeaseTasks]]) -> list[Reply]:
         found=lambda leased: leased is not None,
         worth_waking=lambda _, leased: leased is not None,
         patience=lambda given: given.wait_seconds,
+        turn=lambda given: (*given.queues, 0, *(given.task_types or ()), 0, *given.capabilities),
     ),
     coalesces=Coalesces(may=lambda given: bool(given.queues or given.task_types), run=_lease_together),
     listed_for=["worker"],

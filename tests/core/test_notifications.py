@@ -6,6 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import anyio
@@ -105,6 +106,28 @@ def test_notification_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(lambda: answers(shelf.wait, 60, put)) == [Page(things=1)]
 
 
+def test_who_takes_what_it_finds_looks_in_turn() -> None:
+    async def story() -> None:
+        listening, heard = partial(notifications.listening, [TOPIC]), {TOPIC}
+        async with listening("a") as first, listening("a") as second, listening("b") as other:
+            await run_sync(notify, TOPIC)
+            assert (await first.received(20), await second.received(0.05)) == (heard, set())
+            first.pass_on(found=True)
+            assert (await second.received(20), await other.received(0.05)) == (heard, set())
+            second.pass_on(found=False)
+            assert await other.received(20) == heard
+            await run_sync(notify, TOPIC)
+            assert await first.received(20) == heard
+            first.pass_on(found=False)
+            assert (await other.received(20), await second.received(0.05)) == (heard, set())
+            async with listening("a") as idle, anyio.create_task_group() as tasks:
+                tasks.start_soon(run_sync, notify, TOPIC)
+                assert await idle.received(20) == heard
+            assert await first.received(20) == heard
+
+    run(story)
+
+
 def test_waiter_without_redis_finds_news_by_looking(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     monkeypatch.setattr(notifications, "LOOK_SECONDS", 0.05)
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
@@ -170,8 +193,7 @@ def test_wait_sends_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifications, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(notifications, "HEARTBEAT_SECONDS", 0.1)
     *heartbeats, page = run(lambda: answers(Shelf().wait, 1, anyio.sleep_forever))
-    assert page == Page(things=0)
-    assert set(heartbeats) == {None}
+    assert (page, set(heartbeats)) == (Page(things=0), {None})
 
 
 def test_progress_is_reported_once_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +233,7 @@ def test_stream_sends_heartbeats_and_ends(monkeypatch: pytest.MonkeyPatch) -> No
             return [event async for event in events]
 
     retry, *heartbeats = run(heard)
-    assert retry.startswith(b"retry: ")
-    assert set(heartbeats) == {b": heartbeat\n\n"}
+    assert (retry[:7], set(heartbeats)) == (b"retry: ", {b": heartbeat\n\n"})
 
 
 def test_notify_opens_a_lost_connection_again() -> None:
@@ -280,8 +301,7 @@ def test_publisher_does_not_wait_for_the_broker() -> None:
         publisher.publish(1, "b")
     assert not seen
     answers.set()
-    for _ in range(3):
-        assert published.acquire(timeout=20)
+    assert all(published.acquire(timeout=20) for _ in range(3))
     assert seen == [(1, "a"), (1, "b"), (1, "b")]
 
 

@@ -70,14 +70,8 @@ class Wish(Input):
             FieldError("/names", "List should have at most 2 items after validation, not 3"),
         ),
         ({"intent": "a\x00"}, FieldError("/intent", "holds a NUL character")),
-        (
-            {"intent": "x", "name": "a/b"},
-            FieldError("/name", "can't stand in an address: no slash, not . or .."),
-        ),
-        (
-            {"intent": "x", "buget": {}},
-            FieldError("/buget", "Unknown field. Did you mean budget?"),
-        ),
+        ({"intent": "x", "name": "a/b"}, FieldError("/name", "can't stand in an address: no slash, not . or ..")),
+        ({"intent": "x", "buget": {}}, FieldError("/buget", "Unknown field. Did you mean budget?")),
         (
             {"intent": "x", "budget": {"max_totl_cost": 1}},
             FieldError("/budget/max_totl_cost", "Unknown field. Did you mean max_total_cost?"),
@@ -216,10 +210,7 @@ def test_input_without_members_is_an_empty_object() -> None:
 def test_references_are_inlined_unless_recursive() -> None:
     schema = json_schema(Shapes, "validation")
 
-    assert schema["properties"]["leaf"]["properties"]["name"] == {
-        "type": "string",
-        "description": "What it is called.",
-    }
+    assert schema["properties"]["leaf"]["properties"]["name"] == {"type": "string", "description": "What it is called."}
     assert schema["properties"]["leaf"]["description"] == "A leaf."
     assert schema["properties"]["title"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
     assert schema["properties"]["options"] == {"type": "object", "additionalProperties": {"type": "string"}}

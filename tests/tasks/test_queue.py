@@ -97,13 +97,9 @@ def test_scheduled_task_is_leased_at_run_at(kee: Caller) -> None:
     with acting_as(kee), connection.cursor() as cursor:
         cursor.execute("select set_config('gatehouse.now', %s, true)", [T0.isoformat()])
         later = queueing.queue(
-            requester=kee,
-            request=QueueRequest(task_type="index", params={}, run_at=T0 + timedelta(seconds=10)),
+            requester=kee, request=QueueRequest(task_type="index", params={}, run_at=T0 + timedelta(seconds=10))
         )
-        assert (later.status, selectors.status(later.task_id).next_run_at) == (
-            "scheduled",
-            T0 + timedelta(seconds=10),
-        )
+        assert (later.status, selectors.status(later.task_id).next_run_at) == ("scheduled", T0 + timedelta(seconds=10))
         for seconds, given in ((9.999, 0), (10, 1)):
             cursor.execute(
                 "select set_config('gatehouse.now', %s, true)", [(T0 + timedelta(seconds=seconds)).isoformat()]

@@ -12,13 +12,7 @@ from django.db.models import F, Model
 
 from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.tasks.models import (
-    Budget,
-    FinishedTask,
-    IdempotencyKey,
-    LiveTask,
-    Task,
-)
+from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Task
 from apps.tasks.services import artifacts, ending, recording, sweeping
 from apps.tasks.shapes import BudgetInput, Grant
 from apps.tasks.states import CANCEL_REQUESTED, TRANSITIONS, Reason, Status, after_failure

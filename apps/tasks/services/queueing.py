@@ -74,7 +74,7 @@ class _Draft:
 
     task_type: TaskType
     line: Queue
-    recipient_id: int
+    recipient_id: int | None  # None where the statement is to find it by its name
     priority: int
     params: dict[str, Any]
     receipt_id: str
@@ -83,8 +83,8 @@ class _Draft:
 
 
 _MOST_SEEN: Final = 5_000
-_seen: Final[dict[int, tuple[dict[str, TaskType], dict[str, int]]]] = {}
-"""By tenant: types and principals as this process saw them last. The statement that uses them checks whether they are
+_seen: Final[dict[int, tuple[dict[str, TaskType], int]]] = {}
+"""By tenant: its gate, and types as this process saw them last. The statement that uses them checks whether they are
 still so."""
 
 
@@ -130,7 +130,7 @@ class _Batch:
         if not places:
             return {}
         asked = {nth: handlers.unalias(one.task_type, one.params) for nth in places for one in [self._requests[nth]]}
-        types, principals = self._look({name for name, _ in asked.values()}, places, as_seen=as_seen)
+        types, gate_id, recipients = self._look({name for name, _ in asked.values()}, places, as_seen=as_seen)
         lines = {} if as_seen else self._lines(places)
         known = dependencies.open_among(
             requester=self._requesters[places[0]],
@@ -146,7 +146,7 @@ class _Batch:
             try:
                 waits_for = dependencies.to_wait_for(request.depends_on or (), known)
                 drafts[nth] = replace(
-                    self._draft(nth, only([types[name]]), params, lines, principals),
+                    self._draft(nth, only([types[name]]), params, lines, recipients),
                     waits_for=waits_for,
                 )
             except DomainError as refusal:
@@ -154,24 +154,24 @@ class _Batch:
             else:
                 keys |= {self._used_key(nth)} if request.idempotency_key is not None else set()
         # What is refused is refused by what is so now.
-        return {**({} if as_seen else answers), **self._write(drafts, principals, as_seen=as_seen)}
+        return {**({} if as_seen else answers), **self._write(drafts, gate_id, as_seen=as_seen)}
 
     def _look(
         self, names: set[str], places: Iterable[int], *, as_seen: bool
-    ) -> tuple[Mapping[str, TaskType | NotFound], Mapping[str, int]]:
-        """The types of these names, and the principals that the requests name."""
+    ) -> tuple[Mapping[str, TaskType | NotFound], int, Mapping[str, int] | None]:
+        """The types of these names, the gate, and who is named; None where the statement is to find them."""
         tenant_id = self._tenant_id
         if as_seen:
-            return _seen.get(tenant_id, ({}, {}))
+            return *_seen.get(tenant_id, ({}, 0)), None
         types = types_for(tenant_id=tenant_id, names=names)
         recipients = (name for nth in places if (name := self._requests[nth].recipient) is not None)
         principals = principal_ids_named({ASYNCGATE, *recipients}, tenant_id=tenant_id)
-        seen_types, seen_principals = _seen.setdefault(tenant_id, ({}, {}))
+        seen_types, _ = _seen.get(tenant_id, ({}, 0))
         seen_types |= {name: one for name, one in types.items() if isinstance(one, TaskType)}
-        seen_principals |= principals
-        if len(_seen) + len(seen_types) + len(seen_principals) > _MOST_SEEN:
+        _seen[tenant_id] = seen_types, principals[ASYNCGATE]
+        if len(_seen) + len(seen_types) > _MOST_SEEN:
             _seen.clear()
-        return types, principals
+        return types, principals[ASYNCGATE], principals
 
     def _lines(self, places: Iterable[int]) -> dict[str, Queue]:
         names = {self._requests[nth].queue for nth in places} - {None}
@@ -185,7 +185,7 @@ class _Batch:
         task_type: TaskType,
         params: dict[str, Any],
         lines: Mapping[str, Queue],
-        principals: Mapping[str, int],
+        recipients: Mapping[str, int] | None,
     ) -> _Draft:
         request = self._requests[nth]
         if request.retry_of is None and (request.idempotency_key or "").startswith(RETRY_PREFIX):
@@ -200,13 +200,13 @@ class _Batch:
         line = task_type.queue if request.queue is None else lines.get(request.queue)
         if line is None:
             raise NotFound(f"There is no queue {(request.queue or '')[:50]!r}.", code="unknown_queue")
-        recipient_id = self._requesters[nth].principal_id
+        recipient_id: int | None = self._requesters[nth].principal_id
         if request.recipient is not None:
-            if request.recipient not in principals:
+            recipient_id = None if recipients is None else recipients.get(request.recipient)
+            if recipient_id is None and recipients is not None:
                 raise NotFound(
                     f"There is no principal {request.recipient[:50]!r} to report to.", code="unknown_recipient"
                 )
-            recipient_id = principals[request.recipient]
         return _Draft(
             task_type=task_type,
             line=line,
@@ -217,12 +217,11 @@ class _Batch:
         )
 
     def _write(
-        self, drafts: Mapping[int, _Draft], principals: Mapping[str, int], *, as_seen: bool
+        self, drafts: Mapping[int, _Draft], gate_id: int, *, as_seen: bool
     ) -> dict[int, QueuedTask | DomainError]:
         if not drafts:
             return {}
         waiting = self._waiting(drafts)
-        gate_id = principals[ASYNCGATE]
         gate = Poster(tenant_id=self._tenant_id, principal_id=gate_id, name=ASYNCGATE)
         causes = receipts.refer_to(gate, {one for nth in drafts if (one := self._requests[nth].caused_by) is not None})
         rows = [
@@ -299,8 +298,8 @@ class _Batch:
             "queue": draft.line.pk,
             "task_type": draft.task_type.pk,
             "version": draft.task_type.version if as_seen else None,
-            "recipient": draft.recipient_id,
-            "recipient_ai": request.recipient if as_seen else None,
+            "recipient_id": draft.recipient_id,
+            "recipient_ai": request.recipient if draft.recipient_id is None else None,
             "fair_requester": requester.principal_id if draft.line.fair else None,
             "priority": draft.priority,
             "params": draft.params,
