@@ -176,7 +176,7 @@ class LimitsForm(ReasonForm):
     def clean(self) -> dict[str, Any]:
         given: dict[str, Any] = super().clean() or {}
         if not self.errors and (given["rate"] is None) != (given["rate_seconds"] is None):
-            raise forms.ValidationError("Give rate and period, or neither.")
+            self.add_error("rate_seconds", "Give rate and period, or neither.")
         return given
 
 
