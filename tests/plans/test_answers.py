@@ -18,22 +18,14 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import selectors as receipts
 from apps.workers.services import registry as workers
 from tests.factories import T0, make_token
-from tests.plans.making import NOTHING, create
+from tests.plans.making import NOTHING, STRING, create, shape
 from tests.rest import ask
 from tests.waiters import at_once
 from tests.workers.factories import make_manifest
 
-STRING = {"type": "string"}
 COLOURS = {"type": "string", "enum": ["red", "green"]}
-PAINT = {
-    "name": "paint_wall",
-    "description": "Paint a wall.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"wall": STRING, "colour": COLOURS},
-        "required": ["wall", "colour"],
-    },
-}
+TAKES = shape("wall", "colour", wall=STRING, colour=COLOURS)
+PAINT = {"name": "paint_wall", "description": "Paint a wall.", "input_schema": TAKES}
 SPRAY = {**PAINT, "name": "spray_wall", "description": "Spray a wall."}
 GUESS = Value(value="the north one", evidence=Evidence.CUT, text="the north one")
 ASKS = Question(step=0, param="colour", text="Which colour?", choices=("red", "green"), schema=COLOURS)

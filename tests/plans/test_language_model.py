@@ -9,33 +9,26 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from apps.plans.catalogue import Tool
 from apps.plans.documents import ModelUse
 from apps.plans.language_model import ANSWERS, Api, Unusable, ask, completion, proposal, question
 from apps.plans.proposals import Asked, Evidence, Proposal, Ref
+from tests.plans.making import STRING, shape, tool
 from tests.remote import Behaviour, floods, hangs, says, serving
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 
 
-def tool(name: str, /, output: Mapping[str, Any] | None = None, **params: Any) -> Tool:
-    """A tool of which every param without a default is required."""
-    required = [one for one, schema in params.items() if "default" not in schema]
-    return Tool(
-        uid=f"uid-{name}",
-        name=name,
-        description=f"{name.replace('_', ' ').capitalize()}.",
-        input_schema={"type": "object", "properties": params, "required": required},
-        output_schema={"type": "object", "properties": output or {}},
-    )
-
-
-TEXT: Mapping[str, Any] = {"type": "string"}
-WEATHER = tool("get_weather", {"summary": TEXT}, city=TEXT, days={"type": "integer", "default": 1})
-MAIL = tool(
-    "send_mail", to={"type": "string", "format": "email"}, body=TEXT, urgent={"type": "boolean", "default": False}
+TO = {"type": "string", "format": "email"}
+STATE = {"type": "string", "enum": ["open", "closed"]}
+WEATHER = tool(
+    "get_weather",
+    "Get weather.",
+    shape("city", city=STRING, days={"type": "integer", "default": 1}),
+    shape(summary=STRING),
 )
-ISSUES = tool("list_issues", repo=TEXT, state={"type": "string", "enum": ["open", "closed"]})
+URGENT = {"type": "boolean", "default": False}
+MAIL = tool("send_mail", "Send mail.", shape("to", "body", to=TO, body=STRING, urgent=URGENT))
+ISSUES = tool("list_issues", "List issues.", shape("repo", "state", repo=STRING, state=STATE))
 TOOLS = (WEATHER, MAIL, ISSUES)
 
 

@@ -355,17 +355,11 @@ def test_own_words_of_a_tool_are_no_values_of_another() -> None:
     assert [one.param for one in proposal.questions] == ["status"]
 
 
-def test_step_that_nobody_asked_for_belongs_to_no_part() -> None:
-    steps = ask(PDFS, FULL).steps
+def test_step_that_nobody_asked_for_belongs_to_no_part_and_a_wish_to_the_asker() -> None:
+    proposal = ask(PDFS, FULL)
 
-    assert [step.part for step in steps] == [None, 0, 1]
-
-
-def test_what_needs_no_tool_is_left_to_the_asker() -> None:
-    proposal = ask("Fetch https://example.org/a and summarize it", FULL)
-
-    assert [step.tool.name for step in proposal.steps] == ["fetch_webpage"]
-    assert proposal.wishes == ("summarize it",)
+    assert [step.part for step in proposal.steps] == [None, 0, 1]
+    assert proposal.wishes == ("generate summary",)
 
 
 def test_changes_keep_their_order() -> None:

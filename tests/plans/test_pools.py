@@ -169,8 +169,8 @@ def test_principal_of_a_delegate_reports_to_that_of_its_parent(tenant: Tenant, a
 
 
 def test_moved_delegate_has_its_new_manager_in_memory(tenant: Tenant, as_kee: Caller) -> None:
-    put(tenant, "research")
     register(put(tenant, "papers"), "papers", "tin")
+    put(tenant, "research")
     set_up(tenant, "papers", principal="papers", parent="research")
 
     worker_memory.remember()
@@ -211,11 +211,6 @@ def test_impossible_delegate_is_refused(tenant: Tenant, as_kee: Caller) -> None:
             set_up(tenant, **wanted)
         assert refusal.value.code == code
         assert standing() == before, wanted
-
-
-def test_tenant_has_one_root(tenant: Tenant, as_kee: Caller) -> None:
-    put(tenant, "one")
-
     with pytest.raises(IntegrityError) as refused, transaction.atomic():
         Delegate.objects.filter(delegate_id="one").update(parent=None)
     assert violated_constraint(refused.value) == "plans_delegate_one_root"

@@ -317,8 +317,6 @@ class Options:
                 words = (stretch(first, last) & self.part.content).bit_count()
                 gain -= _UNANNOUNCED * max(0, words - _FEW)
             least = _LEAST_CUE_OF_LIST if param.array else _LEAST_CUE_OF_OPTIONAL
-            if self._is_whole_name(first, last) and param.role in ("name", "user", "other"):
-                least = -_OF_SORT
             if gain > _LEAST_OF_CUT and (param.required or cued >= least):
                 text = self.part.words(first, last)
                 text = text if param.role in ("text", "query") else re.sub(r"['’]s$", "", text)
@@ -416,10 +414,6 @@ class Options:
             return False
         return part.reading.tokens[place].text[0].isupper()
 
-    def _is_whole_name(self, first: int, last: int) -> bool:
-        """Are these all the words with capitals side by side, and not the first of the request?"""
-        return first > self.part.first and all(self._is_proper(place) for place in range(first, last + 1))
-
     def _without_marks(self, first: int, last: int) -> int:
         while last > first and self.part.low(last) in PUNCTUATION:
             last -= 1
@@ -442,7 +436,6 @@ class Options:
         typed = (stretch(first, last) & part.typed).bit_count()
         if param.role in ("name", "other") and any(one.text[0].isupper() for one in tokens):
             typed -= sum(one.text[0].isdigit() for one in tokens)
-        whole = size > 1 and self._is_whole_name(first, last)
         crossed = sum(first <= place <= last for place in part.turns)
         flags = {word for one in self.profile.params if one.type == "boolean" for word in one.words}
         crossed += size > 1 and query and part.stems[first] in flags - {*param.words}
@@ -462,7 +455,7 @@ class Options:
             score += _PROPER
         if param.role in ("id", "version") and size == 1 and not tokens[0].text.islower():
             score += 0.6
-        for one in content if not long and not whole else ():
+        for one in content if not long else ():
             stemmed = part.stems[one.place]
             score -= _OWN_NOUN if stemmed in self.profile.nouns else 0.0
         return score
