@@ -89,8 +89,10 @@ class OperatorAdmin(ModelAdmin):
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Moments are shown by how long ago they were."""
-        moments = {field.name for field in self.opts.concrete_fields if isinstance(field, models.DateTimeField)}
-        return [since(one) if one in moments else one for one in super().get_list_display(request)]
+        return [since(one) if one in self._moments() else one for one in super().get_list_display(request)]
+
+    def _moments(self) -> set[str]:
+        return {field.name for field in self.opts.concrete_fields if isinstance(field, models.DateTimeField)}
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> Any:
         found, has_duplicates = super().get_search_results(request, queryset, search_term)
@@ -105,6 +107,8 @@ class OperatorAdmin(ModelAdmin):
         columns = {field.name for field in self.opts.get_fields()}
 
         def shown(one: Any) -> Any:
+            if one in self._moments():
+                return since(one)
             is_method = isinstance(one, str) and one not in columns and hasattr(self, one)
             return cache(getattr(self, one)) if is_method else one
 
