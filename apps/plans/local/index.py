@@ -46,7 +46,6 @@ _SYNONYM: Final = 0.75
 _SYNONYM_WEIGHT: Final = 0.6
 _KIND_WEIGHT: Final = 1.0
 _LONG: Final = 7
-_ROOT: Final = 6
 _SENTENCE: Final = 16
 _OPENING: Final = 40
 """So many words at the beginning of a description say what the tool does; the others are details and examples."""
@@ -173,8 +172,6 @@ class Profile:
     """How surely a stem belongs to it, from 0 to 1."""
     meanings: Mapping[int, float]
     """The same for clusters of synonyms."""
-    roots: Mapping[str, float]
-    """The same for the beginnings of long stems."""
     services: frozenset[str]
     """Stems of what its workers and their capabilities are called."""
     particle: str
@@ -193,8 +190,6 @@ class Profile:
             return best
         for cluster in clusters(stemmed):
             best = max(best, _SYNONYM * self.meanings.get(cluster, 0.0))
-        if len(stemmed) >= _LONG:
-            best = max(best, _SYNONYM * self.roots.get(stemmed[:_ROOT], 0.0))
         return best
 
 
@@ -394,12 +389,9 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         learn((word for choice in param.choices for word in choice.split()), 0.55)
         learn((stem(word) for word in prose(str(param.schema.get("description", ""))) if word not in SMALL), 0.5)
     meanings: dict[int, float] = {}
-    roots: dict[str, float] = {}
     for word, sure in found.items():
         for cluster in clusters(word):
             meanings[cluster] = max(meanings.get(cluster, 0.0), sure)
-        if len(word) >= _LONG:
-            roots[word[:_ROOT]] = max(roots.get(word[:_ROOT], 0.0), sure)
     return Profile(
         tool=tool,
         params=params,
@@ -408,7 +400,6 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         prefix=prefix,
         vocabulary=found,
         meanings=meanings,
-        roots=roots,
         services=services,
         particle=next((word for word in name if word in ("on", "off")), ""),
         naming=frozenset(word for param in params for word in (*param.words, *param.cues)),

@@ -41,8 +41,6 @@ _MOST_TOKENS: Final = 300
 _RIVALS: Final = 4
 _PROMISING: Final = 3
 _STEP_PRICE: Final = 1.0
-_IGNORED: Final = 3.0
-"""What it costs that a part ignores a word that asks for something else."""
 _NEAR: Final = 0.6
 _FITTING: Final = 2.5
 _MOST_UNKNOWN: Final = 2
@@ -79,8 +77,7 @@ class _Draft:
                 bad, score = bad + 3, score - 5.0
             else:
                 bad += one.match.unexplained.bit_count() + 2 * len(one.match.missing)
-                ignored = any(one.match.unexplained >> place & 1 for place in one.part.turns)
-                score += one.match.score - (_IGNORED if ignored else 0.0)
+                score += one.match.score
         return bad == 0, score
 
 
