@@ -520,6 +520,14 @@ def kept(name: str, period: timedelta, make: Callable[[], bytes]) -> bytes:
     return made
 
 
+def is_first(name: str, period: timedelta) -> bool:
+    """Whether no process has asked this within the period; yes each time if Redis does not answer."""
+    try:
+        return bool(broker().set(f"gatehouse:first:{name}", 1, px=period, nx=True))
+    except redis.RedisError:
+        return True
+
+
 class Publisher(Generic[P]):
     """Publishes messages for Celery from one thread per process, so that nobody waits for the broker.
 

@@ -38,19 +38,21 @@ class Tick:
     calls_out: bool = False
     lasts: bool = False
     """It calls out, and goes on until :func:`is_stopping`."""
+    once: bool = False
+    """It reads much: what one process does in half a period need not be done by another."""
 
 
 _ticks: Final[dict[str, Tick]] = {}
 
 
 def tick(
-    *, every: timedelta, calls_out: bool = False, lasts: bool = False
+    *, every: timedelta, calls_out: bool = False, lasts: bool = False, once: bool = False
 ) -> Callable[[Callable[[], object]], Callable[[], object]]:
     """Register a tick function of an app's `ticks.py`; its name is `<app>.<function>`."""
 
     def register(function: Callable[[], object]) -> Callable[[], object]:
         name = f"{function.__module__.split('.')[1]}.{function.__name__}"
-        _ticks[name] = Tick(name, every, function, calls_out or lasts, lasts)
+        _ticks[name] = Tick(name, every, function, calls_out or lasts, lasts, once)
         return function
 
     return register
@@ -62,10 +64,13 @@ def all_ticks() -> list[Tick]:
 
 
 def run(name: str) -> bool:
-    """Run a tick unless another process is running it just now; says whether it ran.
+    """Run a tick unless another process is running it just now, or has just run one that need run only once; says
+    whether it ran.
 
     :raises KeyError: if there is no such tick.
     """
+    if _ticks[name].once and not notifications.is_first(f"tick:{name}", _ticks[name].every / 2):
+        return False
     with _alone(name) as alone:
         if alone:
             _ticks[name].run()

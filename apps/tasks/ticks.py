@@ -5,18 +5,18 @@ from apps.tasks.services import dependencies, operating, scheduling, sweeping, t
 from apps.tasks.signals import task_queued
 
 
-@tick(every=timedelta(seconds=1))
+@tick(every=timedelta(seconds=1), once=True)
 def bring_back() -> None:
     """Reclaim expired leases and ready due tasks, in batches until none is full."""
-    for _ in range(10):
+    for _ in range(30):
         if max(sweeping.bring_back()) < sweeping.SWEEP_BATCH:
             return
 
 
-@tick(every=timedelta(seconds=1))
+@tick(every=timedelta(seconds=1), once=True)
 def end_what_must() -> None:
     """End tasks that must not run again."""
-    for _ in range(10):
+    for _ in range(30):
         if sweeping.end_what_must() < sweeping.SWEEP_BATCH:
             return
 
@@ -73,7 +73,7 @@ def go_on_with_bulk_actions() -> None:
             return
 
 
-@tick(every=timedelta(seconds=20))
+@tick(every=timedelta(seconds=20), once=True)
 def keep_history() -> None:
     """Note the last minute of each queue."""
     sweeping.keep_history()
@@ -85,10 +85,10 @@ def forget_minutes() -> None:
     sweeping.forget_minutes()
 
 
-@tick(every=timedelta(seconds=5))
+@tick(every=timedelta(seconds=20), once=True)
 def settle_fair_shares() -> None:
     """Note the requesters of tasks that were queued before their queue became fair."""
-    for _ in range(50):
+    for _ in range(500):
         if types.settle_fair_shares() < types.FAIR_SHARES_BATCH:
             return
 

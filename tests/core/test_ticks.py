@@ -70,7 +70,7 @@ def run_until(stop: threading.Event, *, calls_out: tuple[bool, ...]) -> None:
 
 
 def test_failing_tick_is_repeated_and_stops_no_other(transactional_db: None, register: Register) -> None:
-    stop, failures, others = threading.Event(), [], []
+    stop, failures, others, once = threading.Event(), [], [], []
 
     def failing() -> None:
         failures.append(1)
@@ -83,8 +83,10 @@ def test_failing_tick_is_repeated_and_stops_no_other(transactional_db: None, reg
 
     register("test.failing", failing)
     register("test.other", other)
+    ticks._ticks["test.once"] = Tick("test.once", timedelta(minutes=1), lambda: once.append(1), once=True)
+    assert [ticks.run("test.once") for _ in range(2)] == [True, False]
     run_until(stop, calls_out=(False,))
-    assert (len(failures), len(others)) == (3, 3)
+    assert (len(failures), len(others), len(once)) == (3, 3, 1)
 
 
 def test_tick_that_calls_out_delays_only_its_kind(transactional_db: None, register: Register) -> None:

@@ -12,10 +12,10 @@ from django.urls import reverse
 from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
-from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors, sql
 from apps.tasks.models import LiveTask, QueueHistory, Run, Task
-from apps.tasks.services import operating, sweeping, types
+from apps.tasks.services import operating, sweeping
 from tests.console.test_site import SENT
 from tests.factories import make_token, refused
 from tests.tasks.making import (
@@ -121,8 +121,6 @@ def test_operator_moves_what_nobody_holds_to_another_queue_and_priority(
     with acting_as(kee):
         tasks = {task.pk: (task.queue.name, task.priority) for task in Task.objects.select_related("queue")}
         assert tasks == {held: ("default", 5), **dict.fromkeys(moved, ("fair", 9))}
-    with acting_as_system("test"):
-        types.settle_fair_shares()
     assert {grant.task_id for grant in lease(worker, queues=("fair",), capacity=5)} == set(moved)
 
 

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from django.db import transaction
+from django.db.models import OuterRef, Subquery
 
 from apps.core.errors import Conflict, DomainError, Invalid, NotFound
 from apps.core.ids import format_ref
@@ -264,8 +265,9 @@ def move_many(*, task_ids: Collection[int], to_queue: Queue | None, to_priority:
     moved = [pk for pk, hold in holds.items() if hold.holder_id is None]
     live, tasks = LiveTask.objects.filter(pk__in=moved), Task.objects.filter(pk__in=moved)
     if to_queue is not None:
-        # The requester is noted only in fair queues, soon after.
-        live.update(queue=to_queue, requester=None)
+        # The requester is noted only in fair queues.
+        asked_by = Task.objects.filter(pk=OuterRef("pk")).values("requester")
+        live.update(queue=to_queue, requester=Subquery(asked_by) if to_queue.fair else None)
         tasks.update(queue=to_queue)
     if to_priority is not None:
         live.update(priority_rank=10 - to_priority)
