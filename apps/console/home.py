@@ -54,7 +54,7 @@ class Card:
 
 
 def live(*, now: datetime) -> dict[str, Any]:
-    """The figures of this moment, and Unfold's table of the busiest queues."""
+    """The figures of this moment, and a table of the busiest queues."""
     queues = tasks.queue_figures(tenant_id=None, up_to=COUNTED)
     cards = [_tasks(queues), _inboxes(now), _deliveries(), _workers(), _executions(now), _processes()]
     return {"now": now, "cards": cards, "queues": _queues(queues)}

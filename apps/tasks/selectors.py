@@ -16,13 +16,14 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.files.storage import storages
 from django.db import connection
-from django.db.models import Exists, F, Lookup, Max, OuterRef, Q, QuerySet, Sum, TextField, Value
+from django.db.models import Exists, F, Lookup, Max, OuterRef, Q, QuerySet, Subquery, Sum, TextField, Value
 from django.db.models.functions import Cast, Concat
 
 from apps.core.charts import Period
 from apps.core.errors import Conflict, NotFound, Unavailable
 from apps.core.ids import format_ref
 from apps.core.sql import database_now, fetch
+from apps.principals.models import Tenant
 from apps.tasks import sql
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import (
@@ -233,14 +234,19 @@ def found(
     """The tasks of a status, that ended within a period, and whose `queue`, `task_type` or `requester` is one of these.
 
     `open` is every status but the final ones, `overdue` a lease that has expired, `dead` a failure nobody has retried.
-    Of ended tasks, it looks at those that ended last. Where only names narrow the search, it looks at the newest tasks;
+    Of ended tasks, it looks at those that ended last, of succeeded ones at the newest. Where only names narrow the search, it looks at the newest tasks;
     of open tasks, so it does for a requester alone.
     """
     named = {f"{name}__in": keys for name, keys in parties.items()}
     tasks = tasks.filter(**named)
     if within is not None or status in {"dead", *TERMINAL}:
         # Looked up before: the planner expects so many of a tenant's tasks that it would read them all.
-        ended = rows(status=status, within=within).values_list("task_id", flat=True)[:TASKS_LOOKED_AT]
+        ended = rows(status=status, within=within).values_list("task_id", flat=True)
+        if status == Status.SUCCEEDED and within is None:
+            # No index has them by their end: who sees few of them would read the ends of all tenants.
+            newest = _newest()
+            ended = ended.filter(task_id__range=(newest - NAMED_LOOKED_AT, newest)).order_by("-task_id")
+        ended = ended[:TASKS_LOOKED_AT]
         tasks = tasks.filter(_AnyOf(F("pk"), list(ended)))
         if status == "dead":
             key = Concat(Value(f"{RETRY_PREFIX}task_"), OuterRef("pk"), output_field=TextField())
@@ -251,9 +257,14 @@ def found(
         in_row = {name: keys for name, keys in named.items() if name != "requester__in"}
         tasks = tasks.filter(pk__in=rows(status=status).filter(**in_row).values("task_id"))
     if named if not status else "requester" in parties:
-        newest = Task.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
-        tasks = tasks.filter(pk__gt=newest - NAMED_LOOKED_AT)
+        tasks = tasks.filter(pk__gt=_newest() - NAMED_LOOKED_AT)
     return tasks
+
+
+def _newest() -> int:
+    """Asked tenant by tenant: who sees a tenant without tasks would look for one among all. Index: tasks_task_newest."""
+    of_one = Task.objects.filter(tenant=OuterRef("pk")).order_by("-pk").values("pk")[:1]
+    return Tenant.objects.aggregate(newest=Max(Subquery(of_one)))["newest"] or 0
 
 
 def rows(*, status: str = "", within: timedelta | None = None) -> QuerySet[Any]:
@@ -345,8 +356,10 @@ def queue_figures(*, tenant_id: int | None, up_to: int | None = None) -> dict[in
         ended: dict[int, list[tuple[str, int, int, int]]] = {}
         for queue_id, *counted in cursor.fetchall():
             ended.setdefault(queue_id, []).append(tuple(counted))
-        cursor.execute(sql.DEAD_LETTERS, given)
-        dead = dict(cursor.fetchall())
+        dead = {}
+        if letters:
+            cursor.execute(sql.DEAD_LETTERS, given)
+            dead = dict(cursor.fetchall())
     now = database_now()
     spanned = (PACE_WINDOW + (now - now.replace(second=0, microsecond=0))) / timedelta(minutes=1)
     return {

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import time_machine
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
@@ -23,7 +24,7 @@ from apps.principals.tenancy import acting_as_system
 from apps.receipts.models import Receipt
 from tests.console.test_site import ACTIONS, SENT
 from tests.console.world import fill
-from tests.factories import at, make_tenant
+from tests.factories import T0, at, make_tenant
 
 SHOWN = sorted((model for model in apps.get_models() if model in admin.site._registry), key=lambda m: m._meta.label)
 
@@ -125,10 +126,16 @@ def test_a_long_list_is_filtered_by_typing_and_counted_only_so_far(
     assert console.get(address).context["cl"].result_count == 2
 
 
-def test_tasks_are_filtered_by_the_names_of_their_queue_and_type(world: None, console: Client) -> None:
+@time_machine.travel(T0, tick=False)
+def test_tasks_are_filtered_by_the_name_of_their_queue_and_fetched_again_only_when_they_change(
+    world: None, console: Client
+) -> None:
     address = reverse("admin:tasks_task_changelist")
-    assert console.get(address, {"queue__name": "default"}).context["cl"].result_count > 0
-    assert console.get(address, {"task_type__name": "no_such_type"}).context["cl"].result_count == 0
+    found = console.get(address, {"queue__name": "default"})
+    assert found.context["cl"].result_count > 0
+    for name, status in (("default", 304), ("fair", 200)):
+        again = console.get(address, {"queue__name": name}, headers={"If-None-Match": found["ETag"]})
+        assert again.status_code == status
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,8 @@ document.addEventListener("click", async ({target}) => {
     }
 });
 
+let tag = "";
+
 // Renews the rows of a list while nobody ticks, types or looks away. The boxes stay, because scripts hold them.
 async function renewList() {
     const rows = document.querySelectorAll("#result_list .data-row");
@@ -99,7 +101,12 @@ async function renewList() {
     }
     let page;
     try {
-        page = await (await fetch(location.href, {redirect: "error"})).text();
+        const answer = await fetch(location.href, {redirect: "error", headers: {"If-None-Match": tag}});
+        if (!answer.ok) {
+            return; // nothing has changed, or the session is over
+        }
+        tag = answer.headers.get("ETag") ?? "";
+        page = await answer.text();
     } catch {
         return; // the server is away, or this page is left
     }
