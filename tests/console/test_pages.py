@@ -102,9 +102,8 @@ def test_a_long_list_is_filtered_by_typing_and_counted_only_so_far(
 ) -> None:
     address = reverse("admin:receipts_receipt_changelist")
     with acting_as_system("test"):
-        all_of_them = Receipt.objects.count()
         planned = Receipt.objects.filter(source_system="delegate").count()
-    assert 0 < planned < all_of_them
+        assert 0 < planned < Receipt.objects.count()
 
     found = console.get(address, {"source_system": "delegate"}).context["cl"]
     assert (found.result_count, {row.source_system for row in found.result_list}) == (planned, {"delegate"})

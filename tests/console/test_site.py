@@ -123,11 +123,9 @@ def test_a_request_that_looks_can_not_write(console: Client, monkeypatch: pytest
         assert Tenant.objects.get().name == "acme"
 
 
-@pytest.mark.parametrize("path", ["", "memory/memory/", "principals/token/", "login/"])
+@pytest.mark.parametrize("path", ["", "memory/memory/", "principals/token/"])
 def test_a_stranger_is_sent_to_the_login(db: None, path: str) -> None:
-    answer = Client().get(f"/admin/{path}")
-    assert answer.status_code == (200 if path == "login/" else 302)
-    assert path == "login/" or answer.headers["Location"].startswith("/admin/login/")
+    assert Client().get(f"/admin/{path}").headers["Location"].startswith("/admin/login/")
 
 
 def test_whoever_opens_the_login_itself_comes_to_the_dashboard(superuser: Operator) -> None:
@@ -207,8 +205,8 @@ def test_an_action_needs_a_sent_form_and_its_reason(console: Client, kee: Princi
     assert is_disabled(kee)
     (noted,) = LogEntry.objects.all()
     assert (noted.object_repr, noted.change_message, noted.user.username) == ("Kee", "Disable: ticket 7", "root")
-    history = console.get(reverse("admin:principals_principal_history", args=[kee.pk])).content.decode()
-    assert "Disable: ticket 7" in history
+    history = console.get(reverse("admin:principals_principal_history", args=[kee.pk]))
+    assert "Disable: ticket 7" in history.content.decode()
 
 
 def test_an_action_is_shown_to_and_done_by_who_holds_its_permission(tenant: Tenant, kee: Principal) -> None:
