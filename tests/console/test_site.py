@@ -164,7 +164,6 @@ def kee(tenant: Tenant) -> Principal:
 
 
 def operator(*permissions: str, tenant: Tenant, role: str = "operator") -> Client:
-    """Who holds these permissions, or all for an empty name, and this role in one tenant."""
     olga = Operator.objects.create_user(username="olga", password="x", is_staff=True)
     named = models.Q() if "" in permissions else models.Q(codename__in=["view_principal", *permissions])
     olga.user_permissions.set(Permission.objects.filter(named))
