@@ -139,21 +139,20 @@ def empty(tmp_path: Path) -> Path:
     return tmp_path / "empty" / "bin" / "python"
 
 
-def test_example_runs_on_the_package_alone(server: Server, token: str, client: Client, empty: Path) -> None:
-    in_this_shell, three = commands(ROOT / "examples" / "worker_python" / "README.md")
-    assert "issue_token" in in_this_shell
-    assert len(three.splitlines()) == 3
+def test_examples_run_on_the_package_alone(server: Server, token: str, client: Client, empty: Path) -> None:
+    _, three = commands(ROOT / "examples" / "worker_python" / "README.md")
+    (agents,) = commands(ROOT / "docs" / "agents.md")
     # One build for the wheel and the installation: what is installed is what would be given away.
     wheels = empty.parent.parent / "wheels"
     build = [str(empty), "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(wheels), str(KIT)]
     subprocess.run(build, check=True, timeout=PATIENCE, cwd=empty.parent)
     (wheel,) = wheels.glob("gatehouse_client-*.whl")
-    alone = three.replace(shlex.quote(sys.executable), str(empty)).replace("./clients/python", str(wheel))
+    alone = (three + agents).replace(shlex.quote(sys.executable), str(empty)).replace("./clients/python", str(wheel))
 
-    said = shell(f"trap 'kill %1' EXIT\n{alone}\ntrap - EXIT; kill %1; wait %1", environment(server, token))
+    said = shell(f"trap 'kill %1 %2' EXIT\n{alone}\ntrap - EXIT; kill %1 %2; wait %1 %2", environment(server, token))
 
-    assert re.search(r"\d+ lines in \d+ files of .*docs$", said, re.MULTILINE)
-    assert re.search(r"^ +\d+ \.md$", said, re.MULTILINE)
+    assert said.count("Counted: {") == 2
+    assert re.search(r"\d+ lines in \d+ files of .*docs\n(?: .*\n)* +\d+ \.md$", said, re.MULTILINE)
     assert client.read().entries == []
     shown = subprocess.run([str(empty), "-m", "pip", "check"], check=False, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stdout
