@@ -149,7 +149,9 @@ def test_examples_run_on_the_package_alone(server: Server, token: str, client: C
     (wheel,) = wheels.glob("gatehouse_client-*.whl")
     alone = (three + agents).replace(shlex.quote(sys.executable), str(empty)).replace("./clients/python", str(wheel))
 
-    said = shell(f"trap 'kill %1 %2' EXIT\n{alone}\ntrap - EXIT; kill %1 %2; wait %1 %2", environment(server, token))
+    # By their process ids: a job that has ended is forgotten.
+    ended = "trap - EXIT; workers=$(jobs -p); kill $workers; for worker in $workers; do wait $worker; done"
+    said = shell(f"trap 'kill $(jobs -p)' EXIT\n{alone}\n{ended}", environment(server, token))
 
     assert said.count("Counted: {") == 2
     assert re.search(r"\d+ lines in \d+ files of .*docs\n(?: .*\n)* +\d+ \.md$", said, re.MULTILINE)
