@@ -89,7 +89,8 @@ class OperatorAdmin(ModelAdmin):
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Moments are shown by how long ago they were."""
-        return [since(one) if one in self._moments() else one for one in super().get_list_display(request)]
+        moments = self._moments()
+        return [since(one) if one in moments else one for one in super().get_list_display(request)]
 
     def _moments(self) -> set[str]:
         return {field.name for field in self.opts.concrete_fields if isinstance(field, models.DateTimeField)}
@@ -104,10 +105,10 @@ class OperatorAdmin(ModelAdmin):
         given: list[Any] = super().get_fieldsets(request, obj)
         if obj is None or self.has_change_permission(request, obj):
             return given
-        columns = {field.name for field in self.opts.get_fields()}
+        columns, moments = {field.name for field in self.opts.get_fields()}, self._moments()
 
         def shown(one: Any) -> Any:
-            if one in self._moments():
+            if one in moments:
                 return since(one)
             is_method = isinstance(one, str) and one not in columns and hasattr(self, one)
             return cache(getattr(self, one)) if is_method else one

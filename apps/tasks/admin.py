@@ -509,6 +509,11 @@ class TaskAdmin(OperatorAdmin):
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> Any:
         """By number, by `name:value`, and by words in the params of the newest tasks; and by what the filters say."""
+
+        def tell(level: int, said: str) -> None:
+            if "If-None-Match" not in request.headers:  # a list that renews itself was told before
+                messages.add_message(request, level, said)
+
         words, wanted = [], {name: request.GET.get(name, "") for name in ("status", "queue__name", "task_type__name")}
         for word in search_term.split():
             name, _, value = word.partition(":")
@@ -518,10 +523,10 @@ class TaskAdmin(OperatorAdmin):
                 queryset = queryset.filter(pk=int(number))
             else:
                 if value and name.isidentifier():
-                    messages.info(request, f"{word} is looked for in params: {self.search_help_text}.")
+                    tell(messages.INFO, f"{word} is looked for in params: {self.search_help_text}.")
                 words.append(word)
         if (status := wanted.pop("status")) and status not in _STATUSES:
-            messages.warning(request, f"There is no status {status}; there are {', '.join(sorted(_STATUSES))}.")
+            tell(messages.WARNING, f"There is no status {status}; there are {', '.join(sorted(_STATUSES))}.")
             return queryset.none(), False
         # By key, because the planner knows how many tasks have it.
         parties: dict[str, list[int]] = {}

@@ -234,8 +234,8 @@ def found(
     """The tasks of a status, that ended within a period, and whose `queue`, `task_type` or `requester` is one of these.
 
     `open` is every status but the final ones, `overdue` a lease that has expired, `dead` a failure nobody has retried.
-    Of ended tasks, it looks at those that ended last, of succeeded ones at the newest. Where only names narrow the search, it looks at the newest tasks;
-    of open tasks, so it does for a requester alone.
+    Of ended tasks, it looks at those that ended last, of succeeded ones at the newest. Where only names narrow the
+    search, it looks at the newest tasks; of open tasks, so it does for a requester alone.
     """
     named = {f"{name}__in": keys for name, keys in parties.items()}
     tasks = tasks.filter(**named)

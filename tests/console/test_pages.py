@@ -125,6 +125,9 @@ def test_tasks_are_filtered_by_the_name_of_their_queue_and_fetched_again_only_wh
         for one in ("default", "fair")
     ]
     assert [one.status_code for one in again] == [304, 200]
+    typed = {"q": "status:no_such"}
+    console.get(address, typed, headers={"If-None-Match": console.get(address, typed)["ETag"]})
+    assert [str(one)[:25] for one in console.get(address, typed).context["messages"]] == ["There is no status no_suc"]
 
 
 @pytest.mark.parametrize(
