@@ -1,7 +1,7 @@
 from typing import Final
 
 from django.contrib import admin
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
 
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, link_to_page, linked, start_of
 from apps.receipts import selectors
@@ -10,10 +10,17 @@ from apps.receipts.models import Obligation, Receipt, ReceiptKey
 _DEEPEST: Final = 20
 
 
+def _place(receipt: Receipt) -> str:
+    """A link to where the receipt is read in its inbox."""
+    state = getattr(receipt, "state", None)
+    return link_to(state and (state.entry or state.thread))
+
+
 def tree(receipt: Receipt) -> str:
     """All receipts around one, each below what it follows from or answers, with links to their pages."""
     links = {link.receipt_id: link for link in selectors.chain(receipt.receipt_id)}
-    pages = dict(Receipt.objects.filter(receipt_id__in=links).values_list("receipt_id", "pk"))
+    found = Receipt.objects.filter(receipt_id__in=links).select_related("state__entry", "state__thread")
+    pages = {one.receipt_id: one for one in found}
     depths: dict[str, int] = {}
     below: dict[str | None, list[str]] = {}
     for link in links.values():
@@ -29,15 +36,16 @@ def tree(receipt: Receipt) -> str:
                 waiting.append(child)
     return format_html_join(
         "",
-        '<div style="padding-left:{}rem">{} <strong>{}</strong> to {}: {}{}</div>',
+        '<div style="padding-left:{}rem">{} <strong>{}</strong> to {}: {}{}{}</div>',
         (
             (
                 min(depth, _DEEPEST) * 1.5,
-                link_to_page("receipts_receipt", pages[key], key) if key in pages else key,
+                link_to_page("receipts_receipt", pages[key].pk, key) if key in pages else key,
                 links[key].event_type,
                 links[key].recipient_ai,
                 start_of(links[key].title or "", 80),
                 " (this one)" if key == receipt.receipt_id else "",
+                format_html(", read as {}", _place(pages[key])) if key in pages and _place(pages[key]) != "-" else "",
             )
             for key, depth in depths.items()
         ),
@@ -53,7 +61,7 @@ class ReceiptAdmin(OperatorAdmin):
     ordering = ["-id"]
     exclude = ["caused_by", "pairs_with"]
     readonly_fields = [
-        *(linked("caused_by"), linked("pairs_with"), "consequences", "state_link"),
+        *(linked("caused_by"), linked("pairs_with"), "consequences", "place"),
         "obligation_link",
     ]
 
@@ -61,9 +69,9 @@ class ReceiptAdmin(OperatorAdmin):
     def consequences(self, receipt: Receipt) -> str:
         return tree(receipt)
 
-    @admin.display(description="State in the inbox")
-    def state_link(self, receipt: Receipt) -> str:
-        return link_to(getattr(receipt, "state", None))
+    @admin.display(description="Read as")
+    def place(self, receipt: Receipt) -> str:
+        return _place(receipt)
 
     @admin.display(description="Obligation")
     def obligation_link(self, receipt: Receipt) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -109,6 +109,14 @@ def _details(given: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: {value}"
 
 
+def _moment(text: str) -> datetime | None:
+    """A moment as it is typed, in the console's zone."""
+    with suppress(ValueError):
+        given = datetime.fromisoformat(text)
+        return given if timezone.is_aware(given) else timezone.make_aware(given)
+    return None
+
+
 def _gate_of(tenant_id: int) -> Caller:
     return on_behalf_of(Principal.objects.named(ASYNCGATE).select_related("tenant").get(tenant_id=tenant_id))
 
@@ -194,7 +202,7 @@ class QueueAdmin(OperatorAdmin):
     readonly_fields = ["figures"]
     fields = ["name", "figures", "paused_at", "concurrency", "rate", "rate_seconds", "fair", "created_at"]
     change_form_outer_before_template = "console/charts.html"
-    actions_detail = ["pause", "drain", "resume", "limit", "retry_dead_letters"]
+    actions_detail = ["pause", "drain", "resume", "limit"]
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
@@ -232,17 +240,6 @@ class QueueAdmin(OperatorAdmin):
         with acting_in(queue.tenant_id, _WHY):
             types.resume_queue(caller=_gate_of(queue.tenant_id), name=queue.name)
         return f"{queue} gives out work again."
-
-    @verb(
-        "Retry dead letters",
-        explanation="Queue again, as new tasks, what failed for good here and was not retried: the newest 500.",
-        permission="tasks.operate_task",
-    )
-    def retry_dead_letters(self, queue: Queue, given: Mapping[str, Any]) -> str:
-        with acting_in(queue.tenant_id, _WHY):
-            retried, refusals = operating.retry_queue(queue_id=queue.pk)
-        refused = f" {len(refusals)} were refused, the first because: {refusals[0].detail}" if refusals else ""
-        return f"{retried} dead letters of {queue} are queued again.{refused}"
 
     @admin.display(description="Figures")
     def figures(self, queue: Queue) -> str:
@@ -379,12 +376,15 @@ class TaskAdmin(OperatorAdmin):
         ("task_type__name", _NameFilter),
     ]
     search_fields = ["=id"]
-    search_help_text = "A task's number, words of its params, or status:failed type:report queue:default requester:Kee"
+    search_help_text = (
+        "A task's number, words of its params, or status:failed type:report queue:default requester:Kee "
+        "after:2030-12-31T22:00 before:2030-12-31 (when it ended)"
+    )
     ordering = ["-id"]
     actions_detail = ["cancel", "retry", "revoke_lease"]
     fieldsets = [
         (None, {"fields": ["state", "failure", "waterfall", "given", "result", *_PARTIES, "priority", "created_at"]}),
-        ("Receipts", {"fields": ["receipts", "group", "artifact"]}),
+        ("Receipts", {"fields": ["receipts", "execution", "group", "artifact"]}),
         ("Timeline", {"fields": ["timeline", "retries", "budget", "run_at"]}),
     ]
     readonly_fields = [
@@ -397,6 +397,7 @@ class TaskAdmin(OperatorAdmin):
         "budget",
         *_PARTIES,
         "receipts",
+        "execution",
         "retries",
         "artifact",
     ]
@@ -458,6 +459,8 @@ class TaskAdmin(OperatorAdmin):
         for pk, tenant_id in queryset.order_by("pk").values_list("pk", "tenant_id")[: operating.MOST_AT_ONCE]:
             by_tenant.setdefault(tenant_id, []).append(pk)
         priority = request.POST.get("to_priority")
+        if (count := sum(map(len, by_tenant.values()))) >= selectors.TASKS_LOOKED_AT:
+            messages.info(request, f"{count:,} tasks are taken. If more match, the list shows them afterwards.")
         try:
             with transaction.atomic():
                 for tenant_id, task_ids in by_tenant.items():
@@ -515,10 +518,16 @@ class TaskAdmin(OperatorAdmin):
                 messages.add_message(request, level, said)
 
         words, wanted = [], {name: request.GET.get(name, "") for name in ("status", "queue__name", "task_type__name")}
+        period: dict[str, Any] = {"within": _PERIODS.get(request.GET.get("ended", ""))}
         for word in search_term.split():
             name, _, value = word.partition(":")
             if value and (name == "status" or name in _SEARCHED):
                 wanted[name] = value
+            elif value and name in {"after", "before"}:
+                if (moment := _moment(value)) is None:
+                    tell(messages.WARNING, f"{value} is no moment; write {name}:2030-12-31 or {name}:2030-12-31T23:59.")
+                    return queryset.none(), False
+                period[name] = moment
             elif (number := word.removeprefix("id:").removeprefix("task_")).isdecimal() and len(number) < _DIGITS:
                 queryset = queryset.filter(pk=int(number))
             else:
@@ -529,13 +538,12 @@ class TaskAdmin(OperatorAdmin):
             tell(messages.WARNING, f"There is no status {status}; there are {', '.join(sorted(_STATUSES))}.")
             return queryset.none(), False
         # By key, because the planner knows how many tasks have it.
-        parties: dict[str, list[int]] = {}
+        parties: dict[str, Any] = {}
         for name, value in wanted.items():
             column, model = _SEARCHED[name]
             if value:
                 parties[column] = list(model._default_manager.filter(name=value).values_list("pk", flat=True))  # noqa: SLF001  # Django documents it
-        within = _PERIODS.get(request.GET.get("ended", ""))
-        queryset = selectors.found(queryset, status=status, within=within, **parties)
+        queryset = selectors.found(queryset, status=status, **period, **parties)
         return (selectors.saying(queryset, words) if words else queryset), False
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -643,6 +651,13 @@ class TaskAdmin(OperatorAdmin):
         queued = Receipt.objects.filter(tenant_id=task.tenant_id, receipt_id=task.receipt_id).first()
         return "-" if queued is None else self.admin_site.get_model_admin(Receipt).consequences(queued)
 
+    @admin.display(description="Step of")
+    def execution(self, task: Task) -> str:
+        # By address: executions stand above tasks.
+        kind, _, number = str((task.group or {}).get("resource_ref", "")).partition(":exec_")
+        is_step = kind == "execution" and number.isdecimal() and len(number) < _DIGITS
+        return link_to_page("executions_execution", int(number), f"exec_{number}") if is_step else "-"
+
     @admin.display(description="Params")
     def given(self, task: Task) -> str:
         return as_json(task.params)
@@ -668,14 +683,13 @@ class TaskAdmin(OperatorAdmin):
 
 @admin.register(BulkAction)
 class BulkActionAdmin(OperatorAdmin):
-    """What was done to many tasks; the page of one that goes on renews itself."""
+    """What was done to many tasks."""
 
     list_display = ["__str__", "operator", "reason", "position", "done", "created_at", "ended_at"]
     list_filter = ["verb", "tenant"]
     ordering = ["-id"]
     fields = ["verb", "operator", "reason", "progress", "refused", "created_at", "ended_at"]
     readonly_fields = ["progress", "refused"]
-    change_form_outer_before_template = "console/renew.html"
 
     @admin.display(description="Progress")
     def progress(self, action: BulkAction) -> str:

@@ -229,9 +229,15 @@ class _AnyOf(Lookup):
 
 
 def found(
-    tasks: QuerySet[Task], *, status: str = "", within: timedelta | None = None, **parties: Collection[int]
+    tasks: QuerySet[Task],
+    *,
+    status: str = "",
+    within: timedelta | None = None,
+    after: datetime | None = None,
+    before: datetime | None = None,
+    **parties: Collection[int],
 ) -> QuerySet[Task]:
-    """The tasks of a status, that ended within a period, and whose `queue`, `task_type` or `requester` is one of these.
+    """The tasks of a status, that ended in a period, and whose `queue`, `task_type` or `requester` is one of these.
 
     `open` is every status but the final ones, `overdue` a lease that has expired, `dead` a failure nobody has retried.
     Of ended tasks, it looks at those that ended last, of succeeded ones at the newest. Where only names narrow the
@@ -239,10 +245,12 @@ def found(
     """
     named = {f"{name}__in": keys for name, keys in parties.items()}
     tasks = tasks.filter(**named)
-    if within is not None or status in {"dead", *TERMINAL}:
+    period: dict[str, Any] = {"within": within, "after": after, "before": before}
+    is_bounded = any(bound is not None for bound in period.values())
+    if is_bounded or status in {"dead", *TERMINAL}:
         # Looked up before: the planner expects so many of a tenant's tasks that it would read them all.
-        ended = rows(status=status, within=within).values_list("task_id", flat=True)
-        if status == Status.SUCCEEDED and within is None:
+        ended = rows(status=status, **period).values_list("task_id", flat=True)
+        if status == Status.SUCCEEDED and not is_bounded:
             # No index has them by their end: who sees few of them would read the ends of all tenants.
             newest = _newest()
             ended = ended.filter(task_id__range=(newest - NAMED_LOOKED_AT, newest)).order_by("-task_id")
@@ -267,14 +275,24 @@ def _newest() -> int:
     return Tenant.objects.aggregate(newest=Max(Subquery(of_one)))["newest"] or 0
 
 
-def rows(*, status: str = "", within: timedelta | None = None) -> QuerySet[Any]:
+def rows(
+    *,
+    status: str = "",
+    within: timedelta | None = None,
+    after: datetime | None = None,
+    before: datetime | None = None,
+) -> QuerySet[Any]:
     """The rows of open tasks, or of ended ones, that :func:`found` looks at. Counting them is cheaper than tasks."""
-    if within is None and status not in {"dead", *TERMINAL}:
+    if within is None and after is None and before is None and status not in {"dead", *TERMINAL}:
         stopping = F("flags").bitand(CANCEL_REQUESTED | BUDGET_SPENT)
         return LiveTask.objects.annotate(stopping=stopping).filter(_of_live(status))
     ended = FinishedTask.objects.order_by("-finished_at")
     if within is not None:
         ended = ended.filter(finished_at__gt=database_now() - within)
+    if after is not None:
+        ended = ended.filter(finished_at__gte=after)
+    if before is not None:
+        ended = ended.filter(finished_at__lt=before)
     return ended.filter(status=Status.FAILED if status == "dead" else status) if status else ended
 
 

@@ -1115,20 +1115,6 @@ select count(*), min(d.task_id), (select t.created_at from tasks_task t where t.
 from ({newest}) as d"""
     for kind, newest in NEWEST.items()
 }
-
-# The newest dead letters of a queue that have not been retried; see models.retry_key. Index:
-# task_history_dead, and the key of each.
-UNRETRIED: Final = """
-select d.task_id
-from tasks_queue q
-join task_history d on d.tenant_id = q.tenant_id and d.status = 'failed'
-cross join lateral (select requester_id, queue_id from tasks_task where id = d.task_id limit 1) t
-where t.queue_id = q.id and q.id = %(queue)s::bigint and not exists (
-    select from tasks_idempotencykey k
-    where k.tenant_id = d.tenant_id and k.principal_id = t.requester_id and k.key = 'retry:task_' || d.task_id)
-order by d.task_id desc limit %(limit)s
-"""
-
 # Makes partitions until there is room ahead, and drops those of a range: see the migration that makes the functions.
 MAKE_PARTITIONS: Final = "select tasks_make_partitions()"
 DROP_PARTITION: Final = "select tasks_drop_partition(%(lower)s::bigint, %(since)s::timestamptz)"

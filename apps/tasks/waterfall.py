@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from apps.core.admin import span
@@ -29,6 +29,8 @@ def drawn(events: Sequence[TimelineEvent], *, now: datetime) -> SafeString:
         bars.append(("running", f"run {run.run_id} on {run.holder}", run.at, now))
     elif not ended:
         bars.append(("waited", "", since, now))
+    elif not bars:
+        bars.append(("waited", "", since, events[-1].at))
     began, last = events[0].at, max([events[0].at, *(end for *_, end in bars)])
     whole = (last - began).total_seconds() or 1.0
     return format_html_join(
@@ -49,4 +51,4 @@ def drawn(events: Sequence[TimelineEvent], *, now: datetime) -> SafeString:
             )
             for what, detail, start, end in bars
         ),
-    ) or format_html("-")
+    )

@@ -226,3 +226,16 @@ def test_an_errand_takes_four_clicks_at_most(page: Page, live_server: LiveServer
             _follow(page, click)
         expect(page.locator("body"), clicks).to_contain_text(seen)
         assert clicks.replace(", find:", " ").count(",") < 4
+
+
+def test_an_open_page_shows_what_becomes_of_its_task(page: Page) -> None:
+    _follow(page, "home:Queued")
+    _follow(page, "row")
+    expect(page.get_by_text("Cancel the task", exact=True)).to_be_visible()
+    with page.expect_popup() as opened:
+        page.evaluate("void window.open(location.href)")
+    other = opened.value
+    _follow(other, "press:Cancel the task")
+    _follow(other, "send")
+    expect(page.locator(".readonly").first).to_contain_text("canceled", timeout=60_000)
+    expect(page.get_by_text("Cancel the task", exact=True)).to_have_count(0)

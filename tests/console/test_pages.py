@@ -57,6 +57,7 @@ def _planted(self: Any, value: str | None, *_: object) -> str | None:
 PLANTED = "<script>alert(1)</script>"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("model", SHOWN, ids=lambda model: model._meta.label)
 def test_whatever_is_looked_at_writes_nothing_and_shows_text_as_text_and_only_to_its_tenant(
     world: None, console: Client, monkeypatch: pytest.MonkeyPatch, model: type[Model]

@@ -46,7 +46,7 @@ from tests.executions.workers import WorkerServer
 from tests.factories import make_caller
 from tests.waiters import together, until_somebody_waits_for_this_transaction
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.ci, pytest.mark.django_db(transaction=True)]
 
 
 def advancing_on_a_thread(execution: Execution) -> threading.Thread:

@@ -16,6 +16,7 @@ from apps.handoff.files import Outbox
 from tests.commands import Ended, run
 from tests.handoff.conftest import NOON, PRODUCT, answered, environment, handoff, inbox_of, leave
 
+pytestmark = pytest.mark.ci
 EMPTY = "◈ INHERIT\nNo inheritance items\n"
 
 
@@ -124,7 +125,6 @@ def test_interrupt_prints_nothing(root: Path) -> None:
     assert (process.communicate()[1], process.returncode) == (b"", 130)
 
 
-@pytest.mark.ci
 def test_manage_py_has_the_same_commands(root: Path) -> None:
     leave(root)
     (root / ".git" / "handoff" / "outbox").write_text("in the way")

@@ -62,6 +62,7 @@ def faulty(tenant: Tenant) -> dict[str, str | None]:
     return tokens
 
 
+@pytest.mark.ci
 @each_route()
 def test_route_refuses_every_invalid_credential(
     faulty: dict[str, str | None], declared: Operation, route: Route
@@ -75,6 +76,7 @@ def test_route_refuses_every_invalid_credential(
     }
 
 
+@pytest.mark.ci
 @each_route([(declared, route) for declared, route in ROUTED if declared.scopes])
 def test_route_refuses_a_token_without_its_scope(tenant: Tenant, declared: Operation, route: Route) -> None:
     token = make_token(tenant, "Lee", scopes=set(Scope) - declared.scopes)
@@ -83,6 +85,7 @@ def test_route_refuses_a_token_without_its_scope(tenant: Tenant, declared: Opera
     assert answer == Answer(403, "missing_scope")
 
 
+@pytest.mark.ci
 @each(TOOLS)
 def test_tool_refuses_every_invalid_credential(faulty: dict[str, str | None], declared: Operation) -> None:
     with nothing_changes():
@@ -92,6 +95,7 @@ def test_tool_refuses_every_invalid_credential(faulty: dict[str, str | None], de
     }
 
 
+@pytest.mark.ci
 @each([declared for declared in TOOLS if declared.scopes])
 def test_tool_refuses_a_token_without_its_scope(tenant: Tenant, declared: Operation) -> None:
     token = make_token(tenant, "Lee", scopes=set(Scope) - declared.scopes)

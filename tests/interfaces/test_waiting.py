@@ -39,6 +39,8 @@ from tests.server import Server, end_server, start_server
 from tests.tasks.making import lease_one, make_type, queue, release
 from tests.waiters import later, until_heard
 
+pytestmark = pytest.mark.ci
+
 
 @dataclass
 class Agent:
@@ -302,7 +304,6 @@ def connections_of_the_web() -> int:
         )
 
 
-@pytest.mark.ci
 def test_two_hundred_wait_in_one_process_that_goes_on_serving(acme: Tenant) -> None:
     waiters = 200
     process, url = start_server()

@@ -128,6 +128,7 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist(db: None, client: Any, 
     assert {rule["annotations"]["see"] for rule in rules} <= {f"docs/troubleshoot.md#{heading}" for heading in headings}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "command",
     ["manage.py check", "-m uvicorn config.asgi:application", "-m celery -A config worker", "-m celery -A config beat"],

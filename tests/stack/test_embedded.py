@@ -123,6 +123,7 @@ def test_mark_tells_our_processes() -> None:
             theirs.kill()
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 def test_servers_die_with_a_killed_owner() -> None:
     script = (

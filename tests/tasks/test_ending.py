@@ -24,7 +24,6 @@ from tests.tasks.making import (
     FUTURE,
     beat,
     cancel,
-    codes,
     complete,
     fail,
     fail_next,
@@ -394,21 +393,6 @@ def test_dead_letters_are_listed_newest_first_with_retries(
             seen += [one["task_id"] for one in page["dead_letters"]]
             cursor = page["next"]
         assert seen == own
-
-
-def test_dead_letters_of_a_queue_are_retried_together(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    make_type(kee, "other")
-    for task_type in ("index", "other", "index"):
-        queue(kee, task_type)
-        fail_next(worker)
-    make_type(kee, "other", enabled=False)
-    with acting_as(kee):
-        queue_id = Task.objects.values_list("queue_id", flat=True)[0]
-        retried, refusals = operating.retry_queue(queue_id=queue_id)
-        assert (retried, codes(refusals)) == (2, ["task_type_disabled"])
-        assert operating.retry_queue(queue_id=queue_id)[0] == 0
-        assert Task.objects.filter(retry_of__isnull=False).count() == 2
 
 
 @pytest.mark.django_db(transaction=True)

@@ -10,11 +10,10 @@ from django.db.models import OuterRef, Subquery
 from apps.core.errors import Conflict, DomainError, Invalid, NotFound
 from apps.core.ids import format_ref
 from apps.core.notifications import send_on_commit
-from apps.core.sql import database_now, fetch
+from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_behalf_of
 from apps.receipts.services import Group
-from apps.tasks import sql
 from apps.tasks.models import Budget, BulkAction, FinishedTask, IdempotencyKey, LiveTask, Queue, Task, retry_key
 from apps.tasks.services import recording
 from apps.tasks.services.budgets import spent_end
@@ -25,8 +24,6 @@ from apps.tasks.services.recording import Back, End
 from apps.tasks.shapes import BudgetInput, QueuedTask, QueueRequest
 from apps.tasks.signals import task_queued
 from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, MOST_RUNS, BulkVerb, Outcome, Reason, Status, WhenSpent
-
-RETRY_BATCH: Final = 500
 
 
 @transaction.atomic
@@ -163,15 +160,6 @@ def revoke_lease(*, task_id: int) -> Status:
         return end.status
     recording.put_back([Back(task_id=task_id, fencing_token=hold.fencing_token, outcome=Outcome.REVOKED)])
     return Status.QUEUED
-
-
-@transaction.atomic
-def retry_queue(*, queue_id: int) -> tuple[int, list[DomainError]]:
-    """Retry the newest dead letters of a queue; says how many, and why others were refused."""
-    found = fetch(sql.UNRETRIED, {"queue": queue_id, "limit": RETRY_BATCH}, hot=True)
-    answers = retry_many(task_ids=[task_id for (task_id,) in found])
-    fresh = [answer for answer in answers if isinstance(answer, QueuedTask) and not answer.is_duplicate]
-    return len(fresh), [answer for answer in answers if isinstance(answer, DomainError)]
 
 
 MOST_AT_ONCE: Final = 100_000

@@ -48,6 +48,10 @@ window.addEventListener("load", () => {
     if (/\/(task|execution|worker)\/$/.test(location.pathname) && document.getElementById("result_list")) {
         setInterval(renewList, 5000);
     }
+    if (/\/(task|execution|plan|bulkaction)\/\d+\/change\/$/.test(location.pathname)) {
+        told(document).forEach((field) => (field.sent = field.innerHTML));
+        setInterval(renewThing, 3000);
+    }
     if (/\/task\/$/.test(location.pathname)) {
         showViews(document.getElementById("tabs-items"));
     }
@@ -92,25 +96,50 @@ document.addEventListener("click", async ({target}) => {
 
 let tag = "";
 
-// Renews the rows of a list while nobody ticks, types or looks away. The boxes stay, because scripts hold them.
-async function renewList() {
-    const rows = document.querySelectorAll("#result_list .data-row");
-    const busy = document.querySelector("input.action-select:checked") || document.activeElement.matches("input, select");
-    if (document.hidden || busy) {
-        return;
+// This page as it is now; undefined if it is as it was, or while nobody looks or somebody types.
+async function asOfNow() {
+    const dialog = document.getElementById("modal-content")?.offsetParent;
+    if (document.hidden || dialog || document.activeElement.matches("input, select, textarea")) {
+        return undefined;
     }
-    let page;
     try {
         const answer = await fetch(location.href, {redirect: "error", headers: {"If-None-Match": tag}});
         if (!answer.ok) {
-            return; // nothing has changed, or the session is over
+            return undefined; // nothing has changed, or the session is over
         }
         tag = answer.headers.get("ETag") ?? "";
-        page = await answer.text();
+        return new DOMParser().parseFromString(await answer.text(), "text/html");
     } catch {
-        return; // the server is away, or this page is left
+        return undefined; // the server is away, or this page is left
     }
-    const fresh = new DOMParser().parseFromString(page, "text/html").querySelectorAll("#result_list .data-row");
+}
+
+const told = (page) => [...page.querySelectorAll(".readonly, [hx-target='#modal-content']")];
+
+// Renews the fields of a page that the server tells otherwise now; what somebody has unfolded elsewhere stays so.
+async function renewThing() {
+    const page = await asOfNow();
+    const [shown, fresh] = [told(document), page ? told(page) : []];
+    if (page && fresh.length !== shown.length) {
+        location.reload(); // there is something else to do now
+        return;
+    }
+    fresh.forEach(({innerHTML}, number) => {
+        const field = shown[number];
+        if (field.sent !== innerHTML) {
+            field.innerHTML = field.sent = innerHTML;
+        }
+    });
+}
+
+// Renews the rows of a list while nobody ticks. The boxes stay, because scripts hold them.
+async function renewList() {
+    const rows = document.querySelectorAll("#result_list .data-row");
+    const page = document.querySelector("input.action-select:checked") ? undefined : await asOfNow();
+    if (!page) {
+        return;
+    }
+    const fresh = page.querySelectorAll("#result_list .data-row");
     if (fresh.length !== rows.length) {
         location.reload();
         return;
