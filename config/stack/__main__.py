@@ -43,6 +43,7 @@ def main(arguments: list[str]) -> int:
     add("--port", metavar=f"1-{_LAST_PORT}", type=int, help="the web port (default: the last one, 8080, or a free one)")
     add("--web", metavar=f"1-{_MOST_WEB}", type=int, help="up: web processes (default: one a core, at most two)")
     add("--no-workers", action="store_true", help="up: leave out the bundled MCP workers")
+    add("--watch", action="store_true", help="demo: open the console as well, and stay until Ctrl-C")
     add("--yes", action="store_true", help="reset: don't ask")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -104,7 +105,7 @@ def demo(options: argparse.Namespace, data: DataFolder) -> int:
     # Where another process runs the stack, that one is used when it is ready. It may also end before.
     while not data.claim() and not data.read(data.stack_file):
         time.sleep(0.1)
-    supervisor = Supervisor(data=data, port=options.port, workers=BUNDLED_WORKERS)
+    supervisor, code = Supervisor(data=data, port=options.port, workers=BUNDLED_WORKERS), _INTERRUPTED
     # The job is over by then: nothing is left that a process would have to finish.
     with _ended(supervisor, patience=0.5):
         if data.lock:
@@ -112,16 +113,21 @@ def demo(options: argparse.Namespace, data: DataFolder) -> int:
         stack = data.read(data.stack_file)
         if not data.lock:
             say(f"Using what runs already at {stack['url']}")
+        if options.watch:
+            say(f"Console {stack['url']}/admin/  user admin  password in {data.password_file}")
         # An outsider: it gets an address and the token of an agent.
-        return supervisor.run(
-            *("manage.py", "demo", str(path)),
+        code = supervisor.run(
+            *("manage.py", "demo", str(path), *["--watch"] * options.watch),
             GATEHOUSE_DATA=str(data.path),
             GATEHOUSE_URL=stack["url"],
             GATEHOUSE_TOKEN=data.secrets()["tokens"][stack["database_url"]]["kee"],
-            GATEHOUSE_DEMO_STACK="own" if data.lock else "running",
+            GATEHOUSE_DEMO_STACK="own" if data.lock and not options.watch else "running",
             GATEHOUSE_DEMO_WORKERS="bundled" if stack["with_workers"] else "none",
         )
-    return _INTERRUPTED
+        if options.watch and data.lock and not code:
+            say("It stays for you to look around. Stop: Ctrl-C")
+            supervisor.watch()
+    return code
 
 
 def status(_options: argparse.Namespace, data: DataFolder) -> int:

@@ -73,12 +73,12 @@ def _stack_command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def _demo(path: Path, folder: Path) -> Iterator[Demo]:
+def _demo(path: Path, folder: Path, *options: str) -> Iterator[Demo]:
     data, log = folder / "data", folder / "demo.out"
     with log.open("w") as output:
         child = subprocess.Popen(
-            _stack_command("demo", str(path), "--data", str(data)),
-            env=of_a_person(),
+            _stack_command("demo", str(path), "--data", str(data), *options),
+            env=of_a_person(BROWSER="echo opened %s"),
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -99,14 +99,19 @@ def test_demo_ends_well_twice_on_the_same_data(tmp_path: Path) -> None:
     shutil.copytree(SMALL, code)
     next_to_nothing.mkdir()
     (next_to_nothing / "one.py").write_text("x = 1\n")
-    with _demo(code, tmp_path) as first:
+    with _demo(code, tmp_path, "--watch") as first:
+        until(
+            lambda: "Stop: Ctrl-C" in first.output() or first.child.poll() is not None, first.output, seconds=PATIENCE
+        )
+        assert f"opened {first.stack['url']}/admin/executions/execution/1/change/" in first.output()
+        first.child.send_signal(signal.SIGINT)
         shown = first.ended_well()
         assert "digest_snapshot" in shown
-        assert "start it with bin/up" in shown
         again = run(*_stack_command("demo", str(next_to_nothing), "--data", str(first.data)), env=of_a_person())
 
     assert again.returncode == 0, again.stdout + again.stderr
     assert "exec_2" in again.stdout
+    assert "start it with bin/up" in again.stdout
     assert "earlier run" not in again.stdout
     assert "1 Python file" in again.stdout
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import unicodedata
+import webbrowser
 from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,8 +51,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("path", type=Path, help="the folder of a Python code base")
+        parser.add_argument("--watch", action="store_true", help="open the console's page of the execution")
 
-    def handle(self, *_args: Any, path: Path, **_options: Any) -> None:
+    def handle(self, *_args: Any, path: Path, watch: bool, **_options: Any) -> None:
         url, token = os.environ.get("GATEHOUSE_URL", ""), os.environ.get("GATEHOUSE_TOKEN", "")
         if not (url and token):
             raise CommandError(f"Set GATEHOUSE_URL and GATEHOUSE_TOKEN, or use {typed('demo')}, which does.")
@@ -63,7 +65,7 @@ class Command(BaseCommand):
         # Lines stay whole where nobody looks through a terminal.
         screen = Console(highlight=False, soft_wrap=True, width=max(100, shutil.get_terminal_size((140, 40)).columns))
         try:
-            asyncio.run(_journey(screen, url.rstrip("/"), token, root))
+            asyncio.run(_journey(screen, url.rstrip("/"), token, root, watch=watch))
         except (KeyboardInterrupt, asyncio.CancelledError):
             sys.exit(_INTERRUPTED)
         except (BaseExceptionGroup, WentWrong, MCPError, httpx2.HTTPError, OSError) as exc:
@@ -135,7 +137,7 @@ class Agent:
         self.screen.print(f"          {text}")
 
 
-async def _journey(screen: Console, url: str, token: str, root: Path) -> None:
+async def _journey(screen: Console, url: str, token: str, root: Path, *, watch: bool) -> None:
     this = asyncio.current_task()
     if this is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
@@ -148,6 +150,11 @@ async def _journey(screen: Console, url: str, token: str, root: Path) -> None:
             plan = await _delegate(kee, root)
             execution = await kee.call("execute_delegation_plan", plan_id=plan["plan_id"])
             kee.step("execute_delegation_plan", f"{execution['execution_id']}: {execution['status']}")
+            if watch:
+                number = execution["execution_id"].removeprefix("exec_")
+                page = f"{url}/admin/executions/execution/{number}/change/"
+                kee.tell(f"Its page, which renews itself: {page}")
+                webbrowser.open(page)
             async with _canceled_if_it_fails(kee, execution):
                 task_id = await _watch_first_task(kee, plan)
                 handed_over = await _be_asked(kee, plan, execution)
