@@ -266,8 +266,6 @@ def database(process: str) -> dict[str, Any]:
             "hnsw.ef_search=200",
         )
     )
-    # Without a number nothing is prepared, whatever a cursor asks; Django's own cursors never ask.
-    options["prepare_threshold"] = 5
     options["application_name"] = f"gatehouse-{process}"
     options["connect_timeout"] = 10
     # A connection that the server has ended is noticed before a request gets it, pooled or not.

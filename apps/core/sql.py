@@ -1,8 +1,9 @@
 """The database beside the ORM: hot statements, its clock, and transactions that are tried again.
 
-Django's cursor binds on the client, so nothing is prepared. A hot cursor binds on the server and prepares at
+Django's cursor binds on the client, so nothing is prepared. A hot statement is bound on the server and prepared at
 first use; connections run with `plan_cache_mode = force_generic_plan` (see settings), which concerns
-prepared statements only. `jsonb` columns come back as text, as they do in Django's own cursor.
+prepared statements only. The beginning of a transaction and its first hot statement are one exchange with the
+server. `jsonb` columns come back as text, as they do in Django's own cursor.
 """
 
 import random
@@ -12,49 +13,136 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
+from itertools import count
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
-from django.db import InterfaceError, OperationalError, connection
-from django.db.backends.utils import CursorWrapper
-from psycopg import pq, sql
+from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connection, connections
+from psycopg import generators, pq, sql
+from psycopg.adapt import PyFormat, Transformer
 
 from apps.core.errors import Unavailable
 
 if TYPE_CHECKING:
-    from psycopg.abc import Params
+    from psycopg.abc import Buffer, Params, PQGen
+    from psycopg.abc import Transformer as AdaptTransformer
 
-
-class _PreparedCursor(psycopg.RawCursor[tuple[Any, ...]]):
-    """Takes statements as every cursor does; how it has read one it remembers, whatever its length."""
-
-    def execute(  # type: ignore[override]  # a template string needs no parameters; no hot statement is one
-        self, query: str, params: "Params | None" = None, **options: Any
-    ) -> "_PreparedCursor":
-        statement, names = (query, ()) if params is None else _numbered(query)
-        values = [params[name] for name in names] if isinstance(params, Mapping) else params
-        super().execute(statement, values, **{**options, "prepare": True})
-        if connection.queries_logged:  # Django's log reads this, which a prepared execution leaves empty.
-            self._query = self._convert_query(statement)
-        return self
-
+T = TypeVar("T")
 
 # Seconds. A generic plan is kept until its tables are analyzed, which comes late for tables that fill within a minute:
 # what was planned while they were empty would join them whole.
 _PLANS_LAST: Final = 20.0
 
 
-class _Beginnings:
-    """How the transactions of a connection begin: their statements as it has prepared them, and when plans are made anew."""
+class _Session:
+    """A connection: the statements that it has prepared, when plans are made anew, and what begins its transaction."""
 
     def __init__(self) -> None:
-        self.names: dict[str, str] = {}
-        self.prepared = 0
+        self.names: dict[str, bytes] = {}
+        self.numbers = count()
         self.plans_until = 0.0
+        self.beginning: Sequence[tuple[str, Sequence[Any]]] = ()
+        """What goes ahead of the next statement, which is the first of a transaction."""
 
 
-_beginnings: Final[WeakKeyDictionary[Any, _Beginnings]] = WeakKeyDictionary()
+_sessions: Final[WeakKeyDictionary[Any, _Session]] = WeakKeyDictionary()
+
+
+def _session(raw: Any) -> _Session:
+    if (known := _sessions.get(raw)) is None:
+        known = _sessions[raw] = _Session()
+    return known
+
+
+class _HotCursor:
+    """Prepares statements at first use and binds values on the server, as text whose types the server infers.
+
+    A transaction that has not begun yet begins in the same exchange.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self.rowcount = -1
+        self._raw = raw
+        self._query = SimpleNamespace(query=b"")  # Django's log reads this.
+        self._rows: list[tuple[Any, ...]] = []
+
+    def execute(self, query: str, params: "Params | None" = None) -> None:
+        statement, names = (query, ()) if params is None else _numbered(query)
+        self._query.query = statement.encode()
+        values = [params[name] for name in names] if isinstance(params, Mapping) else params or ()
+        self.rowcount, self._rows = _exchange(self._raw, (statement, values))
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return self._rows
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _exchange(raw: Any, *asked: tuple[str, Sequence[Any]]) -> tuple[int, list[tuple[Any, ...]]]:
+    """How many rows the last of these statements concerns, and those that it answers.
+
+    What begins the transaction goes ahead of them in the same exchange.
+    """
+    session, pgconn, transformer = _session(raw), raw.pgconn, Transformer(raw)
+    statements = [*session.beginning, *asked]
+    new = {text: b"hot_%d" % next(session.numbers) for text, _ in statements if text not in session.names}
+    names = {**session.names, **new} if new else session.names
+    given = [[_text(value, transformer) for value in values] for _, values in statements]
+    session.beginning = ()
+    with raw.lock:
+        try:
+            pgconn.enter_pipeline_mode()
+            if not raw.autocommit and pgconn.transaction_status == pq.TransactionStatus.IDLE:
+                pgconn.send_query_params(b"begin", None)
+                if time.monotonic() >= session.plans_until:
+                    session.plans_until = time.monotonic() + _PLANS_LAST
+                    pgconn.send_query_params(b"discard plans", None)
+            for (text, _), values in zip(statements, given, strict=True):
+                if text in new:
+                    pgconn.send_prepare(names[text], text.encode())
+                pgconn.send_query_prepared(names[text], values)
+            pgconn.pipeline_sync()
+            results = raw.wait(_results(pgconn))
+            if pgconn.status == pq.ConnStatus.OK:
+                pgconn.exit_pipeline_mode()
+        except BaseException:
+            raw.close()  # there is no telling what it would answer next
+            raise
+    for result in results:
+        if result.status not in _DONE:
+            raise psycopg.errors.error_from_result(result, raw.info.encoding)
+    session.names.update(new)
+    transformer.set_pgresult(results[-1])
+    return results[-1].command_tuples or 0, transformer.load_rows(0, results[-1].ntuples, tuple)
+
+
+def _text(value: Any, transformer: "AdaptTransformer") -> "Buffer | None":
+    """A value as PostgreSQL reads it from text; those that come most often are not left to psycopg."""
+    kind = type(value)
+    if kind is int:
+        return b"%d" % value
+    if kind is str and "\0" not in value:
+        encoded: bytes = value.encode()
+        return encoded
+    if kind is list and all(type(one) is int for one in value):
+        return b"{%b}" % ",".join(map(str, value)).encode()
+    return transformer.dump_sequence([value], _AS_TEXT)[0]
+
+
+_AS_TEXT: Final = [PyFormat.TEXT]
+_DONE: Final = {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}
+
+
+def _results(pgconn: "pq.abc.PGconn") -> "PQGen[list[pq.abc.PGresult]]":
+    yield from generators.send(pgconn)
+    results: list[pq.abc.PGresult] = []
+    while (found := (yield from generators.fetch_many(pgconn))) and found[0].status != pq.ExecStatus.PIPELINE_SYNC:
+        results += found
+    return results
+
 
 _PLACEHOLDER: Final = re.compile(r"%(?:%|s|\((\w+)\)s)")
 
@@ -74,21 +162,9 @@ def _numbered(statement: str) -> tuple[str, tuple[str, ...]]:
     return text, tuple(numbers)
 
 
-@contextmanager
-def hot_cursor() -> Iterator[CursorWrapper]:
-    """A server-side binding, preparing cursor on the current connection; counted among captured queries."""
-    connection.ensure_connection()
-    raw = _PreparedCursor(connection.connection)
-    try:
-        # Django's own wrapper counts, logs and translates errors; there is no public way to it.
-        yield connection._prepare_cursor(raw)  # type: ignore[attr-defined]  # noqa: SLF001
-    finally:
-        raw.close()
-
-
 def fetch(statement: str, given: "Params | None" = None, *, hot: bool = False) -> list[tuple[Any, ...]]:
     """The rows that a statement answers."""
-    with hot_cursor() if hot else connection.cursor() as cursor:
+    with _cursor(hot=hot) as cursor:
         cursor.execute(statement, given)
         rows: list[tuple[Any, ...]] = cursor.fetchall()
     return rows
@@ -96,60 +172,52 @@ def fetch(statement: str, given: "Params | None" = None, *, hot: bool = False) -
 
 def execute(statement: str, given: "Params | None" = None, *, hot: bool = False) -> int:
     """How many rows a statement has read or written."""
-    with hot_cursor() if hot else connection.cursor() as cursor:
+    with _cursor(hot=hot) as cursor:
         cursor.execute(statement, given)
-        count: int = cursor.rowcount
-    return count
+        number: int = cursor.rowcount
+    return number
 
 
-def begin_with(settings: Mapping[str, str]) -> None:
-    """Begin the transaction of an atomic block in which nothing has been said yet, with these settings local to it.
+def _cursor(*, hot: bool) -> Any:
+    """On the current connection; a hot one prepares statements. Both are counted among captured queries."""
+    wrapper: Any = connections[DEFAULT_DB_ALIAS]
+    if not hot:
+        return wrapper.cursor()
+    wrapper.ensure_connection()
+    # Django's own wrapper counts, logs and translates errors; there is no public way to it.
+    return wrapper._prepare_cursor(_HotCursor(wrapper.connection))  # noqa: SLF001
 
-    The block alone would begin it in an exchange of its own, ahead of the first statement. Now and then the
-    connection's plans are made anew, see _PLANS_LAST.
+
+@contextmanager
+def beginning_with(settings: Mapping[str, str]) -> Iterator[None]:
+    """Have an atomic block in which nothing has been said yet begin its transaction with these settings local to it.
+
+    They go ahead of its first statement. Now and then the connection's plans are made anew, see _PLANS_LAST.
     """
-    _begin(_setting(tuple(settings)), list(settings.values()))
+    session = _session(connection.connection)
+    session.beginning = [(_setting(tuple(settings)), list(settings.values()))]
+    try:
+        with connection.execute_wrapper(_begin_first):
+            yield
+    finally:
+        session.beginning = ()
 
 
-def begin_asking(question: str, given: Sequence[str], *, lock_timeout: str | None = None) -> list[list[str | None]]:
-    """Begin such a transaction with a question, which is prepared; its rows as text."""
-    answer = _begin(question, given, "" if lock_timeout is None else f"set local lock_timeout = '{lock_timeout}'; ")
-    rows = [[answer.get_value(row, column) for column in range(answer.nfields)] for row in range(answer.ntuples)]
-    return [[None if value is None else value.decode() for value in row] for row in rows]
+def _begin_first(execute: Callable[..., T], query: str, params: Any, many: bool, context: dict[str, Any]) -> T:  # noqa: FBT001  # Django's
+    """Begin the transaction ahead of a statement of Django's own."""
+    raw = context["connection"].connection
+    if _session(raw).beginning and not isinstance(context["cursor"].cursor, _HotCursor):
+        with connection.wrap_database_errors:
+            _exchange(raw)
+    return execute(query, params, many, context)
 
 
-def _begin(statement: str, given: Sequence[str], first: str = "") -> "pq.abc.PGresult":
+def begin_asking(question: str, given: Sequence[str], *, lock_timeout: str | None = None) -> list[tuple[Any, ...]]:
+    """Begin such a transaction with a question, which is prepared; its rows."""
     raw = connection.connection
-    known = _beginnings.setdefault(raw, _Beginnings())
-    values = ", ".join(map(_quoted, given))
-    while True:
-        name, before = known.names.pop(statement, None), ""
-        if time.monotonic() >= known.plans_until:
-            known.plans_until, before = time.monotonic() + _PLANS_LAST, "discard plans; "
-        is_new = name is None
-        if name is None:
-            known.prepared += 1
-            name = f"begin_{known.prepared}"
-            before += f"prepare {name} as {statement}; "
-        with connection.wrap_database_errors, raw.lock:
-            answer: pq.abc.PGresult = raw.pgconn.exec_(f"{before}begin; {first}execute {name}({values})".encode())
-            if answer.status == pq.ExecStatus.TUPLES_OK:
-                # Only now: where it fails, it is not known to be prepared.
-                known.names[statement] = name
-                return answer
-            state = answer.error_field(pq.DiagnosticField.SQLSTATE)
-            # A connection that was lost has no word from the server about it.
-            if state is None:
-                raise psycopg.OperationalError(answer.error_message.decode(errors="replace"))
-            if is_new or state != _UNPREPARED:
-                raise psycopg.errors.error_from_result(answer, raw.info.encoding)
-            # After a rollback in a cursor, psycopg has the server forget whatever is prepared.
-            raw.pgconn.exec_(b"rollback")
-
-
-_UNPREPARED: Final = b"26000"
-# Tenants, principals and tokens come again and again.
-_quoted: Final = lru_cache(maxsize=1024)(sql.quote)
+    _session(raw).beginning = () if lock_timeout is None else [(_setting(("lock_timeout",)), [lock_timeout])]
+    with connection.wrap_database_errors:
+        return _exchange(raw, (question, given))[1]
 
 
 @lru_cache(maxsize=1024)
@@ -171,8 +239,6 @@ def violated_constraint(exc: Exception) -> str:
     cause = exc.__cause__
     return (cause.diag.constraint_name or "") if isinstance(cause, psycopg.Error) else ""
 
-
-T = TypeVar("T")
 
 # serialization_failure, deadlock_detected, lock_not_available
 _TRANSIENT: Final = frozenset({"40001", "40P01", "55P03"})

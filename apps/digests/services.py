@@ -27,7 +27,7 @@ from apps.core.ids import fits_an_address
 from apps.core.metrics import once_committed
 from apps.core.notifications import send_on_commit
 from apps.core.outbound import Answer, CallFailed
-from apps.core.sql import database_now, execute, fetch, hot_cursor
+from apps.core.sql import database_now, execute, fetch
 from apps.delivery.models import Delivery, State, Target
 from apps.delivery.models import Kind as TargetKind
 from apps.delivery.notifications import MOST_AT_ONCE, notify_on_commit
@@ -145,10 +145,7 @@ def lock_by_id(inbox_id: int, *, wait: bool) -> LockedInbox | None:
 
 
 def _first(statement: str, parameters: list[Any]) -> LockedInbox | None:
-    with hot_cursor() as cursor:
-        cursor.execute(statement, parameters)
-        row = cursor.fetchone()
-    return LockedInbox.of(row) if row else None
+    return next(map(LockedInbox.of, fetch(statement, parameters, hot=True)), None)
 
 
 # Policies

@@ -14,7 +14,7 @@ from django.db import connection
 from django.db.backends.utils import CursorWrapper
 from django.db.models import Sum
 
-from apps.core.sql import execute, fetch, hot_cursor
+from apps.core.sql import execute, fetch
 from apps.memory.models import COMMON, MESSAGE_BITS, OUTSIDE, Memory, SearchTotals, Session
 from apps.memory.texts import Question, as_sought, beginning
 from apps.principals.tenancy import acting_as_system
@@ -62,19 +62,16 @@ def index(memory: Memory, text: str, *, context: str = "", is_new: bool = True, 
 
     :param replaces: a new observation supersedes another, so the number of observations stays the same.
     """
-    with hot_cursor() as cursor:
-        if not is_new:
-            cursor.execute("delete from memory_searchterm where place = %(place)s", {"place": memory.place})
-        cursor.execute(
-            _INDEX,
-            {
-                "memory": memory.pk,
-                "text": beginning(as_sought(text), _INDEXED),
-                "context": beginning(as_sought(context), _INDEXED),
-                "added": int(is_new),
-                "counted": int(is_new and not replaces),
-            },
-        )
+    if not is_new:
+        execute("delete from memory_searchterm where place = %(place)s", {"place": memory.place}, hot=True)
+    given = {
+        "memory": memory.pk,
+        "text": beginning(as_sought(text), _INDEXED),
+        "context": beginning(as_sought(context), _INDEXED),
+        "added": int(is_new),
+        "counted": int(is_new and not replaces),
+    }
+    execute(_INDEX, given, hot=True)
 
 
 def supersede(memories: Collection[int]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from django.db import connection
 
-from apps.core.sql import execute, fetch, hot_cursor
+from apps.core.sql import execute, fetch
 from apps.memory.envelopes import Constraints, Conversation, Known, Remembered, Windows
 from apps.memory.states import ItemType
 
@@ -80,11 +80,10 @@ where s.tenant_id = %(tenant)s and s.key = %(subject)s and {_SHARED}
 def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Known | None:
     """What is known of a subject; None if there is none, or it is not shared with the viewer."""
     given: dict[str, Any] = {"tenant": tenant_id, "subject": subject_id, "viewer": viewer, "now": now}
-    with hot_cursor() as cursor:
-        cursor.execute(ENVELOPE, given)
-        row = cursor.fetchone()
-    if row is None:
+    found = fetch(ENVELOPE, given, hot=True)
+    if not found:
         return None
+    row = found[0]
     pk, key, rev, display_name, learning_level, domains, preferences, *rules = row[:-5]
     *days, items, talk = row[-5:]
     return Known(

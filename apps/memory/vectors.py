@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from apps.core import outbound
 from apps.core.outbound import CallFailed
-from apps.core.sql import fetch, hot_cursor
+from apps.core.sql import execute, fetch
 from apps.memory.models import MESSAGE_BITS
 from apps.memory.search import ANSWER, MEMORY, SCORE, STANDING, by_words
 from apps.principals.tenancy import acting_as_system
@@ -325,12 +325,9 @@ def keep_vectors(embedder: int, texts: Mapping[int, str], vectors: Mapping[int, 
 
     Memories that another transaction has locked are left for later. Returns how many were stored.
     """
-    with hot_cursor() as cursor:
-        cursor.execute(_HOLD, {"places": sorted(vectors)})
-        held = [place for (place,) in cursor.fetchall()]
-        cursor.execute(_CURRENT, {"places": held})
-        same = [place for place, text in cursor.fetchall() if text == texts[place]]
-        cursor.execute(_STORE, {"places": same, "vectors": [vectors[place] for place in same], "embedder": embedder})
+    held = [place for (place,) in fetch(_HOLD, {"places": sorted(vectors)}, hot=True)]
+    same = [place for place, text in fetch(_CURRENT, {"places": held}, hot=True) if text == texts[place]]
+    execute(_STORE, {"places": same, "vectors": [vectors[place] for place in same], "embedder": embedder}, hot=True)
     return len(same)
 
 

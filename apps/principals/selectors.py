@@ -1,6 +1,5 @@
 """Questions about who acts."""
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from django.db import connection, transaction
 
 from apps.core.errors import NotFound
 from apps.core.notifications import notified_together
-from apps.core.sql import begin_asking, fetch, hot_cursor
+from apps.core.sql import begin_asking, fetch
 from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Membership, Operator, Principal, Secret, Tenant, Token
 from apps.principals.scopes import Kind, Scope
@@ -38,10 +37,8 @@ def credential_of(digest: bytes, *, now: datetime | None) -> Credential | None:
 
     The look-up runs before any tenant is set, through a function that answers one row.
     """
-    with hot_cursor() as cursor:
-        cursor.execute(f"select {_FOUND} from gatehouse_token(%s)", [digest])  # noqa: S608  # columns
-        row = cursor.fetchone()
-    return None if row is None else _credential(row, now)
+    found = fetch(f"select {_FOUND} from gatehouse_token(%s)", [digest], hot=True)  # noqa: S608  # columns
+    return _credential(found[0], now) if found else None
 
 
 @contextmanager
@@ -65,7 +62,7 @@ def acting_by(
         found: dict[Secret, Credential] = {}
         acting_in = rows[-1][1] if rows else None
         for answer, tenant, *_ in rows:
-            digest, *row = json.loads(answer or "")
+            digest, *row = answer
             one = _credential(row, now) if tenant == acting_in else None
             if one is not None:
                 found[by_digest[digest]] = one
@@ -138,15 +135,10 @@ def principal_id_named(name: str, *, tenant_id: int) -> int:
 
     :raises UnknownPrincipal: if there is none.
     """
-    with hot_cursor() as cursor:
-        cursor.execute(
-            "select id from principals_principal where tenant_id = %s and name = %s and disabled_at is null",
-            [tenant_id, name],
-        )
-        row = cursor.fetchone()
-    if row is None:
+    found = principal_ids_named([name], tenant_id=tenant_id)
+    if name not in found:
         raise UnknownPrincipal(f"There is no principal {name[:50]!r}.")
-    return int(row[0])
+    return found[name]
 
 
 def principal_ids_named(names: Collection[str], *, tenant_id: int) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Final
 from django.db import connection, transaction
 
 from apps.core.notifications import notified_together
-from apps.core.sql import begin_with, execute
+from apps.core.sql import beginning_with, execute
 from apps.principals.models import Principal
 from apps.principals.scopes import FORBIDDEN, Kind, Scope
 
@@ -118,8 +118,7 @@ def acting_as_operator(tenant_ids: Collection[int], why: str) -> AbstractContext
 @contextmanager
 def _within(settings: Mapping[str, str]) -> Iterator[None]:
     if not connection.in_atomic_block:
-        with notified_together(), transaction.atomic():
-            begin_with(settings)
+        with notified_together(), transaction.atomic(), beginning_with(settings):
             yield
         return
     before = _read()

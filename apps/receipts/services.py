@@ -17,7 +17,7 @@ from django.db import connection, transaction
 from apps.core import strict_json
 from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import random_id
-from apps.core.sql import fetch, hot_cursor
+from apps.core.sql import execute, fetch
 from apps.delivery.models import Delivery
 from apps.delivery.notifications import notify_on_commit
 from apps.principals.tenancy import Caller
@@ -257,12 +257,10 @@ def _link_waiting(met: _Met, arrived: Mapping[str, int]) -> list[tuple[int, int]
 def _close(pairs: Sequence[tuple[int, int]], now: datetime) -> None:
     """Close the obligations of these roots, as far as these closers may; the first of several closes."""
     roots = sorted({root for root, _ in pairs})
-    with hot_cursor() as cursor:
-        if len(roots) > 1:
-            cursor.execute(sql.HOLD_OBLIGATIONS, [roots])
-        cursor.execute(
-            sql.CLOSE, {"roots": [root for root, _ in pairs], "closers": [closer for _, closer in pairs], "now": now}
-        )
+    if len(roots) > 1:
+        execute(sql.HOLD_OBLIGATIONS, [roots], hot=True)
+    given = {"roots": [root for root, _ in pairs], "closers": [closer for _, closer in pairs], "now": now}
+    execute(sql.CLOSE, given, hot=True)
 
 
 def _look_up(poster: Poster, references: set[str]) -> dict[str, int]:

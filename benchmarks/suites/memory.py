@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.db import connection
 from django.utils import timezone
 
-from apps.core.sql import hot_cursor
+from apps.core.sql import fetch
 from apps.memory import services
 from apps.memory.selectors import recall
 from apps.memory.services import ItemDraft, SubjectChange
@@ -89,9 +89,8 @@ def _recalling(reader: Caller, number: int) -> Operation:
 
 def _selecting(reader: Caller, _number: int) -> Operation:
     def select() -> None:
-        with reader.acting(), hot_cursor() as cursor:
-            cursor.execute("select name from principals_principal where id = %s", [reader.principal_id])
-            cursor.fetchone()
+        with reader.acting():
+            fetch("select name from principals_principal where id = %s", [reader.principal_id], hot=True)
 
     return select
 

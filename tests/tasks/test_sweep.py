@@ -9,7 +9,7 @@ import pytest
 from django.db import transaction
 from django.dispatch import Signal
 
-from apps.core.sql import hot_cursor
+from apps.core.sql import fetch
 from apps.digests.models import Inbox
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -188,9 +188,8 @@ def test_renewed_lease_is_not_ended(kee: Caller, order: str) -> None:
         if order == "cancel":
             ending.cancel(caller=kee, task_id=task)
         LiveTask.objects.update(lease_expires_at=LONG_AGO)
-    with acting_as_system("test"), hot_cursor() as cursor:
-        cursor.execute(sql.DOOMED)
-        assert [found for _, found, _ in cursor.fetchall()] == [task]
+    with acting_as_system("test"):
+        assert [found for _, found, _ in fetch(sql.DOOMED, hot=True)] == [task]
 
     beat(kee, grant)
     before = snapshot(kee)

@@ -11,7 +11,7 @@ from django.db.models import F
 from apps.core.errors import Conflict
 from apps.core.ids import format_ref
 from apps.core.notifications import notify
-from apps.core.sql import execute, hot_cursor
+from apps.core.sql import execute, fetch
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
 from apps.tasks.lease_tokens import BadLeaseToken, Lease
@@ -118,22 +118,16 @@ def _renew(worker: Caller, heartbeats: Sequence[Heartbeat], proved: Sequence[Lea
     leases = list(dict.fromkeys(lease for lease in proved if lease is not None))
     if not leases:
         return {}
-    with hot_cursor() as cursor:
-        cursor.execute(
-            sql.HEARTBEAT,
-            {
-                "tasks": [lease.task_id for lease in leases],
-                "fencing_tokens": [lease.fencing_token for lease in leases],
-                "holder": worker.principal_id,
-                "relaxed": not any(heartbeat.must_last for heartbeat in heartbeats),
-            },
-        )
-        return {
-            Lease(task_id, fencing_token): _Kept(
-                flags=flags, lease_ms=lease_ms, stuck=bool(stuck), has_budget=has_budget
-            )
-            for task_id, fencing_token, flags, lease_ms, stuck, has_budget in cursor.fetchall()
-        }
+    given = {
+        "tasks": [lease.task_id for lease in leases],
+        "fencing_tokens": [lease.fencing_token for lease in leases],
+        "holder": worker.principal_id,
+        "relaxed": not any(heartbeat.must_last for heartbeat in heartbeats),
+    }
+    return {
+        Lease(task_id, fencing_token): _Kept(flags=flags, lease_ms=lease_ms, stuck=bool(stuck), has_budget=has_budget)
+        for task_id, fencing_token, flags, lease_ms, stuck, has_budget in fetch(sql.HEARTBEAT, given, hot=True)
+    }
 
 
 def _note_progress(reports: Sequence[tuple[Heartbeat, Lease]]) -> dict[Lease, bool]:
@@ -141,21 +135,17 @@ def _note_progress(reports: Sequence[tuple[Heartbeat, Lease]]) -> dict[Lease, bo
     news: dict[Lease, bool] = {}
     for heartbeats in _passes(reports):
         leases = {run_key(lease.task_id, lease.fencing_token): lease for lease in heartbeats}
-        with hot_cursor() as cursor:
-            cursor.execute(
-                sql.PROGRESS,
-                {
-                    "runs": list(leases),
-                    "percents": [heartbeat.percent for heartbeat in heartbeats.values()],
-                    "messages": [heartbeat.message for heartbeat in heartbeats.values()],
-                    "checkpoints": [
-                        None if heartbeat.checkpoint is None else json.dumps(heartbeat.checkpoint)
-                        for heartbeat in heartbeats.values()
-                    ],
-                    "sequences": [heartbeat.sequence for heartbeat in heartbeats.values()],
-                },
-            )
-            noted = [(leases[run], bool(saved)) for run, saved in cursor.fetchall()]
+        given = {
+            "runs": list(leases),
+            "percents": [heartbeat.percent for heartbeat in heartbeats.values()],
+            "messages": [heartbeat.message for heartbeat in heartbeats.values()],
+            "checkpoints": [
+                None if heartbeat.checkpoint is None else json.dumps(heartbeat.checkpoint)
+                for heartbeat in heartbeats.values()
+            ],
+            "sequences": [heartbeat.sequence for heartbeat in heartbeats.values()],
+        }
+        noted = [(leases[run], bool(saved)) for run, saved in fetch(sql.PROGRESS, given, hot=True)]
         news |= {lease: saved or news.get(lease, False) for lease, saved in noted}
     return news
 
@@ -204,17 +194,13 @@ def _reasons(leases: Sequence[Lease]) -> dict[Lease, str | None]:
     """Why each of these leases was not renewed; None if its task is locked by another transaction."""
     if not leases:
         return {}
-    with hot_cursor() as cursor:
-        cursor.execute(
-            sql.WHEREABOUTS,
-            {"tasks": [lease.task_id for lease in leases], "fencing_tokens": [lease.fencing_token for lease in leases]},
+    given = {"tasks": [lease.task_id for lease in leases], "fencing_tokens": [lease.fencing_token for lease in leases]}
+    return {
+        Lease(task_id, asked): reason_lost(
+            asked, fencing_token=fencing_token, holder=holder, barred=bool(barred), ended=ended
         )
-        return {
-            Lease(task_id, asked): reason_lost(
-                asked, fencing_token=fencing_token, holder=holder, barred=bool(barred), ended=ended
-            )
-            for task_id, asked, fencing_token, holder, barred, ended, *_ in cursor.fetchall()
-        }
+        for task_id, asked, fencing_token, holder, barred, ended, *_ in fetch(sql.WHEREABOUTS, given, hot=True)
+    }
 
 
 def _revoke(worker: Caller, leases: Collection[Lease]) -> None:

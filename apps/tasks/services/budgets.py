@@ -9,7 +9,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from apps.core.errors import FieldError, Invalid
-from apps.core.sql import hot_cursor
+from apps.core.sql import fetch
 from apps.principals.tenancy import Caller
 from apps.tasks import sql
 from apps.tasks.lease_tokens import Lease
@@ -52,19 +52,15 @@ def spend(*, worker: Caller, spending: Mapping[Lease, Heartbeat], knowing: Colle
     """
     if not spending:
         return set()
-    with hot_cursor() as cursor:
-        cursor.execute(
-            sql.SPEND,
-            {
-                "tenant": worker.tenant_id,
-                "tasks": [lease.task_id for lease in spending],
-                "fencing_tokens": [lease.fencing_token for lease in spending],
-                "knowing": [lease in knowing for lease in spending],
-                "tokens": [beat.tokens for beat in spending.values()],
-                "costs": [beat.cost_usd for beat in spending.values()],
-            },
-        )
-        return {Lease(task_id, fencing_token) for task_id, fencing_token in cursor.fetchall()}
+    given = {
+        "tenant": worker.tenant_id,
+        "tasks": [lease.task_id for lease in spending],
+        "fencing_tokens": [lease.fencing_token for lease in spending],
+        "knowing": [lease in knowing for lease in spending],
+        "tokens": [beat.tokens for beat in spending.values()],
+        "costs": [beat.cost_usd for beat in spending.values()],
+    }
+    return {Lease(task_id, fencing_token) for task_id, fencing_token in fetch(sql.SPEND, given, hot=True)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +78,13 @@ def balances(task_ids: Collection[int]) -> dict[int, Balance]:
     """
     if not task_ids:
         return {}
-    with hot_cursor() as cursor:
-        cursor.execute(sql.LEFT, {"tasks": list(task_ids)})
-        return {
-            task_id: Balance(
-                left=BudgetLeft(tokens=tokens, cost_usd=None if cost is None else float(cost)),
-                when_spent=None if policy is None else WhenSpent(policy),
-            )
-            for task_id, tokens, cost, policy in cursor.fetchall()
-        }
+    return {
+        task_id: Balance(
+            left=BudgetLeft(tokens=tokens, cost_usd=None if cost is None else float(cost)),
+            when_spent=None if policy is None else WhenSpent(policy),
+        )
+        for task_id, tokens, cost, policy in fetch(sql.LEFT, {"tasks": list(task_ids)}, hot=True)
+    }
 
 
 def spent_end(

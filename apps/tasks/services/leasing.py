@@ -10,7 +10,7 @@ from django.db import transaction
 
 from apps.core.errors import FieldError, Invalid
 from apps.core.notifications import send_on_commit
-from apps.core.sql import execute, fetch, hot_cursor
+from apps.core.sql import execute, fetch
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
 from apps.tasks.shapes import Grant
@@ -161,17 +161,13 @@ def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[Grant]:
 
 def _claim(given: Mapping[str, Any], *, waits: bool) -> tuple[list[tuple[Any, ...]], bool]:
     """The granted leases, and whether limits were checked; with limits there is no floor."""
-    with hot_cursor() as cursor:
-        cursor.execute(sql.CLAIM, given)
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
-        limited = bool(rows) and rows[0][0] is None
-        if limited:
-            cursor.execute(sql.HOLD_LIMITS if waits else sql.TRY_LIMITS, given)
-            if not waits and cursor.fetchone() == (False,):
-                return [], True
-            cursor.execute(sql.CLAIM_WITHIN_LIMITS, given)
-            rows = cursor.fetchall()
-    return rows, limited
+    rows = fetch(sql.CLAIM, given, hot=True)
+    if not rows or rows[0][0] is not None:
+        return rows, False
+    held = fetch(sql.HOLD_LIMITS if waits else sql.TRY_LIMITS, given, hot=True)
+    if not waits and held == [(False,)]:
+        return [], True
+    return fetch(sql.CLAIM_WITHIN_LIMITS, given, hot=True), True
 
 
 def _reclaim(queues: list[str], task_types: list[str] | None) -> bool:

@@ -13,7 +13,7 @@ from django.db import DatabaseError, connection
 
 from apps.core.ids import format_ref
 from apps.core.notifications import send_on_commit
-from apps.core.sql import execute, fetch, hot_cursor
+from apps.core.sql import execute, fetch
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.tasks import handlers, sql
 from apps.tasks.services.ending import bury, end_overdue
@@ -40,9 +40,8 @@ def bring_back() -> BroughtBack:
 
     Safe to repeat and to overlap.
     """
-    with acting_as_system("sweep of leases"), hot_cursor() as cursor:
-        cursor.execute(sql.RECLAIM_ALL)
-        requeued, readied, tenants, keys, ready = cursor.fetchone()
+    with acting_as_system("sweep of leases"):
+        ((requeued, readied, tenants, keys, ready),) = fetch(sql.RECLAIM_ALL, hot=True)
         admit(list(zip(tenants, keys, strict=True)))
         for tenant_id, queue, task_type in json.loads(ready):
             send_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
@@ -66,11 +65,8 @@ def end_what_must() -> int:
     Opens one transaction for each recipient. An end that fails, or whose recipient's inbox is locked, is left
     to the next sweep and does not block others. Safe to repeat and to overlap.
     """
-    with acting_as_system("sweep of leases"), hot_cursor() as cursor:
-        cursor.execute(sql.DOOMED)
-        doomed = cursor.fetchall()
-        cursor.execute(sql.OVERDUE)
-        overdue = cursor.fetchall()
+    with acting_as_system("sweep of leases"):
+        doomed, overdue = fetch(sql.DOOMED, hot=True), fetch(sql.OVERDUE, hot=True)
     return _end_all(bury, doomed) + _end_all(end_overdue, overdue)
 
 
@@ -141,14 +137,9 @@ def count_minutes() -> int:
     Safe to repeat and to overlap.
     """
     given: dict[str, Any] = {"settled": _SETTLED, "limit": MINUTES_BATCH}
-    with acting_as_system("counting what ended"), hot_cursor() as cursor:
-        cursor.execute(sql.COUNT_MINUTES_ALONE)
-        (alone,) = cursor.fetchone()
-        if not alone:
-            return 0
-        cursor.execute(sql.COUNT_MINUTES, given)
-        (counted,) = cursor.fetchone()
-        return int(counted)
+    with acting_as_system("counting what ended"):
+        alone = fetch(sql.COUNT_MINUTES_ALONE, hot=True) == [(True,)]
+        return int(fetch(sql.COUNT_MINUTES, given, hot=True)[0][0]) if alone else 0
 
 
 def keep_history() -> int:
@@ -165,11 +156,8 @@ def keep_history() -> int:
 def forget_minutes() -> int:
     """Delete old minutes and old history; says how many rows. Opens its own transaction."""
     given: dict[str, Any] = {"kept": _KEPT, "history": timedelta(days=HISTORY_DAYS)}
-    with acting_as_system("forgetting old minutes"), hot_cursor() as cursor:
-        cursor.execute(sql.FORGET_MINUTES, given)
-        minutes = int(cursor.rowcount)
-        cursor.execute(sql.FORGET_HISTORY, given)
-        return minutes + int(cursor.rowcount)
+    with acting_as_system("forgetting old minutes"):
+        return execute(sql.FORGET_MINUTES, given, hot=True) + execute(sql.FORGET_HISTORY, given, hot=True)
 
 
 FORGET_BATCH: Final = 1_000
@@ -246,16 +234,14 @@ class Walk:
             "spared": SPARED,
             "limit": FORGET_BATCH,
         }
-        with acting_as_system("forgetting tasks"), hot_cursor() as cursor:
-            cursor.execute(sql.FORGET, given)
-            reached, forgotten = cursor.fetchone()
+        with acting_as_system("forgetting tasks"):
+            ((reached, forgotten),) = fetch(sql.FORGET, given, hot=True)
         self._ends = reached or _BEGINNING
         return int(forgotten)
 
     def _forget_keys(self) -> int:
         given: dict[str, Any] = {"after": self._keys, "kept": settings.TASK_KEYS_KEPT, "limit": FORGET_BATCH}
-        with acting_as_system("forgetting idempotency keys"), hot_cursor() as cursor:
-            cursor.execute(sql.FORGET_KEYS, given)
-            reached, forgotten = cursor.fetchone()
+        with acting_as_system("forgetting idempotency keys"):
+            ((reached, forgotten),) = fetch(sql.FORGET_KEYS, given, hot=True)
         self._keys = reached or 0
         return int(forgotten)
