@@ -1,7 +1,8 @@
 """The table of ticks: what must happen by itself, each function idempotent and safe to overlap.
 
 Two drivers call them and either alone suffices: beat's messages, and one thread in each worker process.
-An advisory try-lock keeps a second runner from doing the same work; it is a courtesy, not a guard.
+What one process has run within half the period, another does not run again; an advisory try-lock keeps two from
+running it at once. Both are a courtesy, not a guard.
 
 A tick that calls other servers waits as long as they let it. It has a thread of such ticks alone, in each worker
 process, and no messages: nobody's lease runs out late because somebody else's server hangs. Ticks that go on until
@@ -38,21 +39,19 @@ class Tick:
     calls_out: bool = False
     lasts: bool = False
     """It calls out, and goes on until :func:`is_stopping`."""
-    once: bool = False
-    """It reads much: what one process does in half a period need not be done by another."""
 
 
 _ticks: Final[dict[str, Tick]] = {}
 
 
 def tick(
-    *, every: timedelta, calls_out: bool = False, lasts: bool = False, once: bool = False
+    *, every: timedelta, calls_out: bool = False, lasts: bool = False
 ) -> Callable[[Callable[[], object]], Callable[[], object]]:
     """Register a tick function of an app's `ticks.py`; its name is `<app>.<function>`."""
 
     def register(function: Callable[[], object]) -> Callable[[], object]:
         name = f"{function.__module__.split('.')[1]}.{function.__name__}"
-        _ticks[name] = Tick(name, every, function, calls_out or lasts, lasts, once)
+        _ticks[name] = Tick(name, every, function, calls_out or lasts, lasts)
         return function
 
     return register
@@ -64,17 +63,20 @@ def all_ticks() -> list[Tick]:
 
 
 def run(name: str) -> bool:
-    """Run a tick unless another process is running it just now, or has just run one that need run only once; says
-    whether it ran.
+    """Run a tick unless another process is running it just now; says whether it ran.
 
     :raises KeyError: if there is no such tick.
     """
-    if _ticks[name].once and not notifications.is_first(f"tick:{name}", _ticks[name].every / 2):
-        return False
     with _alone(name) as alone:
         if alone:
             _ticks[name].run()
     return alone
+
+
+def _run_if_due(name: str) -> None:
+    # Without Redis it is due each time.
+    if notifications.is_first(f"tick:{name}", _ticks[name].every / 2):
+        run(name)
 
 
 @contextmanager
@@ -103,7 +105,7 @@ def run_forever(stop: threading.Event, *, calls_out: bool = False, lasts: bool =
                 continue
             due[name] = time.monotonic() + _ticks[name].every.total_seconds()
             try:
-                run(name)
+                _run_if_due(name)
             except DatabaseError:
                 logger.exception("tick %s failed", name)
                 connection.close()
@@ -118,7 +120,7 @@ def run_forever(stop: threading.Event, *, calls_out: bool = False, lasts: bool =
 def run_tick(name: str) -> None:
     """Safe to lose, repeat or overlap: the database holds the truth."""
     notifications.heartbeat("beat")
-    run(name)
+    _run_if_due(name)
 
 
 @signals.beat_init.connect

@@ -53,7 +53,7 @@ def queue_all_wakes() -> None:
     services.queue_wakes()
 
 
-@tick(every=timedelta(seconds=1))
+@tick(every=timedelta(seconds=0.5))
 def flush_due() -> None:
     """Flush the buffers that are due."""
     services.flush_due()

@@ -5,7 +5,7 @@ from apps.tasks.services import dependencies, operating, scheduling, sweeping, t
 from apps.tasks.signals import task_queued
 
 
-@tick(every=timedelta(seconds=1), once=True)
+@tick(every=timedelta(seconds=1))
 def bring_back() -> None:
     """Reclaim expired leases and ready due tasks, in batches until none is full."""
     for _ in range(30):
@@ -13,7 +13,7 @@ def bring_back() -> None:
             return
 
 
-@tick(every=timedelta(seconds=1), once=True)
+@tick(every=timedelta(seconds=1))
 def end_what_must() -> None:
     """End tasks that must not run again."""
     for _ in range(30):
@@ -73,7 +73,7 @@ def go_on_with_bulk_actions() -> None:
             return
 
 
-@tick(every=timedelta(seconds=20), once=True)
+@tick(every=timedelta(seconds=20))
 def keep_history() -> None:
     """Note the last minute of each queue."""
     sweeping.keep_history()
@@ -85,7 +85,7 @@ def forget_minutes() -> None:
     sweeping.forget_minutes()
 
 
-@tick(every=timedelta(seconds=20), once=True)
+@tick(every=timedelta(seconds=20))
 def settle_fair_shares() -> None:
     """Note the requesters of tasks that were queued before their queue became fair."""
     for _ in range(500):

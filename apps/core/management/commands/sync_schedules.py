@@ -16,7 +16,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         declared = [tick for tick in ticks.all_ticks() if not tick.calls_out]
         for tick in declared:
-            seconds = max(1, round(tick.every.total_seconds()))
+            # Every worker process ticks as well, at the pace of each tick; a message costs more than a look.
+            seconds = max(2, round(tick.every.total_seconds()))
             schedule, _ = IntervalSchedule.objects.get_or_create(every=seconds, period=IntervalSchedule.SECONDS)
             PeriodicTask.objects.update_or_create(
                 name=f"tick: {tick.name}",
@@ -26,7 +27,7 @@ class Command(BaseCommand):
                     "args": f'["{tick.name}"]',
                     "queue": "sweep",
                     # A tick that waited longer than its interval is superseded by the next one.
-                    "expire_seconds": max(2, seconds),
+                    "expire_seconds": seconds,
                 },
             )
         PeriodicTask.objects.filter(name__startswith="tick: ").exclude(
