@@ -15,10 +15,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from apps.plans import references
-from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.plans.catalogue import (
+    GENTLE_EFFECTS,
+    Catalogue,
+    Tool,
+    choose,
+    expected_seconds,
+    lacks_room,
+    mode,
+    payload_bytes,
+    reference_to,
+)
 from apps.plans.documents import Constraints, Plan, PlanStatus, Step, can_be_told, partial_of
-from apps.plans.offers import choose, expected_seconds, lacks_room, mode, payload_bytes
 from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Missing, Proposal, Question, Ref, Value, question_for
 from apps.plans.shapes import OPENING, RESULT_POINTER, StepType
 from apps.plans.validation import Problem, estimates, validate
@@ -229,7 +237,7 @@ def _refs(value: Any) -> Iterator[Ref]:
 def _written(value: Any, ids: Mapping[int, str]) -> Any:
     """A value as JSON, its results of earlier steps as references."""
     if isinstance(value, Ref):
-        return references.write(ids[value.step], *value.path)
+        return reference_to(ids[value.step], *value.path)
     if isinstance(value, Mapping):
         return {name: _written(item, ids) for name, item in value.items()}
     return [_written(item, ids) for item in value] if isinstance(value, (list, tuple)) else value
@@ -374,7 +382,7 @@ class _Assembly:
             recommendation="Review the result and keep what is worth remembering.",
         )
         doubts = self._doubts()
-        pointers = [references.write(step_id, RESULT_POINTER) for step_id in ids]
+        pointers = [reference_to(step_id, RESULT_POINTER) for step_id in ids]
         made = self._plan(
             PlanStatus.NEEDS_CONFIRMATION if doubts else PlanStatus.READY,
             self._steps,

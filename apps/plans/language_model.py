@@ -23,12 +23,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from apps.core import outbound
 from apps.core.metrics import Counter, Histogram
 from apps.core.outbound import CallFailed
-from apps.plans import references
-from apps.plans.catalogue import Tool
+from apps.plans.catalogue import Reference, Tool, output_at, references_in
 from apps.plans.documents import ModelUse, can_be_told
 from apps.plans.local.values import Found, Kind, Reading, read
 from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Ref, Value, question_for
-from apps.plans.references import Reference
 from apps.plans.shapes import RESULT_TEXT
 from apps.plans.validation import param_problems
 
@@ -303,7 +301,7 @@ def _faults(found: _Answer, listed: Mapping[str, Tool]) -> Iterator[str]:
         if not can_be_told(step.params):
             yield f"step-{number}: the params are no exact JSON."
             continue
-        cited = list(references.within(step.params))
+        cited = list(references_in(step.params))
         before = {f"step-{place}": listed[one.tool] for place, one in enumerate(found.steps[: number - 1], start=1)}
         yield from (fault for one in cited if (fault := _misleads(one, before, f"step-{number}")))
         for one in param_problems(tool, step.params):
@@ -317,7 +315,7 @@ def _misleads(cited: Reference, before: Mapping[str, Tool], step_id: str) -> str
     source = before.get(cited.step_id)
     if source is None:
         return f"{step_id}{cited.pointer}: {cited.step_id} is no earlier step."
-    if references.resolve(source.output_schema, cited.path) is None:
+    if output_at(source.output_schema, cited.path) is None:
         return f"{step_id}{cited.pointer}: {source.name} has no output {'.'.join(cited.path)!r}."
     return None
 
@@ -352,7 +350,7 @@ def _is_default(value: Any, tool: Tool, name: str) -> bool:
 def _resolved(value: Any) -> Any:
     if isinstance(value, list):
         return [_resolved(one) for one in value]
-    cited = list(references.within(value)) if isinstance(value, str) else []
+    cited = list(references_in(value)) if isinstance(value, str) else []
     if len(cited) == 1 and cited[0].whole:
         return Ref(int(cited[0].step_id.removeprefix("step-")) - 1, cited[0].path)
     return value
@@ -370,7 +368,7 @@ def _evidence(value: Any, schema: Any, asked: Asked, reading: Reading) -> Eviden
     if same is not None:
         return Evidence.QUOTED if same.kind == Kind.QUOTED else Evidence.TYPED
     found = Evidence.ASSUMED
-    if isinstance(value, str) and any(one.path for one in references.within(value)):
+    if isinstance(value, str) and any(one.path for one in references_in(value)):
         found = Evidence.STEP if isinstance(_resolved(value), Ref) else Evidence.ASSUMED
     elif isinstance(value, str) and value.strip() and _stands(value, reading.text):
         choices = schema.get("enum") if isinstance(schema, Mapping) else None

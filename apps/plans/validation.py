@@ -20,11 +20,21 @@ import jsonschema_rs
 from pydantic_core import ErrorDetails
 
 from apps.core.errors import near, pointer_to
-from apps.plans import documents, references
-from apps.plans.catalogue import Catalogue, Tool, contract_key, types_meet
+from apps.plans import documents
+from apps.plans.catalogue import (
+    Catalogue,
+    Reference,
+    Tool,
+    contract_key,
+    expected_seconds,
+    lacks_room,
+    member_at,
+    output_at,
+    payload_bytes,
+    references_in,
+    types_meet,
+)
 from apps.plans.documents import WHOLE, Constraints, Plan, Step
-from apps.plans.offers import expected_seconds, lacks_room, payload_bytes
-from apps.plans.references import Reference
 from apps.plans.shapes import StepType
 from apps.workers.shapes import OfferView as Offer
 
@@ -79,7 +89,7 @@ def estimates(plan: Plan, catalogue: Catalogue) -> dict[str, Any]:
 
 def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
     """What a tool refuses in the params; a reference stands for its target, and no choice that holds one is judged."""
-    held = {found.pointer for found in references.within(params) if found.whole}
+    held = {found.pointer for found in references_in(params) if found.whole}
     found = []
     for error in validator(contract_key(tool.input_schema)).iter_errors(dict(params)):
         where, kind = pointer_to(*error.instance_path), error.kind.name
@@ -93,7 +103,7 @@ def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
     schema = tool.input_schema
     takes_any = schema.get("patternProperties") or schema.get("additionalProperties", not tool.inputs)
     for name in params:
-        if not takes_any and references.member(tool.input_schema, (name,)) is None:
+        if not takes_any and member_at(tool.input_schema, (name,)) is None:
             message = f"{tool.name} takes no {name[-100:]}.{near(name, tool.inputs)}"
             found.append(Problem(pointer_to(name), "param_unknown", message))
     return found[:MAX_PROBLEMS]
@@ -279,7 +289,7 @@ def _fits(case: _Case, step: Step, tool: Tool, offer: Offer) -> Iterator[Problem
 def _references(case: _Case) -> Iterator[Problem]:
     for step in case.steps:
         for name in ("params", "synthesis_instructions", "report_summary", "recommendation"):
-            for found in references.within(getattr(step, name), case.path(step.step_id, name)):
+            for found in references_in(getattr(step, name), case.path(step.step_id, name)):
                 yield from _reference(case, found, step)
 
 
@@ -304,14 +314,14 @@ def _reference(case: _Case, found: Reference, step: Step) -> Iterator[Problem]:
     source = case.offer(target)
     if source is None or (target.done and target.tool_uid != source[0].uid):
         return
-    field_schema = references.resolve(source[0].output_schema, found.path)
+    field_schema = output_at(source[0].output_schema, found.path)
     own = case.offer(step) if step.runs_tool else None
     # What follows `/steps/0/params` is the place in the params.
     place = [part.replace("~1", "/").replace("~0", "~") for part in found.pointer.split("/")[4:]]
     if field_schema is None:
         message = f"{target.tool_name} declares no {'.'.join(found.path)}."
         yield Problem(found.pointer, "reference_unknown_field", message)
-    elif own and found.whole and not types_meet(field_schema, references.member(own[0].input_schema, place)):
+    elif own and found.whole and not types_meet(field_schema, member_at(own[0].input_schema, place)):
         yield Problem(found.pointer, "reference_type", f"{'.'.join(found.path)} is of another type than this param.")
 
 

@@ -15,7 +15,7 @@ from apps.executions.models import Execution, ExecutionStep
 from apps.executions.reports import MAX_PAYLOAD_BYTES, complete, failed, recommended
 from apps.executions.routing import critical_steps, dependencies, next_moves, resolve, steps_named_in
 from apps.executions.states import STEP_TRANSITIONS, TRANSITIONS, Status, StepStatus, Strategy
-from apps.plans.references import within
+from apps.plans.catalogue import references_in
 from apps.plans.shapes import StepType
 from apps.receipts.models import MAX_METADATA
 from tests.factories import T0, refused
@@ -227,7 +227,7 @@ def test_reference_to_nothing_is_refused(given: str) -> None:
     "given", ["{{a.b.c}}", "{{step-1.files.0}} {{step_2.x-y.$z}}", "{{.x}}", "{{a b.c}}", "{{a.}}", "{{é.x}}"]
 )
 def test_planner_and_executions_see_the_same_references(given: str) -> None:
-    planned = {found.step_id for found in within(given) if found.path}
+    planned = {found.step_id for found in references_in(given) if found.path}
 
     assert steps_named_in(given) == planned
 

@@ -12,8 +12,20 @@ from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.local.chaining import Source, given, produced
 from apps.plans.local.history import History
 from apps.plans.local.index import Library, Profile
-from apps.plans.local.judging import ASK, CONFIRM, READING, Verdict, holding, is_plain_name, judged
-from apps.plans.local.matching import MISSING, UNEXPLAINED, WEIGHTS, Match, Matcher
+from apps.plans.local.matching import (
+    ASK,
+    CONFIRM,
+    MISSING,
+    READING,
+    UNEXPLAINED,
+    WEIGHTS,
+    Match,
+    Matcher,
+    Verdict,
+    holding,
+    is_plain_name,
+    judged,
+)
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
 from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
