@@ -34,7 +34,6 @@ from apps.workers.shapes import OfferView as Offer
 
 PLANNER_VERSION: Final = "17"
 _MOST_STEPS: Final = 12
-_NEAREST: Final = 5
 _REFUSED: Final = 0.35
 _NUMBERED: Final = re.compile(r"step-(\d{1,6})")
 _PATH: Final = "delegation_path"
@@ -66,7 +65,6 @@ class Draft:
     questions: Sequence[dict[str, Any]] = ()
     """As the plan tells them, but for their ids."""
     missing: Sequence[Missing] = ()
-    nearest: Sequence[dict[str, Any]] = ()
     doubtful: bool = False
     assumptions: Sequence[str] = ()
     synthesis: str | None = None
@@ -148,10 +146,6 @@ def drafted(proposal: Proposal, asked: Asked) -> Draft:
         confidence=proposal.confidence,
         questions=[_told(one, calls[one.step]) for one in questions],
         missing=missing,
-        nearest=[
-            {**_scored(tool, score), "description": tool.description[:500], "reason": reason[:2000]}
-            for tool, score, reason in sorted(proposal.nearest, key=lambda one: (-one[1], one[0].uid))[:_NEAREST]
-        ],
         doubtful=proposal.doubtful,
         assumptions=proposal.assumptions,
         synthesis=_synthesis(calls, asked.intent) + wishes if wishes else None,
@@ -335,7 +329,8 @@ class _Assembly:
                 self._lack(call, Lack.TOOL, f"No worker offers {call['tool_name']}.")
 
     def _lack(self, call: Call, kind: Lack, detail: str) -> None:
-        self.missing.append(Missing(kind=kind, detail=detail, tool_name=call["tool_name"]))
+        told = {"tool_name": call["tool_name"], "tool_uid": call.get("tool_uid")}
+        self.missing.append(Missing(kind=kind, detail=detail, **told))
 
     def _affordable(self, offers: Sequence[Offer], spent: float, later: Iterable[Sequence[Offer]]) -> Sequence[Offer]:
         """Those that leave enough for what comes later at its cheapest; all of them, if none does."""
@@ -436,9 +431,8 @@ class _Assembly:
         return found[:100]
 
     def refusal(self) -> Plan:
-        """The plan whose only step escalates, with what is missing and what comes nearest."""
+        """The plan whose only step escalates, with what is missing."""
         first = self.missing[0]
-        best = max((one["score"] for one in self.draft.nearest), default=0.0)
         told = [
             {"kind": str(one.kind), "detail": one.detail[:2000], "clause": one.text, "tool_name": one.tool_name}
             for one in self.missing[:100]
@@ -447,19 +441,16 @@ class _Assembly:
             PlanStatus.NEEDS_ESCALATION,
             f"No plan can be made that does all of this: {self.intent[:500]}",
             f"{_sentence(first.detail[:1500])} {self._approval(first) or _ADVICE[first.kind]}",
-            confidence=round(min(best, _REFUSED), 2),
+            confidence=round(min(self.draft.confidence, _REFUSED), 2),
             missing=[{name: value for name, value in one.items() if value} for one in told],
-            candidates=list(self.draft.nearest) or None,
         )
 
     def _approval(self, first: Missing) -> str:
         """How an operator lets a tool be used whose effects are all that stands against it."""
-        for one in (*self.calls, *self.draft.nearest):
-            for offer in self.catalogue.offers_of(one.get("tool_uid", "")):
-                is_barred = "does not allow" in (self.catalogue.bar(offer) or "")
-                if first.kind == Lack.PERMISSION and one["tool_name"] == first.tool_name and is_barred:
-                    command = f"manage.py mcp_workers approve {offer.worker_id} --tool {first.tool_name}"
-                    return f"An operator approves it with: {command}"
+        for offer in self.catalogue.offers_of(first.tool_uid or "") if first.kind == Lack.PERMISSION else ():
+            if "does not allow" in (self.catalogue.bar(offer) or ""):
+                command = f"manage.py mcp_workers approve {offer.worker_id} --tool {first.tool_name}"
+                return f"An operator approves it with: {command}"
         return ""
 
     def inquiry(self) -> Plan:

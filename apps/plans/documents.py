@@ -214,8 +214,6 @@ class Plan(Member):
     """
     missing: Told | None = None
     """Why there is no plan: kind (see `proposals.Lack`), detail, the clause and the tool_name that it is about."""
-    candidates: Told | None = None
-    """The tools that come nearest to what was asked: tool_name, tool_uid, score, description, and the reason against each."""
     partial_plan: dict[str, Any] | None = None
     """What there is of a plan that can't be carried out. Its steps have `missing_params`."""
     settled_tools: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}$")], ToolUid] | None = None

@@ -9,7 +9,7 @@ _NOTHING: Final = """(
     select coalesce(jsonb_object_agg(key, value), '{}') from jsonb_each(document)
     where strpos(jsonb_build_array(key, value)::text, %(needle)s) = 0
 ) || '{"intent": "", "scope": "", "status": "needs_escalation", "steps": [], "assumptions": [], "references": {},
-    "missing": [], "unsure": [], "questions": [], "candidates": [], "partial_plan": null, "constraints": {}, "excluded": [], "delegation_path": []}'"""
+    "missing": [], "unsure": [], "questions": [], "partial_plan": null, "constraints": {}, "excluded": [], "delegation_path": []}'"""
 _OF_FORGOTTEN: Final = "plan_id in (select id from plans_plan where tenant_id = %(tenant)s and intent = '')"
 
 

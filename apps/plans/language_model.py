@@ -8,6 +8,7 @@ request. What stands there nowhere is marked as assumed. A plan that a model pro
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -388,10 +389,4 @@ def _is_same(value: Any, found: Found) -> bool:
 def _stands(value: str, text: str) -> bool:
     """Does the text have these words, and not merely as parts of others?"""
     words, low = " ".join(value.casefold().split()), " ".join(text.casefold().split())
-    at = low.find(words)
-    while at >= 0:
-        end = at + len(words)
-        if not (low[at - 1 : at].isalnum() or low[end : end + 1].isalnum()):
-            return True
-        at = low.find(words, at + 1)
-    return False
+    return re.search(rf"(?<![^\W_]){re.escape(words)}(?![^\W_])", low) is not None

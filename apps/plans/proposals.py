@@ -119,6 +119,7 @@ class Missing:
     text: str = ""
     """The part of the request that it is about."""
     tool_name: str | None = None
+    tool_uid: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +170,6 @@ class Proposal:
     assumptions: tuple[str, ...] = ()
     wishes: tuple[str, ...] = ()
     """Parts of the request that need no tool: what the asker is to make of the results ("and summarize it")."""
-    nearest: tuple[tuple[Tool, float, str], ...] = ()
-    """For a refusal: the tools that come nearest, with a score from 0 to 1 and why each is not taken."""
     reason: str = "No model is asked."
     """Why this proposer was used."""
     model_use: ModelUse | None = None

@@ -252,7 +252,6 @@ REFUSAL: dict[str, Any] = {
     "status": "needs_escalation",
     "steps": [{**handmade()["steps"][4], "depends_on": []}],
     "missing": [{"kind": "capability", "detail": "Nobody can."}],
-    "candidates": [],
     "partial_plan": {"steps": []},
 }
 

@@ -136,13 +136,11 @@ def test_missing_param_is_asked_for() -> None:
 
 
 def test_refusal_says_the_reason_first() -> None:
-    near = ((SCAN, 0.3, "it lists"), (ANALYZE, 0.4, "it analyzes"))
     missing = (Missing(kind=Lack.CONDITION, detail="“unless” can't be held by a plan"),)
-    made = make_plan(translation(), missing=missing, questions=(WIDTH,), nearest=near).document()
+    made = make_plan(translation(), missing=missing, questions=(WIDTH,)).document()
 
     assert (made["status"], made["confidence"]) == ("needs_escalation", 0.35)
     assert next_step(made) == "“unless” can't be held by a plan. Change the request."
-    assert [one["tool_name"] for one in made["candidates"]] == ["analyze_repository", "scan_directory"]
     assert [one["tool_name"] for one in made["partial_plan"]["steps"]] == ["translate_text"]
 
 

@@ -6,8 +6,6 @@ from collections import OrderedDict
 from functools import partial
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from apps.plans import shelf
 from apps.plans.catalogue import Catalogue
@@ -16,9 +14,8 @@ from apps.workers.services import health
 from apps.workers.services import registry as workers
 from config.handlers import Application
 from tests.factories import make_caller, make_tenant
-from tests.plans.making import NOTHING, PLAIN, register_plain_tools
+from tests.plans.making import PLAIN, register_plain_tools
 from tests.waiters import together
-from tests.workers.factories import make_manifest
 
 
 def names(caller: Caller) -> set[str]:
@@ -27,8 +24,7 @@ def names(caller: Caller) -> set[str]:
 
 
 def register(caller: Caller, worker_id: str = "second", name: str = "polish_brass") -> None:
-    tool = {"name": name, "description": "Polishes.", "input_schema": {"type": "object"}}
-    workers.register(caller=caller, original=make_manifest(worker_id, tools=[tool], side_effects=NOTHING))
+    register_plain_tools(caller, worker_id, [name])
 
 
 def test_registry_follows_registrations_at_once(as_kee: Caller) -> None:
@@ -57,19 +53,6 @@ def test_offline_worker_stays_in_the_registry_and_is_barred(as_kee: Caller) -> N
         uid = uids["inspect_alder"]
         assert held.catalogue.open_offers(uid) == ()
         assert [offer.barred for offer in held.catalogue.offers_of(uid)] == ["the worker is offline"]
-
-
-def test_only_changes_are_read_again(as_kee: Caller) -> None:
-    register_plain_tools(as_kee)
-    names(as_kee)
-    with CaptureQueriesContext(connection) as still:
-        names(as_kee)
-    register_plain_tools(as_kee, "again")
-    with CaptureQueriesContext(connection) as moved:
-        names(as_kee)
-
-    assert len(still) == 2  # the epochs, and which model is in use
-    assert len(moved) == 5
 
 
 @pytest.mark.django_db(transaction=True)

@@ -62,8 +62,6 @@ def test_role_and_kinds(name: str, schema: dict[str, Any], role: str, kind: Kind
         ({"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}], "default": None}, {"a": "a", "b": "b"}),
         ({"$ref": "#/$defs/State"}, {"on": "on", "off": "off"}),
         ({"type": "array", "items": {"$ref": "#/$defs/State"}}, {"on": "on", "off": "off"}),
-        ({"type": "string", "description": "One of: asc, desc"}, {"asc": "asc", "desc": "desc"}),
-        ({"type": "string", "description": "Must be 'asc' or 'desc'."}, {"asc": "asc", "desc": "desc"}),
         ({"enum": ["get", "get_diff", "get_files"]}, {"get": "get", "diff": "get_diff", "file": "get_files"}),
         ({"enum": ["AT", "DE"]}, {"austria": "AT", "germani": "DE"}),
         ({"enum": ["de", "fr"]}, {"german": "de", "french": "fr"}),
@@ -73,11 +71,6 @@ def test_choices(schema: dict[str, Any], expected: dict[str, Any]) -> None:
     one = params({"properties": {"x": schema}, "$defs": {"State": {"type": "string", "enum": ["on", "off"]}}})["x"]
     assert expected.items() <= one.choices.items()
     assert one.role == "choice"
-
-
-@pytest.mark.parametrize("text", ["Provide either text or regex, not both", "The name (optional, defaults to all)"])
-def test_prose_is_no_list_of_choices(text: str) -> None:
-    assert not param("x", {"type": "string", "description": text}).choices
 
 
 @pytest.mark.parametrize(

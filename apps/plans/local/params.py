@@ -14,14 +14,6 @@ from apps.plans.local import words
 from apps.plans.local.tokens import Found, Kind, pairs, scan
 
 _ARGUMENT: Final = re.compile(r"(?m)^[ \t]*(?:[-*][ \t]*)?`?(\w+)`?(?:[ \t]*\([^)\n]*\))?:[ \t]+(\S.*)$")
-_QUOTE: Final = r"[\"'`]"
-_WORD: Final = rf"{_QUOTE}?[\w.-]*\w{_QUOTE}?"
-_OR: Final = r"(?:\s*,\s*(?:or\s+)?|\s+or\s+|\s*\|\s*)"
-_OPTIONS: Final = re.compile(
-    rf"(?i)\b(?:one of|(?:options|values)(?: are| include)?)\s*:?\s*\(?({_WORD}(?:{_OR}{_WORD})+)"
-    rf"|\b(?:either|must be|can be)\s*:?\s*({_QUOTE}[\w.-]+{_QUOTE}(?:{_OR}{_QUOTE}[\w.-]+{_QUOTE})+)"
-)
-_LISTED: Final = re.compile(rf"(?m)^[ \t]*(?:[-*]|\d+\.)[ \t]*{_QUOTE}([\w.-]+){_QUOTE}")
 _EXAMPLE: Final = re.compile(r"(?i)(?:\be\.g\.,?|\bfor example,?|\bexample:|\bsuch as|\blike)\s+[\"'`]?([^\s\"'`,;)]+)")
 UNNAMING: Final = frozenset({"id", "new", "is", "name"})
 """Words of a param's name that don't tell what it is of."""
@@ -160,7 +152,7 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
     description = str(schema.get("description") or item.get("description") or told)
     own = words.pieces(name)
     kind = _type(item)
-    choices = _choices(item, kind, description)
+    choices = _choices(item)
     side = next((side for side in ("start", "end") if words.PAIRS[side] & {*own, " ".join(own)}), "")
     for one, other in (("left", "right"), ("right", "left")):
         if own and (own[-1] in words.PAIRS[one] or " ".join(own) in words.PAIRS[one]) and words.PAIRS[other] & siblings:
@@ -213,32 +205,20 @@ def _type(item: Mapping[str, Any]) -> str:
     return {bool: "boolean", int: "integer", float: "number", str: "string"}.get(type(first), "")
 
 
-def _choices(item: Mapping[str, Any], kind: str, description: str) -> dict[str, Any]:
+def _choices(item: Mapping[str, Any]) -> dict[str, Any]:
     """The allowed values by normal form, also without words that most share, and by the names they are codes of."""
-    values = allowed(item)
-    if not values and kind in ("string", ""):
-        told, said = _OPTIONS.search(description), _LISTED.findall(description)
-        if told and not said:
-            said = re.findall(r"[\w.-]*\w", told.group(1) or told.group(2))
-        values = [word for word in said if word not in words.SMALL and word not in words.GROUPS["negation"]]
-        values = values if len(values) > 1 else []
-    found = {normal(value): value for value in reversed(values)}
-    if len(found) > 1:
-        heads = [name.split()[0] for name in found]
-        shared = {head for head in heads if heads.count(head) * 2 > len(heads)}
-        for name in list(found):
-            first, _, rest = name.partition(" ")
-            if rest and first in shared:
-                found.setdefault(rest, found[name])
-        by_code = {str(value).lower(): value for value in values}
-        for table in (words.COUNTRIES, words.LANGUAGES, words.CURRENCIES):
-            if len(by_code.keys() & {code.lower() for code in table.values()}) * 2 > len(by_code):
-                named = {
-                    normal(word) if word.replace(" ", "").isalpha() else word: by_code[code.lower()]
-                    for word, code in table.items()
-                    if code.lower() in by_code
-                }
-                found = {**named, **found}
+    found = {normal(value): value for value in reversed(allowed(item))}
+    heads = [name.split()[0] for name in found]
+    shared = {head for head in heads if heads.count(head) > max(len(heads) / 2, 1)}
+    for name in list(found):
+        first, _, rest = name.partition(" ")
+        if rest and first in shared:
+            found.setdefault(rest, found[name])
+    by_code = {str(value).lower(): value for value in allowed(item)}
+    for table in (words.COUNTRIES, words.LANGUAGES, words.CURRENCIES):
+        named = {name: by_code[code.lower()] for name, code in table.items() if code.lower() in by_code}
+        if len(set(named.values())) * 2 > len(by_code) > 1:
+            found = {**{normal(name): value for name, value in named.items()}, **found}
     return found
 
 

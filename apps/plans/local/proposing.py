@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
 
-from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.local.chaining import Source, given, produced
 from apps.plans.local.history import History
 from apps.plans.local.index import Library, Profile
@@ -56,6 +56,7 @@ _STEP_PRICE: Final = 1.0
 _NEAR: Final = 0.6
 _FITTING: Final = 2.5
 _MOST_UNKNOWN: Final = 2
+_UNSAID: Final = (Evidence.STEP, Evidence.ASSUMED)
 _LIKELY: Final = 2.0
 _LINKED: Final = 0.5
 _HELD: Final = 0.1
@@ -287,7 +288,6 @@ class _Proposing:
                 doubtful = True
         if not steps and not missing:
             missing.append(Missing(kind=Lack.TOOL, detail="No tool does this.", text=self.asked.intent))
-        nearest = self._nearest(draft) if missing else ()
         return Proposal(
             proposer=PROPOSER,
             steps=tuple(steps),
@@ -295,7 +295,6 @@ class _Proposing:
             questions=tuple(questions),
             missing=tuple(missing),
             doubtful=doubtful,
-            nearest=nearest,
             wishes=tuple(wishes),
         )
 
@@ -349,10 +348,12 @@ class _Proposing:
         )
 
     def _is_meant(self, match: Match, verdict: Verdict) -> bool:
-        """May it be shown for confirmation?"""
+        """May it be shown for confirmation? Two values that are said speak for a tool whose nouns are not."""
         if self.is_gentle(match.profile.tool.uid):
             return verdict.p >= READING
-        return verdict.p >= CONFIRM and match.unexplained.bit_count() < _MOST_UNKNOWN
+        said = sum(one.mask > 0 and one.evidence not in _UNSAID for one in match.options.values())
+        least = READING if said > 1 and not match.unexplained else CONFIRM
+        return verdict.p >= least and match.unexplained.bit_count() < _MOST_UNKNOWN
 
     def _twin(self, chosen: _Chosen) -> Match | None:
         """Another tool that fits as well."""
@@ -391,7 +392,8 @@ class _Proposing:
         offer = self.catalogue.offers_of(tool.uid)[0]
         reason = self.catalogue.bar(offer)
         detail = f"{tool.name} of {offer.worker_id} does this and may not be used: {reason}."
-        return Missing(kind=Lack.PERMISSION, detail=detail, text=chosen.part.text, tool_name=tool.name)
+        named = {"tool_name": tool.name, "tool_uid": tool.uid}
+        return Missing(kind=Lack.PERMISSION, detail=detail, text=chosen.part.text, **named)
 
     def _lacking(self, chosen: _Chosen, verdict: Verdict | None) -> Missing:
         part, match = chosen.part, chosen.match
@@ -406,19 +408,6 @@ class _Proposing:
             return Missing(kind=Lack.TOOL, detail=detail, text=part.text, tool_name=tool.name)
         detail = f"{tool.name} comes nearest to “{part.text}”, and it is not sure that it is meant."
         return Missing(kind=Lack.CONFIDENCE, detail=detail, text=part.text, tool_name=tool.name)
-
-    def _nearest(self, draft: _Draft) -> tuple[tuple[Tool, float, str], ...]:
-        found: dict[str, tuple[Tool, float, str]] = {}
-        for match in (one for each in draft.chosen for one in (each.match, each.barred, *each.rivals) if one):
-            tool, why = match.profile.tool, "it fits weakly"
-            if not self.is_usable(tool.uid):
-                why = "it may not be used"
-            elif match.missing:
-                why = f"it lacks {', '.join(match.missing)}"
-            elif match.unknown:
-                why = f"nothing of it explains {', '.join(match.unknown[:3])}"
-            found.setdefault(tool.uid, (tool, round(1 / (1 + math.exp(-match.score / 4)), 4), why))
-        return tuple(sorted(found.values(), key=lambda one: (-one[1], one[0].uid))[:5])
 
 
 def _mentioned(part: Part, profile: Profile) -> int:
