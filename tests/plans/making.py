@@ -127,7 +127,6 @@ MORE_OFFERS = (
     offer("postman", MAIL, "email", effects=["network"]),
     offer("janitor", REMOVE, "files", effects=["write"], barred="the tier verified does not allow write"),
 )
-EXAMPLE = Catalogue(3, EXAMPLE_TOOLS, EXAMPLE_OFFERS)
 FULL = Catalogue(7, EXAMPLE_TOOLS + MORE_TOOLS, EXAMPLE_OFFERS + MORE_OFFERS)
 UNBARRED = Catalogue(8, FULL.tools, tuple(replace(one, barred=None) for one in FULL.offers))
 
