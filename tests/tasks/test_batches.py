@@ -324,8 +324,8 @@ def test_task_costs_three_statements(kee: Caller) -> None:
     with acting_as(kee):
         # The task with its receipt.
         assert _statements(lambda: queueing.queue(requester=kee, request=asked())) == 1
+        assert _statements(lambda: leasing.lease(worker=kee, queues=["default"], capacity=10)) == 1
         queue(kee)
-        assert _statements(lambda: leasing.lease(worker=kee, queues=["default"])) == 1
         (grant,) = leasing.lease(worker=kee, queues=["default"])
         given = [Completion(task_id=grant.task_id, lease_token=grant.lease_token, delivery=Delivery())]
         # The end with its receipt, what that closes and its place.

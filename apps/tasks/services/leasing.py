@@ -63,7 +63,7 @@ def lease(
     """Lease up to `capacity` of the most urgent tasks that this task worker can do, queue by queue in the order
     named.
 
-    Two task workers never get the same task. Locked tasks are skipped. If too few tasks are ready, expired
+    Two task workers never get the same task. Locked tasks are skipped. If no task is ready, expired
     leases and due tasks are reclaimed first. Limits of queues and types are never exceeded, and do not block
     other work. Claims at the same limit wait for each other.
 
@@ -95,13 +95,13 @@ def _claimed(lines: list[str], given: Mapping[str, Any], capacity: int, *, waits
     kind = (given["tenant"], tuple(lines), tuple(given["types"] or ()), tuple(given["capabilities"]))
     floor = _floors.of(kind)
     rows, limited = _claim({**given, "queues": lines, "capacity": capacity, "floor": floor}, waits=waits)
-    if not limited and len(rows) < capacity and floor != _BOTTOM:
+    if not limited and not rows and floor != _BOTTOM:
         floor = _BOTTOM
-        rows += _claim({**given, "queues": lines, "capacity": capacity - len(rows), "floor": floor}, waits=waits)[0]
+        rows, _ = _claim({**given, "queues": lines, "capacity": capacity, "floor": floor}, waits=waits)
     if not limited:
         _floors.note(kind, rows, is_whole=floor == _BOTTOM)
-    if len(rows) < capacity and waits and _reclaim(lines, given["types"]):
-        rows += _claim({**given, "queues": lines, "capacity": capacity - len(rows), "floor": _BOTTOM}, waits=True)[0]
+    if not rows and waits and _reclaim(lines, given["types"]):
+        rows, _ = _claim({**given, "queues": lines, "capacity": capacity, "floor": _BOTTOM}, waits=True)
     return rows
 
 
@@ -113,7 +113,7 @@ _KINDS: Final = 1_000
 class _Floors:
     """Where this process's claims of each kind begin to look: at the oldest task that the last claim found.
 
-    A task that returns to its queue may stand before that. So a claim that finds too few looks at the whole
+    A task that returns to its queue may stand before that. So a claim that finds none looks at the whole
     queue. So do the first claim of each second, and the next one after this process has released something.
     """
 
