@@ -209,7 +209,7 @@ def _is_at_rest(process: psutil.Process) -> bool:
 
 def _machine() -> dict[str, Any]:
     """The machine that the figures are true of."""
-    with psycopg.connect(settings.DATABASE_URL, autocommit=True) as connection:
+    with psycopg.connect(settings.DATABASE_URL_OWNER, autocommit=True) as connection:
         done, began = 0, time.perf_counter()
         while time.perf_counter() - began < 1:
             connection.execute("select pg_logical_emit_message(true, 'bench', 'x')", prepare=True)

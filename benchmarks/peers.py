@@ -120,7 +120,7 @@ class Procrastinate:
     """Driven through its own job manager; its tables are in a schema of their own. It comes with the extra `rivals`."""
 
     def __init__(self) -> None:
-        with psycopg.connect(settings.DATABASE_URL, autocommit=True) as connection:
+        with psycopg.connect(settings.DATABASE_URL_OWNER, autocommit=True) as connection:
             connection.execute("set role none")
             connection.execute("create schema if not exists procrastinate")
         asyncio.run(_make_tables())
@@ -179,7 +179,7 @@ async def _defer(manager: Any, queue: str, number: int) -> None:
 def _connector() -> Any:
     from procrastinate import PsycopgConnector  # noqa: PLC0415  # an extra
 
-    return PsycopgConnector(conninfo=settings.DATABASE_URL, min_size=1, max_size=1, kwargs={"options": _OPTIONS})
+    return PsycopgConnector(conninfo=settings.DATABASE_URL_OWNER, min_size=1, max_size=1, kwargs={"options": _OPTIONS})
 
 
 async def _make_tables() -> None:

@@ -48,12 +48,16 @@ def _running_stack() -> dict[str, str]:
 
 
 _stack = _running_stack()
-DATABASE_URL = env.str("DATABASE_URL", default="") or _stack.get("database_url", "postgresql:///gatehouse")
+# The logins of requests, of the system and of the owner (see docs/deploy.md). Of a stack all are meant, or none.
+_logins = env.ENVIRON if env.str("DATABASE_URL", default="") else {name.upper(): url for name, url in _stack.items()}
+DATABASE_URL = _logins.get("DATABASE_URL", "postgresql:///gatehouse")
+DATABASE_URL_SYSTEM = _logins.get("DATABASE_URL_SYSTEM", "")
+DATABASE_URL_OWNER = _logins.get("DATABASE_URL_OWNER", "")
 REDIS_URL = env.str("REDIS_URL", default="") or _stack.get("redis_url", "redis://127.0.0.1:6379/0")
 
 
 _NEEDED = (
-    *("DATABASE_URL", "REDIS_URL", "GATEHOUSE_HOSTS"),
+    *("DATABASE_URL", "DATABASE_URL_SYSTEM", "REDIS_URL", "GATEHOUSE_HOSTS"),
     *("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS", "GATEHOUSE_METRICS_TOKEN"),
 )
 if PRODUCTION and (_missing := [name for name in _NEEDED if not env.str(name, default="")]):
@@ -243,9 +247,21 @@ STORAGES: dict[str, dict[str, Any]] = {
 }
 
 
-def database(process: str) -> dict[str, Any]:
-    """How a kind of process (web | worker | beat | command) is connected."""
-    config: dict[str, Any] = dict(env.db_url_config(DATABASE_URL))
+def databases(process: str) -> dict[str, dict[str, Any]]:
+    """The logins of a kind of process (web | worker | beat | command); an absent one is that of requests."""
+    most = env.int("GATEHOUSE_POOL", default=16)
+    found = {"default": database(process)}
+    if DATABASE_URL_SYSTEM:
+        # The console, `/metrics` and `/readyz`.
+        found["system"] = database(process, DATABASE_URL_SYSTEM, most=max(2, most // 4))
+    if DATABASE_URL_OWNER and process == "command":
+        found["owner"] = database(process, DATABASE_URL_OWNER)
+    return found
+
+
+def database(process: str, url: str = DATABASE_URL, *, most: int | None = None) -> dict[str, Any]:
+    """How a kind of process is connected by one login; `most` connections of a web process, else `GATEHOUSE_POOL`."""
+    config: dict[str, Any] = dict(env.db_url_config(url))
     if config["ENGINE"] != "django.db.backends.postgresql":
         raise ImproperlyConfigured("DATABASE_URL must have the form postgresql://user:password@host:port/database.")
     options: dict[str, Any] = dict(config.get("OPTIONS", {}))
@@ -271,11 +287,11 @@ def database(process: str) -> dict[str, Any]:
     # A connection that the server has ended is noticed before a request gets it, pooled or not.
     if process == "web":
         config["ENGINE"] = "config.pooled"
-        most = env.int("GATEHOUSE_POOL", default=16)
+        most = most or env.int("GATEHOUSE_POOL", default=16)
         # The pool doubles its pause after each failed attempt. It gives up after a second and begins anew, so that requests
         # get connections as soon as the database is back.
         again = {"reconnect_timeout": 1.0, "reconnect_failed": ConnectionPool.check}
-        options["pool"] = {"min_size": 2, "max_size": most, "timeout": 10, **again}
+        options["pool"] = {"min_size": min(2, most - 1), "max_size": most, "timeout": 10, **again}
     else:
         config["CONN_MAX_AGE"] = 300 if process in {"worker", "beat"} else 0
         config["CONN_HEALTH_CHECKS"] = True
@@ -283,7 +299,8 @@ def database(process: str) -> dict[str, Any]:
     return config
 
 
-DATABASES = {"default": database(PROCESS)}
+DATABASES = databases(PROCESS)
+DATABASE_ROUTERS = ["apps.core.sql.Logins"]
 
 # The inbox service that `manage.py default_target` makes the default target of what goes elsewhere.
 MEMORYGATE_URL = env.str("MEMORYGATE_URL", default="")

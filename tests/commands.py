@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from django.db import connection
 
+from config.stack.servers import LOGINS
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 Ended = subprocess.CompletedProcess[str]
 
@@ -29,8 +31,10 @@ def run(*command: str | Path, env: Mapping[str, str] | None = None, cwd: Path = 
 
 def with_database(**more: str) -> dict[str, str]:
     """The environment of the tests, with the database of this one."""
-    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
-    return {**os.environ, "DATABASE_URL": url, **more}
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}")
+    if url.netloc != "gatehouse@":  # not the embedded server
+        return {**os.environ, "DATABASE_URL": url.geturl(), **more}
+    return {**os.environ, **{name: url._replace(netloc=f"{login}@").geturl() for name, login in LOGINS.items()}, **more}
 
 
 def of_a_person(**more: str) -> dict[str, str]:

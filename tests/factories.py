@@ -65,13 +65,25 @@ def credential_of(text: str) -> Caller | None:
 
 @contextmanager
 def as_owner() -> Iterator[CursorWrapper]:
-    """The owner of the tables, for a moment of the transaction that is open."""
+    """The owner of the tables, whom the wall does not bind, for a moment of the transaction that is open."""
     with connection.cursor() as cursor:
         cursor.execute("select current_user")
         (role,) = cursor.fetchone()
         cursor.execute("set constraints all immediate; set local role none")
+        cursor.execute(_WALL, ["no force"])
         yield cursor
+        cursor.execute("set constraints all immediate")
+        cursor.execute(_WALL, ["force"])
         cursor.execute(f"set local role {role}")
+
+
+_WALL = """
+do $$ declare part regclass; begin
+    for part in select oid from pg_class where relrowsecurity loop
+        execute format('alter table %%s %%s row level security', part, %s);
+    end loop;
+end $$
+"""
 
 
 def at(moment: datetime) -> None:

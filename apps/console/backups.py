@@ -17,7 +17,7 @@ from django.core.files.storage import FileSystemStorage, storages
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
-from apps.core.sql import fetch
+from apps.core.sql import OWNER, fetch, logged_in_as
 
 FORMAT: Final = 1
 KEYS: Final = ("SECRET_KEY", "LEASE_KEYS", "SEALING_KEYS")
@@ -41,7 +41,8 @@ def back_up(folder: Path, *, now: datetime) -> dict[str, Any]:
         raise Refused(f"{folder} is not empty.")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
-    _run("pg_dump", "--format=directory", "--jobs=2", f"--file={folder / DATABASE}")
+    # The wall is forced on the owner, whom it lets read all rows.
+    _run("pg_dump", "--enable-row-security", "--format=directory", "--jobs=2", f"--file={folder / DATABASE}")
     artifacts = _artifacts()
     if artifacts and artifacts.exists():
         shutil.copytree(artifacts, folder / ARTIFACTS, dirs_exist_ok=True)
@@ -78,12 +79,13 @@ def restore(folder: Path) -> None:
     artifacts = _artifacts()
     if artifacts and artifacts.exists() and any(artifacts.iterdir()):
         raise Refused(f"There are artifacts already, in {artifacts}.")
-    with connection.cursor() as cursor:
-        cursor.execute("select tablename from pg_tables where schemaname = 'public' limit 1")
-        if cursor.fetchone() is not None:
-            raise Refused(f"The database {connection.settings_dict['NAME']} is not empty.")
-        cursor.execute(_ROLES)
-    connection.close()
+    with logged_in_as(OWNER):
+        with connection.cursor() as cursor:
+            cursor.execute("select tablename from pg_tables where schemaname = 'public' limit 1")
+            if cursor.fetchone() is not None:
+                raise Refused(f"The database {connection.settings_dict['NAME']} is not empty.")
+            cursor.execute(_ROLES)
+        connection.close()
     wanted = ("--exit-on-error", "--single-transaction", "--no-owner", "--no-comments")
     _run("pg_restore", *wanted, str(folder / DATABASE))
     if artifacts and (folder / ARTIFACTS).exists():
@@ -140,12 +142,12 @@ def _digest(path: Path) -> str:
 
 def _run(program: str, *arguments: str) -> None:
     """Run a program of PostgreSQL on the database, as the role that owns the tables."""
-    given = connection.get_connection_params()
+    with logged_in_as(OWNER):
+        given = connection.get_connection_params()
     names = {"dbname": "PGDATABASE", "user": "PGUSER", "password": "PGPASSWORD", "host": "PGHOST", "port": "PGPORT"}
     settled = {variable: str(given[name]) for name, variable in names.items() if given.get(name)}
-    role = given.get("user") or ""
     done = subprocess.run(  # noqa: S603  # PostgreSQL's own program
-        [_found(program), f"--dbname={settled['PGDATABASE']}", f"--role={role}", *arguments],
+        [_found(program), f"--dbname={settled['PGDATABASE']}", f"--role={given.get('user') or ''}", *arguments],
         env={**os.environ, **settled},
         capture_output=True,
         text=True,

@@ -19,7 +19,7 @@ from django_celery_beat.models import PeriodicTask
 
 from apps.console import selectors
 from apps.core import notifications, ticks
-from apps.core.sql import database_now, execute, fetch
+from apps.core.sql import SYSTEM, database_now, execute, fetch, logged_in_as
 from apps.delivery import selectors as delivery
 from apps.digests import soundness
 from apps.memory import selectors as memory
@@ -153,32 +153,36 @@ def _locale() -> Finding:
 
 
 def _login_role() -> Finding:
-    with connection.cursor() as cursor:
-        cursor.execute("select rolname, rolsuper or rolbypassrls from pg_roles where rolname = session_user")
-        name, unbound = cursor.fetchone()
+    """Production has a login for each role; in development one may act in all."""
+    ((name, unbound, others),) = fetch(
+        """select rolname, rolsuper or rolbypassrls,
+                  array(select w.rolname::text from pg_roles w where w.rolname = any(%s) and w.rolname <> session_user
+                        and pg_has_role(session_user, w.oid, 'set') order by 1)
+           from pg_roles where rolname = session_user""",
+        [list(ROLES)],
+    )
+    wide = f", and can become {', '.join(others)}" if others else ""
     return Finding(
         part="login role",
-        ok=not unbound,
-        says=f"{name} is {'not ' if unbound else ''}bound by row-level security",
-        mend="Let DATABASE_URL log in as a plain role that owns the database: "
-        "create role gatehouse login createrole; alter database … owner to gatehouse.",
+        ok=not unbound and not (others and settings.PRODUCTION),
+        says=f"{name} is {'not ' if unbound else ''}bound by row-level security{wide}",
+        mend="Let DATABASE_URL log in as gatehouse_app, and make the three logins as docs/deploy.md has them.",
     )
 
 
 def _roles() -> Finding:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """select coalesce(array_agg(w.name), '{}'), current_user
-               from unnest(%s::text[]) as w(name) left join pg_roles r on r.rolname = w.name
-               where r.oid is null or not pg_has_role(session_user, r.oid, 'set')""",
-            [list(ROLES)],
-        )
-        missing, current = cursor.fetchone()
+    can_become = """select coalesce(array_agg(w.name), '{}'), current_user::text
+                    from unnest(%s::text[]) as w(name) left join pg_roles r on r.rolname = w.name
+                    where r.oid is null or not pg_has_role(session_user, r.oid, 'set')"""
+    ((missing, current),) = fetch(can_become, [list(ROLES[:1])])
+    with logged_in_as(SYSTEM):
+        ((more, system),) = fetch(can_become, [list(ROLES[1:])])
+    missing += more
     return Finding(
         part="roles",
-        ok=not missing and current == ROLES[0],
-        says=f"acts as {current}" + (f", can't become {', '.join(missing)}" if missing else ""),
-        mend="Grant the login role CREATEROLE, or make the roles and grant them to it; then manage.py migrate.",
+        ok=not missing and current in ROLES and system in ROLES,
+        says=f"act as {current} and {system}" + (f", can't become {', '.join(missing)}" if missing else ""),
+        mend="Make the three logins as docs/deploy.md has them; then manage.py migrate.",
     )
 
 

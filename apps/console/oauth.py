@@ -38,7 +38,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanWidget
 
 from apps.core import strict_json
 from apps.core.errors import DomainError
-from apps.core.sql import fetch
+from apps.core.sql import SYSTEM, fetch, logged_in_as
 from apps.principals import selectors, services
 from apps.principals.models import Operator, Principal, Secret, new_secret, unpresentable
 from apps.principals.scopes import Kind, Scope, forbidden_to
@@ -268,7 +268,8 @@ class Sound:
         for name, value in held:
             if "\x00" in value or len(value) > _LONGEST.get(name, _MOST_METADATA):
                 return _refused("invalid_request", f"{name or 'Authorization'} is too long, or holds NUL.")
-        answer: HttpResponseBase = super().dispatch(request, *args, **more)  # type: ignore[misc]  # a view's
+        with logged_in_as(SYSTEM):
+            answer: HttpResponseBase = super().dispatch(request, *args, **more)  # type: ignore[misc]  # a view's
         return answer
 
 
@@ -279,7 +280,7 @@ class OneByOne(Sound):
 
     def dispatch(self, request: HttpRequest, *args: Any, **more: Any) -> HttpResponseBase:
         client = request.POST.get("client_id") or request.headers.get("Authorization", "")
-        with transaction.atomic():
+        with logged_in_as(SYSTEM), transaction.atomic():
             fetch("select pg_advisory_xact_lock(hashtextextended(%s, 6))", [client.replace("\x00", "")])
             return super().dispatch(request, *args, **more)
 

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connection, connections
+from django.db.models import Model
 from psycopg import generators, pq, sql
 from psycopg.adapt import PyFormat, Transformer
 
@@ -28,6 +29,52 @@ from apps.core.errors import Unavailable
 if TYPE_CHECKING:
     from psycopg.abc import Buffer, Params, PQGen
     from psycopg.abc import Transformer as AdaptTransformer
+
+
+SYSTEM: Final = "system"
+OWNER: Final = "owner"
+# Of operators, their sessions and what they have let in. Requests of tenants reach none of them.
+_OF_OPERATORS: Final = frozenset({"auth", "admin", "sessions", "axes", "oauth2_provider"})
+_OPERATORS: Final = frozenset({"operator", "membership"})
+
+
+class Logins:
+    """A database router: rows of operators are read and written by the system's login, in whatever thread asks."""
+
+    @staticmethod
+    def is_of_operators(model: type[Model]) -> bool:
+        meta = model._meta  # noqa: SLF001  # Django's own way
+        # What Django makes for many-to-many fields is named after its model.
+        name = (meta.model_name or "").partition("_")[0]
+        return meta.app_label in _OF_OPERATORS or (meta.app_label == "principals" and name in _OPERATORS)
+
+    def db_for_read(self, model: type[Model], **_: Any) -> str | None:
+        return SYSTEM if SYSTEM in connections.settings and self.is_of_operators(model) else None
+
+    db_for_write = db_for_read
+
+    def allow_relation(self, *_: Model, **__: Any) -> bool:
+        return True  # it is one database
+
+
+@contextmanager
+def logged_in_as(login: str) -> Iterator[None]:
+    """Have everything that asks the database here do so by another login.
+
+    It stays the same where the settings name no other, or a transaction is open.
+    """
+    before = connections[DEFAULT_DB_ALIAS]
+    if login not in connections.settings or before.alias == login or before.in_atomic_block:
+        yield
+        return
+    connections[DEFAULT_DB_ALIAS] = other = connections[login]
+    try:
+        yield
+    finally:
+        connections[DEFAULT_DB_ALIAS] = before
+        if not other.settings_dict["CONN_MAX_AGE"]:
+            other.close()
+
 
 T = TypeVar("T")
 

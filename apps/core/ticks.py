@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from celery import shared_task, signals
 from django.core.management import call_command
-from django.db import DatabaseError, close_old_connections, connection
+from django.db import DatabaseError, close_old_connections, connection, connections
 
 from apps.core import notifications
 from apps.core.sql import execute
@@ -108,12 +108,12 @@ def run_forever(stop: threading.Event, *, calls_out: bool = False, lasts: bool =
                 _run_if_due(name)
             except DatabaseError:
                 logger.exception("tick %s failed", name)
-                connection.close()
+                connections.close_all()
             except Exception:  # one tick's defect must not stop the others; it is logged
                 logger.exception("tick %s failed", name)
         close_old_connections()
         stop.wait(max(0.0, min(due.values(), default=1.0) - time.monotonic()))
-    connection.close()
+    connections.close_all()
 
 
 @shared_task(name="core.tick", ignore_result=True)

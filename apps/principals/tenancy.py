@@ -1,7 +1,8 @@
 """The wall between tenants: a transaction shows one tenant's rows, all of them to the system role, or none.
 
-The database's login role has `gatehouse_app` as its default role, which row-level security binds. Settings are
-always local to the transaction, so that a pooled connection carries nothing over.
+Requests log in as `gatehouse_app`, which row-level security binds. What acts as system or operator logs in as
+`gatehouse_system`, which requests can't become. Settings are always local to the transaction, so that a pooled
+connection carries nothing over. In development one login may act in all roles.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Final
 from django.db import connection, transaction
 
 from apps.core.notifications import notified_together
-from apps.core.sql import beginning_with, execute
+from apps.core.sql import SYSTEM, beginning_with, execute, logged_in_as
 from apps.principals.models import Principal
 from apps.principals.scopes import FORBIDDEN, Kind, Scope
 
@@ -95,38 +96,50 @@ def acting_in(tenant_id: int, why: str) -> AbstractContextManager[None]:
     )
 
 
-def acting_as_system(why: str) -> AbstractContextManager[None]:
+@contextmanager
+def acting_as_system(why: str) -> Iterator[None]:
     """A transaction that sees every tenant: ticks, claims of executors, superusers, metrics, readiness."""
-    return _within(
-        {"role": "gatehouse_system", "gatehouse.tenant": "", "gatehouse.principal": "", "gatehouse.reason": why}
-    )
+    settings = {"role": "gatehouse_system", "gatehouse.tenant": "", "gatehouse.principal": "", "gatehouse.reason": why}
+    with logged_in_as(SYSTEM), _within(settings):
+        yield
 
 
-def acting_as_operator(tenant_ids: Collection[int], why: str) -> AbstractContextManager[None]:
+@contextmanager
+def acting_as_operator(tenant_ids: Collection[int], why: str) -> Iterator[None]:
     """A transaction that sees these tenants and no other: a person at the console."""
-    return _within(
-        {
-            "role": "gatehouse_operator",
-            "gatehouse.tenant": "",
-            "gatehouse.tenants": ",".join(map(str, sorted(tenant_ids))),
-            "gatehouse.principal": "",
-            "gatehouse.reason": why,
-        }
-    )
+    settings = {
+        "role": "gatehouse_operator",
+        "gatehouse.tenant": "",
+        "gatehouse.tenants": ",".join(map(str, sorted(tenant_ids))),
+        "gatehouse.principal": "",
+        "gatehouse.reason": why,
+    }
+    with logged_in_as(SYSTEM), _within(settings):
+        yield
 
 
 @contextmanager
 def _within(settings: Mapping[str, str]) -> Iterator[None]:
+    if connection.alias == SYSTEM:
+        settings = _narrowed(settings)
     if not connection.in_atomic_block:
         with notified_together(), transaction.atomic(), beginning_with(settings):
             yield
         return
     before = _read()
+    is_of_system = before["role"] != "gatehouse_app" and before["gatehouse.reason"]
     with transaction.atomic():
-        _set(settings)
+        _set(_narrowed(settings) if is_of_system else settings)
         yield
     # A savepoint that is kept keeps its settings; one that is rolled back has restored them.
     _set(before)
+
+
+def _narrowed(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """The same for the system's login: it can't become the application's, so it acts as an operator of that tenant."""
+    if settings["role"] != "gatehouse_app":
+        return settings
+    return {**settings, "role": "gatehouse_operator", "gatehouse.tenants": settings["gatehouse.tenant"]}
 
 
 def _set(settings: Mapping[str, str]) -> None:

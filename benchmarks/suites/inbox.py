@@ -190,7 +190,7 @@ def key() -> str:
 
 
 def _make_table() -> None:
-    with psycopg.connect(settings.DATABASE_URL, autocommit=True) as connection:
+    with psycopg.connect(settings.DATABASE_URL_OWNER, autocommit=True) as connection:
         connection.execute("set role none")
         connection.execute("create schema if not exists bench")
         connection.execute(
@@ -200,7 +200,7 @@ def _make_table() -> None:
 
 def _inserting(rows: int, _number: int) -> Operation:
     """What the database does for as many rows without anything else: one statement, one commit."""
-    connection = psycopg.connect(settings.DATABASE_URL, autocommit=True)
+    connection = psycopg.connect(settings.DATABASE_URL_OWNER, autocommit=True)
     connection.execute("set role none")
     statement = "insert into bench.bare (summary) select %s from generate_series(1, %s)"
 

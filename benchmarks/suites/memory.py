@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
-from django.db import connection
+import psycopg
+from django.conf import settings
 from django.utils import timezone
 
 from apps.core.sql import fetch
@@ -70,8 +71,8 @@ def _store(author: Caller, parts: list[range]) -> None:
                 services.store_observation(
                     author=author, text=next(texts), now=timezone.now(), **(message if number % 2 else {})
                 )
-    with connection.cursor() as cursor:
-        cursor.execute("set role none; analyze; reset role")
+    with psycopg.connect(settings.DATABASE_URL_OWNER, autocommit=True) as owner:
+        owner.execute("analyze")
 
 
 def _recalling(reader: Caller, number: int) -> Operation:

@@ -20,7 +20,7 @@ from config.typed import PRODUCT, typed
 _NOT_RUNNING = 3
 _INTERRUPTED = 130
 _LAST_PORT = 65535
-# Each may open as many database connections as GATEHOUSE_POOL says; the embedded server has 200.
+# Each may open a quarter more database connections than GATEHOUSE_POOL says; the embedded server has 300.
 _MOST_WEB = 8
 _WORKERS_CAN_RUN = find_spec("textblob") is not None
 _NO_LIBRARIES = "The bundled MCP workers need libraries that are missing: pip install 'gatehouse[demo]'."

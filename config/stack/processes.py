@@ -95,13 +95,13 @@ def _run(argv: Sequence[str], env: Mapping[str, str]) -> None:
     from django.conf import settings  # noqa: PLC0415  # not before the product is loaded
     from django.db import connections  # noqa: PLC0415
 
-    from config.settings import database  # noqa: PLC0415
+    from config.settings import databases  # noqa: PLC0415
 
     os.environ.clear()
     os.environ.update(env)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the interpreter's own stream
     process = env.get("GATEHOUSE_PROCESS", "command")
-    settings.PROCESS, settings.DATABASES = process, {"default": database(process)}
+    settings.PROCESS, settings.DATABASES = process, databases(process)
     # As if nothing had asked for a connection yet.
     vars(connections).clear()
     connections.__init__()  # type: ignore[misc]

@@ -2,8 +2,8 @@
 
 Only the programs of the wheels are used, never ``get_server()``, which kills whatever process a stale pid file names.
 Connections go over Unix sockets in a private folder. Who may enter it may also read the servers' files, so no password
-exists. The product's role owns its database and is no superuser, so row-level security binds it. Valkey is append-only
-and never evicts.
+exists. The product has three logins: the owner of its database, the system's, and that of requests. None is a
+superuser, and none can become another. Valkey is append-only and never evicts.
 """
 
 import importlib.metadata
@@ -24,7 +24,7 @@ from config.stack.processes import MARK, StackError, last_lines, launch
 _POSTGRES = {
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
-    "max_connections": "200",
+    "max_connections": "300",
     "jit": "off",
     "timezone": "UTC",
     # Stored text is never logged: no statement that failed, and no row that was refused.
@@ -41,9 +41,31 @@ initdb -D "$0" -U postgres -E UTF8 --auth=trust --no-instructions --data-checksu
     --locale-provider=builtin --builtin-locale=C.UTF-8 "$@"
 postgres --single -D "$0" -c exit_on_error=on template1 <<END
 CREATE EXTENSION vector
-CREATE ROLE gatehouse LOGIN CREATEROLE CREATEDB
+CREATE ROLE gatehouse LOGIN CREATEDB
 CREATE DATABASE gatehouse OWNER gatehouse
 END
+"""
+
+# Repeatable, for clusters of an earlier release.
+_MAKE_LOGINS = """
+do $$
+declare
+    wanted text;
+begin
+    foreach wanted in array array['gatehouse_app', 'gatehouse_operator', 'gatehouse_system'] loop
+        if not exists (select from pg_roles where rolname = wanted) then
+            execute format('create role %I', wanted);
+        end if;
+        if pg_has_role('gatehouse', wanted, 'member') then
+            execute format('revoke %I from gatehouse cascade', wanted);
+        end if;
+    end loop;
+end $$;
+alter role gatehouse nocreaterole;
+alter role gatehouse in database gatehouse reset role;
+alter role gatehouse_app login;
+alter role gatehouse_system login;
+grant gatehouse_operator to gatehouse_system with inherit false, set true;
 """
 
 
@@ -118,11 +140,26 @@ def _start_valkey(data: DataFolder, durable: bool) -> psutil.Process:  # noqa: F
 
 # In the forms of libpq, psycopg and django-environ, and of redis-py. The port is named so that PGPORT can't differ.
 _POSTGRES_URL = "postgresql://gatehouse@/gatehouse?host={sockets}&port=5432"
+# What the settings call them, and who logs in.
+LOGINS = {"DATABASE_URL": "gatehouse_app", "DATABASE_URL_SYSTEM": "gatehouse_system", "DATABASE_URL_OWNER": "gatehouse"}
 _VALKEY_URL = "unix://{sockets}/valkey.sock?db=0"
 SERVERS = {
     "postgres": Server("DATABASE_URL", _POSTGRES_URL, _postgres_version, _start_postgres),
     "valkey": Server("REDIS_URL", _VALKEY_URL, _valkey_version, _start_valkey),
 }
+
+
+def addresses(data: DataFolder) -> dict[str, str]:
+    """Of the logins of the embedded database, by the variables that name them."""
+    url = _POSTGRES_URL.format(sockets=data.sockets)
+    return {variable: url.replace("gatehouse@", f"{login}@", 1) for variable, login in LOGINS.items()}
+
+
+def make_logins(data: DataFolder, *more: str) -> None:
+    """Make the logins of the embedded database. `more` statements are the superuser's, too."""
+    with psycopg.connect(_POSTGRES_URL.format(sockets=data.sockets), user="postgres", autocommit=True) as connection:
+        for statement in (_MAKE_LOGINS, *more):
+            connection.execute(statement)
 
 
 def _launch(name: str, data: DataFolder, *argv: str, **more: str) -> psutil.Process:

@@ -25,7 +25,7 @@ import redis
 
 from config.stack.folders import KEYS, DataFolder
 from config.stack.processes import MARK, StackError, bound_log, end_all, exit_code, last_lines, launch, marked, runs
-from config.stack.servers import SERVERS
+from config.stack.servers import LOGINS, SERVERS, addresses, make_logins
 from config.typed import PRODUCT
 
 DEFAULT_PORT = 8080
@@ -181,6 +181,7 @@ class Supervisor:
                 self._ok(f"{self.await_server(name)} ({server.variable})")
             else:
                 self.environment[server.variable] = server.url.format(sockets=self.data.sockets)
+                self.environment |= addresses(self.data) if name == "postgres" else {}
                 self.kept[name] = Kept(partial(server.start, self.data, self.durable), self.data.log(name))
         if self.forks:
             os.environ.update(self.environment)
@@ -199,6 +200,8 @@ class Supervisor:
         deadline = time.monotonic() + _READY_WITHIN
         while True:
             try:
+                if one is not None and name == "postgres":
+                    make_logins(self.data)
                 return server.version(self.environment[server.variable])
             except (psycopg.Error, redis.RedisError, ValueError) as failure:
                 if one is None:
@@ -288,7 +291,11 @@ class Supervisor:
 
     def _write_stack_file(self) -> None:
         written = {
-            **{name.lower(): self.environment[name] for name in ("DATABASE_URL", "REDIS_URL", *KEYS)},
+            **{
+                name.lower(): self.environment[name]
+                for name in (*LOGINS, "REDIS_URL", *KEYS)
+                if name in self.environment
+            },
             "url": self.url,
             "with_workers": bool(self.workers),
             "processes": {name: one.child.pid for name, one in self.kept.items()},

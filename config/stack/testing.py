@@ -15,8 +15,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from config.stack.servers import make_logins
 from config.stack.supervisor import Supervisor
 
+_ACTS_AS_ALL = "grant gatehouse_app, gatehouse_operator, gatehouse_system to gatehouse with inherit false, set true"
 _TIERS = {"fast": "not ci and not long", "ci": "not long", "long": "long"}
 
 
@@ -35,6 +37,11 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         supervisor = run.enter_context(Supervisor.of_a_run(durable=False))
         supervisor.start_servers()
         os.environ.update(supervisor.environment)
+        if "postgres" in supervisor.kept:
+            # What tests start has the three logins. Tests act in all roles by the owner's, in one transaction.
+            make_logins(supervisor.data, _ACTS_AS_ALL)
+            os.environ["DATABASE_URL"] = os.environ.pop("DATABASE_URL_OWNER")
+            del os.environ["DATABASE_URL_SYSTEM"]
     return (yield)
 
 

@@ -90,10 +90,10 @@ class Ground(Supervisor):
                 return
         raise Broken(f"{name} does not start again:\n{self.logs()[name]}")
 
-    def ask_database(self, query: str, role: str = "gatehouse_system") -> list[tuple[Any, ...]]:
+    def ask_database(self, query: str, user: str = "gatehouse_system") -> list[tuple[Any, ...]]:
         """The rows of a query, by default with sight of all tenants."""
-        with psycopg.connect(self.environment["DATABASE_URL"], autocommit=True, connect_timeout=10) as connection:
-            connection.execute(f"set role {role}")
+        url = self.environment["DATABASE_URL"]
+        with psycopg.connect(url, user=user, autocommit=True, connect_timeout=10) as connection:
             return connection.execute(query).fetchall()
 
 
@@ -159,9 +159,9 @@ def _end_sessions(ground: Ground, chance: random.Random) -> None:
     """Terminate some of the product's database sessions, whatever they do."""
     for _ in range(chance.randint(1, 5)):
         query = "select pid from pg_stat_activity where application_name like 'gatehouse-%' order by pid"
-        pids = [pid for (pid,) in ground.ask_database(query, "none")]
+        pids = [pid for (pid,) in ground.ask_database(query, "postgres")]
         ended = chance.sample(pids, min(chance.randint(1, 6), len(pids)))
-        ground.ask_database(f"select pg_terminate_backend(pid) from unnest(array{ended}::int[]) pid", "none")
+        ground.ask_database(f"select pg_terminate_backend(pid) from unnest(array{ended}::int[]) pid", "postgres")
         time.sleep(chance.uniform(0, 0.2))
     time.sleep(_NOTICED)
 

@@ -40,7 +40,7 @@ from apps.tasks.models import LiveTask
 from apps.tasks.services import sweeping
 from apps.workers.models import State, Worker
 from tests import remote as remotes
-from tests.commands import Ended, run
+from tests.commands import Ended, run, with_database
 from tests.console.world import fill
 from tests.delivery.conftest import STORED, deliver, make_remote, make_webhook, move_away
 from tests.digests.makers import post, post_grouped, read
@@ -205,7 +205,7 @@ def test_production_refuses_a_database_that_knows_no_small_letters() -> None:
 
 def _manage(*arguments: str, **environment: str) -> Ended:
     production = {"GATEHOUSE_ENV": "production", "GATEHOUSE_HOSTS": "localhost", "GATEHOUSE_METRICS_TOKEN": "scrape"}
-    return run(sys.executable, "manage.py", *arguments, env={**os.environ, **production, **environment})
+    return run(sys.executable, "manage.py", *arguments, env=with_database(**production, **environment))
 
 
 @pytest.mark.ci

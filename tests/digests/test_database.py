@@ -130,11 +130,11 @@ def break_rows(*statements: str) -> None:
     """As the owner of the tables, past every trigger."""
     execute("set constraints all immediate; set local role none")
     for table in TABLES:
-        execute(f"alter table {table} disable trigger user")
+        execute(f"alter table {table} disable trigger user, no force row level security")
     for statement in statements:
         execute(statement)
     for table in TABLES:
-        execute(f"alter table {table} enable trigger user")
+        execute(f"alter table {table} enable trigger user, force row level security")
     execute("set local role gatehouse_app")
 
 

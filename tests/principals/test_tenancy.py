@@ -8,9 +8,12 @@ from django.apps import apps
 from django.db import connection, transaction
 from django.db.utils import IntegrityError, ProgrammingError
 
-from apps.core.rls import WITHOUT_TENANT
+from apps.core.rls import OF_OPERATORS, WITHOUT_TENANT
+from apps.core.sql import Logins
 from apps.principals.models import Principal, Tenant, TenantModel
 from apps.principals.tenancy import acting_as, acting_as_operator, acting_as_system
+from config.stack.servers import LOGINS
+from tests.commands import with_database
 from tests.console.world import fill
 from tests.factories import as_owner, make_caller, make_tenant
 
@@ -19,21 +22,43 @@ TENANT_TABLES = sorted(
 )
 
 
-def test_login_role_starts_as_the_application(db: None) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("select current_user, rolsuper, rolbypassrls from pg_roles where rolname = session_user")
-        assert cursor.fetchone() == ("gatehouse_app", False, False)
+def test_each_login_stays_what_it_is(transactional_db: None) -> None:
+    logins = with_database()
+    with (
+        psycopg.connect(logins["DATABASE_URL"], autocommit=True) as app,
+        psycopg.connect(logins["DATABASE_URL_SYSTEM"], autocommit=True) as system,
+    ):
+        roles = {*LOGINS.values(), "gatehouse_operator", "postgres", "pg_read_all_data", "pg_write_all_data"}
+        for login, itself in ((app, {"gatehouse_app"}), (system, {"gatehouse_system", "gatehouse_operator"})):
+            refused = [f"set role {role}" for role in roles - itself]
+            refused += [f"set session authorization {role}" for role in roles - {login.info.user}]
+            for table in TENANT_TABLES:
+                changes = ("no force row level security", "disable trigger user", "add column more int")
+                refused += [f"alter table {table} {change}" for change in changes]
+                refused += [f"drop policy tenant on {table}", f"drop table {table}", f"truncate {table}"]
+            for statement in (*refused, "create table more ()", "create role more"):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    login.execute(statement)
+        operators = [table for table in connection.introspection.table_names() if re.match(OF_OPERATORS, table)]
+        assert {"principals_operator", "django_session", "oauth2_provider_accesstoken"} <= {*operators}
+        for table in operators:
+            system.execute(f"select from {table}")
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                app.execute(f"select from {table}")
+    assert {model._meta.db_table for model in apps.get_models() if Logins.is_of_operators(model)} <= {*operators}
 
 
 def test_every_tenant_table_has_row_level_security(db: None) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             """select c.relname, p.polname, p.polcmd, p.polpermissive, p.polroles::regrole[]::text[],
-                      pg_get_expr(p.polqual, p.polrelid), pg_get_expr(p.polwithcheck, p.polrelid)
+                      pg_get_expr(p.polqual, p.polrelid), pg_get_expr(p.polwithcheck, p.polrelid),
+                      c.relforcerowsecurity
                from pg_class c left join pg_policy p on p.polrelid = c.oid where c.relrowsecurity"""
         )
         policies: dict[str, dict[str, tuple[object, ...]]] = {}
-        for table, name, *policy in cursor.fetchall():
+        forced = {}
+        for table, name, *policy, forced[table] in cursor.fetchall():
             policies.setdefault(table, {})[name] = tuple(policy)
         cursor.execute(
             """select relname, relispartition from pg_attribute join pg_class on pg_class.oid = attrelid
@@ -53,15 +78,16 @@ def test_every_tenant_table_has_row_level_security(db: None) -> None:
             "tenant": ("*", True, ["gatehouse_app"], own, own),
             "operator": ("*", True, ["gatehouse_operator"], chosen, chosen),
             "system": ("*", True, ["gatehouse_system"], "true", "true"),
+            "owner": ("r", True, ["gatehouse"], "true", None),
         }, table
+        assert forced[table], table
 
 
 def test_raw_connection_sees_no_rows_without_a_tenant(transactional_db: None) -> None:
     fill("acme")
     filled = _counts()
     assert sum(1 for count in filled.values() if count) > 20, "the wall is only seen where rows stand behind it"
-    parameters = connection.get_connection_params()
-    with psycopg.connect(**{k: parameters[k] for k in ("dbname", "user", "host", "port") if k in parameters}) as raw:
+    with psycopg.connect(with_database()["DATABASE_URL"]) as raw:
         for table in TENANT_TABLES:
             assert raw.execute(f"select count(*) from {table}").fetchone() == (0,), table
         raw.execute("select set_config('gatehouse.tenant', (select ''), true)")
@@ -154,8 +180,7 @@ def test_operator_sees_only_the_given_tenants(db: None) -> None:
 
 
 def test_planner_has_statistics_of_every_tenant_table(db: None) -> None:
-    with acting_as_system("test"), connection.cursor() as cursor:
-        cursor.execute("set local role none")
+    with as_owner() as cursor:
         cursor.execute(
             # All that hold rows: of a partitioned table its partitions.
             "select relname from pg_class join pg_attribute on attrelid = pg_class.oid"

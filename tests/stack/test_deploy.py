@@ -1,7 +1,6 @@
 """The files of a deployment: docker-compose.yml and deploy/, whether or not there is anything to run them."""
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -19,7 +18,7 @@ import yaml
 from apps.console import metrics
 from apps.principals.tenancy import acting_as_system
 from apps.workers import manifests
-from tests.commands import of_a_person, run
+from tests.commands import of_a_person, run, with_database
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -141,7 +140,7 @@ def test_production_names_all_that_is_missing_and_starts_with_what_secrets_write
     assert (again.returncode, again.stderr) == (1, f"{file} is there already and stays as it is.\n")
     env = dict(line.split("=", 1) for line in text.splitlines() if line and not line.startswith("#"))
     random = [value for value in env.values() if len(value) == 64]
-    assert len(set(random)) == 6
+    assert len(set(random)) == 8
 
     # A folder of a stack counts for nothing.
     (tmp_path / "stack.json").write_text(
@@ -149,21 +148,14 @@ def test_production_names_all_that_is_missing_and_starts_with_what_secrets_write
     )
     production = of_a_person(GATEHOUSE_ENV="production", GATEHOUSE_DATA=str(tmp_path))
     refused = run(sys.executable, *command.split(), env=production)
-    needed = [
-        "DATABASE_URL",
-        "REDIS_URL",
-        "GATEHOUSE_HOSTS",
-        "GATEHOUSE_SECRET_KEY",
-        "GATEHOUSE_LEASE_KEYS",
-        "GATEHOUSE_SEALING_KEYS",
-        "GATEHOUSE_METRICS_TOKEN",
-    ]
+    needed = ["DATABASE_URL", "DATABASE_URL_SYSTEM", "REDIS_URL", "GATEHOUSE_HOSTS", "GATEHOUSE_SECRET_KEY"]
+    needed += ["GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS", "GATEHOUSE_METRICS_TOKEN"]
     assert (refused.returncode, refused.stderr) == (
         1,
         f"Production needs these environment variables: {', '.join(needed)}. See .env.example.\n",
     )
     if command == "manage.py check":
-        servers = {name: os.environ[name] for name in ("DATABASE_URL", "REDIS_URL")}
+        servers = {name: with_database()[name] for name in ("DATABASE_URL", "DATABASE_URL_SYSTEM", "REDIS_URL")}
         checked = run(
             sys.executable, "manage.py", "check", env=production | env | servers | {"GATEHOUSE_HOSTS": "localhost"}
         )

@@ -15,6 +15,7 @@ import redis
 
 from config.stack.folders import DataFolder
 from config.stack.processes import MARK, StackError, end_all, exit_code, marked, servers_user
+from config.stack.servers import LOGINS
 from config.stack.supervisor import Supervisor
 
 
@@ -42,7 +43,7 @@ def _running(data: DataFolder, borrowed: str = "REDIS_URL") -> Iterator[Supervis
 
 
 def _connect(supervisor: Supervisor) -> psycopg.Connection:
-    return psycopg.connect(supervisor.environment["DATABASE_URL"], autocommit=True)
+    return psycopg.connect(supervisor.environment["DATABASE_URL_OWNER"], autocommit=True)
 
 
 def test_refused_rows_are_logged_without_their_words(data: DataFolder) -> None:
@@ -154,9 +155,17 @@ def test_servers_die_with_a_killed_owner() -> None:
     data.release()
 
 
-def test_role_of_the_product_is_no_superuser() -> None:
-    with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
-        assert connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = session_user").fetchone() == (False,)
+def test_no_login_of_a_stack_can_become_another(data: DataFolder) -> None:
+    with _running(data) as supervisor:
+        for variable, login in LOGINS.items():
+            with psycopg.connect(supervisor.environment[variable], autocommit=True) as connection:
+                found = """SELECT bool_or(rolsuper OR rolbypassrls OR rolcreaterole), session_user::text FROM pg_roles
+                           WHERE rolname = session_user"""
+                assert connection.execute(found).fetchone() == (False, login)
+                for other in {*LOGINS.values(), "postgres"} - {login}:
+                    for verb in ("SET ROLE", "SET SESSION AUTHORIZATION", f"GRANT {other} TO {login}; SET ROLE"):
+                        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                            connection.execute(f"{verb} {other}")
 
 
 def test_broker_evicts_nothing() -> None:

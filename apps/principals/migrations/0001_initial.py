@@ -11,8 +11,8 @@ from apps.core.rls import kept, protect
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 # The application's role is bound by row-level security to one tenant, the operator's to those of its memberships,
-# the system role sees all tenants, and the login role owns the tables. They are made here unless the server's
-# administrator has made them.
+# and the system role sees all tenants. The server's administrator has made them as logins beside the owner's, see
+# docs/deploy.md; else one login makes them here and acts in all, in that which sees nothing where it names none.
 ROLES = """
 do $$
 declare
@@ -22,12 +22,10 @@ begin
         if not exists (select from pg_roles where rolname = wanted) then
             begin
                 execute format('create role %I nologin', wanted);
+                execute format('grant %I to %I with inherit false, set true', wanted, session_user);
             exception when duplicate_object or unique_violation then
                 null;  -- another database of this server was set up at the same moment
             end;
-        end if;
-        if not pg_has_role(session_user, wanted, 'set') then
-            execute format('grant %I to %I with inherit false, set true', wanted, session_user);
         end if;
         execute format('grant usage on schema public to %I', wanted);
         execute format('grant select, insert, update, delete on all tables in schema public to %I', wanted);
@@ -36,7 +34,9 @@ begin
                         grant select, insert, update, delete on tables to %I', wanted);
         execute format('alter default privileges in schema public grant usage, select on sequences to %I', wanted);
     end loop;
-    execute format('alter role %I in database %I set role = gatehouse_app', session_user, current_database());
+    if pg_has_role(session_user, 'gatehouse_operator', 'set') then
+        execute format('alter role %I in database %I set role = gatehouse_operator', session_user, current_database());
+    end if;
 end $$;
 """
 
@@ -77,7 +77,7 @@ language sql stable security definer set search_path = public, pg_temp as $$
     where k.digest = wanted
 $$;
 revoke execute on function gatehouse_token(bytea) from public;
-grant execute on function gatehouse_token(bytea) to gatehouse_app, gatehouse_system;
+grant execute on function gatehouse_token(bytea) to gatehouse_app, gatehouse_operator, gatehouse_system;
 """
 
 

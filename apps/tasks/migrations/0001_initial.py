@@ -47,7 +47,8 @@ where inhparent = 'tasks_task'::regclass and bounds is not null;
 _WALL: Final = f"""
 create function tasks_wall_partition(part text) returns void language plpgsql set search_path = public, pg_temp as $$
 begin
-    execute format('alter table %I enable row level security', part);
+    execute format('alter table %I enable row level security, force row level security', part);
+    execute format('create policy owner on %I for select to current_user using (true)', part);
     execute format('create policy tenant on %I to gatehouse_app
         using (tenant_id = gatehouse_tenant()) with check (tenant_id = gatehouse_tenant())', part);
     execute format('create policy operator on %I to gatehouse_operator

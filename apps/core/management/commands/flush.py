@@ -1,4 +1,4 @@
-"""`flush` as the owner of the tables: the connection's default role is the application's."""
+"""`flush` as the owner of the tables."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ from django.core.management.commands.flush import Command as Flush
 from django.db import connection, transaction
 from psycopg import sql
 
-from apps.core.sql import execute
+from apps.core.sql import OWNER, execute, logged_in_as
 
 # Up to so many rows are deleted faster than a table is truncated.
 _FEW: Final = 2_000
@@ -16,13 +16,14 @@ _KEPT: Final = frozenset({"django_content_type", "auth_permission"})
 
 class Command(Flush):
     def handle(self, *args: Any, **options: Any) -> None:
-        execute("set role none")
-        try:
-            if options["interactive"] or not _delete_few():
-                super().handle(*args, **options)
-        finally:
-            # The next connection starts in the application's role; this one may be older than that default.
-            connection.close()
+        with logged_in_as(OWNER):
+            execute("set role none")
+            try:
+                if options["interactive"] or not _delete_few():
+                    super().handle(*args, **options)
+            finally:
+                # The next connection starts in the default role; this one may be older than that default.
+                connection.close()
 
 
 def _delete_few() -> bool:
@@ -35,11 +36,15 @@ def _delete_few() -> bool:
         filled = {name: rows for name, rows in cursor.fetchall() if rows}
         if any(rows == _FEW for rows in filled.values()):
             return False
+        cursor.execute("select relname from pg_class where relforcerowsecurity")
+        forced = {name for (name,) in cursor.fetchall()}
         for name in filled:
             # Retention alone deletes facts; what guards them is asked by none but this.
-            cursor.execute(sql.SQL("alter table {} disable trigger user").format(sql.Identifier(name)))
+            wall = sql.SQL(", no force row level security" if name in forced else "")
+            cursor.execute(sql.SQL("alter table {} disable trigger user{}").format(sql.Identifier(name), wall))
             cursor.execute(sql.SQL("delete from {}").format(sql.Identifier(name)))
         cursor.execute("set constraints all immediate")
         for name in filled:
-            cursor.execute(sql.SQL("alter table {} enable trigger user").format(sql.Identifier(name)))
+            wall = sql.SQL(", force row level security" if name in forced else "")
+            cursor.execute(sql.SQL("alter table {} enable trigger user{}").format(sql.Identifier(name), wall))
     return True

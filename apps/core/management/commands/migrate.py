@@ -1,16 +1,16 @@
-"""`migrate` as the owner of the tables: the connection's default role is the application's."""
+"""`migrate` as the owner of the tables."""
 
 from typing import Any
 
 from django.apps import apps
 from django.core.management import CommandError
 from django.core.management.commands.migrate import Command as Migrate
-from django.db import connection
+from django.db import connection, connections
 from django.db.migrations.loader import MigrationLoader
 
 from apps.core.management.commands.makemigrations import Autodetector
-from apps.core.rls import CARRY_TENANT, EXPECT_ONE_TENANT
-from apps.core.sql import execute
+from apps.core.rls import CARRY_TENANT, EXPECT_ONE_TENANT, FORCE_WALL
+from apps.core.sql import OWNER, SYSTEM, execute, logged_in_as
 from config.typed import typed
 
 
@@ -18,6 +18,12 @@ class Command(Migrate):
     autodetector = Autodetector
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if SYSTEM in connections.settings and OWNER not in connections.settings:
+            raise CommandError("DATABASE_URL_OWNER is needed: the owner's login alone changes tables.")
+        with logged_in_as(OWNER):
+            self._migrate(*args, **options)
+
+    def _migrate(self, *args: Any, **options: Any) -> None:
         with connection.cursor() as cursor:
             cursor.execute("set role none")
             # Building an index may take its time; waiting for a lock may not (lock_timeout stands).
@@ -26,9 +32,10 @@ class Command(Migrate):
             _refuse_strange_history()
             super().handle(*args, **options)
             execute(CARRY_TENANT)
+            execute(FORCE_WALL)
             execute(EXPECT_ONE_TENANT)
         finally:
-            # The next connection starts in the application's role; this one may be older than that default.
+            # The next connection starts in the default role; this one may be older than that default.
             connection.close()
 
 
