@@ -280,7 +280,7 @@ def test_departments_of_their_own_deployments_report_home_and_the_chain_goes_thr
         plan = ready(
             home,
             kee,
-            intent=f"Analyze the Python codebase at {folder}, index all PDFs in {documents}, and list the files in {data}",
+            intent=f'Analyze the codebase at "{folder}", index all PDFs in "{documents}", and list the files in "{data}"',
         )
         report = carried_out(home, kee, plan["plan_id"])
 
