@@ -1048,9 +1048,8 @@ _PARTS: Final = 100
 _SWEEP: Final = "memories that are due are deleted"
 
 
-@transaction.atomic
 def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None = None) -> ForgottenOutput:
-    """Forget a subject, or one item of it, and leave a receipt.
+    """Forget a subject, or one item of it, and leave a receipt. Opens its own transactions.
 
     Of a subject this removes its items, its sessions with their messages, and every row that names it by key. Of an item
     it removes the items of the same text, those that these superseded, and the messages of the subject's sessions that
@@ -1060,36 +1059,44 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
     :raises NotFound: `unknown_subject`, if there is none, or it is not shared with the author; `unknown_memory`, if the
         subject has no such item.
     """
-    known = selectors.subject_of(subject_id, viewer=author)
-    if item is not None:
-        selectors.item_of(known, item)
-    with acting_as_system("something is forgotten on request"), erasure.redacting():
-        sql.await_turn(author.tenant_id)
-        subject = _locked_to_forget(author, subject_id)
-        erased = _forget_subject(subject) if item is None else _forget_item(subject, item)
-        remaining: dict[str, int] = {}
-        if item is None:
-            remaining = erasure.remaining(author.tenant_id, subject_id)
-            proof = selectors.mark_of(subject_id)
-            mark = Forgotten(tenant_id=author.tenant_id, digest=proof, forgotten_at=now)
-            Forgotten.objects.bulk_create([mark], ignore_conflicts=True)
-        else:
-            proof = selectors.mark_of(subject_id, f"item:{item}")
-            revise(subject, now)
-    posted = inboxes.post(
-        poster=Poster.of(author),
-        draft=ReceiptDraft(
-            recipient_id=author.principal_id,
-            source_system="memory",
-            event_type="memory_forgotten",
-            dedupe_key=f"memory:memory_forgotten:{random_id('gone')}:v1",
-            title="Forgotten on request",
-            summary=f"{sum(erased.values())} rows were erased; {sum(remaining.values())} names remain.",
-            metadata={"proof": proof.hex(), "erased": erased, "remaining": remaining, "forgotten_at": now.isoformat()},
-            surface=Surface.LEDGER,
-        ),
-        now=now,
-    )
+    with author.acting():
+        known = selectors.subject_of(subject_id, viewer=author)
+        if item is not None:
+            selectors.item_of(known, item)
+    with acting_as_system("something is forgotten on request"):
+        with erasure.redacting():
+            sql.await_turn(author.tenant_id)
+            subject = _locked_to_forget(author, subject_id)
+            erased = _forget_subject(subject) if item is None else _forget_item(subject, item)
+            remaining: dict[str, int] = {}
+            if item is None:
+                remaining = erasure.remaining(author.tenant_id, subject_id)
+                proof = selectors.mark_of(subject_id)
+                mark = Forgotten(tenant_id=author.tenant_id, digest=proof, forgotten_at=now)
+                Forgotten.objects.bulk_create([mark], ignore_conflicts=True)
+            else:
+                proof = selectors.mark_of(subject_id, f"item:{item}")
+                revise(subject, now)
+        with author.acting():
+            posted = inboxes.post(
+                poster=Poster.of(author),
+                draft=ReceiptDraft(
+                    recipient_id=author.principal_id,
+                    source_system="memory",
+                    event_type="memory_forgotten",
+                    dedupe_key=f"memory:memory_forgotten:{random_id('gone')}:v1",
+                    title="Forgotten on request",
+                    summary=f"{sum(erased.values())} rows were erased; {sum(remaining.values())} names remain.",
+                    metadata={
+                        "proof": proof.hex(),
+                        "erased": erased,
+                        "remaining": remaining,
+                        "forgotten_at": now.isoformat(),
+                    },
+                    surface=Surface.LEDGER,
+                ),
+                now=now,
+            )
     return ForgottenOutput(erased=erased, remaining=remaining, receipt_id=posted.receipt_id, proof=proof.hex())
 
 

@@ -826,6 +826,7 @@ class Forget(Input):
     scope="memory:forget",
     routes=[Route("POST", "/api/v1/memory/forget"), Route("DELETE", "/api/v1/subjects/{subject_id}")],
     destructive=True,
+    own_transactions=True,
     example={"subject_id": "USER:42"},
     after_refusal="The subject is unknown, or not yours to forget.",
 )
