@@ -76,14 +76,14 @@ def _streams(bench: Bench) -> Iterator[Row]:
             for number, stream in enumerate(heard)
             for began in committed[number % AGENTS]
         ]
-        lost = late.count(float("inf"))
         if dies:
+            # The first turn has filled the pools of connections, which stay so.
+            more = max(0, connections - before)
+            yield Row(case=f"connections of {_STREAMS} open streams", unit="more", ours=more).judged("0", met=not more)
+            lost = late.count(float("inf"))
             row = Row(case="posts missed where one process is killed", unit="posts", ours=lost)
             yield row.judged("0", met=not lost)
             continue
-        more = max(0, connections - before)
-        case = f"connections of {_STREAMS} open streams"
-        yield Row(case=case, unit="more", ours=more).judged("0", met=not more)
         row = Row.of("post to notification", [Slice.of(late)], clients=_STREAMS)
         yield row.judged("p99 under 100 ms", met=(row.p99 or 0) < 100)  # noqa: PLR2004
 
