@@ -316,8 +316,14 @@ SURENESS: Final = {
 """Fitted by a ridge on 1,350 requests over nine sets of tools; features were dropped while each set left out got likelier."""
 READY: Final = 0.85
 CONFIRM: Final = 0.7
-READING: Final = 0.45
-"""From here on a tool that only reads is shown."""
+READING: Final = 0.4
+"""From here on a tool that only reads is shown, if each word is explained."""
+DOUBTED: Final = 0.6
+"""From here on it is shown though some word is not."""
+UNNAMED: Final = 0.8
+"""From here on it is shown for a question that says none of its nouns."""
+CHANGING: Final = 0.45
+"""From here on a tool that changes something is shown, if two values are said for it; else CONFIRM counts."""
 ASK: Final = 0.17
 """From here on what a tool lacks is asked for."""
 _FORMED: Final = frozenset({Evidence.TYPED, Evidence.QUOTED, Evidence.CHOICE, Evidence.CONTEXT})

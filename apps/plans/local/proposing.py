@@ -14,10 +14,13 @@ from apps.plans.local.history import History
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.matching import (
     ASK,
+    CHANGING,
     CONFIRM,
+    DOUBTED,
     MISSING,
     READING,
     UNEXPLAINED,
+    UNNAMED,
     WEIGHTS,
     Match,
     Matcher,
@@ -56,6 +59,7 @@ _STEP_PRICE: Final = 1.0
 _NEAR: Final = 0.6
 _FITTING: Final = 2.5
 _MOST_UNKNOWN: Final = 2
+_MOST_UNSAID: Final = 2.0
 _UNSAID: Final = (Evidence.STEP, Evidence.ASSUMED)
 _LIKELY: Final = 2.0
 _LINKED: Final = 0.5
@@ -348,12 +352,15 @@ class _Proposing:
         )
 
     def _is_meant(self, match: Match, verdict: Verdict) -> bool:
-        """May it be shown for confirmation? Two values that are said speak for a tool whose nouns are not."""
-        if self.is_gentle(match.profile.tool.uid):
-            return verdict.p >= READING
-        said = sum(one.mask > 0 and one.evidence not in _UNSAID for one in match.options.values())
-        least = READING if said > 1 and not match.unexplained else CONFIRM
-        return verdict.p >= least and match.unexplained.bit_count() < _MOST_UNKNOWN
+        """May it be shown for confirmation? A tool must be the surer, the less of its name is said."""
+        unknown, is_named = match.unexplained.bit_count(), match.named > 0
+        if is_gentle := self.is_gentle(match.profile.tool.uid):
+            least = UNNAMED if match.part.question and not is_named else DOUBTED if unknown else READING
+        else:
+            said = sum(one.mask > 0 and one.evidence not in _UNSAID for one in match.options.values())
+            is_told = said > 1 and not unknown and (is_named or match.unsaid <= _MOST_UNSAID)
+            least = CHANGING if is_told else CONFIRM
+        return verdict.p >= least and (is_gentle or unknown < _MOST_UNKNOWN)
 
     def _twin(self, chosen: _Chosen) -> Match | None:
         """Another tool that fits as well."""
