@@ -42,30 +42,12 @@ initdb -D "$0" -U postgres -E UTF8 --auth=trust --no-instructions --data-checksu
 postgres --single -D "$0" -c exit_on_error=on template1 <<END
 CREATE EXTENSION vector
 CREATE ROLE gatehouse LOGIN CREATEDB
+CREATE ROLE gatehouse_app LOGIN
+CREATE ROLE gatehouse_operator
+CREATE ROLE gatehouse_system LOGIN
+GRANT gatehouse_operator TO gatehouse_system WITH INHERIT FALSE, SET TRUE
 CREATE DATABASE gatehouse OWNER gatehouse
 END
-"""
-
-# Repeatable, for clusters of an earlier release.
-_MAKE_LOGINS = """
-do $$
-declare
-    wanted text;
-begin
-    foreach wanted in array array['gatehouse_app', 'gatehouse_operator', 'gatehouse_system'] loop
-        if not exists (select from pg_roles where rolname = wanted) then
-            execute format('create role %I', wanted);
-        end if;
-        if pg_has_role('gatehouse', wanted, 'member') then
-            execute format('revoke %I from gatehouse cascade', wanted);
-        end if;
-    end loop;
-end $$;
-alter role gatehouse nocreaterole;
-alter role gatehouse in database gatehouse reset role;
-alter role gatehouse_app login;
-alter role gatehouse_system login;
-grant gatehouse_operator to gatehouse_system with inherit false, set true;
 """
 
 
@@ -153,13 +135,6 @@ def addresses(data: DataFolder) -> dict[str, str]:
     """Of the logins of the embedded database, by the variables that name them."""
     url = _POSTGRES_URL.format(sockets=data.sockets)
     return {variable: url.replace("gatehouse@", f"{login}@", 1) for variable, login in LOGINS.items()}
-
-
-def make_logins(data: DataFolder, *more: str) -> None:
-    """Make the logins of the embedded database. `more` statements are the superuser's, too."""
-    with psycopg.connect(_POSTGRES_URL.format(sockets=data.sockets), user="postgres", autocommit=True) as connection:
-        for statement in (_MAKE_LOGINS, *more):
-            connection.execute(statement)
 
 
 def _launch(name: str, data: DataFolder, *argv: str, **more: str) -> psutil.Process:

@@ -25,7 +25,7 @@ import redis
 
 from config.stack.folders import KEYS, DataFolder
 from config.stack.processes import MARK, StackError, bound_log, end_all, exit_code, last_lines, launch, marked, runs
-from config.stack.servers import LOGINS, SERVERS, addresses, make_logins
+from config.stack.servers import LOGINS, SERVERS, addresses
 from config.typed import PRODUCT
 
 DEFAULT_PORT = 8080
@@ -200,8 +200,6 @@ class Supervisor:
         deadline = time.monotonic() + _READY_WITHIN
         while True:
             try:
-                if one is not None and name == "postgres":
-                    make_logins(self.data)
                 return server.version(self.environment[server.variable])
             except (psycopg.Error, redis.RedisError, ValueError) as failure:
                 if one is None:

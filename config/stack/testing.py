@@ -13,9 +13,9 @@ from collections.abc import Generator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
-from config.stack.servers import make_logins
 from config.stack.supervisor import Supervisor
 
 _ACTS_AS_ALL = "grant gatehouse_app, gatehouse_operator, gatehouse_system to gatehouse with inherit false, set true"
@@ -39,8 +39,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         os.environ.update(supervisor.environment)
         if "postgres" in supervisor.kept:
             # What tests start has the three logins. Tests act in all roles by the owner's, in one transaction.
-            make_logins(supervisor.data, _ACTS_AS_ALL)
-            os.environ["DATABASE_URL"] = os.environ.pop("DATABASE_URL_OWNER")
+            os.environ["DATABASE_URL"] = owner = os.environ.pop("DATABASE_URL_OWNER")
+            with psycopg.connect(owner, user="postgres") as connection:
+                connection.execute(_ACTS_AS_ALL)
             del os.environ["DATABASE_URL_SYSTEM"]
     return (yield)
 

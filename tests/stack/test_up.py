@@ -91,11 +91,19 @@ def _works(data: Path) -> bool:
 
 @pytest.mark.ci
 def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
-    with _up(data, "--no-workers") as child:
+    with _up(data, "--no-workers", "--web", "2") as child:
         assert _works(data)
         for name in ("stack.json", "secrets.json", "api-token", "admin-password"):
             assert stat.S_IMODE((data / name).stat().st_mode) == 0o600, name
         assert _call("up", "status", "--data", data.name, cwd=data.parent).returncode == 0
+
+        before = dict(_stack(data)["processes"])
+        os.kill(before["web"], signal.SIGKILL)
+        assert all(_works(data) for _ in range(10)), "the other web process answers"
+        _wait(lambda: _stack(data)["processes"]["web"] != before["web"], lambda: _stack(data)["processes"])
+        os.kill(before["web-2"], signal.SIGKILL)
+        assert all(_works(data) for _ in range(10))
+        _wait(lambda: _stack(data)["processes"]["web-2"] != before["web-2"], lambda: _stack(data)["processes"])
 
         before = dict(_stack(data)["processes"])
         for pid in before.values():
@@ -159,18 +167,6 @@ def test_the_wheel_runs_outside_the_working_copy(installed: Path, data: Path) ->
 
 
 @pytest.mark.ci
-def test_the_other_web_process_answers_when_one_is_killed(data: Path) -> None:
-    with _up(data, "--no-workers", "--web", "2"):
-        assert _works(data)
-        before = dict(_stack(data)["processes"])
-        os.kill(before["web"], signal.SIGKILL)
-        assert all(_works(data) for _ in range(10))
-        _wait(lambda: _stack(data)["processes"]["web"] != before["web"], lambda: _stack(data)["processes"])
-        os.kill(before["web-2"], signal.SIGKILL)
-        assert all(_works(data) for _ in range(10))
-
-
-@pytest.mark.ci
 def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -> None:
     backup, elsewhere, acknowledged, over = tmp_path / "backup", tmp_path / "elsewhere", list[str](), threading.Event()
 
@@ -215,10 +211,12 @@ def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -
 
 
 @pytest.mark.ci
-def test_second_stack_needs_a_folder_of_its_own(data: Path, tmp_path: Path) -> None:
+def test_second_stack_needs_a_folder_of_its_own_and_data_outlive_a_killed_supervisor(
+    data: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    with _up(data, "--no-workers"):
+    with _up(data, "--no-workers") as child:
         # A restored or cloned folder holds the secrets of its original, whose processes are not its own.
         shutil.copy(data / "secrets.json", other)
         before = dict(_stack(data)["processes"])
@@ -232,15 +230,10 @@ def test_second_stack_needs_a_folder_of_its_own(data: Path, tmp_path: Path) -> N
             assert neighbour.wait(timeout=PATIENCE) == 0
         assert _works(data)
         assert _stack(data)["processes"] == before
-    _call("up", "reset", "--yes", "--data", str(other))
-
-
-@pytest.mark.ci
-def test_data_outlives_a_killed_supervisor(data: Path) -> None:
-    with _up(data, "--no-workers") as child:
         orphans = marked(DataFolder(data).mark)
         child.kill()
         child.wait()
+    _call("up", "reset", "--yes", "--data", str(other))
 
     with _up(data, "--no-workers"):
         assert _works(data)
