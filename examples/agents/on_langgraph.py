@@ -23,12 +23,14 @@ def agent(model: BaseChatModel, client: Client) -> Any:
         return client.queue(task_type=task_type, params=params).task_id
 
     @tool
-    def sleep() -> str:
-        """Sleep until something comes to your inbox, and read it."""
-        while not (news := client.wait(60).entries):
-            pass
-        client.ack_entries([entry.ref for entry in news])
-        return "\n".join(f"{entry.title}: {entry.summary}" for entry in news)
+    def sleep(task_id: str) -> str:
+        """Sleep until a task has ended, and read what comes to your inbox meanwhile."""
+        told: list[str] = []
+        while not told or not client.status(task_id).complete:
+            for entry in client.wait(60).entries:
+                client.ack_entries([entry.ref])
+                told.append(f"{entry.title}: {entry.summary}")
+        return "\n".join(told)
 
     @tool
     def result(task_id: str) -> str:
@@ -56,10 +58,11 @@ class Scripted(BaseChatModel):
 
     def _generate(self, messages: list[Any], *_: Any, **__: Any) -> ChatResult:
         said = [message.content for message in messages if isinstance(message, ToolMessage)]
+        task_id = said[0] if said else ""
         calls: list[tuple[str, dict[str, Any]]] = [
             ("delegate", {"task_type": "count_lines", "params": {"folder": messages[0].content}}),
-            ("sleep", {}),
-            ("result", {"task_id": said[0] if said else ""}),
+            ("sleep", {"task_id": task_id}),
+            ("result", {"task_id": task_id}),
         ]
         answer = AIMessage(f"Counted: {said[-1]}") if len(said) == len(calls) else None
         if answer is None:

@@ -24,12 +24,14 @@ def agent(model: Model | str, client: Client) -> Agent:
         return client.queue(task_type=task_type, params=json.loads(params)).task_id
 
     @function_tool
-    def sleep() -> str:
-        """Sleep until something comes to your inbox, and read it."""
-        while not (news := client.wait(60).entries):
-            pass
-        client.ack_entries([entry.ref for entry in news])
-        return "\n".join(f"{entry.title}: {entry.summary}" for entry in news)
+    def sleep(task_id: str) -> str:
+        """Sleep until a task has ended, and read what comes to your inbox meanwhile."""
+        told: list[str] = []
+        while not told or not client.status(task_id).complete:
+            for entry in client.wait(60).entries:
+                client.ack_entries([entry.ref])
+                told.append(f"{entry.title}: {entry.summary}")
+        return "\n".join(told)
 
     @function_tool
     def result(task_id: str) -> str:
@@ -45,10 +47,11 @@ class Scripted(Model):
     async def get_response(self, *_: Any, **asked: Any) -> ModelResponse:
         heard = asked["input"]
         said = [item["output"] for item in heard if item.get("type") == "function_call_output"]
+        task_id = said[0] if said else ""
         calls: list[tuple[str, dict[str, Any]]] = [
             ("delegate", {"task_type": "count_lines", "params": json.dumps({"folder": heard[0]["content"]})}),
-            ("sleep", {}),
-            ("result", {"task_id": said[0] if said else ""}),
+            ("sleep", {"task_id": task_id}),
+            ("result", {"task_id": task_id}),
         ]
         answer: Any
         if len(said) == len(calls):

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.bundled_workers.processes import refusal_of, result_of, running
-from tests.commands import ROOT, run, with_database
-from tests.server import Server
 
 pytestmark = pytest.mark.ci
 
@@ -70,32 +65,3 @@ def test_path_that_may_not_be_read_is_refused(scanner: str, ground: Path, path: 
     named = path.format(inside=ground / "inside", outside=ground / "outside")
 
     assert f": {code}: " in refusal_of(scanner, "scan_directory", {"path": named})
-
-
-def blocks() -> list[str]:
-    text = (ROOT / "docs" / "workers.md").read_text(encoding="utf-8")
-    return re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.ci
-@pytest.mark.django_db(transaction=True)
-def test_the_tutorial_goes_as_it_is_written(server: Server, tmp_path: Path) -> None:
-    python = shlex.quote(sys.executable)
-    script = re.sub(r'(?:"\$PRODUCT"/)?\.venv/bin/python', lambda _: python, "\n".join(blocks()))
-    lines = f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}"
-
-    env = with_database(GATEHOUSE_URL=server.url, TMPDIR=str(tmp_path))
-    done = run("bash", "-euo", "pipefail", "-c", lines, env=env)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout.replace('": ', '":')
-    assert '"summary":"7 words, 0.04 minutes"' in said
-    assert '"worker_id":"reading-time"' in said
-    assert '"effective_tier":"untrusted"' in said
-    assert re.search(r'"matched":\[[^]]*"txet"', said)
-    assert '"tool_name":"estimate_reading_time"' in said
-    assert '"summary":"3 words, 0.01 minutes"' in said or '"words":3' in said
-    assert "effective tier verified" in said
-    assert '"status":"unregistered"' in said
-    (folder,) = tmp_path.iterdir()
-    assert {file.name for file in folder.iterdir()} >= {"worker_kit.py", "reading_time.py", "key.json"}

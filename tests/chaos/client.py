@@ -131,7 +131,7 @@ class Client:
         try:
             status, answer = self._send(connection, method, path_of_many if many else path.format(**requests[0]), body)
         except (OSError, http.client.HTTPException):
-            self.reset()
+            connection.close()
             status, answer = None, {}
         moment = now()
         for nth, call in enumerate(calls):

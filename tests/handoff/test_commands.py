@@ -208,7 +208,7 @@ def test_harvest_asks_the_questions(root: Path) -> None:
 
 DOCUMENT = PRODUCT / "docs" / "handoff.md"
 _BLOCK = re.compile(r"```transcript\n(.*?)```", re.DOTALL)
-_STAMP = re.compile(r"\b[0-9]{13}-[0-9a-f]{12}\b")
+_STAMP = re.compile(r"\b[0-9]{13}-[0-9a-f]{12}\b|\b20\d{6}T\d{6}\.\d{3}Z|(?<=Date:\*\* )20\S+")
 
 
 def commands() -> Iterator[tuple[str, str]]:

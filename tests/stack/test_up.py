@@ -5,13 +5,10 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -26,10 +23,8 @@ import pytest
 from config.stack.folders import DataFolder
 from config.stack.processes import marked, runs
 from config.stack.supervisor import readiness
-from tests.commands import ROOT, Ended, of_a_person, run
+from tests.commands import PATIENCE, ROOT, Ended, of_a_person, run, up
 from tests.waiters import until
-
-PATIENCE = 300.0
 
 
 @pytest.fixture
@@ -45,32 +40,6 @@ def _call(command: str, *arguments: str, cwd: Path = ROOT) -> Ended:
 
 def _manage(data: Path, *arguments: str) -> Ended:
     return run(sys.executable, "manage.py", *arguments, env=of_a_person(GATEHOUSE_DATA=str(data)))
-
-
-@contextmanager
-def _up(
-    data: Path, *arguments: str, command: tuple[Path | str, ...] = (ROOT / "bin" / "up",), **environment: str
-) -> Iterator[subprocess.Popen[str]]:
-    """A ready stack, ended by Ctrl-C unless the test did something else to it."""
-    log = data.with_suffix(".out")
-    with (
-        log.open("w") as output,
-        subprocess.Popen(
-            [*command, "--data", str(data), *arguments],
-            env=of_a_person(**environment),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as child,
-    ):
-        try:
-            _wait(lambda: child.poll() is not None or "Stop: Ctrl-C" in log.read_text(), log.read_text)
-            assert child.poll() is None, log.read_text()
-            yield child
-        finally:
-            if child.poll() is None:
-                child.send_signal(signal.SIGINT)
-            child.wait(timeout=PATIENCE)
 
 
 _wait = partial(until, seconds=PATIENCE)
@@ -91,7 +60,7 @@ def _works(data: Path) -> bool:
 
 @pytest.mark.ci
 def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
-    with _up(data, "--no-workers", "--web", "2") as child:
+    with up(data, "--no-workers", "--web", "2") as child:
         assert _works(data)
         for name in ("stack.json", "secrets.json", "api-token", "admin-password"):
             assert stat.S_IMODE((data / name).stat().st_mode) == 0o600, name
@@ -125,47 +94,6 @@ def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
     assert _call("up", "status", "--data", str(data)).returncode == 3
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """The command of the wheel, in an environment that finds its libraries in ours."""
-    place = tmp_path / "a new place"
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    libraries = Path(sysconfig.get_path("purelib"))
-    for step in (
-        (*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", tmp_path, "."),
-        (sys.executable, "-m", "venv", "--without-pip", place),
-        (*pip, "--python", place / "bin" / "python", "install", "--no-deps", "--no-index", "-f", tmp_path, "gatehouse"),
-    ):
-        done = run(*step, env=of_a_person())
-        assert done.returncode == 0, done.stderr
-    own = next(place.glob("lib/*/site-packages"))
-    (own / "libraries.pth").write_text(f"{libraries}\n")
-    return place / "bin" / "gatehouse"
-
-
-@pytest.mark.ci
-def test_the_wheel_runs_outside_the_working_copy(installed: Path, data: Path) -> None:
-    def call(*arguments: str) -> Ended:
-        done = run(installed, *arguments, "--data", data.name, env=of_a_person(), cwd=data.parent)
-        assert done.returncode == 0, done.stderr
-        return done
-
-    with _up(data, command=(installed, "up")) as child:
-        assert _works(data)
-        own = str(installed.parent.parent)
-        assert all(own in psutil.Process(_stack(data)["processes"][name]).cwd() for name in ("web", "worker-core"))
-        token = json.loads(call("token", "--principal", "Ada", "--scope", "tasks:queue", "--json").stdout)["token"]
-        headers = {"Authorization": f"Bearer {token}"}
-        with httpx2.Client(base_url=_stack(data)["url"], headers=headers, trust_env=False) as hub:
-            assert hub.post("/api/v1/task-types", json={"name": "copy"}).is_success
-            queued = hub.post("/api/v1/tasks", json={"task_type": "copy", "params": {"n": 1}})
-            assert queued.status_code == HTTPStatus.CREATED, queued.text
-        assert "ok   " in call("doctor").stdout
-        call("backup", str(data.parent / "backup"))
-        call("down")
-        assert child.wait(timeout=PATIENCE) == 0
-
-
 @pytest.mark.ci
 def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -> None:
     backup, elsewhere, acknowledged, over = tmp_path / "backup", tmp_path / "elsewhere", list[str](), threading.Event()
@@ -176,7 +104,7 @@ def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -
             answers = hub.post("/api/v1/tasks/batch", json={"tasks": asked}).json()["results"]
             acknowledged.extend(answer["task_id"] for answer in answers)
 
-    with _up(data, "--no-workers") as child:
+    with up(data, "--no-workers") as child:
         token = (data / "api-token").read_text().strip()
         headers = {"Authorization": f"Bearer {token}"}
         with httpx2.Client(base_url=_stack(data)["url"], headers=headers, trust_env=False) as hub:
@@ -196,7 +124,7 @@ def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -
     assert _call("up", "restore", str(backup), "--data", str(data)).returncode == 1, "a folder that is in use"
     restored = _call("up", "restore", str(backup), "--data", str(elsewhere))
     assert restored.returncode == 0, restored.stderr
-    with _up(elsewhere, "--no-workers"):
+    with up(elsewhere, "--no-workers"):
         with httpx2.Client(base_url=_stack(elsewhere)["url"], headers=headers, trust_env=False) as hub:
             found, page = set[str](), ""
             while page is not None:
@@ -216,11 +144,11 @@ def test_second_stack_needs_a_folder_of_its_own_and_data_outlive_a_killed_superv
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    with _up(data, "--no-workers") as child:
+    with up(data, "--no-workers") as child:
         # A restored or cloned folder holds the secrets of its original, whose processes are not its own.
         shutil.copy(data / "secrets.json", other)
         before = dict(_stack(data)["processes"])
-        with _up(other, "--no-workers") as neighbour:
+        with up(other, "--no-workers") as neighbour:
             second = _call("up", "--data", str(data))
             assert second.returncode == 1
             assert _stack(data)["url"] in second.stderr
@@ -235,7 +163,7 @@ def test_second_stack_needs_a_folder_of_its_own_and_data_outlive_a_killed_superv
         child.wait()
     _call("up", "reset", "--yes", "--data", str(other))
 
-    with _up(data, "--no-workers"):
+    with up(data, "--no-workers"):
         assert _works(data)
         assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in orphans)
 
@@ -247,7 +175,7 @@ def test_named_servers_are_used_in_place_of_embedded_ones(data: Path) -> None:
         connection.execute("DROP DATABASE IF EXISTS stack_elsewhere")
         connection.execute("CREATE DATABASE stack_elsewhere")
     elsewhere = urlsplit(os.environ["DATABASE_URL"])._replace(path="/stack_elsewhere").geturl()
-    with _up(data, "--no-workers", DATABASE_URL=elsewhere, REDIS_URL=os.environ["REDIS_URL"]):
+    with up(data, "--no-workers", DATABASE_URL=elsewhere, REDIS_URL=os.environ["REDIS_URL"]):
         assert _works(data)
         assert not {"postgres", "valkey"} & set(_stack(data)["processes"])
         assert not (data / "postgres").exists()
