@@ -1,18 +1,21 @@
 """Tasks: queued, leased and completed in process, over HTTP and by the client's worker, beside Celery and procrastinate."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain, count, islice
 from typing import Any, Final
 
 from django.db import transaction
+from django.db.models import Max, Min
 from django.utils import timezone
 
 import gatehouse_client
 from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller
+from apps.tasks.models import FinishedTask, Run, Task, run_key
 from apps.tasks.services import ending, leasing, queueing, types
 from apps.tasks.services.types import TypeDraft
 from apps.tasks.shapes import Completion, Delivery, QueueRequest
@@ -125,19 +128,18 @@ def _out_of_the_box(bench: Bench, owner: Caller, celery: CeleryPeer) -> Iterator
 
 
 def _worked_off(bench: Bench, owner: Caller, *, tasks: int, capacity: int) -> Slice:
+    """By the tasks' own moments: from the first lease to the last end."""
     url = bench.web()
     measure.apart(partial(_queue_up, owner, _OUT_OF_THE_BOX, tasks))
     environ = {"GATEHOUSE_URL": url, "GATEHOUSE_TOKEN": bench.tokens[1], "PYTHONPATH": PYTHON_CLIENT}
     program = _WORKER.format(task_type=_OUT_OF_THE_BOX, capacity=capacity)
     child = bench.python(f"worker-{time.monotonic_ns()}", "-c", program, **environ)
     try:
-        client = Client(url, bench.tokens[0])
-        began = _await_open(client, lambda left: left < tasks)
-        ended = _await_open(client, lambda left: left == 0)
+        _await_the_last(Client(url, bench.tokens[0]))
     finally:
         child.terminate()
         child.wait()
-    return Slice(units=tasks, seconds=ended - began)
+    return Slice(units=tasks, seconds=measure.apart(partial(_seconds_of_work, owner, tasks)))
 
 
 _WORKER: Final = """
@@ -148,17 +150,26 @@ worker.run()
 """
 
 
-def _await_open(client: Client, enough: Callable[[int], bool]) -> float:
-    """The moment at which so many of the worker's tasks are open."""
+def _await_the_last(client: Client) -> None:
     deadline = time.monotonic() + 120
-    while True:
-        queues = client.ask("GET", "/api/v1/queues")["queues"]
-        (line,) = [one for one in queues if one["queue"] == _OUT_OF_THE_BOX]
-        if enough(line["queued"] + line["leased"]):
-            return time.monotonic()
+    while any(
+        line["queued"] + line["leased"]
+        for line in client.ask("GET", "/api/v1/queues")["queues"]
+        if line["queue"] == _OUT_OF_THE_BOX
+    ):
         if time.monotonic() > deadline:
             raise measure.ClientFailed("The worker has not done its tasks in two minutes.")
         time.sleep(0.1)
+
+
+def _seconds_of_work(owner: Caller, tasks: int) -> float:
+    """From the first lease of so many of the newest tasks to the last end."""
+    with owner.acting():
+        newest = list(Task.objects.filter(task_type__name=_OUT_OF_THE_BOX).order_by("-pk")[:tasks])
+        leased = Run.objects.filter(pk__in=[run_key(task.pk, 1) for task in newest])
+        began: datetime = leased.aggregate(moment=Min("started_at"))["moment"]
+        ended: datetime = FinishedTask.objects.filter(pk__in=newest).aggregate(moment=Max("finished_at"))["moment"]
+    return (ended - began).total_seconds()
 
 
 # What the cases do with tasks: each verb is a transaction of its own.
