@@ -533,10 +533,10 @@ class Making:
     poster: str
     """Who posts them, in SQL."""
     answer: str
-    """The columns that it answers for each receipt, joined to `stored.nth` by `join`."""
-    join: str
+    """The columns that it answers for each receipt: of `stored`, which has those of `made`, or joined to its `nth`."""
     is_shown: bool
     """Whether the receipts go to inboxes, and close what they pair with; else they are of the ledger alone."""
+    join: str = ""
 
     @cached_property
     def statements(self) -> Mapping[bool, str]:

@@ -111,17 +111,17 @@ _CLOSING: Final = f"""
 """
 
 
-# Of receipts that are made: each closes what it pairs with, which is known to be its to close.
+# Of receipts that are made: each closes what it pairs with, which is known to be its to close. Joined to what closes, the
+# update would copy whole rows of that for each pair that it compares.
 _CLOSING_MADE: Final = """
 ), closable as materialized (
     select receipt_id from receipts_obligation
     where receipt_id = any(array(select pairs_with from taken)) and (closed_at is null) is true
     order by receipt_id for no key update
 ), closed as (
-    update receipts_obligation o set closed_by_id = taken.id, closed_at = %(now)s::timestamptz
-    from taken
-    where o.receipt_id = any(array(select receipt_id from closable)) and o.receipt_id = taken.pairs_with
-          and (o.closed_at is null) is true
+    update receipts_obligation o
+    set closed_by_id = (select id from taken where pairs_with = o.receipt_id limit 1), closed_at = %(now)s::timestamptz
+    where o.receipt_id = any(array(select receipt_id from closable)) and (o.closed_at is null) is true
 ), stored as materialized (
     select taken.* from taken where (select count(*) from closable) is not null
 """

@@ -85,7 +85,8 @@ given as materialized (
                 then least(greatest(at, run_at) + make_interval(secs => deadline_seconds), {_LATEST}) end, concurrency_key
     from accepted
 ), made as materialized (
-    select id as nth, receipt as receipt_id, recipient, 'asyncgate' as source_system, 'task_queued' as event_type,
+    select id as nth, nth as asked, at, status as task_status, receipt as receipt_id, recipient,
+           'asyncgate' as source_system, 'task_queued' as event_type,
            'asyncgate:task_queued:task_' || id || ':v1' as dedupe_key,
            left(coalesce(nullif(title, ''), type_name) || ' queued', 200) as title,
            'task_' || id || ' of type ' || type_name || ' waits in ' || queue_name || '.' as summary,

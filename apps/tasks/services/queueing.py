@@ -319,8 +319,7 @@ class _Batch:
 
 _TASKS: Final = digests.Making(
     parts=sql.ENQUEUE,
-    answer="given.nth, given.id, given.at, given.status",
-    join="join given on given.id = stored.nth",
+    answer="stored.asked, stored.nth, stored.at, stored.task_status",
     poster="%(gate)s::bigint",
     is_shown=False,
 )
