@@ -61,6 +61,7 @@ _ENDS: Final = {
 _ON: Final = frozenset({"on", "enable", "enabled", "activate", "activated", "true", "yes"})
 _OFF: Final = frozenset({"off", "disable", "disabled", "deactivate", "deactivated", "false", "no"})
 _NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
+_ROW: Final = frozenset({"and", "&", ","})
 FREE: Final = frozenset({"text", "query", "name", "other"})
 """Roles whose values may be of several words."""
 _PLAIN: Final[Mapping[str, float]] = {
@@ -124,6 +125,13 @@ class Option:
     """`first` or `second` of a range or a pair, which may stand on the same tokens as the other."""
 
 
+@dataclass(frozen=True, slots=True)
+class Each:
+    """Values of a param that takes one: the tool is called for each of them."""
+
+    values: tuple[Any, ...]
+
+
 class Options:
     """The options of one part for the params of one tool."""
 
@@ -172,7 +180,7 @@ class Options:
             found += self._switches(param)
         elif not param.closed:
             typed = list(self._typed(param))
-            found += [*typed, *(self._lists(typed) if param.array else ())]
+            found += [*typed, *(self._lists(param, typed) if param.array or param.required else ())]
         is_cut = param.role in _PLAIN and _POINTER not in param.words and not self.library.finds(param)
         if is_cut and not param.choices and param.type in ("string", ""):
             found += self._cut(param)
@@ -283,11 +291,11 @@ class Options:
             return -_OF_SORT
         return 0.0 if param.role in FREE else _OF_SORT
 
-    def _lists(self, several: Sequence[Option]) -> Iterator[Option]:
-        """Values of one kind side by side, as one list."""
+    def _lists(self, param: Param, several: Sequence[Option]) -> Iterator[Option]:
+        """Values of one kind side by side, as one list, or each for a call of its own."""
         run: list[Option] = []
         for option in sorted(several, key=lambda one: one.first):
-            if run and option.kind != run[-1].kind:
+            if run and (option.kind != run[-1].kind or not (param.array or self._is_joined(run[-1], option))):
                 run = []
             run.append(option)
             if len(run) > 1:
@@ -297,7 +305,14 @@ class Options:
                     mask |= one.mask
                 text = self.part.words(run[0].first, option.last)
                 gain = run[0].gain + 1.8 * (len(run) - 1)
-                yield replace(run[0], value=values, mask=mask, gain=gain, last=option.last, text=text)
+                value = values if param.array else Each(tuple(values))
+                yield replace(run[0], value=value, mask=mask, gain=gain, last=option.last, text=text)
+
+    def _is_joined(self, one: Option, other: Option) -> bool:
+        """Do two values stand in a row of equals: "L-701, L-702 and L-703"?"""
+        between = {self.part.low(place) for place in range(one.last + 1, other.first)}
+        is_list = any(param.array and one.kind in param.kinds for param in self.profile.params)
+        return bool(between) and between <= _ROW and not (one.side or is_list) and one.kind not in _RIGID
 
     # Words cut out of the part
 

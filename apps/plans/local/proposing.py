@@ -29,6 +29,7 @@ from apps.plans.local.matching import (
     is_plain_name,
     judged,
 )
+from apps.plans.local.options import Each
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
 from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
@@ -281,7 +282,8 @@ class _Proposing:
             if reason := held or self._barred(chosen):
                 missing.append(reason)
             elif chosen.match.missing and (verdict.p >= ASK or self._fits(chosen.match)):
-                questions += [question_for(place, chosen.match.profile.tool, name) for name in chosen.match.missing]
+                tool, names = chosen.match.profile.tool, chosen.match.missing
+                questions += [question_for(at, tool, name) for at in range(place, len(steps)) for name in names]
             elif (twin := self._twin(chosen)) is not None:
                 names = (chosen.match.profile.tool.name, twin.profile.tool.name)
                 text = f"Two tools fit “{chosen.part.text}”: {names[0]} or {names[1]}. Which one is meant?"
@@ -319,8 +321,12 @@ class _Proposing:
         if id(match) in places:
             return places[id(match)]
         values: dict[str, Value] = {}
+        others: list[tuple[str, Any]] = []
         for name, option in match.options.items():
             value: Any = option.value
+            if isinstance(value, Each):
+                others += [(name, one) for one in value.values[1:]]
+                value = value.values[0]
             if isinstance(value, Source):
                 value = Ref(self._lay(value.match, None, verdict, steps, places), value.path)
             told = verdict.sure and is_plain_name(option, match.part, gentle=self.is_gentle(match.profile.tool.uid))
@@ -340,6 +346,8 @@ class _Proposing:
                 alternatives=tuple((one.profile.tool, _share(one, match)) for one in rivals[:3]),
             )
         )
+        for name, value in others:
+            steps.append(replace(steps[-1], values={**values, name: replace(values[name], value=value)}))
         return places[id(match)]
 
     def _fits(self, match: Match) -> bool:
