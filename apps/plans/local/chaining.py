@@ -16,7 +16,7 @@ from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import UNSURE, Evidence
 from apps.plans.shapes import RESULT_POINTER, RESULT_TEXT
 
-_GIVERS: Final = 9
+_GIVERS: Final = 20
 _MOST_GIVERS: Final = 3
 _FAIR: Final = 0.7
 """From here on a result serves a param though no word of the request says so."""
@@ -158,7 +158,7 @@ def produced(match: Match, matcher: Matcher, is_usable: Callable[[str], bool]) -
 def _fed(match: Match, param: Param, profile: Profile, matcher: Matcher) -> Iterator[Option]:
     """The value that a tool gives, if what the match does not take fills all that the tool requires."""
     how, path, names = max(_outputs(profile, param), key=lambda one: one[:2], default=(0.0, ("",), frozenset()))
-    if how <= _FAIR or path[-1] in {one.name for one in profile.params}:
+    if how <= _FAIR or (path[:-1] and param.role != "id") or path[-1] in {one.name for one in profile.params}:
         return
     feeding = matcher.match(match.part, profile, {}, match)
     values = feeding.options.values()

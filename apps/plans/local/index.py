@@ -10,7 +10,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -428,8 +428,14 @@ def _verb(name: list[str], said: list[str], opening: list[str]) -> str:
 
 def _given(profile: Profile) -> set[str]:
     """The names of what a tool gives and of what is in it, if it changes nothing."""
-    tool = profile.tool
-    return set() if profile.acts else {path[-1] for name in tool.outputs for path in ((name,), *tool.within(name))}
+    return set() if profile.acts else {path[-1] for path in _paths(profile.tool)}
+
+
+def _paths(tool: Tool) -> Iterator[tuple[str, ...]]:
+    """Where the values of a tool's result stand, those in its lists and objects as well."""
+    for name in tool.outputs:
+        yield (name,)
+        yield from tool.within(name)
 
 
 def _document(profile: Profile) -> dict[str, float]:
@@ -444,6 +450,6 @@ def _document(profile: Profile) -> dict[str, float]:
     for param in profile.params:
         for kind in param.kinds if param.required else ():
             found[f"={kind}"] = 1.0
-    for name in profile.tool.outputs:
-        found.update({f">{term}": 1.0 for term in (name, *map(stem, pieces(name)))})
+    for path in _paths(profile.tool):
+        found.update({f">{term}": 1.0 for term in (path[-1], *map(stem, pieces(path[-1])))})
     return found

@@ -123,7 +123,7 @@ class Matcher:
         taken = 0
         for option in beside.options.values() if beside else ():
             taken |= option.mask if option.evidence != Evidence.CUT and option.fit > _LOOSE else 0
-        other = (beside.profile, taken) if beside else None
+        other = (beside.profile, taken, beside.named > 0) if beside else None
         options = Options(part, profile, self.library, self.context, other)
         choices = {param.name: options.of(param, offered.get(param.name, ())) for param in profile.params}
         states: list[_State] = [(0.0, 0, _NONE_USED, ())]

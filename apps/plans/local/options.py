@@ -141,7 +141,7 @@ class Options:
         profile: Profile,
         library: Library,
         context: Mapping[str, Any],
-        beside: tuple[Profile, int] | None = None,
+        beside: tuple[Profile, int, bool] | None = None,
     ) -> None:
         """Prepare the options.
 
@@ -149,6 +149,7 @@ class Options:
         """
         self.part, self.profile, self.library, self.context = part, profile, library, context
         self._taken = beside[1] if beside else 0
+        self._looks_up = beside is not None and beside[2] and not profile.tool.required
         tools = (profile, beside[0]) if beside else (profile,)
         self.explained = {
             place: 0.0 if part.typed >> place & 1 else max(one.explains(stemmed) for one in tools)
@@ -332,7 +333,8 @@ class Options:
                 words = (stretch(first, last) & self.part.content).bit_count()
                 gain -= _UNANNOUNCED * max(0, words - _FEW)
             least = _LEAST_CUE_OF_LIST if param.array else _LEAST_CUE_OF_OPTIONAL
-            if gain > _LEAST_OF_CUT and (param.required or cued >= least):
+            needed = param.required or (self._looks_up and param.role in ("query", "name"))
+            if gain > _LEAST_OF_CUT and (needed or cued >= least):
                 text = self.part.words(first, last)
                 text = text if param.role in ("text", "query") else re.sub(r"['’]s$", "", text)
                 yield self._option(_listed(text) if param.array else text, Evidence.CUT, gain, (first, last), cued)
