@@ -26,6 +26,7 @@ _WHOLE: Final = 0.6
 _TOLD: Final = 0.6
 _LOOSE: Final = 0.5
 _BY_NAME: Final = 0.3
+_CALLED: Final = 0.5
 _FOUND: Final = frozenset({"id", "email", "user", "phone", "channel", "slug", "path"})
 """Roles whose values people look up by a name."""
 _SAME_ROOT: Final = 0.8
@@ -166,9 +167,15 @@ def _fed(match: Match, param: Param, profile: Profile, matcher: Matcher) -> Iter
     if feeding.missing or not (profile.tool.required or said) or any(one.fit < _EXACT for one in values):
         return
     gain = how - _BY_NAME if said else how + 0.3 * len(values) - 0.5
-    mask = 0
+    part, named = match.part, 0
+    for place, stemmed in part.stems.items():
+        is_own = place == part.verb_at or match.profile.explains(stemmed) >= FIRM
+        if not is_own and any(near(stemmed, noun) >= _SAME_ROOT for noun in profile.nouns):
+            named |= 1 << place
+    mask = named
     for one in values:
         mask |= one.mask
+    gain += _CALLED if named else 0.0
     text = " ".join(sorted({*profile.nouns, *names}))
     is_one = not path[:-1] or matcher.is_gentle(match.profile.tool.uid)
     yield Option(Source(feeding, path), Evidence.STEP if is_one else Evidence.ASSUMED, gain, mask, text)
