@@ -296,7 +296,11 @@ class Library:
 
     def is_verb(self, stemmed: str) -> bool:
         """Is it a verb of general English, or what some tool does?"""
-        return stemmed in VERBS or (bool(stemmed) and self._verbs[stemmed] > 0)
+        return stemmed in VERBS or self.does(stemmed)
+
+    def does(self, stemmed: str) -> bool:
+        """Is it what some tool does, by its verb?"""
+        return bool(stemmed) and self._verbs[stemmed] > 0
 
     def knows(self, stemmed: str) -> bool:
         """Is it a word of some tool, or of general English?"""

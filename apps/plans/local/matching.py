@@ -53,6 +53,7 @@ _PASSING: Final = 0.3
 _State = tuple[float, int, Mapping[str, int], tuple[tuple[str, Option], ...]]
 """A score, the tokens used, those that each side of ranges and pairs uses, and the options taken."""
 _SHORT_WORD: Final = 5
+_SAME_ROOT: Final = 0.8
 _SIDES: Final = {"first": "second", "second": "first"}
 _NONE_USED: Final[Mapping[str, int]] = {"first": 0, "second": 0}
 
@@ -169,6 +170,13 @@ class _Whole:
     def __init__(self, matcher: Matcher, part: Part, profile: Profile, explained: Mapping[int, float]) -> None:
         self.part, self.profile, self.library, self.explained = part, profile, matcher.library, explained
         self.gentle = matcher.is_gentle(profile.tool.uid)
+        # "Email Ann", where no tool emails and one sends emails.
+        self.is_verbal = (
+            bool(part.verb)
+            and profile.acts
+            and not self.library.does(part.verb)
+            and any(near(part.verb, noun) >= _SAME_ROOT for noun in profile.nouns)
+        )
         self.nouns = {place: self._nouns_at(place) for place in explained if part.content >> place & 1}
         self.needed = [noun for noun in profile.nouns if noun != profile.prefix or noun not in profile.services]
 
@@ -246,6 +254,8 @@ class _Whole:
             asking = [part.stems[place] for place in range(part.first, min(part.stop, part.first + _ASKED_WITHIN))]
             return max(near(stemmed, profile.verb) for stemmed in asking)
         same = near(part.verb, profile.verb) if part.verb and profile.verb else 0.0
+        if self.is_verbal and not same:
+            return 1.0
         low = part.low(part.verb_at)
         if low != part.verb and low in pieces(profile.tool.name):  # I paid it: mark_paid
             return 1.0
@@ -256,7 +266,7 @@ class _Whole:
         found = ((noun, near(self.part.stems[place], noun)) for noun in self.profile.nouns)
         if place != self.part.verb_at:
             return tuple((noun, how) for noun, how in found if how)
-        if _opens(self.part):
+        if _opens(self.part) and not self.is_verbal:
             return ()
         return tuple((noun, FIRM * how) for noun, how in found if how)
 
