@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -104,12 +105,15 @@ def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize(
     "names", [pytest.param(["inbox"], marks=pytest.mark.ci), pytest.param([*SUITES], marks=pytest.mark.long)]
 )
-def test_suites_measure(names: list[str]) -> None:
+def test_suites_measure(names: list[str], tmp_path: Path) -> None:
     done = bench(*names, "--data", "tests/memory/conversations.json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert {row["suite"] for row in rows} == set(names)
     assert all(row["ours"] is not None for row in rows)
+    runpy.run_path("docs/results.py")["written"](rows, tmp_path)
+    assert (tmp_path / "results.md").read_text().count("\n| ") > len(rows)
+    assert "</svg>" in (tmp_path / "results.svg").read_text()
 
 
 @pytest.mark.ci
