@@ -66,6 +66,10 @@ _LIKELY: Final = 2.0
 _LINKED: Final = 0.5
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
+_LEAST_SURE: Final = 0.03
+"""How often a plan is right that the judge gives up."""
+_TRUSTED: Final = 0.955
+"""What of the judge's certainty counts: one plan in sixty-six fails for what no feature tells."""
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
 _MOST_IN_WISH: Final = 4
 
@@ -297,7 +301,7 @@ class _Proposing:
         return Proposal(
             proposer=PROPOSER,
             steps=tuple(steps),
-            confidence=round(confidence, 4) if steps else 0.0,
+            confidence=round(_LEAST_SURE + _TRUSTED * confidence, 4) if steps else 0.0,
             questions=tuple(questions),
             missing=tuple(missing),
             doubtful=doubtful,
