@@ -94,17 +94,10 @@ def test_guess_needs_a_confirmation_and_is_listed() -> None:
     made = make_plan(call(TRANSLATE, text=CUT, target_language="French")).document()
 
     assert made["status"] == "needs_confirmation"
-    assert made["unsure"] == [
-        {
-            "detail": 'translate_text takes text = "hello world", from your words.',
-            "step_id": "step-1",
-            "param": "text",
-        }
-    ]
+    said = 'translate_text takes text = "hello world", from your words.'
+    assert made["unsure"] == [{"detail": said, "step_id": "step-1", "param": "text"}]
     assert made["steps"][0]["provenance"]["text"] == {"source": "cut", "text": "hello world"}
-    assert next_step(made) == (
-        'translate_text takes text = "hello world", from your words. Is it right? Then confirm_plan(plan_id="plan-1").'
-    )
+    assert next_step(made) == f'{said} Is it right? Then confirm_plan(plan_id="plan-1").'
 
 
 def test_near_second_tool_needs_a_confirmation() -> None:
@@ -119,16 +112,8 @@ def test_missing_param_is_asked_for() -> None:
     unasked = make_plan(replace(call(RESIZE, image_path="/a.png"), missing=("width",))).document()
 
     assert asked["status"] == unasked["status"] == "needs_input"
-    assert asked["questions"] == [
-        {
-            "question_id": "question-1",
-            "text": "How wide?",
-            "step_id": "step-1",
-            "tool_name": "resize_image",
-            "param": "width",
-            "schema": {"type": "integer"},
-        }
-    ]
+    names = {"question_id": "question-1", "step_id": "step-1", "tool_name": "resize_image", "param": "width"}
+    assert asked["questions"] == [{**names, "text": "How wide?", "schema": {"type": "integer"}}]
     assert unasked["questions"][0]["text"] == "What is “width” for resize_image?"
     (half,) = asked["partial_plan"]["steps"]
     assert (half["params"], half["missing_params"]) == ({"image_path": "/a.png"}, ["width"])

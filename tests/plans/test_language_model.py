@@ -16,16 +16,10 @@ from tests.plans.making import STRING, shape, tool
 from tests.remote import Behaviour, floods, hangs, says, serving
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
-
-
 TO = {"type": "string", "format": "email"}
 STATE = {"type": "string", "enum": ["open", "closed"]}
-WEATHER = tool(
-    "get_weather",
-    "Get weather.",
-    shape("city", city=STRING, days={"type": "integer", "default": 1}),
-    shape(summary=STRING),
-)
+DAYS = {"type": "integer", "default": 1}
+WEATHER = tool("get_weather", "Get weather.", shape("city", city=STRING, days=DAYS), shape(summary=STRING))
 URGENT = {"type": "boolean", "default": False}
 MAIL = tool("send_mail", "Send mail.", shape("to", "body", to=TO, body=STRING, urgent=URGENT))
 ISSUES = tool("list_issues", "List issues.", shape("repo", "state", repo=STRING, state=STATE))
@@ -151,8 +145,7 @@ def put(url: str, settings: Settings, wanted: Asked | None = None) -> tuple[Prop
 
 
 @pytest.mark.parametrize(
-    ("path", "form", "header"),
-    [(CHAT, openai, "Authorization"), ("/v1/messages", anthropic, "x-api-key")],
+    ("path", "form", "header"), [(CHAT, openai, "Authorization"), ("/v1/messages", anthropic, "x-api-key")]
 )
 def test_good_answer_over_both_apis(settings: Settings, path: str, form: Callable[[str], bytes], header: str) -> None:
     with serving(says(200, form(GOOD))) as model:

@@ -75,11 +75,7 @@ def test_choices(schema: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "description", "unit"),
-    [
-        ("timeout_ms", "", "millisecond"),
-        ("min_amount", "", ""),
-        ("radius", "Radius of the search, in meters", "m"),
-    ],
+    [("timeout_ms", "", "millisecond"), ("min_amount", "", ""), ("radius", "Radius of the search, in meters", "m")],
 )
 def test_unit(name: str, description: str, unit: str) -> None:
     assert param(name, {"type": "integer", "description": description}).unit == unit
@@ -144,20 +140,9 @@ def test_other_end_of_a_range_does_not_fit() -> None:
     [
         {"properties": {"a": {"$ref": "#/properties/a"}}},
         {"properties": {"a": {"$ref": "#/nowhere"}, "b": True, "c": {"type": ["null", "string"]}}},
-        {
-            "properties": {
-                "a": {"pattern": "(["},
-                "b": {"anyOf": 3},
-                "": {},
-                "c": {"items": {"enum": [None]}, "type": "array"},
-            }
-        },
-        {
-            "properties": {
-                "a": {"type": "array", "items": [TEXT]},
-                "b": {"allOf": [{"type": "string"}, {"minLength": 1}]},
-            }
-        },
+        {"properties": {"a": {"pattern": "(["}, "b": {"anyOf": 3}, "": {}}},
+        {"properties": {"a": {"items": {"enum": [None]}, "type": "array"}, "b": {"type": "array", "items": [TEXT]}}},
+        {"properties": {"a": {"allOf": [{"type": "string"}, {"minLength": 1}]}}},
     ],
 )
 def test_odd_schemas_are_read(schema: dict[str, Any]) -> None:

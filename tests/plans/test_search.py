@@ -35,12 +35,12 @@ def names(found: list[CapabilityMatch]) -> list[str]:
 
 @pytest.fixture
 def shelf(as_kee: Caller) -> Caller:
-    for worker_id, one, tags in (
-        ("coder", ANALYZE, ["code_analysis"]),
-        ("judge", SENTIMENT, ["nlp"]),
-        ("cutter", TRANSCODE, ["media"]),
+    for worker_id, one, tag in (
+        ("coder", ANALYZE, "code"),
+        ("judge", SENTIMENT, "nlp"),
+        ("cutter", TRANSCODE, "media"),
     ):
-        register(as_kee, make_manifest(worker_id, tools=[one], capabilities=tags))
+        register(as_kee, make_manifest(worker_id, tools=[one], capabilities=[tag]))
     return as_kee
 
 
@@ -54,15 +54,10 @@ def test_match_explains_its_words(shelf: Caller) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "word", "known"),
-    [
-        ("repositroy", "repositroy", "repository"),
-        ("sentimant", "sentimant", "sentiment"),
-        ("trnscode", "trnscode", "transcode"),
-    ],
+    ("word", "known"), [("repositroy", "repository"), ("sentimant", "sentiment"), ("trnscode", "transcode")]
 )
-def test_typo_matches_the_nearest_word(shelf: Caller, query: str, word: str, known: str) -> None:
-    found, meant = search(shelf, query)[0], search(shelf, query.replace(word, known))[0]
+def test_typo_matches_the_nearest_word(shelf: Caller, word: str, known: str) -> None:
+    found, meant = search(shelf, word)[0], search(shelf, known)[0]
 
     assert word in found.matched
     assert (found.tool_name, found.relevance_score < meant.relevance_score) == (meant.tool_name, True)

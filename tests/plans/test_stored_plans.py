@@ -200,11 +200,8 @@ def test_plan_is_made_read_and_validated_over_rest(tenant: Tenant, smith_token: 
     status, plan = ask("POST", "/delegate/plan", smith_token, {"intent": WISH})
 
     assert (status, plan["status"]) == (200, "ready")
-    assert [(step["step_type"], step.get("tool_name")) for step in plan["steps"]] == [
-        ("queue_execution", "echo"),
-        ("wait_for", None),
-        ("escalate", None),
-    ]
+    steps = [(step["step_type"], step.get("tool_name")) for step in plan["steps"]]
+    assert steps == [("queue_execution", "echo"), ("wait_for", None), ("escalate", None)]
     assert {"delegate_id", "created_at", "scope", "confidence", "assumptions", "references"} <= set(plan)
     assert {"estimated_total_runtime_seconds", "can_run_parallel"} <= set(plan)
     assert (plan["principal_ai"], plan["intent"], plan["proposer"]) == ("Kee", WISH, "local")

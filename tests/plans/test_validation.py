@@ -14,17 +14,7 @@ from apps.plans import validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import plan_hash
 from apps.plans.validation import MAX_PROBLEMS, Problem, validate
-from tests.plans.making import (
-    FULL,
-    INTEGER,
-    NUMBER,
-    STRING,
-    make_plan,
-    offer,
-    shape,
-    tool,
-    translation,
-)
+from tests.plans.making import FULL, INTEGER, NUMBER, STRING, make_plan, offer, shape, tool, translation
 
 Document = dict[str, Any]
 
