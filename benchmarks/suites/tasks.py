@@ -165,8 +165,9 @@ def _await_the_last(client: Client) -> None:
 def _seconds_of_work(owner: Caller, tasks: int) -> float:
     """From the first lease of so many of the newest tasks to the last end."""
     with owner.acting():
-        newest = list(Task.objects.filter(task_type__name=_OUT_OF_THE_BOX).order_by("-pk")[:tasks])
-        leased = Run.objects.filter(pk__in=[run_key(task.pk, 1) for task in newest])
+        ours = Task.objects.filter(task_type__name=_OUT_OF_THE_BOX).order_by("-pk")
+        newest = list(ours.values_list("pk", flat=True)[:tasks])
+        leased = Run.objects.filter(pk__in=[run_key(task_id, 1) for task_id in newest])
         began: datetime = leased.aggregate(moment=Min("started_at"))["moment"]
         ended: datetime = FinishedTask.objects.filter(pk__in=newest).aggregate(moment=Max("finished_at"))["moment"]
     return (ended - began).total_seconds()
