@@ -291,22 +291,28 @@ def test_step_takes_the_whole_result_or_the_first_of_a_list() -> None:
 
 @pytest.mark.parametrize("is_listed", [False, True])
 def test_id_is_looked_up_by_a_name(*, is_listed: bool) -> None:
-    member = shape(member_id=INTEGER)
-    found = shape(result={"type": "array", "items": member}) if is_listed else member
+    found = shape(result={"type": "array", "items": shape(sku=STRING)}) if is_listed else shape(sku=STRING)
+    takes_name = shape(name=STRING) if is_listed else needs(name=STRING)
     tools = (
-        tool("find_member", "Find a member.", shape(name=STRING) if is_listed else needs(name=STRING), found),
-        tool("find_guest", "Find a guest.", needs(name=STRING), found),
-        tool("renew_card", "Renew the card of a person.", needs(member_id=INTEGER), shape()),
-        tool("send_note", "Send a note to a person.", needs(member_id=INTEGER), shape()),
+        tool("find_chair", "Find a chair.", takes_name, found),
+        tool("find_lamp", "Find a lamp.", takes_name, found),
+        tool("order_furniture", "Order furniture.", needs(sku=STRING), shape()),
     )
     catalogue = Catalogue(1, tools, [offer("other", one, effects=["read"]) for one in tools])
-    given = Ref(0, ("result", "0", "member_id") if is_listed else ("member_id",))
+    given = Ref(0, ("result", "0", "sku") if is_listed else ("sku",))
 
-    for request, name in (("renew the card of", "renew_card"), ("note", "send_note")):
-        assert calls(ask(f"{request} our member Karin Holm", catalogue)) == [
-            ("find_member", {"name": "Karin Holm"}),
-            (name, {"member_id": given}),
+    for noun in ("chair", "lamp"):
+        assert calls(ask(f"order the furniture from our {noun} Karin Holm", catalogue)) == [
+            (f"find_{noun}", {"name": "Karin Holm"}),
+            ("order_furniture", {"sku": given}),
         ]
+
+
+def test_noun_of_a_tool_may_be_the_verb_of_a_request() -> None:
+    reminder = tool("set_reminder", "Set a reminder.", needs(text=STRING, at=MOMENT), shape())
+    catalogue = Catalogue(1, [reminder], [offer("other", reminder, effects=["write"], tier="trusted")])
+
+    assert answer(ask("remind me on 2026-12-01 at 10:00 to buy bread", catalogue)) == "to be confirmed"
 
 
 def test_own_words_of_a_tool_are_no_values_of_another() -> None:
