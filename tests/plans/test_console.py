@@ -23,7 +23,6 @@ def drawn(document: Mapping[str, Any]) -> ET.Element:
 
 def test_steps_are_boxes_and_dependencies_lines() -> None:
     document = make_plan().document()
-
     picture = drawn(document)
 
     space = "{http://www.w3.org/2000/svg}"

@@ -39,7 +39,6 @@ MONEY = needs(from_account=STRING, to_account=STRING, amount=NUMBER)
 EXCHANGE = needs(amount=NUMBER, from_currency=STRING, to_currency=STRING)
 STATUS = {"status": maybe(choice("open", "pending", "closed")), "limit": {"type": "integer", "default": 20}}
 LEVELS = maybe(choice("low", "normal", "urgent"))
-PEOPLE = {"type": "array", "items": EMAIL}
 WRITING = (
     tool("create_ticket", "Open a new support ticket.", takes(TICKET, level=LEVELS), needs(ticket_id=INTEGER)),
     tool("close_ticket", "Close a ticket.", needs(ticket_id=INTEGER), shape()),
@@ -51,7 +50,7 @@ WRITING = (
     ),
     tool("book_room", "Book a meeting room.", needs(room=choice("Oslo", "Lima"), start=MOMENT, end=MOMENT), shape()),
     tool("rename_branch", "Rename a branch.", needs(branch=STRING, new_name=STRING), shape()),
-    tool("share_file", "Share a file with people.", needs(path=STRING, people=PEOPLE)),
+    tool("share_file", "Share a file with people.", needs(path=STRING, people={"type": "array", "items": EMAIL})),
     tool("set_light", "Turn the light of a room on or off.", shape("room", room=STRING, on=maybe({"type": "boolean"}))),
 )
 READING = (
@@ -237,11 +236,10 @@ def test_number_that_nothing_takes_is_never_ready(intent: str) -> None:
 
 
 def test_barred_tool_is_named_with_its_reason() -> None:
-    proposal = ask("Delete the file /etc/hosts.txt", FULL)
+    missing = ask("Delete the file /etc/hosts.txt", FULL).missing[0]
 
-    assert proposal.missing[0].kind == Lack.PERMISSION
-    assert proposal.missing[0].tool_name == "delete_file"
-    assert "the tier verified does not allow write" in proposal.missing[0].detail
+    assert (missing.kind, missing.tool_name) == (Lack.PERMISSION, "delete_file")
+    assert "the tier verified does not allow write" in missing.detail
 
 
 ANALYZED = "Analyze the Python codebase at /srv/app and suggest optimizations"
