@@ -5,7 +5,7 @@ import os
 import sys
 
 try:
-    from django.core.management import ManagementUtility, get_commands, load_command_class
+    from django.core.management import BaseCommand, ManagementUtility, get_commands, load_command_class
 except ImportError:
     sys.exit("Django is not installed for this Python: run it with .venv/bin/python, which bin/up makes.")
 
@@ -14,6 +14,13 @@ from config.unreachable import told_in_a_sentence
 
 class Commands(ManagementUtility):
     """`help` lists the product's own commands; the others of Django run too."""
+
+    def fetch_command(self, subcommand: str) -> BaseCommand:
+        """The product's own commands start at once: `check` and `migrate` are there to check the settings."""
+        command = super().fetch_command(subcommand)
+        if type(command).__module__.startswith("apps.") and subcommand != "migrate":
+            command.requires_system_checks = ()
+        return command
 
     def main_help_text(self, commands_only: bool = False) -> str:  # noqa: FBT001, FBT002  # as Django has it
         if commands_only:

@@ -270,6 +270,8 @@ def database(process: str, url: str = DATABASE_URL, *, most: int | None = None) 
         f"-c {setting}"
         for setting in (
             "plan_cache_mode=force_generic_plan",
+            # A login may change its own defaults; what a connection begins with wins.
+            "search_path=public",
             # PostgreSQL 18.4 has crashed, with all its sessions, where a statement that locks live tasks under rivals left out
             # partitions as it ran (perform_pruning_base_step, CheckExprStillValid).
             "enable_partition_pruning=off",

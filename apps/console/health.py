@@ -12,14 +12,14 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.files.base import ContentFile
 from django.core.files.storage import storages
-from django.db import DatabaseError, ProgrammingError, connection
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, ProgrammingError, connection
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django_celery_beat.models import PeriodicTask
 
 from apps.console import selectors
 from apps.core import notifications, ticks
-from apps.core.sql import SYSTEM, database_now, execute, fetch, logged_in_as
+from apps.core.sql import OWNER, SYSTEM, database_now, execute, fetch, logged_in_as
 from apps.delivery import selectors as delivery
 from apps.digests import soundness
 from apps.memory import selectors as memory
@@ -153,20 +153,25 @@ def _locale() -> Finding:
 
 
 def _login_role() -> Finding:
-    """Production has a login for each role; in development one may act in all."""
-    ((name, unbound, others),) = fetch(
-        """select rolname, rolsuper or rolbypassrls,
-                  array(select w.rolname::text from pg_roles w where w.rolname = any(%s) and w.rolname <> session_user
-                        and pg_has_role(session_user, w.oid, 'set') order by 1)
-           from pg_roles where rolname = session_user""",
-        [list(ROLES)],
-    )
-    wide = f", and can become {', '.join(others)}" if others else ""
+    """Production has a login for each role, and none that may act as another; in development one may act in all."""
+    asked = """select rolname, rolsuper or rolbypassrls, array(
+                   select roleid::regrole::text from pg_auth_members where member = pg_roles.oid
+                   and (rolname, roleid::regrole::text) <> ('gatehouse_system', 'gatehouse_operator') order by 1)
+               from pg_roles where rolname = session_user"""
+    unbound, wide = [], []
+    for login in (DEFAULT_DB_ALIAS, SYSTEM, OWNER):
+        with logged_in_as(login):
+            ((name, passes, others),) = fetch(asked)
+        unbound += [name] if passes else []
+        wide += [f"{name} can become {', '.join(others)}"] if others else []
     return Finding(
         part="login role",
-        ok=not unbound and not (others and settings.PRODUCTION),
-        says=f"{name} is {'not ' if unbound else ''}bound by row-level security{wide}",
-        mend="Let DATABASE_URL log in as gatehouse_app, and make the three logins as docs/deploy.md has them.",
+        ok=not unbound and not (wide and settings.PRODUCTION),
+        says="; ".join(
+            [f"{name} is not bound by row-level security" for name in dict.fromkeys(unbound)] + [*dict.fromkeys(wide)]
+        )
+        or "row-level security binds every login",
+        mend="Make the three logins as docs/deploy.md has them, and have the three addresses name them.",
     )
 
 

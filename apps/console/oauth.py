@@ -280,7 +280,7 @@ class OneByOne(Sound):
 
     def dispatch(self, request: HttpRequest, *args: Any, **more: Any) -> HttpResponseBase:
         client = request.POST.get("client_id") or request.headers.get("Authorization", "")
-        with logged_in_as(SYSTEM), transaction.atomic():
+        with acting_as_operator([], "oauth"):
             fetch("select pg_advisory_xact_lock(hashtextextended(%s, 6))", [client.replace("\x00", "")])
             return super().dispatch(request, *args, **more)
 

@@ -100,7 +100,12 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
 
 def _window_on(model: type[Model], admin_class: "type[ModelAdmin[Any]]") -> type[OperatorAdmin]:
     columns = [name for name in admin_class.list_display if isinstance(name, str) and hasattr(model, name)]
-    return type(admin_class.__name__, (OperatorAdmin,), {"list_display": columns or ["__str__"]})
+    more = {"list_display": columns or ["__str__"], "has_view_permission": _is_superuser}
+    return type(admin_class.__name__, (OperatorAdmin,), more)
+
+
+def _is_superuser(_admin: object, request: HttpRequest, _obj: object = None) -> bool:
+    return bool(cast("Operator", request.user).is_superuser)
 
 
 def _sight_of(request: HttpRequest) -> AbstractContextManager[None]:

@@ -74,6 +74,9 @@ begin
     loop
         execute format('revoke all on %s from gatehouse_app', part);
     end loop;
+    revoke insert, update, delete on django_migrations, django_content_type from gatehouse_app;
+    -- A temporary table hides the real one from whoever has the connection next.
+    execute format('revoke temporary on database %I from public', current_database());
 end $$
 """  # noqa: S608  # names of tables
 

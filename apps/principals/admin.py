@@ -249,7 +249,7 @@ class ClientAdmin(OperatorAdmin):
                 used_at=Subquery(held.order_by(F("last_used_at").desc(nulls_last=True)).values("last_used_at")[:1]),
             )
         )
-        return found
+        return found if _is_superuser(request) else found.none()
 
     @admin.display(description="Acts as")
     def acts_as(self, client: Any) -> str:

@@ -116,6 +116,7 @@ def refused(by: type[Exception], statement: str, *given: Any) -> Exception:
 @pytest.mark.parametrize("is_handled", [True, False])
 def test_logged_exception_omits_the_refused_row(db: None, is_handled: bool) -> None:
     # Where there is no wall between tenants the database tells the row.
+    execute("set local role none")
     execute("create temporary table kept (word text constraint said check (word is null)) on commit drop")
     exc = refused(IntegrityError, "insert into kept values (%s)", f"{SECRET}\n\nand {SECRET}")
     event: dict[str, Any] = {"event": f"it raised {exc.__cause__!r}", "exc_info": (type(exc), exc, exc.__traceback__)}

@@ -19,6 +19,7 @@ import httpx2
 import psutil
 import psycopg
 import pytest
+from psycopg.errors import InsufficientPrivilege
 
 from config.stack.folders import DataFolder
 from config.stack.processes import marked, runs
@@ -66,13 +67,12 @@ def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
             assert stat.S_IMODE((data / name).stat().st_mode) == 0o600, name
         assert _call("up", "status", "--data", data.name, cwd=data.parent).returncode == 0
 
-        before = dict(_stack(data)["processes"])
-        os.kill(before["web"], signal.SIGKILL)
-        assert all(_works(data) for _ in range(10)), "the other web process answers"
-        _wait(lambda: _stack(data)["processes"]["web"] != before["web"], lambda: _stack(data)["processes"])
-        os.kill(before["web-2"], signal.SIGKILL)
-        assert all(_works(data) for _ in range(10))
-        _wait(lambda: _stack(data)["processes"]["web-2"] != before["web-2"], lambda: _stack(data)["processes"])
+        _has_a_neighbour(data)
+        for web in ("web", "web-2"):
+            before = dict(_stack(data)["processes"])
+            os.kill(before[web], signal.SIGKILL)
+            assert all(_works(data) for _ in range(10)), "the other web process answers"
+            _wait(lambda: _stack(data)["processes"][web] != before[web], lambda: _stack(data)["processes"])  # noqa: B023
 
         before = dict(_stack(data)["processes"])
         for pid in before.values():
@@ -82,8 +82,14 @@ def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
             lambda: _stack(data)["processes"],
         )
         _wait(lambda: _works(data), lambda: readiness(_stack(data)["url"]))
-        running = marked(DataFolder(data).mark)
+        orphans = marked(DataFolder(data).mark)
+        child.kill()
+        child.wait()
 
+    with up(data, "--no-workers") as child:
+        assert _works(data)
+        assert not any(map(runs, orphans))
+        running = marked(DataFolder(data).mark)
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=PATIENCE) == 0
 
@@ -92,6 +98,26 @@ def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
     assert [process for process in running if runs(process)] == []
     assert not (data / "stack.json").exists()
     assert _call("up", "status", "--data", str(data)).returncode == 3
+
+
+def _has_a_neighbour(data: Path) -> None:
+    """A second stack needs a folder of its own, and neither touches the other."""
+    other = data.with_name("other")
+    other.mkdir()
+    # A restored or cloned folder holds the secrets of its original, whose processes are not its own.
+    shutil.copy(data / "secrets.json", other)
+    before = dict(_stack(data)["processes"])
+    with up(other, "--no-workers") as neighbour:
+        second = _call("up", "--data", str(data))
+        assert second.returncode == 1
+        assert _stack(data)["url"] in second.stderr
+        assert _works(data)
+        assert _works(other)
+        assert _call("up", "down", "--data", str(other)).returncode == 0
+        assert neighbour.wait(timeout=PATIENCE) == 0
+    assert _works(data)
+    assert _stack(data)["processes"] == before
+    _call("up", "reset", "--yes", "--data", str(other))
 
 
 @pytest.mark.ci
@@ -132,40 +158,12 @@ def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -
                 found |= {task["task_id"] for task in answer["tasks"]}
                 page = answer["next"]
         assert before <= found
+        with psycopg.connect(_stack(elsewhere)["database_url"]) as requests, pytest.raises(InsufficientPrivilege):
+            requests.execute("select * from principals_operator")
         examined = _manage(elsewhere, "doctor")
         assert examined.returncode == 0, examined.stdout
         assert "every receipt is acked, visible or pending" in examined.stdout
     _call("up", "reset", "--yes", "--data", str(elsewhere))
-
-
-@pytest.mark.ci
-def test_second_stack_needs_a_folder_of_its_own_and_data_outlive_a_killed_supervisor(
-    data: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    with up(data, "--no-workers") as child:
-        # A restored or cloned folder holds the secrets of its original, whose processes are not its own.
-        shutil.copy(data / "secrets.json", other)
-        before = dict(_stack(data)["processes"])
-        with up(other, "--no-workers") as neighbour:
-            second = _call("up", "--data", str(data))
-            assert second.returncode == 1
-            assert _stack(data)["url"] in second.stderr
-            assert _works(data)
-            assert _works(other)
-            assert _call("up", "down", "--data", str(other)).returncode == 0
-            assert neighbour.wait(timeout=PATIENCE) == 0
-        assert _works(data)
-        assert _stack(data)["processes"] == before
-        orphans = marked(DataFolder(data).mark)
-        child.kill()
-        child.wait()
-    _call("up", "reset", "--yes", "--data", str(other))
-
-    with up(data, "--no-workers"):
-        assert _works(data)
-        assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in orphans)
 
 
 @pytest.mark.ci

@@ -12,8 +12,6 @@ from apps.console import health
 
 class Command(BaseCommand):
     help = "Examine every part that the product stands on, and say how to mend what is not well."
-    # Examines the databases itself, and says more about them.
-    requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -15,7 +15,6 @@ from config.stack.folders import DataFolder
 
 class Command(BaseCommand):
     help = "Migrate, write the schedules, and add what the environment names: the default target, tokens of sources."
-    requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
@@ -27,7 +26,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_args: Any, tokens: dict[str, list[str]] | None, **options: Any) -> None:
-        call_command("migrate", interactive=False, verbosity=options["verbosity"])
+        call_command("migrate", interactive=False, skip_checks=False, verbosity=options["verbosity"])
         call_command("sync_schedules")
         if tokens is not None:
             self._fill(DataFolder(settings.DATA_DIR), tokens)

@@ -29,7 +29,6 @@ class Command(BaseCommand):
     """It ends when the server does, and the server ends with it."""
 
     help = "Serve a stdio MCP server over HTTP on loopback."
-    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--port", type=int, default=0, help="port to listen on; left out, a free one")

@@ -35,7 +35,6 @@ _LAST_SECONDS: Final = 75
 
 class Command(BaseCommand):
     help = "Carry MCP between stdin/stdout and the endpoint, for hosts that only start processes."
-    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
