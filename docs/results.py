@@ -1,4 +1,4 @@
-"""Writes results.md and results.svg beside it from one run: manage.py bench --json | python docs/results.py"""
+"""Writes results.md and results.svg from one run, beside it or where it is told: docs/results.py [FOLDER] <rows.json"""
 
 import json
 import platform
@@ -88,4 +88,4 @@ def _cell(value: float | str | None) -> str:
 
 
 if __name__ == "__main__":
-    written(json.load(sys.stdin), HERE)
+    written(json.load(sys.stdin), Path(*sys.argv[1:2] or [HERE]))

@@ -36,7 +36,7 @@ from tests.executions.making import make_worker
 from tests.factories import make_caller, make_tenant, make_token
 from tests.server import end_server, start_server
 from tests.tasks.making import make_type, number, queue
-from tests.waiters import until
+from tests.waiters import until, until_nobody_else_is_in_a_transaction
 from tests.workers.servers import A_TEXT, serving
 
 pytestmark = [pytest.mark.ci, pytest.mark.django_db(transaction=True)]
@@ -144,6 +144,7 @@ def test_rival_clocks_queue_each_time_once(caller: Caller, tmp_path: Path) -> No
     beats = [("beat", "--schedule", str(tmp_path / f"beat-{n}"), "--pidfile", str(tmp_path / f"{n}.pid")) for n in "12"]
     with _celery(tmp_path / "log", *beats[0]), _celery(tmp_path / "log", *beats[1]), _worker(tmp_path / "log"):
         until(lambda: len(queued()) >= 8)
+    until_nobody_else_is_in_a_transaction()  # what a process that is gone has begun may yet be committed
     with acting_as(caller):
         found = Schedule.objects.get(pk=made.pk)
         keys = set(IdempotencyKey.objects.values_list("key", flat=True))
