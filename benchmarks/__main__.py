@@ -55,7 +55,8 @@ def _measure(asked: argparse.Namespace, environ: dict[str, str]) -> None:
     finally:
         bench.end()
     if asked.json:
-        print(json.dumps([{**asdict(row), "machine": bench.machine} for row in rows], indent=2))
+        machine = {"command": " ".join(["manage.py bench", *sys.argv[1:]]), **bench.machine}
+        print(json.dumps([{**asdict(row), "machine": machine} for row in rows], indent=2))
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

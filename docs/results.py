@@ -57,7 +57,7 @@ def written(rows: list[dict[str, Any]], folder: Path) -> None:
     lines = [
         "# Benchmark results",
         "",
-        "One run, written by `manage.py bench --json | python docs/results.py`. [Benchmarks](benchmarks.md) tells how to",
+        "One run, written by `docs/results.py`. [Benchmarks](benchmarks.md) tells how to",
         "repeat it, and what the columns mean. Figures of another machine differ; their ratios differ less.",
         "",
         "| | |",
