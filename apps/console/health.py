@@ -12,14 +12,14 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.files.base import ContentFile
 from django.core.files.storage import storages
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, ProgrammingError, connection
+from django.db import DatabaseError, ProgrammingError, connection, connections
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django_celery_beat.models import PeriodicTask
 
 from apps.console import selectors
 from apps.core import notifications, ticks
-from apps.core.sql import OWNER, SYSTEM, database_now, execute, fetch, logged_in_as
+from apps.core.sql import SYSTEM, database_now, execute, fetch, logged_in_as
 from apps.delivery import selectors as delivery
 from apps.digests import soundness
 from apps.memory import selectors as memory
@@ -159,7 +159,7 @@ def _login_role() -> Finding:
                    and (rolname, roleid::regrole::text) <> ('gatehouse_system', 'gatehouse_operator') order by 1)
                from pg_roles where rolname = session_user"""
     unbound, wide = [], []
-    for login in (DEFAULT_DB_ALIAS, SYSTEM, OWNER):
+    for login in connections.settings:
         with logged_in_as(login):
             ((name, passes, others),) = fetch(asked)
         unbound += [name] if passes else []
@@ -167,9 +167,7 @@ def _login_role() -> Finding:
     return Finding(
         part="login role",
         ok=not unbound and not (wide and settings.PRODUCTION),
-        says="; ".join(
-            [f"{name} is not bound by row-level security" for name in dict.fromkeys(unbound)] + [*dict.fromkeys(wide)]
-        )
+        says="; ".join([f"{name} is not bound by row-level security" for name in unbound] + wide)
         or "row-level security binds every login",
         mend="Make the three logins as docs/deploy.md has them, and have the three addresses name them.",
     )

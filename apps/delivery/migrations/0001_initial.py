@@ -12,7 +12,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ("principals", "0001_initial"),
-        # Each of their steps renders all models that are there by then: before most of ours, they take a tenth of the time.
+        # Each of their steps renders the models that are there by then: before most of ours, they take less time.
         ("django_celery_beat", "0019_alter_periodictasks_options"),
         ("oauth2_provider", "0022_refreshtoken_token_family_index"),
     ]
