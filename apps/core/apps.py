@@ -6,5 +6,5 @@ class CoreConfig(AppConfig):
     name = "apps.core"
 
     def ready(self) -> None:
-        # Apps declare what they offer; importing the rooms fills the registries.
-        autodiscover_modules("tools", "ticks", "handlers", "hooks", "erasure")
+        # Apps declare what they offer; importing the rooms fills the registries. That of operations fills itself.
+        autodiscover_modules("ticks", "handlers", "hooks", "erasure")

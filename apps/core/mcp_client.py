@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -20,41 +20,23 @@ from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map
 from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult, Implementation
 from pydantic import ValidationError
 
-from apps.core.outbound import CallFailed, Disconnected, PinnedTransport, TimedOut, checked
-from apps.core.strict_json import storable
+from apps.core.outbound import (
+    CallFailed,
+    Disconnected,
+    GivenUp,
+    NotMCP,
+    PinnedTransport,
+    Refused,
+    TimedOut,
+    checked,
+    legible,
+)
 
 _CONNECT_SECONDS: Final = 5.0
-_MESSAGE: Final = 2_000
 _LOOK_SECONDS: Final = 0.2
 _CLIENT: Final = Implementation(name="gatehouse", version="1")
 
 T = TypeVar("T")
-
-
-class NotMCP(CallFailed):
-    """Something answers there, but it does not speak MCP."""
-
-    code = "not_mcp"
-
-
-class Refused(CallFailed):
-    """The endpoint speaks MCP and refuses what it was asked.
-
-    `broke`: the endpoint reports a defect of its own, so the same call may succeed later.
-    """
-
-    code: ClassVar[str] = "refused"
-
-    def __init__(self, message: str, *, mcp_code: int = 0, broke: bool = False) -> None:
-        super().__init__(message)
-        self.mcp_code = mcp_code
-        self.broke = broke
-
-
-class GivenUp(CallFailed):
-    """The caller did not want the answer any more."""
-
-    code = "given_up"
 
 
 class Wire(PinnedTransport):
@@ -192,11 +174,6 @@ def leaves(exc: BaseException) -> Iterator[BaseException]:
             yield from leaves(part)
     else:
         yield exc
-
-
-def legible(text: str) -> str:
-    """Another's words as the database and a reader can take them: nothing that can't be stored, not too many."""
-    return storable(text[:_MESSAGE])
 
 
 def _named(exc: BaseException, seconds: float, *, by_http: bool) -> CallFailed:

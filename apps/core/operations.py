@@ -13,9 +13,11 @@ import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from operator import attrgetter
 from typing import Any, Final, Literal, Protocol, TypeVar, get_type_hints
 
+from django.utils.module_loading import autodiscover_modules
 from pydantic import BaseModel
 
 from apps.core.coalescing import GROUP_PATIENCE, Coalescer
@@ -315,13 +317,20 @@ def operation(
     return declare
 
 
+@cache
+def _declared() -> dict[str, Operation]:
+    """The registry, once the modules that declare operations are loaded: half of what a process loads, and few need it."""
+    autodiscover_modules("tools")
+    return _registry
+
+
 def all_operations() -> list[Operation]:
     """Every declared operation, by name."""
-    return [_registry[name] for name in sorted(_registry)]
+    return sorted(_declared().values(), key=attrgetter("name"))
 
 
 def named(name: str) -> Operation | None:
-    return _registry.get(name)
+    return _declared().get(name)
 
 
 def find(name: str) -> Operation:

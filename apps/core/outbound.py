@@ -17,8 +17,10 @@ import httpx2
 from django.conf import settings
 
 from apps.core.errors import Invalid
+from apps.core.strict_json import storable
 
 _CONNECT_SECONDS: Final = 5.0
+_MESSAGE: Final = 2_000
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 # What is left of the time of who listens when there is no more to wait for.
 _HANGING_UP: Final = 0.2
@@ -70,6 +72,37 @@ class AnswerTooLarge(CallFailed):
     """The answer is over the limit."""
 
     code = "answer_too_large"
+
+
+class NotMCP(CallFailed):
+    """Something answers there, but it does not speak MCP."""
+
+    code = "not_mcp"
+
+
+class Refused(CallFailed):
+    """The endpoint speaks MCP and refuses what it was asked.
+
+    `broke`: the endpoint reports a defect of its own, so the same call may succeed later.
+    """
+
+    code: ClassVar[str] = "refused"
+
+    def __init__(self, message: str, *, mcp_code: int = 0, broke: bool = False) -> None:
+        super().__init__(message)
+        self.mcp_code = mcp_code
+        self.broke = broke
+
+
+class GivenUp(CallFailed):
+    """The caller did not want the answer any more."""
+
+    code = "given_up"
+
+
+def legible(text: str) -> str:
+    """Another's words as the database and a reader can take them: nothing that can't be stored, not too many."""
+    return storable(text[:_MESSAGE])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,23 +12,12 @@ from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from mcp import Client
-from mcp.types import (
-    INVALID_REQUEST,
-    CallToolResult,
-    ContentBlock,
-    ElicitRequestFormParams,
-    ElicitResult,
-    ErrorData,
-    TextContent,
-)
-
-from apps.core import foreign_schemas, mcp_client, outbound, strict_json
+from apps.core import foreign_schemas, outbound, strict_json
 from apps.core.errors import DomainError, FieldError, Forbidden, Invalid
 from apps.core.ids import parse_ref
-from apps.core.mcp_client import legible
+from apps.core.outbound import legible
 from apps.executions import selectors
 from apps.executions.errors import (
     CallCanceled,
@@ -54,6 +43,10 @@ from apps.workers import selectors as workers
 from apps.workers.models import ROUTABLE, State
 from apps.workers.services import registry
 from apps.workers.shapes import OfferView
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult, ContentBlock, ElicitResult, ErrorData
 
 TASK_TYPE: Final = "mcp_worker_call"
 DIRECT: Final = timedelta(seconds=30)
@@ -293,9 +286,11 @@ def call(
     :raises Invalid: if an answer does not fit its question (`invalid_answers`).
     :raises WorkerCallFailed: one of its kinds.
     """
+    from apps.core import mcp_client  # noqa: PLC0415  # takes most of a second, and few processes need it
+
     tool, began, questions = target.tool_name, monotonic(), _Questions(answers or {})
 
-    async def dialogue(client: Client) -> CallToolResult:
+    async def dialogue(client: "Client") -> "CallToolResult":
         progress = None if on_progress is None else _forwarded(on_progress)
         mcp_client.know(client, tool, target.input_schema)
         return await client.call_tool(tool, dict(params), progress_callback=progress)
@@ -336,8 +331,10 @@ class _Questions:
         self._open: list[dict[str, Any]] = []
         self._faults: list[FieldError] = []
 
-    async def answer(self, context: object, params: object) -> ElicitResult | ErrorData:
+    async def answer(self, context: object, params: object) -> "ElicitResult | ErrorData":
         """The caller's answer, with the question's defaults for what it leaves out; an error where there is none."""
+        from mcp.types import INVALID_REQUEST, ElicitRequestFormParams, ElicitResult, ErrorData  # noqa: PLC0415  # as above
+
         if not isinstance(params, ElicitRequestFormParams):  # a page to open in somebody's browser
             return ElicitResult(action="decline")
         schema = params.requested_schema
@@ -388,25 +385,25 @@ def _refusal(failure: outbound.CallFailed, target: Target) -> DomainError:
     match failure:
         case outbound.NotCalled():
             refusal = outbound.ForbiddenEndpoint(str(failure))
-        case mcp_client.GivenUp():
+        case outbound.GivenUp():
             refusal = CallCanceled(f"The call of {tool} was canceled.")
         case outbound.AnswerTooLarge():
             refusal = SizeExceeded(str(failure), code="answer_too_large")
         case outbound.Redirected():
             refusal = WorkerRefused(str(failure), code="worker_redirected", reached=False)
-        case mcp_client.Refused(broke=True):
+        case outbound.Refused(broke=True):
             refusal = WorkerAway(f"{tool} broke inside the worker. {failure}", code="worker_broke")
-        case mcp_client.Refused():
+        case outbound.Refused():
             refusal = WorkerRefused(f"{tool}: {failure}", mcp_code=failure.mcp_code)
-        case mcp_client.NotMCP():
+        case outbound.NotMCP():
             refusal = UnusableAnswer(f"{tool}: {failure}")
         case _:
             refusal = WorkerAway(f"{tool}: {failure}{doubt}", code=f"worker_{failure.code}", reached=failure.reached)
     return refusal
 
 
-def _payload(result: CallToolResult, tool: str) -> tuple[dict[str, Any], tuple[tuple[str, bytes], ...]]:
-    text = "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+def _payload(result: "CallToolResult", tool: str) -> tuple[dict[str, Any], tuple[tuple[str, bytes], ...]]:
+    text = "\n".join(block.text for block in result.content if block.type == "text")
     if result.is_error and text == f"Error executing tool {tool}":  # the SDK's words for an exception in the tool
         raise WorkerAway(f"{tool} broke inside the worker, which does not say why.", code="worker_broke")
     if result.is_error:
@@ -419,7 +416,7 @@ def _payload(result: CallToolResult, tool: str) -> tuple[dict[str, Any], tuple[t
             found = {"text": text}
         payload = found if isinstance(found, dict) else {"result": found}
     files: list[tuple[str, bytes]] = []
-    others = [block for block in result.content if not isinstance(block, TextContent)]
+    others = [block for block in result.content if block.type != "text"]
     try:
         if others and "content" not in payload:
             said = {} if payload == {"text": ""} else payload
@@ -431,7 +428,7 @@ def _payload(result: CallToolResult, tool: str) -> tuple[dict[str, Any], tuple[t
     return payload, tuple(files)
 
 
-def _block(block: ContentBlock, files: list[tuple[str, bytes]]) -> dict[str, Any]:
+def _block(block: "ContentBlock", files: list[tuple[str, bytes]]) -> dict[str, Any]:
     """A part of an answer that is no text, as MCP writes it, with a pointer to its bytes in place of the bytes."""
     part = block.model_dump(mode="json", by_alias=True, exclude_none=True)
     holder = part.get("resource", part)

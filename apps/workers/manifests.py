@@ -11,20 +11,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import rfc8785
-from mcp import Client
-from mcp.types import TextContent, Tool
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from apps.core import foreign_schemas, mcp_client, outbound, strict_json
+from apps.core import foreign_schemas, outbound, strict_json
 from apps.core.errors import FieldError, Invalid
-from apps.core.mcp_client import NotMCP, legible
-from apps.core.outbound import CallFailed
+from apps.core.outbound import CallFailed, NotMCP, legible
 from apps.workers import trust
 from apps.workers.shapes import MOST_TOOLS
 from apps.workers.trust import Tier
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import Tool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class Seen:
 
     server_name: str
     revision: str
-    tools: tuple[Tool, ...]
+    tools: "tuple[Tool, ...]"
     manifest: Any = None
 
 
@@ -166,8 +166,11 @@ def look(endpoint: str, *, deadline: timedelta, with_manifest: bool = True) -> S
 
     :raises CallFailed: one of its kinds.
     """
+    from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS  # noqa: PLC0415  # as below
 
-    async def dialogue(client: Client) -> Seen:
+    from apps.core import mcp_client  # noqa: PLC0415  # takes most of a second, and few processes need it
+
+    async def dialogue(client: "Client") -> Seen:
         if client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
             await client.session.send_ping()
         tools = await _all_tools(client)
@@ -182,7 +185,7 @@ def look(endpoint: str, *, deadline: timedelta, with_manifest: bool = True) -> S
     return mcp_client.converse(endpoint, dialogue, deadline=deadline, max_answer_bytes=_ANSWER_BYTES)
 
 
-async def _all_tools(client: Client) -> list[Tool]:
+async def _all_tools(client: "Client") -> "list[Tool]":
     tools: list[Tool] = []
     cursor: str | None = None
     for _ in range(MOST_PAGES):
@@ -198,13 +201,13 @@ async def _all_tools(client: Client) -> list[Tool]:
     raise TooManyTools(f"The endpoint's list of tools has more than {MOST_PAGES} pages.")
 
 
-async def _manifest(client: Client) -> Any:
+async def _manifest(client: "Client") -> Any:
     result = await client.call_tool(BOOTSTRAP, {})
     if result.is_error:
         raise NotMCP(f"{BOOTSTRAP} fails.")
     manifest = result.structured_content
     if manifest is None:
-        text = "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+        text = "\n".join(block.text for block in result.content if block.type == "text")
         try:
             manifest = json.loads(text)
         except (ValueError, RecursionError) as exc:
@@ -252,7 +255,7 @@ def manifest_of(seen: Seen, *, endpoint: str, stated: Mapping[str, Any]) -> tupl
     return manifest, left_out
 
 
-def _claims(tool: Tool) -> dict[str, str]:
+def _claims(tool: "Tool") -> dict[str, str]:
     """What a tool's hints claim of its side effects. A tool without hints claims nothing, and counts as touching everything."""
     hints = tool.annotations
     if hints is None or {hints.read_only_hint, hints.destructive_hint, hints.open_world_hint} == {None}:
@@ -270,7 +273,7 @@ def _worker_id(server_name: str, endpoint: str) -> str:
     return f"{name}-{hashlib.blake2b(endpoint.encode(), digest_size=4).hexdigest()}"
 
 
-def _fault(tool: Tool, effort: foreign_schemas.Effort) -> str | None:
+def _fault(tool: "Tool", effort: foreign_schemas.Effort) -> str | None:
     if _TOOL_NAME.fullmatch(tool.name) is None:
         return "has no usable name"
     if tool.input_schema.get("type", "object") != "object":
@@ -283,7 +286,7 @@ def _fault(tool: Tool, effort: foreign_schemas.Effort) -> str | None:
     return None
 
 
-def drift(registered: Sequence[Mapping[str, Any]], listed: Sequence[Tool]) -> str | None:
+def drift(registered: Sequence[Mapping[str, Any]], listed: "Sequence[Tool]") -> str | None:
     """Return the first difference of a listed tool from its manifest; None if there is none.
 
     A manifest may leave out tools, and may promise outputs that the list does not describe.

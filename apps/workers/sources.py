@@ -21,8 +21,7 @@ import yaml
 
 from apps.core import outbound, strict_json
 from apps.core.errors import DomainError, Invalid
-from apps.core.mcp_client import legible
-from apps.core.outbound import Answer, AnswerTooLarge, CallFailed
+from apps.core.outbound import Answer, AnswerTooLarge, CallFailed, legible
 from apps.core.schemas import parse
 from apps.workers.models import SourceKind
 from apps.workers.shapes import StatedWorker

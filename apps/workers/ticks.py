@@ -5,7 +5,7 @@ from datetime import timedelta
 from apps.core.ticks import is_stopping, tick
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors
-from apps.workers.services import discovery, health, listening, memory, registry
+from apps.workers.services import discovery, health, memory, registry
 
 
 @tick(every=timedelta(seconds=5))
@@ -31,6 +31,8 @@ def discover() -> None:
 
 @tick(every=timedelta(seconds=5), lasts=True)
 def listen() -> None:
+    from apps.workers.services import listening  # noqa: PLC0415  # takes most of a second, and few processes need it
+
     listening.listen(until=is_stopping)
 
 

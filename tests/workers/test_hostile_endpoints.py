@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from apps.core.mcp_client import NotMCP, Refused
 from apps.core.outbound import (
     AnswerTooLarge,
     CallFailed,
     Disconnected,
+    NotMCP,
     Redirected,
+    Refused,
     TimedOut,
 )
 from apps.executions import calls

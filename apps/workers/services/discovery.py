@@ -11,8 +11,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from apps.core.errors import Conflict, DomainError, Invalid, NotFound
-from apps.core.mcp_client import legible
-from apps.core.outbound import CallFailed
+from apps.core.outbound import CallFailed, legible
 from apps.core.schemas import parse
 from apps.core.sealing import SealBroken, seal, unseal
 from apps.core.sql import database_now
