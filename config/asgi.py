@@ -3,18 +3,18 @@
 import gc
 import os
 
-from django.core.asgi import get_asgi_application
+import django
 from django.urls import get_resolver
 
 # To load makes many objects, a request some thousands, and both next to no garbage that only a search finds.
 gc.set_threshold(50_000, 20, 20)
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
-_application = get_asgi_application()
+django.setup(set_prefix=False)
 
 from django.db import connection  # noqa: E402  # needs the apps to be ready
 
 from apps.plans import shelf  # noqa: E402
-from config.handlers import Application  # noqa: E402
+from config.handlers import Application, PageHandler  # noqa: E402
 
 
 def _prepare() -> None:
@@ -25,7 +25,7 @@ def _prepare() -> None:
         connection.close()
 
 
-application = Application(_application, at_start=_prepare)
+application = Application(PageHandler(), at_start=_prepare)
 get_resolver().url_patterns  # noqa: B018  # loaded now, with all views, and not by the first request
 # What is loaded by now stays for good. To go over it again and again in search of garbage would stop every request for
 # some tenths of a second each time.

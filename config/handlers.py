@@ -88,6 +88,17 @@ class Application:
                 return
 
 
+class PageHandler(ASGIHandler):
+    """For pages: all of settings.MIDDLEWARE and the view in one trip to a thread. Django makes one for each of them."""
+
+    def load_middleware(self, is_async: bool = False) -> None:  # noqa: FBT001, FBT002  # Django's signature
+        super().load_middleware()
+
+    async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
+        response: HttpResponseBase = await sync_to_async(self.get_response)(request)
+        return response
+
+
 class TokenHandler(ASGIHandler):
     """For views of clients with a token: one trip to a thread, with only the middleware that concerns them.
 
