@@ -276,7 +276,7 @@ _WALKED: Final = 2_000
 def unread_of_source(principal_id: int, source_system: str) -> int:
     """How many receipts of a source are unread, buffered ones too; a thousand at most."""
     given = {"recipient": principal_id, "source": source_system, "before": _PAST_ALL, "limit": 1000, "walked": _WALKED}
-    return len(_keys(sql.UNREAD_OF_SOURCE, given))
+    return len(fetch(sql.UNREAD_OF_SOURCE, given, hot=True))
 
 
 def _keys(statement: str, given: dict[str, Any]) -> list[int]:

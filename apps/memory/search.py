@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from django.db import connection
 from django.db.backends.utils import CursorWrapper
-from django.db.models import Sum
 
 from apps.core.sql import execute, fetch
-from apps.memory.models import COMMON, MESSAGE_BITS, OUTSIDE, Memory, SearchTotals, Session
+from apps.memory.models import COMMON, MESSAGE_BITS, OUTSIDE, Memory, Session
 from apps.memory.texts import Question, as_sought, beginning
 from apps.principals.tenancy import acting_as_system
 
@@ -230,9 +229,14 @@ def held(*, tenant_id: int) -> tuple[int, int, int]:
 
     Memories of a subject are not counted here: their number is only for those who may read the subject.
     """
-    totals = SearchTotals.objects.filter(tenant_id=tenant_id, scope=0)
-    counted = totals.aggregate(**{name: Sum(name, default=0) for name in ("observations", "patterns", "concepts")})
-    return counted["observations"], counted["patterns"], counted["concepts"]
+    observations, patterns, concepts = fetch(_HELD, {"tenant": tenant_id}, hot=True)[0]
+    return observations, patterns, concepts
+
+
+_HELD: Final = """
+select coalesce(sum(observations), 0)::bigint, coalesce(sum(patterns), 0)::bigint, coalesce(sum(concepts), 0)::bigint
+from memory_searchtotals where tenant_id = %(tenant)s and scope = 0
+"""
 
 
 # Recall.

@@ -459,7 +459,7 @@ def _locked_session(
 HANDOFF: Final = "session_handoff"
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def bootstrap(*, principal_id: int, tenant_id: int, ai_name: str, now: datetime, items: int = 10) -> Start:
     """Gather what a principal needs to begin a session, and mark the inbox entries that it is shown as delivered."""
     inbox = digests.newest_entries(principal_id, limit=items)

@@ -99,6 +99,7 @@ def obligations(
     rows = fetch(
         sql.OPEN_OBLIGATIONS.format(sides=" ".join(sides), order=order),
         {"owed_by": owed_by, "awaited_by": awaited_by, "after": after, "limit": limit},
+        hot=True,
     )
     return ObligationsOutput(
         obligations=[
