@@ -202,11 +202,11 @@ def _queues(queues: Mapping[int, QueueFigures]) -> dict[str, Any]:
         [
             link_to_page("tasks_queue", pk, found.queue + (" (paused)" if found.paused else "")),
             _counted(found.queued),
-            span(timedelta(seconds=found.oldest_wait_seconds)) if found.queued else "-",
+            span(found.oldest_wait_seconds) if found.queued else "-",
             f"{found.leased:,}",
             f"{found.finished_per_minute:.1f}",
             f"{found.failure_rate:.0%}",
-            " / ".join(_seconds(one) for one in (found.latency_p50_seconds, found.latency_p95_seconds)),
+            f"{span(found.latency_p50_seconds)} / {span(found.latency_p95_seconds)}",
         ]
         for pk, found in sorted(queues.items(), key=lambda one: (-one[1].queued - one[1].leased, one[1].queue))[:_ROWS]
     ]
@@ -214,11 +214,10 @@ def _queues(queues: Mapping[int, QueueFigures]) -> dict[str, Any]:
     return {"headers": headers, "rows": rows}
 
 
-def drawn(*, now: datetime) -> list[charts.Chart]:
+def drawn() -> list[charts.Chart]:
     """The last hour and day."""
-    now = now.replace(second=0, microsecond=0)
-    hour = tasks.history(since=now - _HOUR, step=timedelta(minutes=1))
-    day = tasks.history(since=now - _DAY, step=timedelta(minutes=15))
+    hour = tasks.history(step=timedelta(minutes=1), steps=60)
+    day = tasks.history(step=timedelta(minutes=15), steps=96)
     return [
         charts.ended("Ended a minute, last hour", hour),
         charts.ended("Ended in 15 minutes, last day", day),
@@ -228,10 +227,6 @@ def drawn(*, now: datetime) -> list[charts.Chart]:
 
 def _counted(count: int) -> str:
     return f"{count:,}" if count < COUNTED else f"{COUNTED:,}+"
-
-
-def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.2g} s"
 
 
 def _late(age: timedelta | None) -> Tone:

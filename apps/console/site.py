@@ -76,7 +76,7 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
     def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Home. An open page renews its parts by :meth:`renewed`."""
         now = timezone.now()
-        shown = {**home.live(now=now), "charts": home.drawn(now=now)}
+        shown = {**home.live(now=now), "charts": home.drawn()}
         page: TemplateResponse = super().index(request, {**shown, **(extra_context or {})})
         return page
 
@@ -89,7 +89,7 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
             with _looking(request):
                 now = timezone.now()
                 if part == "charts":
-                    return JsonResponse([chart.data for chart in home.drawn(now=now)], safe=False).content
+                    return JsonResponse([chart.data for chart in home.drawn()], safe=False).content
                 return render(request, "console/live.html", home.live(now=now)).content
 
         # The wall has let in an operator.

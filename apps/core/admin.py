@@ -212,15 +212,15 @@ def _declared(
     return declared
 
 
-def span(length: timedelta | None) -> str:
-    """`3 min`, or a hyphen."""
+def span(length: timedelta | float | None) -> str:
+    """`3 min` of a time or of so many seconds, or a hyphen."""
     if length is None:
         return "-"
-    seconds = length.total_seconds()
+    seconds = length.total_seconds() if isinstance(length, timedelta) else length
     for unit, of_unit in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= of_unit:
             return f"{int(seconds // of_unit)} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
 def ago(moment: datetime, now: datetime) -> SafeString:

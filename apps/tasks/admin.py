@@ -164,9 +164,8 @@ class EndedFilter(_Collected, admin.SimpleListFilter):
 
 
 def _charts(queue_id: int) -> list[charts.Chart]:
-    now = timezone.now().replace(second=0, microsecond=0)
-    day = selectors.history(since=now - timedelta(days=1), step=timedelta(minutes=15), queue_id=queue_id)
-    month = selectors.history(since=now - timedelta(days=30), step=timedelta(hours=6), queue_id=queue_id)
+    day = selectors.history(step=timedelta(minutes=15), steps=96, queue_id=queue_id)
+    month = selectors.history(step=timedelta(hours=6), steps=120, queue_id=queue_id)
     return [
         charts.ended("Ended in 15 minutes, last day", day),
         charts.queued("Queued, last day", day),
@@ -250,12 +249,12 @@ class QueueAdmin(OperatorAdmin):
             "<div>{}: <strong>{}</strong></div>",
             [
                 ("Queued", found.queued),
-                ("Oldest queued", f"{found.oldest_wait_seconds:.0f} s"),
+                ("Oldest queued", span(found.oldest_wait_seconds) if found.queued else "-"),
                 ("Scheduled", found.scheduled),
                 ("Leased", f"{found.leased}, {found.expired} overdue"),
                 ("Ended per minute", f"{found.finished_per_minute:.1f}"),
                 ("Failed", f"{found.failure_rate:.1%}"),
-                ("Latency p50 / p95 / p99", " / ".join("-" if one is None else f"{one:.3g} s" for one in latencies)),
+                ("Latency p50 / p95 / p99", " / ".join(map(span, latencies))),
                 ("Expired leases", found.expiries),
                 ("Dead letters", found.dead_letters),
             ],

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import math
 import mimetypes
 import os
 from collections import Counter
@@ -419,9 +418,15 @@ def quantiles(counts: Mapping[int, int], wanted: Sequence[float]) -> list[float 
     return found
 
 
-def history(*, since: datetime, step: timedelta, queue_id: int | None = None) -> list[Period]:
-    """The steps from a moment until now, of one queue or of all visible ones."""
-    periods = [Period(at=since + n * step) for n in range(math.ceil((database_now() - since) / step))]
+# The last minute is in the history when the next tick has come after the counts that it waits for.
+_IN_HISTORY_WITHIN: Final = timedelta(seconds=40)
+
+
+def history(*, step: timedelta, steps: int, queue_id: int | None = None) -> list[Period]:
+    """The last steps, of one queue or of all visible ones, up to the last minute that is in the history."""
+    until = (database_now() - _IN_HISTORY_WITHIN).replace(second=0, microsecond=0)
+    since = until - steps * step
+    periods = [Period(at=since + n * step) for n in range(steps)]
     by_start = {period.at: period for period in periods}
     given: dict[str, Any] = {"since": since, "step": step, "queue": queue_id}
     for at, queue, ended, failed, queued in fetch(sql.HISTORY, given):

@@ -29,8 +29,13 @@ if (window.htmx) {
     htmx.config.allowEval = false;
 }
 
-// Landmarks for screen readers, which the theme's templates lack.
 window.addEventListener("load", () => {
+    // The theme draws after this: a chart names its lines, and tells their figures wherever the pointer is.
+    Object.assign(DEFAULT_CHART_OPTIONS, {interaction: {mode: "index", intersect: false}});
+    DEFAULT_CHART_OPTIONS.scales.y.ticks.precision = 0;
+    DEFAULT_CHART_OPTIONS.plugins.legend.display = true;
+    Object.assign(DEFAULT_CHART_OPTIONS.plugins.legend.labels, {usePointStyle: false, boxWidth: 12});
+    // Landmarks for screen readers, which the theme's templates lack.
     const main = document.getElementById("main");
     main?.setAttribute("role", "main");
     main?.previousElementSibling?.setAttribute("role", "navigation");
