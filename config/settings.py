@@ -12,6 +12,7 @@ import secrets
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 import environ
@@ -50,7 +51,7 @@ def _running_stack() -> dict[str, str]:
 _stack = _running_stack()
 # The logins of requests, of the system and of the owner (see docs/deploy.md). Of a stack all are meant, or none.
 _logins = env.ENVIRON if env.str("DATABASE_URL", default="") else {name.upper(): url for name, url in _stack.items()}
-DATABASE_URL = _logins.get("DATABASE_URL", "postgresql:///gatehouse")
+DATABASE_URL = _logins.get("DATABASE_URL", f"postgresql:///gatehouse?host={quote(str(DATA_DIR))}")
 DATABASE_URL_SYSTEM = _logins.get("DATABASE_URL_SYSTEM", "")
 DATABASE_URL_OWNER = _logins.get("DATABASE_URL_OWNER", "")
 REDIS_URL = env.str("REDIS_URL", default="") or _stack.get("redis_url", "redis://127.0.0.1:6379/0")

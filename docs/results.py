@@ -2,7 +2,10 @@
 
 import json
 import platform
+import re
+import subprocess
 import sys
+import tomllib
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import groupby
@@ -16,7 +19,6 @@ HERE = Path(__file__).parent
 LIBRARIES = ("django", "psycopg", "celery", "redis", "procrastinate", "uvicorn", "mcp")
 COLUMNS = {
     "case": "",
-    "unit": "",
     "ours": "ours",
     "peer": "peer",
     "ratio": "ratio",
@@ -50,7 +52,8 @@ def written(rows: list[dict[str, Any]], folder: Path) -> None:
 
     machine = {
         "measured": f"{datetime.now(UTC):%Y-%m-%d}",
-        "processor": f"{rows[0]['machine'].pop('cores')} cores, {platform.machine()}, {platform.system()}",
+        "Gatehouse": _commit(),
+        "processor": f"{_processor()}, {rows[0]['machine'].pop('cores')} cores, {platform.machine()}, {platform.system()}",
         **{name.replace("_", " "): value for name, value in rows[0]["machine"].items()},
         **{name: version(name) for name in LIBRARIES},
     }
@@ -59,6 +62,7 @@ def written(rows: list[dict[str, Any]], folder: Path) -> None:
         "",
         "One run, written by `docs/results.py`. [Benchmarks](benchmarks.md) tells how to",
         "repeat it, and what the columns mean. Figures of another machine differ; their ratios differ less.",
+        "`ratio` is the median of the rounds' ratios, so it may differ from that of the two medians beside it.",
         "",
         "| | |",
         "|---|---|",
@@ -67,13 +71,26 @@ def written(rows: list[dict[str, Any]], folder: Path) -> None:
         "![Bars: how many times as fast as its peer each row is](results.svg)",
     ]
     for suite, ours in groupby(rows, lambda row: row["suite"]):
-        lines += ["", f"## {suite}", "", "| " + " | ".join([*COLUMNS.values(), "the peer", "goal"]) + " |"]
-        lines += ["|---|---|" + "--:|" * (len(COLUMNS) - 2) + "---|---|"]
+        lines += ["", f"## {suite}", "", "| " + " | ".join([*COLUMNS.values(), "goal"]) + " |"]
+        lines += ["|---|" + "--:|" * (len(COLUMNS) - 1) + "---|"]
         for row in ours:
             goal = f"{row['goal']}: {'met' if row['met'] else 'missed'}" if row["goal"] else ""
-            row["case"] = _case(row) + (f" ({row['note']})" if row["note"] else "")
-            lines.append(f"| {' | '.join([*(_cell(row[name]) for name in COLUMNS), row['peer_is'], goal])} |")
+            beside = f" beside {row['peer_is']}" if row["peer_is"] else ""
+            row["case"] = f"{_case(row)}: {row['unit']}{beside}" + (f" ({row['note']})" if row["note"] else "")
+            lines.append(f"| {' | '.join([*(_cell(row[name]) for name in COLUMNS), goal])} |")
     (folder / "results.md").write_text("\n".join(lines) + "\n")
+
+
+def _commit() -> str:
+    told = subprocess.run(["git", "log", "-1", "--format=%h"], cwd=HERE, capture_output=True, text=True, check=True)  # noqa: S607
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    return f"{project['version']}, commit {told.stdout.strip()}"
+
+
+def _processor() -> str:
+    told = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", told.read_text()) if told.exists() else None
+    return found[1] if found else platform.processor()
 
 
 def _case(row: dict[str, Any]) -> str:

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     add("--no-workers", action="store_true", help="up: leave out the bundled MCP workers")
     add("--watch", action="store_true", help="demo: open the console as well, and stay until Ctrl-C")
     add("--yes", action="store_true", help="reset: don't ask")
-    options, unknown = parser.parse_known_args(arguments)
+    options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         parser.error(f"there is no option {' '.join(unknown)}")
     for name, given, most in (("port", options.port, _LAST_PORT), ("web", options.web, _MOST_WEB)):

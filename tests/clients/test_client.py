@@ -1,5 +1,6 @@
 """Every verb against a running hub, and what a lost reply does not do."""
 
+import threading
 import time
 from itertools import pairwise
 from threading import Thread
@@ -395,6 +396,13 @@ def test_unreachable_hub_is_logged_once_and_retried_with_patience(caplog: pytest
 
     (line,) = [record.getMessage() for record in caplog.records if record.name == "gatehouse_client"]
     assert line.startswith("http://127.0.0.1:9 does not answer; trying again for 0.5 s: ")
+
+    caplog.clear()
+    worker = gatehouse.Worker(Client("http://127.0.0.1:9", "token"))
+    worker.task(lambda: None)
+    threading.Timer(0.4, worker.stop).start()
+    worker.run()
+    assert len([one for one in caplog.records if "is not registered yet" in one.getMessage()]) == 1
 
 
 def test_missing_configuration_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,8 @@ def folder(tmp_path: Path, packages: Path) -> Path:
         assert built.returncode == 0, built.stdout + built.stderr
     worker, asker = re.findall(r"```ts\n(.*?)```", (KIT / "README.md").read_text(), re.DOTALL)
     before, run = worker.replace("capacity: 4", "capacity: 4, grace: 0.1").split("const stop")
-    (tmp_path / "worker.ts").write_text(f"{before}{HANDLERS}const stop{run}")
-    (tmp_path / "ask.ts").write_text(asker)
+    (tmp_path / "worker.mjs").write_text(f"{before}{HANDLERS}const stop{run}")
+    (tmp_path / "ask.mjs").write_text(asker)
     return tmp_path
 
 
@@ -74,8 +74,8 @@ def start(folder: Path, server: Server, token: str) -> Iterator[Callable[[str], 
 def test_worker_and_asker_of_the_readme(start: Callable[[str], "subprocess.Popen[str]"], client: Client) -> None:
     for name in ("greeting", "refusing", "broken", "endless"):
         client.register_type(name=name, max_attempts=1, lease_seconds=2)
-    worker = start("worker.ts")
-    said, _ = start("ask.ts").communicate(timeout=PATIENCE)
+    worker = start("worker.mjs")
+    said, _ = start("ask.mjs").communicate(timeout=PATIENCE)
     assert said == "{ said: 'Hello Ada' }\n"
 
     refused, broken, canceled, left = (

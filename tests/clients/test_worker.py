@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import date, datetime
 from threading import Event
 from typing import Any, Literal
 
@@ -113,6 +113,11 @@ def test_function_declares_its_task_type() -> None:
     assert declared == {"name": "count", "title": "Counts what there is.", "lease_seconds": 15}
     with pytest.raises(TypeError, match="names of <lambda>"):
         as_type(lambda *names: names)
+
+    def when(day: date) -> None: ...
+
+    with pytest.raises(TypeError, match="No JSON is"):
+        as_type(when)
 
 
 def test_functions_are_task_types_and_run_once_at_most_where_told(client: Client) -> None:

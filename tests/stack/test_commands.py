@@ -98,7 +98,7 @@ def test_demo_refuses_a_folder_without_python(
     data = tmp_path / "data"
     monkeypatch.setenv("GATEHOUSE_CALLER_DIR", str(tmp_path))
     monkeypatch.setenv(MARK, DataFolder(data).mark)
-    assert _typed("demo", path, "--data", "data") == 1
+    assert _typed("demo", "--data", "data", path) == 1
     assert capsys.readouterr().err == f"There is no folder with Python code at {tmp_path / path}.\n"
     assert not data.exists()
 
@@ -111,11 +111,12 @@ def test_command_says_in_a_sentence_that_nothing_runs(tmp_path: Path) -> None:
     assert refused.stderr.count("\n") == 1
     assert "hidden" not in refused.stderr
 
-    refused = _run("manage.py", "migrate", DATABASE_URL="", GATEHOUSE_DATA=str(tmp_path), PGHOST=str(tmp_path))
-    assert (refused.returncode, refused.stderr) == (
-        1,
-        f"Nothing runs with its data in {tmp_path}; start bin/up, or name the folder of what runs in GATEHOUSE_DATA.\n",
+    told = (
+        f"Nothing runs with its data in {tmp_path}; start bin/up, or name the folder of what runs in GATEHOUSE_DATA.\n"
     )
+    for command in (["doctor"], ["backup", str(tmp_path / "backup")]):
+        refused = _run("manage.py", *command, DATABASE_URL="", GATEHOUSE_DATA=str(tmp_path))
+        assert (refused.returncode, refused.stderr, list(tmp_path.iterdir())) == (1, told, [])
 
 
 @pytest.mark.parametrize("variable", ["DATABASE_URL", "REDIS_URL"])

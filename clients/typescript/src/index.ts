@@ -71,18 +71,25 @@ export interface ClientOptions {
  */
 export class Client {
   readonly api: ReturnType<typeof createFetch<paths>>;
+  readonly #options: ClientOptions;
   readonly #patience: number;
 
   constructor(options: ClientOptions = {}) {
     const url = options.url ?? process.env.GATEHOUSE_URL;
     const token = options.token ?? process.env.GATEHOUSE_TOKEN;
     if (!url || !token) throw new Error("Set GATEHOUSE_URL and GATEHOUSE_TOKEN: the hub's address and your token.");
+    this.#options = options;
     this.#patience = options.patience ?? 60;
     this.api = createFetch<paths>({
       baseUrl: url.replace(/\/$/, ""),
       headers: { Authorization: `Bearer ${token}` },
       fetch: (request) => this.#answered(request),
     });
+  }
+
+  /** This client, with requests repeated for so many seconds. */
+  within(patience: number): Client {
+    return new Client({ ...this.#options, patience });
   }
 
   /** Queue a task. Your own `idempotency_key` makes two calls one, also across restarts. */
@@ -255,7 +262,7 @@ export class Worker {
     const capacity = this.#capacity - this.#held.size;
     const body = { task_types: [...this.#handlers.keys()], capacity, wait_seconds: 1, host: hostname() };
     try {
-      const { data } = await this.#client.api.POST("/api/v1/tasks/lease", { body: body as Schemas["LeaseTasks"] });
+      const { data } = await this.#client.within(0).api.POST("/api/v1/tasks/lease", { body: body as Schemas["LeaseTasks"] });
       for (const lease of data?.tasks ?? []) {
         const task = new Task(lease, this.#client);
         this.#held.set(task, this.#work(task).finally(() => this.#held.delete(task)));

@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connection
 from django.utils import timezone
 
 from apps.console import backups
@@ -14,6 +15,7 @@ class Command(BaseCommand):
         parser.add_argument("folder", metavar="DIR", type=Path)
 
     def handle(self, *args: Any, folder: Path, **options: Any) -> None:
+        connection.ensure_connection()
         try:
             manifest = backups.back_up(folder.resolve(), now=timezone.now())
         except backups.Refused as refusal:

@@ -1,11 +1,14 @@
 """Examine every part and say how to mend what is not well."""
 
 import json
+import os
 from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand
+from django.db import connection
 
 from apps.console import health
 
@@ -17,6 +20,8 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if not (os.environ.get("DATABASE_URL") or (settings.DATA_DIR / "stack.json").exists()):
+            connection.ensure_connection()  # fails: nothing runs, and manage.py says so
         findings = health.examination()
         well = all(finding.ok for finding in findings if finding.needed)
         if options["json"]:

@@ -17,7 +17,7 @@ def as_type(function: Callable[..., Any], **declared: Any) -> RegisterTaskType:
     """The task type of a function: its name, the first line of its docstring, and what its parameters take.
 
     :param declared: what else the type has, or has instead.
-    :raises TypeError: if a parameter can't be given by its name.
+    :raises TypeError: if a parameter can't be given by its name, or JSON has no such type.
     """
     title = (inspect.getdoc(function) or "").partition("\n")[0][:_LONGEST_TITLE]
     of_function = {"name": function.__name__, "title": title, "params_schema": _params_schema(function)}
@@ -69,7 +69,9 @@ def _params_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _schema(hint: Any) -> dict[str, Any]:
-    """What JSON fits an annotation; anything, where JSON has no such type."""
+    """What JSON fits an annotation."""
+    if hint is Any or hint is object:
+        return {}
     origin, members = get_origin(hint) or hint, get_args(hint)
     if origin in _TYPES:
         return {"type": _TYPES[origin]}
@@ -82,4 +84,4 @@ def _schema(hint: Any) -> dict[str, Any]:
     if inspect.isclass(origin) and issubclass(origin, Sequence | set) and not issubclass(origin, bytes):
         item = _schema(members[0]) if members else {}
         return {"type": "array", "items": item}
-    return {}
+    raise TypeError(f"No JSON is {hint}: annotate the parameter with a type that JSON has, and make yours of it.")

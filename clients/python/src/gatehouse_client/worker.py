@@ -196,7 +196,7 @@ class Worker:
                     break
                 except (Unreachable, RateLimited) as exc:
                     logger.warning("the task type %s is not registered yet: %s", task_type["name"], exc)
-                    self._rest(exc.retry_after)
+                    self._rest(max(exc.retry_after, _IDLE))
 
     def _take_tasks(self) -> None:
         while self._stop_at is None:
