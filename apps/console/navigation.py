@@ -21,22 +21,29 @@ _ENTRIES: Final = {
     "principals.principal": ("Access", "badge"),
     "admin.logentry": ("Audit", "history"),
 }
-# These share the entry Access, as tabs of one page.
-_ACCESS: Final = {
-    "principals.principal": "Principals",
-    "principals.token": "Tokens",
-    "oauth2_provider.application": "OAuth clients",
-    "principals.operator": "Operators",
-    "principals.membership": "Memberships",
-    "principals.tenant": "Tenants",
-}
+# These share an entry, as tabs of one page: that of the first one.
+_TABS: Final = (
+    {"tasks.queue": "Queues", "tasks.tasktype": "Task types"},
+    {
+        "digests.inbox": "Inboxes", "digests.thread": "Threads", "digests.source": "Sources",
+        "delivery.target": "Targets", "delivery.delivery": "Deliveries",
+    },
+    {"workers.worker": "Workers", "workers.workersource": "Sources", "workers.signingkey": "Signing keys"},
+    {"memory.memory": "Items", "memory.subject": "Subjects", "memory.session": "Sessions"},
+    {
+        "principals.principal": "Principals", "principals.token": "Tokens", "oauth2_provider.application": "OAuth clients",
+        "principals.operator": "Operators", "principals.membership": "Memberships", "principals.tenant": "Tenants",
+        "axes.accessattempt": "Failed logins",
+    },
+)  # fmt: skip
+_BULK: Final = "tasks.bulkaction"
 # What operators look for in the list of tasks. What else an operator saves is kept in the browser.
 _VIEWS: Final = {
     "All": "",
     "Open": "status=open",
-    "Failed today": "status=failed&ended=day",
+    "Failed in the last day": "status=failed&ended=day",
     "Dead letters": "status=dead",
-    "Leased too long": "status=overdue",
+    "Leases overdue": "status=overdue",
     "Ended in the last hour": "ended=hour",
 }
 
@@ -53,7 +60,7 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
         {"title": None, "items": [{"title": "Home", "icon": "monitoring", "link": reverse("admin:index")}, *entries]}
     ]
     if request.user.is_superuser:
-        others = sorted(links.keys() - _ENTRIES.keys() - _ACCESS.keys())
+        others = sorted(links.keys() - {*_ENTRIES, _BULK}.union(*_TABS))
         items = [{"title": links[table][0], "icon": "table", "link": links[table][1]} for table in others]
         groups.append({"title": "Internals", "collapsible": True, "separator": True, "items": items})
     return groups
@@ -62,10 +69,17 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
 def tabs(request: HttpRequest) -> list[dict[str, Any]]:
     """Unfold's tabs of the pages that share an entry."""
     links = _links(request)
-    items = [{"title": title, "link": links[table][1]} for table, title in _ACCESS.items() if table in links]
+    shared = [
+        {
+            "models": list(tables),
+            "items": [{"title": title, "link": links[one][1]} for one, title in tables.items() if one in links],
+        }
+        for tables in _TABS
+    ]
     tasks = reverse("admin:tasks_task_changelist")
     views = [{"title": title, "link": f"{tasks}?{query}"} for title, query in _VIEWS.items()]
-    return [{"models": list(_ACCESS), "items": items}, {"models": ["tasks.task"], "items": views}]
+    bulk = [{"title": "Bulk actions", "link": links[_BULK][1]}] if _BULK in links else []
+    return [*shared, {"models": ["tasks.task", _BULK], "items": [*views, *bulk]}]
 
 
 def _links(request: HttpRequest) -> dict[str, tuple[str, str]]:

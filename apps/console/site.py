@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import update_wrapper
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 from django.conf import settings
@@ -20,10 +21,8 @@ from unfold.sites import UnfoldAdminSite
 
 from apps.console import home
 from apps.core import notifications
-from apps.core.admin import OperatorAdmin
 from apps.core.sql import execute
 from apps.principals.models import Membership, Operator
-from apps.principals.selectors import operated_tenants
 from apps.principals.tenancy import acting_as_operator, acting_as_system
 
 View = Callable[..., HttpResponse]
@@ -47,7 +46,14 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
                 return _rendered(view(request, *args, **kwargs))
 
         guarded: View = super().admin_view(update_wrapper(seeing, view), cacheable)
-        return guarded
+
+        def answering(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            answer = guarded(request, *args, **kwargs)
+            # A dialog can't show the login. The page that it stands on can, and comes back.
+            is_over = answer.status_code == HTTPStatus.FOUND and "HX-Request" in request.headers
+            return HttpResponse(headers={"HX-Refresh": "true"}) if is_over else answer
+
+        return update_wrapper(answering, guarded)
 
     def register(
         self,
@@ -55,13 +61,9 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
         admin_class: "type[ModelAdmin[Any]] | None" = None,
         **options: Any,
     ) -> None:
-        """Register; what a library brings is looked at like everything else, not edited."""
-        if admin_class is not None and not issubclass(admin_class, UnfoldModelAdmin):
-            models = [model_or_iterable] if isinstance(model_or_iterable, type) else model_or_iterable
-            for model in models:
-                super().register(model, _window_on(model, admin_class), **options)
-            return
-        super().register(model_or_iterable, admin_class, **options)
+        """Register what this project's own windows show; what a library brings for its tables is left out."""
+        if admin_class is None or issubclass(admin_class, UnfoldModelAdmin):
+            super().register(model_or_iterable, admin_class, **options)
 
     def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         offered = {"offers_sign_in": bool(settings.OIDC_ISSUER)}
@@ -98,21 +100,13 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
         return HttpResponse(notifications.kept(f"home:{part}:{tenants}", _RENEWED[part], made))
 
 
-def _window_on(model: type[Model], admin_class: "type[ModelAdmin[Any]]") -> type[OperatorAdmin]:
-    columns = [name for name in admin_class.list_display if isinstance(name, str) and hasattr(model, name)]
-    more = {"list_display": columns or ["__str__"], "has_view_permission": _is_superuser}
-    return type(admin_class.__name__, (OperatorAdmin,), more)
-
-
-def _is_superuser(_admin: object, request: HttpRequest, _obj: object = None) -> bool:
-    return bool(cast("Operator", request.user).is_superuser)
-
-
-def _sight_of(request: HttpRequest) -> AbstractContextManager[None]:
+def _sight_of(request: Any) -> AbstractContextManager[None]:
     operator = request.user
+    request.operated_tenants = set()
     if not isinstance(operator, Operator) or not operator.is_active:
         return acting_as_operator([], "console: nobody")
     if operator.is_superuser:
+        request.operated_tenants = None
         return acting_as_system(f"console: {operator.username}")
     return acting_as_operator(_tenants_of(request, operator), f"console: {operator.username}")
 
@@ -127,10 +121,10 @@ def _looking(request: HttpRequest) -> Iterator[None]:
         transaction.set_rollback(True)
 
 
-def _tenants_of(request: HttpRequest, operator: Operator) -> set[int]:
-    if request.method not in _LOOKS_ONLY:
-        return operated_tenants(operator)
-    return set(Membership.objects.filter(operator=operator).values_list("tenant_id", flat=True))
+def _tenants_of(request: Any, operator: Operator) -> set[int]:
+    roles = dict(Membership.objects.filter(operator=operator).values_list("tenant_id", "role"))
+    request.operated_tenants = {tenant for tenant, role in roles.items() if role != Membership.Role.VIEWER}
+    return set(roles) if request.method in _LOOKS_ONLY else request.operated_tenants
 
 
 def _rendered(response: HttpResponse) -> HttpResponse:

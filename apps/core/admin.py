@@ -1,18 +1,19 @@
 """The operator's read-only window on a model; actions, not edits, change things."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from functools import cache, cached_property, wraps
 from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
-from django.contrib.admin import display
+from django.contrib.admin import ShowFacets, display
 from django.core.checks import CheckMessage
 from django.core.paginator import Paginator
 from django.db import models, transaction
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html
@@ -85,7 +86,27 @@ class OperatorAdmin(ModelAdmin):
     checks_class = _Checks
     paginator = BoundedPaginator
     show_full_result_count = False
+    # Facets count the whole table, whatever its size.
+    show_facets = ShowFacets.NEVER
     list_per_page = 50
+
+    def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> Any:
+        """Looked up once for each page."""
+        found = request.__dict__.setdefault("looked_up", {})
+        if (key := (self.opts.label, object_id, from_field)) not in found:
+            found[key] = super().get_object(request, object_id, from_field)
+        return found[key]
+
+    def get_actions_list(self, request: HttpRequest) -> list[Any]:
+        """None for a viewer."""
+        return super().get_actions_list(request) if operates(request) else []
+
+    def get_actions_detail(self, request: HttpRequest, object_id: int) -> list[Any]:
+        """Only what this operator can do with the thing now: see :func:`verb`."""
+        thing = self.get_object(request, str(object_id))
+        if thing is None or not self.actions_detail or not operates(request, thing):
+            return []
+        return [one for one in super().get_actions_detail(request, object_id) if one.method.possible(thing)]
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         """Moments are shown by how long ago they were."""
@@ -131,11 +152,36 @@ class ReasonForm(BaseDialogForm):
     reason = forms.CharField(max_length=200, widget=UnfoldAdminTextInputWidget)
 
 
+def operates(request: Any, thing: Any = None) -> bool:
+    """Whether this operator may act on a thing, or else on any at all: a viewer only looks.
+
+    The site tells `operated_tenants` of each request; None is every tenant.
+    """
+    operated: Collection[int] | None = request.operated_tenants
+    if operated is None:
+        return True
+    return bool(operated) if thing is None else thing.tenant_id in operated
+
+
 Verb = Callable[[Any, Any, Mapping[str, Any]], str]
 
 
+def _always(_thing: object) -> bool:
+    return True
+
+
+def _nothing(_thing: object) -> dict[str, Any]:
+    return {}
+
+
 def verb(
-    title: str, *, explanation: str, permission: str, form: type[BaseDialogForm] = ReasonForm
+    title: str,
+    *,
+    explanation: str,
+    permission: str,
+    form: type[BaseDialogForm] = ReasonForm,
+    possible: Callable[[Any], object] = _always,
+    initial: Callable[[Any], dict[str, Any]] = _nothing,
 ) -> Callable[[Verb], Callable[..., HttpResponse]]:
     """Make a method an action on one thing's page; its name goes into `actions_detail`.
 
@@ -145,14 +191,25 @@ def verb(
 
     :param permission: `app.codename`; who lacks it does not see the action and is refused.
     :param form: asks for the reason, and for what else the service needs.
+    :param possible: tells whether it can be done with the thing now. If not, it is not shown, and refused if sent.
+    :param initial: what the form's fields hold when it opens.
     """
 
     def decorate(method: Verb) -> Callable[..., HttpResponse]:
         @wraps(method)
-        def run(self: ModelAdmin, request: HttpRequest, given: forms.Form, object_id: str) -> HttpResponse:
+        def run(self: ModelAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
             thing = self.get_object(request, object_id)
-            if thing is None:
-                raise Http404
+            if thing is None or not operates(request, thing):
+                return _refused(
+                    self, request, f"There is no such {self.opts.verbose_name}, or you may only look at it."
+                )
+            page = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_change", args=[object_id])
+            if not possible(thing):
+                messages.error(request, f"“{title}” can't be done now with {thing}.")
+                return _going_to(page)
+            given = form(request, object_id, data=request.POST or None, initial=initial(thing))
+            if not given.is_valid():
+                return _asked(request, declared.dialog, given)
             try:
                 with transaction.atomic():
                     said = method(self, thing, given.cleaned_data)
@@ -161,13 +218,12 @@ def verb(
                 messages.error(request, refusal.detail)
             else:
                 messages.success(request, said)
-            kind, gone = f"admin:{self.opts.app_label}_{self.opts.model_name}", thing.pk is None
-            page = reverse(f"{kind}_changelist") if gone else reverse(f"{kind}_change", args=[object_id])
-            # The form is sent by a script, which follows this.
-            return HttpResponse(headers={"HX-Redirect": page})
+            return _going_to(_list_of(self) if thing.pk is None else page)
 
-        dialog = {"title": title, "description": explanation, "form_class": form, "form_submit_text": title}
-        return _declared(run, title, permission, dialog)
+        declared = _declared(run, title, permission, explanation=explanation, form=form, submit=title)
+        declared.possible = possible
+        done: Callable[..., HttpResponse] = declared
+        return done
 
     return decorate
 
@@ -186,30 +242,53 @@ def list_verb(
 
     def decorate(method: ListVerb) -> Callable[..., HttpResponse]:
         @wraps(method)
-        def run(self: ModelAdmin, request: HttpRequest, given: forms.Form) -> HttpResponse:
-            page = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
+        def run(self: ModelAdmin, request: HttpRequest) -> HttpResponse:
+            if not operates(request):
+                return _refused(self, request, "You may only look.")
+            given = form(request, data=request.POST or None)
+            if not given.is_valid():
+                return _asked(request, declared.dialog, given)
+            page = _list_of(self)
             try:
                 page, said = method(self, request, given.cleaned_data)
             except DomainError as refusal:
                 messages.error(request, refusal.detail)
             else:
                 messages.success(request, said)
-            return HttpResponse(headers={"HX-Redirect": page})
+            return _going_to(page)
 
-        dialog = {"title": title, "description": explanation, "form_class": form, "form_submit_text": submit}
-        return _declared(run, title, permission, dialog)
+        declared = _declared(run, title, permission, explanation=explanation, form=form, submit=submit)
+        done: Callable[..., HttpResponse] = declared
+        return done
 
     return decorate
 
 
 def _declared(
-    run: Callable[..., HttpResponse], title: str, permission: str, dialog: Mapping[str, Any]
-) -> Callable[..., HttpResponse]:
-    path = run.__name__.replace("_", "-")
-    declared: Callable[..., HttpResponse] = action(
-        description=title, url_path=path, permissions=[permission], dialog=dialog
-    )(run)
+    run: Callable[..., HttpResponse], title: str, permission: str, *, explanation: str, form: object, submit: str
+) -> Any:
+    declared = action(description=title, url_path=run.__name__.replace("_", "-"), permissions=[permission])(run)
+    # The theme's buttons open a dialog where an action has one.
+    declared.dialog = {"title": title, "description": explanation, "form_class": form, "form_submit_text": submit}
     return declared
+
+
+def _asked(request: HttpRequest, dialog: Mapping[str, Any], form: BaseDialogForm) -> HttpResponse:
+    return render(request, "unfold/helpers/dialog.html", {"dialog": dialog, "form": form})
+
+
+def _list_of(window: ModelAdmin) -> str:
+    return reverse(f"admin:{window.opts.app_label}_{window.opts.model_name}_changelist")
+
+
+def _going_to(page: str, status: int = 200) -> HttpResponse:
+    """The form is asked for and sent by a script, which follows this."""
+    return HttpResponse(status=status, headers={"HX-Redirect": page})
+
+
+def _refused(window: ModelAdmin, request: HttpRequest, why: str) -> HttpResponse:
+    messages.error(request, why)
+    return _going_to(_list_of(window), status=404)
 
 
 def span(length: timedelta | float | None) -> str:
@@ -230,10 +309,12 @@ def ago(moment: datetime, now: datetime) -> SafeString:
 
 
 @cache
-def since(name: str) -> Callable[[Any], Any]:
+def since(name: str, title: str | None = None) -> Callable[[Any], Any]:
     """A column of moments, as by :func:`ago`."""
 
-    @display(description=name.removesuffix("_at").replace("_", " ").capitalize(), ordering=name, empty_value="-")
+    @display(
+        description=title or name.removesuffix("_at").replace("_", " ").capitalize(), ordering=name, empty_value="-"
+    )
     def column(row: Any) -> Any:
         moment = getattr(row, name)
         return None if moment is None else ago(moment, timezone.now())

@@ -11,7 +11,6 @@ from django.utils import timezone
 from django.utils.html import format_html
 
 from apps.core.admin import ExactTextFilter, OperatorAdmin, verb
-from apps.core.errors import Conflict
 from apps.delivery import selectors
 from apps.delivery.models import Delivery, RemoteRoute, State, Target
 from apps.delivery.services import sending, targets
@@ -55,17 +54,18 @@ class TargetAdmin(OperatorAdmin):
         "Stop",
         explanation="It is not called until somebody resumes it; its owner sees why.",
         permission="delivery.operate_target",
+        possible=lambda target: target.stopped_at is None,
     )
     def stop(self, target: Target, given: Mapping[str, Any]) -> str:
         reason = f"Stopped by an operator: {given['reason']}"
-        if not targets.stop(target_id=target.pk, reason=reason[:200], now=timezone.now()):
-            raise Conflict(f"{target} is stopped already.", code="already_stopped")
+        targets.stop(target_id=target.pk, reason=reason[:200], now=timezone.now())
         return f"{target} is stopped."
 
     @verb(
         "Resume",
         explanation="It is called again, at once if something is waiting.",
         permission="delivery.operate_target",
+        possible=lambda target: target.stopped_at or target.retry_at,
     )
     def resume(self, target: Target, given: Mapping[str, Any]) -> str:
         targets.resume(target_id=target.pk)
@@ -75,12 +75,10 @@ class TargetAdmin(OperatorAdmin):
         "Replay dead deliveries",
         explanation="Send this target's dead deliveries again, a thousand at once. It recognizes what it has already.",
         permission="delivery.operate_target",
+        possible=lambda target: target.dead_now,
     )
     def replay(self, target: Target, given: Mapping[str, Any]) -> str:
-        replayed = sending.replay(target=target)
-        if not replayed:
-            raise Conflict(f"No delivery to {target} is dead.", code="not_dead")
-        return f"{replayed} deliveries to {target} are sent again."
+        return f"{sending.replay(target=target)} deliveries to {target} are sent again."
 
 
 def _deliveries_link(target: Target, state: State, count: int) -> str:
@@ -115,12 +113,12 @@ class DeliveryAdmin(OperatorAdmin):
 
     @verb(
         "Replay",
-        explanation="If it is dead, send it again. If the target has it already, it recognizes it.",
+        explanation="Send it again. If the target has it already, it recognizes it.",
         permission="delivery.operate_target",
+        possible=lambda delivery: delivery.state == State.DEAD,
     )
     def replay(self, delivery: Delivery, given: Mapping[str, Any]) -> str:
-        if not sending.replay(target=delivery.target, delivery_ids=[delivery.pk]):
-            raise Conflict(f"{delivery} is not dead.", code="not_dead")
+        sending.replay(target=delivery.target, delivery_ids=[delivery.pk])
         return f"{delivery} is sent again."
 
 

@@ -1,6 +1,6 @@
 """Executions as operators see them: read-only, linked to plan, tasks and receipts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from django import forms
@@ -87,11 +87,23 @@ def _question(step: ExecutionStep) -> str:
     return receipt.summary if receipt else str(step.step_type)
 
 
-def _can_be_resumed(execution: Execution, steps: Sequence[ExecutionStep]) -> bool:
+def _steps(execution: Any) -> list[ExecutionStep]:
+    """Looked up once for each page."""
+    if not hasattr(execution, "shown_steps"):
+        execution.shown_steps = list(execution.steps.order_by("position"))
+    steps: list[ExecutionStep] = execution.shown_steps
+    return steps
+
+
+def _asks(execution: Execution, step_type: StepType) -> bool:
+    return any(step.is_asked and step.step_type == step_type for step in _steps(execution))
+
+
+def _can_be_resumed(execution: Execution) -> bool:
     """Whether a tool has failed, nothing runs, and the plan was not replaced yet."""
     if execution.status in {Status.COMPLETE, Status.PARTIAL} or plans.successor_of(execution.plan_id) is not None:
         return False
-    found = {step.status for step in steps if step.step_type in WORKER_STEPS}
+    found = {step.status for step in _steps(execution) if step.step_type in WORKER_STEPS}
     return StepStatus.FAILED in found and not found & {StepStatus.CALLING, StepStatus.QUEUED}
 
 
@@ -203,35 +215,23 @@ class ExecutionAdmin(OperatorAdmin):
     def picture(self, execution: Execution) -> str:
         marks = {
             step.step_id: (step.status, _COLOURS[step.status], reverse(_STEP_PAGE, args=[step.pk]))
-            for step in execution.steps.all()
+            for step in _steps(execution)
         }
         with acting_in(execution.tenant_id, "console: the picture of an execution"):
             return plans.picture(execution.plan_id, marks=marks)
 
-    @admin.display(description="Waits for its owner")
+    @admin.display(description="Waits for a decision")
     def needs(self, execution: Execution) -> str:
         """The questions of the steps that wait for an answer."""
-        asked = [step for step in execution.steps.order_by("position") if step.is_asked]
+        asked = [step for step in _steps(execution) if step.is_asked]
         lines = ((reverse(_STEP_PAGE, args=[step.pk]), step.step_id, _question(step)) for step in asked)
         return format_html_join("", '<p><a href="{}" class="text-primary-600">{}</a>: {}</p>', lines) or "-"
-
-    def get_actions_detail(self, request: HttpRequest, object_id: int) -> list[Any]:
-        """Only what can be done with the execution now."""
-        execution = Execution.objects.filter(pk=object_id).first() if str(object_id).isdecimal() else None
-        possible: set[str] = set()
-        if execution is not None:
-            steps = list(execution.steps.all())
-            asked = {step.step_type for step in steps if step.is_asked}
-            possible |= {"accept", "reject"} if StepType.ESCALATE in asked else set()
-            possible |= {"give_result"} if StepType.AGGREGATE in asked else set()
-            possible |= {"resume"} if _can_be_resumed(execution, steps) else set()
-            possible |= set() if execution.is_final else {"cancel"}
-        return [one for one in super().get_actions_detail(request, object_id) if one.method.__name__ in possible]
 
     @verb(
         "Accept",
         explanation="Accept what the step recommends, for the execution's owner: the plan goes on.",
         permission=_OPERATE,
+        possible=lambda execution: _asks(execution, StepType.ESCALATE),
         form=DecisionForm,
     )
     def accept(self, execution: Execution, given: Mapping[str, Any]) -> str:
@@ -241,6 +241,7 @@ class ExecutionAdmin(OperatorAdmin):
         "Reject",
         explanation="Reject what the step recommends, for the execution's owner: the execution fails.",
         permission=_OPERATE,
+        possible=lambda execution: _asks(execution, StepType.ESCALATE),
         form=DecisionForm,
     )
     def reject(self, execution: Execution, given: Mapping[str, Any]) -> str:
@@ -250,6 +251,7 @@ class ExecutionAdmin(OperatorAdmin):
         "Give the result",
         explanation="Answer what the step asks for, for the execution's owner: the plan goes on.",
         permission=_OPERATE,
+        possible=lambda execution: _asks(execution, StepType.AGGREGATE),
         form=ResultForm,
     )
     def give_result(self, execution: Execution, given: Mapping[str, Any]) -> str:
@@ -271,6 +273,7 @@ class ExecutionAdmin(OperatorAdmin):
         "Resume",
         explanation="Plan again without what failed, and go on: complete steps keep their results.",
         permission=_OPERATE,
+        possible=_can_be_resumed,
         form=FailedStepForm,
     )
     def resume(self, execution: Execution, given: Mapping[str, Any]) -> str:
@@ -289,6 +292,7 @@ class ExecutionAdmin(OperatorAdmin):
         "Cancel the execution",
         explanation="Nothing more begins; its open tasks are canceled.",
         permission=_OPERATE,
+        possible=lambda execution: not execution.is_final,
     )
     def cancel(self, execution: Execution, given: Mapping[str, Any]) -> str:
         with acting_in(execution.tenant_id, "console: an execution is canceled"):

@@ -9,7 +9,6 @@ from django.utils.html import format_html, format_html_join
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked, start_of
 from apps.memory import selectors
 from apps.memory.models import (
-    ConceptName,
     EnvelopeLoaded,
     Memory,
     MemoryPolicy,
@@ -51,13 +50,6 @@ class RevisionAdmin(_Admin):
         "recorded_at",
     ]
     list_select_related = ["author", "memory"]
-
-
-@admin.register(ConceptName)
-class ConceptNameAdmin(_Admin):
-    list_display = ["key", linked("concept", "Concept")]
-    list_select_related = ["concept"]
-    search_fields = ["=key"]
 
 
 @admin.register(Relationship)

@@ -10,6 +10,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 
 from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked, start_of, verb
 from apps.plans import drawing, services
+from apps.plans.documents import PlanStatus
 from apps.plans.models import Delegate, Plan
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
@@ -28,6 +29,10 @@ class AnswersForm(ReasonForm):
         if not isinstance(found, dict) or not found:
             raise forms.ValidationError("Give a JSON object of answers by question.")
         return found
+
+
+def _waits_for(plan: Plan, status: PlanStatus) -> bool:
+    return plan.status == status and not plan.successors.exists()
 
 
 @admin.register(Plan)
@@ -84,6 +89,7 @@ class PlanAdmin(OperatorAdmin):
         "Confirm",
         explanation="The principal's guesses are right: a plan that is ready takes the place of this one.",
         permission="plans.operate_plan",
+        possible=lambda plan: _waits_for(plan, PlanStatus.NEEDS_CONFIRMATION),
     )
     def confirm(self, plan: Plan, _given: Mapping[str, Any]) -> str:
         with acting_in(plan.tenant_id, "console: a plan is confirmed"):
@@ -94,6 +100,7 @@ class PlanAdmin(OperatorAdmin):
         "Answer",
         explanation="A plan with these answers takes the place of this one.",
         permission="plans.operate_plan",
+        possible=lambda plan: _waits_for(plan, PlanStatus.NEEDS_INPUT),
         form=AnswersForm,
     )
     def answer(self, plan: Plan, given: Mapping[str, Any]) -> str:

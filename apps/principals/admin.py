@@ -13,7 +13,6 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
-from oauth2_provider import admin as oauth_admin
 from oauth2_provider.models import Application, RefreshToken
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
@@ -25,23 +24,10 @@ from apps.principals.models import Membership, Operator, Principal, Tenant, Toke
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import acting_as_system
 
-admin.site.unregister(Group)
-# A client's token stands among the tokens; the rest are the books of the protocol, and codes are secrets.
-admin.site.unregister(
-    [
-        Application,
-        oauth_admin.access_token_model,
-        oauth_admin.grant_model,
-        oauth_admin.id_token_model,
-        oauth_admin.refresh_token_model,
-    ]
-)
-
-
 _TOKENS_SHOWN: Final = 50
 
 
-class SuperusersOnly(ModelAdmin):
+class SuperusersOnly:
     """Whoever edits accounts and permissions can give itself any."""
 
     def has_module_permission(self, request: HttpRequest) -> bool:
@@ -64,13 +50,14 @@ def _is_superuser(request: HttpRequest) -> bool:
     return isinstance(request.user, Operator) and request.user.is_superuser
 
 
+# The theme's class last: it has no fields to add somebody by, Django's has.
 @admin.register(Group)
-class GroupAdmin(SuperusersOnly, DjangoGroupAdmin):
+class GroupAdmin(SuperusersOnly, DjangoGroupAdmin, ModelAdmin):
     """Groups of permissions for operators."""
 
 
 @admin.register(Operator)
-class OperatorAccountAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]  # not subscriptable at run time
+class OperatorAccountAdmin(SuperusersOnly, DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at run time
     """People with a console: the one thing that is edited here, because people are."""
 
     form = UserChangeForm
@@ -85,11 +72,19 @@ class TenantAdmin(OperatorAdmin):
 
 
 @admin.register(Membership)
-class MembershipAdmin(SuperusersOnly):
+class MembershipAdmin(SuperusersOnly, ModelAdmin):
     """Which operator sees which tenant."""
 
     list_display = ["operator", "tenant", "role"]
     list_select_related = ["operator", "tenant"]
+
+
+def _is_not_ours(principal: Principal) -> bool:
+    return principal.name not in services.BUILT_IN
+
+
+def _valid(tokens: QuerySet[Token]) -> QuerySet[Token]:
+    return tokens.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()), revoked_at=None)
 
 
 class RenameForm(ReasonForm):
@@ -134,7 +129,6 @@ class PrincipalAdmin(OperatorAdmin):
     def tokens(self, principal: Principal) -> str:
         """The valid ones, the last used first, each with the dialog that revokes it."""
         now = timezone.now()
-        valid = principal.tokens.filter(Q(expires_at=None) | Q(expires_at__gt=now), revoked_at=None)
         return (
             format_html_join(
                 "",
@@ -149,7 +143,9 @@ class PrincipalAdmin(OperatorAdmin):
                         else format_html("used {}", ago(token.last_used_at, now)),
                         reverse("admin:principals_token_revoke", args=[token.pk]),
                     )
-                    for token in valid.order_by(F("last_used_at").desc(nulls_last=True))[:_TOKENS_SHOWN]
+                    for token in _valid(principal.tokens.all()).order_by(F("last_used_at").desc(nulls_last=True))[
+                        :_TOKENS_SHOWN
+                    ]
                 ),
             )
             or "-"
@@ -159,6 +155,7 @@ class PrincipalAdmin(OperatorAdmin):
         "Disable",
         explanation="Its tokens are refused from now on, and so are receipts to it; its inbox stays.",
         permission="principals.disable_principal",
+        possible=lambda principal: principal.disabled_at is None and _is_not_ours(principal),
     )
     def disable(self, principal: Principal, given: Mapping[str, Any]) -> str:
         services.disable_principal(principal_id=principal.pk, now=timezone.now())
@@ -168,6 +165,7 @@ class PrincipalAdmin(OperatorAdmin):
         "Enable",
         explanation="Let it act again, with those of its tokens that are still valid.",
         permission="principals.disable_principal",
+        possible=lambda principal: principal.disabled_at is not None,
     )
     def enable(self, principal: Principal, given: Mapping[str, Any]) -> str:
         services.enable_principal(principal_id=principal.pk)
@@ -178,6 +176,8 @@ class PrincipalAdmin(OperatorAdmin):
         explanation="Inbox, tokens and history stay; receipts to the old name are refused from now on.",
         permission="principals.rename_principal",
         form=RenameForm,
+        possible=_is_not_ours,
+        initial=lambda principal: {"name": principal.name},
     )
     def rename(self, principal: Principal, given: Mapping[str, Any]) -> str:
         services.rename_principal(principal_id=principal.pk, name=given["name"])
@@ -187,6 +187,7 @@ class PrincipalAdmin(OperatorAdmin):
         "Revoke all tokens",
         explanation="Every token of this principal ends at once.",
         permission="principals.revoke_principal_tokens",
+        possible=lambda principal: _valid(principal.tokens.all()).exists(),
     )
     def revoke_tokens(self, principal: Principal, given: Mapping[str, Any]) -> str:
         revoked = services.revoke_tokens(principal_id=principal.pk, now=timezone.now())
@@ -216,7 +217,12 @@ class TokenAdmin(OperatorAdmin):
     def principal_link(self, token: Token) -> str:
         return link_to(token.principal)
 
-    @verb("Revoke", explanation="This token ends at once.", permission="principals.revoke_principal_tokens")
+    @verb(
+        "Revoke",
+        explanation="This token ends at once.",
+        permission="principals.revoke_principal_tokens",
+        possible=lambda token: _valid(Token.objects.filter(pk=token.pk)).exists(),
+    )
     def revoke(self, token: Token, given: Mapping[str, Any]) -> str:
         services.revoke_token(token_id=token.pk, now=timezone.now())
         return f"{token} has ended."

@@ -61,6 +61,10 @@ class Operator(AbstractUser):
 
     tenants = models.ManyToManyField(Tenant, through="Membership", related_name="operators")
 
+    class Meta(AbstractUser.Meta):
+        verbose_name = "operator"
+        verbose_name_plural = "operators"
+
 
 class Membership(models.Model):
     """That an operator may see a tenant, and in which role."""

@@ -5,7 +5,7 @@ from django.utils.html import format_html, format_html_join
 
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, link_to_page, linked, start_of
 from apps.receipts import selectors
-from apps.receipts.models import Obligation, Receipt, ReceiptKey
+from apps.receipts.models import Obligation, Receipt
 
 _DEEPEST: Final = 20
 
@@ -76,16 +76,6 @@ class ReceiptAdmin(OperatorAdmin):
     @admin.display(description="Obligation")
     def obligation_link(self, receipt: Receipt) -> str:
         return link_to(getattr(receipt, "obligation", None))
-
-
-@admin.register(ReceiptKey)
-class ReceiptKeyAdmin(OperatorAdmin):
-    list_display = ["source_system", "receipt_id", "created_at", "tenant"]
-    list_filter = [("source_system", ExactTextFilter), "tenant"]
-    list_select_related = ["tenant"]
-    search_fields = ["receipt_id__exact"]
-    exclude = ["key_digest", "content_digest"]
-    ordering = ["-id"]
 
 
 @admin.register(Obligation)

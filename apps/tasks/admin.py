@@ -32,6 +32,8 @@ from apps.core.admin import (
     link_to,
     link_to_page,
     linked,
+    operates,
+    since,
     span,
     start_of,
     verb,
@@ -70,6 +72,7 @@ _SEARCHED: Final[Mapping[str, tuple[str, type[Model]]]] = {
 }  # fmt: skip
 _PERIODS: Final = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
 _DIGITS: Final = 19
+_LIMITS: Final = ("concurrency", "rate", "rate_seconds", "fair")
 _LIMIT: Final[dict[str, Any]] = {"required": False, "min_value": 1, "widget": UnfoldAdminIntegerFieldWidget}
 _CHIPS: Final = {
     "succeeded": "success", "failed": "danger", "canceled": "warning", "leased": "info", "queued": "primary",
@@ -149,7 +152,7 @@ class StatusFilter(_Collected, admin.SimpleListFilter):
     parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        more = [("open", "Open"), ("overdue", "Leased too long"), ("dead", "Dead letter")]
+        more = [("open", "Open"), ("overdue", "Lease overdue"), ("dead", "Dead letter")]
         return [*more, *((str(value), str(label)) for value, label in Status.choices)]
 
 
@@ -161,6 +164,14 @@ class EndedFilter(_Collected, admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(name, f"In the last {name}") for name in _PERIODS]
+
+
+def _goes_on(pausable: Queue | TaskType) -> bool:
+    return pausable.paused_at is None
+
+
+def _is_paused(pausable: Queue | TaskType) -> bool:
+    return pausable.paused_at is not None
 
 
 def _charts(queue_id: int) -> list[charts.Chart]:
@@ -178,8 +189,8 @@ class LimitsForm(ReasonForm):
         **_LIMIT, max_value=100_000, help_text="How many of its tasks may be leased at a time."
     )
     rate = forms.IntegerField(**_LIMIT, max_value=100_000, help_text="How many leases it grants in a period.")
-    rate_seconds = forms.IntegerField(
-        **_LIMIT, max_value=86_400, label="Period", help_text="In seconds; needed with a rate."
+    rate_seconds = forms.FloatField(
+        **{**_LIMIT, "min_value": 0.001}, max_value=86_400, label="Period", help_text="In seconds; needed with a rate."
     )
     fair = forms.BooleanField(
         required=False, widget=UnfoldBooleanSwitchWidget, help_text="Alternate between its requesters."
@@ -210,7 +221,12 @@ class QueueAdmin(OperatorAdmin):
         page: HttpResponse = super().change_view(request, object_id, form_url, {**shown, **(extra_context or {})})
         return page
 
-    @verb("Pause", explanation="Give out nothing; what is leased goes on.", permission="tasks.operate_queue")
+    @verb(
+        "Pause",
+        explanation="Give out nothing; what is leased goes on.",
+        permission="tasks.operate_queue",
+        possible=_goes_on,
+    )
     def pause(self, queue: Queue, given: Mapping[str, Any]) -> str:
         with acting_in(queue.tenant_id, _WHY):
             types.pause_queue(caller=_gate_of(queue.tenant_id), name=queue.name, now=timezone.now())
@@ -227,14 +243,15 @@ class QueueAdmin(OperatorAdmin):
         explanation="What you leave empty is not limited.",
         permission="tasks.operate_queue",
         form=LimitsForm,
+        initial=lambda queue: {name: getattr(queue, name) for name in _LIMITS},
     )
     def limit(self, queue: Queue, given: Mapping[str, Any]) -> str:
-        limits = {name: given[name] for name in ("concurrency", "rate", "rate_seconds", "fair")}
+        limits = {name: given[name] for name in _LIMITS}
         with acting_in(queue.tenant_id, _WHY):
             types.set_queue(caller=_gate_of(queue.tenant_id), draft=types.QueueDraft(name=queue.name, **limits))
         return f"The limits of {queue} are set."
 
-    @verb("Resume", explanation="Give out work again.", permission="tasks.operate_queue")
+    @verb("Resume", explanation="Give out work again.", permission="tasks.operate_queue", possible=_is_paused)
     def resume(self, queue: Queue, given: Mapping[str, Any]) -> str:
         with acting_in(queue.tenant_id, _WHY):
             types.resume_queue(caller=_gate_of(queue.tenant_id), name=queue.name)
@@ -289,13 +306,18 @@ class TaskTypeAdmin(OperatorAdmin):
     search_fields = ["name", "title"]
     actions_detail = ["pause", "resume"]
 
-    @verb("Pause", explanation="Give out none of it; what is leased goes on.", permission="tasks.operate_queue")
+    @verb(
+        "Pause",
+        explanation="Give out none of it; what is leased goes on.",
+        permission="tasks.operate_queue",
+        possible=_goes_on,
+    )
     def pause(self, task_type: TaskType, given: Mapping[str, Any]) -> str:
         with acting_in(task_type.tenant_id, _WHY):
             types.pause_type(caller=_gate_of(task_type.tenant_id), name=task_type.name, now=timezone.now())
         return f"{task_type} is paused."
 
-    @verb("Resume", explanation="Give it out again.", permission="tasks.operate_queue")
+    @verb("Resume", explanation="Give it out again.", permission="tasks.operate_queue", possible=_is_paused)
     def resume(self, task_type: TaskType, given: Mapping[str, Any]) -> str:
         with acting_in(task_type.tenant_id, _WHY):
             types.resume_type(caller=_gate_of(task_type.tenant_id), name=task_type.name)
@@ -332,12 +354,22 @@ class ScheduleAdmin(OperatorAdmin):
     def last_task(self, schedule: Schedule) -> str:
         return "-" if schedule.last_task_id is None else task_link(schedule.last_task_id)
 
-    @verb("Stop", explanation="Queue nothing of it until it is resumed.", permission="tasks.operate_schedule")
+    @verb(
+        "Stop",
+        explanation="Queue nothing of it until it is resumed.",
+        permission="tasks.operate_schedule",
+        possible=lambda schedule: schedule.next_at is not None,
+    )
     def stop(self, schedule: Schedule, given: Mapping[str, Any]) -> str:
         scheduling.stop_schedule(schedule_id=schedule.pk)
         return f"{schedule} is stopped."
 
-    @verb("Resume", explanation="Queue again from the next moment on.", permission="tasks.operate_schedule")
+    @verb(
+        "Resume",
+        explanation="Queue again from the next moment on.",
+        permission="tasks.operate_schedule",
+        possible=lambda schedule: schedule.next_at is None,
+    )
     def resume(self, schedule: Schedule, given: Mapping[str, Any]) -> str:
         scheduling.resume_schedule(schedule_id=schedule.pk)
         return f"{schedule} queues again."
@@ -384,7 +416,7 @@ class TaskAdmin(OperatorAdmin):
     fieldsets = [
         (None, {"fields": ["state", "failure", "waterfall", "given", "result", *_PARTIES, "priority", "created_at"]}),
         ("Receipts", {"fields": ["receipts", "execution", "group", "artifact"]}),
-        ("Timeline", {"fields": ["timeline", "retries", "budget", "run_at"]}),
+        ("Timeline", {"fields": ["timeline", "retries", "budget", since("run_at", "Due")]}),
     ]
     readonly_fields = [
         "state",
@@ -405,6 +437,7 @@ class TaskAdmin(OperatorAdmin):
         "Cancel the task",
         explanation="As its requester would: at once if nobody holds it, else by an order to its holder.",
         permission="tasks.operate_task",
+        possible=lambda task: _standing(task).status not in {Status.CANCELING, *TERMINAL},
     )
     def cancel(self, task: Task, given: Mapping[str, Any]) -> str:
         with acting_in(task.tenant_id, _WHY):
@@ -415,6 +448,7 @@ class TaskAdmin(OperatorAdmin):
         "Retry",
         explanation="Queue a dead letter again, as a new task; a second retry shows the task of the first.",
         permission="tasks.operate_task",
+        possible=lambda task: _standing(task).status == Status.FAILED and selectors.retried_as(task.pk) is None,
     )
     def retry(self, task: Task, given: Mapping[str, Any]) -> str:
         with acting_in(task.tenant_id, _WHY):
@@ -425,6 +459,7 @@ class TaskAdmin(OperatorAdmin):
         "Take it from its worker",
         explanation="Take the task from its holder: it stands where it stood, and no attempt is counted.",
         permission="tasks.operate_task",
+        possible=lambda task: _standing(task).status in {Status.LEASED, Status.CANCELING},
     )
     def revoke_lease(self, task: Task, given: Mapping[str, Any]) -> str:
         with acting_in(task.tenant_id, _WHY):
@@ -444,7 +479,7 @@ class TaskAdmin(OperatorAdmin):
         return self._begin(request, queryset, BulkVerb.MOVE)
 
     def has_operate_task_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.has_perm("tasks.operate_task"))
+        return operates(request) and bool(request.user.has_perm("tasks.operate_task"))
 
     def _begin(self, request: HttpRequest, queryset: Any, verb: BulkVerb) -> HttpResponse | None:
         """A bulk action for each tenant; shows the last one's page."""
@@ -616,23 +651,6 @@ class TaskAdmin(OperatorAdmin):
     def waterfall(self, task: Task) -> str:
         """What it waited for and which runs it had, as bars over its life."""
         return waterfall.drawn(_story(task).events, now=timezone.now())
-
-    def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> Task | None:
-        """Looked up once for each page."""
-        if not hasattr(request, "task"):
-            request.task = super().get_object(request, object_id, from_field)
-        task: Task | None = request.task
-        return task
-
-    def get_actions_detail(self, request: HttpRequest, object_id: int) -> list[Any]:
-        """Only what can be done with the task now."""
-        task = self.get_object(request, str(object_id))
-        status = None if task is None else _standing(task).status
-        possible = {"cancel"} if status not in TERMINAL else set()
-        if status == Status.FAILED and task is not None and selectors.retried_as(task.pk) is None:
-            possible = {"retry"}
-        possible |= {"revoke_lease"} if status in {Status.LEASED, Status.CANCELING} else set()
-        return [one for one in super().get_actions_detail(request, object_id) if one.method.__name__ in possible]
 
     @admin.display(description="Budget")
     def budget(self, task: Task) -> str:

@@ -16,11 +16,11 @@ from unfold.widgets import (
     UnfoldAdminTextInputWidget,
 )
 
-from apps.core.admin import OperatorAdmin, ReasonForm, as_json, linked, list_verb, since, verb
+from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked, list_verb, since, verb
 from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_in
 from apps.workers import selectors
-from apps.workers.models import Offer, SigningKey, SourceEntry, ToolVersion, Worker, WorkerEvent, WorkerSource
+from apps.workers.models import Offer, SigningKey, SourceEntry, State, ToolVersion, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import discovery, registry
 from apps.workers.trust import ALLOWED, Tier, in_words
 
@@ -70,6 +70,10 @@ class AddServerForm(ReasonForm):
     )
 
 
+def _unapproved(worker_id: int) -> QuerySet[Offer]:
+    return Offer.objects.current().filter(worker_id=worker_id, approved_at=None)
+
+
 class ApproveForm(ReasonForm):
     """Shows what is about to be trusted: each tool that the worker offers now, and what it claims to touch. All are
     ticked; the operator unticks those that it does not trust.
@@ -79,10 +83,9 @@ class ApproveForm(ReasonForm):
 
     def __init__(self, request: HttpRequest, object_id: int | str | None = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(request, object_id, *args, **kwargs)
-        offers = Offer.objects.current().filter(worker_id=int(object_id or 0), approved_at=None).select_related("tool")
         choices = [
             (offer.tool.uid, f"{offer.name}: touches {in_words(offer.tool.effects)}")
-            for offer in offers.order_by("name")
+            for offer in _unapproved(int(object_id or 0)).select_related("tool").order_by("name")
         ]
         cast("forms.MultipleChoiceField", self.fields["tools"]).choices = choices
         self.fields["tools"].initial = [uid for uid, _ in choices]
@@ -100,6 +103,10 @@ def _operate(service: Callable[..., Worker], worker: Worker, given: Mapping[str,
         service(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
 
 
+def _sources(worker: Worker) -> QuerySet[WorkerSource]:
+    return WorkerSource.objects.filter(pk__in=worker.entries.values("source"))
+
+
 _REGISTERED: Final = [
     *("worker_id", "endpoint", "principal", "capabilities", "registered_at", "unregistered_at"),
     *("approved_at", "claimed_tier", "signed_at", "trust_ends_at", "probed_at", "probe_fault"),
@@ -109,15 +116,31 @@ _REGISTERED: Final = [
 @admin.register(Worker)
 class WorkerAdmin(OperatorAdmin):
     actions_list = ["add_server"]
-    actions_detail = ["approve", "quarantine", "release", "unregister"]
+    actions_detail = ["approve", "look_now", "quarantine", "release", "unregister"]
     list_display = ["worker_id", "state", "effective_tier", "tier_reason", "current_load", "last_heartbeat_at"]
     list_filter = ["state", "effective_tier", "tenant"]
     search_fields = ["worker_id"]
     fieldsets = [
-        (None, {"fields": ["state", "effective_tier", "what_it_may", "current_load", "last_heartbeat_at", "drift"]}),
-        ("Registration", {"fields": [*_REGISTERED, linked("signing_key", "Signed by"), "described"]}),
+        (
+            None,
+            {
+                "fields": [
+                    "state",
+                    "effective_tier",
+                    "what_it_may",
+                    "current_load",
+                    "last_heartbeat_at",
+                    "drift",
+                    "found_by",
+                ]
+            },
+        ),
+        (
+            "Registration",
+            {"fields": [*_REGISTERED, linked("signing_key", "Signed by"), "described"], "classes": ["collapse"]},
+        ),
     ]
-    readonly_fields = ["what_it_may", linked("signing_key", "Signed by"), "described"]
+    readonly_fields = ["what_it_may", "found_by", linked("signing_key", "Signed by"), "described"]
     inlines = [OfferInline, EventInline]
 
     @list_verb(
@@ -143,6 +166,7 @@ class WorkerAdmin(OperatorAdmin):
         " Another version of a tool needs another approval.",
         permission="workers.operate_worker",
         form=ApproveForm,
+        possible=lambda worker: worker.unregistered_at is None and _unapproved(worker.pk).exists(),
     )
     def approve(self, worker: Worker, given: Mapping[str, Any]) -> str:
         with acting_in(worker.tenant_id, _WHY):
@@ -155,6 +179,7 @@ class WorkerAdmin(OperatorAdmin):
         "Quarantine",
         explanation="Plans and calls exclude it until you release it, whatever it reports.",
         permission="workers.operate_worker",
+        possible=lambda worker: worker.unregistered_at is None and worker.state != State.QUARANTINED,
     )
     def quarantine(self, worker: Worker, given: Mapping[str, Any]) -> str:
         _operate(registry.quarantine, worker, given)
@@ -164,6 +189,7 @@ class WorkerAdmin(OperatorAdmin):
         "Release",
         explanation="End its quarantine. It is offline until a heartbeat or a probe shows otherwise.",
         permission="workers.operate_worker",
+        possible=lambda worker: worker.unregistered_at is None and worker.state == State.QUARANTINED,
     )
     def release(self, worker: Worker, given: Mapping[str, Any]) -> str:
         _operate(registry.release, worker, given)
@@ -173,10 +199,28 @@ class WorkerAdmin(OperatorAdmin):
         "Unregister",
         explanation="Take it out of the registry. It may register again with a new signature, unless it is in quarantine.",
         permission="workers.operate_worker",
+        possible=lambda worker: worker.unregistered_at is None,
     )
     def unregister(self, worker: Worker, given: Mapping[str, Any]) -> str:
         _operate(registry.expel, worker, given)
         return f"{worker} is unregistered."
+
+    @verb(
+        "Look now",
+        explanation="Ask the source that lists it for its tools.",
+        permission="workers.operate_worker",
+        possible=lambda worker: _sources(worker).filter(enabled=True).exists(),
+    )
+    def look_now(self, worker: Worker, given: Mapping[str, Any]) -> str:
+        with acting_in(worker.tenant_id, _WHY):
+            for source in _sources(worker).filter(enabled=True).order_by("pk"):
+                discovery.change_source(tenant_id=worker.tenant_id, name=source.name)
+        return f"{worker} is looked at within a second."
+
+    @admin.display(description="Sources")
+    def found_by(self, worker: Worker) -> str:
+        """What lists it; nothing if it registered itself."""
+        return format_html_join(", ", "{}", ((link_to(one),) for one in _sources(worker).order_by("name"))) or "-"
 
     @admin.display(description="Manifest")
     def described(self, worker: Worker) -> str:
@@ -214,6 +258,7 @@ class SigningKeyAdmin(OperatorAdmin):
         "Revoke",
         explanation="End the trust in it for good. All MCP workers that it has signed are untrusted at once.",
         permission="workers.operate_signingkey",
+        possible=lambda key: key.revoked_at is None,
     )
     def revoke(self, key: SigningKey, given: Mapping[str, Any]) -> str:
         with acting_in(key.tenant_id, _WHY):
@@ -235,7 +280,12 @@ class WorkerSourceAdmin(OperatorAdmin):
     inlines = [SourceEntryInline]
     actions_detail = ["look_now", "change"]
 
-    @verb("Look now", explanation="Ask all that it lists for their tools.", permission="workers.operate_worker")
+    @verb(
+        "Look now",
+        explanation="Ask all that it lists for their tools.",
+        permission="workers.operate_worker",
+        possible=lambda source: source.enabled,
+    )
     def look_now(self, source: WorkerSource, _given: Mapping[str, Any]) -> str:
         return self._changed(source)
 

@@ -22,7 +22,7 @@ from apps.console.navigation import sidebar
 from apps.principals.models import Operator, Tenant
 from apps.principals.tenancy import acting_as_system
 from apps.receipts.models import Receipt
-from tests.console.test_site import ACTIONS, SENT, operator
+from tests.console.test_site import ACTIONS, OF_ONE, SENT, operator
 from tests.console.world import fill
 from tests.factories import T0, at, make_tenant
 
@@ -81,22 +81,52 @@ def test_whatever_is_looked_at_writes_nothing_and_shows_text_as_text_and_only_to
     for field in (CharField, TextField):
         monkeypatch.setattr(field, "from_db_value", _planted, raising=False)
     listed = [console.get(reverse(f"{name}_changelist"), query) for query in ({}, {"q": "a"})]
+    adding = console.get(reverse(f"{name}_add"))
+    assert adding.status_code == 403 or adding.context["adminform"].form.fields
     for answer in [*listed, *map(console.get, pages)]:
         assert answer.status_code == 200
         assert PLANTED not in answer.content.decode()
 
 
-@pytest.mark.parametrize(("window", "name"), ACTIONS)
-def test_a_viewer_acts_on_nothing_whatever_it_is_permitted(world: None, window: Any, name: str) -> None:
+def _places(window: Any, name: str) -> tuple[str, str]:
+    """The address of an action on the first thing there is, and the page that offers it."""
+    kind = f"admin:{window.opts.app_label}_{window.opts.model_name}"
+    if name in window.actions_list:
+        return reverse(f"{kind}_{name}"), reverse(f"{kind}_changelist")
     with acting_as_system("test"):
         first = window.model._default_manager.order_by("pk").first()
-        acme = Tenant.objects.get(slug="acme")
-    viewer = operator("", tenant=acme, role="viewer")
-    of_one = [first.pk if first else 1] if name in window.actions_detail else []
-    address = reverse(f"admin:{window.opts.app_label}_{window.opts.model_name}_{name}", args=of_one)
-    # A form that lacks something else is shown again, whoever sends it.
-    assert "HX-Redirect" not in viewer.post(address, SENT).headers
+    pk = first.pk if first else 1
+    return reverse(f"{kind}_{name}", args=[pk]), reverse(f"{kind}_change", args=[pk])
+
+
+@pytest.mark.parametrize(("window", "name"), ACTIONS)
+def test_a_viewer_is_offered_nothing_and_acts_on_nothing_whatever_it_is_permitted(
+    world: None, window: Any, name: str
+) -> None:
+    action, page = _places(window, name)
+    with acting_as_system("test"):
+        viewer = operator("", tenant=Tenant.objects.get(slug="acme"), role="viewer")
+    assert f'hx-get="{action}"' not in viewer.get(page).content.decode()
+    answer = viewer.post(action, SENT)
+    assert (answer.status_code, "HX-Redirect" in answer.headers) == (404, True)
+    assert "only look" in viewer.get(reverse("admin:index")).content.decode()
     assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize(("window", "name"), OF_ONE)
+def test_what_is_offered_can_be_done_and_what_is_not_is_refused_with_a_reason(
+    world: None, console: Client, window: Any, name: str
+) -> None:
+    action, page = _places(window, name)
+    is_offered = f'hx-get="{action}"' in console.get(page).content.decode()
+    asked = console.get(action)
+    form = asked.context["form"] if asked.context else {}
+    # As a browser sends it: with what the fields hold, and the first choice where one must be.
+    given = {one.name: one.value() for one in form if one.value()} if is_offered else {}
+    given |= {one.name: one.field.queryset.first().pk for one in form if hasattr(one.field, "queryset")}
+    sent = console.post(action, {**given, **SENT, **({"name": "Kay"} if name == "rename" else {})})
+    *_, said = console.get(reverse("admin:index")).context["messages"]
+    assert said.level_tag == ("success" if is_offered else "error"), (said, sent.content)
 
 
 def test_a_long_list_is_filtered_by_typing_and_counted_only_so_far(

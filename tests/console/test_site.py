@@ -16,10 +16,11 @@ from django.urls import reverse
 from apps.core.admin import ReasonForm
 from apps.core.sql import database_now
 from apps.digests.models import Inbox, ReceiptState, Source, SourceHour, Sweep, Thread
-from apps.memory.models import Forgotten, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
+from apps.memory.models import ConceptName, Forgotten, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
 from apps.plans.models import LearnedModel, Outcome
 from apps.principals.models import Membership, Operator, Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.receipts.models import ReceiptKey
 from apps.tasks.models import (
     Budget,
     Dependency,
@@ -52,8 +53,8 @@ def address(model: type[models.Model], page: str, *args: object) -> str:
 UNREADABLE = {Forgotten}
 # Counters, the search index, and rows that stand on the page of their worker, source, task, queue, execution or inbox.
 WITHOUT_A_PAGE = {
-    Allowance, Budget, Call, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer, Outcome,
-    QueueHistory, QueueMinute, RateWindow, ReceiptState, Registry, Run, SearchTerm, SearchTotals, SourceEntry,
+    Allowance, Budget, Call, ConceptName, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer, Outcome,
+    QueueHistory, QueueMinute, RateWindow, ReceiptKey, ReceiptState, Registry, Run, SearchTerm, SearchTotals, SourceEntry,
     SourceHour, Spend, Sweep, TermFrequency, Vector, WorkerEvent,
 }  # fmt: skip
 
@@ -94,7 +95,14 @@ def test_the_page_of_a_subject_shows_what_is_remembered_of_it(console: Client) -
 
 def test_a_superuser_lets_an_operator_see_a_tenant_and_nobody_else_can(console: Client, superuser: Operator) -> None:
     tenant = make_tenant("acme")
-    olga = Operator.objects.create_user(username="olga", password="x", is_staff=True)
+    account = {
+        "username": "olga",
+        "usable_password": "true",
+        **dict.fromkeys(["password1", "password2"], "a long one 7"),
+    }
+    console.post(address(Operator, "add"), account)
+    Operator.objects.filter(username="olga").update(is_staff=True)
+    olga = Operator.objects.get(username="olga")
     olga.user_permissions.set(Permission.objects.all())
     membership = {"operator": olga.pk, "tenant": tenant.pk, "role": "viewer"}
     client = Client()
@@ -174,11 +182,16 @@ def operator(*permissions: str, tenant: Tenant, role: str = "operator") -> Clien
     return client
 
 
-ACTIONS = [
-    pytest.param(window, name, id=f"{window.opts.label}-{name}")
-    for window in admin.site._registry.values()
-    for name in (*getattr(window, "actions_detail", ()), *getattr(window, "actions_list", ()))
-]
+def _actions(kind: str) -> list[Any]:
+    return [
+        pytest.param(window, name, id=f"{window.opts.label}-{name}")
+        for window in admin.site._registry.values()
+        for name in getattr(window, kind, ())
+    ]
+
+
+OF_ONE = _actions("actions_detail")
+ACTIONS = [*OF_ONE, *_actions("actions_list")]
 
 
 @pytest.mark.parametrize(("window", "name"), ACTIONS)
@@ -229,10 +242,11 @@ def test_another_tenants_thing_is_not_there(tenant: Tenant) -> None:
 
 def test_a_refusal_is_shown_and_nothing_is_noted(console: Client, tenant: Tenant) -> None:
     with acting_as_system("test"):
-        gate = Principal.objects.get(name="asyncgate")
-    console.post(action(gate), SENT)
-    page = console.get(reverse("admin:principals_principal_change", args=[gate.pk])).content.decode()
-    assert "asyncgate is a gate&#x27;s own principal." in page
+        gate, kee = Principal.objects.get(name="asyncgate"), make_principal(tenant, "Kee")
+    refused = [(gate, "disable", "be done now with asyncgate"), (kee, "rename", "There is a principal")]
+    for one, name, why in refused:
+        console.post(action(one, name), {**SENT, "name": "asyncgate"})
+        assert why in console.get(reverse("admin:principals_principal_change", args=[one.pk])).content.decode()
     assert not LogEntry.objects.exists()
 
 

@@ -426,7 +426,7 @@ def test_operator_answers_what_waits_for_the_owner(
     assert buttons(execution) == {"give_result", "cancel"}
     assert "Add &lt;i&gt;up&lt;/i&gt;" in page(execution)
     assert "sum: Add <i>up</i>" in act(execution, "give_result", "sum", result="{")
-    assert "not one of the available choices" in act(execution, "accept", "sum")
+    assert "be done now with" in act(execution, "accept", "sum")
     with monkeypatch.context() as broken:
         first = Conflict("Somebody was first.", code="other_result")
         broken.setattr(commands, "submit_step_result", Mock(side_effect=first))

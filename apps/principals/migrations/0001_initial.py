@@ -155,8 +155,8 @@ class Migration(migrations.Migration):
                     ),
                 ],
                 options={
-                    "verbose_name": "user",
-                    "verbose_name_plural": "users",
+                    "verbose_name": "operator",
+                    "verbose_name_plural": "operators",
                     "abstract": False,
                 },
                 managers=[("objects", UserManager())],

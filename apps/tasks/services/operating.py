@@ -235,11 +235,17 @@ def go_on() -> int:
 def _answers(action: BulkAction, task_ids: Sequence[int]) -> Sequence[object]:
     """What became of each task, in the order of their ids."""
     if action.verb == BulkVerb.RETRY:
-        return retry_many(task_ids=task_ids)
+        return [_unless_before(answer) for answer in retry_many(task_ids=task_ids)]
     if action.verb == BulkVerb.CANCEL:
         return _cancel_each(task_ids)
     to_queue = _queue_named(action.to_queue, tenant_id=action.tenant_id) if action.to_queue else None
     return move_many(task_ids=task_ids, to_queue=to_queue, to_priority=action.to_priority)
+
+
+def _unless_before(answer: QueuedTask | DomainError) -> QueuedTask | DomainError:
+    if isinstance(answer, DomainError) or not answer.is_duplicate:
+        return answer
+    return Conflict(f"It was retried as {answer.task_id} before.", code="retried_before")
 
 
 @transaction.atomic
