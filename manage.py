@@ -11,6 +11,9 @@ except ImportError:
 
 from config.unreachable import told_in_a_sentence
 
+# Made to fit the product, and not for its users.
+_OF_DJANGO = {"flush", "makemigrations"}
+
 
 class Commands(ManagementUtility):
     """`help` lists the product's own commands; the others of Django run too."""
@@ -25,7 +28,11 @@ class Commands(ManagementUtility):
     def main_help_text(self, commands_only: bool = False) -> str:  # noqa: FBT001, FBT002  # as Django has it
         if commands_only:
             return super().main_help_text(commands_only)
-        own = {name: app for name, app in sorted(get_commands().items()) if app.startswith("apps.")}
+        own = {
+            name: app
+            for name, app in sorted(get_commands().items())
+            if app.startswith("apps.") and name not in _OF_DJANGO
+        }
         told = [
             f"{name:<16} {load_command_class(app, name).help.splitlines()[0].split('. ')[0]}"
             for name, app in own.items()

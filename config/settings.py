@@ -31,11 +31,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 
+# development or production, which refuses to start without its keys and logins.
 _ENVIRONMENT = env.str("GATEHOUSE_ENV", default="") or "development"
 if _ENVIRONMENT not in {"development", "production"}:
     raise ImproperlyConfigured(f"GATEHOUSE_ENV is {_ENVIRONMENT!r}; it must be development or production.")
 PRODUCTION = _ENVIRONMENT == "production"
-PROCESS = env.str("GATEHOUSE_PROCESS", default="command")  # web | worker | beat | command
+# The kind of this process: web, worker, beat or command.
+PROCESS = env.str("GATEHOUSE_PROCESS", default="command")
+# The folder of the embedded servers, artifacts and secrets.
 DATA_DIR = Path(env.str("GATEHOUSE_DATA", default=str(BASE_DIR / "var"))).expanduser().resolve()
 
 
@@ -106,13 +109,14 @@ def _hours(name: str) -> tuple[int, int, ZoneInfo] | None:
         ) from exc
 
 
-# The first key signs what a session of the console goes by, all of them verify.
+# Keys, by commas. The first one signs what a session of the console goes by, all of them verify.
 SECRET_KEY, *SECRET_KEY_FALLBACKS = _secret("GATEHOUSE_SECRET_KEY").split(",")
 # The first key signs lease tokens, all of them verify.
 LEASE_KEYS = [key for key in _secret("GATEHOUSE_LEASE_KEYS").split(",") if key]
 # The first key seals what is stored encrypted (core.sealing), all of them open.
 SEALING_KEYS = [key for key in _secret("GATEHOUSE_SEALING_KEYS").split(",") if key]
 DEBUG = False
+# Host names that requests may carry; origins of other hosts that forms may come from; the public address.
 ALLOWED_HOSTS = env.list("GATEHOUSE_HOSTS", default=["127.0.0.1", "localhost", "[::1]"])
 CSRF_TRUSTED_ORIGINS = env.list("GATEHOUSE_ORIGINS", default=[])
 PUBLIC_URL = env.str("GATEHOUSE_URL", default="") or _stack.get("url", "")
@@ -250,6 +254,7 @@ STORAGES: dict[str, dict[str, Any]] = {
 
 def databases(process: str) -> dict[str, dict[str, Any]]:
     """The logins of a kind of process (web | worker | beat | command); an absent one is that of requests."""
+    # The most database connections of a web process.
     most = env.int("GATEHOUSE_POOL", default=16)
     found = {"default": database(process)}
     if DATABASE_URL_SYSTEM:
@@ -290,6 +295,7 @@ def database(process: str, url: str = DATABASE_URL, *, most: int | None = None) 
     # A connection that the server has ended is noticed before a request gets it, pooled or not.
     if process == "web":
         config["ENGINE"] = "config.pooled"
+        # The most database connections of a web process.
         most = most or env.int("GATEHOUSE_POOL", default=16)
         # The pool doubles its pause after each failed attempt. It gives up after a second and begins anew, so that requests
         # get connections as soon as the database is back.
@@ -335,9 +341,10 @@ EMAIL_URL = env.str("GATEHOUSE_EMAIL_URL", default="")
 if EMAIL_URL:
     globals().update(env.email_url_config(EMAIL_URL))
 EMAIL_TIMEOUT = 10
-# When operators are not woken; what is raised meanwhile follows at the end, as one message.
-QUIET_HOURS = _hours("GATEHOUSE_QUIET_HOURS")
+# Its sender.
 DEFAULT_FROM_EMAIL = env.str("GATEHOUSE_EMAIL_FROM", default="gatehouse@localhost")
+# When operators are not woken, as in 22-7 Europe/Berlin; what is raised meanwhile follows at the end, as one message.
+QUIET_HOURS = _hours("GATEHOUSE_QUIET_HOURS")
 # Who may scrape /metrics; empty, which production refuses: whoever reaches the port.
 METRICS_TOKEN = env.str("GATEHOUSE_METRICS_TOKEN", default="")
 
@@ -389,6 +396,7 @@ SPECTACULAR_SETTINGS = {
     # Operations name their own enumerations.
     "POSTPROCESSING_HOOKS": [],
 }
+# The largest artifact.
 ARTIFACT_MAX_BYTES = env.int("GATEHOUSE_ARTIFACT_MAX_BYTES", default=32 * 1024 * 1024)
 # Files that workers name in `file:` pointers are read in this folder only, each tenant's in the one of its slug. Empty:
 # none are.
@@ -512,6 +520,7 @@ AXES_VERBOSE = False
 # How many proxies stand before the web process; what they say of the client's address is believed from there.
 AXES_IPWARE_PROXY_COUNT = env.int("GATEHOUSE_PROXIES", default=0)
 if PRODUCTION:
+    # Whether a request by plain HTTP is sent to HTTPS.
     SECURE_SSL_REDIRECT = env.bool("GATEHOUSE_SSL_REDIRECT", default=True)
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
     SECURE_HSTS_SECONDS = 31_536_000
@@ -546,6 +555,7 @@ LOGGING = {
         "httpx2": {"level": "WARNING"},
         "mcp.client": {"level": "WARNING"},
     },
+    # What is logged, from this level up.
     "root": {"handlers": ["console"], "level": env.str("GATEHOUSE_LOG_LEVEL", default="INFO")},
 }
 # One line a request, when it is answered.

@@ -49,7 +49,7 @@ def exposition() -> bytes:
 PAGE: Final = Path(settings.BASE_DIR) / "docs" / "metrics.md"
 _HEAD: Final = """# Metrics
 
-`manage.py metrics_docs` writes this page from the code; do not edit it. [Monitor](monitor.md) says how to scrape
+`python -m docs.reference` writes this page from the code; do not edit it. [Monitor](monitor.md) says how to scrape
 `/metrics`. A histogram has the series `_bucket`, `_sum` and `_count`.
 
 | name | kind | labels | says |

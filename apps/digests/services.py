@@ -52,9 +52,9 @@ from apps.digests.models import (
 from apps.digests.shapes import AckedOutput
 from apps.principals import selectors as principals
 from apps.principals import services as principals_services
-from apps.principals.errors import NameTaken, UnknownPrincipal
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind as PrincipalKind
+from apps.principals.selectors import NameTaken, UnknownPrincipal
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.receipts import services as receipts
 from apps.receipts.models import Receipt, Surface

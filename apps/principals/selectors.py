@@ -8,15 +8,26 @@ from typing import Any, Final
 
 from django.db import connection, transaction
 
-from apps.core.errors import NotFound
+from apps.core.errors import Conflict, NotFound
 from apps.core.notifications import notified_together
 from apps.core.sql import begin_asking, fetch
-from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Membership, Operator, Principal, Secret, Tenant, Token
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller
 
 _USED_EVERY: Final = timedelta(minutes=1)
+
+
+class UnknownPrincipal(NotFound):
+    """No principal of this name is visible to the caller."""
+
+    code = "unknown_principal"
+
+
+class NameTaken(Conflict):
+    """The tenant has a principal of this name."""
+
+    code = "name_taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from oauth2_provider.models import Application, clear_expired
 from apps.core.errors import Conflict, Invalid, NotFound
 from apps.core.ids import fits_an_address
 from apps.core.sql import violated_constraint
-from apps.principals.errors import NameTaken, UnknownPrincipal
 from apps.principals.models import (
     Membership,
     Operator,
@@ -26,6 +25,7 @@ from apps.principals.models import (
     unpresentable,
 )
 from apps.principals.scopes import Kind, Scope, forbidden_to
+from apps.principals.selectors import NameTaken, UnknownPrincipal
 
 # The gates themselves act under these names in every tenant.
 ASYNCGATE: Final = "asyncgate"

@@ -12,10 +12,10 @@ from apps.core import operations
 from apps.core.operations import Operation
 from apps.core.schemas import parse
 from apps.mcp import calls
-from apps.mcp.management.commands import mcp_docs
 from apps.mcp.tools import ranked
 from apps.principals.models import Tenant
 from apps.principals.scopes import FORBIDDEN, Kind, Scope
+from docs import reference
 from tests.factories import make_token
 from tests.interfaces.asking import TOOLS, each
 from tests.mcp.node import run_node
@@ -221,4 +221,5 @@ def test_call_of_a_found_tool_is_refused_as_that_tool_refuses(token: str, argume
 
 
 def test_docs_are_in_step() -> None:
-    assert mcp_docs.PAGE.read_text() == mcp_docs.page(), "run manage.py mcp_docs"
+    for name, page in reference.PAGES.items():
+        assert (reference.HERE / name).read_text() == page(), "run python -m docs.reference"

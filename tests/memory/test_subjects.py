@@ -22,9 +22,9 @@ from apps.memory.services import MOST_PREFERENCES
 from apps.memory.states import ItemType
 from apps.memory.tools import ListItems, OfSubject, get_subject, list_memory_items
 from apps.principals import services as principals
-from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
+from apps.principals.selectors import UnknownPrincipal
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_principal, make_tenant, refused
 from tests.memory.subjects import (

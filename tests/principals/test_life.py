@@ -9,9 +9,9 @@ from django.utils import timezone
 from apps.core.errors import Conflict, Invalid, NotFound
 from apps.core.sql import fetch
 from apps.principals import services
-from apps.principals.errors import NameTaken, UnknownPrincipal
 from apps.principals.models import Principal, Tenant, Token
 from apps.principals.scopes import Kind, Scope
+from apps.principals.selectors import NameTaken, UnknownPrincipal
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_token
 from tests.rest import ask

@@ -107,7 +107,7 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist(db: None, client: Any, 
     scraped = client.get("/metrics", headers={"Authorization": "Bearer scrape"}).content.decode()
     with acting_as_system("metrics"):
         page = metrics.page()
-    assert metrics.PAGE.read_text() == page, "run manage.py metrics_docs"
+    assert metrics.PAGE.read_text() == page, "run python -m docs.reference"
     listed = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
     shown = set(re.findall(r"^# TYPE ((?:gatehouse|delegate)_\w+)", scraped, re.MULTILINE))
     assert {name for name in shown if not name.endswith("_created")} <= listed

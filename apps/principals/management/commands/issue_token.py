@@ -10,9 +10,9 @@ from django.utils import timezone
 
 from apps.core.errors import DomainError
 from apps.principals import services
-from apps.principals.errors import NameTaken
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind, Scope
+from apps.principals.selectors import NameTaken
 from apps.principals.tenancy import acting_as_system
 
 

@@ -1,0 +1,170 @@
+# ruff: noqa: E402 - what follows needs the apps to be ready
+"""Writes the pages of reference beside it from the code: .venv/bin/python -m docs.reference
+
+The page of metrics asks the database, however empty.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import dropwhile, groupby, takewhile
+from pathlib import Path
+from typing import Final
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+django.setup()
+
+from django.core.management import get_commands, load_command_class
+
+from apps.console import metrics
+from apps.core.operations import Operation, Role, all_operations
+from apps.mcp import calls
+from apps.mcp.calls import Forms
+from apps.principals.tenancy import acting_as_system
+
+HERE: Final = Path(__file__).parent
+_HEAD: Final = """# MCP tools
+
+`python -m docs.reference` writes this page from the declarations of the operations; do not edit it.
+
+The endpoint is `/mcp`. A token sees a tool only if it has one of the tool's scopes.
+A client lists few tools at first, by the kind of the token's principal: those of an agent, or those of a worker.
+Every other tool is callable by its name all the same. There are three ways to it:
+
+- `find_tools` finds tools by what they are for, and `call_tool` calls one by its name.
+- `/mcp?tools=memory,plans` lists the tools of these groups besides. The groups are {groups}.
+- `/mcp?tools=all` lists all.
+
+What serves one intention is one tool: its arguments choose the form.
+
+A refused call has `isError` and a text that says what was wrong and what to do. It has no `structuredContent`.
+Its members (`code`, `detail`, `errors`) are in `_meta` under `gatehouse/refusal` for programs.
+"""
+_LISTS: Final[dict[str, Role]] = {"Listed to agents": "agent", "Listed to workers": "worker"}
+
+
+_COMMANDS: Final = """# Commands and settings
+
+`python -m docs.reference` writes this page from the code; do not edit it. [Operations](operations.md) says how commands
+are typed, in a working copy and installed.
+
+## Commands
+
+`manage.py help COMMAND` tells the options.
+
+| command | does |
+|---|---|
+"""
+_SETTINGS: Final = """
+## Settings
+
+Every setting is an environment variable. [Operations](operations.md#settings) says which is needed where.
+
+| variable, with its default | means |
+|---|---|
+"""
+_REST: Final = """# REST
+
+`python -m docs.reference` writes this page from the declarations of the operations; do not edit it. `/api/docs/` of a
+running deployment has their bodies and answers, and lets you try them. `/api/schema/` is the OpenAPI document. A token
+needs one of the scopes.
+"""
+_READS: Final = re.compile(r"env\.\w+|_secret|_limits|_networks|_hours")
+
+
+def commands() -> str:
+    """The commands and settings."""
+    own = {name: load_command_class(app, name) for name, app in get_commands().items() if app.startswith("apps.")}
+    # Those of Django that are fitted to the product have Django's words.
+    told = [f"| `{name}` | {_cell(one.help)} |" for name, one in sorted(own.items()) if "help" in vars(type(one))]
+    source = (HERE.parent / "config" / "settings.py").read_text(encoding="utf-8")
+    known = [
+        f"| {'<br>'.join(dict.fromkeys(name for _, _, name in found))} | {_cell(comment)} |"
+        for comment, found in groupby(sorted(_settings(source)), key=lambda one: one[1])
+    ]
+    return _COMMANDS + "\n".join(told) + "\n" + _SETTINGS + "\n".join(known) + "\n"
+
+
+def _settings(source: str) -> Iterator[tuple[int, str, str]]:
+    """Each variable that the settings read: its line, the comment above, and its name with its default."""
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(args=[ast.Constant(value=str(name))], keywords=given) if _READS.fullmatch(
+                ast.unparse(node.func)
+            ):
+                defaults = [ast.unparse(one.value) for one in given if one.arg == "default"]
+                default = f" = `{defaults[0]}`" if defaults and defaults[0] not in {"''", "[]", "{}"} else ""
+                above = takewhile(lambda line: line, lines[node.lineno - 2 :: -1])
+                comment = takewhile(
+                    lambda line: line.lstrip().startswith("#"), dropwhile(lambda line: line.lstrip()[0] != "#", above)
+                )
+                yield node.lineno, " ".join(line.strip("# ") for line in [*comment][::-1]), f"`{name}`{default}"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def rest() -> str:
+    """The routes by app."""
+    parts, routed = [_REST], [(one.app, route, one) for one in all_operations() for route in one.routes]
+    for app, rows in groupby(sorted(routed, key=lambda row: (row[0], row[1].path, row[1].method)), lambda row: row[0]):
+        parts.append(f"## {app.capitalize()}\n\n| route | does | scope |\n|---|---|---|")
+        for _, route, one in rows:
+            scopes = ", ".join(f"`{scope}`" for scope in sorted(one.scopes))
+            parts.append(f"| `{route.method} {route.path}` | {_cell(one.title)} | {scopes} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def tools() -> str:
+    """The tools as agents read them."""
+    listed = sorted(calls.offered(), key=lambda forms: forms[0].name)
+    groups = sorted({group for tool in calls.tools() for group in tool.groups})
+    parts = [_HEAD.format(groups=", ".join(f"`{group}`" for group in groups))]
+    for heading, role in _LISTS.items():
+        names = sorted([calls.CALL_TOOL.name, *(forms[0].name for forms in listed if role in forms[0].listed_for)])
+        parts.append(f"## {heading}\n\n" + ", ".join(f"[`{name}`](#{name})" for name in names) + "\n")
+    parts.append("## Every caller\n")
+    parts.append(f"### {calls.CALL_TOOL.name}\n\n{_lines(str(calls.CALL_TOOL.description))}")
+    parts += map(_section, [forms for forms in listed if not forms[0].groups])
+    for group in groups:
+        parts.append(f"## Group `{group}`\n")
+        parts += map(_section, _first_in(group, listed))
+    return "\n".join(parts)
+
+
+def _first_in(group: str, tools: Sequence[Forms]) -> list[Forms]:
+    """The tools that belong to a group and to none before it."""
+    return [forms for forms in tools if forms[0].groups and min(forms[0].groups) == group]
+
+
+def _section(forms: Forms) -> str:
+    return f"### {forms[0].name}\n\n" + "\n".join(map(_form, forms))
+
+
+def _form(form: Operation) -> str:
+    alias = f"Or, also callable as `{form.name}`: " if form.form_of else ""
+    scopes = " or ".join(f"`{scope}`" for scope in sorted(form.scopes))
+    needs = f" Needs {scopes}." if scopes else ""
+    return f"{alias}{form.title}.{needs}\n\n{_lines(calls.description(form))}"
+
+
+def _lines(description: str) -> str:
+    said, _, rest = description.partition("\nExample: ")
+    example, _, refused = rest.partition("\n")
+    return f"{said}\n\n```json\n{example}\n```\n" + (f"\n{refused}\n" if refused else "")
+
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {"commands.md": commands, "rest.md": rest, "mcp.md": tools}
+
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (HERE / name).write_text(page(), encoding="utf-8")
+    with acting_as_system("metrics"):
+        metrics.PAGE.write_text(metrics.page(), encoding="utf-8")
