@@ -361,7 +361,7 @@ UNFOLD = {
         {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("console/favicon.svg")},
     ],
     "STYLES": [lambda request: static("console/console.css")],
-    "SCRIPTS": [lambda request: static("console/console.js")],
+    "SCRIPTS": [lambda request, name=name: static(f"console/{name}.js") for name in ("idiomorph.min", "console")],
     "SHOW_HISTORY": False,
     "SHOW_VIEW_ON_SITE": False,
     "ENVIRONMENT": "apps.console.navigation.environment",

@@ -12,7 +12,7 @@ from django.urls import reverse
 
 from apps.console import selectors
 from apps.core import charts, notifications
-from apps.core.admin import COUNTED, link_to_page, span
+from apps.core.admin import COUNTED, counted, link_to_list, link_to_page, span
 from apps.delivery.models import Delivery, Kind, Target
 from apps.delivery.models import State as DeliveryState
 from apps.digests.models import Inbox, Thread
@@ -20,7 +20,7 @@ from apps.executions.models import Execution
 from apps.executions.states import Status as ExecutionStatus
 from apps.receipts.models import Obligation
 from apps.tasks import selectors as tasks
-from apps.tasks.models import FinishedTask, LiveTask, Task
+from apps.tasks.models import FinishedTask, LiveTask, Queue, Task
 from apps.tasks.shapes import QueueFigures
 from apps.tasks.states import Status
 from apps.workers.models import State, Worker
@@ -77,6 +77,7 @@ def _tasks(queues: Mapping[int, QueueFigures]) -> Card:
                 link=reverse("admin:tasks_queue_change", args=[oldest]) if age else "",
             ),
             _count("Scheduled", of(status=Status.SCHEDULED), {"status": Status.SCHEDULED}),
+            _count("Waiting", of(status=Status.WAITING), {"status": Status.WAITING}, says="For other tasks"),
             _count("Leased", of(status=Status.LEASED), {"status": Status.LEASED}),
             _count("Leases overdue", of(status="overdue"), {"status": "overdue"}, bad="warning"),
             _count("Ended in the last hour", ended, {"ended": "hour"}),
@@ -190,7 +191,7 @@ def _count(
     link = _listing(Task if rows.model in {LiveTask, FinishedTask} else rows.model)
     return Figure(
         label=label,
-        value=_counted(count),
+        value=counted(count),
         tone=bad if count else none,
         link=f"{link}?{urlencode(shown_by)}" if link else "",
         says=says,
@@ -198,17 +199,30 @@ def _count(
 
 
 def _queues(queues: Mapping[int, QueueFigures]) -> dict[str, Any]:
+    busiest = sorted(queues.items(), key=lambda one: (-one[1].queued - one[1].leased, one[1].queue))[:_ROWS]
+    of = Queue.objects.select_related("tenant").in_bulk([pk for pk, _ in busiest])
+    several = len({queue.tenant_id for queue in of.values()}) > 1
+
+    def named(pk: int, found: QueueFigures) -> str:
+        state = " (paused)" if found.paused else ": nobody leases from it" if found.nobody_leases else ""
+        return f"{of[pk].tenant.slug}: {found.queue}{state}" if several else f"{found.queue}{state}"
+
+    def tasks_of(pk: int, status: Status, count: str) -> str:
+        return link_to_list(
+            "tasks_task", count, tenant__id__exact=of[pk].tenant_id, queue__name=of[pk].name, status=status
+        )
+
     rows = [
         [
-            link_to_page("tasks_queue", pk, found.queue + (" (paused)" if found.paused else "")),
-            _counted(found.queued),
+            link_to_page("tasks_queue", pk, named(pk, found)),
+            tasks_of(pk, Status.QUEUED, counted(found.queued)),
             span(found.oldest_wait_seconds) if found.queued else "-",
-            f"{found.leased:,}",
+            tasks_of(pk, Status.LEASED, f"{found.leased:,}"),
             f"{found.finished_per_minute:.1f}",
             f"{found.failure_rate:.0%}",
             f"{span(found.latency_p50_seconds)} / {span(found.latency_p95_seconds)}",
         ]
-        for pk, found in sorted(queues.items(), key=lambda one: (-one[1].queued - one[1].leased, one[1].queue))[:_ROWS]
+        for pk, found in busiest
     ]
     headers = ["Queue", "Queued", "Oldest", "Leased", "Ended a minute", "Failed", "Latency p50 / p95"]
     return {"headers": headers, "rows": rows}
@@ -223,10 +237,6 @@ def drawn() -> list[charts.Chart]:
         charts.ended("Ended in 15 minutes, last day", day),
         charts.queued("Queued, last day", day),
     ]
-
-
-def _counted(count: int) -> str:
-    return f"{count:,}" if count < COUNTED else f"{COUNTED:,}+"
 
 
 def _late(age: timedelta | None) -> Tone:

@@ -33,11 +33,16 @@ LOOKED_AT: Final = 100_000
 _UNFOLDED_LINES: Final = 30
 
 
+def counted(count: int) -> str:
+    """A number as text, of a count that may have ended there."""
+    return f"{count:,}" if count < COUNTED else f"{COUNTED:,}+"
+
+
 class _OrMore(int):
     """The number at which counting ended."""
 
     def __str__(self) -> str:
-        return f"{int(self):,}+"
+        return counted(self)
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptable at run time
@@ -89,6 +94,18 @@ class OperatorAdmin(ModelAdmin):
     # Facets count the whole table, whatever its size.
     show_facets = ShowFacets.NEVER
     list_per_page = 50
+    # An open list, and the page of a thing of which more becomes, renew themselves.
+    list_before_template = change_form_outer_before_template = "console/charts.html"
+    renews_list = False
+
+    def goes_on(self, thing: Any) -> bool:
+        """Whether the page of a thing is to be renewed."""
+        return False
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        thing = context["original"]
+        context["renews"] = thing is not None and self.goes_on(thing)
+        return super().render_change_form(request, context, *args, **kwargs)
 
     def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> Any:
         """Looked up once for each page."""
@@ -109,9 +126,23 @@ class OperatorAdmin(ModelAdmin):
         return [one for one in super().get_actions_detail(request, object_id) if one.method.possible(thing)]
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
-        """Moments are shown by how long ago they were."""
-        moments = self._moments()
-        return [since(one) if one in moments else one for one in super().get_list_display(request)]
+        """Moments are shown by how long ago they were, and the tenant to who sees several."""
+        moments, shown = self._moments(), list(super().get_list_display(request))
+        if self._tells_tenants(request) and "tenant" not in shown:
+            shown.insert(1, "tenant")
+        return [since(one) if one in moments else one for one in shown]
+
+    def get_list_select_related(self, request: HttpRequest) -> Any:
+        related = super().get_list_select_related(request)
+        return [*(related or []), "tenant"] if self._tells_tenants(request) else related
+
+    def _tells_tenants(self, request: Any) -> bool:
+        if "tenant" not in (self.list_filter or []):
+            return False
+        if not hasattr(request, "sees_tenants"):
+            tenants: Any = self.opts.get_field("tenant").related_model
+            request.sees_tenants = tenants.objects.all()[1:2].exists()
+        return bool(request.sees_tenants)
 
     def _moments(self) -> set[str]:
         return {field.name for field in self.opts.concrete_fields if isinstance(field, models.DateTimeField)}
@@ -337,6 +368,12 @@ def link_to(related: models.Model | None) -> str:
 def link_to_page(model: str, pk: int, text: str) -> str:
     """A link to the page of one thing; `model` as in the names of the admin's addresses, `tasks_task`."""
     address = reverse(f"admin:{model}_change", args=[pk])
+    return format_html('<a href="{}" class="text-primary-600">{}</a>', address, text)
+
+
+def link_to_list(model: str, text: str, **filters: Any) -> str:
+    """A link to a list of things, as by :func:`link_to_page`."""
+    address = reverse(f"admin:{model}_changelist", query=filters)
     return format_html('<a href="{}" class="text-primary-600">{}</a>', address, text)
 
 

@@ -113,7 +113,6 @@ class InboxAdmin(OperatorAdmin):
     list_select_related = ["principal"]
     search_fields = ["principal__name"]
     readonly_fields = ["thread_links", "policy_links"]
-    change_form_outer_before_template = "console/charts.html"
     change_form_outer_after_template = "digests/inbox.html"
 
     def change_view(

@@ -172,6 +172,7 @@ def _decided(execution: Execution, given: Mapping[str, Any], decision: Decision)
 
 @admin.register(Execution)
 class ExecutionAdmin(OperatorAdmin):
+    renews_list = True
     list_display = [
         "ref",
         "intent_start",
@@ -197,6 +198,9 @@ class ExecutionAdmin(OperatorAdmin):
         *("total_cost", "max_total_cost", "max_cost_per_step", "currency"),
         *("delegate_id", "plan_receipt", "halted_as", "halted_why", "halted_by", "wake_at", "trace_ref"),
     ]
+
+    def goes_on(self, execution: Execution) -> bool:
+        return execution.ended_at is None
 
     @admin.display(description="Intent")
     def intent_start(self, execution: Execution) -> str:

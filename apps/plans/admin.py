@@ -53,6 +53,9 @@ class PlanAdmin(OperatorAdmin):
         "written",
     ]
 
+    def goes_on(self, plan: Plan) -> bool:
+        return not plan.successors.exists()
+
     @admin.display(description="Intent")
     def intent_start(self, plan: Plan) -> str:
         return start_of(plan.intent) or "(forgotten)"

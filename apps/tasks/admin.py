@@ -5,11 +5,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.options import IncorrectLookupParameters
 from django.db import transaction
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified, HttpResponseRedirect
@@ -24,12 +22,15 @@ from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldBooleanSwitchWid
 
 from apps.core import charts
 from apps.core.admin import (
+    COUNTED,
     ExactTextFilter,
     OperatorAdmin,
     ReasonForm,
     ago,
     as_json,
+    counted,
     link_to,
+    link_to_list,
     link_to_page,
     linked,
     operates,
@@ -55,6 +56,7 @@ from apps.tasks.models import (
 )
 from apps.tasks.results import ARTIFACT, artifact_digest
 from apps.tasks.services import operating, scheduling, types
+from apps.tasks.shapes import QueueFigures
 from apps.tasks.states import TERMINAL, BulkVerb, Status
 
 _SHOWN_RUNS: Final = 50
@@ -129,11 +131,6 @@ def task_link(task_id: int) -> str:
     return link_to_page("tasks_task", task_id, f"task_{task_id}")
 
 
-def _list_link(model: str, text: str, **filters: Any) -> str:
-    address = reverse(f"admin:tasks_{model}_changelist")
-    return format_html('<a href="{}?{}" class="text-primary-600">{}</a>', address, urlencode(filters), text)
-
-
 class _Collected:
     """What it filters by is looked for with all else that is given: see TaskAdmin.get_search_results."""
 
@@ -174,6 +171,18 @@ def _is_paused(pausable: Queue | TaskType) -> bool:
     return pausable.paused_at is not None
 
 
+def _link_to_tasks(queue: Queue, status: str, text: str) -> str:
+    return link_to_list("tasks_task", text, tenant__id__exact=queue.tenant_id, queue__name=queue.name, status=status)
+
+
+def _figures(queue: Any) -> QueueFigures:
+    """How much work a queue has, looked up once for each page."""
+    if not hasattr(queue, "found"):
+        queue.found = selectors.queue_figures(tenant_id=queue.tenant_id)[queue.pk]
+    found: QueueFigures = queue.found
+    return found
+
+
 def _charts(queue_id: int) -> list[charts.Chart]:
     day = selectors.history(step=timedelta(minutes=15), steps=96, queue_id=queue_id)
     month = selectors.history(step=timedelta(hours=6), steps=120, queue_id=queue_id)
@@ -205,13 +214,12 @@ class LimitsForm(ReasonForm):
 
 @admin.register(Queue)
 class QueueAdmin(OperatorAdmin):
-    list_display = ["name", "tenant", "paused_at", "types", "open_tasks"]
+    list_display = ["name", "tenant", "paused_at", "queued", "oldest", "leased", "types", "open_tasks"]
     list_select_related = ["tenant"]
     list_filter = ["tenant"]
     search_fields = ["name"]
     readonly_fields = ["figures"]
     fields = ["name", "figures", "paused_at", "concurrency", "rate", "rate_seconds", "fair", "created_at"]
-    change_form_outer_before_template = "console/charts.html"
     actions_detail = ["pause", "drain", "resume", "limit"]
 
     def change_view(
@@ -259,16 +267,16 @@ class QueueAdmin(OperatorAdmin):
 
     @admin.display(description="Figures")
     def figures(self, queue: Queue) -> str:
-        found = selectors.queue_figures(tenant_id=queue.tenant_id)[queue.pk]
+        found = _figures(queue)
         latencies = (found.latency_p50_seconds, found.latency_p95_seconds, found.latency_p99_seconds)
         return format_html_join(
             "",
             "<div>{}: <strong>{}</strong></div>",
             [
-                ("Queued", found.queued),
-                ("Oldest queued", span(found.oldest_wait_seconds) if found.queued else "-"),
-                ("Scheduled", found.scheduled),
-                ("Leased", f"{found.leased}, {found.expired} overdue"),
+                ("Queued", self.queued(queue)),
+                ("Oldest queued", self.oldest(queue)),
+                ("Scheduled or waiting", found.scheduled),
+                ("Leased", format_html("{}, {} overdue", self.leased(queue), found.expired)),
                 ("Ended per minute", f"{found.finished_per_minute:.1f}"),
                 ("Failed", f"{found.failure_rate:.1%}"),
                 ("Latency p50 / p95 / p99", " / ".join(map(span, latencies))),
@@ -277,15 +285,35 @@ class QueueAdmin(OperatorAdmin):
             ],
         )
 
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        page = super().get_changelist_instance(request)
+        page.result_list = list(page.result_list)
+        figures = selectors.queue_figures(tenant_id=None, up_to=COUNTED)
+        for queue in page.result_list:
+            queue.found = figures[queue.pk]
+        return page
+
+    @admin.display(description="Queued")
+    def queued(self, queue: Queue) -> str:
+        return _link_to_tasks(queue, Status.QUEUED, counted(_figures(queue).queued))
+
+    @admin.display(description="Oldest queued")
+    def oldest(self, queue: Queue) -> str:
+        found = _figures(queue)
+        age = span(found.oldest_wait_seconds) if found.queued else "-"
+        return f"{age}: nobody leases from it" if found.nobody_leases else age
+
+    @admin.display(description="Leased")
+    def leased(self, queue: Queue) -> str:
+        return _link_to_tasks(queue, Status.LEASED, f"{_figures(queue).leased:,}")
+
     @admin.display(description="Types")
     def types(self, queue: Queue) -> str:
-        return _list_link("tasktype", "types", queue__id__exact=queue.pk)
+        return link_to_list("tasks_tasktype", "types", queue__id__exact=queue.pk)
 
     @admin.display(description="Open")
     def open_tasks(self, queue: Queue) -> str:
-        return _list_link(
-            "task", "open tasks", tenant__id__exact=queue.tenant_id, queue__name=queue.name, status="open"
-        )
+        return _link_to_tasks(queue, "open", "open tasks")
 
 
 @admin.register(TaskType)
@@ -325,7 +353,9 @@ class TaskTypeAdmin(OperatorAdmin):
 
     @admin.display(description="Tasks")
     def tasks_of_it(self, task_type: TaskType) -> str:
-        return _list_link("task", "tasks", tenant__id__exact=task_type.tenant_id, task_type__name=task_type.name)
+        return link_to_list(
+            "tasks_task", "tasks", tenant__id__exact=task_type.tenant_id, task_type__name=task_type.name
+        )
 
 
 @admin.register(Schedule)
@@ -379,8 +409,10 @@ _ONLY_TO_MOVE: Final = {"x-show": "action === 'move_selected'", "x-cloak": ""}
 
 
 class _BulkForm(ActionForm):
+    # When those were counted that "all" stands for.
+    as_of = forms.CharField(required=False, label="", widget=forms.HiddenInput)
     reason = forms.CharField(
-        max_length=200, required=False, label="", widget=forms.TextInput({"placeholder": "Reason"})
+        max_length=200, required=False, label="", widget=forms.TextInput({"placeholder": "Reason", "required": True})
     )
     to_queue = forms.CharField(
         max_length=50, required=False, label="", widget=forms.TextInput({"placeholder": "Queue", **_ONLY_TO_MOVE})
@@ -396,6 +428,7 @@ class _BulkForm(ActionForm):
 @admin.register(Task)
 class TaskAdmin(OperatorAdmin):
     action_form = _BulkForm
+    renews_list = True
     actions = ["cancel_selected", "retry_selected", "move_selected"]
     list_display = ["__str__", "status", *_PARTIES[:3], "worker", "age", "took", "attempts", "error"]
     list_select_related = ["task_type", "queue", "requester", "recipient"]
@@ -478,6 +511,9 @@ class TaskAdmin(OperatorAdmin):
     def move_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self._begin(request, queryset, BulkVerb.MOVE)
 
+    def goes_on(self, task: Task) -> bool:
+        return _standing(task).end is None
+
     def has_operate_task_permission(self, request: HttpRequest) -> bool:
         return operates(request) and bool(request.user.has_perm("tasks.operate_task"))
 
@@ -490,6 +526,8 @@ class TaskAdmin(OperatorAdmin):
         address = reverse("admin:tasks_bulkaction_changelist")
         moves = verb == BulkVerb.MOVE
         by_tenant: dict[int, list[int]] = {}
+        if request.POST.get("select_across") == "1" and (as_of := _moment(request.POST.get("as_of", ""))):
+            queryset = queryset.filter(created_at__lte=as_of)
         for pk, tenant_id in queryset.order_by("pk").values_list("pk", "tenant_id")[: operating.MOST_AT_ONCE]:
             by_tenant.setdefault(tenant_id, []).append(pk)
         priority = request.POST.get("to_priority")
@@ -511,6 +549,8 @@ class TaskAdmin(OperatorAdmin):
                         )
                     self.log_change(request, begun, f"{begun}: {reason}")
                     address = reverse("admin:tasks_bulkaction_change", args=[begun.pk])
+                    if len(by_tenant) > 1:
+                        messages.success(request, format_html("Begun for {}: {}", begun.tenant, link_to(begun)))
         except DomainError as refusal:
             messages.error(request, refusal.detail)
             return None
@@ -582,14 +622,14 @@ class TaskAdmin(OperatorAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """A list that stays open asks with the tag of its rows. While they are the same, it gets no page for a minute."""
-        tag = request.headers.get("If-None-Match")
-        if tag and self.has_view_or_change_permission(request):
-            with suppress(IncorrectLookupParameters):
-                if self._tag(self.get_changelist_instance(request)) == tag:
-                    return HttpResponseNotModified()
+        began = timezone.now()
         page: HttpResponse = super().changelist_view(request, extra_context)
         if isinstance(page, TemplateResponse) and page.context_data and "cl" in page.context_data:
-            page["ETag"] = self._tag(page.context_data["cl"])
+            if form := page.context_data["action_form"]:
+                form.initial["as_of"] = began
+            page["ETag"] = tag = self._tag(page.context_data["cl"])
+            if tag == request.headers.get("If-None-Match"):
+                return HttpResponseNotModified()
         return page
 
     def _tag(self, page: Any) -> str:
@@ -631,9 +671,21 @@ class TaskAdmin(OperatorAdmin):
 
     @admin.display(description="Status")
     def state(self, task: Task) -> str:
+        """The status, and why it is so."""
         standing = _standing(task)
-        reason = standing.end and standing.end.reason
-        return f"{standing.status}{f' ({reason})' if reason else ''}"
+        if (live := standing.live) is None:
+            reason = standing.end and standing.end.reason
+            return f"{standing.status} ({reason})" if reason else str(standing.status)
+        if live.open_dependencies:
+            awaited = selectors.waits_for(task.pk)[:_SHOWN_RUNS]
+            links = format_html_join(", ", "{}", ((task_link(one),) for one in awaited))
+            return format_html("{} for {}", standing.status, links)
+        if live.due_at is not None:
+            return format_html("{}: {}", standing.status, ago(live.due_at, timezone.now()))
+        if standing.status == Status.WAITING:
+            return f"{standing.status} for the open task with its concurrency key, {live.concurrency_key}"
+        is_held_back = standing.status == Status.QUEUED and task.queue.paused_at is not None
+        return f"{standing.status}; its queue is paused" if is_held_back else str(standing.status)
 
     @admin.display(description="Error")
     def failure(self, task: Task) -> str:
@@ -704,9 +756,13 @@ class BulkActionAdmin(OperatorAdmin):
 
     list_display = ["__str__", "operator", "reason", "position", "done", "created_at", "ended_at"]
     list_filter = ["verb", "tenant"]
+    renews_list = True
     ordering = ["-id"]
     fields = ["verb", "operator", "reason", "progress", "refused", "created_at", "ended_at"]
     readonly_fields = ["progress", "refused"]
+
+    def goes_on(self, action: BulkAction) -> bool:
+        return action.ended_at is None
 
     @admin.display(description="Progress")
     def progress(self, action: BulkAction) -> str:

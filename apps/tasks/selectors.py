@@ -133,6 +133,12 @@ class Opened:
     checksum: str
 
 
+def waits_for(task_id: int) -> list[int]:
+    """The tasks that must end before an open one is ready."""
+    awaited = Dependency.objects.filter(task_id=task_id).order_by("on_task_id")
+    return list(awaited.values_list("on_task_id", flat=True))
+
+
 def status(task_ref: str) -> TaskStatus:
     """:raises NotFound: `unknown_task` if there is no such task.
 
@@ -144,9 +150,6 @@ def status(task_ref: str) -> TaskStatus:
     runs = list(_runs(task.pk))
     run = runs[-1] if runs else None
     spent = _spent(task.pk, runs).values()
-    dependencies = (
-        Dependency.objects.filter(task_id=task.pk).order_by("on_task_id").values_list("on_task_id", flat=True)
-    )
     return TaskStatus(
         task_id=str(task),
         task_type=task.task_type.name,
@@ -154,7 +157,7 @@ def status(task_ref: str) -> TaskStatus:
         priority=task.priority,
         requested_by=task.requester.name,
         recipient_ai=task.recipient.name,
-        waits_for=[format_ref("task", pk) for pk in dependencies] if live and live.open_dependencies else [],
+        waits_for=[format_ref("task", pk) for pk in waits_for(task.pk)] if live and live.open_dependencies else [],
         progress=Progress(percent=run.percent, message=run.message)
         if run is not None and (run.percent is not None or run.message)
         else None,

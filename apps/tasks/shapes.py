@@ -382,3 +382,9 @@ class QueueFigures(QueueHealth):
     """Leases that expired of the tasks that ended."""
     dead_letters: int
     """Of the newest ten thousand of all queues."""
+
+    @property
+    def nobody_leases(self) -> bool:
+        """Whether tasks wait for over a minute, nothing holds them back, and nobody has taken one lately."""
+        is_idle = not self.paused and self.queued > 0 and not self.leased and not self.finished_per_minute
+        return is_idle and self.oldest_wait_seconds > 60  # noqa: PLR2004  # a minute

@@ -115,6 +115,7 @@ _REGISTERED: Final = [
 
 @admin.register(Worker)
 class WorkerAdmin(OperatorAdmin):
+    renews_list = True
     actions_list = ["add_server"]
     actions_detail = ["approve", "look_now", "quarantine", "release", "unregister"]
     list_display = ["worker_id", "state", "effective_tier", "tier_reason", "current_load", "last_heartbeat_at"]

@@ -229,8 +229,14 @@ def test_an_errand_takes_four_clicks_at_most(page: Page, live_server: LiveServer
         assert clicks.replace(", find:", " ").count(",") < 4
 
 
-def test_an_open_page_shows_what_becomes_of_its_task(page: Page) -> None:
+def test_an_open_page_shows_what_becomes_of_its_task_and_keeps_ticks_and_focus(page: Page) -> None:
     _follow(page, "home:Queued")
+    page.locator("input.action-select").first.check()
+    page.locator("#result_list tbody th a").last.focus()
+    with page.expect_response(lambda answer: answer.request.headers.get("if-none-match") is not None):
+        pass
+    expect(page.locator(".action-counter")).to_contain_text("1 of")
+    assert page.evaluate("document.activeElement.matches('#result_list th a')")
     _follow(page, "row")
     expect(page.get_by_text("Cancel the task", exact=True)).to_be_visible()
     with page.expect_popup() as opened:

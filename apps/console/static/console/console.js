@@ -47,16 +47,11 @@ window.addEventListener("load", () => {
         region.setAttribute("aria-label", `scrollable content ${number + 1}`);
     });
     if (document.getElementById("live")) {
-        const seconds = Number(document.getElementById("live").dataset.seconds);
-        setInterval(() => renew(seconds), seconds * 1000);
+        setInterval(renewHome, 5000);
+    } else if (document.querySelector("[data-renews]")) {
+        renewing = setInterval(renew, 4000);
     }
-    if (/\/(task|execution|worker)\/$/.test(location.pathname) && document.getElementById("result_list")) {
-        setInterval(renewList, 5000);
-    }
-    if (/\/(task|execution|plan|bulkaction)\/\d+\/change\/$/.test(location.pathname)) {
-        told(document).forEach((field) => (field.sent = field.innerHTML));
-        setInterval(renewThing, 3000);
-    }
+    document.getElementById("changelist-form")?.removeAttribute("novalidate"); // a run without its reason is not sent
     if (/\/task\/$/.test(location.pathname)) {
         showViews(document.getElementById("tabs-items"));
     }
@@ -99,95 +94,93 @@ document.addEventListener("click", async ({target}) => {
     }
 });
 
+// Django's script counts the ticks of the rows that the page came with; these are of those that are there.
+document.addEventListener("DOMContentLoaded", () => {
+    const count = window.Actions;
+    const boxes = Object.assign(document.getElementsByClassName("action-select"), {forEach: Array.prototype.forEach});
+    window.Actions = (_, options) => count(boxes, options);
+});
+const recount = () => window.dispatchEvent(new Event("pageshow"));
+document.addEventListener("change", ({target}) => target.matches(".action-select") && recount());
+
+document.addEventListener("htmx:afterSettle", ({target}) => {
+    if (target.id === "modal-content") {
+        target.querySelector("input:not([type=hidden]), select, textarea")?.focus();
+    }
+});
+
+// What is renewed of an open page: the counts and buttons of its head and foot, its rows, its fields.
+const PARTS = "#header-inner, #changelist-actions, #result_list, fieldset.module, .inline-group table, #main > :last-child";
+// What somebody has typed, ticked or unfolded stays, and so does what Alpine has set.
+const MORPHED = {
+    beforeNodeMorphed: (node) => !node.matches?.("input:not([type=hidden]), select, textarea"),
+    beforeAttributeUpdated: (name, node) =>
+        !/^(x-|open$)/.test(name) &&
+        !(/^(class|style)$/.test(name) && [...node.attributes].some((one) => one.name.startsWith("x-"))),
+};
+let renewing;
 let tag = "";
 
-// This page as it is now; undefined if it is as it was, or while nobody looks or somebody types.
-async function asOfNow() {
-    const dialog = document.getElementById("modal-content")?.offsetParent;
-    if (document.hidden || dialog || document.activeElement.matches("input, select, textarea")) {
-        return undefined;
-    }
-    try {
-        const answer = await fetch(location.href, {redirect: "error", headers: {"If-None-Match": tag}});
-        if (!answer.ok) {
-            return undefined; // nothing has changed, or the session is over
-        }
-        tag = answer.headers.get("ETag") ?? "";
-        return new DOMParser().parseFromString(await answer.text(), "text/html");
-    } catch {
-        return undefined; // the server is away, or this page is left
-    }
-}
-
-const told = (page) => [...page.querySelectorAll(".readonly, [hx-target='#modal-content']")];
-
-// Renews the fields of a page that the server tells otherwise now; what somebody has unfolded elsewhere stays so.
-async function renewThing() {
-    const page = await asOfNow();
-    const [shown, fresh] = [told(document), page ? told(page) : []];
-    if (page && fresh.length !== shown.length) {
-        location.reload(); // there is something else to do now
-        return;
-    }
-    fresh.forEach(({innerHTML}, number) => {
-        const field = shown[number];
-        if (field.sent !== innerHTML) {
-            field.innerHTML = field.sent = innerHTML;
-        }
+function partsOf(page) {
+    // A row is known again by its link, wherever it stands now.
+    page.querySelectorAll("#result_list > tbody").forEach((row) => {
+        row.id = row.querySelector("th a")?.getAttribute("href") ?? "";
     });
+    return [...page.querySelectorAll(`${PARTS}, span.question`)];
 }
 
-// Renews the rows of a list while nobody ticks. The boxes stay, because scripts hold them.
-async function renewList() {
-    const rows = document.querySelectorAll("#result_list .data-row");
-    const page = document.querySelector("input.action-select:checked") ? undefined : await asOfNow();
-    if (!page) {
+// Renews an open page while somebody looks at it, until the server says that nothing more becomes of it.
+async function renew() {
+    // Who has selected all has selected those that were counted.
+    if (document.hidden || document.querySelector("input.select-across")?.value === "1") {
         return;
     }
-    const fresh = page.querySelectorAll("#result_list .data-row");
-    if (fresh.length !== rows.length) {
+    const answer = await ask(location.href, {"If-None-Match": tag});
+    if (!answer) {
+        return;
+    }
+    tag = answer.headers.get("ETag") ?? "";
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const [shown, fresh] = [partsOf(document), partsOf(page)];
+    if (fresh.length === shown.length) {
+        shown.forEach((part, number) => Idiomorph.morph(part, fresh[number], {callbacks: MORPHED}));
+        htmx.process(document.getElementById("header-inner"));
+        recount();
+    } else if (!document.querySelector(".action-select:checked, input:focus")) {
         location.reload();
-        return;
     }
-    rows.forEach((row, number) => [...row.children].forEach((cell, place) => {
-        const [box, then] = [cell.querySelector("input.action-select"), fresh[number].children[place]];
-        if (box) {
-            box.value = then.querySelector("input").value;
-        } else if (cell.innerHTML !== then.innerHTML) {
-            cell.innerHTML = then.innerHTML;
-        }
-    }));
+    if (!page.querySelector("[data-renews]")) {
+        clearInterval(renewing);
+    }
 }
 
 let rounds = 0;
 
-async function ask(what) {
-    const answer = await fetch(`live/${what}`, {headers: {Accept: "text/html"}, redirect: "error"});
-    if (!answer.ok) {
-        throw new Error(answer.status);
-    }
-    return answer;
-}
-
 // Renews the figures of Home while somebody looks at them; the charts once a minute.
-async function renew(seconds) {
-    if (document.hidden) {
+async function renewHome() {
+    const figures = document.hidden ? undefined : await ask("live/figures");
+    if (!figures) {
         return;
     }
-    const live = document.getElementById("live");
+    Idiomorph.morph(document.getElementById("live"), await figures.text(), {morphStyle: "innerHTML"});
+    rounds += 1;
+    const drawn = rounds % 12 === 0 ? await ask("live/charts") : undefined;
+    (await drawn?.json())?.forEach((data, number) => {
+        const chart = Chart.getChart(document.querySelectorAll("canvas.chart")[number]);
+        chart.data = JSON.parse(data);
+        chart.update();
+    });
+}
+
+// An answer with something new. While there is none, because the server is away or the session over, the page is pale.
+async function ask(address, headers = {}) {
+    const main = document.getElementById("main");
     try {
-        live.innerHTML = await (await ask("figures")).text();
-        live.style.opacity = "";
-        rounds += 1;
-        if (rounds % (60 / seconds) === 0) {
-            const data = await (await ask("charts")).json();
-            document.querySelectorAll("canvas.chart").forEach((canvas, number) => {
-                const chart = Chart.getChart(canvas);
-                chart.data = JSON.parse(data[number]);
-                chart.update();
-            });
-        }
+        const answer = await fetch(address, {headers: {Accept: "text/html", ...headers}, redirect: "error"});
+        main.style.opacity = answer.ok || answer.status === 304 ? "" : "0.5";
+        return answer.ok ? answer : undefined;
     } catch {
-        live.style.opacity = "0.5"; // the figures are old: the server is away, or the session is over
+        main.style.opacity = "0.5";
+        return undefined;
     }
 }
