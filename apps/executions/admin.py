@@ -184,7 +184,7 @@ class ExecutionAdmin(OperatorAdmin):
         "created_at",
         "ended_at",
     ]
-    list_filter = ["status", "mode", "strategy"]
+    list_filter = ["status", "mode", "strategy", "tenant"]
     list_select_related = ["owner"]
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
