@@ -1,5 +1,6 @@
 """Plain functions that make what tests need, through the product's own services."""
 
+import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.db.backends.utils import CursorWrapper
+from django.test import Client
 
 from apps.core.errors import DomainError
 from apps.core.sql import database_now, execute
@@ -102,3 +104,15 @@ def refused(code: str, match: str | None = None) -> Iterator[pytest.ExceptionInf
     with pytest.raises(DomainError, match=match) as refusal:
         yield refusal
     assert refusal.value.code == code
+
+
+def ask(method: str, path: str, token: str, body: Any = None) -> tuple[int, Any]:
+    """The status and the document of an answer; a path without a slash at its beginning is one of `/api/v1/`."""
+    answer = Client().generic(
+        method,
+        path if path.startswith("/") else f"/api/v1/{path}",
+        "" if body is None else json.dumps(body),
+        content_type="application/json",
+        headers={"Authorization": f"Bearer {token}"},
+    )
+    return answer.status_code, answer.json() if answer.content else None

@@ -34,8 +34,7 @@ from apps.principals.models import Membership, Operator, Tenant, Token
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import acting_as_system
 from tests.console.test_browser import browser
-from tests.factories import make_principal, make_tenant
-from tests.rest import ask
+from tests.factories import ask, make_principal, make_tenant
 from tests.server import Server
 
 __all__ = ["browser"]

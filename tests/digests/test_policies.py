@@ -21,8 +21,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.services import Group, Poster
 from tests.digests.makers import make_draft, post, post_grouped, read, set_policy, set_source, unsound
 from tests.digests.test_database import statements
-from tests.factories import T0, at, make_caller, make_token, pass_time
-from tests.rest import ask
+from tests.factories import T0, ask, at, make_caller, make_token, pass_time
 
 
 @pytest.fixture

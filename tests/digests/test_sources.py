@@ -23,8 +23,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_in
 from apps.receipts.models import Receipt
 from tests.commands import run
 from tests.digests.makers import set_source
-from tests.factories import T0, make_caller, make_tenant, make_token
-from tests.rest import ask
+from tests.factories import T0, ask, make_caller, make_tenant, make_token
 
 
 def rule(owner: Caller, name: str) -> tuple[int | None, bool]:

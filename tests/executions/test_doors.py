@@ -55,9 +55,8 @@ from tests.executions.making import (
     statuses,
 )
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_caller, make_token, refused
+from tests.factories import T0, ask, make_caller, make_token, refused
 from tests.memory.subjects import add, observations
-from tests.rest import ask
 from tests.workers.servers import McpServer, serving
 
 BASE = "/api/v1/executions"

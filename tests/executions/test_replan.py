@@ -35,9 +35,8 @@ from tests.executions.making import (
     submit,
 )
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_token, refused
+from tests.factories import T0, ask, make_token, refused
 from tests.plans.making import create
-from tests.rest import ask
 from tests.waiters import together
 
 INTENT = "Echo 'hello', then shout it"

@@ -9,9 +9,8 @@ from apps.memory.shapes import PromotionOutput
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as
-from tests.factories import T0, make_caller, make_tenant, make_token, refused
+from tests.factories import T0, ask, make_caller, make_tenant, make_token, refused
 from tests.memory.subjects import ALICE, add, observations, observe, revise
-from tests.rest import ask
 from tests.waiters import acting, at_once
 
 LEARNED = "The nightly build of the parser fails on Mondays."

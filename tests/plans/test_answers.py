@@ -17,9 +17,8 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import selectors as receipts
 from apps.workers.services import registry as workers
-from tests.factories import T0, make_token
+from tests.factories import T0, ask, make_token
 from tests.plans.making import NOTHING, STRING, create, shape
-from tests.rest import ask
 from tests.waiters import at_once
 from tests.workers.factories import make_manifest
 

@@ -18,11 +18,10 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system, on_beha
 from apps.workers import selectors as registry
 from apps.workers.services import memory as worker_memory
 from apps.workers.services import registry as workers
-from tests.factories import T0, make_caller, make_principal, make_tenant, make_token
+from tests.factories import T0, ask, make_caller, make_principal, make_tenant, make_token
 from tests.memory.subjects import concepts
 from tests.plans import making
 from tests.plans.making import NOTHING
-from tests.rest import ask
 from tests.waiters import at_once
 from tests.workers.factories import make_manifest
 

@@ -21,9 +21,8 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
 from apps.workers.services import registry as workers
-from tests.factories import T0, make_caller, make_tenant, make_token, refused
+from tests.factories import T0, ask, make_caller, make_tenant, make_token, refused
 from tests.plans.making import NOTHING, STRING, STRINGS, create, register_example_workers, shape
-from tests.rest import ask
 from tests.workers.factories import make_manifest
 
 

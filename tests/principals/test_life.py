@@ -13,8 +13,7 @@ from apps.principals.models import Principal, Tenant, Token
 from apps.principals.scopes import Kind, Scope
 from apps.principals.selectors import NameTaken, UnknownPrincipal
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from tests.factories import T0, make_caller, make_token
-from tests.rest import ask
+from tests.factories import T0, ask, make_caller, make_token
 
 
 @pytest.fixture

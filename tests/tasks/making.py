@@ -33,8 +33,7 @@ from apps.tasks.shapes import (
     UnsuccessfulRun,
 )
 from apps.tasks.states import Order
-from tests.factories import T0
-from tests.rest import ask
+from tests.factories import T0, ask
 
 SCHEMA = {
     "type": "object",

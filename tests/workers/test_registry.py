@@ -30,8 +30,7 @@ from apps.workers.trust import (
     forbidden_effects,
     share_of_an_hour,
 )
-from tests.factories import make_caller, make_tenant, make_token, pass_time
-from tests.rest import ask
+from tests.factories import ask, make_caller, make_tenant, make_token, pass_time
 from tests.workers.factories import (
     ID,
     NOTHING,
