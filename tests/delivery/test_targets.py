@@ -28,8 +28,8 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.services import Poster
+from tests import factories
 from tests import remote as remotes
-from tests import rest
 from tests.delivery.conftest import STORED, TOKEN, deliver, delivery, make_remote, make_webhook, reloaded, wake
 from tests.digests.makers import ack_through, make_draft, post, post_grouped, read
 from tests.factories import T0, make_caller, make_tenant, make_token, pass_time
@@ -336,7 +336,7 @@ class Owner:
         self._token = make_token(tenant, name, **given)
 
     def ask(self, method: str, path: str = "/targets", status: int = 200, **given: Any) -> Any:
-        found, document = rest.ask(
+        found, document = factories.ask(
             method, f"/api/v1{path}", self._token, None if method in {"GET", "DELETE"} else given
         )
         assert found == status, document

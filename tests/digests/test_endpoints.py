@@ -13,7 +13,7 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import MAX_METADATA, Obligation, Receipt, ReceiptKey
-from tests import rest
+from tests import factories
 from tests.digests.makers import post, post_grouped, read
 from tests.factories import make_caller, make_principal, make_tenant, make_token
 
@@ -203,7 +203,7 @@ def ask(tenant: Tenant) -> Ask:
     """Requests of Kee, or of another principal: status and answer."""
 
     def ask(method: str, path: str, body: Any = None, *, by: str = "Kee") -> tuple[int, Any]:
-        return rest.ask(method, path, make_token(tenant, by), body)
+        return factories.ask(method, path, make_token(tenant, by), body)
 
     return ask
 
