@@ -197,22 +197,14 @@ def operates(request: Any, thing: Any = None) -> bool:
 Verb = Callable[[Any, Any, Mapping[str, Any]], str]
 
 
-def _always(_thing: object) -> bool:
-    return True
-
-
-def _nothing(_thing: object) -> dict[str, Any]:
-    return {}
-
-
 def verb(
     title: str,
     *,
     explanation: str,
     permission: str,
     form: type[BaseDialogForm] = ReasonForm,
-    possible: Callable[[Any], object] = _always,
-    initial: Callable[[Any], dict[str, Any]] = _nothing,
+    possible: Callable[[Any], object] = lambda _: True,
+    initial: Callable[[Any], dict[str, Any]] = lambda _: {},
 ) -> Callable[[Verb], Callable[..., HttpResponse]]:
     """Make a method an action on one thing's page; its name goes into `actions_detail`.
 
@@ -226,35 +218,28 @@ def verb(
     :param initial: what the form's fields hold when it opens.
     """
 
-    def decorate(method: Verb) -> Callable[..., HttpResponse]:
+    def decorate(method: Verb) -> Any:
         @wraps(method)
         def run(self: ModelAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
             thing = self.get_object(request, object_id)
             if thing is None or not operates(request, thing):
-                return _refused(
-                    self, request, f"There is no such {self.opts.verbose_name}, or you may only look at it."
-                )
+                return _refused(self, request, f"There is no such {self.opts.verbose_name}, or you may only look.")
             page = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_change", args=[object_id])
             if not possible(thing):
                 messages.error(request, f"“{title}” can't be done now with {thing}.")
                 return _going_to(page)
             given = form(request, object_id, data=request.POST or None, initial=initial(thing))
-            if not given.is_valid():
-                return _asked(request, declared.dialog, given)
-            try:
-                with transaction.atomic():
-                    said = method(self, thing, given.cleaned_data)
-                    self.log_change(request, thing, f"{title}: {given.cleaned_data['reason']}")
-            except DomainError as refusal:
-                messages.error(request, refusal.detail)
-            else:
-                messages.success(request, said)
-            return _going_to(_list_of(self) if thing.pk is None else page)
+
+            def act() -> tuple[str, str]:
+                said = method(self, thing, given.cleaned_data)
+                self.log_change(request, thing, f"{title}: {given.cleaned_data['reason']}")
+                return _list_of(self) if thing.pk is None else page, said
+
+            return _answer(request, declared.dialog, given, page, act)
 
         declared = _declared(run, title, permission, explanation=explanation, form=form, submit=title)
         declared.possible = possible
-        done: Callable[..., HttpResponse] = declared
-        return done
+        return declared
 
     return decorate
 
@@ -268,29 +253,21 @@ def list_verb(
     """Make a method an action above a list, as :func:`verb` does on a thing's page; its name goes into `actions_list`.
 
     The method gets the request and the form's data, and answers the page to go to and the sentence that the operator
-    reads. It opens its own transactions and logs what it has done.
+    reads. It logs what it has done.
     """
 
-    def decorate(method: ListVerb) -> Callable[..., HttpResponse]:
+    def decorate(method: ListVerb) -> Any:
         @wraps(method)
         def run(self: ModelAdmin, request: HttpRequest) -> HttpResponse:
             if not operates(request):
                 return _refused(self, request, "You may only look.")
             given = form(request, data=request.POST or None)
-            if not given.is_valid():
-                return _asked(request, declared.dialog, given)
-            page = _list_of(self)
-            try:
-                page, said = method(self, request, given.cleaned_data)
-            except DomainError as refusal:
-                messages.error(request, refusal.detail)
-            else:
-                messages.success(request, said)
-            return _going_to(page)
+            return _answer(
+                request, declared.dialog, given, _list_of(self), lambda: method(self, request, given.cleaned_data)
+            )
 
         declared = _declared(run, title, permission, explanation=explanation, form=form, submit=submit)
-        done: Callable[..., HttpResponse] = declared
-        return done
+        return declared
 
     return decorate
 
@@ -304,8 +281,20 @@ def _declared(
     return declared
 
 
-def _asked(request: HttpRequest, dialog: Mapping[str, Any], form: BaseDialogForm) -> HttpResponse:
-    return render(request, "unfold/helpers/dialog.html", {"dialog": dialog, "form": form})
+def _answer(
+    request: HttpRequest, dialog: Mapping[str, Any], form: BaseDialogForm, page: str, act: Callable[[], tuple[str, str]]
+) -> HttpResponse:
+    """Ask by the form, or do what was sent and say what came of it."""
+    if not form.is_valid():
+        return render(request, "unfold/helpers/dialog.html", {"dialog": dialog, "form": form})
+    try:
+        with transaction.atomic():
+            page, said = act()
+    except DomainError as refusal:
+        messages.error(request, refusal.detail)
+    else:
+        messages.success(request, said)
+    return _going_to(page)
 
 
 def _list_of(window: ModelAdmin) -> str:

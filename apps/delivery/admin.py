@@ -20,20 +20,9 @@ from apps.delivery.services import sending, targets
 class TargetAdmin(OperatorAdmin):
     actions_detail = ["stop", "resume", "replay"]
     list_display = [
-        "__str__",
-        "kind",
-        "principal",
-        "url",
-        "state",
-        "breaker",
-        "retry_at",
-        "pending",
-        "dead_deliveries",
-        "result",
-        "sent",
-        "failed",
-        "wasted",
-    ]
+        "__str__", "kind", "principal", "url", "state", "breaker", "retry_at", "pending", "dead_deliveries",
+        "result", "sent", "failed", "wasted",
+    ]  # fmt: skip
     list_select_related = ["principal", "tenant"]
     list_filter = ["tenant", "kind", ("stopped_at", admin.EmptyFieldListFilter)]
     search_fields = ["name", "principal__name__exact", "url"]
@@ -94,17 +83,9 @@ def _deliveries_link(target: Target, state: State, count: int) -> str:
 @admin.register(Delivery)
 class DeliveryAdmin(OperatorAdmin):
     list_display = [
-        "__str__",
-        "target",
-        "reference",
-        "recipient",
-        "state",
-        "attempts",
-        "due_at",
-        "failure",
-        "created_at",
+        "__str__", "target", "reference", "recipient", "state", "attempts", "due_at", "failure", "created_at",
         "settled_at",
-    ]
+    ]  # fmt: skip
     list_filter = ["state", "target", ("failure", ExactTextFilter), "tenant"]
     list_select_related = ["target"]
     search_fields = ["reference__exact"]

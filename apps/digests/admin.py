@@ -1,6 +1,6 @@
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from django import forms
 from django.contrib import admin
@@ -11,7 +11,7 @@ from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from apps.core import charts
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked, operates
 from apps.digests import selectors, services
 from apps.digests.models import Entry, Inbox, Source, SourcePolicy, Thread
 from apps.principals import selectors as principals
@@ -59,7 +59,7 @@ class SourceAdmin(OperatorAdmin):
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         permitted = bool(ModelAdmin.has_change_permission(self, request, obj))
-        return permitted and (obj is None or obj.tenant_id in _operated_by(request))
+        return permitted and (obj is None or operates(request, obj))
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         fields = ["in_tenant" if obj is None else "tenant", "name", "rate_per_hour", "groups_by_dedupe_key"]
@@ -74,7 +74,7 @@ class SourceAdmin(OperatorAdmin):
         if obj is None:
             form.base_fields["in_tenant"] = forms.ModelChoiceField(
                 label="Tenant",
-                queryset=Tenant.objects.filter(pk__in=_operated_by(request)),
+                queryset=Tenant.objects.filter(pk__in=principals.operated_tenants(cast("Operator", request.user))),
                 widget=UnfoldAdminSelectWidget,
             )
         return form
@@ -93,10 +93,6 @@ class SourceAdmin(OperatorAdmin):
     def construct_change_message(self, request: HttpRequest, form: Any, formsets: Any, add: bool = False) -> str:  # noqa: FBT001, FBT002  # Django's signature
         kept = ", ".join(f"{name} = {form.cleaned_data[name]}" for name in ("rate_per_hour", "groups_by_dedupe_key"))
         return f"{kept}. Reason: {form.cleaned_data['reason']}"
-
-
-def _operated_by(request: HttpRequest) -> set[int]:
-    return principals.operated_tenants(request.user) if isinstance(request.user, Operator) else set()
 
 
 def _other_windows(principal_id: int) -> charts.Chart:
@@ -146,14 +142,8 @@ class SourcePolicyAdmin(OperatorAdmin):
 @admin.register(Thread)
 class ThreadAdmin(OperatorAdmin):
     list_display = [
-        "__str__",
-        linked("inbox"),
-        "revision",
-        "receipt_count",
-        "pending_count",
-        "flush_due_at",
-        "closed_at",
-    ]
+        "__str__", linked("inbox"), "revision", "receipt_count", "pending_count", "flush_due_at", "closed_at",
+    ]  # fmt: skip
     list_filter = [("closed_at", admin.EmptyFieldListFilter), ("source_system", ExactTextFilter), "tenant"]
     list_select_related = ["inbox__principal"]
     search_fields = ["resource_ref"]

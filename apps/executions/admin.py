@@ -174,22 +174,13 @@ def _decided(execution: Execution, given: Mapping[str, Any], decision: Decision)
 class ExecutionAdmin(OperatorAdmin):
     renews_list = True
     list_display = [
-        "ref",
-        "intent_start",
-        "owner",
-        "status",
-        "mode",
-        "strategy",
-        "total_cost",
-        "created_at",
-        "ended_at",
-    ]
+        "ref", "intent_start", "owner", "status", "mode", "strategy", "total_cost", "created_at", "ended_at",
+    ]  # fmt: skip
     list_filter = ["status", "mode", "strategy", "tenant"]
     list_select_related = ["owner"]
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
-    readonly_fields = ["summary", "needs", "picture", "plan", "plan_receipt", "terminal_receipt"]
     actions_detail = ["accept", "reject", "give_result", "resume", "cancel"]
     # The result stands before the request.
     fields = [

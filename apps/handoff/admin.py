@@ -12,13 +12,9 @@ class HandoffAdmin(OperatorAdmin):
     list_display = ["__str__", "project", "priority", "recipient", "left_at", "inherited_by", "inherited_at"]
     list_select_related = ["recipient"]
     list_filter = [
-        ("project", ExactTextFilter),
-        ("from_session", ExactTextFilter),
-        "kind",
-        "priority",
-        ("inherited_at", admin.EmptyFieldListFilter),
-        "tenant",
-    ]
+        ("project", ExactTextFilter), ("from_session", ExactTextFilter), "kind", "priority",
+        ("inherited_at", admin.EmptyFieldListFilter), "tenant",
+    ]  # fmt: skip
     search_fields = ["=project", "=from_session", "=inherited_by", "=receipt_id"]
     readonly_fields = ["receipt"]
 

@@ -42,13 +42,8 @@ class MemoryAdmin(_Admin):
 @admin.register(Revision)
 class RevisionAdmin(_Admin):
     list_display = [
-        "__str__",
-        linked("memory", "Memory"),
-        "number",
-        "text",
-        linked("author", "Author"),
-        "recorded_at",
-    ]
+        "__str__", linked("memory", "Memory"), "number", "text", linked("author", "Author"), "recorded_at",
+    ]  # fmt: skip
     list_select_related = ["author", "memory"]
 
 

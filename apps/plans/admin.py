@@ -43,9 +43,6 @@ class PlanAdmin(OperatorAdmin):
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     actions_detail = ["confirm", "answer"]
-    readonly_fields = [
-        *("next_step", "graph", "receipt_link", "execution_link", "successor_link", "written"),
-    ]
     # What a plan needs and does stands before its document.
     fields = [
         *("plan_id", "intent", "status", "next_step", "graph"),

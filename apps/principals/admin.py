@@ -7,7 +7,6 @@ from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.contrib.postgres.expressions import ArraySubquery
-from django.db import transaction
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery
 from django.http import HttpRequest
 from django.urls import reverse
@@ -30,20 +29,11 @@ _TOKENS_SHOWN: Final = 50
 class SuperusersOnly:
     """Whoever edits accounts and permissions can give itself any."""
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
+    def has_module_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return _is_superuser(request)
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return _is_superuser(request)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return _is_superuser(request)
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return _is_superuser(request)
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return _is_superuser(request)
+    has_view_permission = has_add_permission = has_module_permission
+    has_change_permission = has_delete_permission = has_module_permission
 
 
 def _is_superuser(request: HttpRequest) -> bool:
@@ -116,9 +106,8 @@ class PrincipalAdmin(OperatorAdmin):
     )
     def add_principal(self, request: HttpRequest, given: Mapping[str, Any]) -> tuple[str, str]:
         tenant, kind = given["tenant"], Kind(given["kind"])
-        with transaction.atomic():
-            added = services.add_principal(tenant_id=tenant.pk, name=given["name"], kind=kind, now=timezone.now())
-            self.log_addition(request, added, f"Add a principal: {given['reason']}")
+        added = services.add_principal(tenant_id=tenant.pk, name=given["name"], kind=kind, now=timezone.now())
+        self.log_addition(request, added, f"Add a principal: {given['reason']}")
         return reverse("admin:principals_principal_changelist"), f"{added} is a principal of {added.tenant}."
 
     @admin.display(description="Reports to")
@@ -198,15 +187,9 @@ class PrincipalAdmin(OperatorAdmin):
 class TokenAdmin(OperatorAdmin):
     actions_detail = ["revoke"]
     list_display = [
-        "__str__",
-        "principal_link",
-        "label",
-        "scopes",
-        "created_at",
-        "expires_at",
-        "revoked_at",
+        "__str__", "principal_link", "label", "scopes", "created_at", "expires_at", "revoked_at",
         "last_used_at",
-    ]
+    ]  # fmt: skip
     list_select_related = ["principal"]
     list_filter = ["tenant"]
     search_fields = ["prefix__exact", "label", "principal__name__exact"]

@@ -81,13 +81,8 @@ class ReceiptAdmin(OperatorAdmin):
 @admin.register(Obligation)
 class ObligationAdmin(OperatorAdmin):
     list_display = [
-        linked("receipt"),
-        linked("debtor"),
-        linked("creditor"),
-        "opened_at",
-        "closed_at",
-        linked("closed_by"),
-    ]
+        linked("receipt"), linked("debtor"), linked("creditor"), "opened_at", "closed_at", linked("closed_by"),
+    ]  # fmt: skip
     list_filter = [("closed_at", admin.EmptyFieldListFilter), "tenant"]
     list_select_related = ["receipt", "debtor", "creditor", "closed_by"]
     ordering = ["-receipt_id"]

@@ -218,7 +218,6 @@ class QueueAdmin(OperatorAdmin):
     list_select_related = ["tenant"]
     list_filter = ["tenant"]
     search_fields = ["name"]
-    readonly_fields = ["figures"]
     fields = ["name", "figures", "paused_at", "concurrency", "rate", "rate_seconds", "fair", "created_at"]
     actions_detail = ["pause", "drain", "resume", "limit"]
 
@@ -319,16 +318,9 @@ class QueueAdmin(OperatorAdmin):
 @admin.register(TaskType)
 class TaskTypeAdmin(OperatorAdmin):
     list_display = [
-        "name",
-        linked("queue"),
-        "priority",
-        "max_attempts",
-        "max_expiries",
-        "lease_seconds",
-        "in_code",
-        "enabled",
-        "tasks_of_it",
-    ]
+        "name", linked("queue"), "priority", "max_attempts", "max_expiries", "lease_seconds", "in_code",
+        "enabled", "tasks_of_it",
+    ]  # fmt: skip
     list_select_related = ["queue"]
     list_filter = ["tenant", ("queue__name", ExactTextFilter), "in_code", "enabled"]
     search_fields = ["name", "title"]
@@ -361,14 +353,8 @@ class TaskTypeAdmin(OperatorAdmin):
 @admin.register(Schedule)
 class ScheduleAdmin(OperatorAdmin):
     list_display = [
-        "name",
-        linked("owner"),
-        linked("task_type", "Type"),
-        "timetable",
-        "next_at",
-        "last_at",
-        "last_refusal",
-    ]
+        "name", linked("owner"), linked("task_type", "Type"), "timetable", "next_at", "last_at", "last_refusal",
+    ]  # fmt: skip
     list_select_related = ["owner", "task_type"]
     list_filter = ["tenant", ("task_type__name", ExactTextFilter)]
     search_fields = ["name"]
@@ -433,12 +419,8 @@ class TaskAdmin(OperatorAdmin):
     list_display = ["__str__", "status", *_PARTIES[:3], "worker", "age", "took", "attempts", "error"]
     list_select_related = ["task_type", "queue", "requester", "recipient"]
     list_filter = [
-        "tenant",
-        StatusFilter,
-        EndedFilter,
-        ("queue__name", _NameFilter),
-        ("task_type__name", _NameFilter),
-    ]
+        "tenant", StatusFilter, EndedFilter, ("queue__name", _NameFilter), ("task_type__name", _NameFilter),
+    ]  # fmt: skip
     search_fields = ["=id"]
     search_help_text = (
         "A task's number, words of its params, or status:failed type:report queue:default requester:Kee "
@@ -450,20 +432,6 @@ class TaskAdmin(OperatorAdmin):
         (None, {"fields": ["state", "failure", "waterfall", "given", "result", *_PARTIES, "priority", "created_at"]}),
         ("Receipts", {"fields": ["receipts", "execution", "group", "artifact"]}),
         ("Timeline", {"fields": ["timeline", "retries", "budget", since("run_at", "Due")]}),
-    ]
-    readonly_fields = [
-        "state",
-        "failure",
-        "waterfall",
-        "given",
-        "result",
-        "timeline",
-        "budget",
-        *_PARTIES,
-        "receipts",
-        "execution",
-        "retries",
-        "artifact",
     ]
 
     @verb(
@@ -759,7 +727,6 @@ class BulkActionAdmin(OperatorAdmin):
     renews_list = True
     ordering = ["-id"]
     fields = ["verb", "operator", "reason", "progress", "refused", "created_at", "ended_at"]
-    readonly_fields = ["progress", "refused"]
 
     def goes_on(self, action: BulkAction) -> bool:
         return action.ended_at is None

@@ -141,7 +141,6 @@ class WorkerAdmin(OperatorAdmin):
             {"fields": [*_REGISTERED, linked("signing_key", "Signed by"), "described"], "classes": ["collapse"]},
         ),
     ]
-    readonly_fields = ["what_it_may", "found_by", linked("signing_key", "Signed by"), "described"]
     inlines = [OfferInline, EventInline]
 
     @list_verb(
