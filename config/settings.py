@@ -351,6 +351,11 @@ METRICS_TOKEN = env.str("GATEHOUSE_METRICS_TOKEN", default="")
 LOGIN_URL = "admin:login"
 # Whoever opens the log-in itself asked for no other page.
 LOGIN_REDIRECT_URL = "admin:index"
+_ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#7c3aed"/>'
+    '<path d="M10 25V12a6 6 0 0 1 12 0v13M8 25h16M16 17v8" fill="none" stroke="#fff" stroke-width="2.5"'
+    ' stroke-linecap="round"/></svg>'
+)
 UNFOLD = {
     "SITE_TITLE": "Gatehouse",
     "SITE_HEADER": "Gatehouse",
@@ -358,7 +363,7 @@ UNFOLD = {
     "SITE_SYMBOL": "door_open",
     "SITE_URL": None,
     "SITE_FAVICONS": [
-        {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("console/favicon.svg")},
+        {"rel": "icon", "type": "image/svg+xml", "href": f"data:image/svg+xml,{quote(_ICON)}"},
     ],
     "STYLES": [lambda request: static("console/console.css")],
     "SCRIPTS": [lambda request, name=name: static(f"console/{name}.js") for name in ("idiomorph.min", "console")],
