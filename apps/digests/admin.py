@@ -179,7 +179,7 @@ class EntryAdmin(OperatorAdmin):
             ("source_system", ExactTextFilter),
             ("acked_at", admin.EmptyFieldListFilter),
             "tenant",
-        ),
+        )
     ]
     list_select_related = ["inbox__principal", "thread"]
     ordering = ["-id"]

@@ -274,10 +274,7 @@ class ExecutionAdmin(OperatorAdmin):
     def resume(self, execution: Execution, given: Mapping[str, Any]) -> str:
         with acting_in(execution.tenant_id, "console: an execution is resumed"):
             made, begun = commands.resume(
-                caller=_owner(execution),
-                execution=execution,
-                failed_step=given["step"].step_id,
-                now=timezone.now(),
+                caller=_owner(execution), execution=execution, failed_step=given["step"].step_id, now=timezone.now()
             )
         if begun is None:
             return f"{made.plan_id} takes the plan's place and is {made.status}: {made.next_step}"

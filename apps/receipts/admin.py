@@ -60,10 +60,7 @@ class ReceiptAdmin(OperatorAdmin):
     search_fields = ["receipt_id__exact"]
     ordering = ["-id"]
     exclude = ["caused_by", "pairs_with"]
-    readonly_fields = [
-        *(linked("caused_by"), linked("pairs_with"), "consequences", "place"),
-        "obligation_link",
-    ]
+    readonly_fields = [linked("caused_by"), linked("pairs_with"), "consequences", "place", "obligation_link"]
 
     @admin.display(description="Causes and consequences")
     def consequences(self, receipt: Receipt) -> str:

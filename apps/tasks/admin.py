@@ -45,15 +45,7 @@ from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
 from apps.tasks import selectors, waterfall
-from apps.tasks.models import (
-    Artifact,
-    Budget,
-    BulkAction,
-    Queue,
-    Schedule,
-    Task,
-    TaskType,
-)
+from apps.tasks.models import Artifact, Budget, BulkAction, Queue, Schedule, Task, TaskType
 from apps.tasks.results import ARTIFACT, artifact_digest
 from apps.tasks.services import operating, scheduling, types
 from apps.tasks.shapes import QueueFigures

@@ -10,11 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html_join
 from unfold.admin import TabularInline
-from unfold.widgets import (
-    UnfoldAdminCheckboxSelectMultipleWidget,
-    UnfoldAdminSelectWidget,
-    UnfoldAdminTextInputWidget,
-)
+from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked, list_verb, since, verb
 from apps.principals.models import Tenant
