@@ -4,19 +4,27 @@ from typing import Any
 from axes.models import AccessAttempt
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
-from django.db.models import QuerySet
+from django.contrib.contenttypes.models import ContentType
+from django.db.models import BigIntegerField, Case, Exists, OuterRef, Q, QuerySet, When
+from django.db.models.functions import Cast
 from django.http import HttpRequest
+from django.utils.html import format_html
 
-from apps.core.admin import OperatorAdmin
+from apps.core.admin import ExactTextFilter, OperatorAdmin
 
 
 @admin.register(LogEntry)
 class AuditAdmin(OperatorAdmin):
-    """Who did what to which thing, and why. An operator who is no administrator sees its own actions."""
+    """Who did what to which thing, and why.
 
-    list_display = ["action_time", "user", "content_type", "object_repr", "change_message"]
+    An administrator sees all of it. Another operator sees its own actions, and those on things that it sees.
+    """
+
+    list_display = ["action_time", "user", "content_type", "thing", "change_message"]
     list_select_related = ["user", "content_type"]
-    list_filter = ["action_flag"]
+    list_filter = [("user__username", ExactTextFilter), "action_time"]
+    readonly_fields = ["thing"]
+    fields = ["action_time", "user", "content_type", "thing", "change_message"]
     search_fields = ["object_repr", "change_message", "user__username"]
     ordering = ["-id"]
 
@@ -29,7 +37,25 @@ class AuditAdmin(OperatorAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[LogEntry]:
         entries: QuerySet[LogEntry] = super().get_queryset(request)
-        return entries if request.user.is_superuser else entries.filter(user_id=request.user.pk)
+        if request.user.is_superuser:
+            return entries
+        number = Case(When(object_id__regex=r"^\d{1,18}$", then=Cast("object_id", BigIntegerField())))
+        shown = Q(user_id=request.user.pk)
+        for model, window in self.admin_site._registry.items():  # noqa: SLF001  # the admin's own list
+            if hasattr(model, "tenant") and window.has_view_permission(request):
+                # The database shows a query the rows of the operator's tenants alone.
+                there = Exists(model._default_manager.filter(pk=OuterRef("number")))  # noqa: SLF001  # Django documents it
+                shown |= Q(there, content_type=ContentType.objects.get_for_model(model))
+        return entries.annotate(number=number).filter(shown)
+
+    @admin.display(description="Thing", ordering="object_repr")
+    def thing(self, entry: LogEntry) -> str:
+        address = entry.get_admin_url()
+        return (
+            format_html('<a href="{}" class="text-primary-600">{}</a>', address, entry.object_repr)
+            if address
+            else entry.object_repr
+        )
 
 
 @admin.register(AccessAttempt)

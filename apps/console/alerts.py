@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
+from apps.core.admin import span
 from apps.delivery.models import Target
 from apps.digests import services as digests
 from apps.principals.models import Principal
@@ -57,7 +58,7 @@ def _found(tenant_id: int, now: datetime) -> Iterator[tuple[str, str, str]]:
         yield "dead_letters", f"{queue}:{last:%Y-%m-%dT%H}", f"Queue {queue}: {count} failed for good in the last hour."
     for health in tasks.queue_health(tenant_id=tenant_id).values():
         if health.queued and not health.paused and health.oldest_wait_seconds > _WAITED_LONG.total_seconds():
-            waits = f"{health.queued} waiting, the oldest for {health.oldest_wait_seconds:.0f} s."
+            waits = f"{health.queued} waiting, the oldest for {span(health.oldest_wait_seconds)}."
             yield "queue_waits", f"{health.queue}:{hour}", f"Queue {health.queue}: {waits}"
     for worker in Worker.objects.filter(tenant_id=tenant_id, state=State.OFFLINE, unregistered_at=None)[:_MOST]:
         since = f"{worker.last_heartbeat_at:%Y-%m-%d %H:%M:%S}"

@@ -105,6 +105,7 @@ class OperatorAdmin(ModelAdmin):
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         thing = context["original"]
         context["renews"] = thing is not None and self.goes_on(thing)
+        context["show_history"] = thing is not None and bool(self.actions_detail)
         return super().render_change_form(request, context, *args, **kwargs)
 
     def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> Any:

@@ -21,6 +21,7 @@ from django.conf import settings
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.dispatch import Signal
+from django.urls import reverse
 
 from apps.core.errors import Conflict, DomainError, NotFound
 from apps.core.ids import fits_an_address
@@ -49,7 +50,7 @@ from apps.digests.models import (
     Sweep,
     Thread,
 )
-from apps.digests.shapes import AckedOutput
+from apps.digests.shapes import AckedOutput, EntryOutput
 from apps.principals import selectors as principals
 from apps.principals import services as principals_services
 from apps.principals.models import Tenant
@@ -1135,6 +1136,7 @@ def _pruning() -> Iterator[None]:
 # Wakes: a webhook is called when its principal's inbox has something new, once for a burst.
 
 _NAMED: Final = 5
+_ALERTS_NAMED: Final = 10
 _STOPPING: Final = frozenset({404, 409, 410, 422})
 """Answers that ask not to be called again."""
 
@@ -1172,7 +1174,7 @@ class WakeSender(Sender):
             pending=page.pending,
             newest=[entry.model_dump(include={"ref", "kind", "sequence", "count"}) for entry in page.entries],
             # What people are told in a chat or mail; an agent reads its inbox.
-            text="\n".join(entry.summary for entry in page.entries) if _is_of_operators(target) else "",
+            text=_alert(target, page.entries) if _is_of_operators(target) else "",
         )
         # The id stays the same until there is something new, so that a receiver can drop the repetition.
         return Payload(
@@ -1200,6 +1202,15 @@ class WakeSender(Sender):
             # An agent that acks while it is being called was not woken in vain.
             acked_before = selectors.all_acked_by(wake.receipt_pks, wake.claimed_at)
             target.wasted += acked_before and not selectors.anything_left(wake.mark)
+
+
+def _alert(target: Target, entries: Sequence[EntryOutput]) -> str:
+    """What is new since the target's last message, and where more is to be seen."""
+    new = selectors.new_receipts(_mark_of(target), entries)
+    facts = Receipt.objects.filter(pk__in=new[:_ALERTS_NAMED]).order_by("-pk")
+    more = [f"and {len(new) - _ALERTS_NAMED} more"] if len(new) > _ALERTS_NAMED else []
+    where = [settings.PUBLIC_URL + reverse("admin:index")] if settings.PUBLIC_URL else []
+    return "\n".join([f"{target.tenant.slug}: {len(new)} new", *(fact.summary for fact in facts), *more, *where])
 
 
 def _is_of_operators(target: Target) -> bool:

@@ -283,6 +283,7 @@ def test_a_burst_of_trouble_reaches_operators_as_one_digest_and_one_mail_after_q
     operators = make_caller(tenant, "operators", Kind.SERVICE)
     other = make_caller(make_tenant("globex"), "operators", Kind.SERVICE)
     worker = make_caller(tenant, "W", Kind.WORKER)
+    settings.PUBLIC_URL = "https://hub.example"
     make_webhook(operators, "mailto:ops@example.org")
     tasks.make_type(kee, max_attempts=1)
     tasks.queue(kee)
@@ -320,4 +321,15 @@ def test_a_burst_of_trouble_reaches_operators_as_one_digest_and_one_mail_after_q
     assert inboxes.queue_wakes() == 1
     assert sending.deliver_next()
     (mail,) = mailoutbox
-    assert (mail.to, mail.body) == (["ops@example.org"], entry.summary)
+    first, *told, where = mail.body.splitlines()
+    assert (mail.to, first, sorted(told)) == (["ops@example.org"], "acme: 4 new", said)
+    assert where == "https://hub.example/admin/"
+
+    with acting_as(kee):
+        also = Worker.objects.latest("pk")
+        Worker.objects.filter(pk=also.pk).update(state=State.OFFLINE)
+    alerts.raise_alerts(now=now)
+    tasks.later(3600)
+    inboxes.flush_due()
+    assert inboxes.queue_wakes() == sending.deliver_next() == 1
+    assert mailoutbox[1].body.startswith(f"acme: 1 new\nMCP worker {also.worker_id}: silent since ")

@@ -217,8 +217,15 @@ def test_an_action_needs_a_sent_form_and_its_reason(console: Client, kee: Princi
     assert is_disabled(kee)
     (noted,) = LogEntry.objects.all()
     assert (noted.object_repr, noted.change_message, noted.user.username) == ("Kee", "Disable: ticket 7", "root")
-    history = console.get(reverse("admin:principals_principal_history", args=[kee.pk]))
-    assert "Disable: ticket 7" in history.content.decode()
+    history = reverse("admin:principals_principal_history", args=[kee.pk])
+    assert history in console.get(done.headers["HX-Redirect"]).content.decode()
+    assert "Disable: ticket 7" in console.get(history).content.decode()
+    viewer = operator("view_logentry", tenant=kee.tenant, role="viewer")
+    audit, theirs = reverse("admin:admin_logentry_changelist"), make_tenant("globex")
+    assert f"{history.removesuffix('history/')}change/" in viewer.get(audit).content.decode()
+    with acting_as_system("test"):
+        Membership.objects.update(tenant=theirs)
+    assert "ticket 7" not in viewer.get(audit).content.decode()
 
 
 def test_an_action_is_shown_to_and_done_by_who_holds_its_permission(tenant: Tenant, kee: Principal) -> None:
