@@ -41,11 +41,14 @@ class AuditAdmin(OperatorAdmin):
             return entries
         number = Case(When(object_id__regex=r"^\d{1,18}$", then=Cast("object_id", BigIntegerField())))
         shown = Q(user_id=request.user.pk)
-        for model, window in self.admin_site._registry.items():  # noqa: SLF001  # the admin's own list
-            if hasattr(model, "tenant") and window.has_view_permission(request):
+        logged = LogEntry.objects.filter(content_type=OuterRef("pk"))
+        for kind in ContentType.objects.filter(Exists(logged)):
+            model: Any = kind.model_class()
+            window = self.admin_site._registry.get(model)  # noqa: SLF001  # the admin's own list
+            if window is not None and hasattr(model, "tenant") and window.has_view_permission(request):
                 # The database shows a query the rows of the operator's tenants alone.
-                there = Exists(model._default_manager.filter(pk=OuterRef("number")))  # noqa: SLF001  # Django documents it
-                shown |= Q(there, content_type=ContentType.objects.get_for_model(model))
+                there = Exists(model.objects.filter(pk=OuterRef("number")))
+                shown |= Q(there, content_type=kind)
         return entries.annotate(number=number).filter(shown)
 
     @admin.display(description="Thing", ordering="object_repr")

@@ -121,7 +121,7 @@ class PrincipalAdmin(OperatorAdmin):
         return (
             format_html_join(
                 "",
-                '<div>{} {}, {} <a class="cursor-pointer text-primary-600" hx-get="{}" hx-target="#modal-content"'
+                '<div>{} {}, {} <a href="#" class="text-primary-600" hx-get="{}" hx-target="#modal-content"'
                 ' hx-select="#dialog" x-on:htmx:after-on-load="openModal = true">Revoke this one</a></div>',
                 (
                     (
@@ -193,8 +193,11 @@ class TokenAdmin(OperatorAdmin):
     list_select_related = ["principal"]
     list_filter = ["tenant"]
     search_fields = ["prefix__exact", "label", "principal__name__exact"]
-    search_help_text = "The eight characters after ght_, a label, or a principal's name. Never the whole token."
+    search_help_text = "ght_ and its eight characters, a label, or a principal's name. Never the whole token."
     exclude = ["digest"]
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> Any:
+        return super().get_search_results(request, queryset, search_term.removeprefix("ght_"))
 
     @admin.display(description="Principal")
     def principal_link(self, token: Token) -> str:

@@ -49,7 +49,7 @@ window.addEventListener("load", () => {
     if (document.getElementById("live")) {
         setInterval(renewHome, 5000);
     } else if (document.querySelector("[data-renews]")) {
-        renewing = setInterval(renew, 4000);
+        renewing = setInterval(renew, 5000);
     }
     document.getElementById("changelist-form")?.removeAttribute("novalidate"); // a run without its reason is not sent
     if (/\/task\/$/.test(location.pathname)) {
@@ -119,7 +119,6 @@ const MORPHED = {
         !(/^(class|style)$/.test(name) && [...node.attributes].some((one) => one.name.startsWith("x-"))),
 };
 let renewing;
-let tag = "";
 
 function partsOf(page) {
     // A row is known again by its link, wherever it stands now.
@@ -135,11 +134,10 @@ async function renew() {
     if (document.hidden || document.querySelector("input.select-across")?.value === "1") {
         return;
     }
-    const answer = await ask(location.href, {"If-None-Match": tag});
+    const answer = await ask(location.href);
     if (!answer) {
         return;
     }
-    tag = answer.headers.get("ETag") ?? "";
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const [shown, fresh] = [partsOf(document), partsOf(page)];
     if (fresh.length === shown.length) {
@@ -172,12 +170,12 @@ async function renewHome() {
     });
 }
 
-// An answer with something new. While there is none, because the server is away or the session over, the page is pale.
-async function ask(address, headers = {}) {
+// What the server answers. While that is nothing, because it is away or the session over, the page is pale.
+async function ask(address) {
     const main = document.getElementById("main");
     try {
-        const answer = await fetch(address, {headers: {Accept: "text/html", ...headers}, redirect: "error"});
-        main.style.opacity = answer.ok || answer.status === 304 ? "" : "0.5";
+        const answer = await fetch(address, {headers: {Accept: "text/html", "X-Renewal": "1"}, redirect: "error"});
+        main.style.opacity = answer.ok ? "" : "0.5";
         return answer.ok ? answer : undefined;
     } catch {
         main.style.opacity = "0.5";
