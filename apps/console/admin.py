@@ -23,7 +23,6 @@ class AuditAdmin(OperatorAdmin):
     list_display = ["action_time", "user", "content_type", "thing", "change_message"]
     list_select_related = ["user", "content_type"]
     list_filter = [("user__username", ExactTextFilter), "action_time"]
-    readonly_fields = ["thing"]
     fields = ["action_time", "user", "content_type", "thing", "change_message"]
     search_fields = ["object_repr", "change_message", "user__username"]
     ordering = ["-id"]

@@ -26,6 +26,7 @@ from unfold.forms import BaseDialogForm
 from unfold.utils import prettify_json
 from unfold.widgets import UnfoldAdminTextInputWidget
 
+from apps.core.charts import Chart
 from apps.core.errors import DomainError
 
 COUNTED: Final = 1_000
@@ -102,10 +103,15 @@ class OperatorAdmin(ModelAdmin):
         """Whether the page of a thing is to be renewed."""
         return False
 
+    def charts(self, thing: Any) -> list[Chart]:
+        """What stands above the fields of a thing."""
+        return []
+
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         thing = context["original"]
-        context["renews"] = thing is not None and self.goes_on(thing)
-        context["show_history"] = thing is not None and bool(self.actions_detail)
+        if thing is not None:
+            context["renews"], context["charts"] = self.goes_on(thing), self.charts(thing)
+            context["show_history"] = bool(self.actions_detail)
         return super().render_change_form(request, context, *args, **kwargs)
 
     def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> Any:

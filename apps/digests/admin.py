@@ -4,7 +4,7 @@ from typing import Any, Final, cast
 
 from django import forms
 from django.contrib import admin
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html_join
 from unfold.admin import ModelAdmin
@@ -95,13 +95,6 @@ class SourceAdmin(OperatorAdmin):
         return f"{kept}. Reason: {form.cleaned_data['reason']}"
 
 
-def _other_windows(principal_id: int) -> charts.Chart:
-    since = timezone.now() - timedelta(days=7)
-    today, others = selectors.entries_by_window(principal_id, _WINDOWS.values(), since=since)
-    title = "Entries that the last week's receipts would have made, by window"
-    return charts.compared(title, {"as it is": today, **dict(zip(_WINDOWS, others, strict=True))})
-
-
 @admin.register(Inbox)
 class InboxAdmin(OperatorAdmin):
     list_display = ["__str__", linked("principal"), "last_seq", "visible_unread", "pending_unread", "enabled", "window"]
@@ -111,17 +104,16 @@ class InboxAdmin(OperatorAdmin):
     readonly_fields = ["thread_links", "policy_links"]
     change_form_outer_after_template = "digests/inbox.html"
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        """The fields, and the inbox by the selector that its principal reads through."""
-        inbox = self.get_object(request, object_id)
-        shown: dict[str, Any] = {}
-        if inbox is not None:
-            page = selectors.read_inbox(inbox.principal_id, limit=_SHOWN)
-            shown = {"page": page, "charts": [_other_windows(inbox.principal_id)]}
-        answer: HttpResponse = super().change_view(request, object_id, form_url, {**shown, **(extra_context or {})})
-        return answer
+    def charts(self, inbox: Inbox) -> list[charts.Chart]:
+        since = timezone.now() - timedelta(days=7)
+        today, others = selectors.entries_by_window(inbox.principal_id, _WINDOWS.values(), since=since)
+        title = "Entries that the last week's receipts would have made, by window"
+        return [charts.compared(title, {"as it is": today, **dict(zip(_WINDOWS, others, strict=True))})]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """With the inbox by the selector that its principal reads through."""
+        context["page"] = selectors.read_inbox(context["original"].principal_id, limit=_SHOWN)
+        return super().render_change_form(request, context, *args, **kwargs)
 
     @admin.display(description="Policies of sources")
     def policy_links(self, inbox: Inbox) -> str:

@@ -37,6 +37,7 @@ from apps.core.admin import (
     start_of,
     verb,
 )
+from apps.core.charts import Chart
 from apps.core.errors import DomainError
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
@@ -173,16 +174,6 @@ def _figures(queue: Any) -> QueueFigures:
     return found
 
 
-def _charts(queue_id: int) -> list[charts.Chart]:
-    day = selectors.history(step=timedelta(minutes=15), steps=96, queue_id=queue_id)
-    month = selectors.history(step=timedelta(hours=6), steps=120, queue_id=queue_id)
-    return [
-        charts.ended("Ended in 15 minutes, last day", day),
-        charts.queued("Queued, last day", day),
-        charts.queued("Queued, last 30 days", month, label="%d %b"),
-    ]
-
-
 class LimitsForm(ReasonForm):
     concurrency = forms.IntegerField(
         **_LIMIT, max_value=100_000, help_text="How many of its tasks may be leased at a time."
@@ -211,12 +202,14 @@ class QueueAdmin(OperatorAdmin):
     fields = ["name", "figures", "paused_at", "concurrency", "rate", "rate_seconds", "fair", "created_at"]
     actions_detail = ["pause", "drain", "resume", "limit"]
 
-    def change_view(
-        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        shown = {"charts": _charts(int(object_id)) if object_id.isdecimal() else []}
-        page: HttpResponse = super().change_view(request, object_id, form_url, {**shown, **(extra_context or {})})
-        return page
+    def charts(self, queue: Queue) -> list[Chart]:
+        day = selectors.history(step=timedelta(minutes=15), steps=96, queue_id=queue.pk)
+        month = selectors.history(step=timedelta(hours=6), steps=120, queue_id=queue.pk)
+        return [
+            charts.ended("Ended in 15 minutes, last day", day),
+            charts.queued("Queued, last day", day),
+            charts.queued("Queued, last 30 days", month, label="%d %b"),
+        ]
 
     @verb(
         "Pause",
