@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from django.db import connection
+from django.db.models import F
 
 from apps.digests import services as digests
 from apps.digests.services import PolicyChange
@@ -14,6 +15,7 @@ from apps.memory import services as memory
 from apps.memory.states import ItemType
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.tasks.models import QueueHistory
 from apps.tasks.services import scheduling, sweeping
 from apps.tasks.services.scheduling import ScheduleDraft
 from apps.tasks.shapes import BudgetInput
@@ -110,4 +112,5 @@ def _count_ends() -> None:
         cursor.execute("select set_config('gatehouse.now', (now() + interval '75 seconds')::text, true)")
         sweeping.count_minutes()
         sweeping.keep_history()
+        QueueHistory.objects.update(minute_at=F("minute_at") - timedelta(minutes=5))
         cursor.execute("select set_config('gatehouse.now', '', true)")
