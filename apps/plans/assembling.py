@@ -32,7 +32,7 @@ from apps.plans.shapes import OPENING, RESULT_POINTER, StepType
 from apps.plans.validation import Problem, estimates, validate
 from apps.workers.shapes import OfferView as Offer
 
-PLANNER_VERSION: Final = "17"
+PLANNER_VERSION: Final = "18"
 _MOST_STEPS: Final = 12
 _REFUSED: Final = 0.35
 _NUMBERED: Final = re.compile(r"step-(\d{1,6})")

@@ -344,6 +344,7 @@ def test_context_fills_what_the_request_leaves_out() -> None:
     assert calls(proposal) == [("close_ticket", {"ticket_id": 7})]
     assert proposal.steps[0].values["ticket_id"].evidence == Evidence.CONTEXT
     assert answer(proposal) == "ready"
+    assert calls(ask("list all tickets", context={"status": "open"})) == [("list_tickets", {"status": "open"})]
 
 
 def test_answer_settles_which_tool_is_meant() -> None:

@@ -9,27 +9,21 @@ from typing import Any, Final
 from apps.plans.catalogue import types_meet
 from apps.plans.local.index import Profile
 from apps.plans.local.matching import Match, Matcher
-from apps.plans.local.options import FIRM, Option
+from apps.plans.local.options import FIRM, Option, together
 from apps.plans.local.params import Param
 from apps.plans.local.parts import Part
 from apps.plans.local.words import GROUPS, near, pieces, stem
-from apps.plans.proposals import UNSURE, Evidence
+from apps.plans.proposals import Evidence
 from apps.plans.shapes import RESULT_POINTER, RESULT_TEXT
 
 _GIVERS: Final = 20
-_MOST_GIVERS: Final = 3
+_MOST_GIVERS: Final = 4
 _FAIR: Final = 0.7
 """From here on a result serves a param though no word of the request says so."""
-_EXACT: Final = 0.9
-_FIRST_OF_MANY: Final = 0.2
-_WHOLE: Final = 0.6
 _TOLD: Final = 0.6
-_LOOSE: Final = 0.5
-_BY_NAME: Final = 0.3
-_CALLED: Final = 0.5
+_SAME_ROOT: Final = 0.8
 _FOUND: Final = frozenset({"id", "email", "user", "phone", "channel", "slug", "path"})
 """Roles whose values people look up by a name."""
-_SAME_ROOT: Final = 0.8
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
 _POINTER: Final = stem("pointer")
 _GIVEN: Final = frozenset({"date", "datetime", "time", "period", "duration", "number", "money", "knob", "flag"})
@@ -40,10 +34,6 @@ _TEXTS: Final = frozenset(
         ("text", "content", "body", "transcript", "markdown", "summary", "translation", "result", "output", "message"),
     )
 )
-_INHERITED: Final = frozenset(
-    {"id", "repo", "path", "slug", "channel", "user", "url", "date", "datetime", "name", "other"}
-)
-"""Roles whose values a later step takes over from an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +47,23 @@ class Source:
 def given(
     part: Part, profile: Profile, earlier: Sequence[Match], is_gentle: Callable[[str], bool]
 ) -> dict[str, list[Option]]:
-    """Return what the parts before can give to the params of a tool: their results, and ids that they were given."""
+    """Return what the parts before can give to the params of a tool: their results, and what they were given."""
     found: dict[str, list[Option]] = {}
-    if not earlier:
-        return found
     back = sum(1 << token.place for token in part.tokens if token.low in _BACK)
-    for distance, match in enumerate(reversed(earlier)):
+    for match in reversed(earlier):
         for param in profile.params:
+            options = found.setdefault(param.name, [])
             if param.required or param.role == "text":
-                options = found.setdefault(param.name, [])
-                found_in = _results(part, param, profile, match, back=back, distance=distance)
-                gentle = is_gentle(match.profile.tool.uid)
-                inherited = match.options.get(param.name)
-                options += [one for one in found_in if gentle or one.value.path != (RESULT_TEXT,)]
-                if inherited is not None and param.required and param.role in _INHERITED and not param.choices:
-                    gain = 1.1 if back else 0.8
-                    sure = back or is_gentle(profile.tool.uid)
-                    evidence = inherited.evidence if sure else Evidence.CUT
-                    options.append(Option(inherited.value, evidence, gain, back, inherited.text))
+                options += _results(part, param, profile, match, back)
+            same = match.options.get(param.name)
+            if same is not None and not param.choices and (back or param.required):
+                evidence = same.evidence if back or is_gentle(profile.tool.uid) else Evidence.CUT
+                told = {"same": 1.0, "same.back": float(back > 0)}
+                options.append(Option(same.value, evidence, told, back, same.text))
     return found
 
 
-def _results(part: Part, param: Param, profile: Profile, match: Match, *, back: int, distance: int) -> Iterator[Option]:
+def _results(part: Part, param: Param, profile: Profile, match: Match, back: int) -> Iterator[Option]:
     for how, path, names in _outputs(match.profile, param):
         said = 0
         for place, stemmed in part.stems.items():
@@ -86,10 +71,16 @@ def _results(part: Part, param: Param, profile: Profile, match: Match, *, back: 
             if not is_own and any(near(stemmed, name) >= _SAME_ROOT for name in names):
                 said |= 1 << place
         if (back | said) or (param.required and how >= _FAIR):
-            gain = (1.6 if back or said else -0.9) + how - 0.1 * distance
+            told = {
+                "ref": 1.0,
+                "ref.unlike": 1 - how,
+                "ref.back": float(back > 0),
+                "ref.said": float(said > 0),
+                "ref.bare": float(not (back | said)),
+            }
             text = " ".join(sorted({*match.profile.nouns, *names}))
             evidence = Evidence.STEP if path[:-1] == () else Evidence.ASSUMED
-            yield Option(Source(match, path), evidence, gain, back | said, text)
+            yield Option(Source(match, path), evidence, told, back | said, text)
 
 
 def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str, ...], frozenset[str]]]:
@@ -101,7 +92,7 @@ def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str,
         yield 0.8, (RESULT_POINTER,), frozenset(profile.nouns)
     if param.role == "text" and param.type == "string":
         told = (word for word, sure in profile.vocabulary.items() if sure >= _TOLD)
-        yield _WHOLE, (RESULT_TEXT,), frozenset((*profile.nouns, *told))
+        yield 0.6, (RESULT_TEXT,), frozenset((*profile.nouns, *told))
     for key, schema in profile.tool.outputs.items():
         words = frozenset(map(stem, pieces(key)))
         how = _feeds(key, words, schema, param, profile) if types_meet(schema, param.schema) else 0.0
@@ -111,7 +102,7 @@ def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str,
             words = frozenset(map(stem, pieces(path[-1])))
             how = _feeds(path[-1], words, sub, param, profile) if types_meet(sub, param.schema) else 0.0
             if how >= _FAIR:
-                yield how - _FIRST_OF_MANY, path, words - {"id"}
+                yield how, path, words - {"id"}
 
 
 def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: Profile) -> float:
@@ -133,7 +124,7 @@ def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: 
 
 
 def produced(match: Match, matcher: Matcher, is_usable: Callable[[str], bool]) -> dict[str, list[Option]]:
-    """Return what gentle tools could give to the params of a tool that nothing in the request fills."""
+    """Return what gentle tools could give to the params of a tool that nothing sure in the request fills."""
     found: dict[str, list[Option]] = {}
     for param in match.profile.params:
         filled = match.options.get(param.name)
@@ -141,16 +132,14 @@ def produced(match: Match, matcher: Matcher, is_usable: Callable[[str], bool]) -
             not (param.required or (param.role in _FOUND and match.unexplained))
             or param.choices
             or param.role in _GIVEN
-            or (filled is not None and filled.evidence != Evidence.CUT and filled.fit > _LOOSE)
+            or (filled is not None and filled.evidence != Evidence.CUT and filled.fit >= _FAIR)
         ):
             continue
         options: list[Option] = []
         for profile in matcher.library.givers(param, _GIVERS):
             uid = profile.tool.uid
-            if len(options) == _MOST_GIVERS or profile is match.profile:
-                continue
-            if matcher.is_gentle(uid) and is_usable(uid):
-                options += _fed(match, param, profile, matcher)
+            if len(options) < _MOST_GIVERS and profile is not match.profile and matcher.is_gentle(uid):
+                options += _fed(match, param, profile, matcher) if is_usable(uid) else ()
         if options:
             found[param.name] = options
     return found
@@ -159,23 +148,32 @@ def produced(match: Match, matcher: Matcher, is_usable: Callable[[str], bool]) -
 def _fed(match: Match, param: Param, profile: Profile, matcher: Matcher) -> Iterator[Option]:
     """The value that a tool gives, if what the match does not take fills all that the tool requires."""
     how, path, names = max(_outputs(profile, param), key=lambda one: one[:2], default=(0.0, ("",), frozenset()))
-    if how <= _FAIR or (path[:-1] and param.role != "id") or path[-1] in {one.name for one in profile.params}:
+    if how < _FAIR or path[-1] in {one.name for one in profile.params}:
         return
-    feeding = matcher.match(match.part, profile, {}, match)
-    values = feeding.options.values()
-    said = any(one.evidence in (*UNSURE, Evidence.QUOTED) for one in values)
-    if feeding.missing or not (profile.tool.required or said) or any(one.fit < _EXACT for one in values):
-        return
-    gain = how - _BY_NAME if said else how + 0.3 * len(values) - 0.5
-    part, named = match.part, 0
+    part, mask = match.part, 0
     for place, stemmed in part.stems.items():
         is_own = place == part.verb_at or match.profile.explains(stemmed) >= FIRM
         if not is_own and any(near(stemmed, noun) >= _SAME_ROOT for noun in profile.nouns):
-            named |= 1 << place
-    mask = named
-    for one in values:
-        mask |= one.mask
-    gain += _CALLED if named else 0.0
-    text = " ".join(sorted({*profile.nouns, *names}))
-    is_one = not path[:-1] or matcher.is_gentle(match.profile.tool.uid)
-    yield Option(Source(feeding, path), Evidence.STEP if is_one else Evidence.ASSUMED, gain, mask, text)
+            mask |= 1 << place
+    for feeding in matcher.match(part, profile, {}, match)[:2]:
+        values = feeding.options.values()
+        if feeding.missing:
+            continue
+        told = together(
+            *(one.told for one in values),
+            {
+                "fed": 1.0,
+                "fed.unlike": 1 - how,
+                "fed.foreign": float(bool(path[:-1]) and param.role != "id"),
+                "fed.named": float(mask > 0),
+                "fed.related": float(bool(set(profile.nouns) & set(match.profile.nouns))),
+                "fed.empty": float(not values),
+                "fed.loose": sum(1 - one.fit for one in values),
+            },
+        )
+        taken = mask
+        for one in values:
+            taken |= one.mask
+        is_one = not path[:-1] or matcher.is_gentle(match.profile.tool.uid)
+        text = " ".join(sorted({*profile.nouns, *names}))
+        yield Option(Source(feeding, path), Evidence.STEP if is_one else Evidence.ASSUMED, told, taken, text)

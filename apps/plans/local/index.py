@@ -166,14 +166,10 @@ class Profile:
     """The stem of what it does, by its name or else the first word of its description; empty if neither is a verb."""
     nouns: tuple[str, ...]
     """The stems of its name that say what it works on."""
-    prefix: str
-    """The first word of its name, if other words follow: it may name the service."""
     vocabulary: Mapping[str, float]
     """How surely a stem belongs to it, from 0 to 1."""
     meanings: Mapping[int, float]
     """The same for clusters of synonyms."""
-    services: frozenset[str]
-    """Stems of what its workers and their capabilities are called."""
     particle: str
     """"on" or "off", if its name says so."""
     naming: frozenset[str]
@@ -202,8 +198,6 @@ class Library:
         self._verbs: Counter[str] = Counter()
         self._sorts: dict[tuple[str, ...], Counter[str]] = {}
         """What ids are of, with the letters that their examples begin with."""
-        self._given: Counter[str] = Counter()
-        """The names of what tools that change nothing give, and of what is in it."""
         self._kin: dict[str, frozenset[tuple[str, ...]]] = {}
         self._spellings: dict[tuple[str, str, int], set[str]] = {}
 
@@ -220,7 +214,6 @@ class Library:
         self._profiles[tool.uid] = profile
         self._kin.clear()
         self._verbs[profile.verb] += 1
-        self._given.update(_given(profile))
         for param in profile.params:
             if param.role == "id" or param.prefixes:
                 self._sorts.setdefault(sort_of(param, profile.nouns), Counter()).update((*param.prefixes, ""))
@@ -235,7 +228,6 @@ class Library:
         if profile is not None:
             self._kin.clear()
             self._verbs[profile.verb] -= 1
-            self._given.subtract(_given(profile))
             for param in profile.params:
                 if param.role == "id" or param.prefixes:
                     self._sorts[sort_of(param, profile.nouns)] -= Counter((*param.prefixes, ""))
@@ -310,10 +302,6 @@ class Library:
         """How much a word tells of a tool: 0.35 where most tools have it, 1.6 where few have it."""
         return min(1.6, max(0.35, self._index.idf(stemmed) / 2.2))
 
-    def finds(self, param: Param) -> bool:
-        """Is it an id or a number that some tool that changes nothing gives under this very name?"""
-        return param.role in ("id", "phone") and len(param.words) > 1 and self._given[param.name] > 0
-
     def sorts(self, value: str) -> frozenset[tuple[str, ...]]:
         """What an id may be of by the letters that it begins with: those in examples, or short for a noun."""
         told = _PREFIXED.match(value)
@@ -373,7 +361,6 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
     said = [stem(word) for word in prose(tool.description) if word not in SMALL]
     verb = _verb(name, said, prose(tool.description)[1:5])
     nouns = tuple(dict.fromkeys(word for word in name if word not in _UNNAMED and word != verb))
-    prefix = name[0] if len(name) > 1 and name[0] not in VERBS else ""
     found: dict[str, float] = {}
 
     def learn(words: Iterable[str], sure: float) -> None:
@@ -401,10 +388,8 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         params=params,
         verb=verb,
         nouns=nouns,
-        prefix=prefix,
         vocabulary=found,
         meanings=meanings,
-        services=services,
         particle=next((word for word in name if word in ("on", "off")), ""),
         naming=frozenset(word for param in params for word in (*param.words, *param.cues)),
         forms=frozenset(
@@ -428,11 +413,6 @@ def _verb(name: list[str], said: list[str], opening: list[str]) -> str:
     ):
         return told
     return named
-
-
-def _given(profile: Profile) -> set[str]:
-    """The names of what a tool gives and of what is in it, if it changes nothing."""
-    return set() if profile.acts else {path[-1] for path in _paths(profile.tool)}
 
 
 def _paths(tool: Tool) -> Iterator[tuple[str, ...]]:

@@ -86,8 +86,6 @@ _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
 """(what was found, what the param takes): how well it serves."""
 _CURRENCIES: Final = frozenset(words.CURRENCIES.values())
 _DEGREES: Final = frozenset("CFK")
-_ADDRESSED: Final = frozenset(("to", "recipient", "recipients"))
-_MAILING: Final = re.compile(r"(?i)e-?mail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +162,6 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
             (words.UNITS[one.lower()] for one in _IN_UNIT.findall(description) if one.lower() in words.UNITS), ""
         )
     role, kinds = _role(own, kind, item, description)
-    if role in ("other", "name", "user") and _ADDRESSED & set(own) and _MAILING.search(f"{tool.name} {description}"):
-        role, kinds = _ROLES[False, "email"]
     role = "text" if role == "request" and array else role
     if role == "repo" and side == "right":
         kinds = (Kind.SLUG,)
@@ -239,10 +235,6 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
         return role if role in kept else "number", kinds
     if kind == "object":
         return "json", (Kind.JSON,)
-    if role == "email" and "name" in _opening(description):
-        role, kinds = _ROLES[False, "user"]
-    if role == "json" and "json" not in description.lower():
-        role, kinds = "slug", (Kind.SLUG, Kind.ID, Kind.JSON)
     if role == _KNOB:  # digits of a card, not a count
         role, kinds = _ROLES[False, "id"]
     if role == "other":

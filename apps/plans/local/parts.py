@@ -8,13 +8,13 @@ places of tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final
 
 from apps.plans.local.index import Library
 from apps.plans.local.tokens import Found, Kind, Reading, Token
-from apps.plans.local.words import COMMON, GROUPS, HOLDING, SMALL, VERBS, stem
+from apps.plans.local.words import COMMON, GROUPS, HOLDING, SMALL, UNPLANNED, VERBS, stem
 
 MOST_PARTS: Final = 6
 _MOST_PLAIN_CUTS: Final = 2
@@ -34,6 +34,7 @@ BOUNDS: Final = (
     | {"mentioning", "regarding", "concerning", "including", "inside"}
 )
 """Words that a value cut out of plain words neither begins nor ends with."""
+WHENS: Final = frozenset({Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD, Kind.DURATION})
 _STOPS: Final = frozenset((",", ";", ".", "!", "?", "–", "—"))
 _JOINERS: Final = frozenset({"and", "then", "also", "please", "finally", "afterwards", "next", "plus"})
 _SEQUELS: Final = frozenset({"then", "finally", "afterwards", "next"})
@@ -50,6 +51,16 @@ _LEADING: Final = frozenset({",", "to", "for"}).union(
 """Words that may stand before the verb."""
 
 
+_SORTS: Final = {
+    "small": SMALL,
+    "bound": BOUNDS,
+    "mark": PUNCTUATION,
+    "clause": GROUPS["be"] | GROUPS["have"] | GROUPS["modal"] | {"when"},
+    "held": UNPLANNED,
+    "holding": HELD,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A stretch of a request that asks for one thing."""
@@ -63,6 +74,8 @@ class Part:
     found: tuple[Found, ...]
     typed: int
     """Tokens of values with a form of their own."""
+    timed: int
+    """Tokens of dates, times and durations."""
     content: int
     """Tokens that somebody must explain."""
     joined: int
@@ -71,8 +84,13 @@ class Part:
     """The place of the verb; -1 if there is none."""
     verb: str
     question: bool
-    turns: tuple[int, ...]
-    """Places where another part could begin."""
+    turns: int
+    """Tokens where another part could begin."""
+    sorts: Mapping[str, int]
+    """Tokens by what words they are: `small`, `bound`, `mark`, `clause`, `held`, `holding`, `proper`."""
+
+    shapes: dict[tuple[int, int, str], tuple[dict[str, float], float]] = field(default_factory=dict)
+    """What was found out about its stretches of words."""
 
     @property
     def tokens(self) -> Sequence[Token]:
@@ -122,10 +140,10 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
     """Prepare a stretch of tokens: its verb, its values, and the words that need an explanation."""
     tokens = reading.tokens
     found = tuple(one for one in reading.found if first <= min(one.places) and max(one.places) < stop)
-    typed = 0
+    typed = timed = 0
     for one in found:
-        if not _is_wordlike(one, tokens):
-            typed |= mask_of(one)
+        typed |= 0 if _is_wordlike(one, tokens) else mask_of(one)
+        timed |= mask_of(one) if one.kind in WHENS else 0
     plain = [place for place in range(first, stop) if not typed >> place & 1]
     stems = {place: tokens[place].low if typed >> place & 1 else tokens[place].stem for place in range(first, stop)}
     joined = 0
@@ -144,8 +162,14 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
             content |= 1 << place
     verb_at, question = _verb(tokens, stems, plain, library)
     verb = stems[verb_at] if verb_at >= 0 else ""
-    turns = tuple(start for start in turnings(reading, stop, library) if first < start < stop)
-    return Part(reading, first, stop, number, stems, found, typed, content, joined, verb_at, verb, question, turns)
+    turns = sum(1 << start for start in turnings(reading, stop, library) if first < start < stop)
+    sorts = {
+        name: sum(1 << one.place for one in tokens[first:stop] if one.low in listed) for name, listed in _SORTS.items()
+    }
+    sorts["proper"] = sum(1 << one.place for one in tokens[first:stop] if one.text[0].isupper())
+    return Part(
+        reading, first, stop, number, stems, found, typed, timed, content, joined, verb_at, verb, question, turns, sorts
+    )
 
 
 def _is_wordlike(found: Found, tokens: Sequence[Token]) -> bool:

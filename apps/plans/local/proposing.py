@@ -1,10 +1,14 @@
-"""The local planner: a request and the tools of a tenant in, a proposal out. The same request gives the same proposal."""
+"""The local planner: a request and the tools of a tenant in, a proposal out. The same request gives the same proposal.
+
+Every way to cut the request is tried, with the tools that its words find and the values that could serve them. What is told of
+each whole plan is weighed by what was learned, the best is kept, and a judge says how likely it is right.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -12,28 +16,12 @@ from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.local.chaining import Source, given, produced
 from apps.plans.local.history import History
 from apps.plans.local.index import Library, Profile
-from apps.plans.local.matching import (
-    ASK,
-    CHANGING,
-    CONFIRM,
-    DOUBTED,
-    MISSING,
-    READING,
-    UNEXPLAINED,
-    UNNAMED,
-    WEIGHTS,
-    Match,
-    Matcher,
-    Verdict,
-    holding,
-    is_plain_name,
-    judged,
-)
-from apps.plans.local.options import Each
+from apps.plans.local.matching import Match, Matcher, holding
+from apps.plans.local.options import Each, Option, is_proper, together, weighed
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
 from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
-from apps.plans.local.words import ACTS, SMALL
+from apps.plans.local.words import ACTS, POSSIBLE, SMALL, SURE
 from apps.plans.proposals import (
     UNSURE,
     Asked,
@@ -50,28 +38,33 @@ from apps.plans.proposals import (
 )
 
 PROPOSER: Final = "local"
-_CANDIDATES: Final = 10
+_CANDIDATES: Final = 8
 _BARRED: Final = 4
 _SEARCHED: Final = 40
 _MOST_TOKENS: Final = 300
 _RIVALS: Final = 4
 _PROMISING: Final = 3
-_STEP_PRICE: Final = 1.0
-_NEAR: Final = 0.6
-_FITTING: Final = 2.5
-_MOST_UNKNOWN: Final = 2
-_MOST_UNSAID: Final = 2.0
-_UNSAID: Final = (Evidence.STEP, Evidence.ASSUMED)
-_LIKELY: Final = 2.0
+_MOST_MARGIN: Final = 6.0
+_NEAR: Final = 0.3
 _LINKED: Final = 0.5
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
-_LEAST_SURE: Final = 0.03
-"""How often a plan is right that the judge gives up."""
-_TRUSTED: Final = 0.955
-"""What of the judge's certainty counts: one plan in sixty-six fails for what no feature tells."""
+_READY: Final = 0.75
+"""A plan that is right so surely may run, if no value was cut from plain words."""
+_NAMED: Final = 0.85
+"""It may also with names that capitals bound."""
+_SHOWN: Final = 0.38
+"""It is shown for confirmation."""
+_POSSIBLE: Final = 0.82
+"""The least certainty that the tools can do what is asked for at all, for a plan to be shown."""
+_LIKELY: Final = 0.5
+"""The least for a question which of two tools is meant."""
+_ASKED: Final = 0.05
+"""What a param lacks is asked for, if the answer makes the plan right so surely."""
+_HABITUAL: Final = 0.7
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
 _MOST_IN_WISH: Final = 4
+_FORMED: Final = frozenset({Evidence.TYPED, Evidence.QUOTED, Evidence.CHOICE, Evidence.CONTEXT, Evidence.REQUEST})
 
 
 @dataclass(slots=True)
@@ -81,26 +74,31 @@ class _Chosen:
     part: Part
     match: Match | None
     rivals: Sequence[Match] = ()
+    """Other tools, the best first."""
+    others: Sequence[Match] = ()
+    """The same tool with other values, the best first."""
     barred: Match | None = None
     wish: bool = False
 
 
-@dataclass(slots=True)
 class _Draft:
-    chosen: list[_Chosen] = field(default_factory=list)
+    """A whole plan."""
+
+    def __init__(self, chosen: Sequence[_Chosen]) -> None:
+        self.chosen = chosen
+        own = [("wish" if one.wish else "lost") for one in chosen if one.match is None]
+        own += ["cut.after" if is_sequel(one.part.reading, one.part.first) else "cut" for one in chosen[1:]]
+        self._own = together(*({name: 1.0} for name in own))
+        self.score = weighed(self._own) + sum(one.match.score for one in chosen if one.match)
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        bad, score = 0, -_STEP_PRICE * (len(self.chosen) - 1)
-        for one in self.chosen:
-            if one.wish:
-                score += 1.0
-            elif one.match is None:
-                bad, score = bad + 3, score - 5.0
-            else:
-                bad += one.match.unexplained.bit_count() + 2 * len(one.match.missing)
-                score += one.match.score
-        return bad == 0, score
+    def steps(self) -> list[tuple[_Chosen, Match]]:
+        return [(one, one.match) for one in self.chosen if one.match is not None]
+
+    @property
+    def all_told(self) -> dict[str, float]:
+        """What speaks for it and against it."""
+        return together(self._own, *(match.all_told for _, match in self.steps))
 
 
 def propose(asked: Asked, library: Library, catalogue: Catalogue, history: History | None = None) -> Proposal:
@@ -119,7 +117,7 @@ class _Proposing:
         self.reading: Reading = read(asked.intent, asked.now, library.spelt)
         self.is_gentle, self.is_usable = cache(self._is_gentle), cache(self._is_usable)
         self.matcher = Matcher(library, context, self.is_gentle)
-        self._done: dict[tuple[int, int, tuple[str, ...]], _Chosen] = {}
+        self._done: dict[tuple[int, int, tuple[int, ...]], _Chosen] = {}
         self.likely = Likely() if history is None else history.likely(asked.intent, library.relevance(asked.intent))
         self._likely = dict(self.likely.tools)
 
@@ -140,9 +138,13 @@ class _Proposing:
             return _refused([Missing(kind=Lack.CONFIDENCE, detail="The request asks for nothing.")])
         if stop > _MOST_TOKENS:
             return _refused([Missing(kind=Lack.LIMIT, detail=f"The request has more than {_MOST_TOKENS} words.")])
-        drafts = [self._draft(way) for way in cuts(self.reading, stop, self.library)]
-        found = self._concluded(max(drafts, key=lambda one: one.rank))
+        found = self._concluded(self.drafts(stop)[0])
         return found if self.history is None or found.is_ready else self._recalled(found, self.history, stop)
+
+    def drafts(self, stop: int) -> list[_Draft]:
+        """The best plan of each way to cut the request, best first."""
+        drafts = [self._draft(way) for way in cuts(self.reading, stop, self.library)]
+        return sorted(drafts, key=lambda one: -one.score)
 
     def _recalled(self, found: Proposal, history: History, stop: int) -> Proposal:
         """What past plans for such words used, if they say it more surely than the words of the tools."""
@@ -153,7 +155,7 @@ class _Proposing:
             return found
         part = read_part(self.reading, 0, stop, 0, self.library)
         matches = {
-            uid: self.matcher.match(part, profile, {}) for uid in likely if (profile := self.library.profile(uid))
+            uid: self.matcher.match(part, profile, {})[0] for uid in likely if (profile := self.library.profile(uid))
         }
         steps: list[ProposedStep] = []
         for uid in history.ordered({uid: _mentioned(part, one.profile) for uid, one in matches.items()}):
@@ -176,7 +178,7 @@ class _Proposing:
                 )
             )
         is_held = any(holding(part, one) for one in matches.values())
-        is_sure = self.likely.confidence >= CONFIRM and all(map(self.is_gentle, likely)) and not is_held
+        is_sure = self.likely.confidence >= _HABITUAL and all(map(self.is_gentle, likely)) and not is_held
         missing = () if is_sure else found.missing or (Missing(kind=Lack.CONFIDENCE, detail=_BY_HABIT, text=part.text),)
         return replace(
             found,
@@ -191,54 +193,58 @@ class _Proposing:
     # The best tools for the parts
 
     def _draft(self, way: Sequence[tuple[int, int]]) -> _Draft:
-        draft = _Draft()
+        chosen: list[_Chosen] = []
         for number, (first, stop) in enumerate(way):
-            earlier = [one.match for one in draft.chosen if one.match is not None]
-            chosen = self._choose(first, stop, number, earlier)
-            draft.chosen.append(chosen)
-        return draft
-
-    def _choose(self, first: int, stop: int, number: int, earlier: Sequence[Match]) -> _Chosen:
-        key = (first, stop, tuple(one.profile.tool.uid for one in earlier))
-        if key not in self._done:
-            self._done[key] = self._chosen(read_part(self.reading, first, stop, number, self.library), earlier)
-        return self._done[key]
+            earlier = [one.match for one in chosen if one.match is not None]
+            key = (first, stop, tuple(map(id, earlier)))
+            if key not in self._done:
+                part = read_part(self.reading, first, stop, number, self.library)
+                self._done[key] = self._chosen(part, earlier)
+            chosen.append(self._done[key])
+        return _Draft(chosen)
 
     def _chosen(self, part: Part, earlier: Sequence[Match]) -> _Chosen:
-        usable: list[Match] = []
+        usable: list[list[Match]] = []
         barred: list[Match] = []
-        bonuses = dict[str, float]()
-        for profile, bonus in self._candidates(part):
-            match = self.matcher.match(part, profile, given(part, profile, earlier, self.is_gentle))
-            bonuses[profile.tool.uid] = bonus
-            match.score += bonus
-            (usable if self.is_usable(profile.tool.uid) else barred).append(match)
-        usable.sort(key=_order)
-        promising = sorted(usable, key=_promise)[:_PROMISING]
-        for place, match in enumerate(usable):
-            if place >= _PROMISING and match not in promising:
-                continue
-            unsure = (one for one in match.options.values() if one.evidence in UNSURE or one.fit < 1)
-            if match.missing or match.unexplained or any(unsure):
-                offered = produced(match, self.matcher, self.is_usable)
-                if offered:
-                    for name, options in given(part, match.profile, earlier, self.is_gentle).items():
-                        offered[name] = [*offered.get(name, []), *options]
-                    again = self.matcher.match(part, match.profile, offered)
-                    again.score += bonuses[match.profile.tool.uid]
-                    if again.score > match.score:
-                        usable[place] = again
-        usable.sort(key=_order)
+        for profile, told in self._candidates(part):
+            offered = given(part, profile, earlier, self.is_gentle)
+            found = self._matches(part, profile, offered, told)
+            if self.is_usable(profile.tool.uid):
+                usable.append(found)
+            else:
+                barred.append(found[0])
+        usable.sort(key=lambda one: _order(one[0]))
+        for place, matches in enumerate(usable[:_PROMISING]):
+            best = matches[0]
+            unsure = any(one.evidence in UNSURE or one.fit < 1 for one in best.options.values())
+            made = produced(best, self.matcher, self.is_usable) if best.missing or best.unexplained or unsure else {}
+            if made:
+                for name, options in given(part, best.profile, earlier, self.is_gentle).items():
+                    made[name] = [*made.get(name, []), *options]
+                told = {name: best.told[name] for name in ("search", "likely")}
+                both = [*matches, *self._matches(part, best.profile, made, told)]
+                usable[place] = sorted(both, key=lambda one: -one.score)
+        usable.sort(key=lambda one: _order(one[0]))
         barred.sort(key=_order)
-        best = usable[0] if usable else None
-        wish = _is_wish(part, best) and part.number > 0
-        rivals = usable[1 : _RIVALS + 1]
-        return _Chosen(part, None if wish else best, rivals, barred[0] if barred else None, wish)
+        first = usable[0] if usable else [None]
+        wish = part.number > 0 and _is_wish(part, first[0])
+        rivals = [one[0] for one in usable[1 : _RIVALS + 1]]
+        others = [one for one in first[1:] if one]
+        return _Chosen(part, None if wish else first[0], rivals, others, barred[0] if barred else None, wish)
 
-    def _candidates(self, part: Part) -> list[tuple[Profile, float]]:
+    def _matches(
+        self, part: Part, profile: Profile, offered: Mapping[str, Sequence[Option]], told: Mapping[str, float]
+    ) -> list[Match]:
+        found = self.matcher.match(part, profile, offered)
+        for one in found:
+            one.add(**told)
+        return found
+
+    def _candidates(self, part: Part) -> list[tuple[Profile, dict[str, float]]]:
+        """The tools that the words of a part find, and those that past plans used, with what is told of each."""
         settled = self.asked.tools.get(part.number)
         if settled is not None and (profile := self.library.profile(settled)) is not None:
-            return [(profile, 0.0)]
+            return [(profile, {})]
         stems = {
             stemmed
             for place, stemmed in part.stems.items()
@@ -255,58 +261,112 @@ class _Proposing:
             usable = self.is_usable(profile.tool.uid)
             if counts[usable] < (_CANDIDATES if usable else _BARRED) and self.catalogue.offers_of(profile.tool.uid):
                 counts[usable] += 1
-                found[profile.tool.uid] = profile, WEIGHTS["search"] * (score / best[0][1] - 1)
+                found[profile.tool.uid] = profile, score / best[0][1] - 1
         for uid, _ in self.likely.tools[:_CANDIDATES]:
             if (profile := self.library.profile(uid)) is not None and self.is_usable(uid):
-                found.setdefault(uid, (profile, -WEIGHTS["search"]))
-        return [(profile, bonus + _LIKELY * self._likely.get(uid, 0.0)) for uid, (profile, bonus) in found.items()]
+                found.setdefault(uid, (profile, -1.0))
+        return [
+            (profile, {"search": share, "likely": self._likely.get(uid, 0.0)})
+            for uid, (profile, share) in found.items()
+        ]
 
     # The answer
 
     def _concluded(self, draft: _Draft) -> Proposal:
+        p, possible = self._judged(draft)
+        is_shown = p >= _SHOWN and (possible >= _POSSIBLE or bool(self.asked.tools))
+        is_sure = p >= _READY and self._is_plain(draft)
         steps: list[ProposedStep] = []
         places: dict[int, int] = {}
         missing: list[Missing] = []
         questions: list[Question] = []
-        wishes: list[str] = []
-        confidence, doubtful = 1.0, False
         for chosen in draft.chosen:
-            if chosen.wish:
-                wishes.append(chosen.part.text)
+            match = chosen.match
+            held = self._held(chosen)
+            if match is None:
+                missing += [held] if held else [] if chosen.wish else [self._lacking(chosen)]
                 continue
-            if chosen.match is None:
-                missing.append(self._lacking(chosen, None))
-                confidence = 0.0
-                continue
-            held = self._held(chosen, chosen.match)
-            verdict = judged(chosen.match, chosen.rivals, gentle=self.is_gentle(chosen.match.profile.tool.uid))
-            place = self._lay(chosen.match, chosen, verdict, steps, places)
+            place = self._lay(match, chosen, p, steps, places)
             steps[place] = replace(steps[place], after=self._after(chosen, draft, places))
-            confidence *= verdict.p * (_HELD if held else 1.0)
+            if is_sure and p >= _NAMED:
+                steps[place] = replace(steps[place], values=_with_names(steps[place], match))
             if reason := held or self._barred(chosen):
                 missing.append(reason)
-            elif chosen.match.missing and (verdict.p >= ASK or self._fits(chosen.match)):
-                tool, names = chosen.match.profile.tool, chosen.match.missing
-                questions += [question_for(at, tool, name) for at in range(place, len(steps)) for name in names]
-            elif (twin := self._twin(chosen)) is not None:
-                names = (chosen.match.profile.tool.name, twin.profile.tool.name)
+            elif match.missing and p >= _ASKED:
+                tool = match.profile.tool
+                questions += [question_for(at, tool, name) for at in range(place, len(steps)) for name in match.missing]
+            elif not is_shown and possible >= _LIKELY and (twin := self._twin(chosen)) is not None:
+                names = (match.profile.tool.name, twin.profile.tool.name)
                 text = f"Two tools fit “{chosen.part.text}”: {names[0]} or {names[1]}. Which one is meant?"
                 questions.append(Question(step=place, param=None, text=text, choices=names))
-            elif chosen.match.missing or not self._is_meant(chosen.match, verdict):
-                missing.append(self._lacking(chosen, verdict))
-            elif not verdict.sure:
-                doubtful = True
+            elif not is_shown:
+                missing.append(self._lacking(chosen))
         if not steps and not missing:
             missing.append(Missing(kind=Lack.TOOL, detail="No tool does this.", text=self.asked.intent))
+        p *= _HELD if any(one.kind == Lack.CONDITION for one in missing) else 1.0
         return Proposal(
             proposer=PROPOSER,
             steps=tuple(steps),
-            confidence=round(_LEAST_SURE + _TRUSTED * confidence, 4) if steps else 0.0,
+            confidence=round(p, 4) if steps else 0.0,
             questions=tuple(questions),
             missing=tuple(missing),
-            doubtful=doubtful,
-            wishes=tuple(wishes),
+            doubtful=not is_sure,
+            wishes=tuple(one.part.text for one in draft.chosen if one.wish),
         )
+
+    def _is_plain(self, draft: _Draft) -> bool:
+        """Does nothing speak against running it at once: an unexplained word, an act on what is not named, or on several?"""
+        told = draft.all_told
+        acts = [(one, match) for one, match in draft.steps if not self.is_gentle(match.profile.tool.uid)]
+        unknown = told["unexplained"] + told["unexplained.verb"] + told["unexplained.held"]
+        return not unknown and not any(
+            one.part.question or match.told["plural"] or not (match.named or len(match.options) > 1)
+            for one, match in acts
+        )
+
+    def _judged(self, draft: _Draft) -> tuple[float, float]:
+        """How likely a plan is right, and how likely the tools can do what is asked for."""
+        measured = self.measured(draft)
+        totals = [sum(weights[name] * measured[name] for name in weights) for weights in (SURE, POSSIBLE)]
+        sure, possible = (1 / (1 + math.exp(-total)) for total in totals)
+        return sure, possible
+
+    def measured(self, draft: _Draft) -> dict[str, float]:
+        """What tells of a plan whether it is right, and whether it is possible."""
+        steps = draft.steps
+        options = [option for _, match in steps for option in match.options.values()]
+        cut = [one for one in options if one.evidence == Evidence.CUT]
+        near = [match.score - other.score for chosen, match in steps for other in chosen.rivals]
+        other = [
+            match.score - one.score
+            for chosen, match in steps
+            for one in chosen.others
+            if not one.values.items() <= match.values.items()
+        ]
+        told = draft.all_told
+        unknown = told["unexplained"] + told["unexplained.verb"] + told["unexplained.held"] + told["weak"]
+        return {
+            "bias": 1.0,
+            "acts": not all(self.is_gentle(match.profile.tool.uid) for _, match in steps),
+            "clean": not unknown,
+            "cut": len(cut),
+            "cut.least": max(-3.0, min([3.0, *(one.gain for one in cut)])),
+            "fed.empty": told["fed.empty"],
+            "formed": sum(one.evidence in _FORMED for one in options),
+            "held": told["unexplained.held"],
+            "like": told["e.like"],
+            "lost": told["lost"],
+            "margin": max(0.0, min([_MOST_MARGIN, *near])),
+            "misfit": sum(1 - one.fit for one in options),
+            "missing.unnamed": told["missing"] * told["unnamed"],
+            "named": min((match.named for _, match in steps), default=0.0),
+            "other": max(0.0, min([_MOST_MARGIN / 2, *other])),
+            "question": any(one.part.question for one, _ in steps),
+            "score": max(-1.0, min(1.0, draft.score / 10)),
+            "search": told["search"],
+            "steps": len(draft.chosen) - 1,
+            "unexplained.verb": told["unexplained.verb"],
+        }
 
     def _after(self, chosen: _Chosen, draft: _Draft, places: Mapping[int, int]) -> frozenset[int]:
         """The step of the part before, if the order matters: "then", or one of the two changes something."""
@@ -319,7 +379,7 @@ class _Proposing:
         return frozenset({places[id(before[-1])]})
 
     def _lay(
-        self, match: Match, chosen: _Chosen | None, verdict: Verdict, steps: list[ProposedStep], places: dict[int, int]
+        self, match: Match, chosen: _Chosen | None, p: float, steps: list[ProposedStep], places: dict[int, int]
     ) -> int:
         """Add a match as a step, after the steps that it takes values from, and return its place."""
         if id(match) in places:
@@ -332,9 +392,8 @@ class _Proposing:
                 others += [(name, one) for one in value.values[1:]]
                 value = value.values[0]
             if isinstance(value, Source):
-                value = Ref(self._lay(value.match, None, verdict, steps, places), value.path)
-            told = verdict.sure and is_plain_name(option, match.part, gentle=self.is_gentle(match.profile.tool.uid))
-            evidence = Evidence.TYPED if told else option.evidence
+                value = Ref(self._lay(value.match, None, p, steps, places), value.path)
+            evidence = option.evidence
             text = option.text if evidence != Evidence.STEP else ""
             values[name] = Value(value=value, evidence=evidence, text=text)
         places[id(match)] = len(steps)
@@ -346,7 +405,7 @@ class _Proposing:
                 missing=match.missing,
                 part=chosen.part.number if chosen is not None else None,
                 text=match.part.text,
-                confidence=round(verdict.p, 4),
+                confidence=round(p, 4),
                 alternatives=tuple((one.profile.tool, _share(one, match)) for one in rivals[:3]),
             )
         )
@@ -354,45 +413,16 @@ class _Proposing:
             steps.append(replace(steps[-1], values={**values, name: replace(values[name], value=value)}))
         return places[id(match)]
 
-    def _fits(self, match: Match) -> bool:
-        """Does the tool fit, whatever is missing?"""
-        return (
-            match.unexplained.bit_count() < min(_MOST_UNKNOWN, match.part.content.bit_count())
-            and not match.unexplained >> max(match.part.verb_at, 0) & 1
-            and match.score + 5.0 * len(match.missing) >= _FITTING
-            and (match.verb > 0 or match.named > 0)
-        )
-
-    def _is_meant(self, match: Match, verdict: Verdict) -> bool:
-        """May it be shown for confirmation? A tool must be the surer, the less of its name is said."""
-        unknown, is_named = match.unexplained.bit_count(), match.named > 0
-        if is_gentle := self.is_gentle(match.profile.tool.uid):
-            least = UNNAMED if match.part.question and not is_named else DOUBTED if unknown else READING
-        else:
-            said = sum(one.mask > 0 and one.evidence not in _UNSAID for one in match.options.values())
-            is_told = said > 1 and not unknown and (is_named or match.unsaid <= _MOST_UNSAID)
-            least = CHANGING if is_told else CONFIRM
-        return verdict.p >= least and (is_gentle or unknown < _MOST_UNKNOWN)
-
     def _twin(self, chosen: _Chosen) -> Match | None:
         """Another tool that fits as well."""
         match = chosen.match
         if match is None or chosen.part.number in self.asked.tools:
             return None
-        for other in chosen.rivals:
-            if (
-                match.score - other.score < _NEAR / 2
-                and not other.missing
-                and other.unexplained.bit_count() <= match.unexplained.bit_count()
-                and other.verb >= match.verb
-                and other.named >= match.named
-            ):
-                return other
-        return None
+        return next((one for one in chosen.rivals if match.score - one.score < _NEAR and not one.missing), None)
 
-    def _held(self, chosen: _Chosen, match: Match) -> Missing | None:
+    def _held(self, chosen: _Chosen) -> Missing | None:
         """What is said that a plan can't hold, if there is such a thing."""
-        held = holding(chosen.part, match)
+        held = holding(chosen.part, chosen.match)
         if not held:
             return None
         detail = f"The request says “{held[0]}”, and a plan can't hold a condition, an exception or a repetition."
@@ -414,11 +444,11 @@ class _Proposing:
         named = {"tool_name": tool.name, "tool_uid": tool.uid}
         return Missing(kind=Lack.PERMISSION, detail=detail, text=chosen.part.text, **named)
 
-    def _lacking(self, chosen: _Chosen, verdict: Verdict | None) -> Missing:
+    def _lacking(self, chosen: _Chosen) -> Missing:
         part, match = chosen.part, chosen.match
         if (reason := self._barred(chosen)) is not None:
             return reason
-        if match is None or verdict is None:
+        if match is None:
             return Missing(kind=Lack.TOOL, detail=f"No registered tool does “{part.text}”.", text=part.text)
         tool = match.profile.tool
         if match.unknown:
@@ -434,10 +464,12 @@ def _mentioned(part: Part, profile: Profile) -> int:
     return max(part.stems, key=lambda place: (profile.explains(part.stems[place]), -place), default=part.stop)
 
 
-def _promise(match: Match) -> tuple[float, str]:
-    """The order of matches, were all given that they lack."""
-    filled = MISSING * len(match.missing) + UNEXPLAINED * match.unexplained.bit_count()
-    return -match.score - filled, match.profile.tool.uid
+def _with_names(step: ProposedStep, match: Match) -> dict[str, Value]:
+    """The values of a step, where names cut from plain words are sure if capitals tell where they begin and end."""
+    return {
+        name: replace(value, evidence=Evidence.TYPED) if is_proper(match.options.get(name)) else value
+        for name, value in step.values.items()
+    }
 
 
 def _order(match: Match) -> tuple[float, str]:

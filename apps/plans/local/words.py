@@ -74,6 +74,12 @@ ACTS: Final[Mapping[str, frozenset[str]]] = {
 }
 """Stems of verbs by what they ask for: `generic` ones go with any thing, `showing` ones change nothing, a `wish` is for
 the asker itself."""
+SCORE: Final[dict[str, float]] = {head: float(weight) for head, (weight,) in entries("score")}
+"""What each feature of a plan is worth: learned, a plan that is right before those that are wrong."""
+SURE: Final[dict[str, float]] = {head: float(weight) for head, (weight,) in entries("sure")}
+"""What each feature of the best plan says of whether it is right: learned, on the log-odds."""
+POSSIBLE: Final[dict[str, float]] = {head: float(weight) for head, (weight,) in entries("possible")}
+"""What each says of whether the tools can do what is asked for at all."""
 VERBS: Final = frozenset(stem(word) for line in _lines("verbs") for word in line.split())
 CURRENCIES: Final[Mapping[str, str]] = _table("currencies")
 LANGUAGES: Final[Mapping[str, str]] = _table("languages")
