@@ -14,6 +14,7 @@ from opentelemetry.trace import Span, SpanKind
 
 from apps.core import tracing
 from apps.core.views import PendingResponse, on_loop
+from apps.principals.tenancy import Caller
 
 logger = structlog.get_logger("django_structlog.middlewares.request")
 _LEVELS: Final = {4: logging.WARNING, 5: logging.ERROR}
@@ -57,9 +58,10 @@ class RequestLog(RequestMiddleware):
     def _finished(self, request: HttpRequest, response: Any) -> None:
         """The line of a client with a token, in a fraction of the time that the library takes for it."""
         level = _LEVELS.get(response.status_code // 100, logging.INFO)
-        logger.log(
-            level, "request_finished", code=response.status_code, request=self.format_request(request), user_id=None
-        )
+        who = getattr(request, "user", None)
+        known = {"tenant": who.tenant_slug, "principal": who.name} if isinstance(who, Caller) else {}
+        asked = self.format_request(request)
+        logger.log(level, "request_finished", code=response.status_code, request=asked, **known)
         structlog.contextvars.clear_contextvars()
 
     @staticmethod

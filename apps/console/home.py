@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.db.models import Count, Model, QuerySet
+from django.db.models import Count, Max, Model, QuerySet
 from django.urls import reverse
 
 from apps.console import selectors
@@ -18,6 +18,8 @@ from apps.delivery.models import State as DeliveryState
 from apps.digests.models import Inbox, Thread
 from apps.executions.models import Execution
 from apps.executions.states import Status as ExecutionStatus
+from apps.principals.models import Token
+from apps.principals.scopes import Scope
 from apps.receipts.models import Obligation
 from apps.tasks import selectors as tasks
 from apps.tasks.models import FinishedTask, LiveTask, Queue, Task
@@ -56,7 +58,15 @@ class Card:
 def live(*, now: datetime) -> dict[str, Any]:
     """The figures of this moment, and a table of the busiest queues."""
     queues = tasks.queue_figures(tenant_id=None, up_to=COUNTED)
-    cards = [_tasks(queues), _inboxes(now), _deliveries(), _workers(), _executions(now), _processes()]
+    cards = [
+        _tasks(queues),
+        _inboxes(now),
+        _deliveries(),
+        _workers(),
+        _executions(now),
+        _processes(),
+        *_task_workers(now),
+    ]
     return {"now": now, "cards": cards, "queues": _queues(queues)}
 
 
@@ -161,14 +171,32 @@ def _executions(now: datetime) -> Card:
 
 
 def _processes() -> Card:
-    return Card(title="Processes", figures=[_sign_of_life("Beat", "beat"), _sign_of_life("Celery workers", "worker")])
+    ages = notifications.heartbeats()
+    workers = [who for who in ages if who.startswith("worker ")][:_ROWS] or ["worker"]
+    named = {"beat": "Beat"} | {who: f"Celery {who}" for who in workers}
+    return Card(title="Processes", figures=[_sign_of_life(label, ages.get(who)) for who, label in named.items()])
 
 
-def _sign_of_life(label: str, who: str) -> Figure:
-    age = notifications.heartbeat_age(who)
+def _sign_of_life(label: str, age: timedelta | None) -> Figure:
     if age is None or age > notifications.SILENT_AFTER:
         return Figure(label=label, value="silent" if age is None else f"silent for {span(age)}", tone="danger")
     return Figure(label=label, value=f"alive {span(age)} ago", tone="good")
+
+
+def _task_workers(now: datetime) -> list[Card]:
+    """Whoever leases over REST, by the last use of its tokens; no card if there was nobody for an hour."""
+    used = Token.objects.filter(scopes__contains=[Scope.TASKS_WORK], last_used_at__gte=now - _HOUR)
+    seen = used.values_list("principal", "principal__name", "tenant__slug").annotate(at=Max("last_used_at"))
+    figures = [
+        Figure(
+            label=f"{name} ({tenant})",
+            value=f"seen {span(now - at)} ago",
+            tone="plain" if now - at > _LATE else "good",
+            link=reverse("admin:principals_principal_change", args=[pk]),
+        )
+        for pk, name, tenant, at in seen.order_by("-at")[:_ROWS]
+    ]
+    return [Card(title="Task workers", figures=figures)] if figures else []
 
 
 def _count(

@@ -3,16 +3,9 @@ from datetime import timedelta
 from django.utils import timezone
 
 from apps.console import alerts
-from apps.core import notifications
 from apps.core.ticks import tick
 from apps.principals import services
 from apps.principals.tenancy import acting_as_system
-
-
-@tick(every=timedelta(seconds=5))
-def show_life() -> None:
-    """Say that some worker process ticks, whoever drives it."""
-    notifications.heartbeat("worker")
 
 
 @tick(every=timedelta(hours=1))

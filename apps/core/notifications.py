@@ -51,6 +51,7 @@ LOOK_SECONDS: Final = 25.0
 SILENT_AFTER: Final = timedelta(seconds=30)
 
 _PREFIX: Final = "gatehouse:notification:"
+_HEARTBEATS: Final = "gatehouse:heartbeats"
 _HEARTBEAT_KEPT: Final = timedelta(hours=1)
 _KEPT_AT_MOST: Final = timedelta(seconds=30)
 # How long a transaction's thread waits for Redis, and for how long it does not ask again after a failure.
@@ -483,20 +484,31 @@ async def _next_look(listener: Listener, left: float, *, rest: bool) -> None:
 def heartbeat(who: str) -> None:
     """Say that `who` is alive just now. Redis keeps it; the database does not."""
     with suppress(redis.RedisError):
-        broker().set(_heartbeat_key(who), time.time(), ex=_HEARTBEAT_KEPT)
+        broker().hset(_HEARTBEATS, who, str(time.time()))
 
 
-def heartbeat_age(who: str) -> timedelta | None:
-    """How long ago `who` was alive; None if it was not within the hour, or Redis does not answer."""
+def retire(who: str) -> None:
+    """`who` has stopped as it was told to, and is missed by nobody."""
+    with suppress(redis.RedisError):
+        broker().hdel(_HEARTBEATS, who)
+
+
+def heartbeats() -> dict[str, timedelta]:
+    """How long ago each was alive, by name; none that was silent for over an hour. Empty if Redis does not answer."""
     try:
-        at = broker().get(_heartbeat_key(who))
+        found: Any = broker().hgetall(_HEARTBEATS)
+        now = time.time()
+        ages = {who.decode(): timedelta(seconds=max(0.0, now - float(at))) for who, at in found.items()}
+        if gone := [who for who, age in ages.items() if age > _HEARTBEAT_KEPT]:
+            broker().hdel(_HEARTBEATS, *gone)
     except redis.RedisError:
-        return None
-    return None if at is None else timedelta(seconds=max(0.0, time.time() - float(at)))
+        return {}
+    return {who: ages[who] for who in sorted(ages) if ages[who] <= _HEARTBEAT_KEPT}
 
 
-def _heartbeat_key(who: str) -> str:
-    return f"gatehouse:heartbeat:{who}"
+def heartbeat_age(kind: str) -> timedelta | None:
+    """How long ago one of a kind, such as `worker`, was alive; None as in :func:`heartbeats`."""
+    return min((age for who, age in heartbeats().items() if who.partition(" ")[0] == kind), default=None)
 
 
 def kept(name: str, period: timedelta, make: Callable[[], bytes]) -> bytes:

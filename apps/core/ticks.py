@@ -155,3 +155,14 @@ def start_ticking(**_: Any) -> None:
 @signals.worker_process_shutdown.connect
 def stop_ticking(**_: Any) -> None:
     _stop.set()
+
+
+@signals.heartbeat_sent.connect
+def show_life(sender: Any, **_: Any) -> None:
+    """Every worker, each two seconds, whatever its processes do."""
+    notifications.heartbeat(f"worker {sender.eventer.hostname}")
+
+
+@signals.worker_shutdown.connect
+def say_farewell(sender: Any, **_: Any) -> None:
+    notifications.retire(f"worker {sender.hostname}")

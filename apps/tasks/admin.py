@@ -406,7 +406,7 @@ class TaskAdmin(OperatorAdmin):
     ]  # fmt: skip
     search_fields = ["=id"]
     search_help_text = (
-        "A task's number, words of its params, or status:failed type:report queue:default requester:Kee "
+        "A task's number, words of its params or error, or status:failed type:report queue:default requester:Kee "
         "after:2030-12-31T22:00 before:2030-12-31 (when it ended)"
     )
     ordering = ["-id"]
@@ -536,7 +536,7 @@ class TaskAdmin(OperatorAdmin):
         return page
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> Any:
-        """By number, by `name:value`, and by words in the params of the newest tasks; and by what the filters say."""
+        """By number, by `name:value`, and by words in the params and errors of the newest tasks; and by what the filters say."""
 
         def tell(level: int, said: str) -> None:
             if "X-Renewal" not in request.headers:  # a list that renews itself was told before
@@ -557,7 +557,7 @@ class TaskAdmin(OperatorAdmin):
                 queryset = queryset.filter(pk=int(number))
             else:
                 if value and name.isidentifier():
-                    tell(messages.INFO, f"{word} is looked for in params: {self.search_help_text}.")
+                    tell(messages.INFO, f"{word} is looked for in params and errors: {self.search_help_text}.")
                 words.append(word)
         if (status := wanted.pop("status")) and status not in _STATUSES:
             tell(messages.WARNING, f"There is no status {status}; there are {', '.join(sorted(_STATUSES))}.")

@@ -305,9 +305,13 @@ def _of_live(status: str) -> Q:
 
 
 def saying(tasks: QuerySet[Task], words: Collection[str]) -> QuerySet[Task]:
-    """Of the newest tasks, those whose params have all these words."""
+    """Of the newest tasks, those with all these words in their params, summary and error."""
     newest = tasks.order_by("-pk").values("pk")[:TASKS_LOOKED_AT]
-    found = tasks.filter(pk__in=newest).annotate(text=Cast("params", TextField()))
+    told = FinishedTask.objects.filter(task_id=OuterRef("pk")).values(
+        told=Concat("summary", Value(" "), Cast("error", TextField()), output_field=TextField())
+    )
+    text = Concat(Cast("params", TextField()), Value(" "), Subquery(told), output_field=TextField())
+    found = tasks.filter(pk__in=newest).annotate(text=text)
     for word in words:
         found = found.filter(text__icontains=word)
     return found

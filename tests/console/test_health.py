@@ -23,7 +23,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from apps.console import alerts, health, metrics
-from apps.core import notifications, ticks
+from apps.core import notifications
 from apps.core.sql import database_now
 from apps.delivery.models import Target
 from apps.delivery.services import sending
@@ -80,7 +80,7 @@ def test_ready_without_beat_is_degraded_and_with_it_ready(db: None) -> None:
     assert (status, checks["status"], checks["beat"]["ok"]) == (200, "degraded", False)
 
     notifications.heartbeat("beat")
-    ticks.run("console.show_life")
+    notifications.heartbeat("worker core@here")
     assert (readyz()[0], readyz()[1]["status"]) == (200, "ready")
 
 

@@ -201,7 +201,8 @@ def test_answer_after_a_wait_carries_what_every_answer_does(
     assert headers["content-length"] == str(len(body))
     assert headers["x-frame-options"] == "DENY"
     finished = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
-    assert [event["code"] for event in finished if event["event"] == "request_finished"] == [200]
+    ends = [event for event in finished if event["event"] == "request_finished"]
+    assert [(event["code"], event["tenant"], event["principal"]) for event in ends] == [(200, "acme", "Kee")]
 
 
 def test_unknown_host_is_refused_at_operations_and_pages() -> None:

@@ -21,7 +21,7 @@ from celery import current_app
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.trace import SpanKind
 
-from apps.core import tracing
+from apps.core import notifications, tracing
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
@@ -103,6 +103,7 @@ def _assert_ended_once(caller: Caller, task: QueuedTask, *, run: int) -> None:
 def test_task_survives_the_kill_of_its_worker(caller: Caller, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
+    others = notifications.heartbeats().keys()
     with _worker(tmp_path / "log") as first:
         until((tmp_path / "running-1").exists)
         _kill(first)
@@ -110,6 +111,7 @@ def test_task_survives_the_kill_of_its_worker(caller: Caller, tmp_path: Path) ->
         until((tmp_path / "running-2").exists)
         (tmp_path / "go").touch()
         until(lambda: _ended(caller, task))
+        until(lambda: len(notifications.heartbeats().keys() - others) == 2)
 
     _assert_ended_once(caller, task, run=2)
     with acting_as(caller):
