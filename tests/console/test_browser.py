@@ -136,7 +136,8 @@ def test_the_main_pages_fit_their_window(page: Page, live_server: LiveServer, wi
         for click in filter(None, clicks.split(", ")):
             _follow(page, click)
         _look(page, width, theme)
-        # The layout follows the new size.
+        # The layout follows the new size, once there is one.
+        expect(page.locator("h1").first).to_be_visible()
         until(lambda: page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name)
         if PICTURES:
             kind = "phone" if width == 390 else theme
