@@ -205,7 +205,7 @@ class Thread(TenantModel):
                 name="digests_thread_due",
                 condition=Q(flush_due_at__isnull=False),
             ),
-            # Serves selectors.due_threads(), and sql.PENDING_THREADS: what a policy change flushes.
+            # Serves selectors.due_threads(), and what a policy change flushes.
             models.Index(
                 fields=["inbox", "flush_due_at"],
                 name="digests_thread_pending",

@@ -1157,7 +1157,7 @@ class WakeSender(Sender):
     """
 
     def prepare(self, target: Target, delivery: Delivery, now: datetime) -> Payload | None:
-        if not _worth_a_wake([target], now):
+        if (_is_quiet(now) and _is_of_operators(target)) or not _worth_a_wake([target], now):
             return None
         mark = _mark_of(target)
         page = selectors.newest_entries(mark.principal_id, limit=_NAMED)

@@ -440,8 +440,8 @@ select id, pruned_at is not null, created_at <= gatehouse_now() - (
 from receipts_receipt where id > %(after)s order by id limit %(limit)s
 """
 
-# Which of these receipts are to be deleted, by inbox: acked, or in no inbox here; without an open obligation; delivered if
-# they go to another deployment. Primary keys, delivery_delivery_by_object.
+# Which of these receipts are to be deleted, by inbox: acked, or in no inbox here; without an open obligation; not
+# waiting for another deployment. Primary keys, delivery_delivery_by_object.
 RECEIPTS_DUE: Final = """
 select r.tenant_id, s.inbox_id, array_agg(r.id order by r.id)
 from receipts_receipt r
@@ -454,7 +454,7 @@ left join receipts_obligation o on o.receipt_id = r.id and o.receipt_id = any(%(
 where r.id = any(%(receipts)s) and r.pruned_at is null and r.created_at <= cut
       and case when s.receipt_id is null then r.surface <> 'inbox' else s.acked_at <= cut end
       and (o.receipt_id is null or o.closed_at <= cut)
-      and not exists (select from delivery_delivery d where d.object_id = r.id and d.state <> 'delivered')
+      and not exists (select from delivery_delivery d where d.object_id = r.id and d.state = 'pending')
 group by r.tenant_id, s.inbox_id order by s.inbox_id
 """
 

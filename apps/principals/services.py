@@ -238,17 +238,18 @@ def accept_token(*, tenant_id: int, source_system: str, text: str, label: str, n
         raise Invalid(
             f"{label} is not a text of 32 to 200 visible characters, of which enough are different.", code="weak_secret"
         )
+    # Before the principal, which may have been renamed since.
+    known = Token.objects.filter(digest=secret.digest).first()
+    if known is not None:
+        if (known.tenant_id, known.source_systems, known.label) != (tenant_id, [source_system], label):
+            raise Invalid(f"{label} is a token that stands for something else already.", code="weak_secret")
+        return known
     principal = Principal.objects.filter(tenant_id=tenant_id).named(source_system).first()
     if principal is None:
         principal = add_principal(tenant_id=tenant_id, name=source_system, kind=Kind.SERVICE, now=now)
     if principal.kind not in {Kind.SERVICE, Kind.DELEGATE}:
         raise NameTaken(f"{principal.name} is of the kind {principal.kind}; {label} needs a service of that name.")
-    known = Token.objects.filter(digest=secret.digest).first()
-    if known is not None:
-        if (known.principal_id, known.label) != (principal.pk, label):
-            raise Invalid(f"{label} is a token that stands for something else already.", code="weak_secret")
-        return known
-    own = Token.objects.filter(principal=principal, label=label, revoked_at=None)
+    own = Token.objects.filter(tenant_id=tenant_id, source_systems=[source_system], label=label, revoked_at=None)
     own.update(revoked_at=now)
     return Token.objects.create(
         tenant_id=tenant_id,

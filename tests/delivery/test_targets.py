@@ -610,4 +610,9 @@ def test_environment_names_the_default_target(tenant: Tenant, settings: Settings
         assert (target.url, target.endpoint) == ("https://memorygate.example", "universal")
         assert unseal(target.secret) == TOKEN
         assert not RemoteRoute.objects.exists()
-    assert reloaded(target).principal_id is None
+        Target.objects.update(known_as="hq", timeout_seconds=20, endpoint="gatehouse")
+    settings.MEMORYGATE_URL = "https://other.example"
+    call_command("default_target", "--tenant", "acme")
+    target = reloaded(target)
+    assert (target.url, target.principal_id) == ("https://other.example", None)
+    assert (target.known_as, target.timeout_seconds, target.endpoint) == ("hq", 20, "gatehouse")

@@ -116,7 +116,7 @@ def test_the_time_of_a_receipt_begins_with_its_ack(as_kee_then: Caller) -> None:
 
 
 @pytest.mark.parametrize("state", ["pending", "dead", "delivered"])
-def test_undelivered_receipt_is_kept(tenant: Tenant, as_kee_then: Caller, state: str) -> None:
+def test_receipt_that_waits_for_another_deployment_is_kept(tenant: Tenant, as_kee_then: Caller, state: str) -> None:
     kee, lee = as_kee_then, make_caller(tenant, "Lee")
     target = make_remote(kee, "http://127.0.0.1:1")
     move_away(kee, lee)
@@ -129,8 +129,8 @@ def test_undelivered_receipt_is_kept(tenant: Tenant, as_kee_then: Caller, state:
         sending.settle(claim=claim, verdict=Delivered(remote_id="rcpt_there"), result="HTTP 200")
     assert Delivery.objects.get().state == state
     to_day(200)
-    assert retain() == ({"receipts": 1} if state == "delivered" else {})
-    assert Receipt.objects.exists() == Delivery.objects.exists() == (state != "delivered")
+    assert retain() == ({} if state == "pending" else {"receipts": 1})
+    assert Receipt.objects.exists() == Delivery.objects.exists() == (state == "pending")
 
 
 def test_a_receipt_without_a_state_is_not_removed(as_kee_then: Caller) -> None:

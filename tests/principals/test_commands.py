@@ -113,6 +113,10 @@ def test_accepted_text_posts_as_its_source_only(kee: Caller, settings: Any) -> N
 
 def test_new_text_ends_the_one_before(kee: Caller, settings: Any) -> None:
     accept(settings, CI_SERVICE_TOKEN=TEXT)
+    with acting_as_system("test"):
+        Principal.objects.filter(name="ci").update(name="builds")
+    accept(settings, CI_SERVICE_TOKEN=TEXT)
+    assert status(TEXT) == 201
     accept(settings, CI_SERVICE_TOKEN=NEXT)
     assert (status(TEXT), status(NEXT)) == (401, 201)
     accept(settings, CI_SERVICE_TOKEN=TEXT)

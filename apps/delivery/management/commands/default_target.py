@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
 from apps.core.errors import DomainError
-from apps.delivery.models import Endpoint
+from apps.delivery.models import Endpoint, Target
 from apps.delivery.services import targets
 from apps.principals.selectors import tenant_named
 from apps.principals.tenancy import acting_as_system
@@ -16,8 +16,8 @@ from apps.principals.tenancy import acting_as_system
 
 class Command(BaseCommand):
     help = (
-        "Make or change the remote target 'memorygate' out of MEMORYGATE_URL and MEMORYGATE_SERVICE_TOKEN. "
-        "Without them, nothing is done."
+        "Make the remote target 'memorygate' out of MEMORYGATE_URL and MEMORYGATE_SERVICE_TOKEN, or change its address "
+        "and token. Without them, nothing is done."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -28,7 +28,7 @@ class Command(BaseCommand):
             "--endpoint",
             default=Endpoint.UNIVERSAL,
             choices=Endpoint.values,
-            help="the endpoint that it has (default: universal)",
+            help="the endpoint of a new one (default: universal)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -39,12 +39,16 @@ class Command(BaseCommand):
             raise CommandError("MEMORYGATE_URL is set, MEMORYGATE_SERVICE_TOKEN is not.")
         try:
             with acting_as_system("default_target"):
+                tenant_id = tenant_named(options["tenant"]).pk
+                known = Target.objects.filter(tenant_id=tenant_id, name=targets.DEFAULT_TARGET).first()
                 target = targets.put_remote(
-                    tenant_id=tenant_named(options["tenant"]).pk,
+                    tenant_id=tenant_id,
                     name=targets.DEFAULT_TARGET,
                     url=url,
-                    endpoint=Endpoint(options["endpoint"]),
                     token=token,
+                    endpoint=Endpoint((known.endpoint if known else None) or options["endpoint"]),
+                    known_as=known.known_as if known else None,
+                    timeout_seconds=known.timeout_seconds if known else 5,
                     now=timezone.now(),
                 )
         except DomainError as refusal:
