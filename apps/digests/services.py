@@ -24,7 +24,6 @@ from django.dispatch import Signal
 from django.urls import reverse
 
 from apps.core.errors import Conflict, DomainError, NotFound
-from apps.core.ids import fits_an_address
 from apps.core.metrics import once_committed
 from apps.core.notifications import send_on_commit
 from apps.core.outbound import Answer, CallFailed
@@ -51,11 +50,7 @@ from apps.digests.models import (
     Thread,
 )
 from apps.digests.shapes import AckedOutput, EntryOutput
-from apps.principals import selectors as principals
 from apps.principals import services as principals_services
-from apps.principals.models import Tenant
-from apps.principals.scopes import Kind as PrincipalKind
-from apps.principals.selectors import NameTaken, UnknownPrincipal
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.receipts import services as receipts
 from apps.receipts.models import Receipt, Surface
@@ -601,29 +596,6 @@ def _new(receipt: Receipt) -> "_New":
         extra=(),
     )
     return _New(draft, recorded, selectors.group_of(receipt.tenant_id, draft))
-
-
-def recipient_named(*, tenant_id: int, name: str, now: datetime) -> int:
-    """The key of the one principal of this name; made where the tenant lets receipts make recipients.
-
-    :raises NotFound: `unknown_recipient`, if there is none.
-    """
-    try:
-        return principals.principal_id_named(name, tenant_id=tenant_id)
-    except UnknownPrincipal:
-        refusal = NotFound(f"There is no recipient {name[:50]!r}.", code="unknown_recipient")
-    if not fits_an_address(name) or not Tenant.objects.filter(pk=tenant_id, creates_recipients=True).exists():
-        raise refusal
-    with transaction.atomic():
-        try:
-            return principals_services.add_principal(tenant_id=tenant_id, name=name, kind=PrincipalKind.AI, now=now).pk
-        except NameTaken:
-            pass
-        # Somebody else has just made it, or it is disabled.
-        try:
-            return principals.principal_id_named(name, tenant_id=tenant_id)
-        except UnknownPrincipal:
-            raise refusal from None
 
 
 _ONE: Final = Extension(

@@ -5,12 +5,13 @@ from typing import Annotated, Final
 from django.utils import timezone
 from pydantic import Field
 
+from apps.core.errors import NotFound
 from apps.core.operations import MissingScope, Reply, Route, operation
 from apps.core.schemas import Input
-from apps.digests import services as inboxes
 from apps.handoff import services
 from apps.handoff.cli import MAX_TOKENS
 from apps.handoff.services import HandoffItem, InheritedOutput, LeaveHandoff, LeftOutput, Line
+from apps.principals import selectors as principals
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -50,7 +51,10 @@ def leave_handoff(caller: Caller, given: LeaveHandoff) -> Reply:
     if given.recipient_ai not in {None, caller.name}:
         if not caller.may(Scope.RECEIPTS_WRITE):
             raise MissingScope("To leave something for another principal needs the scope receipts:write.")
-        recipient = inboxes.recipient_named(tenant_id=caller.tenant_id, name=str(given.recipient_ai), now=now)
+        known = principals.principal_ids_named([str(given.recipient_ai)], tenant_id=caller.tenant_id)
+        if given.recipient_ai not in known:
+            raise NotFound(f"There is no recipient {given.recipient_ai!r}.", code="unknown_recipient")
+        recipient = known[given.recipient_ai]
     left = services.leave(author=caller, recipient_id=recipient, note=given, now=now)
     return Reply(left, 200 if left.is_duplicate else 201)
 

@@ -24,9 +24,6 @@ class Tenant(models.Model):
 
     slug = models.SlugField(max_length=50, unique=True)
     name = models.CharField(max_length=200)
-    creates_recipients = models.BooleanField(
-        default=False, help_text="A receipt to an unknown recipient creates the principal instead of being refused."
-    )
     keep_receipts = models.DurationField(
         null=True, help_text="How long a receipt is kept once it is acked; empty: as the deployment's settings say."
     )

@@ -9,10 +9,10 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from apps.principals.models import Principal, Tenant
+from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.receipts.models import MAX_METADATA, Obligation, Receipt, ReceiptKey
+from apps.receipts.models import Obligation, Receipt, ReceiptKey
 from tests import factories
 from tests.digests.makers import post, post_grouped, read
 from tests.factories import make_caller, make_principal, make_tenant, make_token
@@ -155,25 +155,6 @@ def test_unknown_recipient_is_refused(token: str) -> None:
         status, body = send(token, {**TASK_COMPLETE, "recipient_ai": name})
         assert (status, body["error"]) == (404, "unknown_recipient")
     assert stored() == (0, 0)
-
-
-def test_a_tenant_may_let_receipts_make_their_recipients(tenant: Tenant, token: str) -> None:
-    with acting_as_system("test"):
-        Tenant.objects.filter(pk=tenant.pk).update(creates_recipients=True)
-    for name in ("a/b", ".."):  # no address can name them
-        assert send(token, {**EMAIL, "recipient_ai": name})[1]["error"] == "unknown_recipient"
-    wanted = [("First", "k1"), ("Second", "k1"), ("First", "k2"), ("First", "k2"), ("Third", "k3")]
-    rows: list[dict[str, Any]] = [
-        {"recipient_ai": name, "source_system": "asyncgate", "dedupe_key": key, "summary": "x"} for name, key in wanted
-    ]
-    rows[-1]["metadata"] = {"text": "x" * (MAX_METADATA + 1)}
-    _, answer = send(token, {"receipts": rows}, f"{API}/batch")
-    assert [row["code"] for row in answer["results"]] == [
-        *(None, "dedupe_conflict", None, "duplicate_receipt", "too_large")
-    ]
-    with acting_as_system("test"):
-        made = Principal.objects.filter(name__in=["First", "Second", "Third"])
-        assert list(made.values_list("name", "kind")) == [("First", Kind.AI)]
 
 
 def test_a_batch_gives_one_verdict_per_row(token: str) -> None:

@@ -13,7 +13,7 @@ from django.utils import timezone
 from pydantic import Field, StringConstraints
 
 from apps.core import strict_json
-from apps.core.errors import Conflict, DomainError, FieldError, Forbidden, RateLimited, TooLarge
+from apps.core.errors import Conflict, DomainError, FieldError, Forbidden, NotFound, RateLimited, TooLarge
 from apps.core.metrics import once_committed
 from apps.core.operations import Coalesces, Route, operation
 from apps.core.schemas import Input, Name, Output, Text
@@ -225,8 +225,7 @@ def _post(
     """Post receipts in the caller's transaction; returns what became of each, by its place.
 
     :param sends_on: whether a receipt may go to a recipient at another deployment.
-    :param together: the receipts come from several calls. Leave out those that must be posted alone: the recipient may
-        have to be made, or the source groups the receipt.
+    :param together: the receipts come from several calls. Leave out those that are grouped, which are posted alone.
     :raises LivesElsewhere: if a receipt would have to be sent on and may not.
     """
     now = timezone.now()
@@ -235,19 +234,12 @@ def _post(
     known = principals.principal_ids_named({one.recipient_ai for one in rest.values()}, tenant_id=caller.tenant_id)
     drafts: dict[int, ReceiptDraft] = {}
     for place, one in rest.items():
-        try:
-            if one.recipient_ai in known:
-                draft = _draft(one, known[one.recipient_ai])
-                if not together or selectors.group_of(caller.tenant_id, draft) is None:
-                    drafts[place] = draft
-            elif not together:
-                # In a savepoint of its own: a recipient for whom nothing is stored is not made.
-                with caller.acting():
-                    recipient = services.recipient_named(tenant_id=caller.tenant_id, name=one.recipient_ai, now=now)
-                    answers[place] = services.post(poster=Poster.of(caller), draft=_draft(one, recipient), now=now)
-                known[one.recipient_ai] = recipient
-        except DomainError as refusal:
-            answers[place] = refusal
+        if one.recipient_ai not in known:
+            answers[place] = NotFound(f"There is no recipient {one.recipient_ai!r}.", code="unknown_recipient")
+            continue
+        draft = _draft(one, known[one.recipient_ai])
+        if not together or selectors.group_of(caller.tenant_id, draft) is None:
+            drafts[place] = draft
     if drafts:
         posted = services.post_many(poster=Poster.of(caller), drafts=list(drafts.values()), now=now)
         answers.update(zip(drafts, posted, strict=True))

@@ -100,7 +100,6 @@ class Migration(migrations.Migration):
                     id_field(),
                     ("slug", models.SlugField(unique=True)),
                     ("name", models.CharField(max_length=200)),
-                    ("creates_recipients", models.BooleanField(default=False)),
                     ("created_at", models.DateTimeField()),
                     (
                         "keep_receipts",
