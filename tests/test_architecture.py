@@ -31,10 +31,9 @@ WRITES: Final = {
 }  # fmt: skip
 # These are words of other things too (dict.update, storage.delete): they count where a manager or queryset is called.
 WRITES_OF_QUERYSETS: Final = {"update", "delete"}
-# What writes tables that are not the product's own: beat's schedules, accounts of operators.
+# What writes tables that are not the product's own: beat's schedules.
 WRITES_ELSEWHERE: Final = {
     "apps/core/management/commands/sync_schedules.py",
-    "apps/principals/management/commands/ensure_operator.py",
 }
 
 

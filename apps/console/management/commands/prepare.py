@@ -10,6 +10,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
 
+from apps.principals.models import Operator
 from config.stack.folders import DataFolder
 
 
@@ -36,7 +37,8 @@ class Command(BaseCommand):
     def _fill(self, data: DataFolder, wanted: dict[str, list[str]]) -> None:
         if not data.password_file.exists():
             data.write(data.password_file, secrets.token_urlsafe(12) + "\n")
-        call_command("ensure_operator", "--username", "admin", "--password-file", str(data.password_file))
+        if not Operator.objects.filter(username="admin").exists():
+            Operator.objects.create_superuser("admin", password=data.password_file.read_text().strip())
         kept = data.secrets()
         tokens = kept["tokens"].setdefault(settings.DATABASE_URL, {})
         for name in wanted.keys() - tokens.keys():
