@@ -13,7 +13,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 from apps.core import charts
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked, operates
 from apps.digests import selectors, services
-from apps.digests.models import Entry, Inbox, Source, SourcePolicy, Thread
+from apps.digests.models import Entry, Inbox, Source, Thread
 from apps.principals import selectors as principals
 from apps.principals.models import Operator, Tenant
 from apps.principals.tenancy import acting_in
@@ -101,7 +101,7 @@ class InboxAdmin(OperatorAdmin):
     list_filter = ["enabled", "tenant"]
     list_select_related = ["principal"]
     search_fields = ["principal__name"]
-    readonly_fields = ["thread_links", "policy_links"]
+    readonly_fields = ["thread_links"]
     change_form_outer_after_template = "digests/inbox.html"
 
     def charts(self, inbox: Inbox) -> list[charts.Chart]:
@@ -115,20 +115,9 @@ class InboxAdmin(OperatorAdmin):
         context["page"] = selectors.read_inbox(context["original"].principal_id, limit=_SHOWN)
         return super().render_change_form(request, context, *args, **kwargs)
 
-    @admin.display(description="Policies of sources")
-    def policy_links(self, inbox: Inbox) -> str:
-        return _links(inbox.source_policies.order_by("source_system"))
-
     @admin.display(description="Open threads")
     def thread_links(self, inbox: Inbox) -> str:
         return _links(inbox.threads.filter(closed_at=None).order_by("id")[:_SHOWN])
-
-
-@admin.register(SourcePolicy)
-class SourcePolicyAdmin(OperatorAdmin):
-    list_display = ["source_system", linked("inbox"), "enabled", "window", "max_items", "max_thread_age"]
-    list_filter = [("source_system", ExactTextFilter), "tenant"]
-    list_select_related = ["inbox__principal"]
 
 
 @admin.register(Thread)

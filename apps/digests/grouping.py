@@ -3,7 +3,7 @@
 The group comes from the poster, else from the hook of the source, else from the dedupe key, else there is none.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Self
@@ -84,12 +84,24 @@ class Policy:
     max_items: int
     max_thread_age: timedelta
 
-    def overridden(self, **own: Any) -> Self:
-        """This policy with the values that a source has of its own; None leaves a value as it is."""
-        return replace(self, **{name: value for name, value in own.items() if value is not None})
+    def overridden(self, own: Mapping[str, Any]) -> Self:
+        """This policy with other values, named and counted as on the wire; None leaves a value as it is."""
+        values = {name: value for name, value in own.items() if value is not None}
+        for name in values.keys() & {"window_ms", "max_thread_age_ms"}:
+            values[name.removesuffix("_ms")] = timedelta(milliseconds=values.pop(name))
+        return replace(self, **values)
 
 
-POLICY_PARTS: Final = tuple(Policy.__dataclass_fields__)
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The policy of an inbox, and the values that single sources have of their own, as on the wire."""
+
+    default: Policy
+    own: Mapping[str, Mapping[str, Any]]
+
+    def of(self, source_system: str | None) -> Policy:
+        own = self.own.get(source_system or "")
+        return self.default if own is None else self.default.overridden(own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,8 +104,9 @@ class Inbox(TenantModel):
     window = models.DurationField(default=timedelta(seconds=30))
     max_items = models.IntegerField(default=20)
     max_thread_age = models.DurationField(default=timedelta(hours=24))
-    # Whether some source has a policy of its own here: read with the lock, it saves most posts the question.
-    has_source_policies = models.BooleanField(default=False, db_default=False)
+    source_policies = models.JSONField(
+        default=dict, help_text="The values that single sources have instead, named as in the API, by source."
+    )
 
     class Meta:
         verbose_name_plural = "inboxes"
@@ -127,38 +128,6 @@ class Inbox(TenantModel):
 
     def __str__(self) -> str:
         return f"inbox of {self.principal}"
-
-
-class SourcePolicy(TenantModel):
-    """How an inbox buffers the receipts of one source; what is null is as in the inbox's own policy.
-
-    Written and read under the lock of the inbox.
-    """
-
-    inbox = models.ForeignKey(Inbox, on_delete=models.CASCADE, related_name="source_policies", db_index=False)
-    source_system = models.CharField(max_length=50)
-    enabled = models.BooleanField(null=True)
-    window = models.DurationField(null=True)
-    max_items = models.IntegerField(null=True)
-    max_thread_age = models.DurationField(null=True)
-
-    class Meta:
-        verbose_name_plural = "source policies"
-        constraints = [
-            # Serves sql.SOURCE_POLICIES.
-            models.UniqueConstraint(
-                fields=["tenant", "inbox", "source_system"], name="digests_sourcepolicy_once_per_source"
-            ),
-            models.CheckConstraint(
-                condition=(Q(window=None) | Q(window__gte=timedelta(0)))
-                & (Q(max_items=None) | Q(max_items__range=(1, THREAD_LIMIT)))
-                & (Q(max_thread_age=None) | Q(max_thread_age__gt=timedelta(0))),
-                name="digests_sourcepolicy_possible",
-            ),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.source_system} in {self.inbox}"
 
 
 class Thread(TenantModel):

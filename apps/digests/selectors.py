@@ -1,8 +1,8 @@
 """Queries on inboxes: what is shown, what is pending, what is due."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import accumulate
 from time import monotonic
@@ -16,9 +16,9 @@ from apps.core.schemas import Paged
 from apps.core.sql import fetch
 from apps.digests import formats, grouping, hooks, sql
 from apps.digests.formats import Bound, Through, UnknownEntry
-from apps.digests.grouping import POLICY_PARTS, Key, Policy, Received, count_entries
+from apps.digests.grouping import Key, Policies, Policy, Received, count_entries
 from apps.digests.hooks import VALUE_LENGTH, Fact
-from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourceHour, SourcePolicy, Sweep
+from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourceHour, Sweep
 from apps.digests.shapes import (
     EntryOutput,
     ExpandedOutput,
@@ -366,34 +366,17 @@ def all_acked_by(receipt_pks: Collection[int], moment: datetime) -> bool:
 _DEFAULTS: Final = Inbox()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policies:
-    """The policy of an inbox, and those that single sources have of their own."""
-
-    default: Policy
-    of_sources: Mapping[str, Policy]
-
-    def of(self, source_system: str | None) -> Policy:
-        return self.of_sources.get(source_system or "", self.default)
-
-
 def policies(principal_id: int) -> Policies:
     """The policies of an inbox; the default where there is no inbox yet."""
     inbox = Inbox.objects.filter(principal_id=principal_id).first() or _DEFAULTS
     default = Policy(inbox.enabled, inbox.window, inbox.max_items, inbox.max_thread_age)
-    own = SourcePolicy.objects.filter(inbox_id=inbox.pk or _NO_INBOX).order_by("source_system")
-    return Policies(
-        default=default,
-        of_sources={
-            row.source_system: default.overridden(**{part: getattr(row, part) for part in POLICY_PARTS}) for row in own
-        },
-    )
+    return Policies(default, inbox.source_policies)
 
 
 def policy(principal_id: int, source_system: str | None) -> PolicyOutput:
     """The policy of an inbox, or of one source in it."""
     held = policies(principal_id)
-    sources = [SourcePolicyOutput(source_system=name, **_members_of(own)) for name, own in held.of_sources.items()]
+    sources = [SourcePolicyOutput(source_system=name, **_members_of(held.of(name))) for name in sorted(held.own)]
     return PolicyOutput(source_system=source_system, sources=sources, **_members_of(held.of(source_system)))
 
 
@@ -435,7 +418,7 @@ def replay(
     principal_id: int,
     *,
     since: datetime,
-    window: timedelta | None = None,
+    window_ms: int | None = None,
     max_items: int | None = None,
     source_system: str | None = None,
     limit: int = MOST_REPLAYED,
@@ -445,7 +428,7 @@ def replay(
     Hooks group the receipts as they do today. Nothing changes.
     """
     held = policies(principal_id)
-    asked = held.of(source_system).overridden(enabled=True, window=window, max_items=max_items)
+    asked = held.of(source_system).overridden({"enabled": True, "window_ms": window_ms, "max_items": max_items})
     received, since, truncated = _received(principal_id, since, limit)
     concerned = [one for one in received if source_system in {None, one.source_system}]
     entries_then, entries_now = count_entries(concerned, held.of), count_entries(concerned, lambda _: asked)
@@ -468,7 +451,7 @@ def entries_by_window(
     received, _, _ = _received(principal_id, since, limit)
 
     def under(window: timedelta) -> int:
-        asked = held.of(None).overridden(enabled=True, window=window, max_items=None)
+        asked = replace(held.default, enabled=True, window=window)
         return count_entries(received, lambda _: asked)
 
     return count_entries(received, held.of), [under(window) for window in windows]

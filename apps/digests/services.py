@@ -35,7 +35,7 @@ from apps.delivery.notifications import notify as notify_delivery
 from apps.delivery.senders import Delivered, Payload, Refused, Sender, Verdict, webhook_body
 from apps.digests import formats, hooks, metrics, selectors, sql
 from apps.digests.formats import BadToken, Through, UnknownEntry, entry_ref
-from apps.digests.grouping import POLICY_PARTS, Key, Policy
+from apps.digests.grouping import Key, Policies, Policy
 from apps.digests.hooks import Context, Fact
 from apps.digests.models import (
     THREAD_LIMIT,
@@ -45,7 +45,6 @@ from apps.digests.models import (
     Kind,
     ReceiptState,
     Source,
-    SourcePolicy,
     Sweep,
     Thread,
 )
@@ -80,13 +79,12 @@ class LockedInbox:
     id: int
     tenant_id: int
     principal_id: int
-    has_source_policies: bool
-    policy: Policy
+    policies: Policies
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Self:
         """From the columns that `sql.LOCK` returns."""
-        return cls(row[0], row[1], row[2], row[3], policy=Policy(*row[4:]))
+        return cls(row[0], row[1], row[2], Policies(Policy(*row[4:]), json.loads(row[3])))
 
     def notify(self) -> None:
         """Notify on commit that a reader would now see another inbox."""
@@ -149,71 +147,36 @@ def _first(statement: str, parameters: list[Any]) -> LockedInbox | None:
 MOST_SOURCE_POLICIES: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyChange:
-    """What to change; None leaves it as it is."""
-
-    enabled: bool | None = None
-    window: timedelta | None = None
-    max_items: int | None = None
-    max_thread_age: timedelta | None = None
-
-    def changes(self) -> dict[str, Any]:
-        return {part: value for part in POLICY_PARTS if (value := getattr(self, part)) is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class LockedPolicies:
-    """The policies of locked inboxes."""
-
-    _own: Mapping[tuple[int, str], Mapping[str, Any]]
-
-    def of(self, inbox: LockedInbox, source_system: str) -> Policy:
-        own = self._own.get((inbox.id, source_system))
-        return inbox.policy if own is None else inbox.policy.overridden(**own)
-
-
-def policies_of(inboxes: Iterable[LockedInbox], source_systems: Collection[str]) -> LockedPolicies:
-    """The policies of these inboxes for these sources; no statement where no source has one of its own."""
-    asked = [inbox for inbox in inboxes if inbox.has_source_policies]
-    if not asked or not source_systems:
-        return LockedPolicies({})
-    held = SourcePolicy.objects.filter(tenant_id=asked[0].tenant_id, inbox_id__in=[inbox.id for inbox in asked])
-    rows = held.filter(source_system__in=source_systems).values("inbox_id", "source_system", *POLICY_PARTS)
-    return LockedPolicies({(row.pop("inbox_id"), row.pop("source_system")): row for row in rows})
-
-
 @transaction.atomic
 def set_policy(
-    *, tenant_id: int, principal_id: int, change: PolicyChange, source_system: str | None = None, now: datetime
+    *,
+    tenant_id: int,
+    principal_id: int,
+    changes: Mapping[str, Any],
+    source_system: str | None = None,
+    now: datetime,
 ) -> Policy:
     """Change the policy of an inbox, or of one source in it; returns the policy that holds then.
 
     Due times that are set stay. What is pending of sources that are not buffered any more is flushed.
 
+    :param changes: members of the policy as on the wire; None leaves one as it is.
     :raises Conflict: `too_many_policies`, if a hundred other sources have policies of their own here.
     """
     inbox = lock_or_create(tenant_id=tenant_id, principal_id=principal_id)
+    held = inbox.policies
     if source_system is None:
-        inbox = replace(inbox, policy=replace(inbox.policy, **change.changes()))
-        Inbox.objects.filter(pk=inbox.id).update(**asdict(inbox.policy))
+        held = replace(held, default=held.default.overridden(changes))
+    elif source_system not in held.own and len(held.own) >= MOST_SOURCE_POLICIES:
+        raise Conflict(f"An inbox has room for policies of {MOST_SOURCE_POLICIES} sources.", code="too_many_policies")
     else:
-        own = SourcePolicy.objects.filter(inbox_id=inbox.id)
-        if own.exclude(source_system=source_system).count() >= MOST_SOURCE_POLICIES:
-            raise Conflict(
-                f"An inbox has room for policies of {MOST_SOURCE_POLICIES} sources.", code="too_many_policies"
-            )
-        SourcePolicy.objects.update_or_create(
-            tenant_id=tenant_id, inbox_id=inbox.id, source_system=source_system, defaults=change.changes()
-        )
-        Inbox.objects.filter(pk=inbox.id).update(has_source_policies=True)
-        inbox = replace(inbox, has_source_policies=True)
+        given = {name: value for name, value in changes.items() if value is not None}
+        held = replace(held, own={**held.own, source_system: {**held.own.get(source_system, {}), **given}})
+    Inbox.objects.filter(pk=inbox.id).update(source_policies=held.own, **asdict(held.default))
     pending = Thread.objects.filter(inbox_id=inbox.id, flush_due_at__isnull=False)
-    sources = sorted(set(pending.values_list("source_system", flat=True)))
-    policies = policies_of([inbox], {*sources, source_system or ""})
-    disabled = [source for source in sources if not policies.of(inbox, source).enabled]
+    disabled = {source for source in pending.values_list("source_system", flat=True) if not held.of(source).enabled}
     flush_sources(inbox, disabled, reason=FlushReason.LIFECYCLE, now=now)
-    return policies.of(inbox, source_system or "")
+    return held.of(source_system)
 
 
 @transaction.atomic
@@ -223,13 +186,10 @@ def remove_source_policy(*, principal_id: int, source_system: str, now: datetime
     :raises NotFound: `unknown_policy`, if the source has no policy of its own here.
     """
     inbox = lock(principal_id=principal_id)
-    removed = 0
-    if inbox is not None:
-        removed, _ = SourcePolicy.objects.filter(inbox_id=inbox.id, source_system=source_system).delete()
-    if inbox is None or not removed:
+    if inbox is None or source_system not in inbox.policies.own:
         raise NotFound(f"There is no policy of its own for {source_system!r} in this inbox.", code="unknown_policy")
-    left = SourcePolicy.objects.filter(inbox_id=inbox.id).exists()
-    Inbox.objects.filter(pk=inbox.id).update(has_source_policies=left)
+    left = {source: own for source, own in inbox.policies.own.items() if source != source_system}
+    Inbox.objects.filter(pk=inbox.id).update(source_policies=left)
     flush_sources(inbox, [source_system], reason=FlushReason.LIFECYCLE, now=now)
 
 
@@ -626,12 +586,11 @@ def _follow(tenant_id: int, recipients: Collection[int], due: Collection[int], n
 def _place(tenant_id: int, new: Sequence[_New], now: datetime) -> dict[int, int]:
     """Put each fact into its inbox; returns the entries of those that are visible now, by receipt."""
     inboxes = lock_several(tenant_id=tenant_id, principal_ids={one.draft.recipient_id for one in new})
-    policies = policies_of(inboxes.values(), {one.key.source_system for one in new if one.key})
     items: list[_New] = []
     groups: dict[tuple[int, Key], _Group] = {}
     for one in new:
         inbox, key = inboxes[one.draft.recipient_id], one.key
-        policy = policies.of(inbox, one.draft.source_system)
+        policy = inbox.policies.of(one.draft.source_system)
         if key is None or not policy.enabled:
             items.append(one)
         else:

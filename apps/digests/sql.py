@@ -3,7 +3,7 @@
 from typing import Final
 
 # "window" is a word of SQL, hence the quotes.
-_INBOX: Final = 'id, tenant_id, principal_id, has_source_policies, enabled, "window", max_items, max_thread_age'
+_INBOX: Final = 'id, tenant_id, principal_id, source_policies, enabled, "window", max_items, max_thread_age'
 
 # The mutex: taken first, alone in its statement, so that everything after it reads what is committed.
 # Index: digests_inbox_once.

@@ -15,7 +15,7 @@ from django.utils import timezone
 from apps.digests import services
 from apps.digests.formats import parse_through
 from apps.digests.selectors import read_inbox
-from apps.digests.services import PolicyChange, Posted
+from apps.digests.services import Posted
 from apps.principals.tenancy import Caller
 from apps.receipts.services import Group, Poster, ReceiptDraft
 from benchmarks import measure
@@ -86,7 +86,9 @@ def _visible(bench: Bench) -> Row:
     def set_window() -> None:
         names = {"tenant_id": reader.tenant_id, "principal_id": reader.principal_id}
         with reader.acting():
-            services.set_policy(**names, change=PolicyChange(window=_WINDOW), now=timezone.now())
+            services.set_policy(
+                **names, changes={"window_ms": _WINDOW // timedelta(milliseconds=1)}, now=timezone.now()
+            )
 
     measure.apart(set_window)
     # The Celery workers have started once they have published something.

@@ -6,7 +6,6 @@ from django.db import connection
 from django.db.models import F
 
 from apps.digests import services as digests
-from apps.digests.services import PolicyChange
 from apps.handoff import services as handoffs
 from apps.handoff.items import Kind as ItemKind
 from apps.handoff.items import Priority
@@ -20,7 +19,7 @@ from apps.tasks.services import scheduling, sweeping
 from apps.tasks.services.scheduling import ScheduleDraft
 from apps.tasks.shapes import BudgetInput
 from tests.delivery.conftest import make_remote, make_webhook, move_away
-from tests.digests.makers import post, post_grouped
+from tests.digests.makers import post, post_grouped, set_policy
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.memory import subjects
 from tests.plans import making as plans
@@ -39,13 +38,7 @@ def fill(slug: str = "acme") -> Caller:
         plans.register_example_workers(kee)
         plans.create(kee)
         digests.set_source(tenant_id=kee.tenant_id, name="github", rate_per_hour=500, groups_by_dedupe_key=False)
-        digests.set_policy(
-            tenant_id=kee.tenant_id,
-            principal_id=kee.principal_id,
-            change=PolicyChange(max_items=30),
-            source_system="github",
-            now=T0,
-        )
+        set_policy(kee, "github", max_items=30)
         note = LeaveHandoff(
             session="s-1", type=ItemKind.LEARNING, priority=Priority.LOW, body="<b>bold</b>", project="web"
         )

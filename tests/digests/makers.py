@@ -1,7 +1,7 @@
 """Receipts and readers, made through the product's own services."""
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
 
@@ -10,14 +10,16 @@ from django.db import transaction
 from apps.core.sql import database_now
 from apps.digests import selectors, services, soundness
 from apps.digests.formats import parse_through
+from apps.digests.grouping import Policy
 from apps.digests.models import Entry, FlushReason
-from apps.digests.services import PolicyChange, Posted
+from apps.digests.services import Posted
 from apps.digests.shapes import AckedOutput, InboxOutput
 from apps.principals.tenancy import Caller
 from apps.receipts.services import Group, Poster, ReceiptDraft
 from tests.factories import T0
 
 _numbers = count(1)
+_MS = timedelta(milliseconds=1)
 
 unsound = soundness.unsound
 
@@ -61,11 +63,14 @@ def ack_receipts(reader: Caller, *receipt_pks: int, now: datetime = T0, archive:
     return services.ack_receipts(principal_id=reader.principal_id, receipt_pks=receipt_pks, now=now, archive=archive)
 
 
-def set_policy(owner: Caller, source: str | None = None, *, now: datetime = T0, **change: Any) -> None:
-    services.set_policy(
+def set_policy(owner: Caller, source: str | None = None, *, now: datetime = T0, **change: Any) -> Policy:
+    return services.set_policy(
         tenant_id=owner.tenant_id,
         principal_id=owner.principal_id,
-        change=PolicyChange(**change),
+        changes={
+            **{name: value for name, value in change.items() if not isinstance(value, timedelta)},
+            **{f"{name}_ms": value // _MS for name, value in change.items() if isinstance(value, timedelta)},
+        },
         source_system=source,
         now=now,
     )

@@ -20,12 +20,12 @@ from apps.core.sql import execute, fetch
 from apps.digests import selectors, services
 from apps.digests.formats import Bound, Through, format_token
 from apps.digests.grouping import Policy
-from apps.digests.services import PolicyChange, Posted
+from apps.digests.services import Posted
 from apps.digests.shapes import AckedOutput, InboxOutput
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.errors import DuplicateReceipt
 from apps.receipts.services import Group, Poster, ReceiptDraft
-from tests.digests.makers import make_draft, unsound
+from tests.digests.makers import make_draft, set_policy, unsound
 from tests.factories import T0, make_caller, make_tenant
 
 THREAD_LIMIT: Final = 500
@@ -489,14 +489,12 @@ class Inboxes(RuleBasedStateMachine):
         max_items: int | None,
         age: timedelta | None,
     ) -> None:
-        change = PolicyChange(enabled=enabled, window=window, max_items=max_items, max_thread_age=age)
+        changes: dict[str, Any] = {"enabled": enabled, "window": window, "max_items": max_items, "max_thread_age": age}
         caller = self.callers[owner]
 
         def act() -> Policy:
             with acting_as(caller):
-                return services.set_policy(
-                    tenant_id=caller.tenant_id, principal_id=caller.principal_id, change=change, now=self.now
-                )
+                return set_policy(caller, now=self.now, **changes)
 
         self._do(act)
         inbox = self.inboxes[owner]

@@ -14,7 +14,7 @@ from apps.core.errors import Conflict
 from apps.core.sql import database_now
 from apps.digests import selectors, services
 from apps.digests.grouping import Policy
-from apps.digests.models import Entry, FlushReason, Inbox, SourcePolicy, Thread
+from apps.digests.models import Entry, FlushReason, Inbox, Thread
 from apps.digests.services import MOST_SOURCE_POLICIES
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
@@ -66,9 +66,7 @@ def test_removing_a_source_policy_flushes_the_source(sound: Caller) -> None:
     post_grouped(sound, source="gitlab")
     remove(sound, "github")
     assert shown(sound) == [("digest_snapshot", "github", "lifecycle")]
-    assert list(SourcePolicy.objects.values_list("source_system", flat=True)) == ["gitlab"]
-    remove(sound, "gitlab")
-    assert not Inbox.objects.get().has_source_policies
+    assert Inbox.objects.get().source_policies == {"gitlab": {"window_ms": 3_600_000}}
     pass_time(0)
     post_grouped(sound, "new", source="github")
     assert due_in("new") == 30
@@ -76,28 +74,20 @@ def test_removing_a_source_policy_flushes_the_source(sound: Caller) -> None:
 
 def test_an_inbox_has_room_for_so_many_policies(sound: Caller) -> None:
     set_policy(sound, "github", max_items=2)
-    inbox = Inbox.objects.get()
-    SourcePolicy.objects.bulk_create(
-        SourcePolicy(tenant_id=sound.tenant_id, inbox=inbox, source_system=f"s{number}")
-        for number in range(MOST_SOURCE_POLICIES - 1)
-    )
+    own = {f"s{number}": {"max_items": 2} for number in range(MOST_SOURCE_POLICIES - 1)}
+    Inbox.objects.update(source_policies=own | {"github": {"max_items": 2}})
     with pytest.raises(Conflict):
         set_policy(sound, "one more", max_items=2)
-    assert SourcePolicy.objects.count() == MOST_SOURCE_POLICIES
+    assert len(Inbox.objects.get().source_policies) == MOST_SOURCE_POLICIES
     set_policy(sound, "github", max_items=3)
     assert selectors.policies(sound.principal_id).of("github").max_items == 3
 
 
-def test_post_reads_source_policies_only_if_there_are_any(sound: Caller) -> None:
+def test_policies_of_sources_come_with_the_lock(sound: Caller) -> None:
     post_grouped(sound)
-    post(sound)
+    set_policy(sound, "gitlab", enabled=False)
     with statements(4):  # fact, lock, thread, place
         post_grouped(sound)
-    set_policy(sound, "gitlab", enabled=False)
-    with statements(5):  # fact, lock, policy, thread, place
-        post_grouped(sound)
-    with statements(1):  # fact and place: what has no group asks for no policy
-        post(sound)
 
 
 def test_batch_follows_the_policy_of_each_inbox_and_source(sound: Caller, tenant: Tenant) -> None:
@@ -206,10 +196,10 @@ def test_replay_compares_held_policies_with_the_given_one(as_kee: Caller) -> Non
     for number in range(10):
         post_grouped(as_kee, now=T0 + timedelta(seconds=20 * number))
     post(as_kee, now=T0 + timedelta(seconds=300))
-    longer = selectors.replay(as_kee.principal_id, since=T0, window=timedelta(minutes=5))
+    longer = selectors.replay(as_kee.principal_id, since=T0, window_ms=300_000)
     assert (longer.receipts, longer.grouped, longer.entries_then, longer.entries_now) == (11, 10, 6, 2)
     assert longer.wakes_saved == 4
-    smaller = selectors.replay(as_kee.principal_id, since=T0, window=timedelta(minutes=5), max_items=1)
+    smaller = selectors.replay(as_kee.principal_id, since=T0, window_ms=300_000, max_items=1)
     assert (smaller.entries_now, smaller.wakes_saved) == (11, -5)
     later = selectors.replay(as_kee.principal_id, since=T0 + timedelta(seconds=100))
     assert later.receipts == 6

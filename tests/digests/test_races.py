@@ -23,7 +23,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.errors import ChainCycle
 from apps.receipts.models import Receipt
 from apps.receipts.services import Group, Poster
-from tests.digests.makers import ack_through, flush, make_draft, post, post_grouped, read, unsound
+from tests.digests.makers import ack_through, flush, make_draft, post, post_grouped, read, set_policy, unsound
 from tests.factories import T0, make_caller
 from tests.waiters import acting, at_once
 
@@ -75,8 +75,7 @@ def check() -> None:
 
 def test_paging_readers_miss_nothing_of_eight_writers(kee: Caller) -> None:
     with acting_as(kee):
-        change = services.PolicyChange(window=timedelta(milliseconds=20), max_items=5)
-        services.set_policy(tenant_id=kee.tenant_id, principal_id=kee.principal_id, change=change, now=T0)
+        set_policy(kee, window=timedelta(milliseconds=20), max_items=5)
     finished = [threading.Event() for _ in range(8)]
     deadline = time.monotonic() + 50
 
@@ -163,12 +162,7 @@ def test_an_ack_and_a_flush_at_once_lose_and_double_nothing(kee: Caller) -> None
 
 def test_rival_flushers_publish_once(kee: Caller) -> None:
     with acting_as(kee):
-        services.set_policy(
-            tenant_id=kee.tenant_id,
-            principal_id=kee.principal_id,
-            change=services.PolicyChange(window=T0 - T0),
-            now=T0,
-        )
+        set_policy(kee, window=timedelta(0))
         for number in range(6):
             post_grouped(kee, resource=f"pr:{number}")
     outcomes = at_once(*([services.flush_due] * 6))

@@ -10,7 +10,6 @@ from apps.core.ids import format_ref
 from apps.delivery.models import Delivery
 from apps.digests import services as digests
 from apps.digests.models import Entry
-from apps.digests.services import PolicyChange
 from apps.executions.states import Strategy
 from apps.handoff import services as handoffs
 from apps.handoff.items import Kind as NoteKind
@@ -30,7 +29,7 @@ from apps.tasks.services.scheduling import ScheduleDraft
 from apps.tasks.shapes import FailedRun, Failure, Grant
 from apps.workers.services import registry as workers
 from tests.delivery.conftest import TOKEN, make_remote, make_webhook, move_away
-from tests.digests.makers import post
+from tests.digests.makers import post, set_policy
 from tests.executions import making as executions
 from tests.factories import T0, make_caller, make_principal
 from tests.memory.subjects import ALICE, items, observations, plant
@@ -246,13 +245,7 @@ def _inbox(planted: Planted) -> None:
     with acting_as(kee):
         for source in ("github", canary):
             digests.set_source(tenant_id=kee.tenant_id, name=source, rate_per_hour=None, groups_by_dedupe_key=True)
-            digests.set_policy(
-                tenant_id=kee.tenant_id,
-                principal_id=kee.principal_id,
-                change=PolicyChange(max_items=3),
-                source_system=source,
-                now=T0,
-            )
+            set_policy(kee, source, max_items=3)
         left = handoffs.leave(author=kee, recipient_id=kee.principal_id, note=note, now=T0)
         receipt = Receipt.objects.filter(title=canary, requires_action=True).latest("pk").receipt_id
         entry = Entry.objects.filter(inbox__principal_id=kee.principal_id).latest("pk")

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("own_artifacts")]
 
 # Tables whose rows stay, with whatever ids clients put there: what workers and operators say of themselves.
 STAYING_TABLES: Final = {
-    "delivery_remoteroute", "delivery_target", "digests_source", "digests_sourcehour", "digests_sourcepolicy",
+    "delivery_remoteroute", "delivery_target", "digests_source", "digests_sourcehour",
     "handoff_handoff", "memory_promotionpolicy", "plans_delegate", "principals_principal", "principals_token",
     "receipts_receiptkey", "task_live", "tasks_idempotencykey", "tasks_queue", "tasks_tasktype", "workers_offer",
     "workers_sourceentry", "workers_signingkey", "workers_toolversion", "workers_worker", "workers_workerevent",
@@ -41,6 +41,7 @@ STAYING_TABLES: Final = {
 STAYING: Final = {
     "delivery_delivery": {"failure", "recipient", "reference", "remote_id", "sent_as"},
     "digests_entry": {"delivery_handle", "source_system"},
+    "digests_inbox": {"source_policies"},
     "digests_thread": {"event_family", "source_system"},
     "executions_execution": {"delegate_id", "plan_id", "plan_receipt_id", "trace_ref"},
     "executions_executionstep": {"depends_on", "receipt_id", "step_id"},

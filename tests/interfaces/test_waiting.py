@@ -177,8 +177,6 @@ def test_wait_ends_on_a_post_and_its_token_acks_what_it_showed(kee: Agent) -> No
 
 
 def test_wait_ends_on_a_flush_and_not_on_buffered_receipts(kee: Agent) -> None:
-    change = digests.PolicyChange(window=timedelta(seconds=1))
-
     async def flush_later() -> None:
         for _ in range(3):
             await kee.does(partial(makers.post_grouped, kee.caller))
@@ -186,7 +184,7 @@ def test_wait_ends_on_a_flush_and_not_on_buffered_receipts(kee: Agent) -> None:
             await anyio.sleep(0.1)
 
     with kee.caller.acting():
-        digests.set_policy(tenant_id=kee.caller.tenant_id, principal_id=kee.caller.principal_id, change=change, now=T0)
+        makers.set_policy(kee.caller, window=timedelta(seconds=1))
     page = run(lambda: poll(kee, "wait=50", flush_later)).json()
     assert [(entry["kind"], entry["count"]) for entry in page["entries"]] == [("digest_snapshot", 3)]
 

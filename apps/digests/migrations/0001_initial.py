@@ -61,7 +61,7 @@ class Migration(migrations.Migration):
                     ("max_thread_age", models.DurationField(default=timedelta(days=1))),
                     reference("principal", "principals.principal", "inboxes"),
                     tenant_field(),
-                    ("has_source_policies", models.BooleanField(default=False, db_default=False)),
+                    ("source_policies", models.JSONField(default=dict)),
                 ],
                 options={
                     "verbose_name_plural": "inboxes",
@@ -336,33 +336,6 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
-                name="SourcePolicy",
-                fields=[
-                    id_field(),
-                    ("source_system", models.CharField(max_length=50)),
-                    ("enabled", models.BooleanField(null=True)),
-                    ("window", models.DurationField(null=True)),
-                    ("max_items", models.IntegerField(null=True)),
-                    ("max_thread_age", models.DurationField(null=True)),
-                    reference("inbox", "digests.inbox", "source_policies", on_delete=models.CASCADE),
-                    tenant_field(),
-                ],
-                options={
-                    "verbose_name_plural": "source policies",
-                    "constraints": [
-                        models.UniqueConstraint(
-                            name="digests_sourcepolicy_once_per_source", fields=["tenant", "inbox", "source_system"]
-                        ),
-                        models.CheckConstraint(
-                            name="digests_sourcepolicy_possible",
-                            condition=(Q(window=None) | Q(window__gte=timedelta(0)))
-                            & (Q(max_items=None) | Q(max_items__range=(1, 500)))
-                            & (Q(max_thread_age=None) | Q(max_thread_age__gt=timedelta(0))),
-                        ),
-                    ],
-                },
-            ),
-            migrations.CreateModel(
                 name="Sweep",
                 fields=[
                     id_field(),
@@ -373,10 +346,7 @@ class Migration(migrations.Migration):
                 ],
             ),
         ),
-        *(
-            protect(f"digests_{name}")
-            for name in ("inbox", "thread", "entry", "receiptstate", "source", "sourcehour", "sourcepolicy")
-        ),
+        *(protect(f"digests_{name}") for name in ("inbox", "thread", "entry", "receiptstate", "source", "sourcehour")),
         # Only the system sweeps; other roles may read how far a sweep has come.
         migrations.RunSQL(
             "revoke insert, update, delete on digests_sweep from gatehouse_app, gatehouse_operator",

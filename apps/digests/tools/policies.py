@@ -10,7 +10,6 @@ from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Moment, Paged
 from apps.digests import selectors, services
 from apps.digests.models import THREAD_LIMIT
-from apps.digests.services import PolicyChange
 from apps.digests.shapes import PolicyOutput, ReplayOutput, Source, SourceOutput, SourcesOutput
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
@@ -72,12 +71,7 @@ def set_inbox_policy(caller: Caller, given: SetPolicy) -> PolicyOutput:
     services.set_policy(
         tenant_id=caller.tenant_id,
         principal_id=caller.principal_id,
-        change=PolicyChange(
-            enabled=given.enabled,
-            window=_duration(given.window_ms),
-            max_items=given.max_items,
-            max_thread_age=_duration(given.max_thread_age_ms),
-        ),
+        changes=given.model_dump(exclude={"source_system"}),
         source_system=given.source_system,
         now=timezone.now(),
     )
@@ -131,14 +125,10 @@ def replay_inbox_policy(caller: Caller, given: ReplayPolicy) -> ReplayOutput:
     return selectors.replay(
         caller.principal_id,
         since=given.since or timezone.now() - _PAST,
-        window=_duration(given.window_ms),
+        window_ms=given.window_ms,
         max_items=given.max_items,
         source_system=given.source_system,
     )
-
-
-def _duration(milliseconds: int | None) -> timedelta | None:
-    return None if milliseconds is None else timedelta(milliseconds=milliseconds)
 
 
 @operation(
