@@ -4,7 +4,7 @@ import hashlib
 import json
 import uuid as uuids
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -568,44 +568,15 @@ def prune(*, receipt_pks: Collection[int]) -> tuple[int, int]:
 def prune_tombstones(*, receipt_pks: Collection[int], traces: timedelta, kept: timedelta) -> int:
     """Remove those of these tombstones that have stood their time; returns how many.
 
-    Tombstones go from the old end of a chain: one that hangs from a receipt that stays does stay. A receipt that hangs
-    from a deleted one keeps its poster's reference and loses the link. If very many hang from one, each call unlinks a
-    part of them, and the last call deletes it.
+    A receipt that hangs from one keeps its poster's reference and loses the link.
     """
     given: dict[str, Any] = {"receipts": list(receipt_pks), "traces": traces, "kept": kept}
     with connection.cursor() as cursor:
         cursor.execute(sql.SPENT_TOMBSTONES, given)
-        causes: dict[int, list[int]] = dict(cursor.fetchall())
-        consequences = defaultdict[int, list[int]](list)
-        for pk, its_causes in causes.items():
-            for cause in its_causes:
-                consequences[cause].append(pk)
-        staying = _reached(consequences.keys() - causes.keys(), consequences)
-        going = causes.keys() - staying
-        if not going:
-            return 0
-        cursor.execute(sql.HOLD_HANGING, {"going": list(going), "limit": _CUT_AT_ONCE})
-        hanging = [pk for (pk,) in cursor.fetchall()]
-        if hanging:
-            cursor.execute(sql.CUT_OFF, {"going": list(going), "hanging": hanging})
-        cursor.execute(sql.STILL_HANGING, {"going": list(going)})
-        going -= _reached([pk for (pk,) in cursor.fetchall()], causes)
-        _drop(cursor, sorted(going))
+        going = [pk for (pk,) in cursor.fetchall()]
+        cursor.execute(sql.CUT_OFF, {"going": going})
+        _drop(cursor, going)
     return len(going)
-
-
-_CUT_AT_ONCE: Final = 1_000
-
-
-def _reached(start: Iterable[int], steps: Mapping[int, Collection[int]]) -> set[int]:
-    """These, and whatever the steps lead to."""
-    front = list(start)
-    reached = set(front)
-    while front:
-        following = set(steps.get(front.pop(), ())) - reached
-        reached |= following
-        front.extend(following)
-    return reached
 
 
 def _drop(cursor: Any, receipt_pks: Sequence[int]) -> None:

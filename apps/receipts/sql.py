@@ -393,40 +393,28 @@ returning id
 """
 DROP: Final = "delete from receipts_receipt where id = any(%s)"
 
-# Of these the tombstones that have stood their time, held, and what each hangs from. Primary key only.
+# Of these the tombstones that have stood their time, held. Primary key only.
 SPENT_TOMBSTONES: Final = """
-select r.id, array_remove(array[r.caused_by_id, r.pairs_with_id], null)
-from receipts_receipt r join principals_tenant t on t.id = r.tenant_id
+select r.id from receipts_receipt r join principals_tenant t on t.id = r.tenant_id
 where r.id = any(%(receipts)s) and r.pruned_at is not null
       and r.created_at <= gatehouse_now() - greatest(%(traces)s::interval, coalesce(t.keep_receipts, %(kept)s::interval))
 order by r.id for update of r skip locked
 """
-# What hangs from them now that nobody can link to them, as far as nobody else holds it.
+# Unlinks what hangs from them now that nobody can link to them.
 # Indexes: receipts_receipt_by_cause, receipts_receipt_by_pair, the primary key.
-HOLD_HANGING: Final = """
-select id from receipts_receipt where id = any(array(
-    select id from receipts_receipt where caused_by_id = any(%(going)s) and id <> all(%(going)s)
-    union all
-    select id from receipts_receipt where pairs_with_id = any(%(going)s) and id <> all(%(going)s)
-    limit %(limit)s
-))
-order by id for no key update skip locked
-"""
 CUT_OFF: Final = """
-update receipts_receipt
-set caused_by_id = case when caused_by_id = any(%(going)s) then null else caused_by_id end,
-    pairs_with_id = case when pairs_with_id = any(%(going)s) then null else pairs_with_id end
-where id = any(%(hanging)s)
-"""
-# Which of them something still hangs from. The limits keep the planner to one look for each. Indexes as above.
-STILL_HANGING: Final = """
-select root from unnest(%(going)s::bigint[]) root cross join lateral (
-    select from receipts_receipt where caused_by_id = root and id <> all(%(going)s) limit 1
-) consequence
-union
-select root from unnest(%(going)s::bigint[]) root cross join lateral (
-    select from receipts_receipt where pairs_with_id = root and id <> all(%(going)s) limit 1
-) pair
+with hanging as materialized (
+    select id from receipts_receipt where id = any(array(
+        select id from receipts_receipt where caused_by_id = any(%(going)s::bigint[])
+        union all
+        select id from receipts_receipt where pairs_with_id = any(%(going)s::bigint[])
+    ))
+    order by id for no key update
+)
+update receipts_receipt r
+set caused_by_id = case when caused_by_id = any(%(going)s::bigint[]) then null else caused_by_id end,
+    pairs_with_id = case when pairs_with_id = any(%(going)s::bigint[]) then null else pairs_with_id end
+from hanging where r.id = hanging.id
 """
 
 # The end of the next range of keys, if its first row is old enough to have served its time. Primary key only.
