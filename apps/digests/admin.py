@@ -1,22 +1,27 @@
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from django import forms
 from django.contrib import admin
+from django.forms.models import model_to_dict
 from django.http import HttpRequest
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html_join
-from unfold.admin import ModelAdmin
-from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import (
+    UnfoldAdminIntegerFieldWidget,
+    UnfoldAdminSelectWidget,
+    UnfoldAdminTextInputWidget,
+    UnfoldBooleanSwitchWidget,
+)
 
 from apps.core import charts
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked, operates
+from apps.core.admin import ExactTextFilter, OperatorAdmin, ReasonForm, link_to, linked, list_verb, verb
+from apps.core.errors import Conflict
 from apps.digests import selectors, services
 from apps.digests.models import Entry, Inbox, Source, Thread
-from apps.principals import selectors as principals
-from apps.principals.models import Operator, Tenant
-from apps.principals.tenancy import acting_in
+from apps.principals.models import Tenant
 from apps.receipts.models import Receipt
 
 _SHOWN = 50
@@ -30,69 +35,63 @@ def _links(things: Iterable[Any]) -> str:
     return format_html_join(", ", "{}", ((link_to(one),) for one in things)) or "-"
 
 
-class SourceForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptable at run time
-    """What is set for a source, and why."""
-
-    # Stands in for the model's own field, which never changes; filled in for each request.
-    in_tenant = forms.ModelChoiceField(queryset=Tenant.objects.none())
-    reason = forms.CharField(
-        max_length=200, widget=UnfoldAdminTextInputWidget, help_text="Why; kept with the change in its history."
+class SourceForm(ReasonForm):
+    rate_per_hour = forms.IntegerField(
+        required=False,
+        min_value=1,
+        max_value=2**31 - 1,
+        widget=UnfoldAdminIntegerFieldWidget,
+        help_text="How many receipts an hour it may post; empty: the deployment's limit.",
+    )
+    groups_by_dedupe_key = forms.BooleanField(
+        required=False,
+        widget=UnfoldBooleanSwitchWidget,
+        help_text="Group its receipts by the event type and entity in their dedupe keys.",
     )
 
-    class Meta:
-        model = Source
-        fields = ["name", "rate_per_hour", "groups_by_dedupe_key"]
+
+class AddSourceForm(SourceForm):
+    tenant = forms.ModelChoiceField(Tenant.objects.all(), widget=UnfoldAdminSelectWidget)
+    name = forms.CharField(max_length=50, widget=UnfoldAdminTextInputWidget)
 
 
 @admin.register(Source)
 class SourceAdmin(OperatorAdmin):
-    """Set by operators who have the permission, in tenants that they do more than view."""
-
-    form = SourceForm
+    actions_list = ["add_source"]
+    actions_detail = ["change_source"]
     list_display = ["name", "tenant", "rate_per_hour", "groups_by_dedupe_key"]
     list_filter = ["tenant"]
     list_select_related = ["tenant"]
     search_fields = ["name"]
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return bool(ModelAdmin.has_add_permission(self, request))
+    @list_verb(
+        "Add a source",
+        explanation="Set how much a source may post and whether its keys group it. All others have the defaults.",
+        permission="digests.add_source",
+        form=AddSourceForm,
+        submit="Add",
+    )
+    def add_source(self, request: HttpRequest, given: Mapping[str, Any]) -> tuple[str, str]:
+        if Source.objects.filter(tenant=given["tenant"], name=given["name"]).exists():
+            raise Conflict(f"{given['name']} is set already; change it on its page.", code="source_exists")
+        added = self._set(given["tenant"].pk, given["name"], given)
+        self.log_addition(request, added, f"Add a source: {given['reason']}")
+        return reverse("admin:digests_source_changelist"), f"{added} is set."
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        permitted = bool(ModelAdmin.has_change_permission(self, request, obj))
-        return permitted and (obj is None or operates(request, obj))
+    @verb(
+        "Change",
+        explanation="Pending receipts keep their due time.",
+        permission="digests.change_source",
+        form=SourceForm,
+        initial=model_to_dict,
+    )
+    def change_source(self, source: Source, given: Mapping[str, Any]) -> str:
+        self._set(source.tenant_id, source.name, given)
+        return f"{source} is changed."
 
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
-        fields = ["in_tenant" if obj is None else "tenant", "name", "rate_per_hour", "groups_by_dedupe_key"]
-        return [*fields, "reason"] if obj is None or self.has_change_permission(request, obj) else fields
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
-        return ["tenant", "name"] if obj is not None else []
-
-    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002  # Django's signature
-        form = super().get_form(request, obj, change, **kwargs)
-        del form.base_fields["in_tenant"]
-        if obj is None:
-            form.base_fields["in_tenant"] = forms.ModelChoiceField(
-                label="Tenant",
-                queryset=Tenant.objects.filter(pk__in=principals.operated_tenants(cast("Operator", request.user))),
-                widget=UnfoldAdminSelectWidget,
-            )
-        return form
-
-    def save_model(self, request: HttpRequest, obj: Source, form: Any, change: bool) -> None:  # noqa: FBT001  # Django's signature
-        tenant_id = obj.tenant_id if change else form.cleaned_data["in_tenant"].pk
-        with acting_in(tenant_id, f"console: {request.user.get_username()}: {form.cleaned_data['reason']}"):
-            stored = services.set_source(
-                tenant_id=tenant_id,
-                name=obj.name,
-                rate_per_hour=obj.rate_per_hour,
-                groups_by_dedupe_key=obj.groups_by_dedupe_key,
-            )
-        obj.pk, obj.tenant_id = stored.pk, tenant_id
-
-    def construct_change_message(self, request: HttpRequest, form: Any, formsets: Any, add: bool = False) -> str:  # noqa: FBT001, FBT002  # Django's signature
-        kept = ", ".join(f"{name} = {form.cleaned_data[name]}" for name in ("rate_per_hour", "groups_by_dedupe_key"))
-        return f"{kept}. Reason: {form.cleaned_data['reason']}"
+    def _set(self, tenant_id: int, name: str, given: Mapping[str, Any]) -> Source:
+        values = {part: given[part] for part in ("rate_per_hour", "groups_by_dedupe_key")}
+        return services.set_source(tenant_id=tenant_id, name=name, **values)
 
 
 @admin.register(Inbox)

@@ -4,7 +4,6 @@ from datetime import timedelta
 from typing import Final
 
 from django.contrib.postgres.fields import ArrayField
-from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import F, Q
 
@@ -42,17 +41,8 @@ class Source(TenantModel):
     """
 
     name = models.CharField(max_length=50)
-    rate_per_hour = models.IntegerField(
-        null=True,
-        blank=True,
-        validators=[MinValueValidator(1)],
-        help_text="How many receipts an hour it may post; empty: the deployment's limit.",
-    )
-    groups_by_dedupe_key = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="Group its receipts by the event type and entity in their dedupe keys.",
-    )
+    rate_per_hour = models.IntegerField(null=True)
+    groups_by_dedupe_key = models.BooleanField(default=False, db_default=False)
 
     class Meta:
         constraints = [

@@ -1,7 +1,6 @@
 from datetime import timedelta
 
 from django.contrib.postgres.fields import ArrayField
-from django.core.validators import MinValueValidator
 from django.db import migrations, models
 from django.db.models import F, Q
 
@@ -306,7 +305,7 @@ class Migration(migrations.Migration):
                 fields=[
                     id_field(),
                     ("name", models.CharField(max_length=50)),
-                    ("rate_per_hour", models.IntegerField(blank=True, null=True, validators=[MinValueValidator(1)])),
+                    ("rate_per_hour", models.IntegerField(null=True)),
                     ("groups_by_dedupe_key", models.BooleanField(default=False, db_default=False)),
                     tenant_field(),
                 ],
