@@ -50,19 +50,11 @@ class Later:
     said: str
     unwell: bool = True
     """The failure counts against the target as a whole, not only against this delivery."""
+    wait: timedelta = timedelta(0)
+    """How long the target asked us to wait. It is sent nothing until then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resting:
-    """The target accepts nothing for a while. This does not count as an attempt."""
-
-    code: str
-    said: str
-    wait: timedelta
-    """How long it asked us to wait."""
-
-
-Verdict = Delivered | Refused | Later | Resting
+Verdict = Delivered | Refused | Later
 
 
 class Sender:
@@ -97,12 +89,10 @@ def webhook_body(kind: str, at: datetime, *, text: str = "", **content: Any) -> 
     return json.dumps(message, separators=(",", ":")).encode()
 
 
-def postponed(answer: Answer, said: str, now: datetime, *, unwell: bool = True) -> Later | Resting:
+def postponed(answer: Answer, said: str, now: datetime, *, unwell: bool = True) -> Later:
     """The verdict on an answer that is neither a success nor final: after the wait that the target asks for, if any."""
-    code = f"http_{answer.status}"
-    if answer.status in _BUSY and (wait := _retry_after(answer.headers, now)):
-        return Resting(code=code, said=said, wait=wait)
-    return Later(code=code, said=said, unwell=unwell)
+    wait = _retry_after(answer.headers, now) if answer.status in _BUSY else timedelta(0)
+    return Later(code=f"http_{answer.status}", said=said, unwell=unwell, wait=wait)
 
 
 def _retry_after(headers: Mapping[str, str], now: datetime) -> timedelta:

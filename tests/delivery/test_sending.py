@@ -12,7 +12,7 @@ from pytest_django import Settings
 from apps.core.sql import database_now, fetch
 from apps.delivery import jobs
 from apps.delivery.models import Delivery, Endpoint, State, Target
-from apps.delivery.senders import Delivered, Later, Refused, Resting, Verdict
+from apps.delivery.senders import Delivered, Later, Refused, Verdict
 from apps.delivery.services import sending, targets
 from apps.delivery.services.sending import COOL_DOWN, FAILURES_TO_OPEN, Claim
 from apps.digests.models import Entry, Inbox
@@ -46,7 +46,7 @@ def claim(target: Target) -> Claim:
     return claimed
 
 
-def settle(claimed: Claim, verdict: Delivered | Refused | Later | Resting, *, slow: bool = False) -> None:
+def settle(claimed: Claim, verdict: Verdict, *, slow: bool = False) -> None:
     sending.settle(claim=claimed, verdict=verdict, result="so it went", slow=slow)
 
 
@@ -155,7 +155,7 @@ def test_lost_claim_is_repeated_and_its_late_failure_ignored(kee: Caller, lee: C
     assert (second.delivery.pk, second.payload.body) == (lost.delivery.pk, lost.payload.body)
 
     before = delivery()
-    for late in (_LATER, _REFUSED, Resting(code="http_429", said="late", wait=timedelta(hours=1))):
+    for late in (_LATER, _REFUSED, Later(code="http_429", said="late", wait=timedelta(hours=1))):
         settle(lost, late)
     after = delivery()
     assert (after.due_at, after.failure, after.state, after.attempts) == (before.due_at, None, State.PENDING, 2)
@@ -241,16 +241,14 @@ def test_slow_answers_open_the_breaker_though_they_deliver(kee: Caller, lee: Cal
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_target_that_asks_to_wait_rests_and_costs_no_attempt(
-    kee: Caller, lee: Caller, north: Target, remote: Remote, status: int
-) -> None:
+def test_target_that_asks_to_wait_rests(kee: Caller, lee: Caller, north: Target, remote: Remote, status: int) -> None:
     for _ in range(8):
         post(lee, poster=kee)
     remote.always = says(status, {}, Retry_After="3600")
     pass_time(0)
     for calls in (1, 2):
         deliver()
-        assert (len(remote.received), states()) == (calls, {(State.PENDING, 0)})
+        assert (len(remote.received), states()) == (calls, {(State.PENDING, 0), (State.PENDING, 1)})
         retry_at = reloaded(north).retry_at
         assert retry_at is not None
         assert timedelta(seconds=3600) <= retry_at - database_now() <= timedelta(seconds=3960)

@@ -29,7 +29,7 @@ from apps.core.sql import database_now
 from apps.delivery import selectors
 from apps.delivery.models import Delivery, Kind, State, Target
 from apps.delivery.notifications import notify_on_commit
-from apps.delivery.senders import Delivered, Later, Payload, Refused, Resting, Verdict, sender_of, webhook_body
+from apps.delivery.senders import Delivered, Later, Payload, Refused, Verdict, sender_of, webhook_body
 from apps.principals.tenancy import Caller, acting_as_system, acting_in
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def deliver_to(*, tenant_id: int, target_id: int) -> int:
         slow = time.monotonic() - began > SLOW.total_seconds()
         with acting_in(tenant_id, _WHY):
             settle(claim=claimed, verdict=verdict, result=result, slow=slow)
-        if slow or isinstance(verdict, Resting) or (isinstance(verdict, Later) and verdict.unwell):
+        if slow or (isinstance(verdict, Later) and (verdict.unwell or verdict.wait)):
             break
     return calls
 
@@ -317,15 +317,10 @@ def settle(*, claim: Claim, verdict: Verdict, result: str, slow: bool = False) -
             target.failed += 1
         case Later():
             delivery.failure, delivery.said = verdict.code, verdict.said
-            delivery.due_at = now + _pause(delivery.attempts, sender.longest_pause)
+            delivery.due_at = now + max(verdict.wait, _pause(delivery.attempts, sender.longest_pause))
             target.failed += 1
             if sender.max_attempts is not None and delivery.attempts >= sender.max_attempts:
                 _bury(target, delivery, "attempts", f"Given up after {delivery.attempts} attempts. {verdict.said}")
-        case Resting():
-            delivery.failure, delivery.said = verdict.code, verdict.said
-            delivery.due_at = now
-            delivery.attempts -= 1
-            target.failed += 1
     if delivery.state != State.PENDING:
         delivery.due_at, delivery.settled_at = None, now
     _note_health(target, verdict, slow=slow, now=now)
@@ -345,7 +340,7 @@ def _bury(target: Target, delivery: Delivery, failure: str, said: str) -> None:
 
 def _note_health(target: Target, verdict: Verdict, *, slow: bool, now: datetime) -> None:
     """Open or close the breaker. An answer in time closes it; it opens at the limit, and again after a bad probe."""
-    if isinstance(verdict, Resting):
+    if isinstance(verdict, Later) and verdict.wait:
         target.retry_at = now + verdict.wait * (1 + 0.1 * random.random())  # noqa: S311  # jitter, no secret
     elif slow or (isinstance(verdict, Later) and verdict.unwell):
         target.failures_in_a_row += 1
