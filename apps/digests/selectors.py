@@ -261,7 +261,7 @@ def inbox_receipts(
     # The page is cut off inside one index before the facts are fetched.
     given: dict[str, Any] = {"before": _PAST_ALL if before is None else before, "limit": limit}
     if source_system is not None:
-        given |= {"recipient": principal_id, "source": source_system, "walked": _WALKED}
+        given |= {"recipient": principal_id, "source": source_system}
         statement = sql.UNREAD_OF_SOURCE if unread_only else sql.LISTED_OF_SOURCE
     else:
         given["inbox"] = _inbox_of(principal_id)
@@ -269,13 +269,9 @@ def inbox_receipts(
     return with_lifecycle(receipts.in_order(_keys(statement, given)))
 
 
-# So many of a source's newest receipts are looked at one by one for unread ones.
-_WALKED: Final = 2_000
-
-
 def unread_of_source(principal_id: int, source_system: str) -> int:
     """How many receipts of a source are unread, buffered ones too; a thousand at most."""
-    given = {"recipient": principal_id, "source": source_system, "before": _PAST_ALL, "limit": 1000, "walked": _WALKED}
+    given = {"recipient": principal_id, "source": source_system, "before": _PAST_ALL, "limit": 1000}
     return len(fetch(sql.UNREAD_OF_SOURCE, given, hot=True))
 
 

@@ -216,40 +216,31 @@ where recipient_id = any(array[%(recipient)s::bigint]) and source_system = %(sou
       and pruned_at is null and id < %(before)s::bigint
 order by recipient_id desc, id desc limit %(limit)s
 """
-# The unread ones among them. First some of the newest are looked at one by one, in the order of the index. If these are not
-# enough, all that is visible or buffered of the source is read, which is as much as is unread of it: a thread is open while
-# it holds an unread receipt. Inbox and source of the entries are given as arrays and begin the order, and `offset 0` puts
-# the threads first, so that the planner does not walk the entries and receipts of other sources. Indexes: as above, digests_receiptstate_pkey; digests_entry_live_by_source,
-# digests_thread_one_open_per_key, digests_receiptstate_by_thread.
-UNREAD_OF_SOURCE: Final = f"""
-with newest as materialized (
-    select id from ({LISTED_OF_SOURCE.replace("%(limit)s", "%(walked)s")}) walked
-    where (select acked_at is null from digests_receiptstate where receipt_id = walked.id) limit %(limit)s
-), inbox as materialized (
-    select id, tenant_id from digests_inbox
-    where principal_id = %(recipient)s and (select count(*) from newest) < %(limit)s
+# The unread ones among them, from all that is visible or buffered of the source, which is as much as is unread of it: a thread
+# is open while it holds an unread receipt. Inbox and source of the entries are given as arrays and begin the order, and
+# `offset 0` puts the threads first, so that the planner does not walk the entries and receipts of other sources.
+# Indexes: digests_entry_live_by_source, digests_thread_one_open_per_key, digests_receiptstate_by_thread.
+UNREAD_OF_SOURCE: Final = """
+with inbox as materialized (
+    select id, tenant_id from digests_inbox where principal_id = %(recipient)s
 )
-select id from newest where (select count(*) from newest) = %(limit)s
-union all
-select id from (
-    select unread.id from inbox cross join lateral (
-        (
-            select unnest(receipt_ids) as id from digests_entry
-            where inbox_id = any(array[inbox.id]) and source_system = any(array[%(source)s::text])
-                  and acked_at is null and superseded_by_seq is null
-            order by inbox_id, source_system, sequence
-        )
-        union all
-        select s.receipt_id from digests_thread t
-        cross join lateral (
-            select receipt_id from digests_receiptstate
-            where thread_id = t.id and acked_at is null and pending offset 0
-        ) s
-        where t.tenant_id = inbox.tenant_id and t.inbox_id = inbox.id and t.source_system = %(source)s
-              and t.closed_at is null and t.pending_count > 0
-    ) unread where unread.id < %(before)s::bigint
-    order by unread.id desc limit %(limit)s
-) older
+select unread.id from inbox cross join lateral (
+    (
+        select unnest(receipt_ids) as id from digests_entry
+        where inbox_id = any(array[inbox.id]) and source_system = any(array[%(source)s::text])
+              and acked_at is null and superseded_by_seq is null
+        order by inbox_id, source_system, sequence
+    )
+    union all
+    select s.receipt_id from digests_thread t
+    cross join lateral (
+        select receipt_id from digests_receiptstate
+        where thread_id = t.id and acked_at is null and pending offset 0
+    ) s
+    where t.tenant_id = inbox.tenant_id and t.inbox_id = inbox.id and t.source_system = %(source)s
+          and t.closed_at is null and t.pending_count > 0
+) unread where unread.id < %(before)s::bigint
+order by unread.id desc limit %(limit)s
 """
 
 # Moves the counters of inboxes, and answers for each the last sequence of those taken.

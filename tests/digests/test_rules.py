@@ -227,10 +227,7 @@ def test_history_page_ends_before_it_names_too_many_receipts(as_kee: Caller, mon
     assert [[entry.count for entry in page.entries] for page in pages] == [[6], [5], [4], [3, 2], [1]]
 
 
-def test_unread_receipts_of_a_source_are_found_below_acked_ones(
-    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("apps.digests.selectors._WALKED", 2)
+def test_unread_receipts_of_a_source_are_found_below_acked_ones(as_kee: Caller) -> None:
     digest = [post_grouped(as_kee, "pr:1").receipt_id for _ in range(2)]
     flushed(as_kee)
     item, grouped = post(as_kee).receipt_id, post_grouped(as_kee, "pr:2").receipt_id
