@@ -15,13 +15,17 @@ from django.core.files.storage import storages
 from django.db import DatabaseError, ProgrammingError, connection, connections
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
+from django.db.models import Min
 from django_celery_beat.models import PeriodicTask
 
 from apps.console import selectors
 from apps.core import notifications, ticks
+from apps.core.admin import COUNTED, counted
 from apps.core.sql import SYSTEM, database_now, execute, fetch, logged_in_as
 from apps.delivery import selectors as delivery
+from apps.delivery.models import Delivery, Kind, State, Target
 from apps.digests import soundness
+from apps.digests.models import Thread
 from apps.memory import selectors as memory
 from apps.principals.tenancy import acting_as_system
 from apps.tasks import selectors as tasks
@@ -267,7 +271,8 @@ def _alive(part: str, who: str, mend: str) -> Finding:
 def _digests() -> Finding:
     with acting_as_system("readiness"):
         now = database_now()
-        oldest = selectors.inbox_figures(now=now).oldest_due_at
+        late = Thread.objects.filter(flush_due_at__lt=now - selectors.FLUSHED_WITHIN)
+        oldest = late.aggregate(at=Min("flush_due_at"))["at"]
     late = now - oldest if oldest is not None else timedelta(0)
     return Finding(
         part="digests",
@@ -293,17 +298,21 @@ def _targets() -> Finding:
 def _deliveries() -> Finding:
     with acting_as_system("readiness"):
         now = database_now()
-        found = selectors.delivery_figures(now=now)
-    late = now - found.overdue_since if found.overdue_since is not None else timedelta(0)
+        pending = Delivery.objects.filter(state=State.PENDING, target__kind=Kind.REMOTE)
+        due = pending.filter(due_at__lt=now - selectors.FLUSHED_WITHIN, target__retry_at=None, target__stopped_at=None)
+        due_at = due.aggregate(at=Min("due_at"))["at"]
+        dead, waiting = (rows[:COUNTED].count() for rows in (Delivery.objects.filter(state=State.DEAD), pending))
+        silent = Target.objects.filter(kind=Kind.REMOTE, retry_at__isnull=False).count()
+    late = now - due_at if due_at is not None else timedelta(0)
     troubles = [
         *([f"the longest overdue is {late.total_seconds():.0f} s late"] if late > notifications.SILENT_AFTER else []),
-        *([f"{found.open_breakers} targets do not answer"] if found.open_breakers else []),
-        *([f"{found.dead} are dead"] if found.dead else []),
+        *([f"{silent} targets do not answer"] if silent else []),
+        *([f"{counted(dead)} are dead"] if dead else []),
     ]
     return Finding(
         part="deliveries",
         ok=not troubles,
-        says=", ".join(troubles) or f"{found.pending} pending to other deployments",
+        says=", ".join(troubles) or f"{counted(waiting)} pending to other deployments",
         mend="Targets in the console say why; dead deliveries can be replayed there.",
         needed=False,
     )
