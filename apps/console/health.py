@@ -22,7 +22,6 @@ from apps.console import selectors
 from apps.core import notifications, ticks
 from apps.core.admin import COUNTED, counted
 from apps.core.sql import SYSTEM, database_now, execute, fetch, logged_in_as
-from apps.delivery import selectors as delivery
 from apps.delivery.models import Delivery, Kind, State, Target
 from apps.digests import soundness
 from apps.digests.models import Thread
@@ -52,48 +51,12 @@ Examination = Callable[[], Finding]
 
 def readiness() -> list[Finding]:
     """What must be well for this process to serve, and what should be. Quick enough to ask every second."""
-    return _examine(
-        [
-            _database,
-            _postgresql,
-            _locale,
-            _login_role,
-            _migrations,
-            _broker,
-            _beat,
-            _worker,
-            _digests,
-            _targets,
-            _deliveries,
-        ]
-    )
+    return _examine(_QUICK)
 
 
 def examination() -> list[Finding]:
     """Everything, for a person who has time to wait for it."""
-    return _examine(
-        [
-            _database,
-            _postgresql,
-            _locale,
-            _login_role,
-            _roles,
-            _migrations,
-            _schedules,
-            _broker,
-            _redis_version,
-            _eviction,
-            _beat,
-            _worker,
-            _digests,
-            _targets,
-            _deliveries,
-            _inboxes,
-            _partitions,
-            _embedder,
-            _artifacts,
-        ]
-    )
+    return _examine(_QUICK + _THOROUGH)
 
 
 def _examine(parts: Sequence[Examination]) -> list[Finding]:
@@ -271,26 +234,14 @@ def _alive(part: str, who: str, mend: str) -> Finding:
 def _digests() -> Finding:
     with acting_as_system("readiness"):
         now = database_now()
-        late = Thread.objects.filter(flush_due_at__lt=now - selectors.FLUSHED_WITHIN)
-        oldest = late.aggregate(at=Min("flush_due_at"))["at"]
+        overdue = Thread.objects.filter(flush_due_at__lt=now - selectors.FLUSHED_WITHIN)
+        oldest = overdue.aggregate(at=Min("flush_due_at"))["at"]
     late = now - oldest if oldest is not None else timedelta(0)
     return Finding(
         part="digests",
         ok=late <= notifications.SILENT_AFTER,
         says=f"the longest overdue is {late.total_seconds():.0f} s late" if late else "none overdue",
         mend="A worker process flushes them: see worker and beat.",
-        needed=False,
-    )
-
-
-def _targets() -> Finding:
-    with acting_as_system("readiness"):
-        kinds = delivery.figures()
-    # An agent whose address is gone, or that wants to sleep, is no fault of this deployment.
-    return Finding(
-        part="targets",
-        ok=True,
-        says=f"{sum(kind.enabled for kind in kinds)} enabled, {sum(kind.stopped for kind in kinds)} stopped",
         needed=False,
     )
 
@@ -379,6 +330,12 @@ def _artifacts() -> Finding:
     except OSError as exc:
         return _silent("artifacts", exc, f"Make {settings.DATA_DIR} writable for this process.")
     return Finding(part="artifacts", ok=True, says="writable")
+
+
+_QUICK: Final = (
+    _database, _postgresql, _locale, _login_role, _migrations, _broker, _beat, _worker, _digests, _deliveries
+)  # fmt: skip
+_THOROUGH: Final = (_roles, _schedules, _redis_version, _eviction, _inboxes, _partitions, _embedder, _artifacts)
 
 
 def refuse_unfit_servers(*, databases: Sequence[str] | None, **_: Any) -> list[CheckMessage]:

@@ -11,7 +11,6 @@ from typing import Any, Final
 from django.db.models import Count, Min, Q, Sum
 
 from apps.core import notifications
-from apps.delivery import selectors as delivery
 from apps.delivery.models import Delivery, Kind, Target
 from apps.delivery.models import State as DeliveryState
 from apps.digests import selectors as digests
@@ -138,10 +137,22 @@ def gauges(*, now: datetime) -> Iterator[Gauge]:
     yield from ((name, (), value) for name, value in single.items())
     yield from (("gatehouse_workers", (state,), count) for state, count in workers_by_health().items())
     yield from _queue_gauges()
-    for of_kind in delivery.figures():
-        yield from ((f"gatehouse_targets_{name}", (of_kind.kind,), getattr(of_kind, name)) for name in _OF_KINDS)
-    by_target: Any = Target.objects.filter(kind=Kind.REMOTE).values("name").order_by("name")
-    for row in by_target.annotate(**{f"sum_{name}": Sum(column) for name, (column, _) in _OF_TARGETS.items()}):
+    yield from _target_gauges()
+
+
+def _target_gauges() -> Iterator[Gauge]:
+    """By kind, every kind, and by the names of the remote targets."""
+    by_kind: Any = Target.objects.values("kind").annotate(
+        sum_enabled=Count("pk", filter=Q(stopped_at=None)),
+        sum_stopped=Count("pk", filter=~Q(stopped_at=None)),
+        **{f"sum_{name}": Sum(name) for name in ("sent", "failed", "wasted")},
+    )
+    found = {row["kind"]: row for row in by_kind}
+    for kind in Kind:
+        of_kind = found.get(kind, {})
+        yield from ((f"gatehouse_targets_{name}", (kind,), of_kind.get(f"sum_{name}", 0)) for name in _OF_KINDS)
+    by_name: Any = Target.objects.filter(kind=Kind.REMOTE).values("name").order_by("name")
+    for row in by_name.annotate(**{f"sum_{name}": Sum(column) for name, (column, _) in _OF_TARGETS.items()}):
         yield from ((f"gatehouse_deliveries_{name}", (row["name"],), row[f"sum_{name}"]) for name in _OF_TARGETS)
 
 

@@ -1,13 +1,10 @@
 """Targets, and how their calls went."""
 
-from dataclasses import dataclass
-from typing import Any
-
-from django.db.models import Aggregate, Count, Min, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import Aggregate, Count, Min, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
 from apps.core.errors import NotFound
-from apps.delivery.models import Delivery, Kind, State, Target
+from apps.delivery.models import Delivery, State, Target
 
 
 def with_deliveries() -> QuerySet[Target]:
@@ -46,27 +43,3 @@ def remote_named(name: str) -> Target:
     if found is None:
         raise NotFound(f"There is no target {name[:50]!r}.", code="unknown_target")
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Targets of one kind, and the counters of their calls, for as long as the targets exist."""
-
-    kind: Kind
-    enabled: int
-    stopped: int
-    sent: int
-    failed: int
-    wasted: int
-
-
-def figures() -> list[Figures]:
-    """The figures of each kind, over everything that the caller may see."""
-    counted: Any = Target.objects.values("kind").annotate(
-        enabled=Count("pk", filter=Q(stopped_at=None)),
-        stopped=Count("pk", filter=~Q(stopped_at=None)),
-        **{f"sum_{name}": Sum(name) for name in ("sent", "failed", "wasted")},
-    )
-    by_kind = {row.pop("kind"): {name.removeprefix("sum_"): row[name] for name in row} for row in counted}
-    none = dict.fromkeys(("enabled", "stopped", "sent", "failed", "wasted"), 0)
-    return [Figures(kind=kind, **by_kind.get(kind, none)) for kind in Kind]
