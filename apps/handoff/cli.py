@@ -259,7 +259,7 @@ def _sync(given: Arguments, repository: Repository, streams: Streams) -> None:
     inbox, ask, synced = Inbox(repository), sync.hub(url, token), Synced()
     both = given.push == given.pull
     if given.pull or both:
-        sync.pull(inbox, ask, now=_now(), into=synced)
+        sync.pull(inbox, ask, into=synced)
     if given.push or both:
         sync.push(inbox, ask, recipient=given.to, now=_now(), into=synced)
     declined = [{"name": one.name, "reason": one.reason} for one in synced.declined]

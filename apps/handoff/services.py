@@ -1,4 +1,4 @@
-"""Handoffs that are receipts: their shapes, and leave, look, inherit, tidy."""
+"""Handoffs that are receipts: their shapes, and leave, look, inherit."""
 
 import hashlib
 import json
@@ -10,43 +10,21 @@ from typing import Annotated, Any, Final
 from django.db import transaction
 from pydantic import AfterValidator, AliasPath, Field, StringConstraints
 
-from apps.core.errors import NotFound
 from apps.core.schemas import Input, Moment, Name, Output, Text
-from apps.core.sql import fetch
 from apps.digests import selectors as inbox
 from apps.digests import services as inboxes
 from apps.digests.shapes import ReceiptOutput
 from apps.handoff.items import Item, Kind, Priority, choose, estimate, moment_text, warnings
-from apps.handoff.models import Handoff
 from apps.memory.services import HANDOFF
-from apps.principals.tenancy import Caller, acting_as_system
-from apps.receipts import selectors as receipts
+from apps.principals.tenancy import Caller
 from apps.receipts.errors import DuplicateReceipt
 from apps.receipts.models import FlushClass, Receipt
 from apps.receipts.services import Group, Poster, ReceiptDraft
 
 _LONGEST_TITLE: Final = 200
-_TIDIED_AT_ONCE: Final = 5000
 # A principal with more never inherits.
 _LOOKED_AT: Final = 2000
 _PAGE: Final = 500
-
-# Rows in the order of their key, so that two sessions never deadlock; the later one gets only what the earlier one has
-# not taken. A receipt that was posted otherwise has no row yet.
-_CLAIM: Final = """
-insert into handoff_handoff as known
-    (tenant_id, recipient_id, receipt_id, project, kind, priority, from_session, left_at, inherited_by, inherited_at)
-select %(tenant)s, %(recipient)s, receipt_id, project, kind, priority, from_session, left_at, %(session)s, %(now)s
-from jsonb_to_recordset(%(items)s::jsonb) as item
-    (receipt_id text, project text, kind text, priority text, from_session text, left_at timestamptz)
-order by receipt_id
-on conflict (tenant_id, receipt_id) do update
-    set inherited_by = excluded.inherited_by, inherited_at = excluded.inherited_at
-    where known.inherited_at is null
-returning receipt_id
-"""
-
-
 _LONGEST_BODY: Final = 16_384
 
 
@@ -168,16 +146,6 @@ def leave(*, author: Caller, recipient_id: int, note: LeaveHandoff, now: datetim
         posted = inboxes.post(poster=Poster.of(author), draft=draft, now=now)
     except DuplicateReceipt as known:
         return _left(note, known.extra["existing_receipt_id"], draft.dedupe_key, is_duplicate=True)
-    Handoff.objects.create(
-        tenant_id=author.tenant_id,
-        recipient_id=recipient_id,
-        receipt_id=posted.receipt_id,
-        project=note.project or "",
-        kind=note.type,
-        priority=note.priority,
-        from_session=note.session,
-        left_at=posted.created_at,
-    )
     return _left(note, posted.receipt_id, posted.dedupe_key, is_duplicate=False)
 
 
@@ -241,75 +209,21 @@ def preview(principal_id: int, *, project: str | None, only: Sequence[str] | Non
     return choose(found, max_tokens=max_tokens, claim=lambda one: one)
 
 
-def _inherited_by(principal_id: int, session: str) -> list[Kept]:
-    """The items that a session has inherited, as long as they are kept."""
-    rows = Handoff.objects.filter(recipient_id=principal_id, inherited_by=session, inherited_at__isnull=False)
-    found = []
-    for receipt_id in rows.order_by("pk").values_list("receipt_id", flat=True)[:_PAGE]:
-        try:
-            receipt = receipts.find_for(receipt_id, principal_id=principal_id)
-        except NotFound:
-            continue
-        if receipt.pruned_at is None:
-            found.append(Kept.of(receipt))
-    return sorted(found, key=lambda one: one.order)
-
-
 @transaction.atomic
 def inherit(
-    *,
-    reader: Caller,
-    session: str,
-    project: str | None,
-    max_tokens: int,
-    only: Sequence[str] | None,
-    again: bool,
-    now: datetime,
+    *, reader: Caller, project: str | None, max_tokens: int, only: Sequence[str] | None, now: datetime
 ) -> Shown:
     """Give a session the waiting items and ack them: no other session is given them.
 
     :param project: as of :func:`waiting`.
     :param only: among these receipt ids; None: all.
-    :param again: include what this session was given before, beside the budget.
     """
-    before = _inherited_by(reader.principal_id, session) if again else []
-    chosen, left = preview(reader.principal_id, project=project, only=only, max_tokens=max_tokens)
-    won = _claim(reader, session, chosen, now)
-    shown = [one for one in chosen if one.receipt_id in won]
+    # A session that comes at the same moment waits here, and then finds acked what this one took.
+    if inboxes.lock(principal_id=reader.principal_id) is None:
+        return [], []
+    shown, left = preview(reader.principal_id, project=project, only=only, max_tokens=max_tokens)
     if shown:
         pks = [one.pk for one in shown]
         inboxes.ack_receipts(principal_id=reader.principal_id, receipt_pks=pks, now=now)
         inboxes.mark_delivered(receipt_pks=pks, now=now)
-    return [*before, *shown], left
-
-
-def _claim(reader: Caller, session: str, chosen: Sequence[Kept], now: datetime) -> set[str]:
-    """The receipt ids among these that no other session took first."""
-    items = [
-        {
-            "receipt_id": one.receipt_id,
-            "project": one.item.project or "",
-            "kind": one.item.kind,
-            "priority": one.item.priority,
-            "from_session": one.item.from_session,
-            "left_at": one.item.created.isoformat(),
-        }
-        for one in chosen
-    ]
-    if not items:
-        return set()
-    given: dict[str, Any] = {
-        "tenant": reader.tenant_id,
-        "recipient": reader.principal_id,
-        "session": session,
-        "now": now,
-        "items": json.dumps(items),
-    }
-    return {receipt_id for (receipt_id,) in fetch(_CLAIM, given)}
-
-
-def tidy(*, before: datetime) -> int:
-    """Delete the handoffs that were inherited before this moment; returns how many. Their receipts stay."""
-    with acting_as_system("handoffs are tidied"):
-        old = Handoff.objects.filter(inherited_at__lt=before).order_by("inherited_at").values("pk")[:_TIDIED_AT_ONCE]
-        return Handoff.objects.filter(pk__in=old).delete()[0]
+    return shown, left

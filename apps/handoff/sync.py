@@ -1,23 +1,25 @@
 """Synchronisation of files with a server: each item crosses once, and is in one place at a time.
 
 A pushed item becomes a receipt, then goes to `processed/`; after a crash in between the dedupe key prevents a second
-receipt. A pull inherits under a session name that is written down first, as a marker file: a pull that was interrupted
-is repeated under the same name.
+receipt. A pulled item is written into a hidden folder before the server is asked to give it. What an interrupted pull
+has left there, and the server gave, becomes an item at the next pull.
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from apps.handoff import files
-from apps.handoff.files import KEPT, Found, Inbox, Rejected
-from apps.handoff.items import Item, Kind, Priority, Refused, moment_text, sent_name, settled_name, stamp
+from apps.handoff.files import Found, Inbox, Rejected
+from apps.handoff.items import Item, Kind, Priority, Refused, moment_text, sent_name, settled_name
 
 _SESSION: Final = "sync"
 _ALL: Final = 10_000_000
@@ -36,7 +38,7 @@ class Synced:
     pushed: list[str] = field(default_factory=list)
     """Receipt ids."""
     pulled: list[str] = field(default_factory=list)
-    """Receipt ids."""
+    """The names of their files."""
     declined: list[Rejected] = field(default_factory=list)
     """Items that the server refused; they wait here."""
 
@@ -108,64 +110,65 @@ def _push_one(inbox: Inbox, ask: Ask, found: Found, *, recipient: str | None, no
         into.pushed.append(receipt_id)
 
 
-def pull(inbox: Inbox, ask: Ask, *, now: datetime, into: Synced) -> None:
+def pull(inbox: Inbox, ask: Ask, *, into: Synced) -> None:
     """Fetch the items that wait on the server for this repository, or for none, but those that were sent from here.
 
     :raises Refused: if the server can't be reached or refuses the token.
     """
-    markers = inbox.folder / ".pulls"
+    pulled = inbox.folder / ".pulled"
     files.make(inbox.folder)
-    files.make(markers)
-    with (markers / ".lock").open("a") as lock:
+    files.make(pulled)
+    with (pulled / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for interrupted in sorted(markers.glob(f"{_SESSION}-*")):
-            _fetch(inbox, ask, interrupted, only=[], now=now, into=into)
-        while wanted := _wanted(inbox, ask):
-            marker = files.write_new(markers, lambda: f"{_SESSION}-{inbox.repository.id}-{stamp(now)}", b"")
-            if not _fetch(inbox, ask, marker, only=wanted[:_AT_ONCE], now=now, into=into):
-                break
+        wanted = _wanted(inbox, ask)
+        # What an interrupted pull has left and waits no more was given to it.
+        _settle(inbox, [path for path in files.waiting(pulled) if path.name not in wanted], into)
+        while wanted:
+            some = dict(islice(wanted.items(), _AT_ONCE))
+            for name, item in some.items():
+                if not (pulled / name).exists():
+                    files.write_new(pulled, partial(settled_name, item), item.to_bytes())
+            given = _inherited(inbox, ask, session=_SESSION, receipt_ids=[one.receipt_id for one in some.values()])
+            _settle(inbox, [pulled / settled_name(one) for one in given], into)
+            # The others were taken meanwhile by another reader.
+            for name in some:
+                (pulled / name).unlink(missing_ok=True)
+            wanted = _wanted(inbox, ask) if given else {}
 
 
-def _wanted(inbox: Inbox, ask: Ask) -> list[str]:
-    answer = _asked(ask, {"project": inbox.repository.id, "max_tokens": _ALL})
-    found: list[str] = [one["receipt_id"] for one in _member(answer, "items")]
-    return [one for one in found if not (inbox.past / sent_name(one)).exists()]
+def _wanted(inbox: Inbox, ask: Ask) -> dict[str, Item]:
+    """What waits, by the names of files."""
+    found = _inherited(inbox, ask, project=inbox.repository.id)
+    return {settled_name(one): one for one in found if not (inbox.past / sent_name(str(one.receipt_id))).exists()}
 
 
-def _fetch(inbox: Inbox, ask: Ask, marker: Path, *, only: list[str], now: datetime, into: Synced) -> int:
-    """Write the items that the session of this marker was given, or is given now; returns how many files are new.
+def _inherited(inbox: Inbox, ask: Ask, **given: Any) -> list[Item]:
+    status, answer = ask("/api/v1/handoffs/inherit", {**given, "max_tokens": _ALL})
+    _refuse_errors(status, answer)
+    return [
+        Item(
+            from_session=one["from_session"],
+            kind=Kind(one["type"]),
+            priority=Priority(one["priority"]),
+            created=datetime.fromisoformat(one["created"]),
+            body=one["body"],
+            project=one["project"] if one["project"] != inbox.repository.id else None,
+            receipt_id=one["receipt_id"],
+        )
+        for one in _member(answer, "items")
+    ]
 
-    The marker of an interrupted pull that is given nothing may belong to another agent. It stays as long as the server
-    remembers sessions.
-    """
-    answer = _asked(ask, {"session": marker.name, "receipt_ids": only, "again": True, "max_tokens": _ALL})
-    items = _member(answer, "items")
-    fetched = [receipt_id for one in items if (receipt_id := _keep(inbox, one))]
-    into.pulled += fetched
-    if items or only or now.timestamp() - marker.stat().st_mtime >= KEPT.total_seconds():
-        marker.unlink(missing_ok=True)
-    return len(fetched)
 
-
-def _keep(inbox: Inbox, answer: Mapping[str, Any]) -> str | None:
-    """Write an item as a file, unless it was written before; answers its receipt id if it is new."""
-    item = Item(
-        from_session=answer["from_session"],
-        kind=Kind(answer["type"]),
-        priority=Priority(answer["priority"]),
-        created=datetime.fromisoformat(answer["created"]),
-        body=answer["body"],
-        project=answer["project"] if answer["project"] != inbox.repository.id else None,
-        receipt_id=answer["receipt_id"],
-    )
-    name = settled_name(item)
-    # It may have been written here before, wherever it is by now.
-    places = (name, f"{inbox.past.name}/{name}", f".claimed/*/{name}", f"rejected/*-{name}")
-    if any(any(inbox.folder.glob(place)) for place in places):
-        return None
-    # An item that can't be read again is rejected here, where somebody sees it.
-    files.write_new(inbox.folder, lambda: name, item.to_bytes())
-    return item.receipt_id
+def _settle(inbox: Inbox, pulled: Sequence[Path], into: Synced) -> None:
+    """Move items that the server has given into the inbox, but those that were written there before."""
+    for path in pulled:
+        # Wherever it is by now. An item that can't be read again is rejected here, where somebody sees it.
+        places = (path.name, f"{inbox.past.name}/{path.name}", f".claimed/*/{path.name}", f"rejected/*-{path.name}")
+        if any(any(inbox.folder.glob(place)) for place in places):
+            path.unlink()
+        else:
+            path.rename(inbox.folder / path.name)
+            into.pulled.append(path.name)
 
 
 def _payload(item: Item, project: str, recipient: str | None) -> dict[str, Any]:
@@ -178,12 +181,6 @@ def _payload(item: Item, project: str, recipient: str | None) -> dict[str, Any]:
         "project": project,
     }
     return payload if recipient is None else {**payload, "recipient_ai": recipient}
-
-
-def _asked(ask: Ask, given: Mapping[str, Any]) -> dict[str, Any]:
-    status, answer = ask("/api/v1/handoffs/inherit", given)
-    _refuse_errors(status, answer)
-    return answer
 
 
 def _member(answer: Mapping[str, Any], name: str) -> Any:

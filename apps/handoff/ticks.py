@@ -7,16 +7,10 @@ from django.conf import settings
 from django.utils import timezone
 
 from apps.core.ticks import tick
-from apps.handoff import files, places, services
+from apps.handoff import files, places
 from apps.handoff.items import Refused
 
 logger = logging.getLogger(__name__)
-
-
-@tick(every=timedelta(hours=1))
-def tidy() -> None:
-    """Delete handoffs that were inherited long ago."""
-    services.tidy(before=timezone.now() - settings.HANDOFFS_KEPT)
 
 
 @tick(every=timedelta(hours=1))

@@ -26,8 +26,6 @@ class Inherit(Input):
     """Of this repository, and what belongs to none; left out, all."""
     max_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = MAX_TOKENS
     """Most urgent first, until the next one does not fit; cautions come in any case."""
-    again: bool = False
-    """Show what this session was shown before as well, because the answer was lost."""
     receipt_ids: Annotated[list[Line], Field(max_length=500)] | None = None
     """Look among these only."""
 
@@ -77,11 +75,9 @@ def inherit(caller: Caller, given: Inherit) -> InheritedOutput:
     else:
         shown, waiting = services.inherit(
             reader=caller,
-            session=given.session,
             project=given.project,
             max_tokens=given.max_tokens,
             only=given.receipt_ids,
-            again=given.again,
             now=timezone.now(),
         )
     return InheritedOutput(

@@ -1,7 +1,5 @@
 """Items as receipts: leaving and inheriting over the API and in prompts, and what may come between."""
 
-from datetime import timedelta
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -54,15 +52,6 @@ def test_looking_takes_nothing(hub: Hub) -> None:
     hub.leave()
     assert hub.bodies() == hub.bodies() == hub.bodies("second") == [LEFT["body"]]
     assert hub.bodies() == []
-
-
-def test_lost_answer_is_repeated_for_the_same_session(hub: Hub) -> None:
-    hub.leave()
-    hub.bodies("second")
-    hub.leave(body="More")
-    assert hub.bodies("third", again=True) == ["More"]
-    assert hub.bodies("second") == []
-    assert hub.bodies("second", again=True) == [LEFT["body"]]
 
 
 def test_same_note_twice_is_one_receipt(hub: Hub) -> None:
@@ -144,35 +133,20 @@ def test_receipt_ids_limit_what_is_inherited(hub: Hub) -> None:
     hub.leave(body="Second")
     assert hub.bodies("a", receipt_ids=[first["receipt_id"], "nonesuch"]) == ["First"]
     assert hub.bodies("a", receipt_ids=[]) == []
-    assert hub.bodies("a", receipt_ids=[], again=True) == ["First"]
 
 
 def test_inherit_takes_a_constant_number_of_statements(as_kee: Caller) -> None:
-    def inherit(session: str) -> int:
+    def inherit() -> int:
         with CaptureQueriesContext(connection) as asked:
-            services.inherit(
-                reader=as_kee, session=session, project=None, max_tokens=10**6, only=None, again=False, now=T0
-            )
+            services.inherit(reader=as_kee, project=None, max_tokens=10**6, only=None, now=T0)
         return len(asked)
 
     counts = []
     for many in (1, 25):
         for nth in range(many):
             services.leave(author=as_kee, recipient_id=as_kee.principal_id, note=note(f"{many} {nth}"), now=T0)
-        counts.append(inherit(f"s-{many}"))
+        counts.append(inherit())
     assert counts[0] == counts[1]
-
-
-def test_tidy_deletes_old_inherited_rows_only(as_kee: Caller) -> None:
-    for body in ("First", "Second"):
-        services.leave(author=as_kee, recipient_id=as_kee.principal_id, note=note(body), now=T0)
-    (first, _) = services.waiting(as_kee.principal_id, project=None)
-    services.inherit(
-        reader=as_kee, session="a", project=None, max_tokens=500, only=[first.receipt_id], again=False, now=T0
-    )
-    assert services.tidy(before=T0) == 0
-    assert services.tidy(before=T0 + timedelta(seconds=1)) == 1
-    assert len(services.waiting(as_kee.principal_id, project=None)) == 1
 
 
 def test_concurrent_sessions_share_the_items(transactional_db: None) -> None:
@@ -181,14 +155,12 @@ def test_concurrent_sessions_share_the_items(transactional_db: None) -> None:
         for number in range(20):
             services.leave(author=kee, recipient_id=kee.principal_id, note=note(str(number)), now=T0)
 
-    def inherit(session: str) -> list[str]:
+    def inherit() -> list[str]:
         with acting_as(kee):
-            found = services.inherit(
-                reader=kee, session=session, project=None, max_tokens=10**6, only=None, again=False, now=T0
-            )
+            found = services.inherit(reader=kee, project=None, max_tokens=10**6, only=None, now=T0)
         return [one.item.body for one in found[0]]
 
-    shown = at_once(*[partial(inherit, f"s-{number}") for number in range(6)])
+    shown = at_once(*[inherit] * 6)
     assert sorted(chain.from_iterable(shown)) == sorted(str(number) for number in range(20))
 
 
@@ -217,7 +189,6 @@ def test_a_session_that_says_its_name_takes_over_what_was_left(hub: Hub) -> None
     assert "JWT rotation" in text
     assert "memory_bootstrap:" in text
     assert hub.bodies("another") == []
-    assert hub.bodies("2026-01-11-api", again=True) == [LEFT["body"]]
 
 
 def test_who_may_not_read_an_inbox_is_told_the_rest(tenant: Tenant) -> None:

@@ -1,9 +1,7 @@
 """Files and receipts: an agent that has only the one and an agent that has only the other hand over to each other."""
 
 import json
-import os
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,8 @@ from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from apps.handoff import files, sync, ticks
-from apps.handoff.items import Kind, Priority, Refused, stamp
-from apps.handoff.models import Handoff
+from apps.handoff.items import Kind, Priority, Refused
 from apps.handoff.sync import Ask, Synced
-from apps.principals.tenancy import acting_as_system
 from tests.factories import make_tenant, make_token
 from tests.handoff.conftest import NOON, Hub, bodies, git, handoff, inbox_of, item, leave, make_repository
 from tests.mcp.raw import modern
@@ -24,7 +20,7 @@ from tests.mcp.raw import modern
 def synchronise(root: Path, ask: Ask) -> tuple[int, int, int]:
     """Both ways; how many went there, came from there, and were declined."""
     synced = Synced()
-    sync.pull(inbox_of(root), ask, now=NOON, into=synced)
+    sync.pull(inbox_of(root), ask, into=synced)
     sync.push(inbox_of(root), ask, recipient=None, now=NOON, into=synced)
     return len(synced.pushed), len(synced.pulled), len(synced.declined)
 
@@ -81,34 +77,25 @@ def test_lost_answer_of_a_push_makes_one_receipt(root: Path, hub: Hub) -> None:
     assert hub.bodies("second") + bodies(root) == ["First\n"]
 
 
-def test_interrupted_pull_is_completed(root: Path, hub: Hub) -> None:
+@pytest.mark.parametrize("answer_is_lost", [True, False])
+def test_interrupted_pull_is_completed(root: Path, hub: Hub, answer_is_lost: bool) -> None:
     for body in ("First\n", "Second\n"):
         hub.leave(body=body)
 
-    def answer_is_lost(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        answer = hub.ask(path, dict(given))
+    def interrupted(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         if "session" in given:
+            if answer_is_lost:
+                hub.ask(path, dict(given))
             raise Refused("gone")
-        return answer
+        return hub.ask(path, dict(given))
 
     with pytest.raises(Refused):
-        sync.pull(inbox_of(root), answer_is_lost, now=NOON, into=Synced())
-    assert hub.bodies("a session meanwhile") == []
+        sync.pull(inbox_of(root), interrupted, into=Synced())
+    assert bodies(root) == []
+    assert len(hub.bodies()) == (0 if answer_is_lost else 2)
     assert synchronise(root, hub.ask) == (0, 2, 0)
     assert synchronise(root, hub.ask) == (0, 0, 0)
     assert sorted(bodies(root)) == ["First\n", "Second\n"]
-
-
-def test_marker_of_a_pull_is_removed_after_thirty_days(root: Path, hub: Hub) -> None:
-    rounds = inbox_of(root).folder / ".pulls"
-    rounds.mkdir(parents=True)
-    mark = rounds / f"sync-web-12ab34cd-{stamp(NOON)}"
-    mark.touch()
-    os.utime(mark, (NOON.timestamp(), NOON.timestamp()))
-    synchronise(root, hub.ask)
-    assert mark.exists()
-    sync.pull(inbox_of(root), hub.ask, now=NOON + timedelta(days=30), into=Synced())
-    assert not mark.exists()
 
 
 @pytest.mark.parametrize(
@@ -116,21 +103,30 @@ def test_marker_of_a_pull_is_removed_after_thirty_days(root: Path, hub: Hub) -> 
 )
 def test_pulled_item_is_written_once(root: Path, hub: Hub, to: str) -> None:
     hub.leave(body="First\n")
-    sync.pull(inbox_of(root), hub.ask, now=NOON, into=Synced())
-    mark = inbox_of(root).folder / ".pulls" / f"sync-{inbox_of(root).repository.id}-{stamp(NOON)}"
-    mark.touch()
+    sync.pull(inbox_of(root), hub.ask, into=Synced())
     (written,) = files.waiting(inbox_of(root).folder)
+    left_behind = inbox_of(root).folder / ".pulled" / written.name
+    left_behind.write_bytes(written.read_bytes())
     place = Path(f"{inbox_of(root).folder}/{to}{written.name}")
     place.parent.mkdir(parents=True, exist_ok=True)
     written.rename(place)
 
-    def answered_once_more(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        return hub.ask(path, {**given, "session": session} if "session" in given else dict(given))
+    assert synchronise(root, hub.ask) == (0, 0, 0)
+    assert list(inbox_of(root).folder.rglob(f"*{written.name}")) == [place]
 
-    with acting_as_system("test"):
-        session = Handoff.objects.get().inherited_by
-    assert synchronise(root, answered_once_more) == (0, 0, 0)
-    assert (len(list(inbox_of(root).folder.rglob(f"*{written.name}"))), mark.exists()) == (1, False)
+
+def test_item_that_another_reader_takes_during_a_pull_is_not_pulled(root: Path, hub: Hub) -> None:
+    for body in ("First\n", "Second\n"):
+        hub.leave(body=body)
+
+    def raced(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        if "session" in given:
+            assert hub.bodies("another", receipt_ids=given["receipt_ids"][:1]) == ["First\n"]
+        return hub.ask(path, dict(given))
+
+    assert synchronise(root, raced) == (0, 1, 0)
+    assert synchronise(root, hub.ask) == (0, 0, 0)
+    assert bodies(root) == ["Second\n"]
 
 
 def test_item_of_another_repository_is_not_pushed(tmp_path: Path, root: Path, hub: Hub) -> None:
@@ -184,7 +180,7 @@ def test_foreign_answer_is_refused(root: Path, live_server: LiveServer) -> None:
 
     leave(root)
     with pytest.raises(Refused, match="as the API does"):
-        sync.pull(inbox_of(root), something_else, now=NOON, into=Synced())
+        sync.pull(inbox_of(root), something_else, into=Synced())
     with pytest.raises(Refused, match="as the API does"):
         sync.push(inbox_of(root), something_else, recipient=None, now=NOON, into=Synced())
     assert len(inbox_of(root).waiting()) == 1

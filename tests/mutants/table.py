@@ -340,8 +340,8 @@ MUTANTS: Final = (
         name="handoff-once",
         breaks="Two sessions inherit the same item.",
         file="apps/handoff/services.py",
-        text="    where known.inherited_at is null\n",
-        replacement="",
+        text="if inboxes.lock(principal_id=reader.principal_id) is None:",
+        replacement="if False:",
         tests=("tests/handoff/test_operations.py",),
     ),
 )
