@@ -256,17 +256,17 @@ def databases(process: str) -> dict[str, dict[str, Any]]:
     """The logins of a kind of process (web | worker | beat | command); an absent one is that of requests."""
     # The most database connections of a web process.
     most = env.int("GATEHOUSE_POOL", default=16)
-    found = {"default": database(process)}
+    found = {"default": database(process, DATABASE_URL, most)}
     if DATABASE_URL_SYSTEM:
         # The console, `/metrics` and `/readyz`.
-        found["system"] = database(process, DATABASE_URL_SYSTEM, most=max(2, most // 4))
+        found["system"] = database(process, DATABASE_URL_SYSTEM, max(2, most // 4))
     if DATABASE_URL_OWNER and process == "command":
-        found["owner"] = database(process, DATABASE_URL_OWNER)
+        found["owner"] = database(process, DATABASE_URL_OWNER, most)
     return found
 
 
-def database(process: str, url: str = DATABASE_URL, *, most: int | None = None) -> dict[str, Any]:
-    """How a kind of process is connected by one login; `most` connections of a web process, else `GATEHOUSE_POOL`."""
+def database(process: str, url: str, most: int) -> dict[str, Any]:
+    """How a kind of process is connected by one login; a web process by `most` connections."""
     config: dict[str, Any] = dict(env.db_url_config(url))
     if config["ENGINE"] != "django.db.backends.postgresql":
         raise ImproperlyConfigured("DATABASE_URL must have the form postgresql://user:password@host:port/database.")
@@ -295,8 +295,6 @@ def database(process: str, url: str = DATABASE_URL, *, most: int | None = None) 
     # A connection that the server has ended is noticed before a request gets it, pooled or not.
     if process == "web":
         config["ENGINE"] = "config.pooled"
-        # The most database connections of a web process.
-        most = most or env.int("GATEHOUSE_POOL", default=16)
         # The pool doubles its pause after each failed attempt. It gives up after a second and begins anew, so that requests
         # get connections as soon as the database is back.
         again = {"reconnect_timeout": 1.0, "reconnect_failed": ConnectionPool.check}
