@@ -1,6 +1,8 @@
 """What the import contracts can't see: who writes, what is documented, where foreign keys point, what is walled."""
 
 import ast
+import io
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,9 @@ from typing import Final
 import pytest
 from django.apps import apps
 from django.conf import settings
+from django.core.management import call_command
 from django.db import models
+from django.db.migrations.loader import MigrationLoader
 
 from apps.principals.models import Membership, Tenant, TenantModel
 from tests.mutants.table import MUTANTS, Mutant
@@ -135,6 +139,49 @@ def test_what_is_not_of_a_tenant_is_known() -> None:
         "principals.Operator",
         Tenant._meta.label,
     }
+
+
+# What processes of the last release would fail at, and what keeps them from a table for as long as it is long. A later
+# release removes what none asks for any more, by a migration that is named after that: contract.
+_BREAKING: Final = re.compile(
+    r"drop (table|column)|rename|alter column \S+ (type|set not null|drop default)|add column (?!.* default).* not null"
+)
+_LOCKING: Final = re.compile(
+    r"create (unique )?index (?!concurrently)\S+ on (?P<table>\S+)"
+    r"|alter table (?P<altered>\S+) add constraint (?!.*(not valid|using index))"
+)
+
+
+def _unsafe(name: str, script: str) -> list[str]:
+    """The statements of a migration that no release may bring while another one works (docs/upgrade.md)."""
+    statements = [one for one in re.sub(r"--.*", "", script).lower().split(";") if one.strip()]
+    made = set(re.findall(r"create table (\S+)", script.lower()))
+    return [
+        one.strip()
+        for one in statements
+        if (_BREAKING.search(one) and not name.endswith("contract"))
+        or ((found := _LOCKING.search(one)) and not made & {found["table"], found["altered"]})
+    ]
+
+
+def test_migrations_let_the_last_release_work(db: None) -> None:
+    for app, name in sorted(MigrationLoader(None, ignore_no_migrations=True).disk_migrations):
+        if app in LEVEL_OF and name != "0001_initial":
+            script = io.StringIO()
+            call_command("sqlmigrate", app, name, stdout=script)
+            assert _unsafe(name, script.getvalue()) == [], f"{app}.{name}"
+
+
+def test_unsafe_statements_of_a_migration_are_known() -> None:
+    safe = """alter table t add column c text null; alter table t add column c int default 0 not null;
+        create index concurrently i on t (c); create table u (c text not null); create index i on u (c);
+        alter table t add constraint k check (c > 0) not valid"""
+    unsafe = """alter table t add column c int not null; alter table t alter column c drop default; drop table t;
+        alter table t alter column c type bigint using c::bigint; alter table t alter column c set not null;
+        alter table t drop column c cascade; alter table t rename column c to d; create index i on t (c);
+        create unique index i on t (c); alter table t add constraint k check (c > 0)"""
+    assert _unsafe("0002_more", safe) == []
+    assert len(_unsafe("0002_more", unsafe)) == unsafe.count(";") + 1
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -38,6 +38,7 @@ _REST: Final = 180.0
 # Violations that are printed.
 _SHOWN: Final = 50
 _Kind = TypeVar("_Kind", bound=Actor)
+Deal = Callable[[random.Random], list[Breakage]]
 _TENANTS: Final = ("default", "other")
 _RECEIPTS: Final = """
     select jsonb_build_object('receipt_id', r.receipt_id, 'tenant', t.slug, 'recipient', p.name, 'event_type', r.event_type,
@@ -47,12 +48,15 @@ _RECEIPTS: Final = """
 """
 
 
-def run(*, tasks: int, seed: int, pause: float = 1.0, tell: Callable[[str], None] = print) -> History:
+def run(
+    *, tasks: int, seed: int, pause: float = 1.0, tell: Callable[[str], None] = print, deal: Deal = choices
+) -> History:
     """Run until so many tasks are accepted and every fault has been.
 
     The same seed makes the same choices; when they meet is the machine's affair.
 
     :param pause: seconds between two faults, on average.
+    :param deal: gives the faults, the last first.
     :raises StackError: if a server does not start.
     :raises Broken: if the ground gives way otherwise.
     """
@@ -61,7 +65,7 @@ def run(*, tasks: int, seed: int, pause: float = 1.0, tell: Callable[[str], None
         prepared(settings="tests.chaos.settings", tokens=_tokens(), tell=tell) as ground,
         press_house(history) as manifest,
     ):
-        _Run(tasks, seed, pause, tell, ground, history).go(manifest)
+        _Run(tasks, seed, pause, tell, deal, ground, history).go(manifest)
     return history
 
 
@@ -93,6 +97,7 @@ class _Run:
     seed: int
     pause: float
     tell: Callable[[str], None]
+    deal: Deal
     ground: Ground
     history: History
     actors: list[Actor] = field(default_factory=list)
@@ -105,10 +110,10 @@ class _Run:
                 _register_types(client)
         self._start_actors(manifest)
         dice = random.Random(self.seed)  # noqa: S311  # no secret
-        left = choices(dice)
+        left = self.deal(dice)
         deck = list(left)
         while left or self._accepted() < self.tasks:
-            deck = deck or choices(dice)
+            deck = deck or self.deal(dice)
             breakage = deck.pop()
             left = [one for one in left if one is not breakage]
             self._break(breakage, dice)

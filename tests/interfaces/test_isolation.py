@@ -8,7 +8,7 @@ does not, :mod:`tests.interfaces.planting` lacks what it is to be asked for.
 import base64
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -166,11 +166,6 @@ def enough(declared: Operation, said: Said) -> bool:
     return said.fine and (declared.name in WORDLESS or not reads(declared) or leaks(said, {}))
 
 
-def lasting_first(asked: Iterable[tuple[Operation, Any]]) -> list[tuple[Operation, Any]]:
-    """What destroys comes last: files that are gone are so for those who ask afterwards, too."""
-    return sorted(asked, key=lambda one: one[0].destructive)
-
-
 def meet(declared: Operation, ask: Callable[[Mapping[str, Any], str], Said], two: Two) -> tuple[bool, list[Any]]:
     """Whether the owner is answered what it asks, and what the stranger has to ask to be told a word of the owner's."""
 
@@ -183,21 +178,18 @@ def meet(declared: Operation, ask: Callable[[Mapping[str, Any], str], Said], two
     return reached, [given for given in asked if leaks(said(given, two.stranger), given)]
 
 
-def test_no_route_shows_data_of_another_tenant(two: Two) -> None:
-    out_of_reach, leaking = [], []
-    for declared, route in lasting_first(ROUTED):
-        reached, told = meet(declared, partial(ask_rest, declared, route), two)
-        out_of_reach += [] if reached else [(route.method, route.path)]
-        leaking += [(route.method, route.path, given) for given in told]
-    assert (out_of_reach, leaking) == ([], [])
+ROUTES: Final = [(declared, f"{one.method} {one.path}", partial(ask_rest, declared, one)) for declared, one in ROUTED]
+CALLS: Final = [(declared, declared.name, partial(ask_tool, declared)) for declared in TOOLS]
 
 
-def test_no_tool_shows_data_of_another_tenant(two: Two) -> None:
+@pytest.mark.parametrize("doors", [ROUTES, CALLS], ids=["route", "tool"])
+def test_no_answer_shows_data_of_another_tenant(two: Two, doors: list[tuple[Operation, str, Any]]) -> None:
     out_of_reach, leaking = [], []
-    for declared, _ in lasting_first((declared, None) for declared in TOOLS):
-        reached, told = meet(declared, partial(ask_tool, declared), two)
-        out_of_reach += [] if reached else [declared.name]
-        leaking += [(declared.name, given) for given in told]
+    # What destroys comes last: files that are gone are so for those who ask afterwards, too.
+    for declared, name, ask in sorted(doors, key=lambda door: door[0].destructive):
+        reached, told = meet(declared, ask, two)
+        out_of_reach += [] if reached else [name]
+        leaking += [(name, given) for given in told]
     assert (out_of_reach, leaking) == ([], [])
 
 

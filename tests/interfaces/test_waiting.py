@@ -79,12 +79,6 @@ class Agent:
         self.posted.append(posted.receipt_id)
         return str(posted.receipt_id)
 
-    async def acks_through(self, token: str) -> Any:
-        return (await self.posts("/api/v1/inbox/ack-through", through=token)).json()
-
-    async def unread(self) -> list[str]:
-        return shown((await self.gets("/api/v1/inbox?limit=500")).json())
-
 
 @dataclass
 class Event:
@@ -101,9 +95,6 @@ class Stream:
     def __init__(self, response: httpx2.Response) -> None:
         self.response = response
         self._lines = response.aiter_lines()
-
-    async def opened(self) -> None:
-        await anext(self._lines)
 
     async def __anext__(self) -> Event:
         members: dict[str, str] = {}
@@ -166,8 +157,11 @@ def test_wait_ends_on_a_post_and_its_token_acks_what_it_showed(kee: Agent) -> No
     async def story() -> tuple[Any, Any, list[str], Any]:
         page = (await poll(kee, "wait=50", kee.receives)).json()
         await kee.receives()
-        acked, unread = await kee.acks_through(page["entries"][-1]["token"]), await kee.unread()
-        return page, acked, unread, (await kee.gets("/api/v1/inbox?wait=50&after=1")).json()
+        acked = (await kee.posts("/api/v1/inbox/ack-through", through=page["entries"][-1]["token"])).json()
+        unread, further = [
+            (await kee.gets(f"/api/v1/inbox?{query}")).json() for query in ("limit=500", "wait=50&after=1")
+        ]
+        return page, acked, shown(unread), further
 
     page, acked, unread, further = run(story, within=30)
     assert shown(page) == kee.posted[:1]

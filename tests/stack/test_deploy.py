@@ -29,13 +29,11 @@ def _loaded(path: Path) -> Any:
 
 
 def _compose() -> dict[str, Any]:
-    loaded: dict[str, Any] = _loaded(ROOT / "docker-compose.yml")
-    return loaded
+    return dict(_loaded(ROOT / "docker-compose.yml"))
 
 
 def _kubernetes() -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = _loaded(DEPLOY / "kubernetes.yaml")["items"]
-    return items
+    return list(_loaded(DEPLOY / "kubernetes.yaml")["items"])
 
 
 def test_compose_file_follows_the_specification() -> None:
@@ -44,9 +42,11 @@ def test_compose_file_follows_the_specification() -> None:
     jsonschema_rs.validate(json.loads(schema), _compose())
 
 
-def test_names_are_declared() -> None:
+def test_names_are_declared_and_scripts_exist() -> None:
     compose = _compose()
     services = compose["services"]
+    words = " ".join(str(service.get("command", "")) for service in services.values()).split()
+    assert [word for word in words if word.endswith(".py") and not (ROOT / word).is_file()] == []
 
     for name, service in services.items():
         assert set(service.get("depends_on", {})) <= set(services), name
@@ -186,8 +186,3 @@ def test_compose_file_holds_no_secret() -> None:
             if variable.endswith(("_KEY", "_KEYS", "PASSWORD", "TOKEN")):
                 assert value.startswith("${"), variable
                 assert value.endswith(":-}"), variable
-
-
-def test_scripts_exist() -> None:
-    words = " ".join(str(service.get("command", "")) for service in _compose()["services"].values()).split()
-    assert [word for word in words if word.endswith(".py") and not (ROOT / word).is_file()] == []

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import psycopg
 import pytest
 import redis
@@ -122,37 +121,6 @@ def test_mark_tells_our_processes() -> None:
         finally:
             ours.kill()
             theirs.kill()
-
-
-@pytest.mark.ci
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
-def test_servers_die_with_a_killed_owner() -> None:
-    script = (
-        "from config.stack.supervisor import Supervisor\n"
-        "with Supervisor.of_a_run(environment={}) as supervisor:\n"
-        "    supervisor.start_servers()\n"
-        "    print(supervisor.data.path, flush=True)\n"
-        "    input()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).resolve().parents[2],
-    ) as owner:
-        assert owner.stdout is not None
-        data = DataFolder(Path(owner.stdout.readline().strip()))
-        servers = marked(data.mark)
-        assert not data.claim()
-        owner.kill()
-
-    _, alive = psutil.wait_procs(servers, timeout=30)
-    assert (len(servers), alive) == (2, [])
-    # The next run takes over the folder.
-    assert data.claim()
-    data.clear()
-    data.release()
 
 
 def test_no_login_of_a_stack_can_become_another(data: DataFolder) -> None:

@@ -1,0 +1,109 @@
+"""A release takes the place of another one while that works."""
+
+import io
+import signal
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from config.stack import processes
+from config.stack.supervisor import WEB, readiness
+from tests.chaos.ground import Breakage, Ground
+from tests.chaos.promises import violations
+from tests.chaos.run import run
+from tests.commands import PATIENCE, ROOT
+from tests.waiters import until
+
+# What a release may bring to each of two hot tables, and take back later. The partition is the one that is in use.
+_MIGRATION: Final = """
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    atomic = False
+    dependencies = [("{app}", "{leaf}")]
+    operations = [{operations}]
+"""
+_EXPAND: Final = """
+migrations.AddField("{model}", "later", models.TextField(null=True)),
+migrations.RunSQL("create index concurrently {table}_later on {table} (later)"),
+"""
+_CONTRACT: Final = 'migrations.RemoveField("{model}", "later")'
+_HOT: Final = {"tasks": ("Task", "tasks_task_p0"), "receipts": ("Receipt", "receipts_receipt")}
+
+
+def _git(*arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True).stdout
+
+
+def _released() -> str:
+    """The commit that set the last release's version; or, if it is newer, the first whose database is that of today."""
+    changes = (["HEAD~1", "-Gversion = ", "--", "pyproject.toml"], ["--", "apps/*/migrations/0001_initial.py"])
+    found = [_git("log", "-1", "--format=%H", *change).decode().strip() for change in changes]
+    return max(found, key=lambda commit: int(_git("rev-list", "--count", commit)))
+
+
+def _tree(path: Path, commit: str) -> Path:
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit))) as tree:
+        tree.extractall(path, filter="data")
+    return path
+
+
+def _migrate(ground: Ground, tree: Path, name: str, operations: str) -> None:
+    """Add a migration to each of the two apps, and bring the database up to date."""
+    for app, (model, table) in _HOT.items():
+        folder = tree / "apps" / app / "migrations"
+        leaf = max(folder.glob("0*.py")).stem
+        written = _MIGRATION.format(app=app, leaf=leaf, operations=operations.format(model=model, table=table))
+        (folder / f"{int(leaf[:4]) + 1:04}_{name}.py").write_text(written)
+    _manage(ground, "prepare")
+
+
+def _manage(ground: Ground, command: str) -> None:
+    log = ground.data.log("manage")
+    assert ground._launch("manage.py", command, log=log).wait() == 0, log.read_text()
+
+
+def _replace(ground: Ground, name: str) -> None:
+    """End a process as an operator does, and start it again from the tree that processes are started from now."""
+    one, ready = ground.kept[name], "startup complete"
+    begun = one.log.read_text().count(ready)
+    one.child.send_signal(signal.SIGTERM)
+    one.child.wait(timeout=PATIENCE)
+    one.restart()
+    if name.startswith("web"):
+        until(lambda: one.log.read_text().count(ready) > begun, one.log.read_text, seconds=PATIENCE)
+
+
+@pytest.mark.long
+def test_an_upgrade_under_load_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = _tree(tmp_path / "old", _released()), _tree(tmp_path / "new", "HEAD")
+    monkeypatch.setattr(processes, "PRODUCT", old)
+
+    def upgrade(ground: Ground, _: object) -> None:
+        assert ground._listener is not None
+        ground.add("web-2", *WEB.format(fd=ground._listener.fileno()).split(), GATEHOUSE_PROCESS="web")
+        product = [name for name in ground.kept if name.startswith(("web", "worker", "beat"))]
+        time.sleep(5)
+        monkeypatch.setattr(processes, "PRODUCT", new)
+        _migrate(ground, new, "expand", _EXPAND)
+        for _ in range(10):
+            assert readiness(ground.url)[0] != 503, "a process that knows nothing of the migration"
+            time.sleep(1)
+        assert {Path(ground.kept[name].child.cwd()) for name in product} == {old}
+        for name in product:
+            _replace(ground, name)
+        assert {Path(ground.kept[name].child.cwd()) for name in product} == {new}
+        _migrate(ground, new, "contract", _CONTRACT)
+        time.sleep(5)
+        _manage(ground, "doctor")
+
+    # While a web process ends, an answer may get lost on a kept connection. None may be a failure.
+    history = run(tasks=1, seed=20261129, deal=lambda _: [Breakage(name="upgrade", apply=upgrade, harms=("web",))])
+    assert violations(history) == []
+    assert [call for call in history.calls if (call.status or 0) >= 500] == []
+    assert min(len(history.accepted), len(history.receipts)) > 300
