@@ -32,7 +32,7 @@ class ChainCycle(Invalid):
 
 
 class ChainTooLong(Invalid):
-    """So many receipts follow from it, and it follows from so many, that finding a cycle takes too long."""
+    """So many receipts follow from it that finding a cycle takes too long."""
 
     code = "chain_too_long"
 

@@ -3,9 +3,7 @@
 import hashlib
 import json
 import uuid as uuids
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -113,14 +111,8 @@ class Extension:
     join: str
 
     @cached_property
-    def statements_by_closing(self) -> Mapping[bool, str]:
-        """By whether a draft may close what another has opened."""
-        return {
-            closing: sql.recording(
-                closing=closing, statements=f", {self.statements}", columns=f", {self.answer}", join=self.join
-            )
-            for closing in (True, False)
-        }
+    def statement(self) -> str:
+        return sql.recording(statements=f", {self.statements}", columns=f", {self.answer}", join=self.join)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,23 +152,22 @@ def record_many(
     closed by a plan's receipt. For a recipient that has moved, whoever posts as the source named like its target
     counts as the debtor.
 
-    Each kind of lock is taken once for the whole batch, in the same order everywhere: meeting points, waiting receipts,
-    keys, obligations. So batches don't deadlock. `extension` takes its locks after all of these. It is used only if
-    nothing is locked after the receipts are written: all references are known, and no other receipt can refer to the
-    id of a draft.
+    Drafts that name each other, or of which one could close a cycle, are recorded one after another indeed. For all
+    others each kind of lock is taken once for the whole batch, in the same order everywhere: meeting points, waiting
+    receipts, keys, obligations. So these don't deadlock. `extension` takes its locks after all of these. It is used only
+    if nothing is locked after the receipts are written: all references are known, no draft may close an obligation, and
+    no other receipt can refer to the id of a draft.
     """
     met = _meet(poster, drafts)
+    if len(drafts) > 1 and (_name_each_other(drafts) or met.may_turn):
+        return [record_many(poster=poster, drafts=[draft], now=now)[0] for draft in drafts]
     batch = _Batch(poster, drafts, met, extension if met.settled else None)
     batch.write(now)
     verdicts = [batch.verdict(nth) for nth in range(len(drafts))]
     written = [(draft, it) for draft, it in zip(drafts, verdicts, strict=True) if isinstance(it, Recorded)]
-    arrived = {recorded.receipt_id: recorded.id for _, recorded in written}
-    pairs = _link_waiting(met, arrived)
-    # What the statement of the receipts has not closed: roots in the same batch.
+    pairs = _link_waiting(met, {recorded.receipt_id: recorded.id for _, recorded in written})
     pairs += [
-        (arrived[draft.pairs_with], recorded.id)
-        for draft, recorded in written
-        if draft.pairs_with in arrived and draft.pairs_with not in met.links
+        (met.links[draft.pairs_with], recorded.id) for draft, recorded in written if draft.pairs_with in met.links
     ]
     if pairs:
         _close(pairs, now)
@@ -196,11 +187,18 @@ class _Met:
     waiting: Sequence[int] = ()
     """These receipts."""
     settled: bool = False
-    """Whether every reference is known, and nobody can have referred to any of the drafts."""
+    """Whether nothing is to be locked after the receipts are written."""
+    may_turn: bool = False
+    """Whether a receipt that others wait for refers to another, which could hang from it."""
 
 
 def _references(draft: ReceiptDraft) -> set[str]:
     return {reference for reference in (draft.caused_by, draft.pairs_with) if reference is not None}
+
+
+def _name_each_other(drafts: Sequence[ReceiptDraft]) -> bool:
+    given = [draft.receipt_id for draft in drafts if draft.receipt_id is not None]
+    return len(set(given)) < len(given) or any(not _references(draft).isdisjoint(given) for draft in drafts)
 
 
 def refer_to(poster: Poster, references: Collection[str]) -> dict[str, int]:
@@ -218,7 +216,7 @@ def _meet(poster: Poster, drafts: Sequence[ReceiptDraft], more: Collection[str] 
     links = _look_up(poster, references) if references else {}
     unknown = references - links.keys()
     if not unknown and not given:
-        return _Met(links, settled=True)
+        return _Met(links, settled=not any(draft.pairs_with for draft in drafts))
     standing: dict[str, UUID] = {}
     waiting, awaited = set[int](), set[str]()
     with connection.cursor() as cursor:
@@ -236,9 +234,10 @@ def _meet(poster: Poster, drafts: Sequence[ReceiptDraft], more: Collection[str] 
         if waiting:
             cursor.execute(sql.HOLD_WAITING, [sorted(waiting)])
         # Two arrivals that others wait for may close a cycle together; they are recorded one after the other.
-        if any(draft.receipt_id in awaited and _references(draft) for draft in drafts):
+        may_turn = any(draft.receipt_id in awaited and _references(draft) for draft in drafts)
+        if may_turn:
             cursor.execute(sql.SERIALIZE_ARRIVALS, [poster.tenant_id])
-    return _Met(links, standing, frozenset(awaited), sorted(waiting))
+    return _Met(links, standing, frozenset(awaited), sorted(waiting), may_turn=may_turn)
 
 
 def _link_waiting(met: _Met, arrived: Mapping[str, int]) -> list[tuple[int, int]]:
@@ -281,10 +280,6 @@ def _uuid(reference: str) -> str | None:
 
 _Key = tuple[str, str]
 """Source system and digest of the dedupe key."""
-_Node = int | str
-"""A receipt of the chain: by its primary key, or by its id where it has none yet."""
-
-_ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,134 +292,72 @@ class _Taken:
 
 
 class _Batch:
-    """Drafts on their way to become facts, and what becomes of each."""
+    """One draft, or several that have nothing to do with each other, and what becomes of each."""
 
     def __init__(self, poster: Poster, drafts: Sequence[ReceiptDraft], met: _Met, extension: Extension | None) -> None:
         self._poster = poster
         self._drafts = drafts
         self._met = met
-        self._extension = extension
+        self._statement = sql.RECORD if extension is None else extension.statement
         self._keys: list[_Key] = [
             (draft.source_system, hashlib.sha256(draft.dedupe_key.encode()).hexdigest()) for draft in drafts
         ]
         self._digests = [draft.content_digest() for draft in drafts]
         self._ids = [draft.receipt_id or random_id("rcpt") for draft in drafts]
         self._taken: dict[_Key, _Taken] = {}
-        self._standing = dict(met.standing)
-        self._cyclic: set[int] = set()
-        self._unjudged: set[int] = set()
-        self._clashing: set[int] = set()
+        self._faults: dict[int, DomainError] = {}
         self._recorded: dict[int, Recorded] = {}
 
     def write(self, now: datetime) -> None:
-        """Write what is not refused.
-
-        If one draft depends on another, all keys are looked up first. If a rival takes one of the keys before the
-        drafts are written, the write is rolled back and the drafts are judged again.
-        """
-        turners = self._turners()
-        entangled = bool(turners or self._standing or len(set(self._ids)) < len(self._ids))
-        if entangled:
-            self._look_up_keys(range(len(self._drafts)))
-        ancestry = _ways(self._poster, self._met) if turners else {}
-        for _ in range(_ATTEMPTS):
-            accepted = self._accepted(turners, ancestry)
-            with transaction.atomic() if entangled else nullcontext():
-                self._store(accepted, now)
-                missing = [nth for nth in accepted if nth not in self._recorded]
-                if entangled and missing:
-                    transaction.set_rollback(True)
-            self._look_up_keys(missing)
-            if not entangled or not missing:
-                break
-            self._recorded.clear()
+        """Write what is not refused; of drafts with one key, the first."""
+        if self._met.standing or self._met.awaited:
+            self._look_up_keys()
+        accepted: dict[_Key, int] = {}
+        for nth, key in enumerate(self._keys):
+            used = key in self._taken or key in accepted
+            if (fault := self._fault_of(nth, used=used)) is not None:
+                self._faults[nth] = fault
+            elif not used:
+                accepted[key] = nth
+        self._store(list(accepted.values()), now)
         for nth, recorded in self._recorded.items():
             self._taken[self._keys[nth]] = _Taken(self._digests[nth], recorded.receipt_id, recorded.uuid)
-            self._standing[recorded.receipt_id] = recorded.uuid
+        if not self._taken.keys() >= accepted.keys():
+            self._look_up_keys()
 
     def verdict(self, nth: int) -> Recorded | DomainError:
-        if nth in self._recorded:
-            return self._recorded[nth]
-        if (fault := self._fault_of_chain(nth)) is not None:
-            return fault
-        receipt_id = self._ids[nth]
-        if nth in self._clashing:
-            return ReceiptIdConflict(
-                f"The receipt id {receipt_id!r} belongs to a receipt with another dedupe key.",
-                existing_receipt_id=receipt_id,
-                existing_uuid=str(self._standing[receipt_id]),
-            )
+        if (found := self._recorded.get(nth) or self._faults.get(nth)) is not None:
+            return found
         if (taken := self._taken.get(self._keys[nth])) is not None:
             return _repetition(taken, self._digests[nth])
         return Unavailable("This dedupe key was released at this moment; post again.")
 
-    def _fault_of_chain(self, nth: int) -> DomainError | None:
-        if self._refers_to_itself(nth):
+    def _fault_of(self, nth: int, *, used: bool) -> DomainError | None:
+        """What is wrong with a draft's id, or with what it refers to; a repetition, whose key is used, may have any id."""
+        own, references = self._ids[nth], _references(self._drafts[nth])
+        if own in references:
             return ChainCycle("A receipt can't refer to itself.")
-        if nth in self._cyclic:
-            return ChainCycle(f"{self._ids[nth]} would be its own cause.")
-        if nth in self._unjudged:
-            return ChainTooLong(
-                f"Over {_WALKED} receipts follow from {self._ids[nth]}, and it would follow from as many."
+        if used:
+            return None
+        if (standing := self._met.standing.get(own)) is not None:
+            return ReceiptIdConflict(
+                f"The receipt id {own!r} belongs to a receipt with another dedupe key.",
+                existing_receipt_id=own,
+                existing_uuid=str(standing),
             )
-        return None
-
-    def _refers_to_itself(self, nth: int) -> bool:
-        return self._ids[nth] in _references(self._drafts[nth])
-
-    def _turners(self) -> set[int]:
-        """The drafts that could close a cycle: what waits for them is there, and what they refer to."""
-        turners, named = set[int](), set(self._met.awaited)
-        for nth, draft in enumerate(self._drafts):
-            references = _references(draft)
-            if references and self._ids[nth] in named:
-                turners.add(nth)
-            named |= references
-        return turners
-
-    def _accepted(self, turners: set[int], ancestry: Mapping[_Node, set[_Node]] | None) -> list[int]:
-        """The drafts that become facts unless a rival takes a key meanwhile; each is judged after those before it."""
-        accepted: list[int] = []
-        keys, ids, chain = set(self._taken), set(self._standing), dict(ancestry or {})
-        self._cyclic.clear()
-        self._unjudged.clear()
-        self._clashing.clear()
-        for nth, draft in enumerate(self._drafts):
-            key, own = self._keys[nth], self._ids[nth]
-            if key in keys or self._refers_to_itself(nth):
-                continue
-            if own in ids:
-                self._clashing.add(nth)
-                continue
-            if nth in turners and ancestry is None:
-                self._unjudged.add(nth)
-                continue
-            causes: set[_Node] = {self._met.links.get(reference, reference) for reference in _references(draft)}
-            if nth in turners and _reaches(chain, causes, own):
-                self._cyclic.add(nth)
-                continue
-            chain[own] = causes
-            keys.add(key)
-            ids.add(own)
-            accepted.append(nth)
-        return accepted
+        if not self._met.may_turn or not self._met.links:
+            return None
+        given = {"waiting": self._met.waiting, "links": list(self._met.links.values()), "limit": _WALKED + 1}
+        ((walked, is_cycle),) = fetch(sql.HANGING, given)
+        if is_cycle:
+            return ChainCycle(f"{own} would be its own cause.")
+        return ChainTooLong(f"Over {_WALKED} receipts follow from {own}.") if walked > _WALKED else None
 
     def _store(self, accepted: Sequence[int], now: datetime) -> None:
         if not accepted:
             return
-        rows = [self._row(nth) for nth in accepted]
-        own = {self._ids[nth] for nth in accepted}
-        linked = any(not own.isdisjoint(_references(self._drafts[nth])) for nth in accepted)
-        stored = fetch(
-            self._statement(linked=linked),
-            {
-                "tenant": self._poster.tenant_id,
-                "poster": self._poster.principal_id,
-                "now": now,
-                "drafts": json.dumps(rows),
-            },
-            hot=True,
-        )
+        given = {"tenant": self._poster.tenant_id, "poster": self._poster.principal_id, "now": now}
+        stored = fetch(self._statement, given | {"drafts": json.dumps([self._row(nth) for nth in accepted])}, hot=True)
         if any(row[4] is not None for row in stored):
             notify_on_commit()
         for nth, pk, uuid, surface, target_id, *extra in stored:
@@ -438,12 +371,6 @@ class _Batch:
                 goes_elsewhere=target_id is not None,
                 extra=tuple(extra),
             )
-
-    def _statement(self, *, linked: bool) -> str:
-        if linked:
-            return sql.RECORD_LINKED
-        closing = any(draft.pairs_with in self._met.links for draft in self._drafts)
-        return sql.RECORD[closing] if self._extension is None else self._extension.statements_by_closing[closing]
 
     def _row(self, nth: int) -> dict[str, Any]:
         """A draft as the statement takes it."""
@@ -478,10 +405,8 @@ class _Batch:
             **(_NO_GROUP if draft.group is None else asdict(draft.group)),
         }
 
-    def _look_up_keys(self, which: Sequence[int]) -> None:
-        if not which:
-            return
-        keys = {self._keys[nth] for nth in which}
+    def _look_up_keys(self) -> None:
+        keys = set(self._keys) - self._taken.keys()
         for source_system, key_digest, content_digest, receipt_id, uuid in fetch(
             sql.TAKEN,
             [
@@ -504,41 +429,7 @@ def _repetition(taken: _Taken, content_digest: bytes) -> DuplicateReceipt | Dedu
 
 
 _WALKED: Final = 5_000
-"""Of the receipts that one hangs from, or that hang from it, no more are looked through."""
-
-
-def _ways(poster: Poster, met: _Met) -> dict[_Node, set[_Node]] | None:
-    """What leads upwards from receipts that the drafts refer to, to ids that the drafts bring; None if it is too much.
-
-    Without an id that others have named nothing does. Else it is looked for from either end: as long as one of them
-    is short, no cycle is missed.
-    """
-    if not met.awaited or not met.links:
-        return {}
-    with connection.cursor() as cursor:
-        given: dict[str, Any] = {"tenant": poster.tenant_id, "limit": _WALKED + 1}
-        cursor.execute(sql.DESCENT, given | {"references": sorted(met.awaited)})
-        hanging = cursor.fetchall()
-        if len(hanging) <= _WALKED:
-            ways = defaultdict[_Node, set[_Node]](set)
-            for reference, pk in hanging:
-                ways[pk].add(reference)
-            return ways
-        cursor.execute(sql.ANCESTRY, given | {"receipts": list(met.links.values())})
-        causes = cursor.fetchall()
-        return {pk: {*links, *references} for pk, links, references in causes} if len(causes) <= _WALKED else None
-
-
-def _reaches(chain: Mapping[_Node, set[_Node]], start: set[_Node], goal: _Node) -> bool:
-    seen, front = set(start), list(start)
-    while front:
-        node = front.pop()
-        if node == goal:
-            return True
-        following = chain.get(node, set()) - seen
-        seen |= following
-        front.extend(following)
-    return False
+"""Of the receipts that hang from one, no more are looked through."""
 
 
 @transaction.atomic

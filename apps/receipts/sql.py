@@ -45,10 +45,10 @@ with {draft}, {stored} as materialized (
          flush_class, summary_hint, break_thread, delivery_handle, created_at)
     select d.id, %(tenant)s::bigint, d.uuid, d.receipt_id, d.recipient, %(poster)s::bigint, d.source_system,
            d.event_type, d.dedupe_key, d.title, d.summary, d.metadata, d.artifact_pointer, d.artifact_location,
-           d.requires_action, d.suggested_next_step, d.caused_by_ref, d.pairs_with_ref, {caused_by}, {pairs_with},
+           d.requires_action, d.suggested_next_step, d.caused_by_ref, d.pairs_with_ref, d.caused_by, d.pairs_with,
            d.shown, d.groupable, d.resource_ref, d.event_family, d.flush_class, d.summary_hint, d.break_thread,
            d.delivery_handle, %(now)s::timestamptz
-    from stored d {links}
+    from stored d
 ){owed}, delivery as (
     insert into delivery_delivery
         (tenant_id, target_id, object_id, reference, recipient, state, due_at, attempts, created_at)
@@ -83,34 +83,6 @@ _MAY_CLOSE: Final = f"""
                                  and starts_with(closer.event_type, 'plan_')
         else closer.poster_id in (owed.debtor_id, owed.creditor_id) or {_FROM_THERE} end
 """
-# What the drafts close of receipts that were there before them; the first of several that may close does. Held after the
-# keys, in the order of their ids; who reads `stored` comes after that. Primary keys only: `is true` keeps the planner from the partial
-# indexes of open obligations, which it would walk for each creditor of the tenant.
-_CLOSING: Final = f"""
-), closable as materialized (
-    select receipt_id, debtor_id, creditor_id from receipts_obligation
-    where receipt_id = any(array(select pairs_with from taken)) and (closed_at is null) is true
-    order by receipt_id for no key update
-), opener as materialized (
-    select id, event_type, poster_id, recipient_id from receipts_receipt
-    where id = any(array(select pairs_with from taken))
-), closing as materialized (
-    select distinct on (root.id) root.id as root, closer.id as closer
-    from (select id, pairs_with, event_type, source_system, %(poster)s::bigint as poster_id from taken) closer
-    join closable owed on owed.receipt_id = closer.pairs_with
-    join opener root on root.id = closer.pairs_with
-    where {_MAY_CLOSE}
-    order by root.id, closer.id
-), closed as (
-    update receipts_obligation o set closed_by_id = closing.closer, closed_at = %(now)s::timestamptz
-    from closing
-    where o.receipt_id = any(array(select pairs_with from taken)) and o.receipt_id = closing.root
-          and (o.closed_at is null) is true
-), stored as materialized (
-    select taken.* from taken where (select count(*) from closable) is not null
-"""
-
-
 # Of receipts that are made: each closes what it pairs with, which is known to be its to close. Joined to what closes, the
 # update would copy whole rows of that for each pair that it compares.
 _CLOSING_MADE: Final = """
@@ -130,24 +102,14 @@ _CLOSING_MADE: Final = """
 _IF_FREE: Final = "draft.id in (select receipt_pk from key)"
 
 
-def _recording(*, closing: str = "", **parts: str) -> str:
-    given = {
-        "draft": _GIVEN,
-        "free": _IF_FREE,
-        "owed": _OWED,
-        "caused_by": "d.caused_by",
-        "pairs_with": "d.pairs_with",
-        **dict.fromkeys(("links", "statements", "columns", "join"), ""),
-    }
-    return _RECORD.format(**given | parts, stored="taken" if closing else "stored", closing=closing)
-
-
-def recording(*, closing: bool, **parts: str) -> str:
-    """The statement for drafts that do not refer to each other.
+def recording(*, draft: str = _GIVEN, free: str = _IF_FREE, owed: str = _OWED, closing: str = "", **parts: str) -> str:
+    """The statement that writes facts.
 
     :param parts: `statements`, `columns` and a `join` that a layer above adds to it.
     """
-    return _recording(closing=_CLOSING if closing else "", **parts)
+    added = dict.fromkeys(("statements", "columns", "join"), "") | parts
+    stored = "taken" if closing else "stored"
+    return _RECORD.format(draft=draft, free=free, owed=owed, closing=closing, stored=stored, **added)
 
 
 def recording_made(made: str, *, poster: str, closing: bool, **parts: str) -> str:
@@ -156,8 +118,8 @@ def recording_made(made: str, *, poster: str, closing: bool, **parts: str) -> st
     These parts are `made`, which has the columns of a draft. Receipts that close, close what they pair with, and open
     nothing. The tenant is a parameter.
     """
-    owed = {"owed": ""} if closing else {}
-    text = _recording(closing=_CLOSING_MADE if closing else "", draft="{made}", free="true", **owed, **parts)
+    closes = {"owed": "", "closing": _CLOSING_MADE} if closing else {}
+    text = recording(draft="{made}", free="true", **closes, **parts)
     text = text.replace("%(poster)s::bigint", poster).replace("%(now)s::timestamptz", "gatehouse_now()")
     return text.replace("{made}", made + _MADE)
 
@@ -168,17 +130,7 @@ _MADE: Final = """, draft as materialized (
     from made
 )"""
 
-RECORD: Final = {closing: recording(closing=closing) for closing in (True, False)}
-# As above, where drafts refer to each other, in whatever order.
-RECORD_LINKED: Final = _recording(
-    caused_by="coalesce(d.caused_by, cause.id)",
-    pairs_with="coalesce(d.pairs_with, root.id)",
-    links="""
-    left join stored cause on cause.receipt_id = d.caused_by_ref
-    left join stored root on root.receipt_id = d.pairs_with_ref
-""",
-    closing=_CLOSING,
-)
+RECORD: Final = recording()
 
 # Whose a dedupe key is. Index: receipts_receiptkey_used_once.
 TAKEN: Final = """
@@ -301,40 +253,17 @@ _CONSEQUENCES: Final = """
     select p.id from receipts_receipt p where p.pairs_with_id = at.id
 """
 
-# Receipts with all their causes and roots: what each hangs from, and what it refers to in vain. As everywhere, the limit
-# ends the walk.
-ANCESTRY: Final = f"""
-with recursive cause(id) as (
-    select unnest(%(receipts)s::bigint[])
+# How many receipts hang from these, over however many links, and whether any of the others is among them. The limit ends
+# the walk early. Indexes: those downwards.
+HANGING: Final = f"""
+with recursive hanging(id) as (
+    select unnest(%(waiting)s::bigint[])
     union
-    select target.id from cause join receipts_receipt at on at.id = cause.id cross join lateral ({_CAUSES}) target
-), walked as materialized (
-    select id from cause limit %(limit)s
-)
-select at.id, array({_CAUSES}),
-       array_remove(array[
-           case when at.caused_by_id is null then at.caused_by_ref end,
-           case when at.pairs_with_id is null then at.pairs_with_ref end
-       ], null)
-from walked cross join lateral (select * from receipts_receipt r where r.id = walked.id limit 1) at
-"""
-# For each of these ids, which no receipt has, all receipts that hang from it, over however many links.
-# Indexes: those downwards.
-DESCENT: Final = f"""
-with recursive hanging(reference, id) as (
-    select awaited.reference, waiting.id from unnest(%(references)s::text[]) awaited(reference)
-    cross join lateral (
-        select r.id from receipts_receipt r
-        where r.tenant_id = %(tenant)s and r.caused_by_ref = awaited.reference and r.caused_by_id is null
-        union all
-        select r.id from receipts_receipt r
-        where r.tenant_id = %(tenant)s and r.pairs_with_ref = awaited.reference and r.pairs_with_id is null
-    ) waiting
-    union
-    select hanging.reference, next.id from hanging
+    select next.id from hanging
     join receipts_receipt at on at.id = hanging.id cross join lateral ({_CONSEQUENCES}) next
 )
-select reference, id from hanging limit %(limit)s
+select count(*), coalesce(bool_or(id = any(%(links)s::bigint[])), false)
+from (select id from hanging limit %(limit)s) walked
 """
 
 # The whole tree both ways; a link to a receipt that is not shown stays as the poster wrote it. `union`

@@ -52,9 +52,7 @@ def test_the_hot_paths_cost_a_fixed_number_of_statements(as_kee: Caller) -> None
     post(as_kee)
     post_grouped(as_kee)
     root = post(as_kee, surface="ledger", requires_action=True).receipt_id
-    with statements(
-        2
-    ):  # what it refers to; fact, what it closes, place: nobody can have named an id that is drawn here
+    with statements(5):  # what it refers to, fact, what it closes, lock, place
         post(as_kee, caused_by=root, pairs_with=root)
     for number in range(20):
         post(as_kee)

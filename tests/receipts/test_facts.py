@@ -125,20 +125,18 @@ def three_walked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("three_walked")
-@pytest.mark.parametrize(("above", "below"), [(6, 3), (3, 6)], ids=["little hangs from it", "it hangs from little"])
-def test_a_chain_may_be_long_on_one_side_and_no_cycle_is_missed(as_kee: Caller, above: int, below: int) -> None:
-    top = _hang(as_kee, "above", number=above, under="nowhere")
-    bottom = _hang(as_kee, "below", number=below, under="R.1")
-    with pytest.raises(ChainCycle):
-        post(as_kee, receipt_id="R.1", caused_by="below.0")
-    with pytest.raises((ChainCycle, ChainTooLong)):
-        post(as_kee, receipt_id="R.1", caused_by=bottom)
+def test_a_chain_may_be_long_above_and_no_cycle_is_missed(as_kee: Caller) -> None:
+    top = _hang(as_kee, "above", number=6, under="nowhere")
+    bottom = _hang(as_kee, "below", number=3, under="R.1")
+    for cause in ("below.0", bottom):
+        with pytest.raises(ChainCycle):
+            post(as_kee, receipt_id="R.1", caused_by=cause)
     stored = post(as_kee, receipt_id="R.1", caused_by=top, pairs_with=top)
     assert Receipt.objects.get(receipt_id="below.0").caused_by_id == stored.id
 
 
 @pytest.mark.usefixtures("three_walked")
-def test_a_chain_that_is_long_on_both_sides_is_refused_by_name(as_kee: Caller) -> None:
+def test_what_a_long_chain_hangs_from_refers_to_nothing_that_is_known(as_kee: Caller) -> None:
     top = _hang(as_kee, "above", number=4, under="nowhere")
     _hang(as_kee, "below", number=4, under="R.1")
     before = list(Receipt.objects.order_by("pk").values())
