@@ -148,11 +148,6 @@ class Windows:
                 return self.narrative_days
 
 
-def lasts(days: int) -> timedelta:
-    """How long an item stays in envelopes after it was said: the last day of the window counts as a whole."""
-    return (days + 1) * _DAY
-
-
 def faded(confidence: float, age: timedelta, days: int) -> float:
     """A confidence at this age. It falls linearly to half at the end of the window and stays there."""
     return confidence * (1 - min(max(age / (days * _DAY), 0.0), 1.0) / 2)
@@ -167,9 +162,6 @@ class Remembered(NamedTuple):
     confidence: float
     source: str
     said_at: datetime
-    recorded_at: datetime
-    valid_from: datetime
-    valid_to: datetime | None
 
 
 class Conversation(Output):
@@ -203,11 +195,7 @@ def assemble(known: Known, *, tenant_slug: str, now: datetime) -> Envelope:
     """The envelope at this moment."""
     days = {type_: known.windows.days(type_) for type_ in ItemType}
     current = sorted(
-        (
-            (item, _confidence(item, days[item.type], known, now))
-            for item in known.items
-            if _is_current(item, days[item.type], known, now)
-        ),
+        ((item, _confidence(item, days[item.type], known, now)) for item in known.items),
         key=lambda pair: (pair[1], pair[0].said_at, pair[0].id),
         reverse=True,
     )
@@ -236,21 +224,6 @@ def assemble(known: Known, *, tenant_slug: str, now: datetime) -> Envelope:
             source=SOURCE,
             schema_version=SCHEMA_VERSION,
         ),
-    )
-
-
-def _is_current(item: Remembered, days: int, known: Known, now: datetime) -> bool:
-    """Whether an item is in the envelope of this moment.
-
-    An item that is valid from its recording on is valid at once, even if its writer's clock is ahead.
-    """
-    age = now - item.said_at
-    keep = known.constraints.delete_after_days
-    return (
-        age < lasts(days)
-        and item.valid_from <= max(now, item.recorded_at)
-        and (item.valid_to is None or item.valid_to > now)
-        and (keep is None or age < keep * _DAY)
     )
 
 

@@ -243,6 +243,10 @@ from memory_searchtotals where tenant_id = %(tenant)s and scope = 0
 
 # Once rarer words have found this number of memories, a word chooses no others: it only adds to their scores.
 _ENOUGH: Final = 100
+# A word that chooses no memories is read as far back as the chosen ones go, if it has no more memories than this. Of more
+# frequent words, the best memories are looked up one by one: this number of them.
+_JOINED: Final = 20_000
+_PROBED: Final = 100
 # The number of terms of a word, itself first, that are scored in full; all others share the memories of one of these.
 _IN_FULL: Final = 4
 # The number of best memories in which pairs of words that follow each other in the question are searched.
@@ -363,9 +367,8 @@ STANDING: Final = f"""
 # A word of the question stands for its other forms and, where it is a name, for the other names of the same concept.
 # A memory has its own score. Half of that of the messages next to it and 0.3 of those after these are added, twice the
 # weight of a word that says who spoke or when, and a fifth of what the session's words score as one text.
-_CHOSEN: Final = f"""chosen as materialized (
-    select g.place, w.word, w.term, w.weight, g.of_context, w.share * g.frequency as frequency,
-           1.2 * (0.25 + 0.75 * g.length / w.length) as damping
+_CHOSEN: Final = f"""rare as materialized (
+    select w.*, g.place, g.frequency, g.length as words, g.of_context
     from weighed w
     cross join lateral (
         select place, frequency, length, of_context
@@ -380,6 +383,21 @@ _CHOSEN: Final = f"""chosen as materialized (
         limit ceil(%(scored)s * w.part)::bigint
     ) g
     where w.chooses
+), chosen as materialized (
+    select place, word, term, weight, of_context, share * frequency as frequency,
+           1.2 * (0.25 + 0.75 * words / length) as damping
+    from (
+        select * from rare
+        union all
+        select w.*, g.place, g.frequency, g.length, g.of_context
+        from weighed w
+        cross join lateral (
+            select place, frequency, length, of_context from memory_searchterm
+            where {_OF_SCOPE} and term = w.term and place >= (select min(place) from rare)
+            offset 0
+        ) g
+        where not w.chooses and w.memories <= {_JOINED} and g.place in (select place from rare)
+    ) g
 """
 _BY_PLACE: Final = """
     select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has
@@ -507,7 +525,7 @@ with {reached}spelled as materialized (
            greatest(sum(words) / nullif(sum(memories), 0), 1)::float8 as length
     from memory_searchtotals where tenant_id = %(tenant)s and scope = %(scope)s
 ), weighed as materialized (
-    select asked.word, counted.term, counted.share, corpus.length,
+    select asked.word, counted.term, counted.share, counted.memories, corpus.length,
            counted.memories >= {REACHED} and counted.nth <= {_IN_FULL} as is_common,
            counted.nth > {_IN_FULL} or {chooses} as chooses,
            case when counted.nth <= {_IN_FULL} then 1 else {_IN_FULL}::float8 / counted.terms end as part,
@@ -530,18 +548,18 @@ with {reached}spelled as materialized (
     from chosen
     group by place, word
 ), {own}), common as materialized (
-    select own.place, w.word, w.term, g.frequency,
+    select g.place, w.word, w.term, g.frequency,
            w.weight * w.share * g.frequency * 2.2
                / (w.share * g.frequency + 1.2 * (0.25 + 0.75 * g.length / w.length)) as score,
            w.weight * g.of_context::int as around, case when g.frequency > 0 then w.weight end as has
     from weighed w
-    cross join own
     cross join lateral (
-        select frequency, length, of_context from memory_searchterm
-        where tenant_id = %(tenant)s and scope = %(scope)s and term = w.term and place = own.place
-        limit 1
+        select place, frequency, length, of_context from memory_searchterm
+        where {_OF_SCOPE} and term = w.term and place = any(array(
+            select place from own order by score + 2 * around desc, place desc limit {_PROBED}))
+        offset 0
     ) g
-    where not w.chooses
+    where not w.chooses and w.memories > {_JOINED}
 ), sessions as materialized (
     select session, sum(weight * frequency * 2.2 / (frequency + 1.2)) as score
     from (

@@ -24,15 +24,16 @@ def _shared_with(viewer: str) -> str:
 
 _SHARED: Final = _shared_with("%(viewer)s")
 
-_COUNTED: Final = "id, text, confidence, source, occurred_at, recorded_at, valid_from, valid_to"
+_COUNTED: Final = "id, text, confidence, source, occurred_at"
 
 
-# The items of a type that are current, if they have not ended.
+# The items of a type that are current, if they have not ended: the last day of a window counts as a whole. An item that is
+# valid from its recording on is valid at once, even if its writer's clock is ahead.
 _COUNTING: Final = f"""
         select {_COUNTED}
         from memory_memory
         where tenant_id = s.tenant_id and subject_id = s.id and kind = 'item' and domain = w.type and superseded_at is null
-          and occurred_at > %(now)s::timestamptz - make_interval(hours => 24 * (w.days + 1))
+          and occurred_at > %(now)s::timestamptz - make_interval(hours => 24 * least(w.days + 1, s.delete_after_days))
           and valid_from <= greatest(recorded_at, %(now)s)"""
 
 
@@ -47,8 +48,7 @@ select s.id, s.key, s.rev, s.display_name, s.learning_level, s.domains, s.prefer
 from memory_subject s
 left join memory_memorypolicy p on p.tenant_id = s.tenant_id
 left join lateral (
-    select jsonb_agg(jsonb_build_array(i.id, w.type, i.text, i.confidence, i.source, i.occurred_at, i.recorded_at,
-                                       i.valid_from, i.valid_to)) as found
+    select json_agg(json_build_array(i.id, w.type, i.text, i.confidence, i.source, i.occurred_at)) as found
     from (values ('USER_FACT', coalesce(p.fact_days, {_DEFAULT.fact_days})),
                  ('USER_PATTERN', coalesce(p.pattern_days, {_DEFAULT.pattern_days})),
                  ('SHARED_NARRATIVE', coalesce(p.narrative_days, {_DEFAULT.narrative_days}))) w(type, days)
@@ -65,7 +65,7 @@ left join lateral (
     ) i
 ) items on s.memory_enabled
 left join lateral (
-    select to_jsonb(memory_session) as found
+    select to_json(memory_session) as found
     from memory_session
     where subject_id = s.id
       and (s.delete_after_days is null
@@ -105,11 +105,9 @@ _TYPES: Final = {type_.value: type_ for type_ in ItemType}
 
 
 def _item(row: list[Any]) -> Remembered:
-    pk, type_, text, confidence, source, said_at, recorded_at, valid_from, valid_to = row
+    pk, type_, text, confidence, source, said_at = row
     # PostgreSQL writes moments in JSON as ISO 8601.
-    at = datetime.fromisoformat
-    times = at(said_at), at(recorded_at), at(valid_from), None if valid_to is None else at(valid_to)
-    return Remembered(pk, _TYPES[type_], text, confidence, source, *times)
+    return Remembered(pk, _TYPES[type_], text, confidence, source, datetime.fromisoformat(said_at))
 
 
 # The subject is locked, so that it is not forgotten before this transaction ends.
