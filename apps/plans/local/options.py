@@ -161,7 +161,8 @@ class Options:
             whole = self._option(part.text, Evidence.REQUEST, told, part.first, part.stop - 1)
             # The verb still says which tool is meant.
             return [replace(whole, mask=whole.mask & ~(1 << part.verb_at)) if part.verb else whole]
-        found = [*offered, *self._choices(param)]
+        choices = list(self._choices(param))
+        found = [*offered, *choices, *self._lists(param, choices)]
         if param.type == "boolean":
             found += self._switches(param)
         elif not param.closed:
@@ -181,9 +182,12 @@ class Options:
             size = len(wanted)
             for place in range(part.first, part.stop - size + 1):
                 low = part.low(place)
-                if low in GROUPS["article"] or (part.typed >> place & 1 and low.strip("'\"`") != " ".join(wanted)):
+                if low in GROUPS["article"]:
                     continue
-                how = min(near(part.stems[place + step], wanted[step]) for step in range(size))
+                if part.typed >> place & 1:
+                    how = float(stem(low.strip("'\"`")) == " ".join(wanted))
+                else:
+                    how = min(near(part.stems[place + step], wanted[step]) for step in range(size))
                 if not how or (how < 1 and (size > 1 or low in SMALL)):
                     continue
                 told = {"e.exact" if how == 1 else "e.like": 1.0}
@@ -192,7 +196,7 @@ class Options:
                 if how < 1 and part.stems[place] in (*self.profile.nouns, self.profile.verb):
                     told["e.own_like"] = 1.0
                 told |= self._cues(param, place, place + size - 1, "e", None)
-                yield self._option(value, Evidence.CHOICE, told, place, place + size - 1)
+                yield self._option([value] if param.array else value, Evidence.CHOICE, told, place, place + size - 1)
 
     def _switches(self, param: Param) -> Iterator[Option]:
         """A flag that is named is set; one that is named and negated is not: "without telling the attendees"."""
@@ -200,19 +204,15 @@ class Options:
         key = [word for word in param.words if word not in _UNTOLD]
         for place in range(part.first, part.stop) if key else ():
             ahead = [part.stems[at] for at in range(place, min(part.stop, place + len(key) + 2))]
-            how = min(
-                [
-                    near(ahead[0], key[0]),
-                    *(max((near(one, word) for one in ahead[1:]), default=0.0) for word in key[1:]),
-                ]
-            )
-            if part.typed >> place & 1 or not how or (how < 1 and part.low(place) in SMALL):
+            begins = max(near(ahead[0], word) for word in key)
+            if part.typed >> place & 1 or not begins or (begins < 1 and part.low(place) in SMALL):
                 continue
+            hows = [how for word in key if (how := max(near(one, word) for one in ahead))]
             negated = [at for at in range(max(part.first, place - 2), place) if part.low(at) in _NEGATING]
-            last = min(place + len(key) - 1 if how == 1 else place, part.stop - 1)
-            yield self._option(
-                not negated, Evidence.CHOICE, {"s": 1.0, "s.unlike": 1 - how}, min([place, *negated]), last
-            )
+            whole = len(hows) == len(key) and min(hows) == 1 and near(ahead[0], key[0]) == 1
+            last = min(place + len(key) - 1 if whole else place, part.stop - 1)
+            told = {"s": 1.0, "s.unlike": 1 - min(hows), "s.lacking": 1 - len(hows) / len(key)}
+            yield self._option(not negated, Evidence.CHOICE, told, min([place, *negated]), last)
         for token in part.tokens if param.required or not key else ():
             if (token.low in _ON or token.low in _OFF) and not part.typed >> token.place & 1:
                 yield self._option(token.low in _ON, Evidence.CHOICE, {"s.on": 1.0}, token.place, token.place)
@@ -268,7 +268,8 @@ class Options:
         """Do two values stand in a row of equals: "L-701, L-702 and L-703"?"""
         between = {self.part.low(place) for place in range(one.last + 1, other.first)}
         is_list = any(param.array and one.kind in param.kinds for param in self.profile.params)
-        return bool(between) and between <= _ROW and not (one.side or is_list) and one.kind not in WHENS
+        joined = bool(between & _ROW) and between <= _ROW | {"in", "on", "for", "the"}
+        return joined and not (one.side or is_list) and one.kind not in WHENS
 
     # Words cut out of the part
 
@@ -290,6 +291,7 @@ class Options:
                 f"c.known.{sort}": float(known),
                 f"c.own.{sort}": float(0 < known == shape["wordy"]),
                 f"c.noun.{sort}": float((whole & self._nouns).bit_count()),
+                "c.named_after": float(self.part.stems.get(last + 1, "") in self._own[param.name]),
             }
             gain += cues[first][1] + weighed(told) + _COVERED * (last - first + 1)
             found.append((gain, first, last, told | shape))
@@ -297,7 +299,11 @@ class Options:
             text = self.part.words(first, last)
             text = text if sort in ("text", "query") else re.sub(r"['’]s$", "", text)
             value = _listed(text) if param.array else text
-            yield self._option(value, Evidence.CUT, {**base, **told, **cues[first][0]}, first, last)
+            all_told = {**base, **told, **cues[first][0]}
+            yield self._option(value, Evidence.CUT, all_told, first, last)
+            several = [] if param.array or sort == "text" else _listed(re.sub(r"['’]s\b", "", text))
+            if len(several) > 1:
+                yield self._option(Each(tuple(several)), Evidence.CUT, {**all_told, "each.cut": 1.0}, first, last)
 
     def _shape(self, first: int, last: int, sort: str) -> _Told:
         """What a stretch of words is like, whatever the tool, and its weight; nothing: it is no value at all."""
@@ -329,7 +335,7 @@ class Options:
             found.append(
                 f"{sort}.named_before" if back in own else f"{sort}.other_before" if back in self._owners else ""
             )
-        if sort in ("n", "e"):
+        if sort in ("n", "e", "t"):
             after = part.stems.get(last + 1, "")
             found.append(
                 f"{sort}.named_after"
@@ -359,8 +365,8 @@ class Options:
         """What a small word or a mark before a value says."""
         if low in _NAMING:
             return "naming" if param.role == "name" else "naming.other"
-        if low in _SAYING and param.role == "text":
-            return f"saying.{sort}"
+        if low in _SAYING:
+            return f"saying.{sort}" if param.role == "text" else f"saying.{sort}.other"
         if low in param.cues:
             return f"{sort}.cue"
         return f"{sort}.preposition" if low in GROUPS["preposition"] else f"{sort}.small" if low in SMALL else ""

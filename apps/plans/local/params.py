@@ -76,6 +76,11 @@ _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
     (Kind.ID, Kind.SLUG): 0.9,
     (Kind.SLUG, Kind.ID): 0.8,
     (Kind.DOTTED, Kind.ID): 0.6,
+    (Kind.DOTTED, Kind.DOMAIN): 0.8,
+    (Kind.SLUG, Kind.DOMAIN): 0.6,
+    (Kind.ID, Kind.DOMAIN): 0.6,
+    (Kind.VERSION, Kind.ID): 0.8,
+    (Kind.PHONE, Kind.ID): 0.6,
     (Kind.EMAIL, Kind.USER): 0.9,
     (Kind.DOTTED, Kind.USER): 0.9,
     (Kind.MONEY, Kind.NUMBER): 0.7,
@@ -85,6 +90,8 @@ _NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
 }
 """(what was found, what the param takes): how well it serves."""
 _CURRENCIES: Final = frozenset(words.CURRENCIES.values())
+_YEAR: Final = re.compile(r"\d+-01-01/\d+-12-31")
+_ABBREVIATED: Final = 3
 _DEGREES: Final = frozenset("CFK")
 
 
@@ -210,6 +217,10 @@ def _choices(item: Mapping[str, Any]) -> dict[str, Any]:
         first, _, rest = name.partition(" ")
         if rest and first in shared:
             found.setdefault(rest, found[name])
+    for name in [one for one in found if len(one) == _ABBREVIATED]:
+        for word in words.CALENDAR:
+            if word.startswith(name):
+                found.setdefault(normal(word), found[name])
     by_code = {str(value).lower(): value for value in allowed(item)}
     for table in (words.COUNTRIES, words.LANGUAGES, words.CURRENCIES):
         named = {name: by_code[code.lower()] for name, code in table.items() if code.lower() in by_code}
@@ -287,7 +298,8 @@ def _picked(param: Param, found: Found) -> Any:
 
 def _of_kind(param: Param, found: Found) -> float:
     kind = found.kind
-    if kind in param.kinds:
+    is_year = kind is Kind.PERIOD and "year" in param.words and _YEAR.fullmatch(found.value)
+    if kind in param.kinds or is_year:
         return 0.7 if kind is Kind.INTEGER and param.type == "string" else 1.0
     best = max((_NEAR.get((kind, own), 0.0) for own in param.kinds), default=0.0)
     if param.type not in ("string", ""):
@@ -310,6 +322,8 @@ def _of_unit(param: Param, found: Found) -> float:
         return 1.0 if unit in _CURRENCIES and param.role == "money" else 0.3 if unit in _CURRENCIES else 0.1
     if unit in words.SECONDS:
         return 1.0 if param.unit in words.SECONDS else 0.5
+    if unit in words.RATIOS and param.unit in words.RATIOS:
+        return 1.0 if words.RATIOS[unit][0] == words.RATIOS[param.unit][0] else 0.1
     if unit == "degree":
         return 1.0 if param.unit in _DEGREES or not param.unit else 0.1
     return 0.1 if param.unit else 0.7
@@ -355,7 +369,10 @@ def coerced(param: Param, found: Found) -> Any:
 
 def _converted(param: Param, found: Found) -> Any:
     value, kind = found.value, found.kind
-    if kind is Kind.DURATION or (kind in _NUMERIC and found.unit in words.SECONDS and param.unit in words.SECONDS):
+    if kind in _NUMERIC and found.unit in words.RATIOS and param.unit in words.RATIOS:
+        value = round(float(value) * words.RATIOS[found.unit][1] / words.RATIOS[param.unit][1], 6)
+        value = int(value) if value == int(value) else value
+    elif kind is Kind.DURATION or (kind in _NUMERIC and found.unit in words.SECONDS and param.unit in words.SECONDS):
         seconds = value if kind is Kind.DURATION else value * words.SECONDS[found.unit]
         value = seconds / words.SECONDS.get(param.unit or found.unit, 1.0)
         value = int(value) if value == int(value) else value
@@ -368,6 +385,8 @@ def _converted(param: Param, found: Found) -> Any:
         value = found.unit
     elif kind is Kind.DATE and Kind.DATETIME in param.kinds and Kind.DATE not in param.kinds:
         value = f"{value}T{'23:59:59' if found.role == 'end' else '00:00:00'}Z"
+    elif kind is Kind.PERIOD and "year" in param.words:
+        value = int(value[:4])
     elif kind is Kind.PERIOD and "month" in param.words:
         value = str(value)[: len("2026-01")]
     elif kind is Kind.DATETIME and Kind.DATE in param.kinds and Kind.DATETIME not in param.kinds:

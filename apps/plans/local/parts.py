@@ -42,7 +42,7 @@ _PARTICLES: Final = frozenset({"up", "over", "rid", "down", "back", "out", "in",
 _WORDLIKE: Final = frozenset({Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT, Kind.PERIOD, Kind.DATE, Kind.SLUG})
 _DETERMINERS_OF_ACTS: Final = frozenset({"the", "my", "our", "a", "an", "this", "all"})
 """Words that stand behind a verb, so that what stands before them is one: "vacuum the kitchen"."""
-_OBJECTS: Final = _DETERMINERS_OF_ACTS | {"it", "them", "him", "her"}
+_OBJECTS: Final = _DETERMINERS_OF_ACTS | {"it", "its", "them", "him", "her"}
 _ANYONE: Final = frozenset({"i", "we", "it", "they", "anybody", "anyone", "the"})
 _ASKING: Final = GROUPS["question"] | GROUPS["be"] | GROUPS["have"]
 _LEADING: Final = frozenset({",", "to", "for"}).union(
@@ -189,9 +189,9 @@ def _verb(
         return -1, True
     begun = next((place for place in stems if tokens[place].low not in _LEADING), -1)
     if begun in plain:
-        if tokens[begun].low in _ASKING:
-            return -1, True
         follows = tokens[begun + 1].low if begun + 1 in stems else ""
+        if tokens[begun].low in _ASKING and not (tokens[begun].low == "have" and follows in _OBJECTS):
+            return -1, True
         acts = library.is_verb(stems[begun]) or (follows in _DETERMINERS_OF_ACTS and library.knows(stems[begun]))
         if acts and not _is_plural(tokens[begun].low):
             return begun, False
@@ -260,9 +260,11 @@ def is_sequel(reading: Reading, start: int) -> bool:
 def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
     """Does something begin here that could be asked for: a verb, or a question?"""
     low = tokens[start].low
+    following = tokens[start + 1].low if start + 1 < len(tokens) else ""
+    if low == "have" and following in _OBJECTS:
+        return True
     if low in GROUPS["question"] or (low in GROUPS["be"] and tokens[start - 1].low in ("and", ",")):
         return True
-    following = tokens[start + 1].low if start + 1 < len(tokens) else ""
     joined = stem(low + following) if following in _PARTICLES else ""
     acts = following in _OBJECTS and library.knows(tokens[start].stem)
     return low not in SMALL and (acts or library.is_verb(tokens[start].stem) or bool(joined and library.knows(joined)))

@@ -7,6 +7,7 @@ each whole plan is weighed by what was learned, the best is kept, and a judge sa
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -51,11 +52,13 @@ _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _READY: Final = 0.75
 """A plan that is right so surely may run, if no value was cut from plain words."""
-_NAMED: Final = 0.85
+_NAMED: Final = 0.8
 """It may also with names that capitals bound."""
-_SHOWN: Final = 0.38
+_SHOWN: Final = 0.4
 """It is shown for confirmation."""
-_POSSIBLE: Final = 0.82
+_UNKNOWN: Final = 0.08
+"""So much more for each word that nothing explains, if it changes something."""
+_POSSIBLE: Final = 0.8
 """The least certainty that the tools can do what is asked for at all, for a plan to be shown."""
 _LIKELY: Final = 0.5
 """The least for a question which of two tools is meant."""
@@ -96,9 +99,15 @@ class _Draft:
         return [(one, one.match) for one in self.chosen if one.match is not None]
 
     @property
-    def all_told(self) -> dict[str, float]:
+    def all_told(self) -> defaultdict[str, float]:
         """What speaks for it and against it."""
         return together(self._own, *(match.all_told for _, match in self.steps))
+
+    @property
+    def unknown(self) -> float:
+        """How many words nothing explains."""
+        told = self.all_told
+        return told["unexplained"] + told["unexplained.verb"] + told["unexplained.held"]
 
 
 def propose(asked: Asked, library: Library, catalogue: Catalogue, history: History | None = None) -> Proposal:
@@ -274,7 +283,8 @@ class _Proposing:
 
     def _concluded(self, draft: _Draft) -> Proposal:
         p, possible = self._judged(draft)
-        is_shown = p >= _SHOWN and (possible >= _POSSIBLE or bool(self.asked.tools))
+        least = _SHOWN + (0.0 if self._is_all_gentle(draft) else _UNKNOWN * draft.unknown)
+        is_shown = p >= least and (possible >= _POSSIBLE or bool(self.asked.tools))
         is_sure = p >= _READY and self._is_plain(draft)
         steps: list[ProposedStep] = []
         places: dict[int, int] = {}
@@ -316,13 +326,14 @@ class _Proposing:
 
     def _is_plain(self, draft: _Draft) -> bool:
         """Does nothing speak against running it at once: an unexplained word, an act on what is not named, or on several?"""
-        told = draft.all_told
         acts = [(one, match) for one, match in draft.steps if not self.is_gentle(match.profile.tool.uid)]
-        unknown = told["unexplained"] + told["unexplained.verb"] + told["unexplained.held"]
-        return not unknown and not any(
+        return not draft.unknown and not any(
             one.part.question or match.told["plural"] or not (match.named or len(match.options) > 1)
             for one, match in acts
         )
+
+    def _is_all_gentle(self, draft: _Draft) -> bool:
+        return all(self.is_gentle(match.profile.tool.uid) for _, match in draft.steps)
 
     def _judged(self, draft: _Draft) -> tuple[float, float]:
         """How likely a plan is right, and how likely the tools can do what is asked for."""
@@ -344,11 +355,10 @@ class _Proposing:
             if not one.values.items() <= match.values.items()
         ]
         told = draft.all_told
-        unknown = told["unexplained"] + told["unexplained.verb"] + told["unexplained.held"] + told["weak"]
         return {
             "bias": 1.0,
-            "acts": not all(self.is_gentle(match.profile.tool.uid) for _, match in steps),
-            "clean": not unknown,
+            "acts": not self._is_all_gentle(draft),
+            "clean": not draft.unknown + told["weak"],
             "cut": len(cut),
             "cut.least": max(-3.0, min([3.0, *(one.gain for one in cut)])),
             "fed.empty": told["fed.empty"],

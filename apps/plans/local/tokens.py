@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Final
 
 from apps.plans.local import words
@@ -164,7 +165,7 @@ _SCANNER: Final = re.compile(
     + "|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _FORMS.items())
     .replace(r"\1", "(?P=date_mark)")
     .replace("([./])", "(?P<date_mark>[./])")
-    + r"|(?P<digits>(?<![\w.-])-?\d+(?:,\d{3})+(?:\.\d+)?(?!\w)|(?:(?<![\w.-])-)?\d+(?:\.\d+)?)|(?<=\d)[xX×](?=\d)"
+    + r"|(?P<digits>(?<![\w.,-])\d+,\d\d?(?![\d,])|(?<![\w.-])-?\d+(?:,\d{3})+(?:\.\d+)?(?!\w)|(?:(?<![\w.-])-)?\d+(?:\.\d+)?)|(?<=\d)[xX×](?=\d)"
     r"|(?:US|[ACS]|NZ|HK)\$|°[CFcf]?"
     r"|[^\W\d_]\w*(?:['’][^\W\d_]+)*|\S",
     re.DOTALL,
@@ -173,6 +174,13 @@ _LONGEST: Final = 15
 """Longer numbers are not exact as floats: they are ids."""
 _INITIAL: Final = 2
 _CODE: Final = re.compile(r"0\d+$")
+_DECIMAL: Final = re.compile(r",\d\d?$")
+# What may be an id, though it reads as a number, a date or several words as well: 7C, 2026-0418, 214/8830, KT 4471.
+_GLUED: Final = re.compile(r"\d+[A-Z](?!\w)|(?!\d[/-]\d(?!\d))\d+(?:[/-]\d+)+(?![\w/-])")
+_SPACED: Final = [
+    re.compile(rf"(?<![\w-])(?=[A-Z ]*\d)(?=[\d ]*[A-Z])[A-Z\d]{{1,4}}(?: [A-Z\d]{{1,4}}){{{parts}}}(?![\w-])")
+    for parts in (1, 2)
+]
 _DATED: Final = (Kind.DATE, Kind.DATETIME, Kind.TIME)
 
 
@@ -187,7 +195,7 @@ def scan(text: str) -> tuple[list[Token], list[Found], dict[int, float]]:
         kind = None if group in (None, "word", "digits") else Kind("date" if group == "date_mark" else group)
         tokens.append(Token(place, match.start(), match.end(), said, low, low if kind else words.stem(said)))
         if group == "digits" and len(said) <= _LONGEST and not _CODE.match(said):
-            digits[place] = float(said.replace(",", ""))
+            digits[place] = float(said.replace(",", "." if _DECIMAL.search(said) else ""))
         elif group == "digits":
             found.append(Found(Kind.ID, said, place, place))
         elif kind is Kind.DURATION:
@@ -195,6 +203,12 @@ def scan(text: str) -> tuple[list[Token], list[Found], dict[int, float]]:
         elif kind and kind not in _DATED:
             value = {Kind.QUOTED: said[1:-1].strip(), Kind.NUMBER_REF: said[1:]}.get(kind, said)
             found.append(Found(kind, int(value) if kind is Kind.NUMBER_REF else value, place, place))
+    starts, ends = ({at(token): token.place for token in tokens} for at in (attrgetter("start"), attrgetter("end")))
+    known = {(one.first, one.last) for one in found if one.kind is Kind.ID}
+    for match in (one for form in (_GLUED, *_SPACED) for one in form.finditer(text)):
+        first, last = starts.get(match.start()), ends.get(match.end())
+        if first is not None and last is not None and (first, last) not in known:
+            found.append(Found(Kind.ID, match.group(), first, last))
     return tokens, found, digits
 
 
@@ -255,8 +269,6 @@ def _sides(tokens: list[Token], digits: dict[int, float], place: int) -> Iterato
     if mark.low in ("x", "×"):
         for side, at in (("left", place), ("right", place + 2)):
             yield Found(Kind.INTEGER, int(digits[at]), at, at, side)
-    elif mark.text == "-" and one.end + 1 == other.start and min(len(one.text), len(other.text)) > 1:
-        yield Found(Kind.ID, f"{one.text}-{other.text}", place, place + 2)
     elif mark.text == "," and "." in one.text and "." in other.text and abs(digits[place]) <= _POLE:
         yield Found(Kind.COORDINATES, f"{one.text},{other.text}", place, place + 2)
         for side, at in (("left", place), ("right", place + 2)):

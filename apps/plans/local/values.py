@@ -94,6 +94,8 @@ def _number(tokens: Sequence[Token], digits: Mapping[int, float], place: int) ->
         return (1.0, place) if counts or (low == "one" and after[0].isalpha() and after[0] not in words.SMALL) else None
     elif low == "half" and after[0] in ("a", "an") and after[1] in words.UNITS:
         return 0.5, place + 1
+    elif low == "quarter" and after[0] == "of" and after[1] in ("a", "an"):
+        return 0.25, place + 2
     elif low in words.NUMBERS:
         total = float(words.NUMBERS[low])
         step = 2 if after[0] == "-" else 1
@@ -106,7 +108,8 @@ def _number(tokens: Sequence[Token], digits: Mapping[int, float], place: int) ->
         if not thousands and one.low not in words.SCALES:
             break
         total, last = total * (words.SCALES["thousand"] if thousands else words.SCALES[one.low]), last + 1
-    return total, last
+    part = _PARTS.get(" ".join(token.low for token in tokens[last + 1 : last + 4]))
+    return (total + part, last + 3) if part else (total, last)
 
 
 def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> list[Found]:
@@ -213,29 +216,36 @@ _DAY: Final = (
 )
 _UNIT: Final = r"(?:second|minute|min|hour|hr|day|week|month|year)s?\b"
 _COUNT: Final = rf"(?:\d{{1,4}}|{'|'.join(sorted(_COUNTS, key=len, reverse=True))})"
+_HOURS: Final = "|".join(words.ONES.split()[1:13])
 _YEAR: Final = r"(?:19|20)\d\d(?![\d:/-]|\.\d)"
 _TH: Final = r"(?:st|nd|rd|th)?"
 _UPTO: Final = r"\s?(?:-|–|to|and|until|through)\s?"
 _MOMENT: Final = r"[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?"
 _PM: Final = r"[ap](?:m\b|\.m\.)"
-_CLOCK: Final = rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?{_PM})?|(?:1[0-2]|0?[1-9])\s?{_PM}"
+_CLOCK: Final = (
+    rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?{_PM})?|(?:1[0-2]|0?[1-9])(?:\.[0-5]\d)?\s?{_PM}"
+    r"|(?:1[0-2]|[1-9])(?=\s+in\s+the\s+(?:morning|afternoon|evening)\b)"
+)
 _FORMS: Final = re.compile(
     rf"""(?ix)(?<![\w/.\#@])(?:(?=\d)|(?<!\w-))(?:
     (?P<iso>\d{{4}}(?:-\d\d-\d\d(?:{_MOMENT})?|/\d\d/\d\d))
     |(?:{_DAY},?\s+(?:the\s+)?)?(?:(?P<d0>\d\d?){_TH}{_UPTO})?(?P<d1>\d\d?){_TH}\s+(?:of\s+)?(?P<m1>{_MONTH})(?:,?\s+(?P<y1>{_YEAR}))?
     |(?:{_DAY},?\s+)?(?P<m2>{_MONTH})\s+(?:the\s+)?(?P<d2>\d\d?){_TH}(?![\d:.])(?:{_UPTO}(?P<d3>\d\d?){_TH}(?![\d:.]))?
      (?:,?\s+(?P<y2>{_YEAR}))?
-    |(?P<dots>\d\d?\.\d\d?\.(?:19|20)\d\d)|(?P<slashes>\d\d?/\d\d?/(?:19|20)\d\d)
+    |(?P<dots>\d\d?\.\d\d?\.(?:19|20)\d\d)|(?P<slashes>\d\d?/\d\d?(?:/(?:19|20)\d\d)?)
     |(?:(?P<whichmonth>this|next|last)\s+)?(?P<m3>{_MONTH})(?:\s+(?:of\s+)?(?P<y3>{_YEAR}))?
     |q(?P<q>[1-4])(?:\s+(?:of\s+)?(?P<yq>{_YEAR}))?
     |(?:the\s+)(?P<nth>\d\d?)(?:st|nd|rd|th)(?=\s*(?:$|[,.;?!]|(?:at|for|from|to|until|and|with)\b))
-    |(?P<near>(?:the\s+)?day\s+after\s+tomorrow|(?:the\s+)?day\s+before\s+yesterday|today|tonight|tomorrow|tmrw|yesterday)
+    |(?P<near>(?:the\s+)?day\s+after\s+tomorrow|(?:the\s+)?day\s+before\s+yesterday|today|tonight|tomorrow|tmrw|yesterday
+     |this\s+(?:morning|afternoon|evening))
+    |end\s+of\s+(?:the|this)\s+(?P<close>week|month|quarter|year)
     |(?P<which>this|next|last|previous|past|coming|current)\s+(?P<span>week(?:end)?|month|year|quarter)
     |(?P<back>last|past|previous|next|coming)\s+(?:(?P<n1>{_COUNT})\s+)?(?P<u1>{_UNIT})
     |in\s+(?P<n2>{_COUNT})\s+(?P<u2>{_UNIT})(?!\s+or\b)
     |(?P<n3>{_COUNT})\s+(?P<u3>{_UNIT})\s+(?P<way>ago|from\s+now|from\s+today)
     |(?:(?P<whichday>this|next|last|past|coming)\s+)?(?P<day>{_DAY})
     |(?P<noon>noon|midday|midnight)\b
+    |(?P<past>half|(?:a\s+)?quarter)\s+(?P<to>past|to)\s+(?P<hour>1[0-2]|[1-9]|{_HOURS})\b
     |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK})
     |(?:at|@)\s+(?P<at>[01]?\d|2[0-3])(?!\s*(?:{_PM}|[%°:.,/-]\d|%|°|percent|degrees|[a-z]+s\b))
     )(?![\w/])(?!-[a-z])"""
@@ -251,7 +261,7 @@ _A_YEAR: Final = 12
 _MANY: Final = 20
 _OF_LATE: Final = 45
 """Up to so many days ago, a day without a year is the last such day."""
-_LATE: Final = frozenset(("tonight", "evening", "afternoon", "night"))
+_LATE: Final = frozenset(("tonight", "evening", "afternoon", "night", "pm"))
 _TO: Final = frozenset(("to", "until", "till", "through"))
 _DONE: Final = frozenset(("log", "logged", "spent", "paid", "bought", "made", "taken", "done", "happened", "recorded"))
 """Words that tell that a day is over."""
@@ -315,8 +325,14 @@ def _day_month(said: _Said) -> When:
 
 
 def _numeric(said: _Said) -> When:
-    """25.11.2026 begins with the day. In 11/25/2026 the larger number is the day; 3/4/2026 says nothing for sure."""
-    one, other, year = (int(part) for part in re.split(r"[./]", said.get("dots") or said["slashes"]))
+    """25.11.2026 begins with the day. In 11/25/2026 the larger number is the day; 3/4/2026 says nothing for sure.
+
+    Without a year, 28/11 is a day and 3/4 may be anything.
+    """
+    one, other, *years = (int(part) for part in re.split(r"[./]", said.get("dots") or said["slashes"]))
+    if not years:
+        return said.day(_MONTHS[other - 1], str(one), None) if one > _A_YEAR >= other > 0 else None
+    year = years[0]
     if "dots" in said or one > _A_YEAR or one == other:
         return date(year, other, one)
     return date(year, one, other) if other > _A_YEAR else None
@@ -327,7 +343,7 @@ def _months(said: _Said) -> When:
     which, month, year = said.get("whichmonth"), _month(said["m3"]), int(said.get("y3", said.today.year))
     if "y3" in said:
         return _whole(year, month)
-    if not which and said.before not in _MONTHLY:
+    if not which and said.before not in _MONTHLY and said["m3"][:3] in ("may", "mar"):
         return None
     ahead = month - said.today.month
     shift = int(which == "next" and ahead <= 0) - int((which == "last" and ahead >= 0) or (said.past and ahead > 0))
@@ -360,6 +376,12 @@ def _span(said: _Said) -> When:
     return _whole(today.year, (today.month - 1) // months * months + 1 + months * shift, months)
 
 
+def _close(said: _Said) -> When:
+    said |= {"span": said["close"], "which": "this"}
+    found = _span(said)
+    return found[1] if isinstance(found, tuple) else found
+
+
 def _back(said: _Said) -> When:
     """The last seven days end now, the next seven begin now."""
     ahead = said["back"] in ("next", "coming")
@@ -383,10 +405,15 @@ def _weekday(said: _Said) -> When:
 
 
 def _clock(said: _Said) -> When:
-    """Times of day. Without am or pm, hours count from 0 to 23, or from noon where the request says "tonight"."""
+    """Times of day. Without am or pm, hours count from 0 to 23, or from noon where the request says "tonight" or "half past 6 pm"."""
     if "noon" in said:
         return time(0 if said["noon"] == "midnight" else 12)
-    plain = re.sub(r"[.\s]", "", said.get("clock") or said["at"])
+    if "hour" in said:
+        minutes = (30 if said["past"] == "half" else 15) * (-1 if said["to"] == "to" else 1)
+        hour, minute = divmod(_count(said["hour"]) % _A_YEAR * 60 + minutes + 60 * _A_YEAR * said.late, 60)
+        return time(hour % (2 * _A_YEAR), minute)
+    plain = re.sub(r"\.(?=\d)", ":", said.get("clock") or said["at"])
+    plain = re.sub(r"[.\s]", "", plain)
     hour, minute, second = (int(part) for part in (plain.rstrip("apm") + ":0:0").split(":")[:3])
     if plain.endswith("m") or (said.late and 0 < hour < _A_YEAR):
         hour = hour % _A_YEAR + (0 if plain.endswith("am") else _A_YEAR)
@@ -406,11 +433,12 @@ _READERS: Final[Mapping[str, Callable[[_Said], When]]] = {
         ("q", _quarter),
         ("nth", _nth),
         ("near", _near),
+        ("close", _close),
         ("span", _span),
         ("back", _back),
         ("n2 n3", _relative),
         ("day", _weekday),
-        ("noon clock at", _clock),
+        ("noon hour clock at", _clock),
     )
     for name in names.split()
 }
@@ -487,8 +515,8 @@ def _ends(one: When, other: When, last: Token) -> tuple[Moment, Moment] | None:
         return None
     if start > end and last.low[:3] in _DAYS:
         end += timedelta(days=7)
-    elif start > end and last.text.isdigit():
-        start = start.replace(year=end.year)
+    elif start > end:
+        start = start.replace(year=end.year, day=min(start.day, _whole(end.year, start.month)[1].day))
     return (start, end) if start <= end else None
 
 

@@ -91,6 +91,12 @@ SECONDS: Final[Mapping[str, float]] = {
     head.split()[1]: float(head.split()[0]) for head, _ in entries("units") if " " in head
 }
 """How long a unit of time is."""
+RATIOS: Final[Mapping[str, tuple[str, float]]] = {
+    unit: (base, float(ratio))
+    for base, listed in entries("ratios")
+    for unit, ratio in zip(listed[::2], listed[1::2], strict=True)
+}
+"""How much of its base a unit of length, mass, volume or size is."""
 ONES: Final = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 NUMBERS: Final[Mapping[str, int]] = {
     **{word: number for number, word in enumerate(f"{ONES} seventeen eighteen nineteen".split())},
