@@ -64,10 +64,8 @@ def _store(author: Caller, parts: list[range]) -> None:
         texts = _texts(part.start)
         with author.acting():
             for number in part:
-                message: dict[str, Any] = {
-                    "speaker": _SPEAKERS[number % 4 // 2],
-                    "conversation_id": f"talk-{number // 40}",
-                }
+                message: dict[str, Any] = {"speaker": _SPEAKERS[number % 4 // 2]}
+                message["conversation_id"] = f"talk-{number // 40}"
                 services.store_observation(
                     author=author, text=next(texts), now=timezone.now(), **(message if number % 2 else {})
                 )
