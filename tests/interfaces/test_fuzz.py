@@ -37,7 +37,7 @@ pytestmark = pytest.mark.django_db
 
 LONGEST_WAIT: Final = {"wait": 60, "wait_seconds": 30}
 # Cases of each route: drawn from what it allows, from what it forbids, and from the edges of its schema.
-# Of 136 routes that makes 7,000 of them at most, or 40,000.
+# Of 136 routes that makes up to 7,000 of them, or 35,000.
 CI: Final = (12, 12, 24)
 LONG: Final = (60, 60, 120)
 
