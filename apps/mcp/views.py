@@ -134,7 +134,9 @@ def refuse_foreign_origin(request: HttpRequest) -> None:
 
 def server_card(request: HttpRequest) -> HttpResponse:
     """What a registry or a host learns of the endpoint before it connects (SEP-2127)."""
-    name = ".".join(reversed(request.get_host().partition(":")[0].split(".")))
+    labels = (urlsplit(f"//{request.get_host()}").hostname or "").split(".")
+    # The labels of a name are reversed, not the numbers of an address. A name may not hold the colons of IPv6.
+    name = ".".join(labels if labels[-1].isdigit() else reversed(labels)).replace(":", "-")
     card = {
         "$schema": "https://static.modelcontextprotocol.io/schemas/v1/server-card.schema.json",
         "name": f"{name}/mcp",
