@@ -1,11 +1,11 @@
 """Tools: the declared operations, as they are listed and called."""
 
 import json
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import cache, lru_cache, partial
 from itertools import chain
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 from django.core import signing
 from mcp_types import (
@@ -28,7 +28,6 @@ from rest_framework.exceptions import APIException
 
 from apps.core import operations, strict_json
 from apps.core.errors import DomainError, Forbidden, Invalid, NotFound, TooLarge, near
-from apps.core.ids import BadCursor, decode_cursor, encode_cursor
 from apps.core.notifications import Wait, check_place, in_thread
 from apps.core.operations import Asks, BaseCaller, Operation, Progress, Reply
 from apps.core.schemas import Input, Text, json_schema, parse
@@ -41,8 +40,6 @@ from apps.principals.tenancy import Caller
 
 # How long a client may go without asking for the list again; it changes with a release or the token's scopes.
 LIST_TTL_MS: Final = 60_000
-# Many clients read the first page only, so it holds all that there is today.
-PAGE: Final = 200
 _DEFAULT_MAX_BODY: Final = 524_288
 # What the message around the arguments may take.
 _ENVELOPE: Final = 16_384
@@ -56,28 +53,17 @@ REFUSAL: Final = "gatehouse/refusal"
 # What an address asks for with `?tools=` to be listed every tool.
 ALL: Final = "all"
 
-T = TypeVar("T")
-
 Forms = Sequence[Operation]
 """What is one tool: an operation, and others that its arguments may choose instead."""
 
 
-def page(
-    items: Sequence[T], key: Callable[[T], str], cursor: str | None, *, size: int = PAGE
-) -> tuple[list[T], str | None]:
-    """A page of a list that lives in memory, in the order of the key, and the cursor of the next page.
+def refuse_cursor(params: PaginatedRequestParams | None) -> None:
+    """Refuse every cursor: each list is one page, since many clients read no other.
 
-    :raises ProtocolError: if the cursor is not one of ours.
+    :raises ProtocolError: if there is one.
     """
-    after = None
-    if cursor is not None:
-        try:
-            (after,) = decode_cursor(cursor, str)
-        except BadCursor as exc:
-            raise ProtocolError(INVALID_PARAMS, exc.detail) from exc
-    rest = [item for item in sorted(items, key=key) if after is None or key(item) > str(after)]
-    shown = rest[:size]
-    return shown, encode_cursor(key(shown[-1])) if len(rest) > size else None
+    if params is not None and params.cursor is not None:
+        raise ProtocolError(INVALID_PARAMS, "This is no cursor of this list, which is one page.")
 
 
 def list_tools(exchange: Exchange, params: PaginatedRequestParams | None) -> ListToolsResult:
@@ -85,14 +71,14 @@ def list_tools(exchange: Exchange, params: PaginatedRequestParams | None) -> Lis
 
     :raises ProtocolError: if there is no such group.
     """
+    refuse_cursor(params)
     wanted = {name.strip() for name in exchange.groups.split(",")} - {""}
     known = {group for tool in tools() for group in tool.groups}
     if unknown := wanted - known - {ALL}:
         message = f"Unknown tools: {', '.join(sorted(unknown))}. There are {ALL}, {', '.join(sorted(known))}."
         raise ProtocolError(INVALID_PARAMS, message[:1000])
     listed = [CALL_TOOL, *map(describe, listed_to(exchange.caller, wanted))]
-    shown, following = page(listed, lambda tool: tool.name, params.cursor if params else None)
-    return ListToolsResult(tools=shown, next_cursor=following, ttl_ms=LIST_TTL_MS)
+    return ListToolsResult(tools=sorted(listed, key=lambda tool: tool.name), ttl_ms=LIST_TTL_MS)
 
 
 def listed_to(caller: Caller, wanted: Collection[str] = ()) -> list[Forms]:

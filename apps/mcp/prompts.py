@@ -19,7 +19,7 @@ from mcp_types import (
 
 from apps.core import operations
 from apps.core.errors import DomainError
-from apps.mcp.calls import LIST_TTL_MS, page
+from apps.mcp.calls import LIST_TTL_MS, refuse_cursor
 from apps.mcp.protocol import Exchange, ProtocolError
 from apps.principals.tenancy import Caller
 
@@ -104,8 +104,8 @@ HABITS: Final = (
 
 
 def list_prompts(exchange: Exchange, params: PaginatedRequestParams | None) -> ListPromptsResult:
-    shown, following = page(HABITS, lambda habit: habit.name, params.cursor if params else None)
-    return ListPromptsResult(prompts=[_describe(habit) for habit in shown], next_cursor=following, ttl_ms=LIST_TTL_MS)
+    refuse_cursor(params)
+    return ListPromptsResult(prompts=[_describe(habit) for habit in HABITS], ttl_ms=LIST_TTL_MS)
 
 
 def get(exchange: Exchange, params: GetPromptRequestParams) -> GetPromptResult:

@@ -1,8 +1,7 @@
 """Resources: what agents read by address. Each is a URI over a GET route, and so over one operation."""
 
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from apps.core.operations import Operation
 from apps.core.schemas import parse_strings
 from apps.digests import selectors as digests
 from apps.digests.services import inbox_topic
-from apps.mcp.calls import LIST_TTL_MS, page
+from apps.mcp.calls import LIST_TTL_MS, refuse_cursor
 from apps.mcp.protocol import Exchange, ProtocolError, refused
 from apps.principals.tenancy import Caller
 from apps.tasks.signals import task_topic
@@ -37,10 +36,10 @@ _RESOURCE_NOT_FOUND: Final = -32002
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A URI, or a template of them, and the route that answers it; its variables are the route's, in order."""
+    """A URI, or a template of them, and the operation that answers it; its variables are its GET route's, in order."""
 
     uri: str
-    route: str
+    operation: str
     name: str
     title: str
     description: str
@@ -57,6 +56,15 @@ class Address:
     def concrete(self) -> bool:
         return not self.template.variables
 
+    @property
+    def declared(self) -> Operation:
+        return operations.find(self.operation)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What the operation calls the variables."""
+        return next(route.parameters for route in self.declared.routes if route.method == "GET")
+
 
 def _has_unread(caller: Caller) -> bool:
     with caller.acting():
@@ -66,7 +74,7 @@ def _has_unread(caller: Caller) -> bool:
 ADDRESSES: Final = (
     Address(
         "inbox://me",
-        "/api/v1/inbox",
+        "read_inbox",
         "inbox",
         "Your inbox",
         "Entries that wait for you, newest state first.",
@@ -75,15 +83,15 @@ ADDRESSES: Final = (
     ),
     Address(
         "inbox://me/entries/{ref}",
-        "/api/v1/inbox/entries/{}",
+        "get_entry",
         "inbox_entry",
         "One inbox entry",
         "An entry of your inbox by its ref (ent_42).",
     ),
-    Address("receipt://{id}", "/api/v1/receipts/{}", "receipt", "A receipt", "A receipt by receipt_id or uuid."),
+    Address("receipt://{id}", "get_receipt", "receipt", "A receipt", "A receipt by receipt_id or uuid."),
     Address(
         "task://{id}",
-        "/api/v1/tasks/{}",
+        "check_task_status",
         "task",
         "A task",
         "The state of a task by its id (task_7).",
@@ -91,22 +99,22 @@ ADDRESSES: Final = (
     ),
     Address(
         "task://{id}/result",
-        "/api/v1/tasks/{}/result",
+        "fetch_task_result",
         "task_result",
         "A task's result",
         "What a finished task gave.",
     ),
     Address(
         "envelope://{subject_id}",
-        "/api/v1/subjects/{}/envelope",
+        "get_memory_envelope",
         "memory_envelope",
         "A memory envelope",
         "What is known of a subject (USER:42), as it stands at this moment.",
     ),
-    Address("plan://{id}", "/api/v1/plans/{}", "plan", "A plan", "A delegation plan with its steps."),
+    Address("plan://{id}", "get_plan", "plan", "A plan", "A delegation plan with its steps."),
     Address(
         "worker://{id}/manifest",
-        "/api/v1/workers/{}/manifest",
+        "get_worker_manifest",
         "worker_manifest",
         "Manifest of an MCP worker",
         "What an MCP worker can do: its tools with their schemas.",
@@ -114,36 +122,20 @@ ADDRESSES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """The operation behind a route, and the names that the route's parameters have in its input."""
-
-    declared: Operation
-    parameters: tuple[str, ...]
-
-
 def list_resources(exchange: Exchange, params: PaginatedRequestParams | None) -> ListResourcesResult:
-    shown, following = _page(exchange.caller, params, concrete=True)
-    resources = [Resource(uri=address.uri, **_described(address)) for address in shown]
-    return ListResourcesResult(resources=resources, next_cursor=following, ttl_ms=LIST_TTL_MS)
+    resources = [Resource(uri=one.uri, **_described(one)) for one in _readable(exchange.caller, params) if one.concrete]
+    return ListResourcesResult(resources=resources, ttl_ms=LIST_TTL_MS)
 
 
 def list_templates(exchange: Exchange, params: PaginatedRequestParams | None) -> ListResourceTemplatesResult:
-    shown, following = _page(exchange.caller, params, concrete=False)
-    templates = [ResourceTemplate(uri_template=address.uri, **_described(address)) for address in shown]
-    return ListResourceTemplatesResult(resource_templates=templates, next_cursor=following, ttl_ms=LIST_TTL_MS)
+    readable = [one for one in _readable(exchange.caller, params) if not one.concrete]
+    templates = [ResourceTemplate(uri_template=one.uri, **_described(one)) for one in readable]
+    return ListResourceTemplatesResult(resource_templates=templates, ttl_ms=LIST_TTL_MS)
 
 
-def _page(caller: Caller, params: PaginatedRequestParams | None, *, concrete: bool) -> tuple[list[Address], str | None]:
-    """Those of the addresses that the caller may read."""
-    readable = [
-        address
-        for address in ADDRESSES
-        if address.concrete == concrete
-        and (found := reader(address.route)) is not None
-        and found.declared.visible_to(caller)
-    ]
-    return page(readable, lambda address: address.uri, params.cursor if params else None)
+def _readable(caller: Caller, params: PaginatedRequestParams | None) -> list[Address]:
+    refuse_cursor(params)
+    return [address for address in ADDRESSES if address.declared.visible_to(caller)]
 
 
 def _described(address: Address) -> dict[str, Any]:
@@ -161,10 +153,9 @@ def variables(uri: str) -> dict[str, str]:
     :raises ProtocolError: if there is no such template.
     """
     address = next((address for address in ADDRESSES if address.uri == uri), None)
-    found = reader(address.route) if address else None
-    if address is None or found is None:
+    if address is None:
         raise ProtocolError(INVALID_PARAMS, f"Unknown resource template: {uri[:100]}")
-    return dict(zip(address.template.variable_names, found.parameters, strict=True))
+    return dict(zip(address.template.variable_names, address.parameters, strict=True))
 
 
 def read(exchange: Exchange, params: ReadResourceRequestParams) -> ReadResourceResult:
@@ -209,9 +200,8 @@ def waits(caller: Caller, uri: str) -> bool:
 
 def _check(address: Address, caller: Caller, uri: str) -> None:
     """Refuse a caller who may not read the resource. One with a fixed address is not read for it: reading marks entries."""
-    found = reader(address.route)
-    if address.concrete and found is not None:
-        operations.permit(found.declared, caller)
+    if address.concrete:
+        operations.permit(address.declared, caller)
     else:
         _content(caller, uri)
 
@@ -219,27 +209,13 @@ def _check(address: Address, caller: Caller, uri: str) -> None:
 def _content(caller: Caller, uri: str) -> Any:
     for address in ADDRESSES:
         variables = address.template.match(uri)
-        found = reader(address.route)
-        if variables is not None and found is not None:
-            values = dict(zip(found.parameters, variables.values(), strict=True))
-            return read_with(found, caller, values)
+        if variables is not None:
+            declared = address.declared
+            operations.permit(declared, caller)
+            values = dict(zip(address.parameters, variables.values(), strict=True))
+            reply = operations.call(declared, caller, parse_strings(declared.input, values))
+            return reply.output.model_dump(mode="json") if reply.output is not None else {}
     raise NotFound("There is no resource at this address.")
-
-
-def read_with(found: Reader, caller: Caller, values: Mapping[str, Any]) -> Any:
-    """What an operation answers to values that came as text, as JSON."""
-    operations.permit(found.declared, caller)
-    reply = operations.call(found.declared, caller, parse_strings(found.declared.input, values))
-    return reply.output.model_dump(mode="json") if reply.output is not None else {}
-
-
-def reader(route: str) -> Reader | None:
-    """The operation that answers GET at a route; parameters are written `{}`."""
-    for declared in operations.all_operations():
-        for candidate in declared.routes:
-            if candidate.method == "GET" and re.sub(r"{\w+}", "{}", candidate.path) == route:
-                return Reader(declared, candidate.parameters)
-    return None
 
 
 def _fault(exchange: Exchange, uri: str, exc: DomainError) -> ProtocolError:
