@@ -81,25 +81,8 @@ class EarlierMemory(Dated):
     revision: int | None = Field(default=None, validation_alias="number")
     text: str
     domain: str
-    aliases: list[str]
-    confidence: float | None
-    evidence: list[str]
-    metadata: dict[str, Any]
-    author: str = Field(validation_alias=AliasPath("author", "name"))
-    recorded_at: datetime
-    """When this reading was stored."""
-
-
-class MemoryOutput(Dated):
-    """A memory with its provenance. What its kind has not is null or empty."""
-
-    ref: str
-    name: str
-    """Of a pattern or a concept."""
-    aliases: list[str]
-    text: str
-    domain: str
     """Of a pattern its category; of a concept or an item its type."""
+    aliases: list[str]
     confidence: float | None
     """As it was stored; a concept has none, and envelopes show an item's faded."""
     evidence: list[str]
@@ -107,6 +90,17 @@ class MemoryOutput(Dated):
     metadata: dict[str, Any]
     author: str = Field(validation_alias=AliasPath("author", "name"))
     """Who wrote it, of a pattern and a concept as it reads now."""
+    recorded_at: datetime
+    """When this reading was stored."""
+
+
+class MemoryOutput(EarlierMemory):
+    """A memory with its provenance. What its kind has not is null or empty."""
+
+    ref: str
+    revision: int | None
+    name: str
+    """Of a pattern or a concept."""
     speaker: str
     conversation_id: str = Field(default="", validation_alias=AliasPath("session", "conversation_id"))
     subject_id: str | None = Field(default=None, validation_alias=AliasPath("subject", "key"))
@@ -116,10 +110,8 @@ class MemoryOutput(Dated):
     stated: bool
     occurred_at: datetime | None
     """When it happened; of an item, when it was said."""
-    recorded_at: datetime
     valid_from: datetime | None
     valid_to: datetime | None
-    revision: int | None
     revised_at: datetime | None
     superseded_at: datetime | None
     superseded_by: str | None = Field(default=None, validation_alias="superseded_by_ref")
