@@ -531,18 +531,23 @@ def _exported_rows(part: str, subject: Subject, now: datetime) -> QuerySet[Any, 
             return loads.values("id", "rev", "loaded_at", viewer_name=F("viewer__name"))
 
 
-def export(subject: Subject, *, now: datetime, after: Mapping[str, int] | None = None, exactly: bool = False) -> Export:
-    """What is stored about a subject and not due for deletion, at most :data:`AT_ONCE` rows of each list.
+def export(subject: Subject, *, now: datetime, position: int = 0, exactly: bool = False) -> Export:
+    """What is stored about a subject and not due for deletion, at most :data:`AT_ONCE` rows: one list after the other.
 
-    :param after: only the rows after these, of the lists that are named; by default everything from the first row on.
+    :param position: where the page before ended: the row's key and the number of its list, in one number.
     :param exactly: with exact dates, even if the subject's dates are anonymized.
     """
     hidden = subject.anonymize_dates and not exactly
-    begins = dict.fromkeys(PARTS, 0) if after is None else after
-    rows = {
-        name: list(_exported_rows(name, subject, now).filter(pk__gt=pk).order_by("pk")[:AT_ONCE])
-        for name, pk in begins.items()
-    }
+    after, begin = divmod(position, len(PARTS))
+    lists: dict[str, list[dict[str, Any]]] = {name: [] for name in PARTS}
+    left, following = AT_ONCE, None
+    for place, name in enumerate(PARTS[begin:], begin):
+        found = list(_exported_rows(name, subject, now).filter(pk__gt=after).order_by("pk")[: left + 1])
+        lists[name] = [_exported(row, hidden=hidden) for row in found[:left]]
+        if len(found) > left:
+            following = encode_cursor((found[left - 1]["id"] if left else after) * len(PARTS) + place)
+            break
+        left, after = left - len(found), 0
     itself = {
         name: getattr(subject, name)
         for name in (
@@ -551,13 +556,7 @@ def export(subject: Subject, *, now: datetime, after: Mapping[str, int] | None =
         )
     }  # fmt: skip
     names = {name: who and who.name for name, who in (("added_by", subject.added_by), ("author_name", subject.author))}
-    return Export(
-        subject=_exported(itself | names, hidden=hidden) if after is None else {},
-        **{name: [_exported(row, hidden=hidden) for row in rows.get(name, [])] for name in PARTS},
-        **{
-            f"next_{name}_after": rows[name][-1]["id"] if len(rows.get(name, [])) == AT_ONCE else None for name in PARTS
-        },
-    )
+    return Export(subject=_exported(itself | names, hidden=hidden) if position == 0 else {}, **lists, next=following)
 
 
 def _exported(row: Mapping[str, Any], *, hidden: bool) -> dict[str, Any]:

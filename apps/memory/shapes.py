@@ -206,19 +206,16 @@ class ForgottenOutput(Output):
 
 
 class Export(Output):
-    """What is stored about a subject: of each list a thousand at once, in the order in which it was stored."""
+    """What is stored about a subject: its lists one after the other, a thousand rows at once, the oldest first."""
 
     subject: dict[str, Any]
+    """On the first page."""
     items: list[dict[str, Any]]
     sessions: list[dict[str, Any]]
     envelopes_loaded: list[dict[str, Any]]
     messages: list[dict[str, Any]]
     """The messages of its sessions."""
-    next_items_after: int | None
-    """For the next page of this list; null on the last. The same holds for the others."""
-    next_sessions_after: int | None
-    next_envelopes_loaded_after: int | None
-    next_messages_after: int | None
+    next: str | None
 
 
 class InboxItem(Output):

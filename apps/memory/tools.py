@@ -8,9 +8,9 @@ from django.utils import timezone
 from pydantic import AfterValidator, AliasChoices, AliasPath, Field, StringConstraints
 
 from apps.core.errors import NotFound
-from apps.core.ids import encode_cursor
+from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Route, operation
-from apps.core.schemas import Empty, Input, Moment, Name, Output, Paged, Text
+from apps.core.schemas import Cursor, Empty, Input, Moment, Name, Output, Paged, Text
 from apps.memory import selectors, services, vectors
 from apps.memory.envelopes import Envelope, FormattedEnvelope
 from apps.memory.envelopes import format_envelope_for_llm as format_for_llm
@@ -545,22 +545,10 @@ def update_subject(caller: Caller, given: UpdateSubject) -> SubjectOutput:
     return selectors.shown(subject)
 
 
-After = Annotated[int, Field(ge=1, lt=2**63)]
-
-
 class ExportSubject(OfSubject):
-    """Without `…_after`, the first page of each list; with it, the next page of the lists that are named."""
-
     export: Literal[True] = True
-
-    items_after: After | None = None
-    """Only the next items: `next_items_after` of the answer before."""
-    sessions_after: After | None = None
-    """The next sessions, likewise."""
-    envelopes_loaded_after: After | None = None
-    """The next records of who was given envelopes, likewise."""
-    messages_after: After | None = None
-    """The next messages, likewise."""
+    cursor: Cursor | None = None
+    """`next` of the page before."""
 
 
 @operation(
@@ -573,15 +561,14 @@ class ExportSubject(OfSubject):
     after_refusal="The subject is unknown, or not shared with you.",
 )
 def export_subject(caller: Caller, given: ExportSubject) -> Export:
-    """Export everything that is stored about a subject, as JSON, a thousand rows of each list at once.
+    """Export everything that is stored about a subject, as JSON, a thousand rows at once.
 
-    The lists are its items with their history, its sessions, their messages, and who was given envelopes. Administrators
-    get exact dates, even if they are anonymized.
+    The lists are its items with their history, its sessions, who was given envelopes, and the messages of its sessions.
+    Administrators get exact dates, even if they are anonymized.
     """
     subject = selectors.subject_of(given.subject_id, viewer=caller)
-    asked = {name: getattr(given, f"{name}_after") for name in selectors.PARTS}
-    after = {name: number for name, number in asked.items() if number is not None}
-    return selectors.export(subject, now=timezone.now(), after=after or None, exactly=caller.may(Scope.ADMIN))
+    position = 0 if given.cursor is None else decode_position(given.cursor)
+    return selectors.export(subject, now=timezone.now(), position=position, exactly=caller.may(Scope.ADMIN))
 
 
 class SetMemoryPolicy(Input):
