@@ -40,9 +40,4 @@ def _keys() -> MultiFernet:
 
 def keyed_digest(purpose: str, content: bytes) -> bytes:
     """What tells whether contents are the same, and nothing of them to who has not this deployment's keys."""
-    return keyed_digests(purpose, content)[0]
-
-
-def keyed_digests(purpose: str, content: bytes) -> list[bytes]:
-    """As :func:`keyed_digest`, with the present key first and then by the former ones: what an old one has marked."""
-    return [hmac.digest(key.encode(), purpose.encode() + b"\x00" + content, "sha256") for key in settings.SEALING_KEYS]
+    return hmac.digest(settings.SEALING_KEYS[0].encode(), purpose.encode() + b"\x00" + content, "sha256")

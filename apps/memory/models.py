@@ -176,22 +176,6 @@ class EnvelopeLoaded(TenantModel):
         return f"{self.subject_id}@{self.rev}"
 
 
-class Forgotten(TenantModel):
-    """A subject was forgotten on request: a keyed digest of its id, by which adding it again is refused."""
-
-    digest = models.BinaryField(max_length=32)
-    forgotten_at = models.DateTimeField()
-
-    class Meta:
-        constraints = [
-            # Serves selectors.is_forgotten().
-            models.UniqueConstraint(fields=["tenant", "digest"], name="memory_forgotten_once"),
-        ]
-
-    def __str__(self) -> str:
-        return f"forgotten {self.pk}"
-
-
 class Session(TenantModel):
     """A conversation that an agent had, with a subject or with nobody. `message_count` counts the messages stored of it.
 

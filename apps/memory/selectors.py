@@ -1,6 +1,5 @@
 """Questions to memory. Memories of a subject are shown to those it is shared with, by its rules."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,13 +11,12 @@ from django.db.models.functions import Coalesce, Greatest, Least
 
 from apps.core.errors import Malformed, NotFound
 from apps.core.ids import encode_cursor
-from apps.core.sealing import keyed_digest, keyed_digests
+from apps.core.sealing import keyed_digest
 from apps.memory import search, sql, vectors
 from apps.memory.envelopes import Constraints, assemble, first_moment, format_envelope_for_llm, last_moment
 from apps.memory.models import (
     ConceptName,
     EnvelopeLoaded,
-    Forgotten,
     Memory,
     MemoryPolicy,
     Relationship,
@@ -139,19 +137,9 @@ def _kept(subject: Subject, column: str, now: datetime) -> Q:
     return Q() if days is None else Q(**{f"{column}__gt": now - timedelta(days=days)})
 
 
-def mark_of(*parts: str) -> bytes:
-    """The keyed digest of a forgotten subject's id, or of that id and an item's reference."""
-    return keyed_digest(_FORGOTTEN, _joined(parts))
-
-
-def is_forgotten(subject_id: str, *, tenant_id: int) -> bool:
-    """Whether the subject of this id was forgotten on request."""
-    digests = keyed_digests(_FORGOTTEN, _joined([subject_id]))
-    return Forgotten.objects.filter(tenant_id=tenant_id, digest__in=digests).exists()
-
-
-def _joined(parts: Sequence[str]) -> bytes:
-    return b"".join(hashlib.sha256(part.encode(errors="surrogatepass")).digest() for part in parts)
+def proof_of(subject_id: str, *, item: int | None = None) -> bytes:
+    """The keyed digest of a forgotten subject's id, or of that id and an item's number."""
+    return keyed_digest(_FORGOTTEN, f"{subject_id}\0{item or ''}".encode())
 
 
 # Memories.

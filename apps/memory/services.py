@@ -26,7 +26,6 @@ from apps.memory.models import (
     MOST_MESSAGES,
     ConceptName,
     EnvelopeLoaded,
-    Forgotten,
     Memory,
     MemoryPolicy,
     PromotionPolicy,
@@ -501,13 +500,10 @@ class SubjectChange:
 
 
 @transaction.atomic
-def add_subject(
-    *, author: Caller, subject_id: str, change: SubjectChange, now: datetime, remember_again: bool = False
-) -> Subject:
+def add_subject(*, author: Caller, subject_id: str, change: SubjectChange, now: datetime) -> Subject:
     """Add a subject, so that something may be remembered of it.
 
-    :param remember_again: the subject was forgotten on request, and asks to be remembered again.
-    :raises Conflict: `subject_exists`; `forgotten`, if it was forgotten on request.
+    :raises Conflict: `subject_exists`.
     :raises NotFound: `unknown_principal`, if it is to be shared with an unknown name.
     :raises Forbidden: `memory_disabled`, if its memory is disabled, and it has a name, preferences or the like.
     """
@@ -528,12 +524,6 @@ def add_subject(
         if violated_constraint(exc) != "memory_subject_key_once":
             raise
         raise Conflict(f"The subject {subject_id[:60]!r} exists already.", code="subject_exists") from exc
-    # A transaction that forgets it has ended by now.
-    if not remember_again and selectors.is_forgotten(subject_id, tenant_id=author.tenant_id):
-        raise Conflict(
-            "This subject was forgotten on request; add it with `remember_again` if it asks for that.",
-            code="forgotten",
-        )
     return subject
 
 
@@ -1071,12 +1061,9 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
             remaining: dict[str, int] = {}
             if item is None:
                 remaining = erasure.remaining(author.tenant_id, subject_id)
-                proof = selectors.mark_of(subject_id)
-                mark = Forgotten(tenant_id=author.tenant_id, digest=proof, forgotten_at=now)
-                Forgotten.objects.bulk_create([mark], ignore_conflicts=True)
             else:
-                proof = selectors.mark_of(subject_id, f"item:{item}")
                 revise(subject, now)
+        proof = selectors.proof_of(subject_id, item=item)
         with author.acting():
             posted = inboxes.post(
                 poster=Poster.of(author),

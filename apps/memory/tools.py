@@ -466,8 +466,6 @@ class SubjectFields(Input):
 class AddSubject(SubjectFields):
     subject_id: SubjectId
     """A kind in capitals and a name, such as `USER:246030816692404234`."""
-    remember_again: bool = False
-    """The subject was forgotten on request, and asks to be remembered again."""
 
 
 class UpdateSubject(SubjectFields):
@@ -490,16 +488,9 @@ def _change(given: SubjectFields) -> SubjectChange:
     after_refusal="A subject that exists is changed with update_subject.",
 )
 def add_subject(caller: Caller, given: AddSubject) -> SubjectOutput:
-    """Add a subject to remember: a user, a client, a creator. Its constraints hold from the first memory on.
-
-    A subject that was forgotten on request is refused without `remember_again`.
-    """
+    """Add a subject to remember: a user, a client, a creator. Its constraints hold from the first memory on."""
     subject = services.add_subject(
-        author=caller,
-        subject_id=given.subject_id,
-        change=_change(given),
-        remember_again=given.remember_again,
-        now=timezone.now(),
+        author=caller, subject_id=given.subject_id, change=_change(given), now=timezone.now()
     )
     return selectors.shown(subject)
 
@@ -818,9 +809,6 @@ class Forget(Input):
     after_refusal="The subject is unknown, or not yours to forget.",
 )
 def forget(caller: Caller, given: Forget) -> ForgottenOutput:
-    """Forget a subject and every row that names it by its id, or one item of it. A receipt proves it.
-
-    A forgotten subject is added again only with `remember_again`.
-    """
+    """Forget a subject and every row that names it by its id, or one item of it. A receipt proves it."""
     item = None if given.item is None else number_of(given.item)
     return services.forget(author=caller, subject_id=given.subject_id, item=item, now=timezone.now())

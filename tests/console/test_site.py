@@ -16,7 +16,7 @@ from django.urls import reverse
 from apps.core.admin import ReasonForm
 from apps.core.sql import database_now
 from apps.digests.models import Inbox, ReceiptState, Source, SourceHour, Sweep, Thread
-from apps.memory.models import ConceptName, Forgotten, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
+from apps.memory.models import ConceptName, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
 from apps.plans.models import LearnedModel, Outcome
 from apps.principals.models import Membership, Operator, Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -49,8 +49,6 @@ def address(model: type[models.Model], page: str, *args: object) -> str:
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}", args=args)
 
 
-# Rows that are a keyed digest and a moment, from which nobody learns anything.
-UNREADABLE = {Forgotten}
 # Counters, the search index, and rows that stand on the page of their worker, source, task, queue, execution or inbox.
 WITHOUT_A_PAGE = {
     Allowance, Budget, Call, ConceptName, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer, Outcome,
@@ -60,7 +58,7 @@ WITHOUT_A_PAGE = {
 
 
 def test_every_model_of_every_app_that_says_something_is_visible() -> None:
-    assert {model for model in OURS if model not in admin.site._registry} == UNREADABLE | WITHOUT_A_PAGE
+    assert {model for model in OURS if model not in admin.site._registry} == WITHOUT_A_PAGE
 
 
 @pytest.mark.parametrize("model", FACTS, ids=lambda model: model._meta.label)

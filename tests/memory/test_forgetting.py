@@ -16,7 +16,6 @@ from django.test.utils import CaptureQueriesContext
 from django_celery_beat.models import PeriodicTask
 
 from apps.core import erasure
-from apps.core.errors import Conflict
 from apps.digests.models import Entry
 from apps.digests.selectors import read_inbox
 from apps.executions import calls
@@ -156,15 +155,13 @@ def test_other_tenants_keep_a_subject_of_the_same_id(kee: Caller) -> None:
         assert concepts().filter(name=CANARY).exists()
 
 
-def test_forgotten_subject_is_added_again_only_at_its_own_wish(as_kee: Caller) -> None:
+def test_forgotten_subject_is_added_anew(as_kee: Caller) -> None:
     add(as_kee)
     remember(as_kee, "Has a zebra")
     services.forget(author=as_kee, subject_id=ALICE, now=T0)
-    with pytest.raises(Conflict, match="forgotten on request") as refusal, transaction.atomic():
-        add(as_kee)
-    assert refusal.value.code == "forgotten"
-    change = services.SubjectChange(given={})
-    services.add_subject(author=as_kee, subject_id=ALICE, change=change, remember_again=True, now=T0)
+    with refused("unknown_subject"), transaction.atomic():
+        remember(as_kee, "Has a zebra")
+    add(as_kee)
     assert remember(as_kee, "Has a zebra").outcome == services.Outcome.STORED
 
 
@@ -174,7 +171,7 @@ def test_receipt_proves_it_and_says_nothing_of_what(as_kee: Caller) -> None:
     receipt = Receipt.objects.get(receipt_id=done.receipt_id)
     assert (receipt.event_type, receipt.surface) == ("memory_forgotten", "ledger")
     assert (receipt.metadata["erased"], receipt.metadata["remaining"]) == (done.erased, done.remaining)
-    assert receipt.metadata["proof"] == done.proof == selectors.mark_of(ALICE).hex()
+    assert receipt.metadata["proof"] == done.proof == selectors.proof_of(ALICE).hex()
     assert not {CANARY, "alice"} & {word for word in (CANARY, "alice") if word in str(receipt.__dict__)}
 
 
@@ -364,7 +361,7 @@ def test_item_goes_with_what_says_the_same_and_what_it_superseded(as_kee: Caller
 
     assert sorted(items().values_list("text", flat=True)) == ["Lives in Paris", "Loves fettuccini"]
     assert Memory.objects.count() == 2
-    assert (set(done.erased), done.proof) == ({"memory_memory"}, selectors.mark_of(ALICE, last.ref).hex())
+    assert (set(done.erased), done.proof) == ({"memory_memory"}, selectors.proof_of(ALICE, item=last.pk).hex())
     assert Subject.objects.get(key=ALICE).rev > before
     assert remember(as_kee, "Lives in Berlin").outcome == services.Outcome.STORED
     with refused("unknown_memory"), transaction.atomic():
@@ -415,9 +412,7 @@ def test_counted_terms_of_a_subject_go_with_it(as_kee: Caller) -> None:
 def test_much_is_forgotten_in_as_many_statements_as_little(as_kee: Caller) -> None:
     statements = []
     for many in (2, 20):
-        services.add_subject(
-            author=as_kee, subject_id=ALICE, change=services.SubjectChange(given={}), remember_again=True, now=T0
-        )
+        add(as_kee)
         for number in range(many):
             remember(as_kee, f"fact {number}")
         with CaptureQueriesContext(connection) as captured:
@@ -461,17 +456,6 @@ def test_conversation_that_gets_the_subject_meanwhile_goes_too(kee: Caller) -> N
     with acting_as(kee):
         assert (Subject.objects.exists(), Session.objects.filter(subject__isnull=False).exists()) == (False, False)
         assert "Hello." not in observed()
-
-
-def test_subject_is_not_added_while_it_is_forgotten(kee: Caller) -> None:
-    with acting_as(kee):
-        add(kee)
-
-    with acting_as(kee):
-        services.forget(author=kee, subject_id=ALICE, now=T0)
-        adding = Other(acting(kee, lambda: add(kee)))
-        until_somebody_waits_for_this_transaction()
-    assert getattr(adding.ends(), "code", None) == "forgotten"
 
 
 @pytest.mark.parametrize("item", [None, 1])

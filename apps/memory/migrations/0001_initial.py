@@ -184,17 +184,6 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
-                name="Forgotten",
-                fields=[
-                    *_row(),
-                    ("digest", models.BinaryField(max_length=32)),
-                    ("forgotten_at", models.DateTimeField()),
-                ],
-                options={
-                    "constraints": [models.UniqueConstraint(fields=("tenant", "digest"), name="memory_forgotten_once")]
-                },
-            ),
-            migrations.CreateModel(
                 name="Session",
                 fields=[
                     tenant_field(),
@@ -597,7 +586,6 @@ class Migration(migrations.Migration):
                 "memorypolicy",
                 "promotionpolicy",
                 "envelopeloaded",
-                "forgotten",
                 "session",
                 "memory",
                 "revision",
@@ -618,7 +606,6 @@ class Migration(migrations.Migration):
         ),
         immutable("memory_revision", redactable=("evidence",)),
         immutable("memory_envelopeloaded"),
-        immutable("memory_forgotten"),
         migrations.RunSQL(MARKS, MARKS_BACK),
         migrations.RunSQL(INLINE, migrations.RunSQL.noop),
     ]
