@@ -164,9 +164,7 @@ class EnvelopeLoaded(TenantModel):
     class Meta:
         verbose_name_plural = "envelopes loaded"
         indexes = [
-            # Serves selectors.was_served() and the removal of a subject.
-            models.Index(fields=["subject", "viewer", "loaded_at"], name="memory_envelopeloaded_to"),
-            # Serves selectors.export().
+            # Serves selectors.export() and the removal of a subject.
             models.Index(fields=["subject", "-id"], name="memory_envelopeloaded_listed"),
             # Serves the removal of old records.
             models.Index(fields=["loaded_at"], name="memory_envelopeloaded_old"),
@@ -380,7 +378,7 @@ class Memory(TenantModel):
                 name="memory_memory_ending",
                 condition=Q(kind=Kind.ITEM, superseded_at=None, valid_to__isnull=False),
             ),
-            # Serve services.remember() and selectors.was_served(): items of the same slot, or of the same text.
+            # Serve services.remember(): items of the same slot, or of the same text.
             models.Index(
                 fields=["subject", "slot_key", "valid_to"],
                 name="memory_memory_answering",

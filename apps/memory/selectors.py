@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db.models import Exists, F, OuterRef, Q, QuerySet, Value
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Coalesce, Greatest, Least
+from django.db.models.functions import Least
 
 from apps.core.errors import Malformed, NotFound
 from apps.core.ids import encode_cursor
@@ -42,7 +42,6 @@ from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
 _FORGOTTEN: Final = "memory.forgotten"
-_END: Final = datetime.max.replace(tzinfo=UTC)
 
 # Subjects.
 
@@ -393,25 +392,6 @@ def items(
     narrowed = {"domain": type_, "slot_key": None if slot is None else key_of(slot), "pk__lt": before}
     rows = rows.filter(**{name: value for name, value in narrowed.items() if value is not None})
     return [ItemOutput.model_validate(one).by_month(subject.anonymize_dates) for one in rows.order_by("-pk")[:limit]]
-
-
-def was_served(subject: Subject, viewer_id: int, text_digest: bytes) -> bool:
-    """Whether the viewer was given an envelope while an item of this text was known and true, however old it was."""
-    said = Memory.objects.filter(subject=subject, text_digest=text_digest).annotate(
-        begun=Greatest("recorded_at", "valid_from"),
-        # The earlier of those that are set.
-        ended=Coalesce(Least("superseded_at", "valid_to"), Value(_END)),
-    )
-    loads = EnvelopeLoaded.objects.filter(
-        subject=subject, viewer_id=viewer_id, loaded_at__gte=OuterRef("begun"), loaded_at__lt=OuterRef("ended")
-    )
-    return said.filter(Exists(loads)).exists()
-
-
-def has_said(subject: Subject, author: Caller, type_: str, text: bytes, *, slot: str | None) -> bool:
-    """Whether this author has stored an item with this text, for this slot or none."""
-    said = Memory.objects.filter(subject=subject, domain=type_, text_digest=text, author_id=author.principal_id)
-    return said.filter(Q(slot_key=None) | Q(slot_key=slot and key_of(slot))).exists()
 
 
 # Concepts and their relations.

@@ -772,15 +772,14 @@ class _Match:
 def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     """Remember something of a subject.
 
-    The same text at the same time is one item, unless the slots differ: evidence is merged, and new evidence or another
-    author raises the confidence. Without a slot, the text joins the item of this text that was said last. Another answer
-    in the same slot is superseded for the time of the new one, and stays true for the rest of its own time.
+    The same text at the same time is one item, unless the slots differ: evidence is merged, and new evidence raises the
+    confidence. Without a slot, the text joins the item of this text that was said last. Another answer in the same slot
+    is superseded for the time of the new one, and stays true for the rest of its own time.
 
     :raises NotFound: `unknown_subject`, if there is none, or it is not shared with the author; `unknown_memory`, if the item to
         supersede or some evidence does not exist for the author.
     :raises Forbidden: `memory_disabled`; `patterns_not_learned`, if it is a pattern and the subject wants none learned.
-    :raises Conflict: `echo`, if the author was given this text in an envelope and brings no evidence but memory;
-        `statement_stands`, if the subject itself has said otherwise; `already_superseded`.
+    :raises Conflict: `statement_stands`, if the subject itself has said otherwise; `already_superseded`.
     :raises Malformed: `malformed_memory_reference`, if some evidence has the wrong form.
     :raises Invalid: `impossible_period`, if it ends before it begins.
     :raises UnusableName: if its slot can't be a name.
@@ -793,10 +792,6 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     digest = same_text(draft.text)
     if draft.type == ItemType.USER_PATTERN and not subject.learn_patterns:
         raise Forbidden(f"No patterns may be stored of {draft.subject_id[:60]!r}.", code="patterns_not_learned")
-    if not draft.stated and not own and selectors.was_served(subject, author.principal_id, digest):
-        raise Conflict(
-            "You were given this in an envelope; bring other evidence, or say that the subject stated it.", code="echo"
-        )
     current = Memory.objects.filter(subject=subject, kind=Kind.ITEM, superseded_at=None)
     said = current.filter(domain=draft.type, text_digest=digest)
     said = said.valid_between(draft.valid_from or now, draft.valid_to or _END).order_by("-occurred_at", "-pk")
@@ -843,14 +838,13 @@ def _yield_to_statements(replaced: Iterable[Memory], match: _Match) -> None:
 
 
 def _new_item(author: Caller, subject: Subject, draft: ItemDraft, match: _Match, now: datetime) -> Memory:
-    """The item as it is to be stored. Another author, or new evidence, raises the confidence; repetition does not."""
+    """The item as it is to be stored. New evidence raises the confidence; repetition does not, whoever repeats it."""
     same = match.same
     known = list(dict.fromkeys(ref for item in same for ref in item.evidence))
     confidence = draft.confidence
     if same:
         before = max(item.confidence or 0.0 for item in same)
-        is_new_author = not selectors.has_said(subject, author, draft.type, match.digest, slot=draft.slot)
-        if match.own.difference(known) or is_new_author:
+        if match.own.difference(known):
             confidence = min(_SUREST, 1 - (1 - before) * (1 - confidence))
         confidence = max(before, confidence)
     return Memory(

@@ -654,8 +654,8 @@ class RememberedFact(Output):
 def remember_fact(caller: Caller, given: RememberFact) -> RememberedFact:
     """Store an item of a subject: a fact, a pattern or a shared story. It is in the next envelope.
 
-    The same text with new evidence raises the confidence. A text that you only know from an envelope is refused. So is
-    one that contradicts the subject's own words. Add the subject first (`add_subject`).
+    The same text with new evidence raises the confidence; envelopes and items are no evidence. A text that contradicts
+    the subject's own words is refused. Add the subject first (`add_subject`).
     """
     services.permit_knowledge(author=caller)
     supersedes = None if given.supersedes is None else number_of(given.supersedes)

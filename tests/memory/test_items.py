@@ -66,21 +66,13 @@ def test_repetition_without_new_evidence_does_not_raise_confidence(as_kee: Calle
     assert [remember(as_kee, confidence=confidence).item.confidence for confidence in said] == [0.9, 0.9]
 
 
-def test_each_other_author_raises_confidence_once_up_to_a_limit(as_kee: Caller, alice: Subject, lee: Caller) -> None:
-    said = [as_kee, lee] * 3
-    assert [remember(who, confidence=0.5).item.confidence for who in said] == [0.5, 0.75, 0.75, 0.75, 0.75, 0.75]
-    assert remember(lee, "Sings", confidence=0.9).item.confidence == 0.9
-    assert remember(as_kee, "Sings", confidence=0.98).item.confidence == 0.99
-
-
-@pytest.mark.parametrize("first", [{"type": ItemType.SHARED_NARRATIVE}, {"slot": "home town"}])
-def test_author_of_another_type_or_slot_counts_as_another_author(
-    as_kee: Caller, alice: Subject, lee: Caller, first: dict[str, Any]
-) -> None:
-    second: dict[str, Any] = {"slot": "birth place"} if "slot" in first else {}
-    remember(as_kee, **first)
-    remember(lee, confidence=0.5, **second)
-    assert remember(as_kee, confidence=0.5, **second).item.confidence == 0.75
+def test_text_from_an_envelope_is_no_evidence_for_itself(as_kee: Caller, alice: Subject, lee: Caller) -> None:
+    known = remember(as_kee, confidence=0.5).item.ref
+    envelope(lee)
+    for evidence in ([], [known], [f"envelope:{ALICE}"]):
+        assert remember(lee, confidence=0.5, evidence=evidence).item.confidence == 0.5
+    assert remember(lee, confidence=0.5, evidence=[observe(lee).ref]).item.confidence == 0.75
+    assert remember(lee, confidence=0.99, evidence=[observe(lee).ref]).item.confidence == 0.99
 
 
 def test_same_text_of_another_type_or_time_is_another_item(as_kee: Caller, alice: Subject) -> None:
@@ -214,7 +206,8 @@ def test_learned_text_raises_confidence_of_a_statement_that_stays_one(
     as_kee: Caller, alice: Subject, lee: Caller
 ) -> None:
     remember(as_kee, "Wants short answers", slot="length", stated=True, confidence=0.5, valid_to=T0 + 9 * DAY)
-    merged = remember(lee, "Wants short answers", confidence=0.5, now=T0 + DAY).item
+    evidence = [observe(lee).ref]
+    merged = remember(lee, "Wants short answers", confidence=0.5, evidence=evidence, now=T0 + DAY).item
     assert (merged.stated, merged.slot, merged.confidence) == (True, "length", 0.75)
     assert (merged.valid_from, merged.valid_to) == (T0, T0 + 9 * DAY)
     with refused("statement_stands"), transaction.atomic():
@@ -237,34 +230,7 @@ def test_period_that_ends_before_it_begins_is_refused(as_kee: Caller, alice: Sub
     assert not items().exists()
 
 
-# Evidence and echoes.
-
-
-def test_text_from_an_envelope_is_refused_without_other_evidence(as_kee: Caller, alice: Subject, lee: Caller) -> None:
-    known = remember(as_kee, confidence=0.5).item
-    remember(as_kee, "Lives in Berlin", slot="home")
-    envelope(as_kee)
-    remember(lee, confidence=0.5, now=T0 + DAY)
-    remember(lee, "Lives in Paris", slot="home", now=T0 + DAY)
-    for text, given in (
-        ("LOVES fettuccini.", {}),
-        ("Loves fettuccini", {"type": ItemType.SHARED_NARRATIVE}),
-        ("Loves fettuccini", {"evidence": [f"envelope:{ALICE}", known.ref]}),
-        ("Lives in Berlin", {"slot": "home"}),
-    ):
-        with refused("echo"), transaction.atomic():
-            remember(as_kee, text, now=T0 + 2 * DAY, **given)
-    assert remember(as_kee, confidence=0.5, evidence=[observe(as_kee).ref]).item.confidence == 0.875
-    assert remember(as_kee, stated=True).outcome == Outcome.MERGED
-
-
-def test_text_that_no_envelope_held_is_no_echo(as_kee: Caller, alice: Subject, lee: Caller) -> None:
-    remember(lee, "Lives in Berlin", slot="home")
-    remember(lee, "Lives in Paris", slot="home", now=T0 + DAY)
-    envelope(as_kee, now=T0 + DAY)
-    remember(lee, "Loves fettuccini", now=T0 + 2 * DAY)
-    assert remember(as_kee, "Lives in Berlin", slot="home", now=T0 + 3 * DAY).outcome == Outcome.SUPERSEDED
-    assert remember(as_kee, "Loves fettuccini", now=T0 + 3 * DAY).outcome == Outcome.MERGED
+# Evidence.
 
 
 @pytest.mark.parametrize(

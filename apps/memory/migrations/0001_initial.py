@@ -177,7 +177,6 @@ class Migration(migrations.Migration):
                 options={
                     "verbose_name_plural": "envelopes loaded",
                     "indexes": [
-                        Index(fields=["subject", "viewer", "loaded_at"], name="memory_envelopeloaded_to"),
                         Index(fields=["subject", "-id"], name="memory_envelopeloaded_listed"),
                         Index(fields=["loaded_at"], name="memory_envelopeloaded_old"),
                     ],
