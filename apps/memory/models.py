@@ -209,10 +209,6 @@ class Session(TenantModel):
         indexes = [
             # Serves sql.RECENT.
             models.Index(fields=["tenant", "principal", "-last_active_at", "-id"], name="memory_session_recent"),
-            # Serves sql.RECENT: the latest with each subject that may be read, however many others there are.
-            models.Index(
-                fields=["tenant", "principal", "subject", "-last_active_at", "-id"], name="memory_session_with"
-            ),
             # Serves sql.ENVELOPE and the removal of a subject.
             models.Index(
                 fields=["subject", "-last_active_at", "-id"],
@@ -378,16 +374,11 @@ class Memory(TenantModel):
                 name="memory_memory_ending",
                 condition=Q(kind=Kind.ITEM, superseded_at=None, valid_to__isnull=False),
             ),
-            # Serve services.remember(): items of the same slot, or of the same text.
-            models.Index(
-                fields=["subject", "slot_key", "valid_to"],
-                name="memory_memory_answering",
-                condition=Q(superseded_at=None, slot_key__isnull=False),
-            ),
+            # Serves services.remember(): items of the same text.
             models.Index(
                 fields=["subject", "text_digest"], name="memory_memory_saying", condition=Q(text_digest__isnull=False)
             ),
-            # Serves selectors.items(): the current ones, however many were superseded.
+            # Serves selectors.items(), and services.remember() by a slot: the current ones, however many were superseded.
             models.Index(
                 fields=["subject", "-id"],
                 name="memory_memory_standing",

@@ -211,10 +211,6 @@ class Migration(migrations.Migration):
                     "indexes": [
                         Index(fields=["tenant", "principal", "-last_active_at", "-id"], name="memory_session_recent"),
                         Index(
-                            fields=["tenant", "principal", "subject", "-last_active_at", "-id"],
-                            name="memory_session_with",
-                        ),
-                        Index(
                             condition=Q(subject__isnull=False),
                             fields=["subject", "-last_active_at", "-id"],
                             name="memory_session_of_subject",
@@ -317,11 +313,6 @@ class Migration(migrations.Migration):
                             condition=Q(kind="item", superseded_at=None, valid_to__isnull=False),
                             fields=["subject", "domain", "valid_to"],
                             name="memory_memory_ending",
-                        ),
-                        Index(
-                            condition=Q(slot_key__isnull=False, superseded_at=None),
-                            fields=["subject", "slot_key", "valid_to"],
-                            name="memory_memory_answering",
                         ),
                         Index(
                             condition=Q(text_digest__isnull=False),
