@@ -25,21 +25,6 @@ _UNSEEN: Final = (
     (0xE0000, 0xE0FFF),
 )
 _DROPPED: Final = dict.fromkeys(chain.from_iterable(range(first, last + 1) for first, last in _UNSEEN))
-_BREAKS: Final = frozenset({"Cc", "Zl", "Zp", "Zs"})
-_NO_LETTERS: Final = frozenset({"Cf", "Cs", "Co", "Cn"})
-
-
-class _Printable(dict[int, int | str | None]):
-    """The replacement of each character, computed once."""
-
-    def __missing__(self, character: int) -> int | str | None:
-        category = unicodedata.category(chr(character))
-        seen = " " if category in _BREAKS else None if category in _NO_LETTERS else character
-        self[character] = seen
-        return seen
-
-
-_PRINTABLE: Final = _Printable()
 _ENDS: Final = " .!?…;:,"
 # The most bytes of a character.
 _WIDEST: Final = 4
@@ -50,7 +35,7 @@ def one_line(text: str) -> str:
 
     Separators of words, lines and paragraphs become a space.
     """
-    seen = text if text.isprintable() else text.translate(_PRINTABLE)
+    seen = text if text.isprintable() else "".join(sign for sign in text if sign.isprintable() or sign.isspace())
     return " ".join((seen if seen.isascii() else seen.translate(_DROPPED)).split())
 
 
