@@ -39,21 +39,20 @@ _READ: Final = 8_000
 _BYTES_A_NUMBER: Final = 40
 _BYTES_BESIDES: Final = 65_536
 _REFUSED: Final = frozenset({400, 413, 422})
-# Model servers, and proxies before them, answer these too where one of the texts is too much for them.
-_BROKEN: Final = frozenset({500, 502, 504})
+_BUSY: Final = 429
 _SHORTEST: Final = 1e-6
 
 
 class NotEmbedded(Exception):
     """The endpoint gave nothing usable. `str()` says why, without the texts.
 
-    `refused`: it refused the texts, not the call. `unclear`: it answered, and may have failed at one text or at all.
+    `refused`: it refused the texts, not the call. `busy`: it refused the call, whatever the texts.
     """
 
-    def __init__(self, why: str, *, refused: bool = False, unclear: bool = False) -> None:
+    def __init__(self, why: str, *, refused: bool = False, busy: bool = False) -> None:
         super().__init__(why)
         self.refused = refused
-        self.unclear = unclear
+        self.busy = busy
 
 
 class _Entry(BaseModel):
@@ -103,7 +102,7 @@ class Embedder:
             raise NotEmbedded(str(exc)) from exc
         if answer.status != 200:  # noqa: PLR2004  # the one status of such an answer
             raise NotEmbedded(
-                f"It answered {answer.status}.", refused=answer.status in _REFUSED, unclear=answer.status in _BROKEN
+                f"It answered {answer.status}.", refused=answer.status in _REFUSED, busy=answer.status == _BUSY
             )
         return self._read(answer.body, len(texts))
 
@@ -113,10 +112,10 @@ class Embedder:
             found = {entry.index: self._vector(entry.embedding) for entry in entries}
         except ValueError as exc:
             why = f"Its answer is not of the OpenAI form, or not of {self.dimensions} numbers."
-            raise NotEmbedded(why, unclear=True) from exc
+            raise NotEmbedded(why) from exc
         if len(entries) != wanted or found.keys() != set(range(wanted)):
             why = f"It answered {len(entries)} vectors for {wanted} texts, or not one for each."
-            raise NotEmbedded(why, unclear=True)
+            raise NotEmbedded(why)
         return [found[place] for place in range(wanted)]
 
     def _vector(self, numbers: list[float]) -> Numbers:
@@ -453,33 +452,20 @@ def embed_memories() -> int:
     return done
 
 
-def _embedded(asked: Embedder, texts: Mapping[int, str]) -> dict[int, str | None]:
+def _embedded(asked: Embedder, texts: Mapping[int, str], *, again: bool = False) -> dict[int, str | None]:
     """A vector of each text; None for a text that the embedder refuses, or fails at twice.
 
-    :raises NotEmbedded: if it fails at, or refuses, a plain word too. Then nothing is known about these texts.
+    :raises NotEmbedded: if it is busy, or fails at a plain word too. Then nothing is known about these texts.
     """
-    places = list(texts)
     try:
         vectors = asked.embed(list(texts.values()), patience=_MEMORIES)
     except NotEmbedded as exc:
-        if not exc.refused and not exc.unclear:
+        if exc.busy:
             raise
-        # Each time: an embedder that begins to refuse everything must not take the rest of the batch with it.
-        if exc.unclear or len(places) == 1:
-            asked.embed([_PLAIN], patience=_MEMORIES)
-        if len(places) == 1:
-            return {places[0]: None if exc.refused else _second_try(asked, texts[places[0]])}
-        half = len(places) // 2
-        parts = ({place: texts[place] for place in part} for part in (places[:half], places[half:]))
-        return {place: vector for part in parts for place, vector in _embedded(asked, part).items()}
-    return {place: _written(vector) for place, vector in zip(places, vectors, strict=True)}
-
-
-def _second_try(asked: Embedder, text: str) -> str | None:
-    try:
-        (vector,) = asked.embed([text], patience=_MEMORIES)
-    except NotEmbedded as exc:
-        if not exc.refused and not exc.unclear:
-            raise
-        return None
-    return _written(vector)
+        # Each time: an embedder that begins to fail at everything must not take the rest of the batch with it.
+        asked.embed([_PLAIN], patience=_MEMORIES)
+        if len(texts) > 1:
+            alone = (_embedded(asked, {place: text}) for place, text in texts.items())
+            return {place: vector for one in alone for place, vector in one.items()}
+        return dict.fromkeys(texts) if exc.refused or again else _embedded(asked, texts, again=True)
+    return {place: _written(vector) for place, vector in zip(texts, vectors, strict=True)}

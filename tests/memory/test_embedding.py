@@ -291,12 +291,11 @@ def test_failing_embedder_fails_neither_write_nor_recall(kee: Caller, settings: 
 @pytest.mark.parametrize(
     ("behaviour", "calls"),
     [
-        # The whole, its halves down to one text, and the plain word.
-        *((says(status), 5) for status in (400, 413, 422)),
         # The whole, and the plain word.
-        *((behaviour, 2) for behaviour in (says(500), says(200, {}), said(entry(0, [1.0])))),
+        *((says(status), 2) for status in (400, 401, 404, 413, 422, 500, 503)),
+        *((behaviour, 2) for behaviour in (says(200, {}), said(entry(0, [1.0])), hangs_up, floods)),
         # It concerns no text.
-        *((behaviour, 1) for behaviour in (says(401), says(404), says(429), says(503), hangs_up, floods)),
+        (says(429), 1),
     ],
 )
 def test_texts_wait_while_the_embedder_fails_at_everything(
@@ -315,8 +314,8 @@ def test_texts_wait_while_the_embedder_fails_at_everything(
 def test_embedder_that_begins_to_refuse_everything_marks_nothing(kee: Caller, settings: Any) -> None:
     tell(kee, "unspeakable", *(f"memory {number}" for number in range(8)))
     with endpoint(settings, says(400)) as remote:
-        # The whole, its halves down to the first text, the plain word, and the second text.
-        remote.script.extend([*[says(400)] * 4, answers(), answers()])
+        # The whole, the plain word, the first text, the plain word, the second text; then all is refused.
+        remote.script.extend([says(400), answers(), says(400), answers(), answers()])
         ticks.run("memory.embed_memories")
         assert held() == {}
         assert found_of_embedder().says.startswith("9 memories wait for it, none")
@@ -324,8 +323,8 @@ def test_embedder_that_begins_to_refuse_everything_marks_nothing(kee: Caller, se
 
 @pytest.mark.parametrize(
     "refusal",
-    [says(400), says(500), says(502), says(504), said(entry(0, [None] * DIMENSIONS))],
-    ids=["400", "500", "502", "504", "no vector"],
+    [says(400), says(404), says(500), says(503), said(entry(0, [None] * DIMENSIONS)), hangs_up],
+    ids=["400", "404", "500", "503", "no vector", "hangs up"],
 )
 def test_texts_that_the_embedder_fails_at_keep_no_other_waiting(
     kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch, refusal: Behaviour
