@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -38,7 +38,16 @@ from apps.memory.models import (
     TermFrequency,
 )
 from apps.memory.references import LONGEST_KEY, AliasTaken, UnusableName, cited_in, key_of
-from apps.memory.shapes import Conversation, ForgottenOutput, InboxItem, MemoryPolicyOutput, PromotionOutput, Start
+from apps.memory.shapes import (
+    Conversation,
+    ForgottenOutput,
+    InboxItem,
+    MemoryPolicyOutput,
+    PromotionOutput,
+    RememberFact,
+    Start,
+    number_of,
+)
 from apps.memory.states import ItemType, Kind
 from apps.memory.texts import same_text
 from apps.principals import selectors as principals
@@ -489,20 +498,17 @@ MOST_PREFERENCES: Final = 50
 _RULES: Final = ("memory_enabled", "learn_patterns", "anonymize_dates", "delete_after_days")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectChange:
-    """The changes to a subject; what is left out stays."""
-
-    given: Mapping[str, Any]
-    """New values, by column."""
-    preferences: Mapping[str, str | None] | None = None
-    """Null removes one."""
+Preferences = Mapping[str, str | None]
+"""By their names; null removes one."""
 
 
 @transaction.atomic
-def add_subject(*, author: Caller, subject_id: str, change: SubjectChange, now: datetime) -> Subject:
+def add_subject(
+    *, author: Caller, subject_id: str, given: Mapping[str, Any], preferences: Preferences, now: datetime
+) -> Subject:
     """Add a subject, so that something may be remembered of it.
 
+    :param given: values by column.
     :raises Conflict: `subject_exists`.
     :raises NotFound: `unknown_principal`, if it is to be shared with an unknown name.
     :raises Forbidden: `memory_disabled`, if its memory is disabled, and it has a name, preferences or the like.
@@ -515,8 +521,8 @@ def add_subject(*, author: Caller, subject_id: str, change: SubjectChange, now: 
         created_at=now,
         revised_at=now,
     )
-    _refuse_nobody(author, change.given.get("share_with"), before=None)
-    _apply(subject, change)
+    _refuse_nobody(author, given.get("share_with"), before=None)
+    _apply(subject, given, preferences)
     try:
         with transaction.atomic():
             subject.save(force_insert=True)
@@ -528,9 +534,12 @@ def add_subject(*, author: Caller, subject_id: str, change: SubjectChange, now: 
 
 
 @transaction.atomic
-def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, now: datetime) -> Subject:
-    """Change a subject's name, preferences and the like, or the rules for memories of it.
+def update_subject(
+    *, author: Caller, subject_id: str, given: Mapping[str, Any], preferences: Preferences, now: datetime
+) -> Subject:
+    """Change a subject's name, preferences and the like, or the rules for memories of it. What is left out stays.
 
+    :param given: new values by column.
     :raises NotFound: `unknown_subject`, if there is none, or the author may not read it and has not added it;
         `unknown_principal`, if it is to be shared with a new name that is unknown.
     :raises Forbidden: `shared_by_another`, if sharing is to change; `settled_by_another`, if a rule is to be lifted; both
@@ -542,21 +551,21 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     if subject is None:
         raise selectors.unknown(subject_id)
     may_lift = subject.added_by_id in {None, author.principal_id} or author.may(Scope.ADMIN)
-    if change.given.get("share_with", subject.share_with) != subject.share_with:
+    if given.get("share_with", subject.share_with) != subject.share_with:
         if not may_lift:
             raise Forbidden(
                 f"Only who added {subject.key[:60]!r}, or an administrator, may change who may read it.",
                 code="shared_by_another",
             )
-        _refuse_nobody(author, change.given["share_with"], before=subject.share_with)
-    if not may_lift and _lifts(subject, change):
+        _refuse_nobody(author, given["share_with"], before=subject.share_with)
+    if not may_lift and _lifts(subject, given):
         raise Forbidden(
             f"Only who added {subject.key[:60]!r}, or an administrator, may lift its rules.",
             code="settled_by_another",
         )
-    _apply(subject, change)
+    _apply(subject, given, preferences)
     subject.author_id = author.principal_id
-    if "delete_after_days" in change.given:
+    if "delete_after_days" in given:
         # The sweep computes the next moment.
         subject.expires_at = None if subject.delete_after_days is None else now
     subject.rev += 1
@@ -565,9 +574,9 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     return subject
 
 
-def _lifts(subject: Subject, change: SubjectChange) -> bool:
+def _lifts(subject: Subject, given: Mapping[str, Any]) -> bool:
     """Whether a rule is to forbid less than it does."""
-    to_be = {name: change.given.get(name, getattr(subject, name)) for name in _RULES}
+    to_be = {name: given.get(name, getattr(subject, name)) for name in _RULES}
     days, kept = subject.delete_after_days, to_be["delete_after_days"]
     return (
         to_be["memory_enabled"] > subject.memory_enabled
@@ -587,11 +596,11 @@ def _refuse_nobody(author: Caller, share_with: Sequence[str] | None, *, before: 
         principals.refuse_unknown(sorted(added), tenant_id=author.tenant_id)
 
 
-def _apply(subject: Subject, change: SubjectChange) -> None:
-    for name, value in change.given.items():
+def _apply(subject: Subject, given: Mapping[str, Any], preferences: Preferences) -> None:
+    for name, value in given.items():
         setattr(subject, name, value)
-    if change.preferences is not None:
-        merged = {**subject.preferences, **change.preferences}
+    if preferences:
+        merged = {**subject.preferences, **preferences}
         chosen = {key: value for key, value in merged.items() if value is not None}
         if len(chosen) > max(MOST_PREFERENCES, len(subject.preferences)):
             raise Conflict(
@@ -599,8 +608,8 @@ def _apply(subject: Subject, change: SubjectChange) -> None:
                 code="too_many_preferences",
             )
         subject.preferences = chosen
-    said = [change.given.get(name) for name in ("display_name", "learning_level", "domains")]
-    if not subject.memory_enabled and any([*said, *(change.preferences or {}).values()]):
+    said = [given.get(name) for name in ("display_name", "learning_level", "domains")]
+    if not subject.memory_enabled and any([*said, *preferences.values()]):
         raise _disabled(subject.key)
 
 
@@ -703,27 +712,6 @@ _END: Final = datetime.max.replace(tzinfo=UTC)
 _OF_MEMORY: Final = ("envelope:", "item:")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemDraft:
-    """What is to be remembered of a subject.
-
-    `slot` names the question that it answers (`home town`): a newer answer supersedes the older. `stated`: the subject
-    said so itself. Without `valid_from` it is true from now on; without `valid_to` it has no end.
-    """
-
-    subject_id: str
-    text: str
-    type: ItemType = ItemType.USER_FACT
-    slot: str | None = None
-    confidence: float = 0.8
-    source: str = ""
-    stated: bool = False
-    evidence: Sequence[str] = ()
-    valid_from: datetime | None = None
-    valid_to: datetime | None = None
-    supersedes: int | None = None
-
-
 class Outcome(StrEnum):
     """What became of a draft."""
 
@@ -769,7 +757,7 @@ class _Match:
 
 
 @transaction.atomic
-def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
+def remember(*, author: Caller, draft: RememberFact, now: datetime) -> Remembered:
     """Remember something of a subject.
 
     The same text at the same time is one item, unless the slots differ: evidence is merged, and new evidence raises the
@@ -787,9 +775,9 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     if draft.slot is not None and not 0 < len(key_of(draft.slot)) <= LONGEST_KEY:
         raise UnusableName(f"{draft.slot[:60]!r} can't be the name of a slot.")
     subject = _enabled(holding(selectors.known_to(author).filter(key=draft.subject_id)).first(), draft.subject_id)
-    draft = replace(draft, evidence=cited(author, draft.evidence))
+    draft = draft.model_copy(update={"evidence": cited(author, draft.evidence)})
     own = frozenset(ref for ref in draft.evidence if not ref.startswith(_OF_MEMORY))
-    digest = same_text(draft.text)
+    digest = same_text(draft.fact)
     if draft.type == ItemType.USER_PATTERN and not subject.learn_patterns:
         raise Forbidden(f"No patterns may be stored of {draft.subject_id[:60]!r}.", code="patterns_not_learned")
     current = Memory.objects.filter(subject=subject, kind=Kind.ITEM, superseded_at=None)
@@ -803,20 +791,20 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
         rivals = current.filter(slot_key=key_of(slot)).valid_between(match.period.begin, match.period.end)
         replaced |= {item.pk: item for item in rivals}
     if draft.supersedes is not None:
-        older = selectors.item_of(subject, draft.supersedes)
+        older = selectors.item_of(subject, number_of(draft.supersedes))
         if older.superseded_at is not None:
             raise _already_superseded(older)
         replaced[older.pk] = older
     if not draft.stated:
         _yield_to_statements(replaced.values(), match)
-    item = _new_item(author, subject, replace(draft, slot=slot), match, now)
+    item = _new_item(author, subject, draft.model_copy(update={"slot": slot}), match, now)
     _supersede(item, replaced.values(), same, now)
     revise(subject, now)
     outcome = Outcome.MERGED if same else Outcome.SUPERSEDED if replaced else Outcome.STORED
     return Remembered(item=item, outcome=outcome, replaced=sorted(replaced))
 
 
-def _merged_period(draft: ItemDraft, same: Collection[Memory], now: datetime) -> _Period:
+def _merged_period(draft: RememberFact, same: Collection[Memory], now: datetime) -> _Period:
     """The draft's own bounds where it has some, else those of the items with the same text."""
     begin = draft.valid_from or min([now, *(_Period.of(item).begin for item in same)])
     end = draft.valid_to or max((_Period.of(item).end for item in same), default=_END)
@@ -837,7 +825,7 @@ def _yield_to_statements(replaced: Iterable[Memory], match: _Match) -> None:
             )
 
 
-def _new_item(author: Caller, subject: Subject, draft: ItemDraft, match: _Match, now: datetime) -> Memory:
+def _new_item(author: Caller, subject: Subject, draft: RememberFact, match: _Match, now: datetime) -> Memory:
     """The item as it is to be stored. New evidence raises the confidence; repetition does not, whoever repeats it."""
     same = match.same
     known = list(dict.fromkeys(ref for item in same for ref in item.evidence))
@@ -853,7 +841,7 @@ def _new_item(author: Caller, subject: Subject, draft: ItemDraft, match: _Match,
         subject=subject,
         author_id=author.principal_id,
         domain=draft.type,
-        text=draft.text,
+        text=draft.fact,
         text_digest=match.digest,
         slot=draft.slot,
         slot_key=draft.slot and key_of(draft.slot),

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, AliasPath, Field, StringConstraints, WithJsonSchema
 
-from apps.core.schemas import Name, Output, Text
+from apps.core.schemas import Input, Moment, Name, Output, Text
 from apps.memory.envelopes import Constraints, first_moment
 from apps.memory.references import LONGEST_SUBJECT_ID, SUBJECT_ID
 from apps.memory.states import ItemType
+from apps.memory.texts import one_line
 from apps.receipts.shapes import ObligationOutput
 
 Words = Annotated[Text, StringConstraints(min_length=1, max_length=65_536)]
@@ -138,6 +139,39 @@ class ItemOutput(Dated):
     recorded_at: datetime
     superseded_at: datetime | None
     superseded_by: str | None = Field(validation_alias="superseded_by_ref")
+
+
+def _seen(said: str) -> str:
+    if not one_line(said):
+        raise ValueError("holds no visible character")
+    return said
+
+
+Saying = Annotated[Text, StringConstraints(min_length=1, max_length=2_000, pattern=r"\S"), AfterValidator(_seen)]
+
+
+class RememberFact(Input):
+    subject_id: SubjectId
+    fact: Saying
+    """What to remember of the subject, in one sentence."""
+    type: ItemType = ItemType.USER_FACT
+    """A fact, a pattern inferred from several occasions, or a story that you share."""
+    slot: Label | None = None
+    """The question that it answers (`home town`): a newer answer replaces the older."""
+    confidence: Share = 0.8
+    """How sure you are, from 0 to 1."""
+    source: Annotated[Text, StringConstraints(max_length=200)] = ""
+    """Where it is from: `session c-1`, `multiple sessions`."""
+    stated: bool = False
+    """The subject said so itself. Only another statement of the subject replaces it."""
+    evidence: Evidence = Field(default_factory=list)
+    """References to what it rests on: `observation:12`, `task:task_7`. What is cited of memory must be there."""
+    valid_from: Moment | None = None
+    """When it becomes true, if not now."""
+    valid_to: Moment | None = None
+    """When it ends, if that is known."""
+    supersedes: ItemRef | None = None
+    """The item (`item:12`) that this one replaces."""
 
 
 class RelationshipOutput(Output):

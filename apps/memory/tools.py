@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from django.utils import timezone
-from pydantic import AfterValidator, AliasChoices, AliasPath, Field, StringConstraints
+from pydantic import AliasChoices, AliasPath, Field, StringConstraints
 
 from apps.core.errors import NotFound
 from apps.core.ids import decode_position, encode_cursor
@@ -14,7 +14,6 @@ from apps.core.schemas import Cursor, Empty, Input, Moment, Name, Output, Paged,
 from apps.memory import selectors, services, vectors
 from apps.memory.envelopes import Envelope, FormattedEnvelope
 from apps.memory.envelopes import format_envelope_for_llm as format_for_llm
-from apps.memory.services import ItemDraft, SubjectChange
 from apps.memory.shapes import (
     Conversation,
     Dated,
@@ -31,6 +30,7 @@ from apps.memory.shapes import (
     RecalledMemory,
     Ref,
     RelationshipOutput,
+    RememberFact,
     Share,
     Sharing,
     Start,
@@ -40,7 +40,6 @@ from apps.memory.shapes import (
     number_of,
 )
 from apps.memory.states import ItemType
-from apps.memory.texts import one_line
 from apps.principals.scopes import Scope
 from apps.principals.selectors import caller_or_named
 from apps.principals.tenancy import Caller
@@ -472,12 +471,11 @@ class UpdateSubject(SubjectFields):
     subject_id: SubjectId
 
 
-def _change(given: SubjectFields) -> SubjectChange:
+def _columns(given: SubjectFields) -> dict[str, Any]:
     """The members that were given, and no others. A text of null becomes empty."""
     columns = given.model_dump(exclude_unset=True, include={"display_name", "learning_level", "domains"})
     columns = {name: "" if value is None else value for name, value in columns.items()}
-    columns |= given.constraints.model_dump(exclude_unset=True)
-    return SubjectChange(given=columns, preferences=given.preferences)
+    return columns | given.constraints.model_dump(exclude_unset=True)
 
 
 @operation(
@@ -490,7 +488,11 @@ def _change(given: SubjectFields) -> SubjectChange:
 def add_subject(caller: Caller, given: AddSubject) -> SubjectOutput:
     """Add a subject to remember: a user, a client, a creator. Its constraints hold from the first memory on."""
     subject = services.add_subject(
-        author=caller, subject_id=given.subject_id, change=_change(given), now=timezone.now()
+        author=caller,
+        subject_id=given.subject_id,
+        given=_columns(given),
+        preferences=given.preferences,
+        now=timezone.now(),
     )
     return selectors.shown(subject)
 
@@ -531,7 +533,11 @@ def update_subject(caller: Caller, given: UpdateSubject) -> SubjectOutput:
     Who added a subject may change it even if it is not shared with them.
     """
     subject = services.update_subject(
-        author=caller, subject_id=given.subject_id, change=_change(given), now=timezone.now()
+        author=caller,
+        subject_id=given.subject_id,
+        given=_columns(given),
+        preferences=given.preferences,
+        now=timezone.now(),
     )
     return selectors.shown(subject)
 
@@ -603,39 +609,6 @@ def get_memory_policy(caller: Caller, given: Empty) -> MemoryPolicyOutput:
     return selectors.policy(tenant_id=caller.tenant_id)
 
 
-def _seen(said: str) -> str:
-    if not one_line(said):
-        raise ValueError("holds no visible character")
-    return said
-
-
-Saying = Annotated[Text, StringConstraints(min_length=1, max_length=2_000, pattern=r"\S"), AfterValidator(_seen)]
-
-
-class RememberFact(Input):
-    subject_id: SubjectId
-    fact: Saying
-    """What to remember of the subject, in one sentence."""
-    type: ItemType = ItemType.USER_FACT
-    """A fact, a pattern inferred from several occasions, or a story that you share."""
-    slot: Label | None = None
-    """The question that it answers (`home town`): a newer answer replaces the older."""
-    confidence: Share = 0.8
-    """How sure you are, from 0 to 1."""
-    source: Annotated[Text, StringConstraints(max_length=200)] = ""
-    """Where it is from: `session c-1`, `multiple sessions`."""
-    stated: bool = False
-    """The subject said so itself. Only another statement of the subject replaces it."""
-    evidence: Evidence = Field(default_factory=list)
-    """References to what it rests on: `observation:12`, `task:task_7`. What is cited of memory must be there."""
-    valid_from: Moment | None = None
-    """When it becomes true, if not now."""
-    valid_to: Moment | None = None
-    """When it ends, if that is known."""
-    supersedes: ItemRef | None = None
-    """The item (`item:12`) that this one replaces."""
-
-
 class RememberedFact(Output):
     status: str
     """`stored`, `merged` with items of the same text, or `superseded` other answers."""
@@ -658,9 +631,7 @@ def remember_fact(caller: Caller, given: RememberFact) -> RememberedFact:
     the subject's own words is refused. Add the subject first (`add_subject`).
     """
     services.permit_knowledge(author=caller)
-    supersedes = None if given.supersedes is None else number_of(given.supersedes)
-    draft = ItemDraft(text=given.fact, supersedes=supersedes, **given.model_dump(exclude={"fact", "supersedes"}))
-    remembered = services.remember(author=caller, draft=draft, now=timezone.now())
+    remembered = services.remember(author=caller, draft=given, now=timezone.now())
     item = remembered.item
     return RememberedFact(
         status=remembered.outcome,

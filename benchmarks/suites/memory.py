@@ -13,7 +13,7 @@ from django.utils import timezone
 from apps.core.sql import fetch
 from apps.memory import search, services
 from apps.memory.selectors import recall
-from apps.memory.services import ItemDraft, SubjectChange
+from apps.memory.shapes import RememberFact
 from apps.memory.states import ItemType
 from apps.principals.tenancy import Caller
 from benchmarks.bench import HELLO, Bench
@@ -126,13 +126,15 @@ def _asking(agent: Caller, ask: Callable[[], object], _number: int) -> Operation
 def _remember(agent: Caller) -> None:
     now = timezone.now()
     with agent.acting():
-        change = SubjectChange(
+        services.add_subject(
+            author=agent,
+            subject_id=_SUBJECT,
             given={"display_name": "Z8phyR", "domains": ["music production", "FL Studio"]},
             preferences={"communication_style": "casual", "detail_level": "high"},
+            now=now,
         )
-        services.add_subject(author=agent, subject_id=_SUBJECT, change=change, now=now)
         for number in range(15):
             for type_ in ItemType:
                 text = f"In session {number} it turned out that {number} is what they like most ({type_})."
-                draft = ItemDraft(subject_id=_SUBJECT, text=text, type=type_, source=f"session {number}")
+                draft = RememberFact(subject_id=_SUBJECT, fact=text, type=type_, source=f"session {number}")
                 services.remember(author=agent, draft=draft, now=now)

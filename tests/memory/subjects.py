@@ -6,7 +6,8 @@ from typing import Any, Final
 from apps.memory import services
 from apps.memory.envelopes import Envelope
 from apps.memory.models import Memory, MemoryQuerySet, Subject
-from apps.memory.services import ItemDraft, Remembered, SubjectChange
+from apps.memory.services import Remembered
+from apps.memory.shapes import RememberFact
 from apps.memory.states import ItemType, Kind
 from apps.plans import services as plans
 from apps.plans.shapes import CreatePlan
@@ -39,22 +40,21 @@ def items() -> MemoryQuerySet:
 
 
 def add(author: Caller, subject_id: str = ALICE, *, now: datetime = T0, **given: Any) -> Subject:
-    preferences = given.pop("preferences", None)
-    change = SubjectChange(given=given, preferences=preferences)
-    return services.add_subject(author=author, subject_id=subject_id, change=change, now=now)
+    preferences = given.pop("preferences", {})
+    return services.add_subject(author=author, subject_id=subject_id, given=given, preferences=preferences, now=now)
 
 
 def change(author: Caller, subject_id: str = ALICE, *, now: datetime = T0, **given: Any) -> Subject:
-    preferences = given.pop("preferences", None)
-    return services.update_subject(
-        author=author, subject_id=subject_id, change=SubjectChange(given=given, preferences=preferences), now=now
-    )
+    preferences = given.pop("preferences", {})
+    return services.update_subject(author=author, subject_id=subject_id, given=given, preferences=preferences, now=now)
 
 
 def remember(
     author: Caller, text: str = "Loves fettuccini", subject_id: str = ALICE, *, now: datetime = T0, **given: Any
 ) -> Remembered:
-    draft = ItemDraft(subject_id=subject_id, text=text, **given)
+    if given.get("supersedes") is not None:
+        given["supersedes"] = f"item:{given['supersedes']}"
+    draft = RememberFact(subject_id=subject_id, fact=text, **given)
     return services.remember(author=author, draft=draft, now=now)
 
 

@@ -17,6 +17,7 @@ from apps.memory.models import ConceptName, Memory, Relationship, Revision, Sear
 from apps.memory.references import AliasTaken
 from apps.memory.selectors import concept_named, recall, recent_sessions
 from apps.memory.services import MOST_ALIASES
+from apps.memory.shapes import RememberFact
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import post, post_grouped
@@ -92,7 +93,7 @@ def test_text_that_expands_when_folded_is_found_by_its_beginning(as_kee: Caller)
         (tools.RecallMemory, {"filters": {".".join("a" * 5_000): 1}}, "200"),
         (tools.RecallMemory, {"filters": {str(number): 1 for number in range(51)}}, "50"),
         *(
-            (tools.RememberFact, {"subject_id": ALICE, "fact": fact}, "visible|pattern")
+            (RememberFact, {"subject_id": ALICE, "fact": fact}, "visible|pattern")
             for fact in ("\u200b", "\u2060 \u00ad", "\u3164", "\u2800", " \t")
         ),
         *(
