@@ -268,8 +268,8 @@ def recall(
     """
     subject = None
     if subject_id is not None:
-        shared = Subject.objects.filter(tenant_id=caller.tenant_id, key=subject_id).shared_with(caller.name)
-        subject = shared.values("pk", "memory_enabled", "anonymize_dates", since=_SINCE).first()
+        known = known_to(caller).filter(key=subject_id)
+        subject = known.values("pk", "memory_enabled", "anonymize_dates", since=_SINCE).first()
         if subject is None:
             raise unknown(subject_id)
         if not subject["memory_enabled"]:

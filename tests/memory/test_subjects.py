@@ -270,6 +270,7 @@ def test_subject_is_shared_by_its_own_list_else_the_tenants(
 
 def test_sharing_is_changed_by_who_added_the_subject_or_administers(as_kee: Caller, lee: Caller, ada: Caller) -> None:
     add(as_kee)
+    remember(as_kee)
     with refused("shared_by_another"), transaction.atomic():
         change(lee, share_with=["Lee"])
     change(lee, share_with=None, anonymize_dates=True)
@@ -277,6 +278,11 @@ def test_sharing_is_changed_by_who_added_the_subject_or_administers(as_kee: Call
     with refused("shared_by_another"), transaction.atomic():
         change(lee, share_with=None)
     change(ada, share_with=["Lee"])
+    assert (
+        len(selectors.recall(caller=lee, subject_id=ALICE)) == len(selectors.recall(caller=ada, subject_id=ALICE)) == 1
+    )
+    with refused("unknown_subject"):
+        selectors.recall(caller=as_kee, subject_id=ALICE)
 
 
 @pytest.mark.parametrize("closed_by", ["its own list", "the tenant's"])
