@@ -78,7 +78,7 @@ def _declare_those_that_answer() -> None:
         return Reply(None, 204)
 
     @operation(title="Entry", scope="inbox", routes=[Route("GET", "/api/v1/inbox/entries/{ref}")], read_only=True)
-    def sample_entry(caller: Caller, given: Ref) -> Echo:
+    def get_entry(caller: Caller, given: Ref) -> Echo:
         """Read an entry."""
         if given.ref == "ent_404":
             raise NotFound("There is no entry ent_404.")
