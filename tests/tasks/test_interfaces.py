@@ -8,16 +8,19 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import selectors, sql
 from apps.tasks.models import LiveTask, QueueHistory, Run, Task
 from apps.tasks.services import operating, sweeping
+from apps.tasks.states import BulkVerb
 from tests.console.test_site import SENT
 from tests.factories import make_token, refused
 from tests.tasks.making import (
+    DAY,
     FUTURE,
     LONG_AGO,
     SCHEMA,
@@ -96,6 +99,22 @@ def test_operator_retries_all_that_match_and_sees_what_was_skipped(
         pass
     with acting_as(kee):
         assert LiveTask.objects.count() == 0
+
+
+@pytest.mark.parametrize("verb", [BulkVerb.CANCEL, BulkVerb.RETRY, BulkVerb.MOVE])
+def test_bulk_action_skips_what_was_forgotten_meanwhile(kee: Caller, worker: Caller, verb: BulkVerb) -> None:
+    make_type(kee)
+    dead = number(queue(kee))
+    fail_next(worker)
+    given = {"tenant_id": kee.tenant_id, "task_ids": [dead], "operator": "ann", "reason": "test", "to_priority": 9}
+    with acting_as_system("test"):
+        action = operating.act_on_many(verb=verb, now=timezone.now(), **given)
+    later(91 * DAY)
+    assert sweeping.Walk().forget() == 1
+    assert (operating.go_on(), operating.go_on()) == (1, 0)
+    with acting_as_system("test"):
+        action.refresh_from_db()
+    assert (action.done, len(action.refusals), action.ended_at is None) == (0, 1, False)
 
 
 def test_operator_moves_what_nobody_holds_to_another_queue_and_priority(

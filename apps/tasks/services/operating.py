@@ -44,6 +44,7 @@ def retry(*, caller: Caller, task_id: int) -> QueuedTask:
 def retry_dead_letter(*, task_id: int) -> QueuedTask:
     """As :func:`retry`, for an operator.
 
+    :raises NotFound: `unknown_task` if there is no such task.
     :raises Conflict: `not_a_dead_letter` if it has not failed.
     :raises DomainError: if its type takes no such task any more.
     """
@@ -68,7 +69,7 @@ def retry_many(*, task_ids: Collection[int]) -> list[QueuedTask | DomainError]:
             wanted.setdefault(task.requester_id, []).append(task)
     for requester_id, theirs in wanted.items():
         answers |= _retried(requester_id, theirs, dead)
-    return [answers[task.pk] for task in tasks]
+    return [answers.get(pk) or _unknown(pk) for pk in sorted(set(task_ids))]
 
 
 def _retried(
@@ -125,14 +126,21 @@ def _as_before(first: IdempotencyKey) -> QueuedTask:
     )
 
 
+def _unknown(task_id: int) -> NotFound:
+    return NotFound(f"There is no task {format_ref('task', task_id)}.", code="unknown_task")
+
+
 @transaction.atomic
 def cancel_for_requester(*, task_id: int) -> Status:
     """Cancel a task as its requester would.
 
+    :raises NotFound: `unknown_task` if there is no such task.
     :raises Conflict: `already_finished` if it has succeeded or failed.
     """
-    requester_id = Task.objects.values_list("requester_id", flat=True).get(pk=task_id)
-    requester = Principal.objects.select_related("tenant").get(pk=requester_id)
+    asked_by = Task.objects.filter(pk=task_id).values("requester")
+    requester = Principal.objects.select_related("tenant").filter(pk=Subquery(asked_by)).first()
+    if requester is None:
+        raise _unknown(task_id)
     return cancel(caller=on_behalf_of(requester), task_id=task_id)
 
 
