@@ -450,7 +450,7 @@ def _report(gate: Caller, ended: Sequence[_EndedRun]) -> None:
     for refusal in answers:
         if isinstance(refusal, DomainError):
             # Somebody else has the task, or it was canceled.
-            expected = isinstance(refusal, Conflict | Conflict)
+            expected = isinstance(refusal, Conflict)
             logger.log(
                 logging.WARNING if expected else logging.ERROR, "the end of a run was not taken: %s", refusal.detail
             )

@@ -16,7 +16,7 @@ from apps.core.sql import database_now, execute, fetch
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.tasks import handlers, selectors, sql
 from apps.tasks.handlers import Policy
-from apps.tasks.models import Queue, TaskType
+from apps.tasks.models import Queue, RateWindow, TaskType
 from apps.tasks.signals import task_queued
 
 MAX_PARAMS_BYTES: Final = 262_144
@@ -85,9 +85,12 @@ def register_type(*, caller: Caller, draft: TypeDraft, now: datetime) -> tuple[T
         "changed_at": now,
         **draft.policy,
     }
-    return TaskType.objects.update_or_create(
+    task_type, is_new = TaskType.objects.update_or_create(
         tenant_id=caller.tenant_id, name=draft.name, defaults=values, create_defaults={**values, "created_at": now}
     )
+    if not is_new and task_type.rate is None:
+        RateWindow.objects.filter(queue=None, task_type=task_type).delete()
+    return task_type, is_new
 
 
 def types_for(*, tenant_id: int, names: Collection[str]) -> dict[str, TaskType | NotFound]:
@@ -176,6 +179,8 @@ def set_queue(*, caller: Caller, draft: QueueDraft) -> Queue:
     line.save(update_fields=["concurrency", "rate", "rate_seconds", "fair"])
     if line.fair:
         _settle_fair_shares()
+    if line.rate is None:
+        RateWindow.objects.filter(queue=line, task_type=None).delete()
     _announce(tenant_id=caller.tenant_id, queue=line.pk)
     return line
 
