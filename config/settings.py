@@ -278,9 +278,6 @@ def database(process: str, url: str, most: int) -> dict[str, Any]:
             "plan_cache_mode=force_generic_plan",
             # A login may change its own defaults; what a connection begins with wins.
             "search_path=public",
-            # PostgreSQL 18.4 has crashed, with all its sessions, where a statement that locks live tasks under rivals left out
-            # partitions as it ran (perform_pruning_base_step, CheckExprStillValid).
-            "enable_partition_pruning=off",
             # Whoever waits for a lock holds a connection; an interface gives up and says busy.
             f"lock_timeout={'2s' if process == 'web' else '10s'}",
             "statement_timeout=30s",

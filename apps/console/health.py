@@ -27,7 +27,6 @@ from apps.digests import soundness
 from apps.digests.models import Thread
 from apps.memory import selectors as memory
 from apps.principals.tenancy import acting_as_system
-from apps.tasks import selectors as tasks
 
 POSTGRESQL: Final = 18
 REDIS: Final = (7, 2)
@@ -285,18 +284,6 @@ def _inboxes() -> Finding:
     )
 
 
-def _partitions() -> Finding:
-    with acting_as_system("readiness"):
-        ahead = tasks.ids_ahead()
-    return Finding(
-        part="partitions",
-        ok=ahead >= 0,
-        says=f"room for {ahead:,} tasks" if ahead >= 0 else f"{-ahead:,} tasks past the last one",
-        mend="A worker process makes them: see worker and beat. Until then what ended is removed row by row.",
-        needed=False,
-    )
-
-
 def _embedder() -> Finding:
     with acting_as_system("readiness"):
         found = memory.embedder_status()
@@ -335,7 +322,7 @@ def _artifacts() -> Finding:
 _QUICK: Final = (
     _database, _postgresql, _locale, _login_role, _migrations, _broker, _beat, _worker, _digests, _deliveries
 )  # fmt: skip
-_THOROUGH: Final = (_roles, _schedules, _redis_version, _eviction, _inboxes, _partitions, _embedder, _artifacts)
+_THOROUGH: Final = (_roles, _schedules, _redis_version, _eviction, _inboxes, _embedder, _artifacts)
 
 
 def refuse_unfit_servers(*, databases: Sequence[str] | None, **_: Any) -> list[CheckMessage]:

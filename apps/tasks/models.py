@@ -141,7 +141,7 @@ class TaskType(TenantModel):
 class Task(TenantModel):
     """What was asked for: written once, read rarely. An operator may change its queue and priority, nothing else.
 
-    Nothing in the database points here. Tasks, their runs, spend and ends are partitioned by ranges of the task's id.
+    Nothing in the database points here.
     """
 
     queue = models.ForeignKey(

@@ -842,11 +842,3 @@ def _ending(record: FinishedTask) -> Iterator[TimelineEvent]:
     )
     if record.fetched_at is not None:
         yield TimelineEvent(at=record.fetched_at, event="fetched")
-
-
-def ids_ahead() -> int:
-    """For how many more tasks there are partitions; negative if tasks go into the default ones. For the system
-    role.
-    """
-    (found,) = fetch(sql.IDS_AHEAD, hot=True)[0]
-    return int(found)

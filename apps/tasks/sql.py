@@ -1116,54 +1116,14 @@ select count(*), min(d.task_id), (select t.created_at from tasks_task t where t.
 from ({newest}) as d"""
     for kind, newest in NEWEST.items()
 }
-# Makes partitions until there is room ahead, and drops those of a range: see the migration that makes the functions.
-MAKE_PARTITIONS: Final = "select tasks_make_partitions()"
-DROP_PARTITION: Final = "select tasks_drop_partition(%(lower)s::bigint, %(since)s::timestamptz)"
-IDS_AHEAD: Final = """
-select (select max(upper) from tasks_partition) - 1 - (select last_value from tasks_task_id_seq)
-"""
-# Ranges of ids that have been used up and in which nothing is open or waited for.
-QUIET_PARTITIONS: Final = """
-select p.lower, p.upper from tasks_partition p
-where p.upper <= (select last_value from tasks_task_id_seq)
-  and not exists (select from task_live h where h.task_id >= p.lower and h.task_id < p.upper)
-  and not exists (select from tasks_dependency w where w.on_task_id >= p.lower and w.on_task_id < p.upper)
-order by p.lower
-"""
 _KEPT_AS_LONG: Final = (
     "greatest(%(least)s::interval, coalesce(make_interval(secs => k.retention_seconds), %(kept)s::interval))"
 )
-# Whether something that ended in a range is to be kept still, and the moment as of which that is so. Only what ended
-# within the longest time that any type is kept is looked at: where all are kept equally long, nothing. Index:
-# task_history_by_end.
-KEEPS: Final = f"""
-select gatehouse_now(), exists (
-    select from task_history d
-    join tasks_task t on t.id = d.task_id
-    join tasks_tasktype k on k.id = t.task_type_id
-    where d.task_id >= %(lower)s::bigint and d.task_id < %(upper)s::bigint
-      and t.id >= %(lower)s::bigint and t.id < %(upper)s::bigint
-      and d.finished_at >= gatehouse_now() - (select max({_KEPT_AS_LONG}) from tasks_tasktype k)
-      and d.finished_at >= gatehouse_now() - {_KEPT_AS_LONG})
-"""
-# Some budgets of a range that is about to be dropped; says how many.
-FORGET_BUDGETS: Final = """
-with gone as (
-    delete from tasks_budget where task_id = any(array(
-        select b.task_id from tasks_budget b
-        where b.task_id >= %(lower)s::bigint and b.task_id < %(upper)s::bigint order by b.task_id limit %(limit)s))
-    returning task_id
-)
-select count(*) from gone
-"""
 # Of the ends after one moment, in their order, those kept long enough, with all that is known of their tasks. One that
-# something still waits for stays; one in a partition whose ids are used up is left to the drop for a
-# while. Index: task_history_by_end. The limit, which no task's runs reach, keeps the planner to one look for the
-# runs of each.
+# something still waits for stays. Index: task_history_by_end. The limit, which no task's runs reach, keeps the planner to
+# one look for the runs of each.
 FORGET: Final = f"""
-with full_ones as materialized (
-    select lower, upper from tasks_partition where upper <= (select last_value from tasks_task_id_seq)
-), looked_at as materialized (
+with looked_at as materialized (
     select d.task_id, d.finished_at, d.fencing_token
     from task_history d
     where d.finished_at > %(after)s::timestamptz and d.finished_at < gatehouse_now() - %(least)s::interval
@@ -1174,9 +1134,7 @@ with full_ones as materialized (
     from looked_at l
     join tasks_task t on t.id = l.task_id
     join tasks_tasktype k on k.id = t.task_type_id
-    where l.finished_at < gatehouse_now() - {_KEPT_AS_LONG} * case
-            when exists (select from full_ones f where l.task_id >= f.lower and l.task_id < f.upper)
-            then 1 + %(spared)s::float8 else 1 end
+    where l.finished_at < gatehouse_now() - {_KEPT_AS_LONG}
       and not exists (select from tasks_dependency w where w.on_task_id = l.task_id)
 ), runs as (
     delete from tasks_run r where r.id = any(array(

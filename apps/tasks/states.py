@@ -86,7 +86,7 @@ class Misfire(TextChoices):
 
 
 FENCING_TOKEN_BITS: Final = 16
-"""A run's key is its task's id and its fencing_token in one number, so that runs partition along with their tasks."""
+"""A run's key is its task's id and its fencing_token in one number."""
 MOST_RUNS: Final = 2**FENCING_TOKEN_BITS - 2
 """A task that has had so many is given out no more."""
 

@@ -1,4 +1,5 @@
 from datetime import timedelta
+from typing import Final
 
 from apps.core.ticks import tick
 from apps.tasks.services import dependencies, operating, scheduling, sweeping, types
@@ -94,24 +95,14 @@ def settle_fair_shares() -> None:
 
 
 _retention = sweeping.Walk()
+_AT_LEISURE: Final = 7
 
 
-@tick(every=timedelta(seconds=30))
+@tick(every=timedelta(seconds=10))
 def forget() -> None:
     """Delete ended tasks that have been kept their time."""
-    for _ in range(20):
-        _retention.forget()
-        if _retention.is_at_the_beginning:
+    for nth in range(100):
+        gone = _retention.forget()
+        # What is kept still is passed over at leisure.
+        if _retention.is_at_the_beginning or (not gone and nth >= _AT_LEISURE):
             return
-
-
-@tick(every=timedelta(seconds=30))
-def make_partitions() -> None:
-    """Make partitions for the tasks to come."""
-    sweeping.make_partitions()
-
-
-@tick(every=timedelta(minutes=5))
-def drop_partitions() -> None:
-    """Drop partitions whose tasks have all been kept their time."""
-    sweeping.drop_partitions()

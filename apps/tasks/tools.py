@@ -798,7 +798,7 @@ class ArtifactOutput(Output):
     own_transactions=True,
     listed_for=["worker"],
     example={"digest": "artifact:sha256-0000000000000000000000000000000000000000000000000000000000000000"},
-    after_refusal="The pointer is wrong, or the artifact's time is over: ask for it to be made again.",
+    after_refusal="The pointer is wrong, or what it named was forgotten: ask for it to be made again.",
 )
 def read_artifact(caller: Caller, given: ArtifactNamed) -> ArtifactOutput:
     """The artifact at a pointer artifact:sha256-…. Whoever knows the digest may read it, within the tenant."""

@@ -37,7 +37,6 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks.models import LiveTask
-from apps.tasks.services import sweeping
 from apps.workers.models import State, Worker
 from tests import remote as remotes
 from tests.commands import Ended, run, with_database
@@ -101,7 +100,6 @@ def test_the_doctor_finds_the_test_stack_well_once_beat_lives(db: None) -> None:
     call_command("sync_schedules", stdout=StringIO())
     notifications.heartbeat("beat")
     notifications.heartbeat("worker")
-    sweeping.make_partitions()
     out = StringIO()
     call_command("doctor", "--json", stdout=out)
     report = json.loads(out.getvalue())

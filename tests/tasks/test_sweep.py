@@ -194,12 +194,12 @@ def test_renewed_lease_is_not_ended(kee: Caller, order: str) -> None:
     beat(kee, grant)
     before = snapshot(kee)
     with acting_as(kee):
-        assert ending.bury(task_ids=[task]) == 0
+        assert ending.bury(tenant_id=kee.tenant_id, task_ids=[task]) == 0
     assert snapshot(kee) == before
 
     expire(kee)
     with acting_as(kee):
-        assert ending.bury(task_ids=[task]) == 1
+        assert ending.bury(tenant_id=kee.tenant_id, task_ids=[task]) == 1
 
 
 def deadline_of(kee: Caller, task: int) -> datetime:

@@ -1,5 +1,3 @@
-from typing import Final
-
 from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
 from django.db.models import F, Q
@@ -8,204 +6,15 @@ from apps.core.rls import immutable, kept, protect
 from apps.core.tables import CreateModels, Named, id_field, reference, tenant_field
 
 # Short-lived rows that are updated at every heartbeat: room in each page for new versions, and dead ones removed
-# by number, early and at full speed.
+# by number, early and at full speed. What retention deletes of the long tables is vacuumed in small portions.
 STORAGE = """
 alter table task_live set (fillfactor = 60, autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
+alter table tasks_run set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+alter table tasks_spend set (autovacuum_vacuum_scale_factor = 0.02);
+alter table tasks_task set (autovacuum_vacuum_scale_factor = 0.02);
+alter table task_history set (autovacuum_vacuum_scale_factor = 0.02);
 """
-
-# Partitions take this many ids, or a multiple: a fifth of all that is kept. Every partition costs each statement that
-# looks into the history a little, whether it is asked or not: there must be few, however much is kept.
-_WIDTH: Final = 4_000_000
-_SHARES: Final = 5
-
-# Each table with its key, by how many bits that is wider than a task's id, its primary key, and how its pages are filled.
-# Its indexes and foreign keys are created after this, at the end of the migration.
-_TABLES: Final[dict[str, tuple[str, int, str, str]]] = {
-    "tasks_run": ("id", 16, "id", "fillfactor = 70"),
-    "tasks_spend": ("task_id", 0, "task_id, id", ""),
-    "tasks_task": ("id", 0, "id", ""),
-    "task_history": ("task_id", 0, "task_id", ""),
-}
-_COUNTED: Final = ("tasks_spend", "tasks_task")
-_IMMUTABLE: Final = ("tasks_spend", "tasks_task", "task_history")
-_ROLES: Final = "gatehouse_app, gatehouse_operator, gatehouse_system"
-
-# The ranges of ids that have partitions, all tables the same; what lies outside of them is in the default ones.
-_RANGES: Final = r"""
-create view tasks_partition as
-select bounds[1]::bigint as lower, bounds[2]::bigint as upper
-from pg_catalog.pg_inherits
-join pg_catalog.pg_class on pg_class.oid = inhrelid
-cross join lateral regexp_match(
-    pg_get_expr(relpartbound, pg_class.oid), 'FROM \(''(\d+)''\) TO \(''(\d+)''\)') as bounds
-where inhparent = 'tasks_task'::regclass and bounds is not null;
-"""
-
-# A partition is reached through its parent, by nobody directly; behind that right stands the same wall as before the
-# parent. Of its tenants the planner knows what `migrate` says of new tables.
-_WALL: Final = f"""
-create function tasks_wall_partition(part text) returns void language plpgsql set search_path = public, pg_temp as $$
-begin
-    execute format('alter table %I enable row level security, force row level security', part);
-    execute format('create policy owner on %I for select to current_user using (true)', part);
-    execute format('create policy tenant on %I to gatehouse_app
-        using (tenant_id = gatehouse_tenant()) with check (tenant_id = gatehouse_tenant())', part);
-    execute format('create policy operator on %I to gatehouse_operator
-        using (tenant_id = any(gatehouse_tenants())) with check (tenant_id = any(gatehouse_tenants()))', part);
-    execute format('create policy system on %I to gatehouse_system using (true) with check (true)', part);
-    execute format('revoke all on %I from {_ROLES}', part);
-    perform pg_restore_attribute_stats(
-        'schemaname', 'public', 'relname', part, 'attname', 'tenant_id', 'inherited', false,
-        'null_frac', 0::real, 'avg_width', 8, 'n_distinct', 1::real);
-end $$;
-revoke all on function tasks_wall_partition(text) from public;
-"""
-
-
-def _made(table: str) -> str:
-    """Makes and attaches a partition of a table, named by the number of its range."""
-    _, bits, _, filled = _TABLES[table]
-    return f"""
-        part := '{table}_p' || first / {_WIDTH};
-        execute format('create table %I (like {table} including defaults including constraints including storage)
-            {f"with ({filled})" if filled else ""}', part);
-        perform tasks_wall_partition(part);
-        execute format('alter table {table} attach partition %I for values from (%s) to (%s)',
-                       part, first << {bits}, (first + wide) << {bits});
-    """
-
-
-# Makes partitions until there is room for as many ids as the narrowest takes; says how many it has made, or nothing where
-# a lock is not to be had at once. Where ids have run beyond the last one, the default partitions hold them, and the next
-# begins well after them: a range of which a row is elsewhere can't have a partition. If ids were faster even so, the next
-# call begins after those.
-_MAKE: Final = f"""
-create function tasks_make_partitions() returns integer language plpgsql security definer
-    set search_path = public, pg_temp set lock_timeout = '50ms' as $$
-declare
-    used bigint;
-    kept_from bigint;
-    first bigint;
-    wide bigint;
-    part text;
-    made integer := 0;
-begin
-    if not pg_try_advisory_xact_lock(hashtextextended('tasks.partitions', 0)) then
-        return null;
-    end if;
-    loop
-        select last_value into used from tasks_task_id_seq;
-        select coalesce(max(upper), 0) into first from tasks_partition;
-        exit when first >= used + {_WIDTH};
-        if first <= used then
-            first := (used + {_WIDTH // 10}) / {_WIDTH} * {_WIDTH} + {_WIDTH};
-        end if;
-        select coalesce(min(id), first) into kept_from from tasks_task;
-        wide := greatest(1, (first - kept_from) / {_SHARES * _WIDTH}) * {_WIDTH};
-        {"".join(_made(table) for table in _TABLES)}
-        made := made + 1;
-    end loop;
-    return made;
-exception when lock_not_available or deadlock_detected or check_violation then
-    return null;
-end $$;
-revoke all on function tasks_make_partitions() from public;
-grant execute on function tasks_make_partitions() to gatehouse_system;
-"""
-
-# Drops the partitions of a range, unless a lock is not to be had at once. Whether what ended in it has been kept its
-# time its caller knows; that nothing is open in it or is waited for, and that nothing has ended in it since
-# a moment, is looked at under the lock.
-_DROP: Final = f"""
-create function tasks_drop_partition(first bigint, since timestamptz) returns boolean language plpgsql security definer
-    set search_path = public, pg_temp set lock_timeout = '50ms' as $$
-declare
-    past bigint;
-    bare bigint := first / {_WIDTH};
-    part text;
-begin
-    if not pg_try_advisory_xact_lock(hashtextextended('tasks.partitions', 0)) then
-        return null;
-    end if;
-    select upper into past from tasks_partition where lower = first;
-    if past is null or past > (select last_value from tasks_task_id_seq) then
-        return false;
-    end if;
-    lock table only {", only ".join(_TABLES)} in access exclusive mode;
-    if exists (select from task_live where task_id >= first and task_id < past)
-       or exists (select from tasks_dependency where on_task_id >= first and on_task_id < past)
-       or since <= (
-            select finished_at from task_history
-            where task_id >= first and task_id < past order by finished_at desc limit 1) then
-        return false;
-    end if;
-    foreach part in array array[{", ".join(f"'{table}_p'" for table in _TABLES)}] loop
-        execute format('drop table %I', part || bare);
-    end loop;
-    return true;
-exception when lock_not_available or deadlock_detected then
-    return null;
-end $$;
-revoke all on function tasks_drop_partition(bigint, timestamptz) from public;
-grant execute on function tasks_drop_partition(bigint, timestamptz) to gatehouse_system;
-"""
-
-
-def _immutable(table: str) -> str:
-    return f"""
-        create trigger {table}_is_immutable before update on {table}
-            for each row execute function {table}_is_immutable();
-    """
-
-
-def _partitioned(table: str) -> str:
-    """SQL that puts a partitioned table in the place of an empty one, with a partition of the first range and a default."""
-    key, _, primary, filled = _TABLES[table]
-    filled = f"with ({filled})" if filled else ""
-    return f"""
-        alter table {table} rename to {table}_before;
-        alter table {table}_before rename constraint {table}_pkey to {table}_before_pkey;
-        {f"alter table {table}_before alter column id drop identity;" if table in _COUNTED else ""}
-        create table {table} (like {table}_before including defaults including constraints including storage)
-            partition by range ({key});
-        alter table {table} add constraint {table}_pkey primary key ({primary});
-        drop table {table}_before;
-        {
-        f"alter table {table} alter column id add generated by default as identity (sequence name {table}_id_seq);"
-        if table in _COUNTED
-        else ""
-    }
-        {_immutable(table) if table in _IMMUTABLE else ""}
-        alter table {table} enable row level security;
-        create policy tenant on {table} to gatehouse_app
-            using (tenant_id = gatehouse_tenant()) with check (tenant_id = gatehouse_tenant());
-        create policy operator on {table} to gatehouse_operator
-            using (tenant_id = any(gatehouse_tenants())) with check (tenant_id = any(gatehouse_tenants()));
-        create policy system on {table} to gatehouse_system using (true) with check (true);
-        create table {table}_default (like {table} including defaults including constraints including storage) {filled};
-        perform tasks_wall_partition('{table}_default');
-        alter table {table} attach partition {table}_default default;
-        {_made(table)}
-    """
-
-
-PARTITIONS: Final = f"""
-{_WALL}
-do $$
-declare
-    part text;
-    first bigint := 0;
-    wide bigint := {_WIDTH};
-begin
-    {"".join(_partitioned(table) for table in _TABLES)}
-end $$;
-{_RANGES}
-{_MAKE}
-{_DROP}
-select tasks_make_partitions();
-"""
-
 
 def _loose(name: str, to: str, *, null: bool = False) -> Named:
     """A reference without a constraint, in rows that are written often."""
@@ -886,5 +695,4 @@ class Migration(migrations.Migration):
         immutable("tasks_ratewindow"),
         immutable("tasks_budget", except_columns=("spent_tokens", "spent_cost_usd", "spent_at")),
         migrations.RunSQL(STORAGE),
-        migrations.RunSQL(PARTITIONS),
     ]

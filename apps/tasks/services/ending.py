@@ -150,15 +150,14 @@ def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Statu
 
 
 @transaction.atomic
-def bury(*, task_ids: Collection[int]) -> int:
-    """End those of these tasks that have no expiries left, or were to be stopped, and whose lease has expired.
+def bury(*, tenant_id: int, task_ids: Collection[int]) -> int:
+    """End those of this tenant's tasks that have no expiries left, or were to be stopped, and whose lease has expired.
 
     Says how many. Locked tasks are skipped.
     """
     holds = recording.lock(task_ids, sql.LOCK_UNLESS_BUSY)
     ends = [end for hold in holds.values() if (end := _burial(hold)) is not None]
-    for tenant_id in {hold.tenant_id for hold in holds.values()}:
-        recording.settle(tenant_id, ends)
+    recording.settle(tenant_id, ends)
     return len(ends)
 
 
@@ -183,8 +182,8 @@ def _burial(hold: Hold) -> End | None:
 
 
 @transaction.atomic
-def end_overdue(*, task_ids: Collection[int]) -> int:
-    """End those of these tasks that have passed their deadline, whoever holds them; says how many.
+def end_overdue(*, tenant_id: int, task_ids: Collection[int]) -> int:
+    """End those of this tenant's tasks that have passed their deadline, whoever holds them; says how many.
 
     Locked tasks are skipped.
     """
@@ -202,8 +201,7 @@ def end_overdue(*, task_ids: Collection[int]) -> int:
         )
         for task_id in late.order_by("task_id").values_list("task_id", flat=True)
     ]
-    for tenant_id in {hold.tenant_id for hold in holds.values()}:
-        recording.settle(tenant_id, ends)
+    recording.settle(tenant_id, ends)
     return len(ends)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import psycopg
 from django.conf import settings
-from django.db import DatabaseError, connection
+from django.db import DatabaseError
 
 from apps.core.ids import format_ref
 from apps.core.notifications import send_on_commit
@@ -73,7 +73,7 @@ def end_what_must() -> int:
 class _Ending(Protocol):
     """Ends those of these tasks that still must end and are not locked; says how many."""
 
-    def __call__(self, *, task_ids: Collection[int]) -> int: ...
+    def __call__(self, *, tenant_id: int, task_ids: Collection[int]) -> int: ...
 
 
 def _end_all(end: _Ending, doomed: list[tuple[int, int, int]]) -> int:
@@ -89,7 +89,7 @@ def _end_of_one(end: _Ending, tenant_id: int, task_ids: Sequence[int]) -> int:
     try:
         with acting_in(tenant_id, "sweep of leases"):
             execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
-            return end(task_ids=task_ids)
+            return end(tenant_id=tenant_id, task_ids=task_ids)
     except DatabaseError as exc:
         if len(task_ids) > 1 and not isinstance(exc.__cause__, psycopg.errors.LockNotAvailable):
             return sum(_end_of_one(end, tenant_id, [task_id]) for task_id in task_ids)
@@ -163,48 +163,7 @@ def forget_minutes() -> int:
 FORGET_BATCH: Final = 1_000
 # Whatever a type says: who looks at the end of a task has a day to do so.
 LEAST: Final = timedelta(days=1)
-# In a partition that is full, what has been kept its time is kept by so large a part of it longer, for the whole to be
-# dropped: as long as a partition takes to fill, if tasks come evenly.
-SPARED: Final = 0.25
 _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def make_partitions() -> int | None:
-    """Make partitions if too few ids lie ahead; says how many. Opens its own transaction.
-
-    None if a lock was not free. Until the next call, tasks without a partition go into the default one.
-    """
-    with acting_as_system("making partitions of tasks"):
-        (made,) = fetch(sql.MAKE_PARTITIONS, hot=True)[0]
-    return None if made is None else int(made)
-
-
-def drop_partitions() -> int:
-    """Drop full partitions whose tasks have all been kept their time; says how many.
-
-    Opens its own transactions. A task goes with its runs, spend, record and budget. A locked partition is left
-    to the next call.
-    """
-    with acting_as_system("looking for old partitions of tasks"):
-        quiet = fetch(sql.QUIET_PARTITIONS, hot=True)
-    return sum(_drop(lower, upper) for lower, upper in quiet)
-
-
-def _drop(lower: int, upper: int) -> bool:
-    given: dict[str, Any] = {"lower": lower, "upper": upper, "kept": settings.TASKS_KEPT, "least": LEAST}
-    # Planned for these values: which partition they name decides how it is read.
-    with acting_as_system("looking at an old partition of tasks"), connection.cursor() as cursor:
-        cursor.execute(sql.KEEPS, given)
-        since, keeps = cursor.fetchone()
-    if keeps:
-        return False
-    gone = FORGET_BATCH
-    while gone == FORGET_BATCH:
-        with acting_as_system("forgetting budgets of tasks"):
-            (gone,) = fetch(sql.FORGET_BUDGETS, {"lower": lower, "upper": upper, "limit": FORGET_BATCH}, hot=True)[0]
-    with acting_as_system("dropping an old partition of tasks"):
-        (dropped,) = fetch(sql.DROP_PARTITION, {"lower": lower, "since": since}, hot=True)[0]
-    return bool(dropped)
 
 
 class Walk:
@@ -217,7 +176,7 @@ class Walk:
     def forget(self) -> int:
         """Delete a range of ended tasks that have been kept their time, in all tenants; says how many.
 
-        Opens its own transactions. A task goes with its runs, spend and record. Safe to repeat and to overlap.
+        Opens its own transactions. A task goes with its runs, spend, budget and record. Safe to repeat and to overlap.
         """
         return self._forget_ends() + self._forget_keys()
 
@@ -231,7 +190,6 @@ class Walk:
             "after": self._ends,
             "kept": settings.TASKS_KEPT,
             "least": LEAST,
-            "spared": SPARED,
             "limit": FORGET_BATCH,
         }
         with acting_as_system("forgetting tasks"):
