@@ -56,7 +56,6 @@ from apps.tasks.results import (
 from apps.tasks.shapes import (
     POLL_SECONDS,
     BudgetOutput,
-    DeadLetter,
     Progress,
     QueueFigures,
     QueueHealth,
@@ -74,7 +73,6 @@ MAX_SHOWN_BYTES: Final = 1_048_576
 # Whole minutes, and what there is of the current one.
 PACE_WINDOW: Final = timedelta(minutes=5)
 DEAD_LETTERS_COUNTED: Final = 10_000
-DEAD_LETTERS_LOOKED_AT: Final = 1_000
 TASKS_LOOKED_AT: Final = 5_000
 NAMED_LOOKED_AT: Final = 200_000
 _SUMMARY: Final = tuple(name for name in TaskSummary.model_fields if name != "task_id")
@@ -450,36 +448,6 @@ def task_types(*, tenant_id: int) -> list[TaskType]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterPage:
-    """Some dead letters, newest first; `following` is where the next page begins."""
-
-    letters: list[DeadLetter]
-    following: int | None
-
-
-def dead_letters(*, principal_id: int, before: int | None = None, limit: int = 50) -> DeadLetterPage:
-    """The dead letters of which a principal is the requester or recipient.
-
-    A page looks at a bounded number of the tenant's dead letters. It may be short or empty although another
-    follows.
-    """
-    with connection.cursor() as cursor:
-        given = {"principal": principal_id, "before": before, "looked_at": DEAD_LETTERS_LOOKED_AT}
-        cursor.execute(sql.DEAD_LETTERS_OF, given)
-        looked_at = cursor.fetchall()
-    own = [task_id for task_id, is_own in looked_at if is_own]
-    shown = own[:limit]
-    retries = _retries(shown)
-    records = FinishedTask.objects.in_bulk(shown)
-    tasks = Task.objects.select_related("task_type", "queue").in_bulk(shown)
-    letters = [_dead_letter(tasks[pk], records[pk], retries.get(pk)) for pk in shown]
-    if len(own) > limit:
-        return DeadLetterPage(letters=letters, following=shown[-1])
-    more = len(looked_at) == DEAD_LETTERS_LOOKED_AT
-    return DeadLetterPage(letters=letters, following=looked_at[-1][0] if more else None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPage:
     """Some tasks, newest first; `following` is where the next page begins."""
 
@@ -520,33 +488,11 @@ def tasks_of(
     return TaskPage(tasks=tasks, following=None if is_over else last)
 
 
-def _retries(task_ids: list[int]) -> dict[int, int]:
-    """The tasks that retry these dead letters."""
-    keys = {retry_key(pk): pk for pk in task_ids}
-    requesters = Task.objects.filter(pk__in=task_ids).values("requester_id")
-    used = IdempotencyKey.objects.filter(principal_id__in=requesters, key__in=keys)
-    return {keys[key]: task_id for key, task_id in used.values_list("key", "task_id")}
-
-
-def _dead_letter(task: Task, record: FinishedTask, retried_as: int | None) -> DeadLetter:
-    return DeadLetter(
-        task_id=str(task),
-        task_type=task.task_type.name,
-        queue=task.queue.name,
-        reason=record.reason or "",
-        error=record.error,
-        summary=record.summary,
-        runs=record.fencing_token,
-        created_at=task.created_at,
-        failed_at=record.finished_at,
-        receipt_id=record.receipt_id,
-        retried_as=None if retried_as is None else format_ref("task", retried_as),
-    )
-
-
 def retried_as(task_id: int) -> int | None:
     """The task that retries this dead letter."""
-    return _retries([task_id]).get(task_id)
+    requester = Task.objects.filter(pk=task_id).values("requester_id")
+    used = IdempotencyKey.objects.filter(principal_id__in=requester, key=retry_key(task_id))
+    return used.values_list("task_id", flat=True).first()
 
 
 def artifact(*, tenant_id: int, digest: str) -> StoredArtifact:

@@ -321,23 +321,6 @@ class TimelineEvent(Output):
     detail: dict[str, Any] | None = None
 
 
-class DeadLetter(Output):
-    """A task that failed for good. It can be retried."""
-
-    task_id: str
-    task_type: str
-    queue: str
-    reason: str
-    error: dict[str, Any] | None
-    summary: str
-    runs: int
-    created_at: datetime
-    failed_at: datetime
-    receipt_id: str
-    retried_as: str | None
-    """The task that retries this one."""
-
-
 class TaskSummary(Output):
     """A task as a list shows it."""
 

@@ -1042,20 +1042,6 @@ OVERDUE: Final = _BY_RECIPIENT.format(
     select o.tenant_id, o.task_id from task_live o where o.deadline_at <= gatehouse_now() order by o.deadline_at"""
 )
 
-# The newest dead letters of the tenant before one, and which of them a principal is a party to. Index:
-# task_history_dead.
-DEAD_LETTERS_OF: Final = """
-select d.task_id, %(principal)s in (t.requester_id, t.recipient_id)
-from (
-    select r.task_id from task_history r
-    where r.tenant_id = gatehouse_tenant() and r.status = 'failed'
-      and (%(before)s::bigint is null or r.task_id < %(before)s::bigint)
-    order by r.task_id desc limit %(looked_at)s
-) as d
-join lateral (select requester_id, recipient_id from tasks_task where id = d.task_id) t on true
-order by d.task_id desc
-"""
-
 # The newest tasks of the tenant before one: all, those that failed, and the open ones. Indexes: tasks_task_newest,
 # task_history_dead, and the key of task_live, which grows with what is open only.
 NEWEST: Final = {

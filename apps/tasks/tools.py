@@ -44,7 +44,6 @@ from apps.tasks.shapes import (
     MOST_TOKENS,
     BudgetInput,
     Completion,
-    DeadLetter,
     FailedRun,
     Failure,
     Finished,
@@ -1081,28 +1080,6 @@ def list_tasks(caller: Caller, given: ListTasks) -> TaskList:
         principal_id=caller.principal_id, before=given.position, **given.model_dump(exclude={"cursor"})
     )
     return TaskList(tasks=page.tasks, next=None if page.following is None else encode_cursor(page.following))
-
-
-class DeadLetters(Output):
-    dead_letters: list[DeadLetter]
-    next: str | None
-    """The cursor of the next page, which may be shorter than asked for; null on the last."""
-
-
-@operation(
-    title="List dead letters",
-    scope=QUEUE,
-    routes=[Route("GET", "/api/v1/dead-letters")],
-    read_only=True,
-    tool=False,
-)
-def list_dead_letters(caller: Caller, given: Paged) -> DeadLetters:
-    """Failed tasks of which you are the requester or recipient, newest first."""
-    page = selectors.dead_letters(principal_id=caller.principal_id, before=given.position, limit=given.limit)
-    return DeadLetters(
-        dead_letters=page.letters,
-        next=None if page.following is None else encode_cursor(page.following),
-    )
 
 
 @operation(

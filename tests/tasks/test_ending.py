@@ -363,7 +363,7 @@ def test_only_failed_tasks_are_retried_by_their_parties(tenant: Tenant, kee: Cal
         assert Task.objects.count() == 1
 
 
-def test_dead_letters_are_listed_newest_first_with_retries(
+def test_dead_letters_are_listed_newest_first_and_retried_once(
     tenant: Tenant, kee: Caller, worker: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_type(kee)
@@ -381,18 +381,15 @@ def test_dead_letters_are_listed_newest_first_with_retries(
     assert send(token, f"tasks/task_{theirs[1]}/retry")[0] == 404
 
     own = [f"task_{pk}" for pk in (theirs[4], theirs[2], theirs[0])]
-    status, page = get(token, "dead-letters")
-    assert (status, [one["task_id"] for one in page["dead_letters"]], page["next"]) == (200, own, None)
-    assert [one["retried_as"] for one in page["dead_letters"]] == [None, None, made["task_id"]]
-    assert page["dead_letters"][0]["error"] == {"code": "broken", "message": "It broke."}
-    monkeypatch.setattr(selectors, "DEAD_LETTERS_LOOKED_AT", 2)
+    monkeypatch.setattr(selectors, "TASKS_LOOKED_AT", 2)
     for limit in (1, 2):
         seen, cursor = [], ""
         while cursor is not None:
-            _, page = get(token, f"dead-letters?limit={limit}{cursor and f'&cursor={cursor}'}")
-            seen += [one["task_id"] for one in page["dead_letters"]]
+            _, page = get(token, f"tasks?status=failed&limit={limit}{cursor and f'&cursor={cursor}'}")
+            seen += [one["task_id"] for one in page["tasks"]]
             cursor = page["next"]
         assert seen == own
+    assert get(token, f"tasks/{own[0]}")[1]["error"] == {"code": "broken", "message": "It broke."}
 
 
 @pytest.mark.django_db(transaction=True)

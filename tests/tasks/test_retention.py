@@ -30,9 +30,7 @@ def test_ended_task_is_deleted_after_its_retention(tenant: Tenant, kee: Caller, 
     make_type(kee)
     make_type(kee, "brief", retention_seconds=2 * DAY)
     make_type(kee, "long", retention_seconds=500 * DAY)
-    middle, brief, long = (
-        do(kee, worker, name, budget=BudgetInput(tokens=100)) for name in ("index", "brief", "long")
-    )
+    middle, brief, long = (do(kee, worker, name, budget=BudgetInput(tokens=100)) for name in ("index", "brief", "long"))
     open_task = number(queue(kee))
     lease_one(worker)
     walk = sweeping.Walk()

@@ -16,6 +16,7 @@ alter table tasks_task set (autovacuum_vacuum_scale_factor = 0.02);
 alter table task_history set (autovacuum_vacuum_scale_factor = 0.02);
 """
 
+
 def _loose(name: str, to: str, *, null: bool = False) -> Named:
     """A reference without a constraint, in rows that are written often."""
     return reference(name, to, on_delete=models.DO_NOTHING, null=null, lasting=True)

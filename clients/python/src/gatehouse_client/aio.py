@@ -50,7 +50,7 @@ class AsyncClient:
     cancel = _awaited(Client.cancel)
     control = _awaited(Client.control)
     timeline = _awaited(Client.timeline)
-    dead_letters = _awaited(Client.dead_letters)
+    tasks = _awaited(Client.tasks)
     retry = _awaited(Client.retry)
     schedule = _awaited(Client.schedule)
     schedules = _awaited(Client.schedules)

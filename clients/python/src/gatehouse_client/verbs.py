@@ -32,7 +32,6 @@ from gatehouse_client.outputs import (
     AckedOutput,
     CompletedTask,
     CompletedTasks,
-    DeadLetters,
     FormattedEnvelope,
     HeartbeatAnswer,
     HeartbeatAnswers,
@@ -50,6 +49,7 @@ from gatehouse_client.outputs import (
     ScheduleOutput,
     Schedules,
     StoredMemory,
+    TaskList,
     TaskResult,
     TaskStatus,
     Timeline,
@@ -143,12 +143,13 @@ class Verbs(ABC):
         """
         return decode(Timeline, self._ask("GET", path("tasks", task_id, "timeline"), query=page(limit, cursor)))
 
-    def dead_letters(self, *, limit: int = 50, cursor: str | None = None) -> DeadLetters:
-        """The failed tasks that you queued or receive, newest first.
+    def tasks(self, *, status: str | None = None, limit: int = 50, cursor: str | None = None) -> TaskList:
+        """The tasks that you queued or receive, newest first: with the status `failed`, the dead letters.
 
         :param cursor: `next` of the page before.
         """
-        return decode(DeadLetters, self._ask("GET", path("dead-letters"), query=page(limit, cursor)))
+        query = page(limit, cursor) | ({} if status is None else {"status": status})
+        return decode(TaskList, self._ask("GET", path("tasks"), query=query))
 
     def retry(self, task_id: str) -> QueuedTask:
         """Queue a dead letter again, as a new task; a repeated call returns the same task.
