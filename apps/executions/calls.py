@@ -466,7 +466,7 @@ def kept(*, tenant_id: int, pointer: str) -> Any:
     :raises UnresolvedReference: if the content is no JSON, or can't be stored.
     """
     with acting_in(tenant_id, "reading a result"):
-        content = stored_results.open_pointer(pointer, tenant_id=tenant_id).content
+        content = stored_results.open_pointer(pointer, tenant_id=tenant_id)
     try:
         return strict_json.loads(content)
     except (strict_json.NotJSON, strict_json.UnstorableJSON) as exc:

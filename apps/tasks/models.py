@@ -8,6 +8,8 @@ from django.db.models import F, Q
 
 from apps.principals.models import Principal, TenantModel
 from apps.tasks.states import (
+    BUDGET_SPENT,
+    CANCEL_REQUESTED,
     FENCING_TOKEN_BITS,
     TERMINAL,
     BulkVerb,
@@ -282,6 +284,14 @@ class LiveTask(TenantModel):
 
     def __str__(self) -> str:
         return f"task_{self.task_id}"
+
+    @property
+    def status(self) -> Status:
+        if self.holder_id is not None:
+            return Status.CANCELING if self.flags & (CANCEL_REQUESTED | BUDGET_SPENT) else Status.LEASED
+        if self.ready_at is not None:
+            return Status.QUEUED
+        return Status.SCHEDULED if self.due_at is not None else Status.WAITING
 
 
 class Dependency(TenantModel):

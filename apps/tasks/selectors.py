@@ -65,7 +65,7 @@ from apps.tasks.shapes import (
     TaskSummary,
     TimelineEvent,
 )
-from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, FENCING_TOKEN_BITS, TERMINAL, Outcome, Status, open_status
+from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, FENCING_TOKEN_BITS, TERMINAL, Outcome, Status
 
 # What is worth carrying in an answer; larger artifacts are fetched by their own route.
 MAX_SHOWN_BYTES: Final = 1_048_576
@@ -110,25 +110,6 @@ class Story:
     events: list[TimelineEvent]
     following: int | None
     """The run after which the next part begins; None: this is the last."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredArtifact:
-    """What the database knows of an artifact."""
-
-    tenant_id: int
-    digest: str
-    media_type: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """What a pointer points to."""
-
-    content: bytes
-    media_type: str
-    checksum: str
 
 
 def waits_for(task_id: int) -> list[int]:
@@ -192,13 +173,7 @@ class Standing:
     def status(self) -> Status:
         if self.end is not None:
             return Status(self.end.status)
-        live = self.live or LiveTask()
-        return open_status(
-            leased=live.holder_id is not None,
-            ready=live.ready_at is not None,
-            scheduled=live.due_at is not None,
-            flags=live.flags,
-        )
+        return (self.live or LiveTask()).status
 
 
 def standings(task_ids: Collection[int]) -> dict[int, Standing]:
@@ -495,12 +470,12 @@ def retried_as(task_id: int) -> int | None:
     return used.values_list("task_id", flat=True).first()
 
 
-def artifact(*, tenant_id: int, digest: str) -> StoredArtifact:
+def artifact(*, tenant_id: int, digest: str) -> Artifact:
     """:raises UnknownArtifact: if the tenant has stored no such bytes."""
     found = Artifact.objects.filter(tenant_id=tenant_id, digest=digest).first()
     if found is None:
         raise UnknownArtifact("There is no such artifact.")
-    return StoredArtifact(tenant_id=tenant_id, digest=digest, media_type=found.media_type, size=found.size)
+    return found
 
 
 def place_of(tenant_id: int, digest: str) -> str:
@@ -508,7 +483,7 @@ def place_of(tenant_id: int, digest: str) -> str:
     return f"{tenant_id}/{digest[:2]}/{digest}"
 
 
-def read(stored: StoredArtifact) -> bytes:
+def read(stored: Artifact) -> bytes:
     """An artifact's bytes, checked against their digest. Waits for the storage, not for the database.
 
     :raises Unavailable: `artifacts_unavailable` if the storage fails or holds something else.
@@ -542,7 +517,7 @@ class TenantFile:
     root: Path
 
 
-def located(found: TaskResult, *, tenant_id: int, tenant_slug: str) -> bytes | StoredArtifact | TenantFile:
+def located(found: TaskResult, *, tenant_id: int, tenant_slug: str) -> bytes | Artifact | TenantFile:
     """Where :func:`read_part` reads a result: its bytes, its artifact, or its file.
 
     :raises UnreadableResult: if there is none, or it is where this deployment does not read.
@@ -560,7 +535,7 @@ def located(found: TaskResult, *, tenant_id: int, tenant_slug: str) -> bytes | S
             raise UnreadableResult("This deployment does not read what this result's pointer points to.")
 
 
-def read_part(place: bytes | StoredArtifact | TenantFile, *, offset: int, limit: int) -> Part:
+def read_part(place: bytes | Artifact | TenantFile, *, offset: int, limit: int) -> Part:
     """A part of a result's bytes. Waits for a disk, not for the database.
 
     :raises UnknownFile: if there is no such file, or it is not one for this tenant.
@@ -569,13 +544,13 @@ def read_part(place: bytes | StoredArtifact | TenantFile, *, offset: int, limit:
     match place:
         case bytes():
             return Part(content=place[offset : offset + limit], size=len(place), media_type="application/json")
-        case StoredArtifact():
+        case Artifact():
             return _part_of_artifact(place, offset, limit)
         case TenantFile():
             return _part_of_file(place.pointer, place.root, offset, limit)
 
 
-def _part_of_artifact(stored: StoredArtifact, offset: int, limit: int) -> Part:
+def _part_of_artifact(stored: Artifact, offset: int, limit: int) -> Part:
     try:
         with storages["artifacts"].open(place_of(stored.tenant_id, stored.digest)) as file:
             file.seek(offset)
@@ -601,12 +576,12 @@ def _part_of_file(pointer: str, root: Path, offset: int, limit: int) -> Part:
     return Part(content=content, size=size, media_type=mimetypes.guess_type(path.name)[0] or "application/octet-stream")
 
 
-def content_at(place: StoredArtifact | TenantFile, *, checksum: str | None) -> Any:
+def content_at(place: Artifact | TenantFile, *, checksum: str | None) -> Any:
     """A result to be shown; None if it is over 1 MiB, or the file is missing or has changed.
 
     :raises Unavailable: `artifacts_unavailable` if the storage fails.
     """
-    if isinstance(place, StoredArtifact):
+    if isinstance(place, Artifact):
         return shown(read(place), place.media_type) if place.size <= MAX_SHOWN_BYTES else None
     try:
         part = read_part(place, offset=0, limit=MAX_SHOWN_BYTES)
@@ -618,8 +593,8 @@ def content_at(place: StoredArtifact | TenantFile, *, checksum: str | None) -> A
     return shown(part.content, part.media_type)
 
 
-def open_pointer(pointer: str, *, tenant_id: int) -> Opened:
-    """What an `inline:` or `artifact:` pointer of this tenant points to.
+def open_pointer(pointer: str, *, tenant_id: int) -> bytes:
+    """The bytes that an `inline:` or `artifact:` pointer of this tenant points to.
 
     :raises InvalidPointer: if it is of another kind, which this deployment does not read.
     :raises NotFound: `unknown_task` if it is inline and there is no such task.
@@ -632,11 +607,9 @@ def open_pointer(pointer: str, *, tenant_id: int) -> Opened:
             found = result(format_ref("task", task_id))
             if found.result_pointer != pointer:
                 raise InvalidPointer("This task's result is not inline.")
-            content = inline_bytes(found.content)
-            return Opened(content=content, media_type="application/json", checksum=found.checksum or "")
+            return inline_bytes(found.content)
         case "artifact":
-            stored = artifact(tenant_id=tenant_id, digest=artifact_digest(pointer))
-            return Opened(content=read(stored), media_type=stored.media_type, checksum=f"sha256:{stored.digest}")
+            return read(artifact(tenant_id=tenant_id, digest=artifact_digest(pointer)))
         case scheme:
             raise InvalidPointer(f"{scheme}: pointers are not read here; {INLINE}: and {ARTIFACT}: are.")
 
@@ -703,12 +676,7 @@ def _ended(record: FinishedTask, runs: list[Run]) -> dict[str, Any]:
 
 def _open(live: LiveTask, run: Run | None) -> dict[str, Any]:
     return {
-        "status": open_status(
-            leased=live.holder_id is not None,
-            ready=live.ready_at is not None,
-            scheduled=live.due_at is not None,
-            flags=live.flags,
-        ),
+        "status": live.status,
         "complete": False,
         "run_id": live.fencing_token,
         "failures": live.failures,

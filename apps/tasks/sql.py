@@ -773,44 +773,20 @@ left join lateral (
 order by c.nth
 """
 
-# Queues with ready work of these types that has lain for a second: its announcement was lost, or all hands were
-# busy. One probe of task_live_claimable for each queue.
-UNANNOUNCED: Final = """
+# Queues with ready work that was announced before: one probe of task_live_claimable for each.
+_READY_OF: Final = """
 with line as materialized (
-    select q.id, q.tenant_id, q.name, array(
+    select q.id, q.tenant_id, q.name, {limited} as limited, array(
         select k.id from tasks_tasktype k
-        where k.tenant_id = q.tenant_id and k.in_code and k.paused_at is null and k.name = any(%(types)s::text[])) as types
+        where k.tenant_id = q.tenant_id and k.paused_at is null and {types}) as types
     from tasks_queue q where q.paused_at is null
 )
 select line.tenant_id, line.name, k.name
 from line
 cross join lateral (
     select h.task_type_id from task_live h
-    where h.queue_id = line.id and h.holder_id is null and h.ready_at <= gatehouse_now() - interval '1 second'
-      and h.task_type_id = any(line.types)
-    order by h.priority_rank, h.ready_at, h.task_id limit 1
-) as spot
-join lateral (select name from tasks_tasktype where id = spot.task_type_id) k on true
-where line.types <> '{}'
-order by line.tenant_id, line.name
-limit 1000
-"""
-
-# Queues where a limit, of theirs or of a type, may have kept back what is ready: room comes with time and with others'
-# ends. One probe of task_live_claimable for each queue.
-KEPT_BACK: Final = f"""
-with line as materialized (
-    select q.id, q.tenant_id, q.name, {_LIMITED.format(row="q")} as limited, array(
-        select k.id from tasks_tasktype k
-        where k.tenant_id = q.tenant_id and k.paused_at is null and {_LIMITED.format(row="k")}) as types
-    from tasks_queue q where q.paused_at is null
-)
-select line.tenant_id, line.name, k.name
-from line
-cross join lateral (
-    select h.task_type_id from task_live h
-    where h.queue_id = line.id and h.holder_id is null and h.ready_at <= gatehouse_now()
-      and (line.limited or h.task_type_id = any(line.types))
+    where h.queue_id = line.id and h.holder_id is null and h.ready_at <= gatehouse_now() - interval '{lain}'
+      and ({or_any}h.task_type_id = any(line.types))
     order by h.priority_rank, h.ready_at, h.task_id limit 1
 ) as spot
 join lateral (select name from tasks_tasktype where id = spot.task_type_id) k on true
@@ -818,6 +794,14 @@ where line.limited or line.types <> '{{}}'
 order by line.tenant_id, line.name
 limit 1000
 """
+# Of these types, which has lain for a second: its announcement was lost, or all hands were busy.
+UNANNOUNCED: Final = _READY_OF.format(
+    limited="false", types="k.in_code and k.name = any(%(types)s::text[])", lain="1 second", or_any=""
+)
+# What a limit, of the queue or of a type, may have kept back: room comes with time and with others' ends.
+KEPT_BACK: Final = _READY_OF.format(
+    limited=_LIMITED.format(row="q"), types=_LIMITED.format(row="k"), lain="0", or_any="line.limited or "
+)
 
 # What a claim finds again in a queue that is resumed or has other limits, or of a type that is: pairs of names, by the
 # thousand tasks of each queue that come first. One probe of task_live_claimable for each queue.

@@ -100,15 +100,6 @@ BUDGET_SPENT: Final = 32  # the holder has been told
 CANCELS_SPENT: Final = 64
 
 
-def open_status(*, leased: bool, ready: bool, scheduled: bool, flags: int) -> Status:
-    """The status of a task that has a live row."""
-    if leased:
-        return Status.CANCELING if flags & (CANCEL_REQUESTED | BUDGET_SPENT) else Status.LEASED
-    if ready:
-        return Status.QUEUED
-    return Status.SCHEDULED if scheduled else Status.WAITING
-
-
 def after_failure(*, flags: int, retryable: bool, failures: int, max_attempts: int, runs: int) -> Reason | None:
     """Why a failed run ends its task; None if the task gets another attempt.
 

@@ -30,15 +30,8 @@ def admit_waiting() -> None:
 
 @tick(every=timedelta(seconds=1))
 def announce() -> None:
-    """Announce ready work with a handler here again, because its message may have been lost."""
-    for found in sweeping.unannounced():
-        task_queued.send(sender=None, tenant_id=found.tenant_id, queue=found.queue, task_type=found.task_type)
-
-
-@tick(every=timedelta(seconds=1))
-def announce_room() -> None:
-    """Announce work that a limit may let through now, because rates free up with time."""
-    for found in sweeping.kept_back():
+    """Announce ready work again: its message may have been lost, or a limit may let it through now."""
+    for found in sweeping.ready_again():
         task_queued.send(sender=None, tenant_id=found.tenant_id, queue=found.queue, task_type=found.task_type)
 
 

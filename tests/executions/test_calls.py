@@ -22,6 +22,7 @@ from apps.principals.tenancy import Caller, acting_as_system
 from apps.tasks import selectors as stored_results
 from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import FinishedTask, LiveTask, Run, Task
+from apps.tasks.results import artifact_digest
 from apps.workers import selectors as workers_seen
 from apps.workers.models import Allowance
 from apps.workers.services import registry as workers
@@ -220,8 +221,8 @@ def test_image_is_kept_and_a_link_is_passed_on(kee: Caller, server: WorkerServer
     image, link = drawn.result["content"]
     assert (link["type"], link["uri"]) == ("resource_link", "https://example.com/plan.pdf")
     with kee.acting():
-        kept = stored_results.open_pointer(image["pointer"], tenant_id=kee.tenant_id)
-    assert (kept.content, kept.media_type) == (b"a picture", "image/png")
+        kept = stored_results.artifact(tenant_id=kee.tenant_id, digest=artifact_digest(image["pointer"]))
+    assert (stored_results.read(kept), kept.media_type) == (b"a picture", "image/png")
 
 
 def test_call_over_its_limit_is_queued_and_then_made_once(kee: Caller, server: WorkerServer) -> None:

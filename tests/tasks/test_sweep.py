@@ -107,16 +107,16 @@ def test_unannounced_work_is_found_once_a_queue(kee: Caller) -> None:
     queue(kee)
     for _ in range(3):
         queue(kee, "slow_for_tests", {"folder": "/x"})
-    assert sweeping.unannounced() == []
+    assert sweeping.ready_again() == []
     with acting_as(kee):
         LiveTask.objects.update(ready_at=LONG_AGO)
         own = TaskType.objects.select_related("queue").get(name="slow_for_tests")
 
-    (found,) = sweeping.unannounced()
+    (found,) = sweeping.ready_again()
     assert (found.tenant_id, found.queue, found.task_type) == (kee.tenant_id, own.queue.name, own.name)
     assert found.task_type in handlers.names()
     pause(kee, own.queue.name)
-    assert sweeping.unannounced() == []
+    assert sweeping.ready_again() == []
 
 
 @pytest.mark.parametrize("limited", ["queue", "type"])
@@ -126,18 +126,18 @@ def test_work_kept_back_by_a_limit_is_found(kee: Caller, limited: str) -> None:
     make_type(kee, "slow", **(rate if limited == "type" else {}))
     for name in ("index", "slow"):
         queue(kee, name)
-    assert [(found.queue, found.task_type) for found in sweeping.kept_back()] == (
+    assert [(found.queue, found.task_type) for found in sweeping.ready_again()] == (
         [("default", "slow")] if limited == "type" else []
     )
     if limited == "queue":
         set_queue(kee, **rate)
-    assert [found.queue for found in sweeping.kept_back()] == ["default"]
+    assert [found.queue for found in sweeping.ready_again()] == ["default"]
     pause(kee)
-    assert sweeping.kept_back() == []
+    assert sweeping.ready_again() == []
     with acting_as(kee):
         types.resume_queue(caller=kee, name="default")
         LiveTask.objects.update(ready_at=None)
-    assert sweeping.kept_back() == []
+    assert sweeping.ready_again() == []
 
 
 def test_queue_health_counts_by_status(kee: Caller) -> None:

@@ -19,8 +19,9 @@ from apps.tasks.services import recording
 from apps.tasks.services.budgets import spent_end
 from apps.tasks.services.ending import cancel, refuse_stranger
 from apps.tasks.services.leasing import look_at_all
-from apps.tasks.services.queueing import queue_many
+from apps.tasks.services.queueing import as_before, queue_many
 from apps.tasks.services.recording import Back, End
+from apps.tasks.services.types import queue_named
 from apps.tasks.shapes import BudgetInput, QueuedTask, QueueRequest
 from apps.tasks.signals import task_queued
 from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, MOST_RUNS, BulkVerb, Outcome, Reason, Status, WhenSpent
@@ -79,7 +80,7 @@ def _retried(
     used = IdempotencyKey.objects.filter(principal_id=requester_id, key__in=[retry_key(task.pk) for task in tasks])
     known = {first.key: first for first in used}
     answers: dict[int, QueuedTask | DomainError] = {
-        task.pk: _as_before(known[retry_key(task.pk)]) for task in tasks if retry_key(task.pk) in known
+        task.pk: as_before(known[retry_key(task.pk)]) for task in tasks if retry_key(task.pk) in known
     }
     fresh = [task for task in tasks if task.pk not in answers]
     if fresh:
@@ -114,15 +115,6 @@ def _anew(budget: Budget) -> BudgetInput:
         tokens=budget.max_tokens,
         cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd),
         when_spent=WhenSpent(budget.when_spent),
-    )
-
-
-def _as_before(first: IdempotencyKey) -> QueuedTask:
-    return QueuedTask(
-        task_id=format_ref("task", first.task_id),
-        status=Status(first.answer["status"]),
-        is_duplicate=True,
-        receipt_id=first.answer["receipt_id"],
     )
 
 
@@ -195,7 +187,7 @@ def act_on_many(
     if verb == BulkVerb.MOVE and not to_queue and to_priority is None:
         raise Invalid("Give the queue or the priority, beside the action.")
     if to_queue:
-        _queue_named(to_queue, tenant_id=tenant_id)
+        queue_named(tenant_id=tenant_id, name=to_queue)
     return BulkAction.objects.create(
         tenant_id=tenant_id,
         verb=verb,
@@ -206,13 +198,6 @@ def act_on_many(
         to_priority=to_priority,
         created_at=now,
     )
-
-
-def _queue_named(name: str, *, tenant_id: int) -> Queue:
-    found = Queue.objects.filter(tenant_id=tenant_id, name=name).first()
-    if found is None:
-        raise NotFound(f"There is no queue {name[:50]!r}.", code="unknown_queue")
-    return found
 
 
 def go_on() -> int:
@@ -246,7 +231,7 @@ def _answers(action: BulkAction, task_ids: Sequence[int]) -> Sequence[object]:
         return [_unless_before(answer) for answer in retry_many(task_ids=task_ids)]
     if action.verb == BulkVerb.CANCEL:
         return _cancel_each(task_ids)
-    to_queue = _queue_named(action.to_queue, tenant_id=action.tenant_id) if action.to_queue else None
+    to_queue = queue_named(tenant_id=action.tenant_id, name=action.to_queue) if action.to_queue else None
     return move_many(task_ids=task_ids, to_queue=to_queue, to_priority=action.to_priority)
 
 

@@ -112,7 +112,7 @@ class _Batch:
             )
         }
         return [
-            _as_before(first, digest) if (first := firsts.get(self._used_key(nth))) else None
+            _answered(first, digest) if (first := firsts.get(self._used_key(nth))) else None
             for nth, digest in enumerate(self._digests)
         ]
 
@@ -334,13 +334,18 @@ def _digest(request: QueueRequest) -> bytes:
     return strict_json.digest(document)
 
 
-def _as_before(first: IdempotencyKey, digest: bytes) -> QueuedTask | Conflict:
+def _answered(first: IdempotencyKey, digest: bytes) -> QueuedTask | Conflict:
     if bytes(first.request_digest) != digest:
         return Conflict(
             "This idempotency key was used for another request.",
             existing_task_id=first.answer["task_id"],
             code="idempotency_conflict",
         )
+    return as_before(first)
+
+
+def as_before(first: IdempotencyKey) -> QueuedTask:
+    """The kept answer to the request that used this key."""
     return QueuedTask(
         task_id=first.answer["task_id"],
         status=Status(first.answer["status"]),

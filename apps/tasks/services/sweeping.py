@@ -107,19 +107,14 @@ class ReadyQueue:
     task_type: str
 
 
-def unannounced() -> list[ReadyQueue]:
-    """Queues whose work for handlers has been ready for a second. Opens its own transaction."""
-    with acting_as_system("looking for work"):
-        return [
-            ReadyQueue(tenant_id=row[0], queue=row[1], task_type=row[2])
-            for row in fetch(sql.UNANNOUNCED, {"types": handlers.names()}, hot=True)
-        ]
+def ready_again() -> list[ReadyQueue]:
+    """Queues whose work for handlers has been ready for a second, or where a limit may keep back ready work.
 
-
-def kept_back() -> list[ReadyQueue]:
-    """Queues where a limit may keep back ready work. Opens its own transaction."""
-    with acting_as_system("looking for room"):
-        return [ReadyQueue(tenant_id=row[0], queue=row[1], task_type=row[2]) for row in fetch(sql.KEPT_BACK, hot=True)]
+    Opens its own transaction.
+    """
+    with acting_as_system("looking for ready work"):
+        rows = [*fetch(sql.UNANNOUNCED, {"types": handlers.names()}, hot=True), *fetch(sql.KEPT_BACK, hot=True)]
+    return [ReadyQueue(tenant_id=row[0], queue=row[1], task_type=row[2]) for row in rows]
 
 
 MINUTES_BATCH: Final = 5_000
