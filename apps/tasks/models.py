@@ -18,7 +18,6 @@ from apps.tasks.states import (
     Outcome,
     Reason,
     Status,
-    WhenSpent,
 )
 
 # What begins so is no requester's own key.
@@ -388,7 +387,6 @@ class Budget(TenantModel):
     max_cost_usd = models.DecimalField(max_digits=20, decimal_places=6, null=True)
     spent_tokens = models.BigIntegerField(default=0)
     spent_cost_usd = models.DecimalField(max_digits=20, decimal_places=6, default=0)
-    when_spent = models.CharField(max_length=10, choices=WhenSpent)
     spent_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField()
 
@@ -418,7 +416,6 @@ class Budget(TenantModel):
                 ),
                 name="tasks_budget_spent_at_iff_spent",
             ),
-            models.CheckConstraint(condition=Q(when_spent__in=WhenSpent.values), name="tasks_budget_policy_known"),
         ]
 
     def __str__(self) -> str:

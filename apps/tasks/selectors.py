@@ -644,7 +644,6 @@ def _budget(task_id: int) -> BudgetOutput | None:
     return BudgetOutput(
         tokens=budget.max_tokens,
         cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd),
-        when_spent=budget.when_spent,
         spent=Spent(tokens=budget.spent_tokens, cost_usd=float(budget.spent_cost_usd)),
         spent_at=budget.spent_at,
     )

@@ -10,7 +10,7 @@ from pydantic import Field
 from apps.core.errors import DomainError
 from apps.core.schemas import Input, Output
 from apps.receipts.services import Group
-from apps.tasks.states import IfDependencyFails, Order, WhenSpent
+from apps.tasks.states import IfDependencyFails, Order
 
 # How often it makes sense to ask how far a task is.
 POLL_SECONDS: Final = 2
@@ -35,12 +35,10 @@ def used_up(so_far: tuple[int, float], tokens: int, cost_usd: float) -> tuple[in
 
 
 class BudgetInput(Input):
-    """What a task may use up, as its heartbeats report it. Name one limit, or both."""
+    """What a task may use up, as its heartbeats report it. Name one limit, or both. When nothing is left, the task fails."""
 
     tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
     cost_usd: Annotated[float, Field(ge=0.000001, le=MOST_COST_USD)] | None = None
-    when_spent: WhenSpent = WhenSpent.FAIL
-    """How the task ends when nothing is left: `fail` makes a dead letter, which can be retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +251,6 @@ class BudgetOutput(Output):
 
     tokens: int | None
     cost_usd: float | None
-    when_spent: str
     spent: Spent
     spent_at: datetime | None
     """Since when nothing is left; null while something is."""

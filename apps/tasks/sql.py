@@ -11,13 +11,11 @@ from typing import Final
 from apps.tasks.states import (
     BUDGET_SPENT,
     CANCEL_REQUESTED,
-    CANCELS_SPENT,
     CHECKPOINT_WANTED,
     DRAINING,
     MOST_RUNS,
     REVOKES_STUCK,
     STRICT,
-    WhenSpent,
 )
 
 # A class of latencies ends at 2 ** (class / 4) milliseconds, so it is at most a fifth wider than the one before. The last
@@ -606,20 +604,19 @@ with grown as materialized (
 )
 select task_id, fencing_token from grown where knows
 """
-# What is left of these tasks' budgets, and what becomes of a task whose budget is spent: such tasks, whose holders hear it
-# now, are marked.
+# What is left of these tasks' budgets, and whether they are spent: such tasks, whose holders hear it now, are marked.
 LEFT: Final = f"""
 with found as materialized (
     select b.task_id, case when b.max_tokens is not null then greatest(b.max_tokens - b.spent_tokens, 0) end as tokens,
            case when b.max_cost_usd is not null then greatest(b.max_cost_usd - b.spent_cost_usd, 0) end as cost_usd,
-           case when b.spent_at is not null then b.when_spent end as policy
+           b.spent_at is not null as is_spent
     from tasks_budget b where b.task_id = any(%(tasks)s::bigint[])
 ), marked as (
     update task_live h
-    set flags = h.flags | case found.policy when '{WhenSpent.CANCEL}' then {BUDGET_SPENT | CANCELS_SPENT} else {BUDGET_SPENT} end
-    from found where h.task_id = found.task_id and found.policy is not null and h.flags & {BUDGET_SPENT} = 0
+    set flags = h.flags | {BUDGET_SPENT}
+    from found where h.task_id = found.task_id and found.is_spent and h.flags & {BUDGET_SPENT} = 0
 )
-select task_id, tokens, cost_usd, policy from found
+select task_id, tokens, cost_usd, is_spent from found
 """
 
 # The ends of tasks, each guarded by a lease (fencing_token, and holder if given), or by nothing where the row is locked already. Locks by

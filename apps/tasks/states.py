@@ -62,13 +62,6 @@ class IfDependencyFails(TextChoices):
     FAIL = "fail"  # it is a dead letter, which can be retried
 
 
-class WhenSpent(TextChoices):
-    """How a task ends when its budget is spent."""
-
-    FAIL = "fail"  # they are dead letters, which can be retried
-    CANCEL = "cancel"
-
-
 class BulkVerb(TextChoices):
     """What an operator can do to many tasks at once."""
 
@@ -97,7 +90,6 @@ CHECKPOINT_WANTED: Final = 4
 DRAINING: Final = 8
 REVOKES_STUCK: Final = 16
 BUDGET_SPENT: Final = 32  # the holder has been told
-CANCELS_SPENT: Final = 64
 
 
 def after_failure(*, flags: int, retryable: bool, failures: int, max_attempts: int, runs: int) -> Reason | None:

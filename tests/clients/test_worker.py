@@ -319,7 +319,7 @@ def test_spend_is_reported_before_the_end_once(client: Client, kee: Caller) -> N
 
 def test_spent_budget_stops_the_run(client: Client, kee: Caller) -> None:
     client.register_type(name="greeting")
-    queued = client.queue(task_type="greeting", budget={"tokens": 10, "when_spent": "cancel"})
+    queued = client.queue(task_type="greeting", budget={"tokens": 10})
     left: list[Any] = []
 
     def work(task: Task) -> None:
@@ -335,7 +335,7 @@ def test_spent_budget_stops_the_run(client: Client, kee: Caller) -> None:
 
     assert left == [BudgetLeft(tokens=6, cost_usd=None)]
     status = client.status(queued.task_id)
-    assert (status.status, status.reason) == ("canceled", "budget_exhausted")
+    assert (status.status, status.reason) == ("failed", "budget_exhausted")
     assert status.budget is not None
     assert status.budget.spent.tokens == 10
 

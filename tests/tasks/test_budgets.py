@@ -9,7 +9,6 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import Budget, FinishedTask, Spend
 from apps.tasks.services import operating, sweeping
 from apps.tasks.shapes import BudgetInput, BudgetLeft, Grant
-from apps.tasks.states import WhenSpent
 from tests.factories import at, refused
 from tests.tasks.making import (
     FUTURE,
@@ -83,18 +82,15 @@ def test_spend_is_a_sum_that_counts_once(kee: Caller, worker: Caller) -> None:
     assert spent(kee, grant.task_id) == (65, 0.25, False)
 
 
-@pytest.mark.parametrize(("policy", "ends"), [(WhenSpent.FAIL, "failed"), (WhenSpent.CANCEL, "canceled")])
 @pytest.mark.parametrize("end", ["release", "fail", "expire", "revoke"])
-def test_task_with_a_spent_budget_ends_as_when_spent_says(
-    kee: Caller, worker: Caller, policy: WhenSpent, ends: str, end: str
-) -> None:
+def test_task_with_a_spent_budget_fails(kee: Caller, worker: Caller, end: str) -> None:
     make_type(kee, lease_seconds=30)
-    grant = begun(kee, worker, budget=BudgetInput(tokens=10, when_spent=policy))
+    grant = begun(kee, worker, budget=BudgetInput(tokens=10))
     assert beat(worker, grant, tokens=10).order == "cancel"
     assert status(kee, grant.task_id) == "canceling"
     if end == "release":
-        assert release(worker, grant).status == ends
-        assert release(worker, grant).status == ends
+        assert release(worker, grant).status == "failed"
+        assert release(worker, grant).status == "failed"
     elif end == "fail":
         assert fail(worker, grant).will_retry is False
     elif end == "expire":
@@ -102,8 +98,8 @@ def test_task_with_a_spent_budget_ends_as_when_spent_says(
         assert sweeping.end_what_must() == 1
     else:
         with acting_as(kee):
-            assert operating.revoke_lease(task_id=grant.task_id) == ends
-    assert end_of(kee, grant.task_id) == (ends, "budget_exhausted")
+            assert operating.revoke_lease(task_id=grant.task_id) == "failed"
+    assert end_of(kee, grant.task_id) == ("failed", "budget_exhausted")
     assert len(terminal_receipts(kee, grant.task_id)) == 1
     with pytest.raises(DomainError):
         complete(worker, grant)

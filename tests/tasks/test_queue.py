@@ -17,7 +17,7 @@ from apps.tasks.models import LiveTask, TaskType
 from apps.tasks.services import leasing, queueing, types
 from apps.tasks.services.types import TypeDraft
 from apps.tasks.shapes import BudgetInput, QueueRequest
-from apps.tasks.states import IfDependencyFails, WhenSpent
+from apps.tasks.states import IfDependencyFails
 from tests.factories import T0, make_caller, make_principal, refused
 from tests.tasks.making import SCHEMA, lease, make_type, number, queue, snapshot
 
@@ -191,7 +191,6 @@ OTHERS: list[tuple[str, Any]] = [
     ("retry_of", 7),
     ("budget", BudgetInput(tokens=101)),
     ("budget", BudgetInput(tokens=100, cost_usd=1.0)),
-    ("budget", BudgetInput(tokens=100, when_spent=WhenSpent.CANCEL)),
     ("budget", None),
 ]
 

@@ -625,7 +625,6 @@ class Migration(migrations.Migration):
                     ("max_cost_usd", models.DecimalField(null=True, max_digits=20, decimal_places=6)),
                     ("spent_tokens", models.BigIntegerField(default=0)),
                     ("spent_cost_usd", models.DecimalField(default=0, max_digits=20, decimal_places=6)),
-                    ("when_spent", models.CharField(max_length=10)),
                     ("spent_at", models.DateTimeField(null=True)),
                     ("created_at", models.DateTimeField()),
                     tenant_field(),
@@ -652,9 +651,6 @@ class Migration(migrations.Migration):
                                 Q(max_tokens__isnull=False, spent_tokens__gte=F("max_tokens"))
                                 | Q(max_cost_usd__isnull=False, spent_cost_usd__gte=F("max_cost_usd"))
                             ),
-                        ),
-                        models.CheckConstraint(
-                            name="tasks_budget_policy_known", condition=Q(when_spent__in=["fail", "cancel"])
                         ),
                     ],
                 },

@@ -17,7 +17,7 @@ from apps.tasks import lease_tokens, sql
 from apps.tasks.lease_tokens import BadLeaseToken, Lease
 from apps.tasks.models import LiveTask, run_key
 from apps.tasks.services import budgets, recording
-from apps.tasks.services.budgets import Balance, spent_end
+from apps.tasks.services.budgets import Balance
 from apps.tasks.services.ending import refuse_stranger
 from apps.tasks.services.leasing import reason_lost
 from apps.tasks.services.recording import Back, End, Hold
@@ -25,14 +25,11 @@ from apps.tasks.shapes import Heartbeat, HeartbeatAnswer
 from apps.tasks.signals import task_topic
 from apps.tasks.states import (
     BUDGET_SPENT,
-    CANCEL_REQUESTED,
     CHECKPOINT_WANTED,
     DRAINING,
     REVOKES_STUCK,
     Order,
     Outcome,
-    Reason,
-    Status,
     order_of,
 )
 
@@ -223,29 +220,7 @@ def _revoke(worker: Caller, leases: Collection[Lease]) -> None:
 def _revocation(hold: Hold) -> End | Back:
     message = f"It made no progress, and its leases were lost {hold.expiries + 1} times."
     error = {"code": "stuck", "message": message}
-    if hold.flags & CANCEL_REQUESTED:
-        return End(
-            task_id=hold.task_id,
-            fencing_token=hold.fencing_token,
-            status=Status.CANCELED,
-            outcome=Outcome.REVOKED,
-            reason=Reason.CANCELED,
-        )
-    if hold.flags & BUDGET_SPENT:
-        return spent_end(
-            task_id=hold.task_id, flags=hold.flags, outcome=Outcome.REVOKED, fencing_token=hold.fencing_token
-        )
-    if hold.is_used_up:
-        return End(
-            task_id=hold.task_id,
-            fencing_token=hold.fencing_token,
-            status=Status.FAILED,
-            outcome=Outcome.REVOKED,
-            reason=Reason.EXPIRIES_EXHAUSTED,
-            error=error,
-            summary=message,
-        )
-    return Back(
+    return recording.must_end(hold, outcome=Outcome.REVOKED, expiry=error) or Back(
         task_id=hold.task_id, fencing_token=hold.fencing_token, outcome=Outcome.REVOKED, error=error, expiries=1
     )
 
@@ -263,7 +238,7 @@ def _answer(
     reason = "bad_lease_token" if lease is None else lost.get(lease)
     if lease is not None and lease in held:
         kept = held[lease]
-        spent = balance is not None and balance.when_spent is not None
+        spent = balance is not None and balance.is_spent
         return HeartbeatAnswer(
             task_id=task_id,
             status="ok",

@@ -14,9 +14,7 @@ from apps.principals.tenancy import Caller
 from apps.tasks import sql
 from apps.tasks.lease_tokens import Lease
 from apps.tasks.models import Budget
-from apps.tasks.services.recording import End
 from apps.tasks.shapes import BudgetInput, BudgetLeft, Heartbeat
-from apps.tasks.states import CANCELS_SPENT, Outcome, Reason, Status, WhenSpent
 
 
 def check(draft: BudgetInput | None) -> None:
@@ -33,7 +31,6 @@ def keep(tenant_id: int, made: Mapping[int, tuple[BudgetInput | None, datetime]]
             task_id=task_id,
             max_tokens=draft.tokens,
             max_cost_usd=None if draft.cost_usd is None else round(Decimal(draft.cost_usd), 6),
-            when_spent=draft.when_spent,
             created_at=at,
         )
         for task_id, (draft, at) in made.items()
@@ -65,10 +62,10 @@ def spend(*, worker: Caller, spending: Mapping[Lease, Heartbeat], knowing: Colle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What is left for a task, and what becomes of it if its budget is spent."""
+    """What is left for a task, and whether its budget is spent."""
 
     left: BudgetLeft
-    when_spent: WhenSpent | None
+    is_spent: bool
 
 
 def balances(task_ids: Collection[int]) -> dict[int, Balance]:
@@ -81,24 +78,7 @@ def balances(task_ids: Collection[int]) -> dict[int, Balance]:
     return {
         task_id: Balance(
             left=BudgetLeft(tokens=tokens, cost_usd=None if cost is None else float(cost)),
-            when_spent=None if policy is None else WhenSpent(policy),
+            is_spent=is_spent,
         )
-        for task_id, tokens, cost, policy in fetch(sql.LEFT, {"tasks": list(task_ids)}, hot=True)
+        for task_id, tokens, cost, is_spent in fetch(sql.LEFT, {"tasks": list(task_ids)}, hot=True)
     }
-
-
-def spent_end(
-    *, task_id: int, flags: int, outcome: Outcome, fencing_token: int | None = None, digest: bytes | None = None
-) -> End:
-    """How a task ends whose holder was told that its budget is spent."""
-    message = "The budget of this task is spent."
-    return End(
-        task_id=task_id,
-        fencing_token=fencing_token,
-        status=Status.CANCELED if flags & CANCELS_SPENT else Status.FAILED,
-        outcome=outcome,
-        reason=Reason.BUDGET_EXHAUSTED,
-        error={"code": "budget_exhausted", "message": message},
-        summary=message,
-        digest=digest,
-    )

@@ -19,7 +19,6 @@ from apps.tasks import lease_tokens, sql
 from apps.tasks.lease_tokens import BadLeaseToken, Lease
 from apps.tasks.models import FinishedTask, LiveTask, Task, run_key
 from apps.tasks.services import leasing, recording
-from apps.tasks.services.budgets import spent_end
 from apps.tasks.services.recording import Answer, Back, End, Ended, Hold
 from apps.tasks.shapes import (
     Completed,
@@ -34,10 +33,7 @@ from apps.tasks.shapes import (
     UnsuccessfulRun,
 )
 from apps.tasks.states import (
-    BUDGET_SPENT,
     CANCEL_REQUESTED,
-    CANCELS_SPENT,
-    MOST_RUNS,
     Outcome,
     Reason,
     Status,
@@ -145,7 +141,12 @@ def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Statu
         statuses |= {record.task_id: Status(record.status) for record in records}
     if held:
         LiveTask.objects.filter(task_id__in=held).update(flags=F("flags").bitor(CANCEL_REQUESTED))
-    recording.settle(caller.tenant_id, [_cancellation(task_id) for task_id in holds if task_id not in statuses])
+    ends = [
+        End(task_id=task_id, status=Status.CANCELED, outcome=Outcome.CANCELED, reason=Reason.CANCELED)
+        for task_id in holds
+        if task_id not in statuses
+    ]
+    recording.settle(caller.tenant_id, ends)
     return {task_id: statuses.get(task_id, Status.CANCELED) for task_id in wanted}
 
 
@@ -164,21 +165,8 @@ def bury(*, tenant_id: int, task_ids: Collection[int]) -> int:
 def _burial(hold: Hold) -> End | None:
     if hold.holder_id is None or not hold.expired:
         return None
-    if hold.flags & CANCEL_REQUESTED:
-        return _cancellation(hold.task_id)
-    if hold.flags & BUDGET_SPENT:
-        return spent_end(task_id=hold.task_id, flags=hold.flags, outcome=Outcome.EXPIRED)
-    if not hold.is_used_up:
-        return None
-    message = f"The lease expired {hold.expiries + 1} times."
-    return End(
-        task_id=hold.task_id,
-        status=Status.FAILED,
-        outcome=Outcome.EXPIRED,
-        reason=Reason.EXPIRIES_EXHAUSTED,
-        error={"code": "lease_expired", "message": message},
-        summary=message,
-    )
+    error = {"code": "lease_expired", "message": f"The lease expired {hold.expiries + 1} times."}
+    return recording.must_end(hold, outcome=Outcome.EXPIRED, expiry=error)
 
 
 @transaction.atomic
@@ -308,7 +296,7 @@ def _after_failure(failure: Failure, digest: bytes, hold: Hold) -> End | Back:
             failures=1,
             delay=max(delay, 0.001),
         )
-    canceled = reason == Reason.CANCELED or (reason == Reason.BUDGET_EXHAUSTED and hold.flags & CANCELS_SPENT)
+    canceled = reason == Reason.CANCELED
     return End(
         task_id=hold.task_id,
         fencing_token=hold.fencing_token,
@@ -322,42 +310,12 @@ def _after_failure(failure: Failure, digest: bytes, hold: Hold) -> End | Back:
 
 
 def _after_release(released: Released, digest: bytes, hold: Hold) -> End | Back:
-    if hold.flags & CANCEL_REQUESTED:
-        return _cancellation(hold.task_id, fencing_token=hold.fencing_token, digest=digest)
-    if hold.flags & BUDGET_SPENT:
-        return spent_end(
-            task_id=hold.task_id,
-            flags=hold.flags,
-            outcome=Outcome.RELEASED,
-            fencing_token=hold.fencing_token,
-            digest=digest,
-        )
-    if hold.fencing_token >= MOST_RUNS:
-        return End(
-            task_id=hold.task_id,
-            fencing_token=hold.fencing_token,
-            status=Status.FAILED,
-            outcome=Outcome.RELEASED,
-            reason=Reason.ATTEMPTS_EXHAUSTED,
-            digest=digest,
-        )
-    return Back(
+    return recording.must_end(hold, outcome=Outcome.RELEASED, digest=digest) or Back(
         task_id=hold.task_id,
         fencing_token=hold.fencing_token,
         outcome=Outcome.RELEASED,
         digest=digest,
         delay=released.retry_after,
-    )
-
-
-def _cancellation(task_id: int, *, fencing_token: int | None = None, digest: bytes | None = None) -> End:
-    return End(
-        task_id=task_id,
-        fencing_token=fencing_token,
-        status=Status.CANCELED,
-        outcome=Outcome.CANCELED,
-        reason=Reason.CANCELED,
-        digest=digest,
     )
 
 

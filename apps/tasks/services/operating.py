@@ -16,15 +16,14 @@ from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_beha
 from apps.receipts.services import Group
 from apps.tasks.models import Budget, BulkAction, FinishedTask, IdempotencyKey, LiveTask, Queue, Task, retry_key
 from apps.tasks.services import recording
-from apps.tasks.services.budgets import spent_end
 from apps.tasks.services.ending import cancel, refuse_stranger
 from apps.tasks.services.leasing import look_at_all
 from apps.tasks.services.queueing import as_before, queue_many
-from apps.tasks.services.recording import Back, End
+from apps.tasks.services.recording import Back
 from apps.tasks.services.types import queue_named
 from apps.tasks.shapes import BudgetInput, QueuedTask, QueueRequest
 from apps.tasks.signals import task_queued
-from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, MOST_RUNS, BulkVerb, Outcome, Reason, Status, WhenSpent
+from apps.tasks.states import BulkVerb, Outcome, Status
 
 
 @transaction.atomic
@@ -114,7 +113,6 @@ def _anew(budget: Budget) -> BudgetInput:
     return BudgetInput(
         tokens=budget.max_tokens,
         cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd),
-        when_spent=WhenSpent(budget.when_spent),
     )
 
 
@@ -148,13 +146,7 @@ def revoke_lease(*, task_id: int) -> Status:
     hold = recording.lock([task_id]).get(task_id)
     if hold is None or hold.holder_id is None:
         raise Conflict(f"Nobody holds {format_ref('task', task_id)}.", code="not_leased")
-    end = None
-    if hold.flags & CANCEL_REQUESTED:
-        end = End(task_id=task_id, status=Status.CANCELED, outcome=Outcome.REVOKED, reason=Reason.CANCELED)
-    elif hold.flags & BUDGET_SPENT:
-        end = spent_end(task_id=task_id, flags=hold.flags, outcome=Outcome.REVOKED)
-    elif hold.fencing_token >= MOST_RUNS:
-        end = End(task_id=task_id, status=Status.FAILED, outcome=Outcome.REVOKED, reason=Reason.ATTEMPTS_EXHAUSTED)
+    end = recording.must_end(hold, outcome=Outcome.REVOKED)
     if end is not None:
         recording.settle(hold.tenant_id, [end])
         return end.status

@@ -15,7 +15,7 @@ from apps.tasks.lease_tokens import Lease
 from apps.tasks.services.leasing import Key, admit, hold_keys, look_at_all, reason_lost
 from apps.tasks.shapes import Delivery
 from apps.tasks.signals import dependency_finished, task_queued, tasks_finished
-from apps.tasks.states import MOST_RUNS, Outcome, Reason, Status
+from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, MOST_RUNS, Outcome, Reason, Status
 
 Answer = dict[str, Any]
 """What a call that ended a run was answered, as it is kept with the run."""
@@ -38,11 +38,6 @@ class Hold:
     backoff_cap: float
     tenant_id: int
     concurrency_key: str | None
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether losing this lease ends the task: it has no expiries or no runs left."""
-        return self.expiries + 1 >= self.max_expiries or self.fencing_token >= MOST_RUNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +198,36 @@ def _ended(row: tuple[Any, ...]) -> Ended:
         key=None if key is None else (tenant_id, key),
         makes_room=makes_room,
         is_waited_for=is_waited_for,
+    )
+
+
+def must_end(
+    hold: Hold, *, outcome: Outcome, expiry: Mapping[str, Any] | None = None, digest: bytes | None = None
+) -> End | None:
+    """How a locked task ends that must not run again after this run; None if it may.
+
+    :param expiry: given if the run counts as an expiry: the error if none is left.
+    """
+    error = expiry
+    if hold.flags & CANCEL_REQUESTED:
+        if outcome != Outcome.REVOKED:
+            outcome = Outcome.CANCELED
+        return End(task_id=hold.task_id, status=Status.CANCELED, outcome=outcome, reason=Reason.CANCELED, digest=digest)
+    if hold.flags & BUDGET_SPENT:
+        reason = Reason.BUDGET_EXHAUSTED
+        error = {"code": "budget_exhausted", "message": "The budget of this task is spent."}
+    elif (expiry is not None and hold.expiries + 1 >= hold.max_expiries) or hold.fencing_token >= MOST_RUNS:
+        reason = Reason.ATTEMPTS_EXHAUSTED if expiry is None else Reason.EXPIRIES_EXHAUSTED
+    else:
+        return None
+    return End(
+        task_id=hold.task_id,
+        status=Status.FAILED,
+        outcome=outcome,
+        reason=reason,
+        error=error,
+        summary=None if error is None else error["message"],
+        digest=digest,
     )
 
 
