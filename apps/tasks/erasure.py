@@ -1,6 +1,5 @@
 """What tasks lose when a subject is forgotten: their params, progress, results, files and receipts."""
 
-from collections.abc import Collection
 from functools import partial
 from typing import Final
 
@@ -9,7 +8,6 @@ from django.db import connection, transaction
 
 from apps.core.erasure import FORGOTTEN, Rows, belong, register
 from apps.tasks import selectors
-from apps.tasks.services import scheduling
 from apps.tasks.states import FENCING_TOKEN_BITS
 
 _MARK: Final = f"'{FORGOTTEN}'::jsonb"
@@ -47,11 +45,6 @@ def forget_artifacts(tenant_id: int, _: object = None) -> None:
         transaction.on_commit(partial(storages["artifacts"].delete, place), robust=True)
 
 
-def _stop_schedules(_: int, schedules: Collection[int]) -> None:
-    for schedule_id in sorted(schedules):
-        scheduling.stop_schedule(schedule_id=schedule_id)
-
-
 register(
     Rows(
         table="tasks_task",
@@ -75,7 +68,7 @@ register(
         also=f"task_id in ({FORGOTTEN_TASKS})",
         then=forget_artifacts,
     ),
-    Rows(table="tasks_schedule", redacted={"params": _MARK, "last_refusal": "''"}, then=_stop_schedules),
+    Rows(table="tasks_schedule", redacted={"params": _MARK, "last_refusal": "''", "next_at": "null"}),
 )
 belong(
     "receipts_receipt",

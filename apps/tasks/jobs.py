@@ -27,7 +27,7 @@ from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.tasks import handlers, results
 from apps.tasks.handlers import Canceled, Failed, Postponed, Result
-from apps.tasks.services import artifacts, beating, dependencies, ending, leasing, scheduling
+from apps.tasks.services import artifacts, beating, dependencies, ending, leasing
 from apps.tasks.services.artifacts import NOTHING
 from apps.tasks.shapes import (
     BudgetLeft,
@@ -492,12 +492,6 @@ def execute(tenant_id: int, queue: str) -> None:
     """Execute the tasks of a queue until it is empty. Safe to lose, repeat or overlap."""
     if not work(tenant_id, queue):
         _publisher.publish(tenant_id, queue)
-
-
-@shared_task(name="tasks.fire", ignore_result=True)
-def fire(tenant_id: int, schedule_id: int) -> None:
-    """Queue what a schedule has due. Safe to lose, repeat or overlap."""
-    scheduling.fire_schedule(tenant_id=tenant_id, schedule_id=schedule_id)
 
 
 @shared_task(name="tasks.release_dependants", ignore_result=True)

@@ -14,7 +14,6 @@ from apps.tasks.states import (
     TERMINAL,
     BulkVerb,
     IfDependencyFails,
-    Misfire,
     Outcome,
     Reason,
     Status,
@@ -101,7 +100,6 @@ class TaskType(TenantModel):
     rate_seconds = models.FloatField(null=True)
     stuck_after = models.PositiveSmallIntegerField(null=True)
     revokes_stuck = models.BooleanField(default=False, db_default=False)
-    misfire = models.CharField(max_length=10, choices=Misfire, default=Misfire.ONCE, db_default=Misfire.ONCE)
     strict = models.BooleanField(default=False, help_text="An expired lease may not be used any more, even unclaimed.")
     in_code = models.BooleanField(default=False)
     enabled = models.BooleanField(default=True)
@@ -132,7 +130,6 @@ class TaskType(TenantModel):
                 & (Q(stuck_after=None) | Q(stuck_after__gte=1)),
                 name="tasks_tasktype_spans_at_least_one",
             ),
-            models.CheckConstraint(condition=Q(misfire__in=Misfire.values), name="tasks_tasktype_misfire_known"),
         ]
 
     def __str__(self) -> str:
@@ -638,8 +635,8 @@ class Schedule(TenantModel):
     """A task to be queued at every time of a timetable, as its owner would queue it.
 
     `next_at` is the next time, or null if the schedule is off. Whoever finds it due and locks the row queues
-    the task and moves `next_at` on in one transaction, so rival clocks queue one task. A row of beat's names
-    the schedule as well. `misfire`, or else the type's, decides about missed times.
+    the task and moves `next_at` on in one transaction, so rival clocks queue one task. All missed times
+    together become one task.
     """
 
     owner = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
@@ -652,7 +649,6 @@ class Schedule(TenantModel):
     cron = models.CharField(max_length=200, null=True)
     every_seconds = models.PositiveIntegerField(null=True)
     timezone = models.CharField(max_length=50)
-    misfire = models.CharField(max_length=10, choices=Misfire, null=True)
     anchor_at = models.DateTimeField()
     next_at = models.DateTimeField(null=True)
     last_at = models.DateTimeField(null=True)
@@ -667,9 +663,6 @@ class Schedule(TenantModel):
             models.CheckConstraint(
                 condition=Q(cron__isnull=False, every_seconds=None) | Q(cron=None, every_seconds__gte=1),
                 name="tasks_schedule_has_one_timetable",
-            ),
-            models.CheckConstraint(
-                condition=Q(misfire=None) | Q(misfire__in=Misfire.values), name="tasks_schedule_misfire_known"
             ),
             models.CheckConstraint(
                 condition=Q(priority=None) | Q(priority__range=(1, 10)), name="tasks_schedule_priority_1_to_10"

@@ -70,14 +70,6 @@ class BulkVerb(TextChoices):
     MOVE = "move"  # to another queue, another priority, or both
 
 
-class Misfire(TextChoices):
-    """What happens to the times of a schedule that were missed."""
-
-    ONCE = "once"  # one task for all of them
-    ALL = "all"  # one task for each
-    SKIP = "skip"  # none
-
-
 FENCING_TOKEN_BITS: Final = 16
 """A run's key is its task's id and its fencing_token in one number."""
 MOST_RUNS: Final = 2**FENCING_TOKEN_BITS - 2

@@ -15,7 +15,6 @@ from apps.core.errors import Invalid
 # The 29th of February falls on a given weekday every 28 years, and once in 40 across a century.
 _SEARCHED: Final = timedelta(days=366 * 41)
 _HOURS: Final = 24
-_LAST: Final = 4
 # As a day, not as a step.
 _SEVEN: Final = re.compile(r"(?<![\d/])7(?!\d)")
 
@@ -23,9 +22,6 @@ _SEVEN: Final = re.compile(r"(?<![\d/])7(?!\d)")
 class Timetable(Protocol):
     def following(self, after: datetime) -> datetime | None:
         """The first time after this one; None if there is none."""
-
-    def latest(self, until: datetime) -> datetime | None:
-        """The last time that is not after this one; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +33,6 @@ class Every:
 
     def following(self, after: datetime) -> datetime | None:
         return self.anchor + max(1, (after - self.anchor) // self.span + 1) * self.span
-
-    def latest(self, until: datetime) -> datetime | None:
-        passed = (until - self.anchor) // self.span
-        return self.anchor + passed * self.span if passed >= 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +52,15 @@ class Cron:
 
     def following(self, after: datetime) -> datetime | None:
         first = after.astimezone(self.zone).date() - timedelta(days=1)
-        for day in self._days(first, forward=True):
+        for day in self._days(first):
             for moment in _moments(self, day):
                 if moment > after:
                     return moment
         return None
 
-    def latest(self, until: datetime) -> datetime | None:
-        for day in self._days(until.astimezone(self.zone).date() + timedelta(days=1), forward=False):
-            for moment in reversed(_moments(self, day)):
-                if moment <= until:
-                    return moment
-        return None
-
-    def _days(self, first: date, *, forward: bool) -> Iterator[date]:
+    def _days(self, first: date) -> Iterator[date]:
         for passed in range(_SEARCHED.days):
-            day = first + timedelta(days=passed if forward else -passed)
+            day = first + timedelta(days=passed)
             # Cron's week begins with Sunday as 0.
             if (
                 day.month in self.months
@@ -110,10 +95,12 @@ def read(*, cron: str | None, every_seconds: int | None, timezone: str, anchor: 
         return Every(timedelta(seconds=every_seconds), anchor)
     if cron is None or every_seconds is not None:
         raise _invalid("Give either cron or every_seconds, and not both.")
-    fields = fields_of(cron)
+    fields = cron.split()
     if len(fields) != len(_FIELDS):
         ranges = ", ".join(f"{field.name} ({field.first}-{field.last})" for field in _FIELDS)
         raise _invalid(f"A cron expression has five fields: {ranges}. {cron!r} has {len(fields)}.")
+    # Sunday is 0, and 7 too.
+    fields[-1] = _SEVEN.sub("0", fields[-1].replace("0-7", "0-6"))
     try:
         zone = ZoneInfo(timezone)
     except (ValueError, KeyError, OSError) as exc:
@@ -124,29 +111,20 @@ def read(*, cron: str | None, every_seconds: int | None, timezone: str, anchor: 
     return Cron(minutes=minutes, hours=hours, days_of_month=days, months=months, days_of_week=weekdays, zone=zone)
 
 
-def fields_of(cron: str) -> list[str]:
-    """The fields of a cron expression as beat reads them: its Sunday is 0, and not 7 too."""
-    *fields, last = cron.split() or [""]
-    return [*fields, _SEVEN.sub("0", last.replace("0-7", "0-6")) if len(fields) == _LAST else last]
-
-
 def _invalid(detail: str) -> Invalid:
     return Invalid(detail, code="invalid_timetable")
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field of a cron expression: its range, and how long beat's table lets it be."""
+    """A field of a cron expression, and its range."""
 
     name: str
     first: int
     last: int
-    longest: int
 
     def read(self, text: str) -> set[int]:
-        """The numbers that are meant, as beat reads them."""
-        if len(text) > self.longest:
-            raise _invalid(f"The {self.name} of this cron expression is longer than {self.longest} characters.")
+        """The numbers that are meant."""
         try:
             found: set[int] = crontab_parser(self.last - self.first + 1, self.first).parse(text)
         except (ParseException, ValueError) as exc:
@@ -157,9 +135,9 @@ class _Field:
 
 
 _FIELDS: Final = (
-    _Field("minute", 0, 59, 240),
-    _Field("hour", 0, 23, 96),
-    _Field("day of month", 1, 31, 124),
-    _Field("month", 1, 12, 64),
-    _Field("day of week", 0, 6, 64),
+    _Field("minute", 0, 59),
+    _Field("hour", 0, 23),
+    _Field("day of month", 1, 31),
+    _Field("month", 1, 12),
+    _Field("day of week", 0, 6),
 )

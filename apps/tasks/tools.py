@@ -62,7 +62,7 @@ from apps.tasks.shapes import (
     UnsuccessfulRun,
 )
 from apps.tasks.signals import queue_topic, task_topic, type_topic
-from apps.tasks.states import IfDependencyFails, Misfire, Order, Status
+from apps.tasks.states import IfDependencyFails, Order, Status
 
 QUEUE = "tasks:queue"
 MANAGE = "tasks:manage"
@@ -850,8 +850,6 @@ class RegisterTaskType(Input):
     for ever."""
     retention_seconds: Annotated[int, Field(ge=86_400, le=2_000_000_000)] | None = None
     """How long what is known of a task is kept after its end; left out, as long as the deployment keeps it."""
-    misfire: Misfire = Misfire.ONCE
-    """What becomes of the moments of a schedule that were missed by over a minute."""
     stuck_after: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """So many heartbeats that say nothing new, and a run is stuck."""
     revoke_stuck: bool = False
@@ -878,7 +876,6 @@ class TaskTypeOutput(Output):
     rate: Mapping[str, float] | None
     deadline_seconds: int | None
     retention_seconds: int | None
-    misfire: str
     strict: bool
     enabled: bool
     paused: bool
@@ -1244,9 +1241,6 @@ class ScheduleTask(Input):
     """Instead of cron: every so many seconds from this moment on."""
     timezone: Annotated[Text, Field(min_length=1, max_length=50)] = "UTC"
     """The clock that cron reads: Europe/Vienna."""
-    misfire: Misfire | None = None
-    """What becomes of moments missed by over a minute: one task for all of them, one for each, or none. Left out, the
-    type's."""
     enabled: bool = True
 
 
@@ -1260,7 +1254,6 @@ class ScheduleOutput(Output):
     cron: str | None
     every_seconds: int | None
     timezone: str
-    misfire: str
     enabled: bool
     next_at: datetime | None
     last_at: datetime | None
@@ -1280,7 +1273,7 @@ class ScheduleOutput(Output):
     after_refusal="Give cron or every_seconds, not both; list_task_types shows the types.",
 )
 def schedule_task(caller: Caller, given: ScheduleTask) -> Reply:
-    """Queue a task at every time of a timetable, as if you had asked for it then. Each time queues one task.
+    """Queue a task at every time of a timetable, as if you had asked for it then. Missed times queue one together.
     The receipts of the ends arrive in the recipient's inbox.
     """
     draft = ScheduleDraft(recipient=given.recipient_ai, **given.model_dump(exclude={"recipient_ai"}))
@@ -1338,7 +1331,6 @@ def _schedule(schedule: Schedule) -> ScheduleOutput:
             "task_type": schedule.task_type.name,
             "recipient_ai": schedule.recipient.name,
             "queue": None if schedule.queue is None else schedule.queue.name,
-            "misfire": schedule.misfire or schedule.task_type.misfire,
             "enabled": schedule.next_at is not None,
             "last_task_id": None if schedule.last_task_id is None else f"task_{schedule.last_task_id}",
             "last_refusal": schedule.last_refusal or None,

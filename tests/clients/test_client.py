@@ -271,7 +271,7 @@ def test_schedule_is_set_listed_and_removed(client: Client, shaky: Client, proxy
     )
     assert (made.params, made.cron, made.every_seconds) == ({"name": "Ada"}, "0 8 * * 1-5", None)
     assert made.next_at is not None
-    client.schedule(name="weekly", task_type="greeting", cron="0 8 * * 1", misfire="skip", enabled=False)
+    client.schedule(name="weekly", task_type="greeting", cron="0 8 * * 1", enabled=False)
     first = client.schedules(limit=1)
     second = client.schedules(limit=1, cursor=first.next)
     assert [one.name for one in (*first.schedules, *second.schedules)] == ["hourly", "weekly"]

@@ -13,7 +13,6 @@ from django.core.files.storage import storages
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
-from django_celery_beat.models import PeriodicTask
 
 from apps.core import erasure
 from apps.digests.models import Entry
@@ -268,7 +267,6 @@ def test_schedule_without_its_params_is_stopped(as_kee: Caller) -> None:
         set_schedule(caller=as_kee, draft=draft)
     services.forget(author=as_kee, subject_id=ALICE, now=T0)
     assert list(Schedule.objects.filter(next_at=None).values_list("name", flat=True)) == ["alice"]
-    assert PeriodicTask.objects.filter(name__startswith="schedule: ", enabled=False).count() == 1
 
 
 def test_digest_loses_what_it_quotes_of_a_redacted_receipt(kee: Caller) -> None:

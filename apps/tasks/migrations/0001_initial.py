@@ -83,7 +83,6 @@ class Migration(migrations.Migration):
                     ("concurrency", models.PositiveIntegerField(null=True)),
                     ("deadline_seconds", models.PositiveIntegerField(null=True)),
                     ("heartbeat_seconds", models.PositiveIntegerField(null=True)),
-                    ("misfire", models.CharField(max_length=10, default="once", db_default="once")),
                     ("paused_at", models.DateTimeField(null=True)),
                     ("rate", models.PositiveIntegerField(null=True)),
                     ("rate_seconds", models.FloatField(null=True)),
@@ -124,9 +123,6 @@ class Migration(migrations.Migration):
                             & (Q(deadline_seconds=None) | Q(deadline_seconds__gte=1))
                             & (Q(retention_seconds=None) | Q(retention_seconds__gte=1))
                             & (Q(stuck_after=None) | Q(stuck_after__gte=1)),
-                        ),
-                        models.CheckConstraint(
-                            name="tasks_tasktype_misfire_known", condition=Q(misfire__in=["once", "all", "skip"])
                         ),
                     ],
                 },
@@ -509,7 +505,6 @@ class Migration(migrations.Migration):
                     ("cron", models.CharField(max_length=200, null=True)),
                     ("every_seconds", models.PositiveIntegerField(null=True)),
                     ("timezone", models.CharField(max_length=50)),
-                    ("misfire", models.CharField(max_length=10, null=True)),
                     ("anchor_at", models.DateTimeField()),
                     ("next_at", models.DateTimeField(null=True)),
                     ("last_at", models.DateTimeField(null=True)),
@@ -533,10 +528,6 @@ class Migration(migrations.Migration):
                         models.CheckConstraint(
                             name="tasks_schedule_has_one_timetable",
                             condition=Q(cron__isnull=False, every_seconds=None) | Q(cron=None, every_seconds__gte=1),
-                        ),
-                        models.CheckConstraint(
-                            name="tasks_schedule_misfire_known",
-                            condition=Q(misfire=None) | Q(misfire__in=["once", "all", "skip"]),
                         ),
                         models.CheckConstraint(
                             name="tasks_schedule_priority_1_to_10",

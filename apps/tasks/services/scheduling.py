@@ -1,15 +1,11 @@
-"""Schedules. The row decides; beat's messages and ticks are two clocks that may both fire."""
+"""Schedules. Several clocks may look for what is due; the locked row decides."""
 
-import json
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from itertools import islice
+from datetime import datetime
 from typing import Any, Final
 
 from django.db import DatabaseError, transaction
-from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
 
 from apps.core.errors import DomainError, Invalid, NotFound
 from apps.core.sql import database_now
@@ -20,17 +16,11 @@ from apps.tasks.models import Schedule
 from apps.tasks.services.queueing import queue
 from apps.tasks.services.types import check_params, queue_named, type_for
 from apps.tasks.shapes import QueueRequest
-from apps.tasks.states import Misfire
 from apps.tasks.timetables import Timetable
 
 logger = logging.getLogger(__name__)
 
-# A moment that is dealt with later than this was missed, and the policy for missed ones decides.
-GRACE: Final = timedelta(minutes=1)
-# So many moments are dealt with in one transaction; the rest follow.
-MOST_AT_ONCE: Final = 50
 SCHEDULE_BATCH: Final = 100
-_FIRE: Final = "tasks.fire"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +36,6 @@ class ScheduleDraft:
     cron: str | None = None
     every_seconds: int | None = None
     timezone: str = "UTC"
-    misfire: Misfire | None = None
     enabled: bool = True
 
 
@@ -78,7 +67,6 @@ def set_schedule(*, caller: Caller, draft: ScheduleDraft) -> tuple[Schedule, boo
         "cron": draft.cron,
         "every_seconds": draft.every_seconds,
         "timezone": draft.timezone,
-        "misfire": draft.misfire,
         "anchor_at": now,
         "next_at": next_at if draft.enabled else None,
         "changed_at": now,
@@ -90,7 +78,6 @@ def set_schedule(*, caller: Caller, draft: ScheduleDraft) -> tuple[Schedule, boo
         defaults=values,
         create_defaults={**values, "created_at": now},
     )
-    _tell_beat(schedule)
     return schedule, is_new
 
 
@@ -107,7 +94,6 @@ def remove_schedule(*, caller: Caller, name: str) -> None:
     )
     if schedule is None:
         raise NotFound(f"You have no schedule {name[:100]!r}.", code="unknown_schedule")
-    PeriodicTask.objects.filter(name=_beats_name(schedule)).delete()
     Schedule.objects.filter(pk=schedule.pk).delete()
 
 
@@ -119,8 +105,6 @@ def stop_schedule(*, schedule_id: int) -> None:
     """
     schedule = _locked(schedule_id)
     Schedule.objects.filter(pk=schedule.pk).update(next_at=None)
-    schedule.next_at = None
-    _tell_beat(schedule)
 
 
 @transaction.atomic
@@ -130,9 +114,7 @@ def resume_schedule(*, schedule_id: int) -> None:
     :raises NotFound: `unknown_schedule` if there is none.
     """
     schedule = _locked(schedule_id)
-    schedule.next_at = _timetable(schedule).following(database_now())
-    Schedule.objects.filter(pk=schedule.pk).update(next_at=schedule.next_at)
-    _tell_beat(schedule)
+    Schedule.objects.filter(pk=schedule.pk).update(next_at=_timetable(schedule).following(database_now()))
 
 
 def fire_schedules() -> int:
@@ -147,11 +129,11 @@ def fire_schedules() -> int:
             .order_by("next_at")
             .values_list("tenant_id", "pk")[:SCHEDULE_BATCH]
         )
-    return sum(fire_schedule(tenant_id=tenant_id, schedule_id=pk) for tenant_id, pk in due)
+    return sum(_fire(tenant_id=tenant_id, schedule_id=pk) for tenant_id, pk in due)
 
 
-def fire_schedule(*, tenant_id: int, schedule_id: int) -> bool:
-    """Queue one schedule's tasks if it is due; says whether it was. Opens its own transaction."""
+def _fire(*, tenant_id: int, schedule_id: int) -> bool:
+    """Queue one schedule's task if it is due; says whether it was. Opens its own transaction."""
     try:
         with acting_in(tenant_id, "firing a schedule"):
             return _fire_locked(schedule_id)
@@ -167,38 +149,20 @@ def _fire_locked(schedule_id: int) -> bool:
     now = database_now()
     if schedule is None or schedule.next_at is None or schedule.next_at > now:
         return False
-    moments = list(islice(_chosen(schedule, now), MOST_AT_ONCE))
-    refusal, last_task = "", schedule.last_task_id
-    for moment in moments:
-        try:
-            last_task = _queue(schedule, moment)
-        except DomainError as exc:
-            refusal = exc.detail
-            logger.warning("schedule %s could not queue its task: %s", schedule.pk, exc.detail)
-    # With many to make up for, the next sweep goes on after the last of these.
-    reached = moments[-1] if len(moments) == MOST_AT_ONCE else now
+    # However many times were missed, they become one task.
+    moment, refusal, last_task = schedule.next_at, "", schedule.last_task_id
+    try:
+        last_task = _queue(schedule, moment)
+    except DomainError as exc:
+        refusal = exc.detail
+        logger.warning("schedule %s could not queue its task: %s", schedule.pk, exc.detail)
     Schedule.objects.filter(pk=schedule.pk).update(
-        next_at=_timetable(schedule).following(reached),
-        last_at=moments[-1] if moments else schedule.last_at,
+        next_at=_timetable(schedule).following(now),
+        last_at=moment,
         last_task_id=last_task,
         last_refusal=refusal[:500],
     )
     return True
-
-
-def _chosen(schedule: Schedule, now: datetime) -> Iterator[datetime]:
-    """The times up to now for which a task is queued, by the misfire policy."""
-    timetable = _timetable(schedule)
-    misfire = Misfire(schedule.misfire or schedule.task_type.misfire)
-    moment = schedule.next_at
-    missed = now - GRACE
-    if misfire != Misfire.ALL and moment is not None and moment < missed:
-        if misfire == Misfire.ONCE:
-            yield timetable.latest(missed) or moment
-        moment = timetable.following(missed)
-    while moment is not None and moment <= now:
-        yield moment
-        moment = timetable.following(moment)
 
 
 def _queue(schedule: Schedule, moment: datetime) -> int:
@@ -241,43 +205,3 @@ def _recipient(caller: Caller, name: str | None) -> int:
     if found is None:
         raise NotFound(f"There is no principal {name[:50]!r} to report to.", code="unknown_recipient")
     return found.pk
-
-
-def _beats_name(schedule: Schedule) -> str:
-    return f"schedule: {schedule.pk}"
-
-
-def _one_of(model: Any, **values: Any) -> Any:
-    """One of beat's rows with these values; beat allows several."""
-    return model.objects.filter(**values).order_by("pk").first() or model.objects.create(**values)
-
-
-def _tell_beat(schedule: Schedule) -> None:
-    """Write beat's row for the schedule."""
-    interval = crontab = None
-    if schedule.every_seconds is not None:
-        interval = _one_of(IntervalSchedule, every=schedule.every_seconds, period=IntervalSchedule.SECONDS)
-    else:
-        minute, hour, day_of_month, month_of_year, day_of_week = timetables.fields_of(schedule.cron or "")
-        crontab = _one_of(
-            CrontabSchedule,
-            minute=minute,
-            hour=hour,
-            day_of_month=day_of_month,
-            month_of_year=month_of_year,
-            day_of_week=day_of_week,
-            timezone=schedule.timezone,
-        )
-    PeriodicTask.objects.update_or_create(
-        name=_beats_name(schedule),
-        defaults={
-            "task": _FIRE,
-            "args": json.dumps([schedule.tenant_id, schedule.pk]),
-            "interval": interval,
-            "crontab": crontab,
-            "queue": "sweep",
-            # A message that waited longer finds that a tick was quicker.
-            "expire_seconds": 60,
-            "enabled": schedule.next_at is not None,
-        },
-    )
