@@ -106,7 +106,13 @@ def test_bulk_action_skips_what_was_forgotten_meanwhile(kee: Caller, worker: Cal
     make_type(kee)
     dead = number(queue(kee))
     fail_next(worker)
-    given: dict[str, Any] = {"tenant_id": kee.tenant_id, "task_ids": [dead], "operator": "ann", "reason": "test", "to_priority": 9}
+    given: dict[str, Any] = {
+        "tenant_id": kee.tenant_id,
+        "task_ids": [dead],
+        "operator": "ann",
+        "reason": "test",
+        "to_priority": 9,
+    }
     with acting_as_system("test"):
         action = operating.act_on_many(verb=verb, now=timezone.now(), **given)
     later(91 * DAY)

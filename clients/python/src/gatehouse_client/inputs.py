@@ -12,6 +12,13 @@ class Backoff(TypedDict, total=False):
     cap_seconds: float
 
 
+class BudgetInput(TypedDict, total=False):
+    """What a task may use up, as its heartbeats report it. Name one limit, or both. When nothing is left, the task fails."""
+
+    tokens: int | None
+    cost_usd: float | None
+
+
 class GroupInput(TypedDict, total=False):
     """What a receipt belongs to. With a resource and a family it joins the digest of that thread."""
 
@@ -95,6 +102,34 @@ class ProgressInput(TypedDict, total=False):
     message: str | None
 
 
+class QueueTask(TypedDict, total=False):
+    task_type: Required[str]
+    """A registered type."""
+    params: Mapping[str, Any]
+    """What the task is about, as the type's params_schema says. At most 256 KiB."""
+    recipient_ai: str | None
+    """Who is told how it ends; left out, the caller."""
+    queue: str | None
+    """Another queue than the type's."""
+    priority: int | None
+    """10 goes first; left out, the type's."""
+    idempotency_key: str | None
+    """The same key with the same request answers the first task again, and queues nothing."""
+    run_at: str | None
+    """Not before this moment."""
+    caused_by_receipt_id: str | None
+    """The receipt that this follows from, for the chain."""
+    budget: BudgetInput | None
+    group: GroupInput | None
+    """What the receipt of its end belongs to."""
+    concurrency_key: str | None
+    """Of the tasks with the same key one runs at a time, whatever their types and queues."""
+    depends_on: Sequence[str]
+    """Tasks of yours that must have succeeded before this one begins."""
+    on_dependency_failure: Literal["cancel", "fail"]
+    """What becomes of this one if one of them fails or is canceled."""
+
+
 class Rate(TypedDict, total=False):
     leases: Required[int]
     per_seconds: Required[float]
@@ -153,8 +188,6 @@ class RegisterTaskType(TypedDict, total=False):
     """
     retention_seconds: int | None
     """How long what is known of a task is kept after its end; left out, as long as the deployment keeps it."""
-    misfire: Literal["once", "all", "skip"]
-    """What becomes of the moments of a schedule that were missed by over a minute."""
     stuck_after: int | None
     """So many heartbeats that say nothing new, and a run is stuck."""
     revoke_stuck: bool
@@ -184,11 +217,6 @@ class ScheduleTask(TypedDict, total=False):
     """Instead of cron: every so many seconds from this moment on."""
     timezone: str
     """The clock that cron reads: Europe/Vienna."""
-    misfire: Literal["once", "all", "skip"] | None
-    """
-    What becomes of moments missed by over a minute: one task for all of them, one for each, or none. Left out, the
-    type's.
-    """
     enabled: bool
 
 
@@ -248,15 +276,6 @@ class TaskError(TypedDict, total=False):
     details: Mapping[str, Any] | None
 
 
-class BudgetInput(TypedDict, total=False):
-    """What a task may use up, as its heartbeats report it. Name one limit, or both."""
-
-    tokens: int | None
-    cost_usd: float | None
-    when_spent: Literal["fail", "cancel"]
-    """How the task ends when nothing is left: `fail` makes a dead letter, which can be retried."""
-
-
 class FailTask(TypedDict, total=False):
     task_id: Required[str]
     lease_token: Required[str]
@@ -279,31 +298,3 @@ class HeldLease(TypedDict, total=False):
     Grows with each heartbeat of a run. One that comes again, or late, still renews the lease, but replaces no newer
     progress and no newer checkpoint. Left out, what arrives last counts.
     """
-
-
-class QueueTask(TypedDict, total=False):
-    task_type: Required[str]
-    """A registered type."""
-    params: Mapping[str, Any]
-    """What the task is about, as the type's params_schema says. At most 256 KiB."""
-    recipient_ai: str | None
-    """Who is told how it ends; left out, the caller."""
-    queue: str | None
-    """Another queue than the type's."""
-    priority: int | None
-    """10 goes first; left out, the type's."""
-    idempotency_key: str | None
-    """The same key with the same request answers the first task again, and queues nothing."""
-    run_at: str | None
-    """Not before this moment."""
-    caused_by_receipt_id: str | None
-    """The receipt that this follows from, for the chain."""
-    budget: BudgetInput | None
-    group: GroupInput | None
-    """What the receipt of its end belongs to."""
-    concurrency_key: str | None
-    """Of the tasks with the same key one runs at a time, whatever their types and queues."""
-    depends_on: Sequence[str]
-    """Tasks of yours that must have succeeded before this one begins."""
-    on_dependency_failure: Literal["cancel", "fail"]
-    """What becomes of this one if one of them fails or is canceled."""

@@ -25,31 +25,6 @@ class BudgetLeft:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeadLetter:
-    """A task that failed for good. It can be retried."""
-
-    task_id: str
-    task_type: str
-    queue: str
-    reason: str
-    error: dict[str, Any] | None
-    summary: str
-    runs: int
-    created_at: datetime
-    failed_at: datetime
-    receipt_id: str
-    retried_as: str | None
-    """The task that retries this one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeadLetters:
-    dead_letters: list[DeadLetter]
-    next: str | None
-    """The cursor of the next page, which may be shorter than asked for; null on the last."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Fault:
     pointer: str
     message: str
@@ -211,7 +186,6 @@ class ScheduleOutput:
     cron: str | None
     every_seconds: int | None
     timezone: str
-    misfire: str
     enabled: bool
     next_at: datetime | None
     last_at: datetime | None
@@ -264,6 +238,24 @@ class TaskResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSummary:
+    """A task as a list shows it."""
+
+    task_id: str
+    status: str
+    task_type: str
+    queue: str
+    requested_by: str
+    recipient_ai: str
+    created_at: datetime
+    finished_at: datetime | None
+    reason: str | None
+    """Why it failed or was canceled."""
+    summary: str | None
+    """What it came to; null while it is open."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TimelineEvent:
     """One point of a task's timeline."""
 
@@ -291,7 +283,6 @@ class BudgetOutput:
 
     tokens: int | None
     cost_usd: float | None
-    when_spent: str
     spent: Spent
     spent_at: datetime | None
     """Since when nothing is left; null while something is."""
@@ -381,6 +372,13 @@ class InboxOutput:
     """Unread receipts in buffers; they will surface within the inbox's window."""
     more_waiting: int
     """Unread receipts that are not in these entries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskList:
+    tasks: list[TaskSummary]
+    next: str | None
+    """The cursor of the next page; null on the last. A page may be shorter than asked for, or empty, before that."""
 
 
 @dataclass(frozen=True, kw_only=True)
