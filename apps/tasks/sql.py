@@ -428,19 +428,10 @@ with recursive {_ABLE}, kind as materialized (
     select *, row_number() over (partition by queue_id
                                  order by nth, served nulls first, priority_rank, ready_at, task_id) as of_queue
     from typed where of_type <= type_room
-), typed_again as (
-    -- What its queue has no room for leaves that of its type to others.
-    select t.spot, t.task_id, t.priority_rank, t.ready_at, t.queue_id, t.place, t.room, t.type_room, t.nth, t.served,
-           row_number() over (partition by t.types order by t.of_type) as of_type
-    from typed t where not exists (select from lined l where l.task_id = t.task_id and l.of_queue > l.room)
-), lined_again as (
-    select *, row_number() over (partition by queue_id
-                                 order by nth, served nulls first, priority_rank, ready_at, task_id) as of_queue
-    from typed_again where of_type <= type_room
 ), chosen as materialized (
     select spot, task_id,
            row_number() over (order by place, nth, served nulls first, priority_rank, ready_at, task_id) as position
-    from lined_again where of_queue <= room
+    from lined where of_queue <= room
     order by position limit %(capacity)s::int
 ), {
     _GRANT.format(

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 from django.utils import timezone
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from apps.core.errors import Conflict, DomainError, only
 from apps.core.ids import encode_cursor, format_ref
@@ -366,6 +366,13 @@ class HeldLease(Input):
 
 class HeartbeatTasks(Input):
     leases: Annotated[list[HeldLease], Field(min_length=1, max_length=500)]
+
+    @field_validator("leases")
+    @classmethod
+    def _each_once(cls, leases: list[HeldLease]) -> list[HeldLease]:
+        if len({held.lease_token for held in leases}) < len(leases):
+            raise ValueError("names a lease twice")
+        return leases
 
 
 class HeartbeatAnswers(Output):

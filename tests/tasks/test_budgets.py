@@ -73,8 +73,9 @@ def test_spend_is_a_sum_that_counts_once(kee: Caller, worker: Caller) -> None:
     assert spent(kee, grant.task_id) == (50, 0, False)
     with acting_as(kee):
         assert list(Spend.objects.order_by("pk").values_list("tokens", flat=True)) == [30, 20]
-    # Twice in one batch, and more of one thing but less of another.
-    beat_many(worker, (grant, {"tokens": 60}), (grant, {"tokens": 55}), (grant, {"cost_usd": 0.25}))
+    # More of one thing but less of another.
+    beat(worker, grant, tokens=60)
+    beat(worker, grant, tokens=55, cost_usd=0.25)
     assert spent(kee, grant.task_id) == (60, 0.25, False)
     # What another run has used comes on top.
     release(worker, grant)

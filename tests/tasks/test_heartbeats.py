@@ -66,29 +66,6 @@ def test_lost_lease_does_not_affect_other_heartbeats(kee: Caller, worker: Caller
     assert [answer.status for answer in answers] == ["lost", "lost", "ok"]
 
 
-@pytest.mark.parametrize(
-    ("told", "kept"),
-    [
-        ([{"checkpoint": {"n": 1}}, {"percent": 50.0}], {"n": 1}),
-        ([{"percent": 50.0, "message": "half"}, {"checkpoint": {"n": 1}}], {"n": 1}),
-        ([{"checkpoint": {"n": 1}}, {"checkpoint": {"n": 2}}, {"message": "more"}], {"n": 2}),
-    ],
-)
-def test_heartbeats_of_one_lease_in_a_batch_are_merged(
-    kee: Caller, worker: Caller, told: list[dict[str, Any]], kept: dict[str, int]
-) -> None:
-    make_type(kee, lease_seconds=10)
-    queue(kee)
-    with acting_as(worker):
-        at(FUTURE)
-        grant = lease_one(worker)
-        answers = beat_many(worker, *((grant, one) for one in told))
-        assert [answer.status for answer in answers] == ["ok"] * len(told)
-
-        at(FUTURE + timedelta(seconds=20))
-        assert lease_one(worker).checkpoint == kept
-
-
 def said(caller: Caller) -> tuple[float | None, str, Any]:
     """What is known of the only run."""
     with acting_as(caller):

@@ -48,7 +48,7 @@ class _Kept:
 
 @transaction.atomic
 def heartbeat(*, worker: Caller, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatAnswer]:
-    """Renew leases and answer what to do, for each lease in order.
+    """Renew leases, each named once, and answer what to do, for each in order.
 
     A lost lease is an answer, not an error: the others of the batch are renewed. No lease outlives its task's deadline.
     A run without new progress for `stuck_after` heartbeats is stuck. If its type says so, it is revoked, which counts as
@@ -60,14 +60,17 @@ def heartbeat(*, worker: Caller, heartbeats: Sequence[Heartbeat]) -> list[Heartb
     """
     proved = [_proved(worker, heartbeat) for heartbeat in heartbeats]
     renewed = _renew(worker, heartbeats, proved)
-    kept = [
-        (heartbeat, lease)
+    kept = {
+        lease: heartbeat
         for heartbeat, lease in zip(heartbeats, proved, strict=True)
         if lease is not None and lease in renewed
-    ]
-    news = _note_progress([(heartbeat, lease) for heartbeat, lease in kept if heartbeat.has_progress])
+    }
+    news = _note_progress({lease: heartbeat for lease, heartbeat in kept.items() if heartbeat.has_progress})
     notify(*(task_topic(worker.tenant_id, format_ref("task", lease.task_id)) for lease in news))
-    overspent = _note_spend(worker, kept, renewed)
+    overspent = budgets.spend(
+        spending={lease: heartbeat for lease, heartbeat in kept.items() if heartbeat.spends},
+        knowing={lease for lease in kept if renewed[lease].flags & BUDGET_SPENT},
+    )
     balances = budgets.balances([lease.task_id for lease, one in renewed.items() if one.has_budget])
     stuck = {lease for lease, one in renewed.items() if one.stuck and lease not in news}
     revoked = {lease for lease in stuck if renewed[lease].flags & REVOKES_STUCK}
@@ -127,64 +130,20 @@ def _renew(worker: Caller, heartbeats: Sequence[Heartbeat], proved: Sequence[Lea
     }
 
 
-def _note_progress(reports: Sequence[tuple[Heartbeat, Lease]]) -> dict[Lease, bool]:
+def _note_progress(told: Mapping[Lease, Heartbeat]) -> dict[Lease, bool]:
     """Note progress; the leases with new progress, and whether a checkpoint was saved."""
-    news: dict[Lease, bool] = {}
-    for heartbeats in _passes(reports):
-        leases = {run_key(lease.task_id, lease.fencing_token): lease for lease in heartbeats}
-        given = {
-            "runs": list(leases),
-            "percents": [heartbeat.percent for heartbeat in heartbeats.values()],
-            "messages": [heartbeat.message for heartbeat in heartbeats.values()],
-            "checkpoints": [
-                None if heartbeat.checkpoint is None else json.dumps(heartbeat.checkpoint)
-                for heartbeat in heartbeats.values()
-            ],
-            "sequences": [heartbeat.sequence for heartbeat in heartbeats.values()],
-        }
-        noted = [(leases[run], bool(saved)) for run, saved in fetch(sql.PROGRESS, given, hot=True)]
-        news |= {lease: saved or news.get(lease, False) for lease, saved in noted}
-    return news
-
-
-def _passes(reports: Sequence[tuple[Heartbeat, Lease]]) -> list[dict[Lease, Heartbeat]]:
-    """Group heartbeats into passes with at most one heartbeat of each lease.
-
-    The heartbeats of a lease come in the order of their sequence. Those without one are merged and come first.
-    """
-    by_sequence: dict[Lease, dict[int, Heartbeat]] = {}
-    for heartbeat, lease in reports:
-        of_lease = by_sequence.setdefault(lease, {})
-        sequence = -1 if heartbeat.sequence is None else heartbeat.sequence
-        earlier = of_lease.get(sequence, heartbeat)
-        of_lease[sequence] = replace(
-            heartbeat,
-            percent=earlier.percent if heartbeat.percent is None else heartbeat.percent,
-            message=earlier.message if heartbeat.message is None else heartbeat.message,
-            checkpoint=earlier.checkpoint if heartbeat.checkpoint is None else heartbeat.checkpoint,
-        )
-    passes: list[dict[Lease, Heartbeat]] = []
-    for lease, of_lease in by_sequence.items():
-        for nth, sequence in enumerate(sorted(of_lease)):
-            if nth == len(passes):
-                passes.append({})
-            passes[nth][lease] = of_lease[sequence]
-    return passes
-
-
-def _note_spend(worker: Caller, kept: Sequence[tuple[Heartbeat, Lease]], renewed: Mapping[Lease, _Kept]) -> set[Lease]:
-    """Note spend; the leases whose runs spend more although they know that the budget is spent."""
-    spending: dict[Lease, Heartbeat] = {}
-    for heartbeat, lease in kept:
-        if heartbeat.spends:
-            before = spending.get(lease, heartbeat)
-            spending[lease] = replace(
-                heartbeat,
-                tokens=max(heartbeat.tokens, before.tokens),
-                cost_usd=max(heartbeat.cost_usd, before.cost_usd),
-            )
-    knowing = {lease for lease in spending if renewed[lease].flags & BUDGET_SPENT}
-    return budgets.spend(worker=worker, spending=spending, knowing=knowing)
+    if not told:
+        return {}
+    leases = {run_key(lease.task_id, lease.fencing_token): lease for lease in told}
+    beats = told.values()
+    given = {
+        "runs": list(leases),
+        "percents": [beat.percent for beat in beats],
+        "messages": [beat.message for beat in beats],
+        "checkpoints": [None if beat.checkpoint is None else json.dumps(beat.checkpoint) for beat in beats],
+        "sequences": [beat.sequence for beat in beats],
+    }
+    return {leases[run]: bool(saved) for run, saved in fetch(sql.PROGRESS, given, hot=True)}
 
 
 def _reasons(leases: Sequence[Lease]) -> dict[Lease, str | None]:
