@@ -325,7 +325,7 @@ class Run(TenantModel):
 
     `answer` and `request_digest` belong to the call that ended it: the same call gets the same answer. The
     sequences are those of the heartbeats that brought the progress and the checkpoint. A heartbeat with a lower
-    sequence changes neither.
+    sequence changes neither. `progressed_at` is when a heartbeat last told of progress or spend.
     """
 
     id = models.BigIntegerField(primary_key=True)
@@ -340,6 +340,8 @@ class Run(TenantModel):
     checkpoint = models.JSONField(null=True)
     progress_sequence = models.BigIntegerField(null=True)
     checkpoint_sequence = models.BigIntegerField(null=True)
+    spent_tokens = models.BigIntegerField(default=0, db_default=0)
+    spent_cost_usd = models.DecimalField(max_digits=14, decimal_places=6, default=0, db_default=0)
     ended_at = models.DateTimeField(null=True)
     outcome = models.CharField(max_length=10, choices=Outcome, null=True)
     error = models.JSONField(null=True)
@@ -359,6 +361,9 @@ class Run(TenantModel):
                 condition=Q(progress_sequence__gte=0, checkpoint_sequence__gte=0),
                 name="tasks_run_sequences_not_negative",
             ),
+            models.CheckConstraint(
+                condition=Q(spent_tokens__gte=0, spent_cost_usd__gte=0), name="tasks_run_spent_not_negative"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -374,7 +379,7 @@ class Run(TenantModel):
 
 
 class Budget(TenantModel):
-    """What a task may use up, and the sums of its `Spend` so far.
+    """What a task may use up, and what its runs have used so far.
 
     Whoever adds to the sums has locked the live task. `spent_at` is when nothing was left.
     """
@@ -417,28 +422,6 @@ class Budget(TenantModel):
 
     def __str__(self) -> str:
         return f"budget of task_{self.task_id}"
-
-
-class Spend(TenantModel):
-    """What a run has used since its last report. Rows are appended.
-
-    The primary key in the database begins with the task, for sql.SPEND and selectors.status, which sum what a
-    task has used.
-    """
-
-    task_id = models.BigIntegerField()
-    fencing_token = models.IntegerField()
-    tokens = models.BigIntegerField(default=0)
-    cost_usd = models.DecimalField(max_digits=14, decimal_places=6, default=0)
-    spent_at = models.DateTimeField()
-
-    class Meta:
-        constraints = [
-            models.CheckConstraint(condition=Q(tokens__gte=0, cost_usd__gte=0), name="tasks_spend_not_negative")
-        ]
-
-    def __str__(self) -> str:
-        return f"task_{self.task_id} run_{self.fencing_token}"
 
 
 class FinishedTask(TenantModel):

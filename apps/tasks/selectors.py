@@ -15,7 +15,7 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.files.storage import storages
 from django.db import connection
-from django.db.models import Exists, F, Lookup, Max, OuterRef, Q, QuerySet, Subquery, Sum, TextField, Value
+from django.db.models import Exists, F, Lookup, Max, OuterRef, Q, QuerySet, Subquery, TextField, Value
 from django.db.models.functions import Cast, Concat
 
 from apps.core.charts import Period
@@ -35,7 +35,6 @@ from apps.tasks.models import (
     LiveTask,
     Queue,
     Run,
-    Spend,
     Task,
     TaskType,
     retry_key,
@@ -128,7 +127,6 @@ def status(task_ref: str) -> TaskStatus:
     live = LiveTask.objects.filter(task_id=task.pk).first()
     runs = list(_runs(task.pk))
     run = runs[-1] if runs else None
-    spent = _spent(task.pk, runs).values()
     return TaskStatus(
         task_id=str(task),
         task_type=task.task_type.name,
@@ -143,7 +141,7 @@ def status(task_ref: str) -> TaskStatus:
         created_at=task.created_at,
         receipt_id=task.receipt_id,
         spent=Spent(
-            tokens=sum(one["tokens"] for one in spent), cost_usd=sum((one["cost_usd"] for one in spent), start=0.0)
+            tokens=sum(run.spent_tokens for run in runs), cost_usd=float(sum(run.spent_cost_usd for run in runs))
         ),
         budget=_budget(task.pk),
         poll_suggestion_seconds=POLL_SECONDS if live else None,
@@ -321,10 +319,9 @@ def story(task: Task, standing: Standing, *, after: int = 0, limit: int = 20) ->
     shown, more = runs[:limit], len(runs) > limit
     live = standing.live
     events = [] if after else [_queued(task)]
-    spent = _spent(task.pk, shown)
     for run in shown:
         held = live if live is not None and live.fencing_token == run.fencing_token else None
-        events += sorted(_of_run(run, held, spent.get(run.fencing_token)), key=lambda event: event.at)
+        events += sorted(_of_run(run, held), key=lambda event: event.at)
     if more:
         return Story(events=events, following=shown[-1].fencing_token)
     return Story(events=events if standing.end is None else [*events, *_ending(standing.end)], following=None)
@@ -704,20 +701,7 @@ def _queued(task: Task) -> TimelineEvent:
     )
 
 
-def _spent(task_id: int, runs: list[Run]) -> dict[int, dict[str, Any]]:
-    """What each of these runs has reported to have used."""
-    if not runs:
-        return {}
-    sums = Spend.objects.filter(
-        task_id=task_id, fencing_token__range=(runs[0].fencing_token, runs[-1].fencing_token)
-    ).values("fencing_token")
-    return {
-        row["fencing_token"]: {"at": row["last"], "tokens": row["all_tokens"], "cost_usd": float(row["all_cost"])}
-        for row in sums.annotate(last=Max("spent_at"), all_tokens=Sum("tokens"), all_cost=Sum("cost_usd"))
-    }
-
-
-def _of_run(run: Run, held: LiveTask | None, spent: dict[str, Any] | None) -> Iterator[TimelineEvent]:
+def _of_run(run: Run, held: LiveTask | None) -> Iterator[TimelineEvent]:
     """The events of a run. Of its heartbeats only the last one is known, while the lease lasts."""
     where = {"host": run.host} if run.host else None
     yield TimelineEvent(
@@ -728,11 +712,13 @@ def _of_run(run: Run, held: LiveTask | None, spent: dict[str, Any] | None) -> It
             at=run.progressed_at,
             event="progress",
             run_id=run.fencing_token,
-            detail={"percent": run.percent, "message": run.message, "checkpoint": run.checkpoint is not None},
+            detail={
+                "percent": run.percent,
+                "message": run.message,
+                "checkpoint": run.checkpoint is not None,
+                "spent": {"tokens": run.spent_tokens, "cost_usd": float(run.spent_cost_usd)},
+            },
         )
-    if spent is not None:
-        at = spent.pop("at")
-        yield TimelineEvent(at=at, event="spent", run_id=run.fencing_token, detail=spent)
     if held is not None and held.lease_expires_at is not None:
         renewed_at = held.lease_expires_at - timedelta(seconds=held.lease_seconds)
         if renewed_at > run.started_at:

@@ -565,35 +565,33 @@ update task_live set flags = flags | {DRAINING} where task_id = any(array(
 # Where a transaction that began with heartbeats has done more.
 LASTING: Final = "select set_config('synchronous_commit', 'on', true)"
 
-# After HEARTBEAT, which holds the tasks: notes by how much the sums of runs have grown since they were reported last, and
-# takes that from the tasks' budgets. Of a run that knows that its budget is spent, nothing more is taken: it is answered.
-# Index: the primary key of tasks_spend.
+# After HEARTBEAT, which holds the tasks: notes what runs have used in all, and takes what is new from the tasks' budgets. Of
+# a run that knows that its budget is spent, nothing more is taken: it is answered.
 SPEND: Final = """
-with grown as materialized (
-    select s.task_id, s.fencing_token, s.knows, greatest(s.tokens - noted.tokens, 0) as tokens,
-           greatest(s.cost_usd - noted.cost_usd, 0) as cost_usd
-    from (
-        select u.task_id, u.fencing_token, u.knows, u.tokens, round(u.cost_usd, 6) as cost_usd
-        from unnest(%(tasks)s::bigint[], %(fencing_tokens)s::int[], %(knowing)s::bool[], %(tokens)s::bigint[],
-                    %(costs)s::numeric[]) as u(task_id, fencing_token, knows, tokens, cost_usd)
-    ) as s
-    cross join lateral (
-        select coalesce(sum(p.tokens), 0)::bigint as tokens, coalesce(sum(p.cost_usd), 0) as cost_usd
-        from tasks_spend p where p.task_id = s.task_id and p.fencing_token = s.fencing_token
-    ) as noted
-    where s.tokens > noted.tokens or s.cost_usd > noted.cost_usd
-), noted as (
-    insert into tasks_spend (tenant_id, task_id, fencing_token, tokens, cost_usd, spent_at)
-    select %(tenant)s::bigint, task_id, fencing_token, tokens, cost_usd, gatehouse_now() from grown where not knows
+with said as materialized (
+    select u.run, u.knows, u.tokens, round(u.cost_usd, 6) as cost_usd
+    from unnest(%(runs)s::bigint[], %(knowing)s::bool[], %(tokens)s::bigint[], %(costs)s::numeric[])
+        as u(run, knows, tokens, cost_usd)
+), grown as (
+    update tasks_run r
+    set spent_tokens = greatest(r.spent_tokens, said.tokens),
+        spent_cost_usd = greatest(r.spent_cost_usd, said.cost_usd),
+        progressed_at = gatehouse_now()
+    from said
+    where r.id = said.run and not said.knows
+      and (said.tokens > r.spent_tokens or said.cost_usd > r.spent_cost_usd)
+    returning r.id >> 16 as task_id, new.spent_tokens - old.spent_tokens as tokens,
+              new.spent_cost_usd - old.spent_cost_usd as cost_usd
 ), taken as (
     update tasks_budget b
     set spent_tokens = b.spent_tokens + o.tokens, spent_cost_usd = b.spent_cost_usd + o.cost_usd,
         spent_at = case when b.spent_at is null and (
                 b.spent_tokens + o.tokens >= b.max_tokens or b.spent_cost_usd + o.cost_usd >= b.max_cost_usd)
             then gatehouse_now() else b.spent_at end
-    from grown o where b.task_id = o.task_id and not o.knows
+    from grown o where b.task_id = o.task_id
 )
-select task_id, fencing_token from grown where knows
+select said.run from said join tasks_run r on r.id = said.run
+where said.knows and (said.tokens > r.spent_tokens or said.cost_usd > r.spent_cost_usd)
 """
 # What is left of these tasks' budgets, and whether they are spent: such tasks, whose holders hear it now, are marked.
 LEFT: Final = f"""
@@ -1099,8 +1097,6 @@ with looked_at as materialized (
         select run.id from doomed cross join lateral (
             select id from tasks_run where id > doomed.runs_after and id <= doomed.last_run order by id limit 65536
         ) run))
-), spends as (
-    delete from tasks_spend s using doomed where s.task_id = doomed.task_id
 ), budgets as (
     delete from tasks_budget b using doomed where b.task_id = doomed.task_id
 ), records as (

@@ -32,7 +32,6 @@ from apps.tasks.models import (
     QueueMinute,
     RateWindow,
     Run,
-    Spend,
 )
 from apps.workers.models import Allowance, Call, Offer, Registry, SourceEntry, WorkerEvent
 from tests.digests.makers import ack_through, post, post_grouped, read
@@ -53,7 +52,7 @@ def address(model: type[models.Model], page: str, *args: object) -> str:
 WITHOUT_A_PAGE = {
     Allowance, Budget, Call, ConceptName, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer, Outcome,
     QueueHistory, QueueMinute, RateWindow, ReceiptKey, ReceiptState, Registry, Run, SearchTerm, SearchTotals, SourceEntry,
-    SourceHour, Spend, Sweep, TermFrequency, Vector, WorkerEvent,
+    SourceHour, Sweep, TermFrequency, Vector, WorkerEvent,
 }  # fmt: skip
 
 

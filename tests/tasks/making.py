@@ -14,7 +14,7 @@ from apps.digests.models import Entry
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import selectors
-from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Run, Spend, Task, TaskType
+from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Run, Task, TaskType
 from apps.tasks.services import artifacts, beating, ending, leasing, queueing, types
 from apps.tasks.services.types import QueueDraft, TypeDraft
 from apps.tasks.shapes import (
@@ -189,22 +189,20 @@ def status(caller: Caller, task_id: int) -> str:
 
 
 def do(kee: Caller, worker: Caller, task_type: str = "index", **more: Any) -> int:
-    """A task with a run, spend and an end."""
+    """A task with a run and an end."""
     task = number(queue(kee, task_type, **more))
     grant = lease_one(worker, task_types=[task_type])
-    beat(worker, grant, tokens=1)
     complete(worker, grant)
     return task
 
 
 def known(caller: Caller) -> list[set[int]]:
-    """The tasks that are known of, by their rows, records, runs and spend."""
+    """The tasks that are known of, by their rows, records and runs."""
     with acting_as(caller):
         return [
             set(Task.objects.values_list("pk", flat=True)),
             set(FinishedTask.objects.values_list("pk", flat=True)),
             {run.task_id for run in Run.objects.all()},
-            set(Spend.objects.values_list("task_id", flat=True)),
         ]
 
 
@@ -216,7 +214,7 @@ def terminal_receipts(caller: Caller, task_id: int) -> list[Receipt]:
 
 def snapshot(caller: Caller) -> list[list[Any]]:
     """Every row that a verb could change."""
-    models: tuple[Any, ...] = (Task, LiveTask, Run, Spend, Budget, FinishedTask, IdempotencyKey, Receipt, Entry)
+    models: tuple[Any, ...] = (Task, LiveTask, Run, Budget, FinishedTask, IdempotencyKey, Receipt, Entry)
     with acting_as(caller):
         rows = [list(model.objects.order_by("pk").values()) for model in models]
         return [*rows, list(Obligation.objects.order_by("pk").values_list("closed_at"))]

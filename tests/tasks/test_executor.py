@@ -16,7 +16,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import jobs as executor
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
-from apps.tasks.models import FinishedTask, LiveTask, Run, Spend
+from apps.tasks.models import FinishedTask, LiveTask, Run
 from apps.tasks.shapes import BudgetInput, BudgetLeft, used_up
 from tests.factories import as_owner, make_caller, make_tenant
 from tests.tasks.making import cancel, lease, number, queue, status
@@ -349,7 +349,7 @@ def test_spend_of_a_handler_is_reported_before_its_end(kee: Caller) -> None:
     assert ends(kee) == {quiet: "succeeded", bound: "succeeded"}
     assert _left == [BudgetLeft(tokens=60, cost_usd=None)]
     with acting_as(kee):
-        noted = {row.task_id: (row.tokens, float(row.cost_usd)) for row in Spend.objects.all()}
+        noted = {run.task_id: (run.spent_tokens, float(run.spent_cost_usd)) for run in Run.objects.all()}
     assert noted == {quiet: (7, 0.25), bound: (40, 0.25)}
 
 
@@ -361,7 +361,7 @@ def test_run_with_a_spent_budget_is_canceled_and_reports_no_more(kee: Caller, mo
     assert ends(kee) == {task: end}
     with acting_as(kee):
         assert FinishedTask.objects.get().reason == ("budget_exhausted" if end == "failed" else None)
-        assert Spend.objects.get().tokens == 40
+        assert Run.objects.get().spent_tokens == 40
 
 
 @pytest.mark.parametrize("more", [{"tokens": -1}, {"cost_usd": -0.5}, {"cost_usd": float("nan")}, {"tokens": 10**12}])

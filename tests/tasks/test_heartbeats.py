@@ -10,7 +10,7 @@ import pytest
 from apps.core.errors import Conflict
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks.models import FinishedTask, LiveTask, Run, Spend, run_key
+from apps.tasks.models import FinishedTask, LiveTask, Run, run_key
 from apps.tasks.services import sweeping
 from apps.tasks.shapes import BudgetInput, Grant
 from apps.tasks.states import Order
@@ -53,7 +53,7 @@ def test_heartbeat_renews_and_saves(kee: Caller, worker: Caller) -> None:
         assert (answer.status, answer.order, answer.lease_ms) == ("ok", "continue", 30_000)
         assert live.lease_expires_at == FUTURE + timedelta(seconds=50)
         assert (run.percent, run.message, run.checkpoint) == (40, "reading", {"at": 7})
-        assert [spend.tokens for spend in Spend.objects.all()] == [100]
+        assert (run.spent_tokens, float(run.spent_cost_usd)) == (100, 0.25)
 
 
 def test_lost_lease_does_not_affect_other_heartbeats(kee: Caller, worker: Caller, rival: Caller) -> None:

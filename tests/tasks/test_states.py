@@ -216,7 +216,7 @@ def test_nothing_points_at_tasks_runs_and_records(db: None) -> None:
         cursor.execute(
             """select conrelid::regclass::text from pg_constraint where contype = 'f' and confrelid = any(array[
                    'tasks_task'::regclass, 'tasks_run'::regclass, 'task_history'::regclass,
-                   'tasks_spend'::regclass, 'task_live'::regclass])"""
+                   'task_live'::regclass])"""
         )
         assert cursor.fetchall() == []
         cursor.execute(

@@ -11,7 +11,6 @@ STORAGE = """
 alter table task_live set (fillfactor = 60, autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
 alter table tasks_run set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
-alter table tasks_spend set (autovacuum_vacuum_scale_factor = 0.02);
 alter table tasks_task set (autovacuum_vacuum_scale_factor = 0.02);
 alter table task_history set (autovacuum_vacuum_scale_factor = 0.02);
 """
@@ -268,6 +267,8 @@ class Migration(migrations.Migration):
                     tenant_field(),
                     ("progress_sequence", models.BigIntegerField(null=True)),
                     ("checkpoint_sequence", models.BigIntegerField(null=True)),
+                    ("spent_tokens", models.BigIntegerField(default=0, db_default=0)),
+                    ("spent_cost_usd", models.DecimalField(default=0, db_default=0, max_digits=14, decimal_places=6)),
                 ],
                 options={
                     "constraints": [
@@ -283,6 +284,10 @@ class Migration(migrations.Migration):
                         models.CheckConstraint(
                             name="tasks_run_sequences_not_negative",
                             condition=Q(checkpoint_sequence__gte=0, progress_sequence__gte=0),
+                        ),
+                        models.CheckConstraint(
+                            name="tasks_run_spent_not_negative",
+                            condition=Q(spent_cost_usd__gte=0, spent_tokens__gte=0),
                         ),
                     ],
                 },
@@ -345,25 +350,6 @@ class Migration(migrations.Migration):
                             fields=["status", "finished_at"],
                             include=["tenant", "task_id"],
                             condition=~Q(status="succeeded"),
-                        ),
-                    ],
-                },
-            ),
-            migrations.CreateModel(
-                name="Spend",
-                fields=[
-                    id_field(),
-                    ("task_id", models.BigIntegerField()),
-                    ("fencing_token", models.IntegerField()),
-                    ("tokens", models.BigIntegerField(default=0)),
-                    ("cost_usd", models.DecimalField(default=0, max_digits=14, decimal_places=6)),
-                    ("spent_at", models.DateTimeField()),
-                    tenant_field(),
-                ],
-                options={
-                    "constraints": [
-                        models.CheckConstraint(
-                            name="tasks_spend_not_negative", condition=Q(cost_usd__gte=0, tokens__gte=0)
                         ),
                     ],
                 },
@@ -656,7 +642,6 @@ class Migration(migrations.Migration):
                 "task_live",
                 "tasks_run",
                 "task_history",
-                "tasks_spend",
                 "tasks_artifact",
                 "tasks_idempotencykey",
                 "tasks_queueminute",
@@ -675,7 +660,6 @@ class Migration(migrations.Migration):
             except_columns=("fetched_at",),
             redactable=("content", "summary", "error", "result_pointer"),
         ),
-        immutable("tasks_spend"),
         immutable("tasks_artifact"),
         kept("tasks_queue"),
         kept("tasks_tasktype"),

@@ -10,10 +10,9 @@ from decimal import Decimal
 
 from apps.core.errors import FieldError, Invalid
 from apps.core.sql import fetch
-from apps.principals.tenancy import Caller
 from apps.tasks import sql
 from apps.tasks.lease_tokens import Lease
-from apps.tasks.models import Budget
+from apps.tasks.models import Budget, run_key
 from apps.tasks.shapes import BudgetInput, BudgetLeft, Heartbeat
 
 
@@ -40,7 +39,7 @@ def keep(tenant_id: int, made: Mapping[int, tuple[BudgetInput | None, datetime]]
         Budget.objects.bulk_create(rows)
 
 
-def spend(*, worker: Caller, spending: Mapping[Lease, Heartbeat], knowing: Collection[Lease]) -> set[Lease]:
+def spend(*, spending: Mapping[Lease, Heartbeat], knowing: Collection[Lease]) -> set[Lease]:
     """Note what these runs have used in all, and take it from the budgets of their tasks, which are locked.
 
     Answers the runs that spend more although they know that the budget is spent. Nothing is noted of them.
@@ -49,15 +48,14 @@ def spend(*, worker: Caller, spending: Mapping[Lease, Heartbeat], knowing: Colle
     """
     if not spending:
         return set()
+    leases = {run_key(lease.task_id, lease.fencing_token): lease for lease in spending}
     given = {
-        "tenant": worker.tenant_id,
-        "tasks": [lease.task_id for lease in spending],
-        "fencing_tokens": [lease.fencing_token for lease in spending],
+        "runs": list(leases),
         "knowing": [lease in knowing for lease in spending],
         "tokens": [beat.tokens for beat in spending.values()],
         "costs": [beat.cost_usd for beat in spending.values()],
     }
-    return {Lease(task_id, fencing_token) for task_id, fencing_token in fetch(sql.SPEND, given, hot=True)}
+    return {leases[run] for (run,) in fetch(sql.SPEND, given, hot=True)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

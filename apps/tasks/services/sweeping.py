@@ -171,7 +171,7 @@ class Walk:
     def forget(self) -> int:
         """Delete a range of ended tasks that have been kept their time, in all tenants; says how many.
 
-        Opens its own transactions. A task goes with its runs, spend, budget and record. Safe to repeat and to overlap.
+        Opens its own transactions. A task goes with its runs, budget and record. Safe to repeat and to overlap.
         """
         return self._forget_ends() + self._forget_keys()
 
