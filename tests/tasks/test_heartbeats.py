@@ -14,7 +14,7 @@ from apps.tasks.models import FinishedTask, LiveTask, Run, run_key
 from apps.tasks.services import sweeping
 from apps.tasks.shapes import BudgetInput, Grant
 from apps.tasks.states import Order
-from tests.factories import at, make_caller, refused
+from tests.factories import at, make_caller, make_token, refused
 from tests.tasks.making import (
     FUTURE,
     asked,
@@ -33,6 +33,7 @@ from tests.tasks.making import (
     queue_many,
     release,
     resume,
+    send,
     snapshot,
     terminal_receipts,
 )
@@ -280,3 +281,9 @@ def test_completion_or_revocation_of_a_stuck_run_wins(kee: Caller, worker: Calle
         assert len(terminal_receipts(kee, task)) == int(completed)
         if not completed:
             complete(worker, lease_one(worker), "again")
+
+
+def test_lease_named_twice_in_one_request_is_refused(tenant: Tenant) -> None:
+    held = {"task_id": "task_7", "lease_token": "lt_1"}
+    status, problem = send(make_token(tenant), "tasks/heartbeat", {"leases": [held, held]})
+    assert (status, problem["errors"]) == (422, [{"pointer": "/leases", "message": "names a lease twice"}])
