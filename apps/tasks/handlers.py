@@ -4,8 +4,8 @@
     def thumbnail(context: Context, params: dict[str, Any]) -> Result:
         …
 
-A handler runs outside any transaction, possibly twice (`context.idempotency_key` is the same both times), on
-behalf of whoever asked for the task: `with context.caller.acting(): …`.
+A handler runs outside any transaction, possibly twice (`context.task_id` is the same both times), on behalf of
+whoever asked for the task: `with context.caller.acting(): …`.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any, Final, Protocol, TypeVar
 
 from apps.principals.tenancy import Caller
-from apps.tasks.shapes import BudgetLeft
 
 Params = dict[str, Any]
 
@@ -27,26 +26,17 @@ class Policy:
     params_schema: Mapping[str, Any]
     queue: str
     title: str
-    priority: int
     lease_seconds: int
-    heartbeat_seconds: int | None
-    deadline_seconds: int | None
     max_attempts: int
     max_expiries: int
     backoff_seconds: float
     backoff_cap_seconds: float
+    run: "Run" = field(repr=False)
     alias: Callable[[str, Params], Params | None] | None = field(default=None, repr=False)
     """Reads another type name as this one: its params as this type's, or None if it is not meant."""
 
 
 _policies: Final[dict[str, Policy]] = {}
-
-
-def register(policy: Policy) -> None:
-    """:raises ValueError: if the type has a handler already."""
-    if policy.task_type in _policies:
-        raise ValueError(f"The task type {policy.task_type!r} has two handlers.")
-    _policies[policy.task_type] = policy
 
 
 def policy_of(task_type: str) -> Policy | None:
@@ -78,8 +68,6 @@ class Result:
 
     content: Any = None
     pointer: str | None = None
-    channel: str | None = None
-    checksum: str | None = None
     summary: str | None = None
 
 
@@ -88,21 +76,11 @@ class Failed(Exception):
     cut.
     """
 
-    def __init__(
-        self,
-        code: str,
-        message: str,
-        *,
-        retryable: bool,
-        retry_after: timedelta | None = None,
-        details: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, code: str, message: str, *, retryable: bool) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retryable = retryable
-        self.retry_after = retry_after
-        self.details = details
 
 
 class Postponed(Exception):
@@ -135,14 +113,6 @@ class Context(Protocol):
     def cancelled(self) -> bool:
         """Whether to stop: the task was canceled, or the lease is lost."""
 
-    @property
-    def idempotency_key(self) -> str:
-        """The same for every run of this task."""
-
-    @property
-    def run_idempotency_key(self) -> str:
-        """A key of this run alone, for side effects that each attempt may have once."""
-
     def progress(self, percent: float, message: str = "") -> None:
         """Report progress with the next heartbeat.
 
@@ -158,23 +128,9 @@ class Context(Protocol):
         :raises UnstorableJSON: if the checkpoint can't be saved.
         """
 
-    def spend(self, *, tokens: int = 0, cost_usd: float = 0.0) -> None:
-        """Add to what this run has used. It is reported with the next heartbeat, and before the run ends."""
-
-    @property
-    def budget_left(self) -> BudgetLeft | None:
-        """What was left of the budget at the last heartbeat; None without a budget, or before the first
-        heartbeat.
-        """
-
-    def artifact(self, content: bytes, media_type: str) -> str:
-        """Store bytes and return the pointer to them."""
-
 
 Run = Callable[[Context, Params], Result]
 R = TypeVar("R", bound=Run)
-
-_handlers: Final[dict[str, Run]] = {}
 
 
 def handler(
@@ -183,41 +139,31 @@ def handler(
     params_schema: Mapping[str, Any],
     queue: str = "execute",
     title: str = "",
-    priority: int = 5,
     lease: timedelta = timedelta(seconds=15),
-    heartbeat: timedelta | None = None,
-    deadline: timedelta | None = None,
     max_attempts: int = 3,
     max_expiries: int = 5,
     backoff: timedelta = timedelta(seconds=2),
     backoff_cap: timedelta = timedelta(minutes=5),
     alias: Callable[[str, Params], Params | None] | None = None,
 ) -> Callable[[R], R]:
-    """Declare a function as the handler of a task type, with the type's schema and policy.
-
-    :param heartbeat: the longest silence of the holder, whatever the length of its lease.
-    :param deadline: how long a task has in all, from when it may begin.
-    """
+    """Declare a function as the handler of a task type, with the type's schema and policy."""
 
     def declare(function: R) -> R:
-        register(
-            Policy(
-                task_type=task_type,
-                params_schema=params_schema,
-                queue=queue,
-                title=title or task_type.replace("_", " ").capitalize(),
-                priority=priority,
-                lease_seconds=round(lease.total_seconds()),
-                heartbeat_seconds=None if heartbeat is None else round(heartbeat.total_seconds()),
-                deadline_seconds=None if deadline is None else round(deadline.total_seconds()),
-                max_attempts=max_attempts,
-                max_expiries=max_expiries,
-                backoff_seconds=backoff.total_seconds(),
-                backoff_cap_seconds=backoff_cap.total_seconds(),
-                alias=alias,
-            )
+        if task_type in _policies:
+            raise ValueError(f"The task type {task_type!r} has two handlers.")
+        _policies[task_type] = Policy(
+            task_type=task_type,
+            params_schema=params_schema,
+            queue=queue,
+            title=title or task_type.replace("_", " ").capitalize(),
+            lease_seconds=round(lease.total_seconds()),
+            max_attempts=max_attempts,
+            max_expiries=max_expiries,
+            backoff_seconds=backoff.total_seconds(),
+            backoff_cap_seconds=backoff_cap.total_seconds(),
+            run=function,
+            alias=alias,
         )
-        _handlers[task_type] = function
         return function
 
     return declare
@@ -225,4 +171,4 @@ def handler(
 
 def handler_of(task_type: str) -> Run:
     """:raises KeyError: if no handler is declared for the type."""
-    return _handlers[task_type]
+    return _policies[task_type].run

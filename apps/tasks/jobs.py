@@ -30,7 +30,6 @@ from apps.tasks.handlers import Canceled, Failed, Postponed, Result
 from apps.tasks.services import artifacts, beating, dependencies, ending, leasing
 from apps.tasks.services.artifacts import NOTHING
 from apps.tasks.shapes import (
-    BudgetLeft,
     Completion,
     Delivery,
     FailedRun,
@@ -39,7 +38,6 @@ from apps.tasks.shapes import (
     Heartbeat,
     HeartbeatAnswer,
     Released,
-    used_up,
 )
 from apps.tasks.signals import dependency_finished, task_queued
 
@@ -94,9 +92,6 @@ class _Run:
         self.grant = grant
         self.leased_until = time.monotonic() + grant.lease_ms / 1000
         self.stop_working = threading.Event()
-        self.budget_left: BudgetLeft | None = None
-        self.spent = self.spend_heard = (0, 0.0)
-        self.may_spend = True
         self._batch = batch
         # Both its handler and the heartbeats' thread speak for it: what was said is numbered in its order.
         self._saying = threading.Lock()
@@ -106,14 +101,6 @@ class _Run:
     @property
     def cancelled(self) -> bool:
         return self.stop_working.is_set()
-
-    @property
-    def idempotency_key(self) -> str:
-        return f"asyncgate:{self.task_id}"
-
-    @property
-    def run_idempotency_key(self) -> str:
-        return f"{self.idempotency_key}:run_{self.run_id}"
 
     def progress(self, percent: float, message: str = "") -> None:
         self._say(percent, message)
@@ -136,20 +123,8 @@ class _Run:
             before = self._said
             self._said = (before[0] if percent is None else percent, before[1] if told is None else told)
 
-    def spend(self, *, tokens: int = 0, cost_usd: float = 0.0) -> None:
-        # The heartbeats' thread only reads it.
-        self.spent = used_up(self.spent, tokens, cost_usd)
-
-    @property
-    def has_spend_to_tell(self) -> bool:
-        return self.spent != self.spend_heard and self.may_spend
-
-    def artifact(self, content: bytes, media_type: str) -> str:
-        return artifacts.store_artifact(tenant_id=self._batch.gate.tenant_id, content=content, media_type=media_type)
-
     def sign_of_life(self, checkpoint: Any = None) -> Heartbeat:
-        """A heartbeat with the newest progress and spend."""
-        tokens, cost_usd = self.spent if self.has_spend_to_tell else (0, 0.0)
+        """A heartbeat with the newest progress."""
         with self._saying:
             self._sequence += 1
             percent, message = self._said
@@ -159,8 +134,6 @@ class _Run:
                 percent=percent,
                 message=message,
                 checkpoint=checkpoint,
-                tokens=tokens,
-                cost_usd=cost_usd,
                 sequence=self._sequence,
             )
 
@@ -203,12 +176,6 @@ class _Batch:
                 continue
             if answer.status == "ok":
                 run.leased_until = begun + answer.lease_ms / 1000
-                run.budget_left = answer.budget_left
-                if beat.spends:
-                    run.spend_heard = (beat.tokens, beat.cost_usd)
-            # Of a run that knows that its budget is spent nothing more is taken: it would be revoked.
-            if answer.reason is not None:
-                run.may_spend = False
             if answer.status == "lost" or answer.order == "cancel":
                 run.stop_working.set()
         return answers
@@ -283,18 +250,6 @@ class _Batch:
             ended, self._ended = self._ended, []
         self._settle(ended)
 
-    def _tell_spend(self, runs: Sequence[_Run]) -> None:
-        """Report what runs have used since their last heartbeat, before they end."""
-        for tried in range(_REPORT_TRIES):
-            telling = [run for run in runs if run.has_spend_to_tell]
-            if not telling:
-                return
-            if tried:
-                # The heartbeats' thread is at the row just now.
-                time.sleep(_AGAIN_SECONDS)
-            beats = [run.sign_of_life() for run in telling]
-            _insist(lambda beats=beats: self.beat(beats))  # type: ignore[misc]  # bound at once
-
     def _settle(self, ended: "Sequence[_EndedRun]") -> None:
         if not ended:
             return
@@ -332,7 +287,6 @@ class _Batch:
                 return
 
     def _tell(self, ended: "Sequence[_EndedRun]") -> None:
-        self._tell_spend([one.run for one in ended])
         _insist(lambda: _report(self.gate, ended))
 
     def _put_back(self, ended: "Sequence[_EndedRun]") -> None:
@@ -377,9 +331,7 @@ def _outcome(run: _Run, gate: Caller) -> Ended:
         failure = Failure(
             code=failed.code,
             message=failed.message,
-            details=None if failed.details is None else dict(failed.details),
             retryable=failed.retryable,
-            retry_after=None if failed.retry_after is None else failed.retry_after.total_seconds(),
         )
     except DomainError as refusal:
         failure = Failure(
@@ -392,9 +344,7 @@ def _outcome(run: _Run, gate: Caller) -> Ended:
 
 
 def _delivery(gate: Caller, grant: Grant, result: Result) -> Delivery:
-    results.check_result(
-        pointer=result.pointer, channel=result.channel, checksum=result.checksum, summary=result.summary
-    )
+    results.check_result(pointer=result.pointer, summary=result.summary)
     try:
         content = NOTHING if result.content is None else results.as_json(result.content)
     except UnstorableJSON as exc:
@@ -404,8 +354,6 @@ def _delivery(gate: Caller, grant: Grant, result: Result) -> Delivery:
         task_id=grant.task_id,
         result=content,
         pointer=result.pointer,
-        channel=result.channel,
-        checksum=result.checksum,
     )
 
 

@@ -108,14 +108,9 @@ def as_json(document: Any) -> Any:
         raise UnstorableJSON(f"It is no JSON: {exc}") from exc
 
 
-def check_result(*, pointer: str | None, channel: str | None, checksum: str | None, summary: str | None) -> None:
+def check_result(*, pointer: str | None, summary: str | None) -> None:
     """:raises Invalid: `unrecordable_result` if one of these is too long, empty, or can't be stored."""
-    given = {
-        "result_pointer": (pointer, LONGEST_POINTER),
-        "result_channel": (channel, LONGEST_CHANNEL),
-        "checksum": (checksum, LONGEST_CHECKSUM),
-        "summary": (summary, LONGEST_SUMMARY),
-    }
+    given = {"result_pointer": (pointer, LONGEST_POINTER), "summary": (summary, LONGEST_SUMMARY)}
     for name, (text, longest) in given.items():
         if text is None:
             continue
@@ -130,17 +125,11 @@ def check_result(*, pointer: str | None, channel: str | None, checksum: str | No
 
 def mended(failure: Failure) -> Failure:
     """A failure that can be recorded: long texts are cut, unstorable characters replaced."""
-    details = failure.details
-    try:
-        details = None if details is None else as_json(details)
-    except UnstorableJSON as exc:
-        details = {"left_out": legible(exc.detail, LONGEST_ERROR)}
     code = legible(failure.code, LONGEST_CODE) or "failed"
     return replace(
         failure,
         code=code,
         message=legible(failure.message, LONGEST_ERROR) or code,
-        details=details,
         retry_after=None if failure.retry_after is None else pause(failure.retry_after),
     )
 

@@ -23,17 +23,6 @@ MOST_COST_USD: Final = 10**6
 HIGHEST_SEQUENCE: Final = 2**53 - 1
 
 
-def used_up(so_far: tuple[int, float], tokens: int, cost_usd: float) -> tuple[int, float]:
-    """The sum of what a run has used.
-
-    :raises ValueError: if it is less than before, or more than can be told.
-    """
-    total = (so_far[0] + tokens, so_far[1] + cost_usd)
-    if not (so_far[0] <= total[0] <= MOST_TOKENS and so_far[1] <= total[1] <= MOST_COST_USD):
-        raise ValueError(f"A run can't have used {total}.")
-    return total
-
-
 class BudgetInput(Input):
     """What a task may use up, as its heartbeats report it. Name one limit, or both. When nothing is left, the task fails."""
 

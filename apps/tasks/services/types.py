@@ -257,10 +257,7 @@ def _queue(tenant_id: int, name: str, now: datetime) -> Queue:
 
 _FROM_POLICY: Final = (
     "title",
-    "priority",
     "lease_seconds",
-    "heartbeat_seconds",
-    "deadline_seconds",
     "max_attempts",
     "max_expiries",
     "backoff_seconds",
