@@ -11,13 +11,10 @@ import math
 from decimal import Decimal
 from typing import Any, Final, Never
 
-import rfc8785
-
 from apps.core.errors import FieldError, Invalid, Malformed, pointer_to
 
 MAX_DEPTH: Final = 32
 _MAX_INTEGER: Final = 2**63
-_EXACT_IN_A_DOUBLE: Final = 2**53
 # Numbers with an exponent beyond these take hundreds of digits.
 _LARGEST: Final = 10**64
 _SMALLEST: Final = 1e-64
@@ -131,39 +128,13 @@ def size(document: Any) -> int:
 
 
 def digest(document: Any) -> bytes:
-    """SHA-256 over the canonical form (RFC 8785) of a document, 32 bytes."""
-    form = _plain_form(document).encode() if _is_plain(document) else rfc8785.dumps(_canonical(document))
-    return hashlib.sha256(form).digest()
+    """SHA-256 over one form of a document, 32 bytes: whether it is the same as before, whatever the order of its keys."""
+    return hashlib.sha256(_one_form(document).encode()).digest()
 
 
-# Python's own encoder, which is many times as fast, writes plain documents in the canonical form.
-_plain_form: Final = json.JSONEncoder(
+_one_form: Final = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")
 ).encode
-
-
-def _is_plain(document: Any) -> bool:
-    """Whether a document holds neither numbers that RFC 8785 writes in its own way, nor keys that it sorts otherwise."""
-    if document is None or isinstance(document, str | bool):
-        return True
-    if isinstance(document, int):
-        return -_EXACT_IN_A_DOUBLE < document < _EXACT_IN_A_DOUBLE
-    if isinstance(document, dict):
-        return all(isinstance(key, str) and key.isascii() and _is_plain(value) for key, value in document.items())
-    return isinstance(document, list | tuple) and all(_is_plain(value) for value in document)
-
-
-def _canonical(document: Any) -> Any:
-    """RFC 8785 knows doubles only: larger integers are written as text, so that they stay apart."""
-    match document:
-        case dict():
-            return {key: _canonical(value) for key, value in document.items()}
-        case list() | tuple():
-            return [_canonical(value) for value in document]
-        case int() if abs(document) >= _EXACT_IN_A_DOUBLE:
-            return f"int:{document}"
-        case _:
-            return document
 
 
 def _no_constant(name: str) -> Never:
