@@ -32,11 +32,11 @@ class CallFailed(Exception):
     `reached`: the other side may have received and acted on the call.
     """
 
-    code: ClassVar[str] = "call_failed"
+    code: str = "call_failed"
     reached: ClassVar[bool] = True
 
 
-class NotCalled(CallFailed):
+class ForbiddenEndpoint(Invalid, CallFailed):
     """This deployment does not call that address; nothing was sent."""
 
     code = "forbidden_endpoint"
@@ -48,6 +48,10 @@ class Unreachable(CallFailed):
 
     code = "unreachable"
     reached = False
+
+
+class UnresolvedHost(Unreachable, Invalid):
+    """The name of the host leads nowhere just now."""
 
 
 class Disconnected(CallFailed):
@@ -86,7 +90,7 @@ class Refused(CallFailed):
     `broke`: the endpoint reports a defect of its own, so the same call may succeed later.
     """
 
-    code: ClassVar[str] = "refused"
+    code = "refused"
 
     def __init__(self, message: str, *, mcp_code: int = 0, broke: bool = False) -> None:
         super().__init__(message)
@@ -171,13 +175,13 @@ async def _bounded(sent: _Sent, seconds: float) -> Answer:
     except TimeoutError as exc:
         raise TimedOut(f"No whole answer within {seconds:g} s.") from exc
     except httpx2.InvalidURL as exc:
-        raise NotCalled("This is no HTTP address.") from exc
+        raise ForbiddenEndpoint("This is no HTTP address.") from exc
     except httpx2.HTTPError as exc:
         raise Disconnected("The connection broke before the whole answer was there.") from exc
 
 
 async def _send(sent: _Sent, scope: anyio.CancelScope) -> Answer:
-    address = await anyio.to_thread.run_sync(checked, sent.url, abandon_on_cancel=True)
+    address = await anyio.to_thread.run_sync(guard, sent.url, abandon_on_cancel=True)
     wire = PinnedTransport(address=address, url=httpx2.URL(sent.url), max_bytes=sent.max_bytes)
     # The deadline bounds everything else.
     timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
@@ -203,20 +207,6 @@ async def _received(response: httpx2.Response, sent: _Sent, scope: anyio.CancelS
             if sent.enough(content):
                 break
     return content
-
-
-def checked(url: str) -> str:
-    """The address to connect to.
-
-    :raises NotCalled: if this deployment does not call there.
-    :raises Unreachable: if the name leads nowhere just now.
-    """
-    try:
-        return guard(url)
-    except UnresolvedHost as exc:
-        raise Unreachable(exc.detail) from exc
-    except ForbiddenEndpoint as exc:
-        raise NotCalled(exc.detail) from exc
 
 
 class PinnedTransport(httpx2.AsyncBaseTransport):
@@ -286,16 +276,6 @@ def _trust() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-class ForbiddenEndpoint(Invalid):
-    """An outgoing call would reach a place that this deployment does not call."""
-
-    code = "forbidden_endpoint"
-
-
-class UnresolvedHost(ForbiddenEndpoint):
-    """The name of the host leads nowhere just now."""
-
-
 def _split(url: str) -> SplitResult | None:
     """The parts of an HTTP address without credentials and fragment; None if it is none."""
     try:
@@ -336,6 +316,7 @@ def guard(url: str) -> str:
     default on a developer's machine) and the networks of `GATEHOUSE_ALLOWED_NETWORKS`. Plain HTTP is for these only.
 
     :raises ForbiddenEndpoint: naming the reason.
+    :raises UnresolvedHost: if there is no such name just now.
     """
     parts = _split(url)
     if parts is None:

@@ -383,8 +383,8 @@ def _refusal(failure: outbound.CallFailed, target: Target) -> DomainError:
     doubt = "" if target.repeatable or not failure.reached else f" {tool} may have done its work all the same."
     refusal: DomainError
     match failure:
-        case outbound.NotCalled():
-            refusal = outbound.ForbiddenEndpoint(str(failure))
+        case outbound.ForbiddenEndpoint():
+            refusal = failure
         case outbound.GivenUp():
             refusal = CallCanceled(f"The call of {tool} was canceled.")
         case outbound.AnswerTooLarge():

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import rfc8785
 
@@ -148,7 +148,7 @@ _STATED: Final = ("capabilities", "constraints", "hints")
 class TooManyTools(CallFailed):
     """The endpoint lists more tools than a worker may have, or its list has no end."""
 
-    code: ClassVar[str] = "too_many_tools"
+    code = "too_many_tools"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import yaml
@@ -58,7 +58,7 @@ OPTIONS: Final[Mapping[SourceKind, frozenset[str]]] = {
 class BadSource(CallFailed):
     """The source answers, but its content is no list of workers."""
 
-    code: ClassVar[str] = "bad_source"
+    code = "bad_source"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,6 @@ from apps.core.outbound import (
     CallFailed,
     Disconnected,
     ForbiddenEndpoint,
-    NotCalled,
     TimedOut,
     Unreachable,
     guard,
@@ -147,8 +146,8 @@ def test_answer_of_any_status_is_returned(remote: Remote, status: int) -> None:
     [
         ("https://no-such-host.invalid/", Unreachable),
         ("http://127.0.0.1:9/", Unreachable),
-        ("http://10.0.0.8/", NotCalled),
-        ("ftp://127.0.0.1/", NotCalled),
+        ("http://10.0.0.8/", ForbiddenEndpoint),
+        ("ftp://127.0.0.1/", ForbiddenEndpoint),
     ],
 )
 def test_nothing_is_sent_to_an_unreachable_or_forbidden_place(url: str, fault: type[CallFailed]) -> None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.db import transaction
 from django.db.models import F, Q, QuerySet, Window
@@ -47,7 +47,7 @@ M = TypeVar("M", bound=TenantModel)
 class Unexpected(CallFailed):
     """The call, or storing its result, broke in an unforeseen way; the log has the traceback."""
 
-    code: ClassVar[str] = "unexpected"
+    code = "unexpected"
 
 
 # No savepoint: a refusal changes nothing.
