@@ -28,7 +28,7 @@ from apps.core.outbound import (
     PinnedTransport,
     Refused,
     TimedOut,
-    checked,
+    guard,
     legible,
 )
 
@@ -99,7 +99,7 @@ async def talk(
     seconds = deadline.total_seconds()
     try:
         with anyio.fail_after(seconds):
-            address = await anyio.to_thread.run_sync(checked, endpoint, abandon_on_cancel=True)
+            address = await anyio.to_thread.run_sync(guard, endpoint, abandon_on_cancel=True)
             wire = Wire(address=address, url=httpx2.URL(endpoint), max_bytes=max_answer_bytes)
             client = connected(endpoint, wire, seconds=seconds, on_message=on_message, on_question=on_question)
             found = await _unless_canceled(_speak(client, dialogue), canceled)
