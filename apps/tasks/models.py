@@ -552,17 +552,12 @@ class QueueMinute(TenantModel):
 
 
 class QueueHistory(TenantModel):
-    """One minute of a queue: what ended in it, and what waited when it was over.
-
-    The latencies are classes, as `QueueMinute` has them; null if nothing ended.
-    """
+    """One minute of a queue: what ended in it, and what waited when it was over."""
 
     queue = models.ForeignKey(Queue, on_delete=models.DO_NOTHING, related_name="+", db_index=False, db_constraint=False)
     minute_at = models.DateTimeField()
     ended = models.BigIntegerField()
     failed = models.BigIntegerField()
-    latency_p50 = models.SmallIntegerField(null=True)
-    latency_p95 = models.SmallIntegerField(null=True)
     queued = models.BigIntegerField()
 
     class Meta:

@@ -884,32 +884,25 @@ with since as materialized (
     select date_trunc('minute', gatehouse_now() - %(settled)s::interval) as until,
            greatest(coalesce((select max(minute_at) + interval '1 minute' from tasks_queuehistory), '-infinity'),
                     date_trunc('minute', gatehouse_now()) - interval '1 hour') as first
-), classes as (
-    select m.tenant_id, m.queue_id, m.minute_at, m.latency, sum(m.tasks) as tasks,
-           sum(m.tasks) filter (where m.status = 'failed') as failed,
-           sum(sum(m.tasks)) over (partition by m.tenant_id, m.queue_id, m.minute_at order by m.latency) as up_to,
-           sum(sum(m.tasks)) over (partition by m.tenant_id, m.queue_id, m.minute_at) as of_minute
+), ended as (
+    select m.tenant_id, m.queue_id, m.minute_at, sum(m.tasks)::bigint as ended,
+           coalesce(sum(m.tasks) filter (where m.status = 'failed'), 0)::bigint as failed
     from tasks_queueminute m, since
     where m.minute_at >= since.first and m.minute_at < since.until
-    group by m.tenant_id, m.queue_id, m.minute_at, m.latency
-), ended as (
-    select tenant_id, queue_id, minute_at, sum(tasks)::bigint as ended, coalesce(sum(failed), 0)::bigint as failed,
-           min(latency) filter (where up_to >= 0.5 * of_minute) as p50,
-           min(latency) filter (where up_to >= 0.95 * of_minute) as p95
-    from classes group by tenant_id, queue_id, minute_at
+    group by m.tenant_id, m.queue_id, m.minute_at
 ), waiting as (
     select h.tenant_id, h.queue_id, since.until - interval '1 minute' as minute_at, count(*) as queued
     from task_live h, since
     where h.holder_id is null and h.ready_at is not null and since.first < since.until
     group by h.tenant_id, h.queue_id, since.until
 ), of_minutes as (
-    select tenant_id, queue_id, minute_at, coalesce(e.ended, 0) as ended, coalesce(e.failed, 0) as failed, e.p50, e.p95,
+    select tenant_id, queue_id, minute_at, coalesce(e.ended, 0) as ended, coalesce(e.failed, 0) as failed,
            coalesce(w.queued, 0) as queued,
            row_number() over (partition by minute_at order by coalesce(e.ended, 0) + coalesce(w.queued, 0) desc) as place
     from ended e full join waiting w using (tenant_id, queue_id, minute_at)
 )
-insert into tasks_queuehistory (tenant_id, queue_id, minute_at, ended, failed, latency_p50, latency_p95, queued)
-select tenant_id, queue_id, minute_at, ended, failed, p50, p95, queued from of_minutes where place <= %(queues)s
+insert into tasks_queuehistory (tenant_id, queue_id, minute_at, ended, failed, queued)
+select tenant_id, queue_id, minute_at, ended, failed, queued from of_minutes where place <= %(queues)s
 on conflict do nothing
 """
 FORGET_HISTORY: Final = """

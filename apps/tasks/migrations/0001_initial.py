@@ -427,8 +427,6 @@ class Migration(migrations.Migration):
                     ("minute_at", models.DateTimeField()),
                     ("ended", models.BigIntegerField()),
                     ("failed", models.BigIntegerField()),
-                    ("latency_p50", models.SmallIntegerField(null=True)),
-                    ("latency_p95", models.SmallIntegerField(null=True)),
                     ("queued", models.BigIntegerField()),
                     _loose("queue", "tasks.queue"),
                     tenant_field(),
