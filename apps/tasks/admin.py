@@ -238,7 +238,7 @@ class QueueAdmin(OperatorAdmin):
     def limit(self, queue: Queue, given: Mapping[str, Any]) -> str:
         limits = {name: given[name] for name in _LIMITS}
         with acting_in(queue.tenant_id, _WHY):
-            types.set_queue(caller=_gate_of(queue.tenant_id), draft=types.QueueDraft(name=queue.name, **limits))
+            types.set_queue(caller=_gate_of(queue.tenant_id), name=queue.name, **limits)
         return f"The limits of {queue} are set."
 
     @verb("Resume", explanation="Give out work again.", permission="tasks.operate_queue", possible=_is_paused)

@@ -1,6 +1,5 @@
 """What the services take and answer, and the read models of tasks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
@@ -8,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from apps.core.errors import DomainError
-from apps.core.schemas import Input, Output
+from apps.core.schemas import Input, Name, NewName, Output, Text
 from apps.receipts.services import Group
 from apps.tasks.states import IfDependencyFails, Order
 
@@ -21,6 +20,10 @@ MOST_TOKENS: Final = 10**12
 MOST_COST_USD: Final = 10**6
 # Every reader of JSON keeps it as it is.
 HIGHEST_SEQUENCE: Final = 2**53 - 1
+
+
+TypeName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Host = Annotated[Text, Field(max_length=100)]
 
 
 class BudgetInput(Input):
@@ -48,6 +51,24 @@ class QueueRequest:
     if_dependency_fails: IfDependencyFails | None = None
     retry_of: int | None = None
     budget: BudgetInput | None = None
+
+
+class ScheduleTask(Input):
+    name: NewName
+    """Yours alone: the same name again changes the schedule, which then begins anew."""
+    task_type: TypeName
+    params: dict[str, Any] = Field(default_factory=dict)
+    recipient_ai: Name | None = None
+    """Who is told how each task ends; left out, the caller."""
+    queue: NewName | None = None
+    priority: Annotated[int, Field(ge=1, le=10)] | None = None
+    cron: Annotated[Text, Field(max_length=200)] | None = None
+    """Minute, hour, day of month, month, day of week, all of which must match: `0 8 * * 1-5`."""
+    every_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
+    """Instead of cron: every so many seconds from this moment on."""
+    timezone: Annotated[Text, Field(min_length=1, max_length=50)] = "UTC"
+    """The clock that cron reads: Europe/Vienna."""
+    enabled: bool = True
 
 
 class QueuedTask(Output):
@@ -187,16 +208,20 @@ class Released:
     retry_after: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseNext:
+class LeaseFrom(Input):
+    """Where the next tasks come from, as in lease_tasks."""
+
+    queues: Annotated[list[Name], Field(max_length=50)] = Field(default_factory=list)
+    task_types: Annotated[list[TypeName], Field(max_length=100)] | None = None
+    capabilities: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
+    lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    host: Host = ""
+
+
+class LeaseNext(LeaseFrom):
     """What to lease after a completion. Default: more of the same types from the same queues."""
 
     capacity: int
-    queues: Sequence[str] = ()
-    task_types: Sequence[str] | None = None
-    capabilities: Sequence[str] = ()
-    lease_seconds: int | None = None
-    host: str = ""
 
 
 class Finished(Output):

@@ -36,8 +36,7 @@ from apps.tasks.results import (
 )
 from apps.tasks.services import artifacts, beating, ending, leasing, operating, queueing, scheduling, types
 from apps.tasks.services.artifacts import NOTHING
-from apps.tasks.services.scheduling import ScheduleDraft
-from apps.tasks.services.types import QueueDraft, TypeDraft, queue_named
+from apps.tasks.services.types import TypeDraft, queue_named
 from apps.tasks.shapes import (
     HIGHEST_SEQUENCE,
     MOST_COST_USD,
@@ -50,15 +49,19 @@ from apps.tasks.shapes import (
     Grant,
     Heartbeat,
     HeartbeatAnswer,
+    Host,
+    LeaseFrom,
     LeaseNext,
     QueuedTask,
     QueueFigures,
     QueueRequest,
     Released,
+    ScheduleTask,
     TaskResult,
     TaskStatus,
     TaskSummary,
     TimelineEvent,
+    TypeName,
     UnsuccessfulRun,
 )
 from apps.tasks.signals import queue_topic, task_topic, type_topic
@@ -72,7 +75,6 @@ _LARGE_BODY = 8 * 1024 * 1024
 
 TaskRef = Annotated[Text, Field(max_length=30)]
 LeaseToken = Annotated[Text, Field(max_length=120)]
-TypeName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Reference = Annotated[Text, Field(min_length=1, max_length=100)]
 
 
@@ -246,9 +248,6 @@ def cancel_task(caller: Caller, given: TaskNamed) -> Reply:
     status = ending.cancel(caller=caller, task_id=task_of(given.task_id))
     output = CancelOutput(task_id=given.task_id, status="canceled" if status == "canceled" else "canceling")
     return Reply(output, 200 if output.status == "canceled" else 202)
-
-
-Host = Annotated[Text, Field(max_length=100)]
 
 
 class LeaseTasks(Input):
@@ -447,16 +446,6 @@ def control_task(caller: Caller, given: ControlTask) -> ControlledTask:
     """Give the holder of a task that you asked for an order, with its next heartbeat."""
     beating.control(caller=caller, task_id=task_of(given.task_id), order=Order(given.order))
     return ControlledTask(task_id=given.task_id, order=given.order)
-
-
-class LeaseFrom(Input):
-    """Where the next tasks come from, as in lease_tasks."""
-
-    queues: Annotated[list[Name], Field(max_length=50)] = Field(default_factory=list)
-    task_types: Annotated[list[TypeName], Field(max_length=100)] | None = None
-    capabilities: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
-    lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    host: Host = ""
 
 
 class LeasesNext(Input):
@@ -1147,8 +1136,8 @@ class QueuePolicy(Output):
 )
 def set_queue_limits(caller: Caller, given: SetQueueLimits) -> QueuePolicy:
     """Replace the limits of a queue; what is left out is not limited. register_task_type limits a single type."""
-    draft = QueueDraft(name=given.queue, concurrency=given.concurrency, fair=given.fair, **rate_columns(given.rate))
-    return _policy(types.set_queue(caller=caller, draft=draft))
+    limits: dict[str, Any] = {"concurrency": given.concurrency, "fair": given.fair, **rate_columns(given.rate)}
+    return _policy(types.set_queue(caller=caller, name=given.queue, **limits))
 
 
 class QueueNamed(Input):
@@ -1233,24 +1222,6 @@ def resume_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
     return task_type_output(types.resume_type(caller=caller, name=given.task_type))
 
 
-class ScheduleTask(Input):
-    name: NewName
-    """Yours alone: the same name again changes the schedule, which then begins anew."""
-    task_type: TypeName
-    params: dict[str, Any] = Field(default_factory=dict)
-    recipient_ai: Name | None = None
-    """Who is told how each task ends; left out, the caller."""
-    queue: NewName | None = None
-    priority: Annotated[int, Field(ge=1, le=10)] | None = None
-    cron: Annotated[Text, Field(max_length=200)] | None = None
-    """Minute, hour, day of month, month, day of week, all of which must match: `0 8 * * 1-5`."""
-    every_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
-    """Instead of cron: every so many seconds from this moment on."""
-    timezone: Annotated[Text, Field(min_length=1, max_length=50)] = "UTC"
-    """The clock that cron reads: Europe/Vienna."""
-    enabled: bool = True
-
-
 class ScheduleOutput(Output):
     name: str
     task_type: str
@@ -1283,8 +1254,7 @@ def schedule_task(caller: Caller, given: ScheduleTask) -> Reply:
     """Queue a task at every time of a timetable, as if you had asked for it then. Missed times queue one together.
     The receipts of the ends arrive in the recipient's inbox.
     """
-    draft = ScheduleDraft(recipient=given.recipient_ai, **given.model_dump(exclude={"recipient_ai"}))
-    schedule, is_new = scheduling.set_schedule(caller=caller, draft=draft)
+    schedule, is_new = scheduling.set_schedule(caller=caller, draft=given)
     return Reply(_schedule(schedule), 201 if is_new else 200)
 
 

@@ -16,8 +16,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks.models import QueueHistory
 from apps.tasks.services import scheduling, sweeping
-from apps.tasks.services.scheduling import ScheduleDraft
-from apps.tasks.shapes import BudgetInput
+from apps.tasks.shapes import BudgetInput, ScheduleTask
 from tests.delivery.conftest import make_remote, make_webhook, move_away
 from tests.digests.makers import post, post_grouped, set_policy
 from tests.factories import T0, make_caller, make_tenant, make_token
@@ -95,7 +94,7 @@ def _work(kee: Caller, worker: Caller) -> None:
     tasks.queue(kee)
     tasks.queue(kee, depends_on=(held.task_id,), budget=BudgetInput(tokens=1000, cost_usd=0.5))
     with acting_as(kee):
-        scheduling.set_schedule(caller=kee, draft=ScheduleDraft(name="nightly", task_type="index", cron="0 3 * * *"))
+        scheduling.set_schedule(caller=kee, draft=ScheduleTask(name="nightly", task_type="index", cron="0 3 * * *"))
     _count_ends()
 
 

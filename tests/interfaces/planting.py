@@ -25,8 +25,7 @@ from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.tasks.services import artifacts, ending, scheduling
-from apps.tasks.services.scheduling import ScheduleDraft
-from apps.tasks.shapes import FailedRun, Failure, Grant
+from apps.tasks.shapes import FailedRun, Failure, Grant, ScheduleTask
 from apps.workers.services import registry as workers
 from tests.delivery.conftest import TOKEN, make_remote, make_webhook, move_away
 from tests.digests.makers import post, set_policy
@@ -123,7 +122,7 @@ def _tasks(planted: Planted) -> None:
     kee, canary = planted.kee, planted.canary
     making.make_type(kee, "survey", queue=LINE, schema={"description": canary}, lease_seconds=3600)
     making.make_type(kee, "quiet", queue=canary)
-    nightly = ScheduleDraft(name="nightly", task_type="survey", params={"said": canary}, every_seconds=86_400)
+    nightly = ScheduleTask(name="nightly", task_type="survey", params={"said": canary}, every_seconds=86_400)
     with acting_as(kee):
         scheduling.set_schedule(caller=kee, draft=nightly)
 

@@ -38,7 +38,8 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.receipts.selectors import chain
 from apps.tasks.models import Artifact, FinishedTask, Schedule, Task
-from apps.tasks.services.scheduling import ScheduleDraft, set_schedule
+from apps.tasks.services.scheduling import set_schedule
+from apps.tasks.shapes import ScheduleTask
 from apps.workers.services import registry
 from tests.digests.makers import post, post_grouped
 from tests.executions import making as executions
@@ -263,7 +264,7 @@ def test_schedule_without_its_params_is_stopped(as_kee: Caller) -> None:
     add(as_kee)
     tasks.make_type(as_kee)
     for of in (ALICE, BOB):
-        draft = ScheduleDraft(name=of[5:], task_type="index", params={"of": of}, every_seconds=60)
+        draft = ScheduleTask(name=of[5:], task_type="index", params={"of": of}, every_seconds=60)
         set_schedule(caller=as_kee, draft=draft)
     services.forget(author=as_kee, subject_id=ALICE, now=T0)
     assert list(Schedule.objects.filter(next_at=None).values_list("name", flat=True)) == ["alice"]

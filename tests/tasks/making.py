@@ -16,7 +16,7 @@ from apps.receipts.models import Obligation, Receipt
 from apps.tasks import selectors
 from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Run, Task, TaskType
 from apps.tasks.services import artifacts, beating, ending, leasing, queueing, types
-from apps.tasks.services.types import QueueDraft, TypeDraft
+from apps.tasks.services.types import TypeDraft
 from apps.tasks.shapes import (
     Completed,
     Completion,
@@ -67,7 +67,7 @@ def make_type(
 
 def set_queue(caller: Caller, name: str = "default", **limits: Any) -> None:
     with acting_as(caller):
-        types.set_queue(caller=caller, draft=QueueDraft(name=name, **limits))
+        types.set_queue(caller=caller, name=name, **limits)
 
 
 def pause(caller: Caller, name: str = "default", *, drain: bool = False) -> None:

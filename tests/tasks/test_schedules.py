@@ -15,7 +15,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import timetables
 from apps.tasks.models import Schedule, Task
 from apps.tasks.services import scheduling
-from apps.tasks.services.scheduling import ScheduleDraft
+from apps.tasks.shapes import ScheduleTask
 from apps.tasks.timetables import Timetable
 from tests.factories import at, make_token, refused
 from tests.tasks.making import SCHEMA, get, make_type, send
@@ -27,7 +27,7 @@ NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 def schedule(caller: Caller, *, name: str = "daily", **more: Any) -> Schedule:
     given: dict[str, Any] = {"task_type": "index", "cron": "0 13 * * *", **more}
     with acting_as(caller):
-        made, _ = scheduling.set_schedule(caller=caller, draft=ScheduleDraft(name=name, **given))
+        made, _ = scheduling.set_schedule(caller=caller, draft=ScheduleTask(name=name, **given))
     return made
 
 
@@ -123,7 +123,7 @@ def test_rival_clocks_queue_one_task(kee: Caller) -> None:
         ("unknown_task_type", {"task_type": "nothing"}),
         ("invalid_params", {"params": {"path": 1}}),
         ("unknown_queue", {"params": {"path": "/"}, "queue": "nowhere"}),
-        ("unknown_recipient", {"params": {"path": "/"}, "recipient": "Nobody"}),
+        ("unknown_recipient", {"params": {"path": "/"}, "recipient_ai": "Nobody"}),
         ("invalid_timetable", {"params": {"path": "/"}, "cron": "0 0 30 2 *"}),
         ("invalid_timetable", {"params": {"path": "/"}, "every_seconds": 5}),
     ],

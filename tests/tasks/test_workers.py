@@ -28,8 +28,7 @@ from apps.receipts.models import Receipt
 from apps.tasks import selectors
 from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Run, Schedule, Task, run_key
 from apps.tasks.services import scheduling
-from apps.tasks.services.scheduling import ScheduleDraft
-from apps.tasks.shapes import QueuedTask
+from apps.tasks.shapes import QueuedTask, ScheduleTask
 from tests.commands import ROOT, with_database
 from tests.executions.making import make_worker
 from tests.factories import make_caller, make_tenant, make_token
@@ -135,7 +134,7 @@ def test_flushed_broker_costs_latency_only(caller: Caller, tmp_path: Path) -> No
 def test_rival_clocks_queue_each_time_once(caller: Caller, tmp_path: Path) -> None:
     make_type(caller)
     with acting_as(caller):
-        draft = ScheduleDraft(name="s", task_type="index", every_seconds=2)
+        draft = ScheduleTask(name="s", task_type="index", every_seconds=2)
         made, _ = scheduling.set_schedule(caller=caller, draft=draft)
 
     def queued() -> list[Task]:

@@ -1,9 +1,8 @@
 """Schedules. Several clocks may look for what is due; the locked row decides."""
 
 import logging
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from django.db import DatabaseError, transaction
 
@@ -15,7 +14,7 @@ from apps.tasks import timetables
 from apps.tasks.models import Schedule
 from apps.tasks.services.queueing import queue
 from apps.tasks.services.types import check_params, queue_named, type_for
-from apps.tasks.shapes import QueueRequest
+from apps.tasks.shapes import QueueRequest, ScheduleTask
 from apps.tasks.timetables import Timetable
 
 logger = logging.getLogger(__name__)
@@ -23,24 +22,8 @@ logger = logging.getLogger(__name__)
 SCHEDULE_BATCH: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleDraft:
-    """A schedule as its owner wants it: a cron expression in a time zone, or an interval in seconds."""
-
-    name: str
-    task_type: str
-    params: dict[str, Any] = field(default_factory=dict)
-    recipient: str | None = None
-    queue: str | None = None
-    priority: int | None = None
-    cron: str | None = None
-    every_seconds: int | None = None
-    timezone: str = "UTC"
-    enabled: bool = True
-
-
 @transaction.atomic
-def set_schedule(*, caller: Caller, draft: ScheduleDraft) -> tuple[Schedule, bool]:
+def set_schedule(*, caller: Caller, draft: ScheduleTask) -> tuple[Schedule, bool]:
     """Add a schedule of the caller's, or change the one of this name; says whether it is new.
 
     It starts from now: earlier times are not made up for.
@@ -60,7 +43,7 @@ def set_schedule(*, caller: Caller, draft: ScheduleDraft) -> tuple[Schedule, boo
     check_params(draft.params, task_type.params_schema)
     values = {
         "task_type": task_type,
-        "recipient_id": _recipient(caller, draft.recipient),
+        "recipient_id": _recipient(caller, draft.recipient_ai),
         "queue": None if draft.queue is None else queue_named(tenant_id=caller.tenant_id, name=draft.queue),
         "priority": draft.priority,
         "params": draft.params,

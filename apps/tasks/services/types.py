@@ -156,26 +156,22 @@ def queue_named(*, tenant_id: int, name: str) -> Queue:
 FAIR_SHARES_BATCH: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueDraft:
-    """A queue as its owner wants it: None is no limit."""
-
-    name: str
-    concurrency: int | None = None
-    rate: int | None = None
-    rate_seconds: float | None = None
-    fair: bool = False
-
-
 @transaction.atomic
-def set_queue(*, caller: Caller, draft: QueueDraft) -> Queue:
-    """Replace the limits of a queue. Leases that are held go on.
+def set_queue(
+    *,
+    caller: Caller,
+    name: str,
+    concurrency: int | None = None,
+    rate: int | None = None,
+    rate_seconds: float | None = None,
+    fair: bool = False,
+) -> Queue:
+    """Replace the limits of a queue; None is no limit. Leases that are held go on.
 
     :raises NotFound: `unknown_queue` if there is none: a queue comes with its first type.
     """
-    line = queue_named(tenant_id=caller.tenant_id, name=draft.name)
-    for name in ("concurrency", "rate", "rate_seconds", "fair"):
-        setattr(line, name, getattr(draft, name))
+    line = queue_named(tenant_id=caller.tenant_id, name=name)
+    line.concurrency, line.rate, line.rate_seconds, line.fair = concurrency, rate, rate_seconds, fair
     line.save(update_fields=["concurrency", "rate", "rate_seconds", "fair"])
     if line.fair:
         _settle_fair_shares()
