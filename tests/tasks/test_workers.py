@@ -151,9 +151,9 @@ def test_rival_clocks_queue_each_time_once(caller: Caller, tmp_path: Path) -> No
     assert found.last_at is not None
     moments = range(2, 1 + round((found.last_at - made.anchor_at).total_seconds()), 2)
     times = {f"schedule:{made.pk}:{(made.anchor_at + timedelta(seconds=n)).isoformat()}" for n in moments}
-    # A busy machine may miss one.
+    # A busy machine may miss some, which become one task.
     assert keys <= times
-    assert len(queued()) == len(keys) >= len(times) / 2
+    assert len(queued()) == len(keys)
 
 
 def test_one_trace_leads_from_an_mcp_call_to_the_mcp_worker(tmp_path: Path) -> None:
