@@ -130,22 +130,8 @@ def last_moment(moment: datetime) -> datetime:
     return begin + (monthrange(begin.year, begin.month)[1] * _DAY - _MICROSECOND)
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """How many whole days an item of each type stays in envelopes after it was said."""
-
-    fact_days: int = 30
-    pattern_days: int = 14
-    narrative_days: int = 7
-
-    def days(self, type_: ItemType) -> int:
-        match type_:
-            case ItemType.USER_FACT:
-                return self.fact_days
-            case ItemType.USER_PATTERN:
-                return self.pattern_days
-            case ItemType.SHARED_NARRATIVE:
-                return self.narrative_days
+DEFAULT_DAYS: Final[Mapping[ItemType, int]] = dict(zip(ItemType, (30, 14, 7), strict=True))
+"""How many whole days an item of each type stays in envelopes after it was said."""
 
 
 def faded(confidence: float, age: timedelta, days: int) -> float:
@@ -186,16 +172,15 @@ class Known:
     domains: list[str]
     preferences: Mapping[str, str]
     constraints: Constraints
-    windows: Windows
+    days: Mapping[ItemType, int]
     items: list[Remembered] = field(default_factory=list)
     conversation: Conversation | None = None
 
 
 def assemble(known: Known, *, tenant_slug: str, now: datetime) -> Envelope:
     """The envelope at this moment."""
-    days = {type_: known.windows.days(type_) for type_ in ItemType}
     current = sorted(
-        ((item, _confidence(item, days[item.type], known, now)) for item in known.items),
+        ((item, _confidence(item, known.days[item.type], known, now)) for item in known.items),
         key=lambda pair: (pair[1], pair[0].said_at, pair[0].id),
         reverse=True,
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import AfterValidator, AliasPath, Field, StringConstraints, WithJsonSchema
 
 from apps.core.schemas import Input, Moment, Name, Output, Text
-from apps.memory.envelopes import Constraints, first_moment
+from apps.memory.envelopes import DEFAULT_DAYS, Constraints, first_moment
 from apps.memory.references import LONGEST_SUBJECT_ID, SUBJECT_ID
 from apps.memory.states import ItemType
 from apps.memory.texts import one_line
@@ -213,9 +213,9 @@ class SubjectOutput(Dated):
 class MemoryPolicyOutput(Output):
     """The tenant's defaults for all its subjects."""
 
-    fact_days: int = 30
-    pattern_days: int = 14
-    narrative_days: int = 7
+    fact_days: int = DEFAULT_DAYS[ItemType.USER_FACT]
+    pattern_days: int = DEFAULT_DAYS[ItemType.USER_PATTERN]
+    narrative_days: int = DEFAULT_DAYS[ItemType.SHARED_NARRATIVE]
     share_with: list[str] | None = None
     """Null: everybody in the tenant."""
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 from django.db import connection
 
 from apps.core.sql import execute, fetch
-from apps.memory.envelopes import Constraints, Conversation, Known, Remembered, Windows
+from apps.memory.envelopes import DEFAULT_DAYS, Constraints, Conversation, Known, Remembered
 from apps.memory.states import ItemType
 
 # The newest of each type that an envelope holds.
 _MOST: Final = 100
-_DEFAULT: Final = Windows()
+_FACT, _PATTERN, _NARRATIVE = DEFAULT_DAYS.values()
 
 
 # A subject that is not shared with the viewer gives no row, and costs the same as one that does not exist.
@@ -41,17 +41,17 @@ _COUNTING: Final = f"""
 # Those with an end are read unordered: in order, those that have ended would be read too.
 ENVELOPE: Final = f"""
 select s.id, s.key, s.rev, s.display_name, s.learning_level, s.domains, s.preferences::text,
-       -- in the order of Constraints and Windows
+       -- in the order of Constraints and ItemType
        s.memory_enabled, s.learn_patterns, coalesce(s.share_with, p.share_with), s.anonymize_dates, s.delete_after_days,
-       coalesce(p.fact_days, {_DEFAULT.fact_days}), coalesce(p.pattern_days, {_DEFAULT.pattern_days}),
-       coalesce(p.narrative_days, {_DEFAULT.narrative_days}), items.found::text, talk.found::text
+       coalesce(p.fact_days, {_FACT}), coalesce(p.pattern_days, {_PATTERN}),
+       coalesce(p.narrative_days, {_NARRATIVE}), items.found::text, talk.found::text
 from memory_subject s
 left join memory_memorypolicy p on p.tenant_id = s.tenant_id
 left join lateral (
     select json_agg(json_build_array(i.id, w.type, i.text, i.confidence, i.source, i.occurred_at)) as found
-    from (values ('USER_FACT', coalesce(p.fact_days, {_DEFAULT.fact_days})),
-                 ('USER_PATTERN', coalesce(p.pattern_days, {_DEFAULT.pattern_days})),
-                 ('SHARED_NARRATIVE', coalesce(p.narrative_days, {_DEFAULT.narrative_days}))) w(type, days)
+    from (values ('USER_FACT', coalesce(p.fact_days, {_FACT})),
+                 ('USER_PATTERN', coalesce(p.pattern_days, {_PATTERN})),
+                 ('SHARED_NARRATIVE', coalesce(p.narrative_days, {_NARRATIVE}))) w(type, days)
     cross join lateral (
         select {_COUNTED}
         from (({_COUNTING} and valid_to is null
@@ -95,7 +95,7 @@ def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Kno
         domains=domains,
         preferences=json.loads(preferences),
         constraints=Constraints(**dict(zip(Constraints.model_fields, rules, strict=True))),
-        windows=Windows(*days),
+        days=dict(zip(ItemType, days, strict=True)),
         items=[_item(row) for row in json.loads(items or "[]")],
         conversation=Conversation.model_validate_json(talk) if talk else None,
     )

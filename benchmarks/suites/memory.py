@@ -126,13 +126,9 @@ def _asking(agent: Caller, ask: Callable[[], object], _number: int) -> Operation
 def _remember(agent: Caller) -> None:
     now = timezone.now()
     with agent.acting():
-        services.add_subject(
-            author=agent,
-            subject_id=_SUBJECT,
-            given={"display_name": "Z8phyR", "domains": ["music production", "FL Studio"]},
-            preferences={"communication_style": "casual", "detail_level": "high"},
-            now=now,
-        )
+        given = {"display_name": "Z8phyR", "domains": ["music production", "FL Studio"]}
+        preferences = {"communication_style": "casual", "detail_level": "high"}
+        services.add_subject(author=agent, subject_id=_SUBJECT, given=given, preferences=preferences, now=now)
         for number in range(15):
             for type_ in ItemType:
                 text = f"In session {number} it turned out that {number} is what they like most ({type_})."
