@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connection, connections
-from django.db.models import Model
+from django.db.models import DateTimeField, Func, Model
 from psycopg import generators, pq, sql
 from psycopg.adapt import PyFormat, Transformer
 
@@ -271,6 +271,10 @@ def begin_asking(question: str, given: Sequence[str], *, lock_timeout: str | Non
 def _setting(names: tuple[str, ...]) -> str:
     calls = ", ".join(f"set_config({sql.quote(name)}, ${place}, true)" for place, name in enumerate(names, 1))
     return f"select {calls}"
+
+
+GATEHOUSE_NOW: Final = Func(function="gatehouse_now", output_field=DateTimeField())
+"""The database's clock in queries of the ORM."""
 
 
 def database_now() -> datetime:

@@ -234,11 +234,6 @@ class ExecutionStep(TenantModel):
         return self.status == StepStatus.AWAITING and self.step_type in _ENDED_BY
 
     @property
-    def is_put_off(self) -> bool:
-        """Whether it may begin only later: its worker is away, at its rate limit, or due for another try."""
-        return self.status == StepStatus.PENDING and self.retry_at is not None
-
-    @property
     def worker_id(self) -> str | None:
         found: str | None = self.definition.get("worker_id")
         return found

@@ -1,10 +1,10 @@
-"""What the steps of a plan refer to, and what an execution does next: which steps begin, are skipped, and how it ends.
+"""What an execution does next: which steps begin, are skipped, and how it ends.
 
 References between steps, `{{step-1.result_pointer}}`, are resolved from the envelopes of finished steps. Pure functions.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from re import Match
 from typing import Any, Final
@@ -12,6 +12,7 @@ from typing import Any, Final
 from apps.executions.errors import UnresolvedReference
 from apps.executions.models import ExecutionStep
 from apps.executions.states import ACTIVE, SETTLED, Status, StepStatus, Strategy
+from apps.plans.documents import Step
 from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER, RESULT_TEXT, WORKER_STEPS, StepType, place_in_list
 
 # These go on with the results that exist. A critical failure has halted the plan before.
@@ -28,34 +29,11 @@ class Moves:
     verdict: Status | None = None
 
 
-def dependencies(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """The steps that each step of a plan waits for: declared, aggregated or referred to.
-
-    An escalate step that declares none reports on the whole plan, so it waits for all steps before it.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    for step in steps:
-        needs = [
-            *(step.get("depends_on") or ()),
-            *(step.get("wait_for_step_ids") or ()),
-            *(step.get("aggregate_step_ids") or ()),
-            *sorted(steps_named_in(step.get("params") or {})),
-        ]
-        if step["step_type"] == StepType.ESCALATE and not needs:
-            needs = list(found)
-        found[step["step_id"]] = tuple(dict.fromkeys(needs))
-    return found
-
-
-def critical_steps(steps: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+def critical_steps(steps: Sequence[Step]) -> frozenset[str]:
     """The steps whose failure fails the plan: those that declare it, else those that a later step depends on."""
-    needed = {name for step in steps for name in step.get("depends_on") or ()}
-    needed |= {name for step in steps for name in step.get("wait_for_step_ids") or ()}
-    needed |= {name for step in steps for name in steps_named_in(step.get("params") or {})}
+    needed = {name for step in steps for name in (*step.depends_on, *(step.wait_for_step_ids or ()))}
     return frozenset(
-        step["step_id"]
-        for step in steps
-        if (step["step_id"] in needed if step.get("critical") is None else step["critical"])
+        step.step_id for step in steps if (step.step_id in needed if step.critical is None else step.critical)
     )
 
 
@@ -116,11 +94,6 @@ PayloadOf = Callable[[str], Any]
 # The longest text of one reference within a text, and of the whole text, as in a plan.
 _ONE: Final = 2_000
 _WHOLE: Final = 20_000
-
-
-def steps_named_in(value: Any) -> frozenset[str]:
-    """The ids of the steps that a JSON value refers to."""
-    return frozenset(match[1] for text in _texts(value) for match in REFERENCE.finditer(text))
 
 
 def resolve(value: Any, *, envelopes: Mapping[str, Envelope], payload_of: PayloadOf) -> Any:
@@ -194,14 +167,3 @@ def _child(here: Any, part: str, reference: str) -> Any:
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)

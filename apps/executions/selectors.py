@@ -9,10 +9,10 @@ from django.db.models.functions import RowNumber
 
 from apps.core.errors import Conflict, FieldError, Invalid, NotFound
 from apps.core.ids import parse_ref
+from apps.core.sql import GATEHOUSE_NOW
 from apps.executions import reports
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.shapes import EndedStep, ExecutionProgress, ExecutionReport, StepOutput
-from apps.executions.sql import GATEHOUSE_NOW
 from apps.executions.states import Status, StepStatus, Strategy
 from apps.plans import selectors as plans
 from apps.plans.models import Plan

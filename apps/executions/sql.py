@@ -6,12 +6,8 @@ from decimal import Decimal
 from typing import Final
 
 from django.db import connection
-from django.db.models import DateTimeField, Func
 
 from apps.core.sql import execute, fetch
-
-GATEHOUSE_NOW: Final = Func(function="gatehouse_now", output_field=DateTimeField())
-"""The database's clock in queries of the ORM."""
 
 # A primary key look-up. The fencing token makes it a no-op for a process that has lost the claim.
 _RENEW: Final = """

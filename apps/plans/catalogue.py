@@ -109,11 +109,6 @@ class Catalogue:
         """All tools by uid."""
         return tuple(self.by_uid[uid] for uid in sorted(self.by_uid))
 
-    @property
-    def offers(self) -> tuple[Offer, ...]:
-        """All offers by tool and worker."""
-        return tuple(offer for uid in sorted(self.by_uid) for offer in self.offers_of(uid))
-
     def offers_of(self, uid: str) -> tuple[Offer, ...]:
         """The offers of a tool, barred or not, by worker."""
         found = self._offers.get(uid, {})

@@ -147,10 +147,19 @@ class Step(Member):
         """Does it run a tool, and has it not done so under an earlier plan?"""
         return self.runs_tool and not self.done
 
-    @property
-    def parents(self) -> frozenset[str]:
-        """The ids of the steps that it names as those that come first."""
-        return frozenset((*self.depends_on, *(self.wait_for_step_ids or ()), *(self.aggregate_step_ids or ())))
+
+def parents_of(steps: Sequence[Step]) -> dict[str, frozenset[str]]:
+    """The ids of the steps that come before each one: those that it depends on, waits for or aggregates.
+
+    An escalate that names none reports on the whole plan, so it comes after all that are listed before it.
+    """
+    found = dict[str, frozenset[str]]()
+    for number, step in enumerate(steps):
+        named = (*step.depends_on, *(step.wait_for_step_ids or ()), *(step.aggregate_step_ids or ()))
+        if step.step_type == StepType.ESCALATE and not named:
+            named = tuple(earlier.step_id for earlier in steps[:number])
+        found[step.step_id] = frozenset(named)
+    return found
 
 
 class Constraints(Member):

@@ -1,11 +1,9 @@
 """Questions about plans, and the registry as the planner sees it."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping
-from datetime import timedelta
 from typing import Any, Final
 
-from django.db.models import DateTimeField, F, Func, Q, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
@@ -13,7 +11,7 @@ from apps.core.errors import NotFound
 from apps.core.lexical import words
 from apps.core.operations import Questionnaire
 from apps.core.schemas import Paged
-from apps.core.sql import fetch
+from apps.core.sql import GATEHOUSE_NOW, fetch
 from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
@@ -99,8 +97,7 @@ def expired(*, limit: int) -> list[tuple[int, str]]:
 
     :return: the tenant and the plan_id of each.
     """
-    now = Func(function="gatehouse_now", output_field=DateTimeField())
-    over = Q(waits_until__lte=now) | Q(intent="")
+    over = Q(waits_until__lte=GATEHOUSE_NOW) | Q(intent="")
     found = Plan.objects.filter(over).exclude(waits_until=None).order_by("waits_until")
     return list(found.values_list("tenant_id", "plan_id")[:limit])
 
@@ -130,15 +127,6 @@ def outside_pool(worker_ids: Collection[str], *, delegate: Delegate) -> list[str
     return sorted(worker_id for worker_id, whose in found.items() if whose != own)
 
 
-def delegates(*, after: int = 0, limit: int) -> list[Delegate]:
-    """The DeleGates of the current tenant, those first that came first, each with its parent and principal.
-
-    :param after: the key of the last one of the page before.
-    """
-    found = Delegate.objects.filter(pk__gt=after).select_related("parent", "principal").order_by("pk")
-    return list(found[:limit])
-
-
 def picture(plan_id: str, *, marks: Mapping[str, drawing.Mark]) -> SafeString:
     """A plan of the current tenant as a graph.
 
@@ -158,20 +146,18 @@ def only_reads(document: Mapping[str, Any], *, tenant_id: int) -> bool:
 def answer_of(plan: Plan) -> PlanAnswer:
     """What a caller is told of a plan. What holds at the moment, and may not in the next, stands beside it, never in it."""
     document = plan.document
-    to_do = [step for step in document["steps"] if step["step_type"] in WORKER_STEPS and not step.get("done")]
-    calls = Counter(step["worker_id"] for step in to_do)
-    waits = workers.waits_for_room(calls)
-    wait = max(waits.values(), default=timedelta(0))
+    steps = document["steps"]
+    called = {one["worker_id"] for one in steps if one["step_type"] in WORKER_STEPS and not one.get("done")}
     return PlanAnswer(
         next_step=plan.next_step,
         plan=document,
         plan_id=plan.plan_id,
         status=document["status"],
-        can_execute_now=waits.keys() == calls.keys() and not wait and plan.can_be_begun,
+        can_execute_now=plan.can_be_begun and called <= workers.ready(worker_id__in=called, available=True),
         receipt_id=plan.receipt_id,
         receipt_uuid=str(plan.receipt_uuid),
-        steps=document["steps"],
-        estimated_runtime_seconds=document.get("estimated_total_runtime_seconds", 0) + round(wait.total_seconds(), 3),
+        steps=steps,
+        estimated_runtime_seconds=document.get("estimated_total_runtime_seconds", 0),
     )
 
 

@@ -66,6 +66,7 @@ def plan_request(*, caller: Caller, given: CreatePlan, now: datetime) -> PlanAns
     proposed = None
     if language_model.may_ask():
         with caller.acting():
+            caller_or_named(caller, given.principal_ai)
             delegate = _delegate_asked(caller, given.delegate_id, now)
             asked = _asked(given, delegate, now)
         proposed = _propose(caller, delegate, asked, _bounds(given))

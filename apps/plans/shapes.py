@@ -126,9 +126,8 @@ class PlanAnswer(Output):
     plan_id: str
     status: Literal["ready", "needs_confirmation", "needs_input", "needs_escalation"]
     can_execute_now: bool
-    """Is the plan ready, does it still wait to be begun, and has every worker in it room?"""
+    """Is the plan ready, does it still wait to be begun, and is every worker in it available?"""
     receipt_id: str
     receipt_uuid: str
     steps: list[dict[str, Any]]
     estimated_runtime_seconds: float
-    """What the plan says, and how long its calls wait just now, where workers have been sent what they take in an hour."""

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 from django.utils import timezone
 from pydantic import ConfigDict, Field
 
-from apps.core.ids import encode_cursor
 from apps.core.operations import Asks, Reply, Route, operation
 from apps.core.schemas import FitForAPath, Input, Moment, Name, Output, Paged, Text
 from apps.plans import selectors, services
@@ -275,12 +274,8 @@ def set_delegate(caller: Caller, given: SetDelegate) -> DelegateOutput:
 )
 def list_delegates(_caller: Caller, given: Paged) -> DelegateList:
     """List the DeleGates of the tenant: as whom each acts, and which is above it."""
-    found = selectors.delegates(after=given.position or 0, limit=given.limit + 1)
-    page = found[: given.limit]
-    return DelegateList(
-        delegates=list(map(_shown, page)),
-        next=encode_cursor(page[-1].pk) if len(found) > len(page) else None,
-    )
+    page, following = given.of(Delegate.objects.select_related("parent", "principal"))
+    return DelegateList(delegates=list(map(_shown, page)), next=following)
 
 
 def _shown(delegate: Delegate) -> DelegateOutput:

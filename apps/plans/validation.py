@@ -135,13 +135,7 @@ class _Case:
         self.steps = plan.steps
         self.by_id = {step.step_id: step for step in self.steps}
         self._position = {step.step_id: number for number, step in enumerate(self.steps)}
-        # An escalate that names none reports on the whole plan, so it comes after all that are listed before it.
-        self.parents = {
-            step.step_id: frozenset(earlier.step_id for earlier in self.steps[:number])
-            if step.step_type == StepType.ESCALATE and not step.parents
-            else step.parents
-            for number, step in enumerate(self.steps)
-        }
+        self.parents = documents.parents_of(self.steps)
 
     @cached_property
     def order(self) -> tuple[str, ...]:

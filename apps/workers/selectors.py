@@ -2,20 +2,19 @@
 
 import math
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.conf import settings
-from django.db.models import F, OuterRef, Prefetch, Subquery, Sum
+from django.db.models import F, Prefetch, Sum
 
 from apps.core.errors import NotFound
 from apps.core.schemas import Paged
+from apps.core.sql import GATEHOUSE_NOW
 from apps.workers import sql
 from apps.workers.models import (
     ROUTABLE,
-    Allowance,
     Offer,
     OfferQuerySet,
     Registry,
@@ -26,9 +25,7 @@ from apps.workers.models import (
     WorkerSource,
 )
 from apps.workers.shapes import OfferView, ToolShown, WorkerList, WorkerManifest, WorkerSummary
-from apps.workers.trust import Tier, forbidden_effects, share_of_an_hour
-
-_HOUR: Final = timedelta(hours=1)
+from apps.workers.trust import Tier, forbidden_effects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,24 +163,6 @@ def tenants_to_remember() -> list[int]:
     return sorted(set(Worker.objects.unremembered().values_list("tenant_id", flat=True)))
 
 
-def waits_for_room(calls: Mapping[str, int]) -> dict[str, timedelta]:
-    """How long it takes until each worker's hour has room for so many more calls. Workers that take no calls are left out."""
-    taken = Allowance.objects.filter(worker=OuterRef("pk")).values("taken_until")
-    # Any: workers with the database's clock and what is taken of their hours.
-    found: Any = Worker.objects.light().registered().filter(worker_id__in=calls, state__in=ROUTABLE, available=True)
-    waits = {}
-    for worker in found.annotate(asked_at=sql.GATEHOUSE_NOW, taken_until=Subquery(taken)):
-        limit = worker.constraints.get("rate_limit_per_hour")
-        if limit == 0:
-            continue
-        now: datetime = worker.asked_at
-        share = share_of_an_hour(worker.calls_per_hour(worker.tier_at(now)))
-        taken_until: datetime = max(worker.taken_until or now, now)
-        needed = taken_until + calls[worker.worker_id] * share - now
-        waits[worker.worker_id] = max(needed - max(share, _HOUR), timedelta(0))
-    return waits
-
-
 def worker_named(worker_id: str) -> Worker:
     """:raises UnknownWorker: if no worker of this id is registered."""
     worker = Worker.objects.registered().light().filter(worker_id=worker_id).first()
@@ -220,7 +199,7 @@ def terms_of(worker_id: str, tool_name: str) -> Terms:
     :raises NotFound: `unknown_tool`, if it offers no such tool.
     """
     # Any: an offer with the database's clock.
-    offer: Any = _offers_named(worker_id, tool_name).current().annotate(asked_at=sql.GATEHOUSE_NOW).first()
+    offer: Any = _offers_named(worker_id, tool_name).current().annotate(asked_at=GATEHOUSE_NOW).first()
     if offer is None:
         raise _no_offer(worker_named(worker_id).worker_id, tool_name)
     view = _offer_view(offer, offer.worker.tier_at(offer.asked_at))
@@ -285,9 +264,13 @@ def workers(
     )
 
 
-def ready() -> set[str]:
-    """The ids of the registered workers that can be called."""
-    return set(Worker.objects.registered().filter(state__in=ROUTABLE).values_list("worker_id", flat=True))
+def ready(**fitting: Any) -> set[str]:
+    """The ids of the registered workers that can be called.
+
+    :param fitting: lookups that narrow them.
+    """
+    found = Worker.objects.registered().filter(state__in=ROUTABLE, **fitting)
+    return set(found.values_list("worker_id", flat=True))
 
 
 def _offer_view(offer: Offer, tier: Tier) -> OfferView:

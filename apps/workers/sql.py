@@ -1,14 +1,10 @@
-"""Hot or recursive statements of the registry, and the database's clock for those of the ORM."""
+"""Hot or recursive statements of the registry."""
 
 from collections.abc import Collection
 from datetime import timedelta
 from typing import Final
 
-from django.db.models import DateTimeField, Func
-
 from apps.core.sql import execute, fetch
-
-GATEHOUSE_NOW: Final = Func(function="gatehouse_now", output_field=DateTimeField())
 
 
 def advance_epoch(tenant_id: int) -> None:

@@ -13,59 +13,53 @@ from apps.executions import reports
 from apps.executions.errors import UnresolvedReference
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.reports import MAX_PAYLOAD_BYTES, complete, failed, recommended
-from apps.executions.routing import critical_steps, dependencies, next_moves, resolve, steps_named_in
+from apps.executions.routing import critical_steps, next_moves, resolve
 from apps.executions.states import STEP_TRANSITIONS, TRANSITIONS, Status, StepStatus, Strategy
-from apps.plans.catalogue import references_in
+from apps.plans.documents import Step, parents_of
 from apps.plans.shapes import StepType
 from apps.receipts.models import MAX_METADATA
 from tests.factories import T0, refused
 
-STEPS: list[dict[str, Any]] = [
-    {"step_id": "step-1", "step_type": "queue_execution", "params": {"repo_path": "/x"}, "depends_on": []},
-    {"step_id": "step-2", "step_type": "wait_for", "wait_for_step_ids": ["step-1"]},
-    {
-        "step_id": "step-3",
-        "step_type": "call_worker",
-        "params": {"analysis_pointer": "{{step-1.result_pointer}}"},
-        "depends_on": ["step-2"],
-    },
-    {
-        "step_id": "step-4",
-        "step_type": "aggregate",
-        "aggregate_step_ids": ["step-1", "step-3"],
-        "executor": "principal",
-    },
-    {"step_id": "step-5", "step_type": "escalate", "report_summary": "done", "decision_required": False},
+TOOL: dict[str, Any] = {"worker_id": "w", "tool_name": "t", "params": {}}
+STEPS = [
+    Step.model_validate({"step_id": step_id, "step_type": step_type, **more})
+    for step_id, step_type, more in (
+        ("step-1", "queue_execution", TOOL),
+        ("step-2", "wait_for", {"wait_for_step_ids": ["step-1"]}),
+        ("step-3", "call_worker", {**TOOL, "depends_on": ["step-2"]}),
+        ("step-4", "aggregate", {"aggregate_step_ids": ["step-1", "step-3"], "synthesis_instructions": "Both."}),
+        ("step-5", "escalate", {"report_summary": "done", "decision_required": False}),
+    )
 ]
 
 
 def standings(**statuses: StepStatus) -> list[ExecutionStep]:
-    needs, critical = dependencies(STEPS), critical_steps(STEPS)
+    parents, critical = parents_of(STEPS), critical_steps(STEPS)
     return [
         ExecutionStep(
-            step_id=step["step_id"],
-            step_type=StepType(step["step_type"]),
-            status=statuses.get(step["step_id"].replace("-", "_"), StepStatus.PENDING),
-            depends_on=needs[step["step_id"]],
-            critical=step["step_id"] in critical,
+            step_id=step.step_id,
+            step_type=step.step_type,
+            status=statuses.get(step.step_id.replace("-", "_"), StepStatus.PENDING),
+            depends_on=sorted(parents[step.step_id]),
+            critical=step.step_id in critical,
         )
         for step in STEPS
     ]
 
 
-def test_step_depends_on_what_it_declares_aggregates_and_refers_to() -> None:
-    assert dependencies(STEPS) == {
-        "step-1": (),
-        "step-2": ("step-1",),
-        "step-3": ("step-2", "step-1"),
-        "step-4": ("step-1", "step-3"),
-        "step-5": ("step-1", "step-2", "step-3", "step-4"),
+def test_step_comes_after_what_it_declares_waits_for_and_aggregates() -> None:
+    assert parents_of(STEPS) == {
+        "step-1": set(),
+        "step-2": {"step-1"},
+        "step-3": {"step-2"},
+        "step-4": {"step-1", "step-3"},
+        "step-5": {"step-1", "step-2", "step-3", "step-4"},
     }
 
 
 def test_step_that_a_later_step_needs_is_critical() -> None:
     assert critical_steps(STEPS) == {"step-1", "step-2"}
-    assert critical_steps([{**STEPS[0], "critical": False}, *STEPS[1:]]) == {"step-2"}
+    assert critical_steps([STEPS[0].model_copy(update={"critical": False}), *STEPS[1:]]) == {"step-2"}
     assert critical_steps(STEPS[:2]) == {"step-1"}
 
 
@@ -223,25 +217,12 @@ def test_reference_to_nothing_is_refused(given: str) -> None:
         resolved({"param": given})
 
 
-@pytest.mark.parametrize(
-    "given", ["{{a.b.c}}", "{{step-1.files.0}} {{step_2.x-y.$z}}", "{{.x}}", "{{a b.c}}", "{{a.}}", "{{é.x}}"]
-)
-def test_planner_and_executions_see_the_same_references(given: str) -> None:
-    planned = {found.step_id for found in references_in(given) if found.path}
-
-    assert steps_named_in(given) == planned
-
-
 def test_value_of_a_reference_is_not_resolved_again() -> None:
     envelopes: dict[str, Any] = {
         "step-1": {"payload": {"text": "{{step-1.secret}}", "secret": "x"}, "result_pointer": None}
     }
 
     assert resolve("{{step-1.text}}", envelopes=envelopes, payload_of=BEHIND.get) == "{{step-1.secret}}"
-
-
-def test_references_are_found_at_any_depth() -> None:
-    assert steps_named_in({"a": ["{{step-1.x}}", {"b": "see {{step-2.y.0}}"}]}) == {"step-1", "step-2"}
 
 
 STEP = ExecutionStep(

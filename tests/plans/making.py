@@ -127,8 +127,9 @@ MORE_OFFERS = (
     offer("postman", MAIL, "email", effects=["network"]),
     offer("janitor", REMOVE, "files", effects=["write"], barred="the tier verified does not allow write"),
 )
-FULL = Catalogue(7, EXAMPLE_TOOLS + MORE_TOOLS, EXAMPLE_OFFERS + MORE_OFFERS)
-UNBARRED = Catalogue(8, FULL.tools, tuple(replace(one, barred=None) for one in FULL.offers))
+OFFERS = EXAMPLE_OFFERS + MORE_OFFERS
+FULL = Catalogue(7, EXAMPLE_TOOLS + MORE_TOOLS, OFFERS)
+UNBARRED = Catalogue(8, FULL.tools, tuple(replace(one, barred=None) for one in OFFERS))
 
 
 FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"

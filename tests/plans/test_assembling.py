@@ -21,6 +21,7 @@ from tests.plans.making import (
     FULL,
     INDEX,
     MAIL,
+    OFFERS,
     PAGE,
     REMOVE,
     RESIZE,
@@ -177,7 +178,7 @@ def test_bounds_are_kept(bounds: dict[str, float], kind: str) -> None:
 
 
 def test_cheaper_worker_is_taken_where_the_budget_asks_for_it() -> None:
-    dear = tuple(replace(one, runs=900, successes=900) if one.worker_id == "polyglot-2" else one for one in FULL.offers)
+    dear = tuple(replace(one, runs=900, successes=900) if one.worker_id == "polyglot-2" else one for one in OFFERS)
     catalogue = Catalogue(7, FULL.tools, dear)
 
     def worker(**bounds: Any) -> str | None:
@@ -188,11 +189,11 @@ def test_cheaper_worker_is_taken_where_the_budget_asks_for_it() -> None:
 
 
 def test_worker_without_room_is_passed_over() -> None:
-    offers = tuple(replace(one, max_payload_bytes=20) if one.worker_id == "polyglot" else one for one in FULL.offers)
+    offers = tuple(replace(one, max_payload_bytes=20) if one.worker_id == "polyglot" else one for one in OFFERS)
     made = make_plan(translation(), catalogue=Catalogue(7, FULL.tools, offers))
     assert (made.status, made.steps[0].worker_id) == ("ready", "polyglot-2")
 
-    tight = Catalogue(7, FULL.tools, tuple(replace(one, max_payload_bytes=20) for one in FULL.offers))
+    tight = Catalogue(7, FULL.tools, tuple(replace(one, max_payload_bytes=20) for one in OFFERS))
     refused = make_plan(translation(), catalogue=tight).document()
     assert "polyglot takes 20 bytes a call" in refused["missing"][0]["detail"]
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
+from pytest_django import Settings
 
 from apps.core import ticks
 from apps.plans import selectors, services
@@ -20,9 +21,11 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
+from apps.workers.models import Worker
 from apps.workers.services import registry as workers
 from tests.factories import T0, ask, make_caller, make_tenant, make_token, refused
 from tests.plans.making import NOTHING, STRING, STRINGS, create, register_example_workers, shape
+from tests.remote import says, serving
 from tests.workers.factories import make_manifest
 
 
@@ -68,27 +71,16 @@ def test_plan_is_owed_by_its_principal_and_a_refusal_by_nobody(as_kee: Caller) -
     assert len(receipts.obligations(owed_by=as_kee.principal_id).obligations) == 1
 
 
-def test_used_rate_delays_a_plan_and_does_not_change_it(as_kee: Caller) -> None:
+def test_plan_can_be_carried_out_while_its_workers_are_available(as_kee: Caller) -> None:
     register_example_workers(as_kee)
-    now = datetime.now(UTC)
-    with database_time(now):
-        first = create(as_kee)
-        for _ in range(50):  # a hundred an hour, of which its tier allows half
-            workers.take_call(worker_id="code-analyzer-001")
-        full = create(as_kee)
-        when_full = selectors.answer_of(full)
-    share = timedelta(hours=1) / 50
-    with database_time(now + share):
-        again = selectors.answer_of(first)
+    made, worker = create(as_kee), Worker.objects.filter(worker_id="code-analyzer-001")
 
-    estimate = first.document["estimated_total_runtime_seconds"]
-    assert (again.can_execute_now, again.estimated_runtime_seconds) == (True, estimate)
-    assert when_full.can_execute_now is False
-    assert when_full.estimated_runtime_seconds == estimate + share.total_seconds()
-    assert full.document["steps"] == first.document["steps"]
-    workers.unregister(caller=as_kee, worker_id="code-analyzer-001")
-    assert selectors.answer_of(first).can_execute_now is False
-    assert create(as_kee).document["status"] == "needs_escalation"
+    can = [selectors.answer_of(made).can_execute_now]
+    for change in ({"available": False}, {"available": True}, {"state": "degraded"}, {"unregistered_at": T0}):
+        worker.update(**change)
+        can.append(selectors.answer_of(made).can_execute_now)
+
+    assert can == [True, False, True, False, False]
 
 
 def test_same_request_gives_the_same_plan(as_kee: Caller) -> None:
@@ -231,10 +223,14 @@ def test_plan_is_made_read_and_validated_over_rest(tenant: Tenant, smith_token: 
         ({"intent": "x", "constraints": {"budget": {"currency": "EUR"}}}, 422),
     ],
 )
-def test_faulty_request_is_refused_and_stores_nothing(tenant: Tenant, body: Any, status: int) -> None:
-    found, answer = ask("POST", "/delegate/plan", make_token(tenant), body)
+def test_faulty_request_is_refused_asks_no_model_and_stores_nothing(
+    tenant: Tenant, settings: Settings, body: Any, status: int
+) -> None:
+    with serving(says(500, b"")) as model:
+        settings.PLANNER_MODEL_URL = model.url
+        found, answer = ask("POST", "/delegate/plan", make_token(tenant), body)
 
-    assert found == status
+    assert (found, model.received) == (status, [])
     assert answer["code"]
     assert stored() == (0, 0)
 

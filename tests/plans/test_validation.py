@@ -14,7 +14,7 @@ from apps.plans import validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import plan_hash
 from apps.plans.validation import MAX_PROBLEMS, Problem, validate
-from tests.plans.making import FULL, INTEGER, NUMBER, STRING, make_plan, offer, shape, tool, translation
+from tests.plans.making import FULL, INTEGER, NUMBER, OFFERS, STRING, make_plan, offer, shape, tool, translation
 
 Document = dict[str, Any]
 
@@ -282,7 +282,7 @@ def test_limits_are_checked_by_the_offers() -> None:
 
 
 def test_payload_and_rate_of_a_worker_are_checked() -> None:
-    offers = tuple(replace(one, max_payload_bytes=20, calls_per_hour=1.0) for one in FULL.offers)
+    offers = tuple(replace(one, max_payload_bytes=20, calls_per_hour=1.0) for one in OFFERS)
     strict = Catalogue(7, FULL.tools, offers)
     plan = make_plan(translation("one"), translation("two")).document()
     for one in plan["steps"]:
@@ -292,7 +292,7 @@ def test_payload_and_rate_of_a_worker_are_checked() -> None:
     found = {(one.code, one.path) for one in validate(plan, strict)}
 
     assert found == {("no_room", "/steps/0/worker_id"), ("no_room", "/steps/1/worker_id")}
-    often = tuple(replace(one, calls_per_hour=1.0) for one in FULL.offers)
+    often = tuple(replace(one, calls_per_hour=1.0) for one in OFFERS)
     assert {one.path for one in validate(plan, Catalogue(7, FULL.tools, often))} == {"/steps/1/worker_id"}
 
 

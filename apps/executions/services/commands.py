@@ -19,6 +19,7 @@ from apps.executions.services.steps import fail, report_of, succeed
 from apps.executions.services.work import UnitOfWork
 from apps.executions.states import MONEY, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import wake_after_commit
+from apps.plans import documents
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.models import Plan
@@ -128,25 +129,21 @@ def _existing(plan_id: str, mode: Mode, strategy: Strategy, budget: Budget) -> E
 
 
 def _add_steps(execution: Execution, document: Mapping[str, Any]) -> None:
-    steps = document["steps"]
-    known = {step["step_id"] for step in steps}
-    needs = routing.dependencies(steps)
-    critical = routing.critical_steps(steps)
-    if strangers := sorted({name for names in needs.values() for name in names} - known):
-        detail = f"The plan waits for steps that it does not have: {', '.join(strangers)}."
-        raise Invalid(detail, code="not_executable")
+    steps = documents.read(document).steps
+    parents, critical = documents.parents_of(steps), routing.critical_steps(steps)
     rows = [
         ExecutionStep(
             tenant_id=execution.tenant_id,
             execution=execution,
             position=position,
-            step_id=step["step_id"],
-            step_type=StepType(step["step_type"]),
-            definition=dict(step),
-            depends_on=list(needs[step["step_id"]]),
-            critical=step["step_id"] in critical,
+            step_id=step.step_id,
+            step_type=step.step_type,
+            definition=definition,
+            # In the order of the plan.
+            depends_on=[other.step_id for other in steps if other.step_id in parents[step.step_id]],
+            critical=step.step_id in critical,
         )
-        for position, step in enumerate(steps)
+        for position, (step, definition) in enumerate(zip(steps, document["steps"], strict=True))
     ]
     if document.get("replaces"):
         _take_over(rows, _results_before(document["replaces"]))

@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, F, OuterRef, Q, Subquery
 
 from apps.core.errors import Conflict, NotFound
-from apps.core.sql import database_now, violated_constraint
+from apps.core.sql import GATEHOUSE_NOW, database_now, violated_constraint
 from apps.principals.models import Principal
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as_system
@@ -467,7 +467,7 @@ def take_call(*, worker_id: str) -> None:
     :raises WorkerRateLimited: if the worker has received all calls that it and its tier allow for now.
     """
     # Any: a worker with the database's clock.
-    worker: Any = Worker.objects.light().filter(worker_id=worker_id).annotate(asked_at=sql.GATEHOUSE_NOW).get()
+    worker: Any = Worker.objects.light().filter(worker_id=worker_id).annotate(asked_at=GATEHOUSE_NOW).get()
     per_hour = worker.calls_per_hour(worker.tier_at(worker.asked_at))
     seconds: int | None = _HOUR
     if per_hour:
