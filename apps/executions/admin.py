@@ -186,7 +186,7 @@ class ExecutionAdmin(OperatorAdmin):
     fields = [
         *("intent", "status", "summary", "needs", "picture", "plan", "owner", "requested_by"),
         *("created_at", "ended_at", "terminal_receipt", "mode", "strategy"),
-        *("total_cost", "max_total_cost", "max_cost_per_step", "currency"),
+        *("total_cost", "max_total_cost", "max_cost_per_step"),
         *("delegate_id", "plan_receipt", "halted_as", "halted_why", "halted_by", "wake_at", "trace_ref"),
     ]
 

@@ -43,7 +43,6 @@ class Execution(TenantModel):
     strategy = models.CharField(max_length=11, choices=Strategy, default=Strategy.SEQUENTIAL)
     max_total_cost = models.DecimalField(max_digits=14, decimal_places=6, null=True)
     max_cost_per_step = models.DecimalField(max_digits=14, decimal_places=6, null=True)
-    currency = models.CharField(max_length=3, default="USD")
     answers_inbox = models.BooleanField(
         default=False, help_text="Its end comes to the inbox of who asked for it, even if it is complete."
     )
@@ -121,9 +120,9 @@ class Execution(TenantModel):
         :param spent: the cost of earlier calls for the same step.
         """
         if self.max_cost_per_step is not None and spent + cost > self.max_cost_per_step:
-            return f"A step would cost {spent + cost} {self.currency}; the limit per step is {self.max_cost_per_step}."
+            return f"A step would cost {spent + cost} USD; the limit per step is {self.max_cost_per_step}."
         if self.max_total_cost is not None and self.total_cost + cost > self.max_total_cost:
-            return f"{self.total_cost + cost} {self.currency} would be over the budget of {self.max_total_cost}."
+            return f"{self.total_cost + cost} USD would be over the budget of {self.max_total_cost}."
         return None
 
 

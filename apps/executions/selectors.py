@@ -66,7 +66,6 @@ def report_on(execution: Execution) -> ExecutionReport:
         wait_for_receipts=[step.receipt_id for step in steps if step.receipt_id and step.status == StepStatus.AWAITING],
         async_task_ids=[step.task_ref for step in steps if step.task_ref],
         total_cost=float(execution.total_cost),
-        currency=execution.currency,
         escalation=next((step.escalation for step in steps if step.escalation), None),
         receipt_id=execution.plan_receipt_id,
         terminal_receipt_id=execution.terminal_receipt_id,

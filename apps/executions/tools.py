@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
-from decimal import Decimal
 from time import monotonic, sleep
 from typing import Annotated, Any, Final, Literal
 
@@ -16,13 +15,13 @@ from apps.core.schemas import Input, Moment, Output, Paged, Text
 from apps.executions import calls, selectors
 from apps.executions.calls import CallMode
 from apps.executions.services import advancing, commands
-from apps.executions.services.commands import Budget, Decision
+from apps.executions.services.commands import Decision
 from apps.executions.shapes import CallOutcome, ExecutionProgress, ExecutionReport, ExecutionSummary
-from apps.executions.states import FINAL, MONEY, SETTLED, Mode, Status, StepStatus, Strategy
+from apps.executions.states import FINAL, SETTLED, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import execution_topic
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.shapes import CreatePlan, Money, PlanAnswer, StepType
+from apps.plans.shapes import Budget, CreatePlan, Money, PlanAnswer, StepType
 from apps.principals.tenancy import Caller
 
 _PATIENCE: Final = timedelta(seconds=10)
@@ -50,18 +49,11 @@ class StepRef(ExecutionRef):
     step_id: StepId
 
 
-class ExecutionBudget(Input):
-    """The limits of the cost, by the estimates of the steps, or by their workers' present prices where those are higher."""
-
-    max_total_cost: Money | None = None
-    max_cost_per_step: Money | None = None
-    currency: Literal["USD"] = "USD"
-
-
 class ExecutePlan(PlanRef):
     mode: Mode = Mode.AUTO
     """auto: fast steps directly, long ones as tasks. direct_only: direct steps are never queued. async_only: all are."""
-    budget: ExecutionBudget | None = None
+    budget: Budget | None = None
+    """The limits of the cost, by the estimates of the steps, or by their workers' present prices where those are higher."""
     strategy: Strategy = Strategy.SEQUENTIAL
     """What a failed step means: sequential and progressive end the plan, partial goes on with what there is, escalate
     also notifies you at once. progressive reports each step as it ends, to get_plan_status with wait and a progress
@@ -203,18 +195,13 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
 
 
 def _executed(caller: Caller, given: ExecutePlan, *, answers_inbox: bool = False) -> ExecutionStarted:
-    budget = given.budget or ExecutionBudget()
     with caller.acting():
         execution = commands.start(
             caller=caller,
             plan_id=given.plan_id,
             mode=given.mode,
             strategy=given.strategy,
-            budget=Budget(
-                max_total_cost=_money(budget.max_total_cost),
-                max_cost_per_step=_money(budget.max_cost_per_step),
-                currency=budget.currency,
-            ),
+            budget=given.budget or Budget(),
             answers_inbox=answers_inbox,
             now=timezone.now(),
         )
@@ -539,10 +526,6 @@ def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
         caused_by=given.caused_by_receipt_id,
         execution_ref=given.execution_id,
     )
-
-
-def _money(amount: float | None) -> Decimal | None:
-    return None if amount is None else Decimal(str(amount)).quantize(MONEY)
 
 
 def _moved(report: ExecutionReport, step_id: str | None) -> ExecutionMoved:

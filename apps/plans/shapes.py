@@ -2,15 +2,12 @@
 
 import re
 from datetime import datetime
-from decimal import Decimal
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 from django.db.models import TextChoices
 from pydantic import Field
 
 from apps.core.schemas import Input, Name, Output, Text
-
-Amount = TypeVar("Amount", float, Decimal)
 
 
 class StepType(TextChoices):
@@ -43,7 +40,7 @@ def place_in_list(part: str) -> int | None:
     return int(part) if _PLACE.fullmatch(part) else None
 
 
-def tighter(one: Amount | None, other: Amount | None) -> Amount | None:
+def tighter(one: float | None, other: float | None) -> float | None:
     """The tighter of two bounds; None bounds nothing."""
     return min((bound for bound in (one, other) if bound is not None), default=None)
 

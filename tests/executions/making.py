@@ -15,12 +15,13 @@ from apps.digests import services as digests
 from apps.executions import selectors
 from apps.executions.models import Execution
 from apps.executions.services import advancing, commands
-from apps.executions.services.commands import Budget, Decision
+from apps.executions.services.commands import Decision
 from apps.executions.shapes import ExecutionReport
 from apps.executions.states import Mode, Strategy
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.documents import SUBMITTED
+from apps.plans.shapes import Budget
 from apps.principals.models import Tenant
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller

@@ -13,9 +13,9 @@ from apps.core.sql import database_now
 from apps.executions.calls import AWAY_LOOKS, LOOK_AGAIN
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import advancing
-from apps.executions.services.commands import Budget
 from apps.executions.services.steps import CLAIM, MAX_CLAIMS
 from apps.executions.states import Mode
+from apps.plans.shapes import Budget
 from apps.principals.tenancy import Caller
 from apps.tasks.models import LiveTask
 from tests.executions.making import (
@@ -169,7 +169,7 @@ def test_lost_claim_of_a_task_is_queued_by_the_next_process(
 ) -> None:
     make_writing_worker(kee, server)
     steps = [{**make_step("a", estimated_cost=0.1), "worker_id": "writer"}, REPORT]
-    execution = begin(kee, steps, mode=mode, budget=Budget(max_total_cost=Decimal("0.1")))
+    execution = begin(kee, steps, mode=mode, budget=Budget(max_total_cost=0.1))
     for _ in range(3):
         claim_and_die(kee, execution)
         pass_time(LATER)
@@ -182,8 +182,8 @@ def test_lost_claim_of_a_task_is_queued_by_the_next_process(
     assert (money(report(kee, execution).total_cost), step(kee).cost) == (Decimal("0.1"), Decimal("0.1"))
 
 
-BUDGET = Budget(max_total_cost=Decimal("0.25"))
-ONE = Budget(max_total_cost=Decimal(1))
+BUDGET = Budget(max_total_cost=0.25)
+ONE = Budget(max_total_cost=1)
 
 
 @pytest.mark.parametrize("may_call", [True, False], ids=["who calls", "who does not call"])
@@ -234,7 +234,7 @@ def test_lost_calls_over_the_budget_are_not_repeated(kee: Caller, texter: Worker
 def test_higher_present_price_is_charged(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server, hints={"expected_runtime": "fast", "cost_estimate": 0.01})
     steps = [call_step("a", estimated_cost=0.01), call_step("b", estimated_cost=0.01, depends_on=["a"]), REPORT]
-    execution = begin(kee, steps, budget=Budget(max_total_cost=Decimal("0.05")))
+    execution = begin(kee, steps, budget=Budget(max_total_cost=0.05))
     make_worker(kee, server, hints={"expected_runtime": "fast", "cost_estimate": 0.04})
 
     advance(execution)
@@ -252,7 +252,7 @@ def test_higher_present_price_is_charged(kee: Caller, server: WorkerServer) -> N
 def test_bounds_of_the_plan_hold_for_its_execution(
     kee: Caller, texter: WorkerServer, bound: str, *, of_plan: float, given: str | None, fit: int
 ) -> None:
-    bounds: dict[str, Any] = {} if given is None else {bound: Decimal(given)}
+    bounds: dict[str, Any] = {} if given is None else {bound: float(given)}
     budget = Budget(**bounds)
     with kee.acting():
         plan_id = make_plan(kee, [call_step("a", estimated_cost=0.1), REPORT], constraints={bound: of_plan})

@@ -1,15 +1,14 @@
 """The end of an execution: who is told, and what is promoted to memory."""
 
-from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from apps.digests import selectors as inboxes
 from apps.executions.models import Execution
-from apps.executions.services.commands import Budget
 from apps.executions.states import Strategy
 from apps.memory import services as memory
+from apps.plans.shapes import Budget
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.services import DELEGATE
@@ -41,7 +40,7 @@ FAILS = call_step("a", "break_down", critical=True)
 DEAR = call_step("a", estimated_cost=9)
 
 
-CHEAP = Budget(max_total_cost=Decimal(1))
+CHEAP = Budget(max_total_cost=1)
 
 
 def receipts_of(caller: Caller) -> list[tuple[str, str]]:

@@ -11,9 +11,10 @@ from apps.core.sql import database_now
 from apps.executions import selectors
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import advancing, commands
-from apps.executions.services.commands import Budget, Decision
+from apps.executions.services.commands import Decision
 from apps.executions.services.steps import RECEIPTS_EVERY
 from apps.executions.states import Mode, Strategy
+from apps.plans.shapes import Budget
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
@@ -191,7 +192,7 @@ def test_execution_leaves_one_trace_in_memory(kee: Caller, texter: WorkerServer)
     assert (trace.metadata["workers_used"], trace.metadata["success_rate"]) == (["texter"], 1.0)
 
 
-@pytest.mark.parametrize("first", [Budget(), Budget(max_total_cost=Decimal(1))])
+@pytest.mark.parametrize("first", [Budget(), Budget(max_total_cost=1)])
 def test_plan_is_executed_once(kee: Caller, texter: WorkerServer, first: Budget) -> None:
     execution = run(kee, [call_step("a"), REPORT], budget=first)
 
@@ -200,7 +201,7 @@ def test_plan_is_executed_once(kee: Caller, texter: WorkerServer, first: Budget)
     with refused("already_executed") as refusal:
         begin(kee, [], plan_id=execution.plan_id, budget=first, mode=Mode.ASYNC_ONLY)
     with refused("already_executed"):
-        begin(kee, [], plan_id=execution.plan_id, budget=Budget(max_total_cost=Decimal(2)))
+        begin(kee, [], plan_id=execution.plan_id, budget=Budget(max_total_cost=2))
     assert refusal.value.extra == {"execution_id": execution.ref}
     assert texter.calls == {"echo": 1}
 
@@ -258,14 +259,14 @@ def test_claim_of_a_halted_look_is_neither_called_nor_charged(
         for _ in range(calls_in_the_hour_before):
             workers.take_call(worker_id="texter")
     steps = [call_step("a", estimated_cost=0.1), {**call_step("b", "shout"), **other}, REPORT]
-    execution = run(kee, steps, strategy=Strategy.ESCALATE, budget=Budget(max_total_cost=Decimal(1)))
+    execution = run(kee, steps, strategy=Strategy.ESCALATE, budget=Budget(max_total_cost=1))
 
     done = report(kee, execution)
     assert (statuses(kee, execution)["a"], money(done.total_cost), server.calls["echo"]) == ("canceled", Decimal(0), 0)
     assert done.status in {"budget_exceeded", "failed"}
 
 
-@pytest.mark.parametrize("budget", [Budget(max_total_cost=Decimal("0.25")), Budget(max_cost_per_step=Decimal("0.05"))])
+@pytest.mark.parametrize("budget", [Budget(max_total_cost=0.25), Budget(max_cost_per_step=0.05)])
 def test_step_over_the_budget_does_not_begin(kee: Caller, texter: WorkerServer, budget: Budget) -> None:
     steps = [call_step(name, estimated_cost=0.1) for name in ("a", "b", "c")]
     execution = run(kee, [*steps, REPORT], budget=budget)
@@ -377,9 +378,7 @@ def test_wait_step_is_looked_at_until_its_receipt_comes(tenant: Tenant, kee: Cal
 
 
 def test_cancel_replaces_another_halt(kee: Caller, texter: WorkerServer) -> None:
-    execution = run(
-        kee, [queue_step("a"), call_step("b", estimated_cost=9), REPORT], budget=Budget(max_total_cost=Decimal(1))
-    )
+    execution = run(kee, [queue_step("a"), call_step("b", estimated_cost=9), REPORT], budget=Budget(max_total_cost=1))
     with kee.acting():
         task_id = LiveTask.objects.get().task_id
         execution.refresh_from_db()
@@ -401,7 +400,7 @@ def test_task_canceled_by_its_execution_keeps_the_verdict(
     kee: Caller, outside: Caller, texter: WorkerServer, others: list[dict[str, Any]], verdict: str
 ) -> None:
     steps = [queue_step("b", estimated_cost=0.1), *others, REPORT]
-    execution = begin(kee, steps, strategy=Strategy.ESCALATE, budget=Budget(max_total_cost=Decimal(1)))
+    execution = begin(kee, steps, strategy=Strategy.ESCALATE, budget=Budget(max_total_cost=1))
     with kee.acting():
         claims = advancing.look(execution.pk, may_call=True)
     advancing._carry_out([claim for claim in claims if claim.as_task])
@@ -490,7 +489,7 @@ def test_decision_ends_the_wait(kee: Caller, decision: Decision, status: str) ->
 def test_task_canceled_before_its_first_run_is_refunded(
     kee: Caller, outside: Caller, texter: WorkerServer, way: str
 ) -> None:
-    execution = run(kee, [queue_step("a", estimated_cost=0.5), REPORT], budget=Budget(max_total_cost=Decimal(1)))
+    execution = run(kee, [queue_step("a", estimated_cost=0.5), REPORT], budget=Budget(max_total_cost=1))
     grants = [lease_task(outside)] if way == "after its lease" else []
     if way == "task":
         cancel_task(kee)

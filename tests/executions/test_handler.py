@@ -11,7 +11,7 @@ from django.db import connection
 
 from apps.core.sql import database_now
 from apps.executions import calls, handlers
-from apps.executions.services.commands import Budget
+from apps.plans.shapes import Budget
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors as task_selectors
 from apps.tasks.jobs import work as execute_queue
@@ -188,7 +188,7 @@ def test_each_run_that_may_have_called_is_charged(
     planned: dict[str, Any],
 ) -> None:
     make_worker(kee, server, hints={"expected_runtime": "fast", "cost_estimate": 0.1})
-    bounds: dict[str, Any] = {bound: Decimal(most)}
+    bounds: dict[str, Any] = {bound: float(most)}
     execution = run(kee, [queue_step("a", **planned), REPORT], budget=Budget(**bounds))
     leave_a_run_behind(kee)
 
@@ -225,7 +225,7 @@ def test_run_after_a_halt_neither_calls_nor_charges(kee: Caller, server: WorkerS
 def test_run_that_reached_nobody_is_not_charged(kee: Caller, server: WorkerServer) -> None:
     paid = {"expected_runtime": "fast", "cost_estimate": 0.1}
     make_writing_worker(kee, server, hints=paid, endpoint="http://127.0.0.1:9/mcp")
-    budget = Budget(max_total_cost=Decimal("0.15"))
+    budget = Budget(max_total_cost=0.15)
     execution = run(kee, [{**queue_step("a"), "worker_id": "writer"}, REPORT], budget=budget)
     execute_queue(kee.tenant_id, "execute")
     with kee.acting():

@@ -16,8 +16,8 @@ from apps.core.sql import database_now, execute
 from apps.executions import jobs, tools
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import advancing
-from apps.executions.services.commands import Budget
 from apps.executions.states import Strategy
+from apps.plans.shapes import Budget
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
@@ -82,7 +82,7 @@ def test_concurrent_processes_stay_within_the_budget(kee: Caller, texter: Worker
         (queue_step if number % 2 else call_step)(f"s{number}", estimated_cost=cost / 100)
         for number, cost in enumerate(costs)
     ]
-    budget = Budget(max_total_cost=Decimal("0.50"), max_cost_per_step=Decimal("0.55"))
+    budget = Budget(max_total_cost=0.50, max_cost_per_step=0.55)
     execution = begin(kee, [*steps, REPORT], budget=budget)
 
     together(*[lambda: advance(execution)] * 4)

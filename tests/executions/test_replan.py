@@ -1,7 +1,6 @@
 """A plan of which a step failed is planned again: what is done stays done, what failed is not used again."""
 
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -11,11 +10,11 @@ from django.urls import reverse
 from apps.core.errors import Conflict
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import commands
-from apps.executions.services.commands import Budget
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.models import Outcome, Plan
 from apps.plans.proposals import Evidence, Ref, Value
+from apps.plans.shapes import Budget
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
@@ -140,8 +139,8 @@ def test_new_plan_runs_only_the_rest(team: Caller, server: WorkerServer) -> None
 @pytest.mark.parametrize(
     ("bounds", "budget", "left"),
     [
-        ({}, Budget(max_total_cost=Decimal("0.9"), max_cost_per_step=Decimal("0.6")), (0.4, 0.6)),
-        ({"max_total_cost": 5, "max_cost_per_step": 0.55}, Budget(max_total_cost=Decimal("0.9")), (0.4, 0.55)),
+        ({}, Budget(max_total_cost=0.9, max_cost_per_step=0.6), (0.4, 0.6)),
+        ({"max_total_cost": 5, "max_cost_per_step": 0.55}, Budget(max_total_cost=0.9), (0.4, 0.55)),
     ],
 )
 def test_execution_budget_binds_the_new_plan(

@@ -31,7 +31,6 @@ class Migration(migrations.Migration):
                 ("strategy", models.CharField(max_length=11, default="sequential")),
                 ("max_total_cost", models.DecimalField(null=True, max_digits=14, decimal_places=6)),
                 ("max_cost_per_step", models.DecimalField(null=True, max_digits=14, decimal_places=6)),
-                ("currency", models.CharField(max_length=3, default="USD")),
                 ("answers_inbox", models.BooleanField(default=False)),
                 ("total_cost", models.DecimalField(default=Decimal(0), max_digits=14, decimal_places=6)),
                 ("status", models.CharField(max_length=16, default="queued")),

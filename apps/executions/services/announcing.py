@@ -133,7 +133,7 @@ def announce_end(work: UnitOfWork, status: Status) -> str:
         "steps_complete": len(work.in_state(StepStatus.COMPLETE)),
         "steps_total": len(work.steps),
         "total_cost": float(execution.total_cost),
-        "currency": execution.currency,
+        "currency": "USD",
     }
     asked_itself = execution.requested_by_id == execution.owner_id
     other_id = execution.owner.parent_id if asked_itself else execution.owner_id

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from django.db import IntegrityError, transaction
 
@@ -23,32 +22,11 @@ from apps.plans import documents
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.models import Plan
-from apps.plans.shapes import WORKER_STEPS, StepType, tighter
+from apps.plans.shapes import WORKER_STEPS, Budget, StepType, tighter
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 
 Decision = Literal["accept", "reject"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """The limits of an execution's cost. A step begins only if the budget covers its cost."""
-
-    max_total_cost: Decimal | None = None
-    max_cost_per_step: Decimal | None = None
-    currency: str = "USD"
-
-    def within(self, bounds: Mapping[str, Any]) -> Self:
-        """This budget, with the bounds of the plan where they are tighter."""
-
-        def within(given: Decimal | None, bound: float | None) -> Decimal | None:
-            return tighter(given, None if bound is None else Decimal(str(bound)).quantize(MONEY))
-
-        return replace(
-            self,
-            max_total_cost=within(self.max_total_cost, bounds.get("max_total_cost")),
-            max_cost_per_step=within(self.max_cost_per_step, bounds.get("max_cost_per_step")),
-        )
 
 
 @transaction.atomic
@@ -78,9 +56,11 @@ def start(
     if not plan.is_ready and not plan.is_forgotten:
         detail = f"{plan_id} is {plan.status}, and only a plan that is ready is carried out. {plan.next_step}"
         raise Conflict(detail, code="plan_refused", plan_status=str(plan.status))
-    budget = budget.within(plan.document.get("constraints") or {})
+    bounds = plan.document.get("constraints") or {}
+    most = _money(tighter(budget.max_total_cost, bounds.get("max_total_cost")))
+    per_step = _money(tighter(budget.max_cost_per_step, bounds.get("max_cost_per_step")))
     if plan.is_forgotten or not planning.take_up(plan_id=plan_id):
-        return _existing(plan.plan_id, mode, strategy, budget)
+        return _existing(plan_id, mode, strategy, most, per_step)
     to_do = {step["worker_id"] for step in plan.document["steps"] if step.get("worker_id") and not step.get("done")}
     outside = plans.outside_pool(to_do, delegate=plan.delegate) if to_do else []
     if outside:
@@ -99,9 +79,8 @@ def start(
                 requested_by_id=caller.principal_id,
                 mode=mode,
                 strategy=strategy,
-                max_total_cost=budget.max_total_cost,
-                max_cost_per_step=budget.max_cost_per_step,
-                currency=budget.currency,
+                max_total_cost=most,
+                max_cost_per_step=per_step,
                 answers_inbox=answers_inbox,
                 created_at=now,
                 wake_at=now,
@@ -109,20 +88,22 @@ def start(
     except IntegrityError as exc:
         if violated_constraint(exc) != "executions_execution_once_per_plan":
             raise
-        return _existing(plan.plan_id, mode, strategy, budget)
+        return _existing(plan_id, mode, strategy, most, per_step)
     _add_steps(execution, plan.document)
     wake_after_commit(execution)
     return execution
 
 
-def _existing(plan_id: str, mode: Mode, strategy: Strategy, budget: Budget) -> Execution:
+def _money(amount: float | None) -> Decimal | None:
+    return None if amount is None else Decimal(str(amount)).quantize(MONEY)
+
+
+def _existing(plan_id: str, *terms: object) -> Execution:
     found = Execution.objects.filter(plan_id=plan_id).first()
     if found is None:
         detail = f"{plan_id} was replaced, forgotten, or waited too long; it is not executed any more."
         raise Conflict(detail, code="plan_abandoned")
-    asked = (mode, strategy, budget.max_total_cost, budget.max_cost_per_step, budget.currency)
-    has = (found.mode, found.strategy, found.max_total_cost, found.max_cost_per_step, found.currency)
-    if asked != has:
+    if terms != (found.mode, found.strategy, found.max_total_cost, found.max_cost_per_step):
         detail = f"{plan_id} is executed by {found} with another mode, strategy or budget."
         raise Conflict(detail, code="already_executed", execution_id=found.ref)
     return found
@@ -343,6 +324,5 @@ def resume(*, caller: Caller, execution: Execution, failed_step: str, now: datet
     if not made.is_ready:
         return made, None
     # What is left of the budget stands in the plan.
-    budget = Budget(currency=execution.currency)
     mode, strategy = Mode(execution.mode), Strategy(execution.strategy)
-    return made, start(caller=caller, plan_id=made.plan_id, mode=mode, strategy=strategy, budget=budget, now=now)
+    return made, start(caller=caller, plan_id=made.plan_id, mode=mode, strategy=strategy, budget=Budget(), now=now)
