@@ -13,7 +13,7 @@ from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget
 
 from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, start_of, verb
-from apps.executions import calls, reports, selectors
+from apps.executions import reports, selectors
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import commands
 from apps.executions.services.commands import Decision
@@ -187,7 +187,7 @@ class ExecutionAdmin(OperatorAdmin):
         *("intent", "status", "summary", "needs", "picture", "plan", "owner", "requested_by"),
         *("created_at", "ended_at", "terminal_receipt", "mode", "strategy"),
         *("total_cost", "max_total_cost", "max_cost_per_step"),
-        *("delegate_id", "plan_receipt", "halted_as", "halted_why", "halted_by", "wake_at", "trace_ref"),
+        *("plan_receipt", "halted_as", "halted_why", "halted_by", "wake_at"),
     ]
 
     def goes_on(self, execution: Execution) -> bool:
@@ -251,17 +251,13 @@ class ExecutionAdmin(OperatorAdmin):
     )
     def give_result(self, execution: Execution, given: Mapping[str, Any]) -> str:
         with acting_in(execution.tenant_id, "console: a step is answered"):
-            caller = _owner(execution)
             moved = commands.submit_step_result(
-                caller=caller,
+                caller=_owner(execution),
                 execution_ref=execution.ref,
                 step_id=given["step"].step_id,
                 result=given["result"],
-                result_pointer=calls.pointer_to(given["result"]),
                 summary=f"Given by an operator: {given['reason']}",
             )
-            # Last: a refusal would take back the row of what is stored, and not its file.
-            calls.keep(caller=caller, value=given["result"])
         return f"{given['step'].step_id} is answered; {moved} is {moved.status}."
 
     @verb(

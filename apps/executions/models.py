@@ -34,7 +34,6 @@ class Execution(TenantModel):
     """
 
     plan_id = models.CharField(max_length=100)
-    delegate_id = models.CharField(max_length=100, blank=True)
     plan_receipt_id = models.CharField(max_length=100)
     intent = models.TextField()
     owner = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="executions", db_index=False)
@@ -55,7 +54,6 @@ class Execution(TenantModel):
     ended_at = models.DateTimeField(null=True)
     wake_at = models.DateTimeField(null=True)
     terminal_receipt_id = models.CharField(max_length=100, null=True)
-    trace_ref = models.CharField(max_length=100, null=True)
 
     objects = ExecutionQuerySet.as_manager()
 

@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import Exists, OuterRef, QuerySet, Window
 from django.db.models.functions import RowNumber
 
-from apps.core.errors import Conflict, FieldError, Invalid, NotFound
+from apps.core.errors import FieldError, Invalid, NotFound
 from apps.core.ids import parse_ref
 from apps.core.sql import GATEHOUSE_NOW
 from apps.executions import reports
@@ -187,17 +187,3 @@ def ended_tasks(execution_id: int) -> list[tuple[int, str | None]]:
     waiting = ExecutionStep.objects.filter(execution_id=execution_id, status=StepStatus.QUEUED).values("task_id")
     found = FinishedTask.objects.filter(task_id__in=waiting).order_by("task_id")
     return list(found.values_list("task_id", "result_pointer"))
-
-
-def refuse_unless_asked(caller: Caller, ref: str, step_id: str) -> None:
-    """Refuse early, before anything is stored, what would be refused under the lock.
-
-    :raises NotFound: if the caller has no such execution, or the plan no such step.
-    :raises Conflict: if the caller was never asked about this step (`step_not_open`).
-    """
-    steps = ExecutionStep.objects.select_related("execution")
-    step = steps.filter(execution=execution_of(caller, ref), step_id=step_id).first()
-    if step is None:
-        raise NotFound(f"{ref} has no step {step_id[:100]!r}.", code="unknown_step")
-    if step.receipt_id is None:
-        raise Conflict(step.state_text, code="step_not_open", step_status=step.status)

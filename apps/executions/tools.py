@@ -427,7 +427,6 @@ def list_executions(caller: Caller, given: ListExecutions) -> ExecutionList:
     scope="plans",
     routes=[Route("POST", f"{_BASE}/{{execution_id}}/steps/{{step_id}}/result", max_body=_RESULT_BYTES)],
     idempotent=True,
-    own_transactions=True,
     listed_for=["agent"],
     example={"execution_id": "exec_3", "step_id": "s4", "result": {"total": 9}, "summary": "Nine in total."},
     after_refusal="The step waits for no result of yours: get_plan_status says what it waits for.",
@@ -441,19 +440,15 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
         raise Invalid(
             "Give either result or result_pointer.", errors=[FieldError("/result", "exactly one of the two is needed")]
         )
-    with caller.acting():
-        selectors.refuse_unless_asked(caller, given.execution_id, given.step_id)
-    pointer = given.result_pointer or calls.keep(caller=caller, value=given.result)
-    with caller.acting():
-        execution = commands.submit_step_result(
-            caller=caller,
-            execution_ref=given.execution_id,
-            step_id=given.step_id,
-            result=given.result,
-            result_pointer=pointer,
-            summary=given.summary,
-        )
-        return _moved(selectors.report_on(execution), given.step_id)
+    execution = commands.submit_step_result(
+        caller=caller,
+        execution_ref=given.execution_id,
+        step_id=given.step_id,
+        result=given.result,
+        result_pointer=given.result_pointer,
+        summary=given.summary,
+    )
+    return _moved(selectors.report_on(execution), given.step_id)
 
 
 @operation(

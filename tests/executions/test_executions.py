@@ -62,7 +62,7 @@ def outside(tenant: Tenant) -> Caller:
 
 
 def test_direct_steps_pass_their_results_on(kee: Caller, texter: WorkerServer) -> None:
-    execution = run(kee, [call_step("a"), call_step("b", "shout", "{{a.text}} {{a.length}}"), REPORT])
+    execution = run(kee, [call_step("a"), call_step("b", "shout", "{{a.text}} {{a.length}}", depends_on=["a"]), REPORT])
 
     done = report(kee, execution)
     assert done.status == "complete"
@@ -280,7 +280,7 @@ def test_step_over_the_budget_does_not_begin(kee: Caller, texter: WorkerServer, 
 
 
 def test_failed_critical_step_ends_the_plan(kee: Caller, texter: WorkerServer) -> None:
-    execution = run(kee, [call_step("a", "break_down"), call_step("b", "echo", "{{a.text}}"), REPORT])
+    execution = run(kee, [call_step("a", "break_down"), call_step("b", "echo", "{{a.text}}", depends_on=["a"]), REPORT])
 
     done = report(kee, execution)
     assert done.status == "failed"

@@ -43,7 +43,7 @@ STAYING: Final = {
     "digests_entry": {"delivery_handle", "source_system"},
     "digests_inbox": {"source_policies"},
     "digests_thread": {"event_family", "source_system"},
-    "executions_execution": {"delegate_id", "plan_id", "plan_receipt_id", "trace_ref"},
+    "executions_execution": {"plan_id", "plan_receipt_id"},
     "executions_executionstep": {"depends_on", "receipt_id", "step_id"},
     "memory_subject": {"display_name"},
     "plans_outcome": {"links", "tools"},

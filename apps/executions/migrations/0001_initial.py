@@ -24,7 +24,6 @@ class Migration(migrations.Migration):
             fields=[
                 id_field(),
                 ("plan_id", models.CharField(max_length=100)),
-                ("delegate_id", models.CharField(max_length=100, blank=True)),
                 ("plan_receipt_id", models.CharField(max_length=100)),
                 ("intent", models.TextField()),
                 ("mode", models.CharField(max_length=11, default="auto")),
@@ -40,7 +39,6 @@ class Migration(migrations.Migration):
                 ("ended_at", models.DateTimeField(null=True)),
                 ("wake_at", models.DateTimeField(null=True)),
                 ("terminal_receipt_id", models.CharField(max_length=100, null=True)),
-                ("trace_ref", models.CharField(max_length=100, null=True)),
                 reference("halted_by", "principals.principal", null=True),
                 reference("owner", "principals.principal", "executions"),
                 reference("requested_by", "principals.principal"),

@@ -10,7 +10,7 @@ from django.db import IntegrityError, transaction
 
 from apps.core.errors import Conflict, Forbidden, Invalid
 from apps.core.sql import violated_constraint
-from apps.executions import routing, selectors
+from apps.executions import calls, routing, selectors
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.advancing import go_forward
@@ -72,7 +72,6 @@ def start(
             execution = Execution.objects.create(
                 tenant_id=caller.tenant_id,
                 plan_id=plan.plan_id,
-                delegate_id=plan.delegate.delegate_id,
                 plan_receipt_id=plan.receipt_id,
                 intent=plan.document["intent"],
                 owner_id=plan.delegate.principal_id if caller.kind == Kind.DELEGATE else caller.principal_id,
@@ -156,23 +155,27 @@ def _results_before(plan_id: str | None) -> dict[str, ExecutionStep]:
 
 @transaction.atomic
 def submit_step_result(
-    *, caller: Caller, execution_ref: str, step_id: str, result: Any, result_pointer: str, summary: str
+    *, caller: Caller, execution_ref: str, step_id: str, result: Any, result_pointer: str | None = None, summary: str
 ) -> Execution:
     """Submit the result of an aggregate step. This closes the obligation, and the execution continues.
 
-    :param result: the value if it was given; it is stored behind the pointer.
+    :param result_pointer: where the result is; None: it is stored as an artifact once it is accepted.
     :raises NotFound: if the caller has no such execution, or the plan no such step.
     :raises Conflict: if the step is no aggregate or does not wait (`step_not_open`), or another result was submitted
         before (`other_result`). The same result again changes nothing.
     """
 
+    pointer = result_pointer or calls.pointer_to(result)
+
     def same(step: ExecutionStep) -> bool:
-        return step.result_pointer == result_pointer
+        return step.result_pointer == pointer
 
     with _open_step(caller, execution_ref, step_id, StepType.AGGREGATE, same) as found:
         if found is not None:
             work, step = found
-            succeed(work, step, result=result, result_pointer=result_pointer, summary=summary)
+            if result_pointer is None:
+                calls.keep(caller=caller, value=result)
+            succeed(work, step, result=result, result_pointer=pointer, summary=summary)
             announcing.close_obligation(work, step, event_type="aggregate_complete", summary=summary)
     return selectors.execution_of(caller, execution_ref)
 

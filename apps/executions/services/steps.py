@@ -279,7 +279,7 @@ def finish(work: UnitOfWork, status: Status) -> None:
         started_at=execution.created_at,
         ended_at=work.now,
     )
-    trace = memory.store_observation(
+    memory.store_observation(
         author=work.owner,
         text=text,
         domain=memory.TRACE,
@@ -288,7 +288,6 @@ def finish(work: UnitOfWork, status: Status) -> None:
         metadata=metadata,
         now=work.now,
     )
-    execution.trace_ref = trace.ref
     for step in work.in_state(StepStatus.COMPLETE):
         if asked := step.promotion_recommendation:
             step.envelope = {**step.outcome, "promotion_recommendation": {**asked, **_promoted(work, step, asked)}}
