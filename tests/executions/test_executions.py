@@ -1,5 +1,6 @@
 """Plans carried out: what begins when, what a principal is asked for, how it ends."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from apps.core.sql import database_now
-from apps.executions import selectors
+from apps.executions import calls, selectors
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import advancing, commands
 from apps.executions.services.commands import Decision
@@ -361,6 +362,34 @@ def test_step_waits_for_the_storage_of_its_input(kee: Caller, outside: Caller, t
         ExecutionStep.objects.update(retry_at=None)
     advance(execution)
     assert texter.calls == {"sum_up": 1}
+    assert report(kee, execution).status == "complete"
+
+
+def test_claims_last_while_their_process_reads_params_and_writes_results(
+    kee: Caller, outside: Caller, texter: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_writing_worker(kee, texter)
+    more = {"params": {"size": "{{a.size}}"}, "depends_on": ["a"], "worker_id": "writer"}
+    execution = run(kee, [queue_step("a"), *({**call_step(f"b{one}", "sum_up"), **more} for one in range(5)), REPORT])
+    do_task(outside, {"text": "x" * 65_600, "size": 3})
+    advance(execution, patience=timedelta(0))
+    clock = [0.0]
+
+    def slowly(work: Callable[..., Any]) -> Callable[..., Any]:
+        def done(**given: Any) -> Any:
+            clock[0] += 3
+            pass_time(3)
+            advance(execution)  # as another process does
+            return work(**given)
+
+        return done
+
+    monkeypatch.setattr(advancing, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(calls, "kept", slowly(calls.kept))
+    monkeypatch.setattr(calls, "keep", slowly(calls.keep))
+    advance(execution)
+
+    assert texter.calls == {"sum_up": 5}
     assert report(kee, execution).status == "complete"
 
 

@@ -264,19 +264,30 @@ def _plan_next_look(work: UnitOfWork, *, held_back: bool) -> None:
 def _carry_out(claims: list[Claim]) -> None:
     """Carry out claimed steps, direct calls at the same time, and write each outcome as it comes."""
     direct: deque[tuple[Claim, Mapping[str, Any]]] = deque()
-    for claim in claims:
+    renewed_at = monotonic()
+    for number, claim in enumerate(claims, 1):
         try:
             params = _resolved(claim)
             calls.check_params(claim.target, params)
         except DomainError as exc:
             retried(partial(_write_failure, claim, exc, reached=False))
-            continue
-        if claim.as_task:
-            retried(partial(_queue, claim, params))
         else:
-            direct.append((claim, params))
+            if claim.as_task:
+                retried(partial(_queue, claim, params))
+            else:
+                direct.append((claim, params))
+        renewed_at = _renew_in_time([*claims[number:], *(one for one, _ in direct)], renewed_at)
     if direct:
-        _call_all(direct)
+        _call_all(direct, renewed_at)
+
+
+def _renew_in_time(claims: list[Claim], renewed_at: float) -> float:
+    """Renew the claims, unless that was done a moment ago; returns when it was done last."""
+    if monotonic() < renewed_at + _RENEW_SECONDS:
+        return renewed_at
+    for claim in claims:
+        _renew(claim)
+    return monotonic()
 
 
 def _resolved(claim: Claim) -> Mapping[str, Any]:
@@ -294,7 +305,7 @@ def _resolved(claim: Claim) -> Mapping[str, Any]:
     return calls.with_cause(claim.target, found, claim.cause)
 
 
-def _call_all(waiting: deque[tuple[Claim, Mapping[str, Any]]]) -> None:
+def _call_all(waiting: deque[tuple[Claim, Mapping[str, Any]]], renewed_at: float) -> None:
     """Make direct calls in threads, which only talk to workers. This thread renews the claims and uses the database.
 
     A call starts right after a check of its claim, so a call whose claim was lost is not made. Only the instant between
@@ -308,10 +319,11 @@ def _call_all(waiting: deque[tuple[Claim, Mapping[str, Any]]]) -> None:
                 if _renew(claim):
                     running[pool.submit(copy_context().run, _call, claim, params)] = claim
             done, _ = wait(running, timeout=_RENEW_SECONDS, return_when=FIRST_COMPLETED)
-            for future in done:
-                _write(running.pop(future), future.result())
-            for claim in [*running.values(), *(claim for claim, _ in waiting)]:
-                _renew(claim)
+            # The last round is for those that still run.
+            for future in [*done, None]:
+                if future is not None:
+                    _write(running.pop(future), future.result())
+                renewed_at = _renew_in_time([*running.values(), *(claim for claim, _ in waiting)], renewed_at)
 
 
 def _call(claim: Claim, params: Mapping[str, Any]) -> calls.Called | DomainError:
