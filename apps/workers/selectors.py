@@ -22,7 +22,6 @@ from apps.workers.models import (
     ToolVersion,
     UnknownWorker,
     Worker,
-    WorkerSource,
 )
 from apps.workers.shapes import OfferView, ToolShown, WorkerList, WorkerManifest, WorkerSummary
 from apps.workers.trust import Tier, forbidden_effects
@@ -43,29 +42,6 @@ class Terms:
     worker: Worker
     tool: ToolVersion
     offer: OfferView
-
-
-def sources(*, tenant_id: int) -> list[dict[str, Any]]:
-    """A tenant's sources by name, with their entries, as plain values."""
-    found = WorkerSource.objects.filter(tenant_id=tenant_id).order_by("name").prefetch_related("entries__worker")
-    return [
-        {
-            "name": source.name,
-            "kind": source.kind,
-            "address": source.address,
-            "enabled": source.enabled,
-            "fault": source.fault,
-            "entries": [
-                {
-                    "key": entry.key,
-                    "worker_id": entry.worker.worker_id if entry.worker else None,
-                    "fault": entry.fault,
-                }
-                for entry in sorted(source.entries.all(), key=lambda entry: entry.key)
-            ],
-        }
-        for source in found
-    ]
 
 
 def epochs() -> tuple[int, int]:

@@ -16,6 +16,7 @@ from django.urls import reverse
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers.models import SigningKey, Worker, WorkerSource
 from apps.workers.services import discovery
+from tests.factories import make_tenant
 from tests.workers.factories import enroll, make_key, make_manifest, public_half, register, signed, typed
 
 SENT = {"_form_submitted": "on", "reason": "ticket 7"}
@@ -116,12 +117,15 @@ def test_command_adds_lists_and_removes_sources(as_kee: Caller, file: Path, tmp_
     there = ["--address", "http://127.0.0.1:9/mcp", "--principal", "Kee"]
     run("add-source", "mine", "--kind", "static", "--address", file, "--principal", "Kee")
     discovery.discover()
-    (source,) = json.loads(run("list-sources", "--json"))
+    listed = run("list-sources").splitlines()
+    make_tenant("other")
+    with pytest.raises(CommandError, match="There is no MCP worker 'one'"):
+        call_command("mcp_workers", "approve", "one", "--all", "--tenant", "other")
     run("add-source", "e", "--kind", "etcd", *there, "--prefix", "/w/", "--user", "gate", "--secret-file", secret)
     run("add-source", "c", "--kind", "consul", *there, "--service", "mcp", "--secret-file", secret)
     run("add-source", "p", "--kind", "pull", *there, "--worker", '{"worker_id": "files"}', "--every", "60")
 
-    assert source["entries"] == [{"key": "one", "worker_id": "one", "fault": None}]
+    assert listed == [f"mine  static  {file}  ok", "  one  one  ok"]
     assert {source.name: source.options for source in WorkerSource.objects.all()} == {
         "mine": {},
         "e": {"prefix": "/w/", "user": "gate"},

@@ -49,6 +49,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db.models import Prefetch
 from django.template.defaultfilters import pluralize
 from joserfc.jwk import OKPKey
 
@@ -58,12 +59,12 @@ from apps.principals.models import Principal
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors, trust
 from apps.workers.manifests import Seen
-from apps.workers.models import SourceKind
+from apps.workers.models import SourceEntry, SourceKind, WorkerSource
 from apps.workers.services import discovery, memory, registry
 from apps.workers.shapes import ToolShown
 from apps.workers.trust import Tier
 
-_OWN_TRANSACTIONS: Final = frozenset({"rebuild", "add"})
+_WHY: Final = "MCP workers: a command"
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -125,7 +126,6 @@ class Command(BaseCommand):
         change.add_argument("--enabled", choices=["yes", "no"])
         change.add_argument("--secret-file", type=Path, help="holds another password or token")
         listed = verbs.add_parser("list-sources", help="list the sources with their workers and faults")
-        listed.add_argument("--json", action="store_true")
         remove = verbs.add_parser("remove-source", help="remove a source, and the workers that only it lists")
         remove.add_argument("name")
         rebuild = verbs.add_parser(
@@ -138,14 +138,15 @@ class Command(BaseCommand):
         run = getattr(self, f"_{verb.replace('-', '_')}")
         try:
             seen = discovery.visit(given["url"]) if verb == "add" else None
-            with acting_as_system("MCP workers: a command"):
+            with acting_as_system(_WHY):
                 tenant_id = principals.tenant_named(tenant).pk
-                if verb not in _OWN_TRANSACTIONS:
-                    run(tenant_id, **given)
             if verb == "rebuild":
                 run(tenant_id)
             elif seen is not None:
                 run(tenant_id, seen=seen, **given)
+            else:
+                with acting_in(tenant_id, _WHY):
+                    run(tenant_id, **given)
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
 
@@ -153,7 +154,7 @@ class Command(BaseCommand):
         server = discovery.shown(url, seen)
         self.stdout.write(f"{server.server_name or url} shows {len(server.tools)} tool{pluralize(server.tools)}:")
         uids = self._chosen(server.tools, **given)  # not in a transaction: a person may take a while
-        with acting_in(tenant_id, "MCP workers: a command"):
+        with acting_in(tenant_id, _WHY):
             added = discovery.add_server(
                 principal=discovery.principal_for_servers(tenant_id=tenant_id, name=principal),
                 url=url,
@@ -239,15 +240,12 @@ class Command(BaseCommand):
         )
         self.stdout.write(f"{name} is changed, and looked at within a second; see: manage.py mcp_workers list-sources")
 
-    def _list_sources(self, tenant_id: int, **given: Any) -> None:
-        found = selectors.sources(tenant_id=tenant_id)
-        if given["json"]:
-            self.stdout.write(json.dumps(found))
-            return
-        for source in found:
-            self.stdout.write(f"{source['name']}  {source['kind']}  {source['address']}  {source['fault'] or 'ok'}")
-            for entry in source["entries"]:
-                self.stdout.write(f"  {entry['key']}  {entry['worker_id'] or '-'}  {entry['fault'] or 'ok'}")
+    def _list_sources(self, _tenant_id: int, **_: Any) -> None:
+        entries = Prefetch("entries", SourceEntry.objects.select_related("worker").order_by("key"))
+        for source in WorkerSource.objects.order_by("name").prefetch_related(entries):
+            self.stdout.write(f"{source.name}  {source.kind}  {source.address}  {source.fault or 'ok'}")
+            for entry in source.entries.all():
+                self.stdout.write(f"  {entry.key}  {entry.worker or '-'}  {entry.fault or 'ok'}")
 
     def _remove_source(self, tenant_id: int, *, name: str, **_: Any) -> None:
         left = discovery.remove_source(tenant_id=tenant_id, name=name)
