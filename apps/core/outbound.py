@@ -5,7 +5,7 @@ import functools
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final
@@ -22,8 +22,6 @@ from apps.core.strict_json import storable
 _CONNECT_SECONDS: Final = 5.0
 _MESSAGE: Final = 2_000
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
-# What is left of the time of who listens when there is no more to wait for.
-_HANGING_UP: Final = 0.2
 
 
 class CallFailed(Exception):
@@ -140,24 +138,6 @@ def get(url: str, *, headers: Mapping[str, str], deadline: timedelta, max_answer
     return asyncio.run(_bounded(_Sent("GET", url, None, headers, max_answer_bytes), deadline.total_seconds()))
 
 
-def listen(
-    url: str,
-    *,
-    body: bytes,
-    headers: Mapping[str, str],
-    hold: timedelta,
-    enough: Callable[[bytes], bool],
-    max_answer_bytes: int,
-) -> Answer:
-    """Send a body and take what comes of an answer without end, until it is enough or the time is over.
-
-    As :func:`post` otherwise: who has not begun to answer by then has timed out.
-
-    :raises CallFailed: one of its kinds.
-    """
-    return asyncio.run(_bounded(_Sent("POST", url, body, headers, max_answer_bytes, enough), hold.total_seconds()))
-
-
 @dataclass(frozen=True, slots=True)
 class _Sent:
     method: str
@@ -165,13 +145,12 @@ class _Sent:
     body: bytes | None
     headers: Mapping[str, str]
     max_bytes: int
-    enough: Callable[[bytes], bool] | None = None
 
 
 async def _bounded(sent: _Sent, seconds: float) -> Answer:
     try:
-        with anyio.fail_after(seconds) as scope:
-            return await _send(sent, scope)
+        with anyio.fail_after(seconds):
+            return await _send(sent)
     except TimeoutError as exc:
         raise TimedOut(f"No whole answer within {seconds:g} s.") from exc
     except httpx2.InvalidURL as exc:
@@ -180,7 +159,7 @@ async def _bounded(sent: _Sent, seconds: float) -> Answer:
         raise Disconnected("The connection broke before the whole answer was there.") from exc
 
 
-async def _send(sent: _Sent, scope: anyio.CancelScope) -> Answer:
+async def _send(sent: _Sent) -> Answer:
     address = await anyio.to_thread.run_sync(guard, sent.url, abandon_on_cancel=True)
     wire = PinnedTransport(address=address, url=httpx2.URL(sent.url), max_bytes=sent.max_bytes)
     # The deadline bounds everything else.
@@ -190,23 +169,9 @@ async def _send(sent: _Sent, scope: anyio.CancelScope) -> Answer:
         httpx2.AsyncClient(transport=wire, timeout=timeout) as client,
         client.stream(sent.method, sent.url, content=sent.body, headers=headers) as response,
     ):
-        content = await _received(response, sent, scope)
+        # Raw: a body that is compressed against our word stays as small as it came.
+        content = b"".join([chunk async for chunk in response.aiter_raw()]) if sent.max_bytes else b""
         return Answer(status=response.status_code, headers=dict(response.headers), body=content)
-
-
-async def _received(response: httpx2.Response, sent: _Sent, scope: anyio.CancelScope) -> bytes:
-    # Raw: a body that is compressed against our word stays as small as it came.
-    if not sent.max_bytes:
-        return b""
-    if sent.enough is None:
-        return b"".join([chunk async for chunk in response.aiter_raw()])
-    content = b""
-    with anyio.CancelScope(deadline=scope.deadline - _HANGING_UP):
-        async for chunk in response.aiter_raw():
-            content += chunk
-            if sent.enough(content):
-                break
-    return content
 
 
 class PinnedTransport(httpx2.AsyncBaseTransport):

@@ -20,7 +20,8 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connection, connections
-from django.db.models import DateTimeField, Func, Model
+from django.db.models import DateTimeField, Func, Model, QuerySet, Window
+from django.db.models.functions import RowNumber
 from psycopg import generators, pq, sql
 from psycopg.adapt import PyFormat, Transformer
 
@@ -275,6 +276,13 @@ def _setting(names: tuple[str, ...]) -> str:
 
 GATEHOUSE_NOW: Final = Func(function="gatehouse_now", output_field=DateTimeField())
 """The database's clock in queries of the ORM."""
+
+
+def in_turn(rows: QuerySet[Any], *, by: str) -> QuerySet[Any]:
+    """The first row of each tenant by a field, then the second of each, and so on; `turn` is which one it is."""
+    turn = Window(RowNumber(), partition_by="tenant_id", order_by=[by, "pk"])
+    found: QuerySet[Any] = rows.annotate(turn=turn).order_by("turn", by, "pk")
+    return found
 
 
 def database_now() -> datetime:

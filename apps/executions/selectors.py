@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from django.db.models import Exists, OuterRef, QuerySet, Window
-from django.db.models.functions import RowNumber
+from django.db.models import Exists, OuterRef
 
 from apps.core.errors import FieldError, Invalid, NotFound
 from apps.core.ids import parse_ref
-from apps.core.sql import GATEHOUSE_NOW
+from apps.core.sql import GATEHOUSE_NOW, in_turn
 from apps.executions import reports
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.shapes import EndedStep, ExecutionProgress, ExecutionReport, StepOutput
@@ -160,15 +159,10 @@ def due(*, limit: int) -> list[tuple[int, int]]:
     steps = ExecutionStep.objects.filter(Exists(ended), status=StepStatus.QUEUED)
     by_task = Execution.objects.open().filter(pk__in=steps.values("execution_id"))
     by_clock = Execution.objects.open().filter(wake_at__lte=GATEHOUSE_NOW)
-    found = _fairly(by_clock, by="wake_at", limit=limit) + _fairly(by_task, by="pk", limit=limit)
+    turns = [in_turn(by_clock, by="wake_at"), in_turn(by_task, by="pk")]
+    found = [row for rows in turns for row in rows.values_list("turn", "tenant_id", "pk")[:limit]]
     found.sort(key=itemgetter(0))
     return list(dict.fromkeys((tenant_id, pk) for _, tenant_id, pk in found))[:limit]
-
-
-def _fairly(found: QuerySet[Execution], *, by: str, limit: int) -> list[tuple[int, int, int]]:
-    """The first of each tenant, then the second of each, and so on, as (rank, tenant, row)."""
-    rank = Window(RowNumber(), partition_by="tenant_id", order_by=[by, "pk"])
-    return list(found.annotate(rank=rank).order_by("rank", by, "pk").values_list("rank", "tenant_id", "pk")[:limit])
 
 
 def missing_receipts(references: Sequence[str], *, recipient_id: int) -> list[str]:

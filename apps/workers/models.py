@@ -200,7 +200,6 @@ class Worker(TenantModel):
     reach = models.CharField(max_length=8, choices=Reach, default=Reach.UNKNOWN)
     probes_against = models.SmallIntegerField(default=0, help_text="Probes in a row that contradict `reach`.")
     probe_at = models.DateTimeField(db_default=Now(), help_text="Time of the next probe.")
-    probe_fencing_token = models.BigIntegerField(default=0)
     probed_at = models.DateTimeField(null=True)
     probe_fault = models.CharField(max_length=300, null=True)
     drift = models.CharField(max_length=300, null=True, help_text="The difference of its tools from its manifest.")
@@ -434,8 +433,7 @@ class WorkerEvent(TenantModel):
 class WorkerSource(TenantModel):
     """A source that lists MCP workers, added by an operator. Its workers are registered for its principal.
 
-    `cursor` is the position of the last look: a revision, an index or a digest. `next_at` is the time of the next look,
-    or the end of a running claim. `fencing_token` is the fencing token of the claim.
+    `next_at` is the time of the next look.
     """
 
     name = models.CharField(max_length=100)
@@ -450,9 +448,7 @@ class WorkerSource(TenantModel):
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     enabled = models.BooleanField(default=True)
     every = models.DurationField(help_text="How often the MCP workers that it lists are asked for their tools.")
-    cursor = models.CharField(max_length=100, default="")
     next_at = models.DateTimeField()
-    fencing_token = models.BigIntegerField(default=0)
     looked_at = models.DateTimeField(null=True)
     faults = models.IntegerField(default=0, help_text="Failed looks in a row.")
     fault = models.CharField(max_length=300, null=True)
@@ -476,10 +472,7 @@ class WorkerSource(TenantModel):
 
 
 class SourceEntry(TenantModel):
-    """An entry of a source: an endpoint or a manifest, and the worker that was registered from it.
-
-    `next_at` and `fencing_token` are as those of the source.
-    """
+    """An entry of a source: an endpoint or a manifest, and the worker that was registered from it."""
 
     source = models.ForeignKey(WorkerSource, on_delete=models.CASCADE, related_name="entries", db_index=False)
     key = models.CharField(max_length=500)
@@ -487,7 +480,6 @@ class SourceEntry(TenantModel):
     worker = models.ForeignKey(Worker, on_delete=models.PROTECT, null=True, related_name="entries", db_index=False)
     named_at = models.DateTimeField()
     next_at = models.DateTimeField()
-    fencing_token = models.BigIntegerField(default=0)
     asked_at = models.DateTimeField(null=True)
     faults = models.IntegerField(default=0)
     fault = models.CharField(max_length=300, null=True)

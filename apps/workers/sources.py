@@ -1,32 +1,31 @@
 """Adapters of the sources that list MCP workers: one MCP endpoint, a YAML file, etcd, Consul.
 
-Calls foreign servers and reads files; touches no database. Each look returns the whole list, or that nothing has changed.
-etcd is asked through the JSON gateway of its v3 API: a watch says that something has changed, then the list is read again.
-Consul is asked with blocking queries.
+Calls foreign servers and reads files; touches no database. Each look returns the whole list. etcd is asked through the
+JSON gateway of its v3 API.
 """
 
 import base64
-import hashlib
 import ipaddress
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import yaml
 
 from apps.core import outbound, strict_json
 from apps.core.errors import DomainError, Invalid
-from apps.core.outbound import Answer, AnswerTooLarge, CallFailed, legible
+from apps.core.outbound import Answer, CallFailed, legible
 from apps.core.schemas import parse
 from apps.workers.models import SourceKind
 from apps.workers.shapes import StatedWorker
 
-WAIT: Final = timedelta(seconds=1)
+LOOK_EVERY: Final = timedelta(seconds=5)
+"""How often a list is read. A source that is one endpoint is looked at as often as its entry."""
 DEFAULT_PREFIX: Final = "/gatehouse/workers/"
 DEFAULT_SERVICE: Final = "mcp-worker"
 MOST_ENTRIES: Final = 1000
@@ -38,14 +37,6 @@ _OK: Final = 200
 _JSON: Final = {"Content-Type": "application/json"}
 # etcd answers an unknown or outdated token with 401, or with 400 as for other faults.
 _UNAUTHENTICATED: Final = frozenset({400, 401})
-
-LOOK_EVERY: Final[Mapping[SourceKind, timedelta | None]] = {
-    SourceKind.PULL: None,
-    SourceKind.STATIC: timedelta(seconds=5),
-    SourceKind.ETCD: timedelta(0),
-    SourceKind.CONSUL: timedelta(0),
-}
-"""How often a source is looked at; None: as often as its entries. A watch goes on at the next tick."""
 
 OPTIONS: Final[Mapping[SourceKind, frozenset[str]]] = {
     SourceKind.PULL: frozenset({"worker"}),
@@ -73,21 +64,12 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """The result of a look. `entries` is None where nothing has changed since `cursor`."""
-
-    cursor: str
-    entries: Sequence[Entry] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A source, the position of the last look, and the secret that authenticates Gatehouse there."""
+    """A source, and the secret that authenticates Gatehouse there."""
 
     kind: SourceKind
     address: str
     options: Mapping[str, Any]
-    cursor: str = ""
     secret: str = field(default="", repr=False)
 
 
@@ -112,14 +94,14 @@ def _bad(detail: str) -> Invalid:
     return Invalid(detail, code="bad_settings")
 
 
-def look(source: Source) -> Listing:
-    """Read a source's list of workers, if it has changed since the last look.
+def look(source: Source) -> list[Entry]:
+    """Read a source's list of workers.
 
     :raises CallFailed: one of its kinds; :class:`BadSource` also where a key stands twice or an entry can't be stored.
     """
-    listing = _ADAPTERS[source.kind](source)
+    listed = _ADAPTERS[source.kind](source)
     keys = set[str]()
-    for entry in listing.entries or ():
+    for entry in listed:
         if entry.key in keys:
             raise BadSource(f"The source names {entry.key!r} twice.")
         keys.add(entry.key)
@@ -127,14 +109,14 @@ def look(source: Source) -> Listing:
             strict_json.check(entry.stated)
         except strict_json.UnstorableJSON as exc:
             raise BadSource(f"What the source says of {entry.key!r} can't be stored. {exc.detail}") from exc
-    return listing
+    return listed
 
 
-def _pull(source: Source) -> Listing:
-    return Listing(cursor="", entries=[_entry(source, source.address, {"endpoint": source.address})])
+def _pull(source: Source) -> list[Entry]:
+    return [_entry(source, source.address, {"endpoint": source.address})]
 
 
-def _static(source: Source) -> Listing:
+def _static(source: Source) -> list[Entry]:
     try:
         with Path(source.address).open("rb") as file:
             content = file.read(_FILE_BYTES + 1)
@@ -142,9 +124,6 @@ def _static(source: Source) -> Listing:
         raise BadSource(f"The file can't be read: {exc.strerror}.") from exc
     if len(content) > _FILE_BYTES:
         raise BadSource(f"The file is over {_FILE_BYTES} bytes.")
-    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-    if digest == source.cursor:
-        return Listing(cursor=digest, entries=None)
     try:
         document = yaml.safe_load(content)
         # The round trip refuses what YAML has and JSON has not: dates, sets, keys that are no strings.
@@ -153,13 +132,10 @@ def _static(source: Source) -> Listing:
         raise BadSource("The file is no YAML with a list `workers` of plain values.") from exc
     if not isinstance(found, list) or not all(isinstance(one, dict) and "endpoint" in one for one in found):
         raise BadSource("The file's `workers` is a list of MCP workers, each with its `endpoint`.")
-    entries = [_entry(source, str(one.get("worker_id") or one.get("endpoint")), one) for one in _bounded(found)]
-    return Listing(cursor=digest, entries=entries)
+    return [_entry(source, str(one.get("worker_id") or one.get("endpoint")), one) for one in _bounded(found)]
 
 
-def _etcd(source: Source) -> Listing:
-    if source.cursor and not _etcd_has_changed(source):
-        return Listing(cursor=source.cursor, entries=None)
+def _etcd(source: Source) -> list[Entry]:
     asked = {**_etcd_range(source), "limit": MOST_ENTRIES + 1}
     answer = _etcd_post(source.address, "kv/range", asked, _etcd_headers(source))
     if source.secret and answer.status in _UNAUTHENTICATED:
@@ -167,41 +143,12 @@ def _etcd(source: Source) -> Listing:
         answer = _etcd_post(source.address, "kv/range", asked, _etcd_headers(source))
     document = _decoded(answer)
     try:
-        entries = []
-        for one in _bounded(document.get("kvs", [])):
-            key, value = (base64.b64decode(one.get(name, "")) for name in ("key", "value"))
-            entries.append(_entry(source, key.decode(errors="replace"), _etcd_stated(value)))
-        return Listing(cursor=str(int(document["header"]["revision"])), entries=entries)
+        int(document["header"]["revision"])  # only etcd tells it
+        found = _bounded(document.get("kvs", []))
+        pairs = ([base64.b64decode(one.get(name, "")) for name in ("key", "value")] for one in found)
+        return [_entry(source, key.decode(errors="replace"), _etcd_stated(value)) for key, value in pairs]
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         raise BadSource("What answers there is not etcd.") from exc
-
-
-def _etcd_has_changed(source: Source) -> bool:
-    """Watch for a moment. An answer that is refused, too long or cut off counts as a change: the list tells what it is."""
-    watch = {"create_request": {**_etcd_range(source), "start_revision": int(source.cursor) + 1}}
-    try:
-        answer = outbound.listen(
-            f"{source.address.rstrip('/')}/v3/watch",
-            body=json.dumps(watch).encode(),
-            headers=_etcd_headers(source),
-            hold=WAIT,
-            enough=_is_news,
-            max_answer_bytes=_ANSWER_BYTES,
-        )
-    except AnswerTooLarge:
-        return True
-    if answer.status != _OK or _is_news(answer.body) or not answer.body.endswith(b"\n"):
-        return True
-    try:
-        # A revision before the cursor: etcd was restored from a backup.
-        created = json.loads(answer.body.splitlines()[0])["result"]["header"]
-        return int(created["revision"]) < int(source.cursor)
-    except (LookupError, TypeError, ValueError) as exc:
-        raise BadSource("What answers there is not etcd.") from exc
-
-
-def _is_news(body: bytes) -> bool:
-    return any(word in body for word in (b'"events"', b'"canceled"', b'"error"'))
 
 
 def _etcd_range(source: Source) -> dict[str, str]:
@@ -248,30 +195,22 @@ def _etcd_stated(value: bytes) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {"endpoint": legible(value.decode(errors="replace").strip())}
 
 
-def _consul(source: Source) -> Listing:
-    query = {"passing": "true", "wait": f"{WAIT.total_seconds():g}s"}
-    if source.cursor:
-        query["index"] = source.cursor
+def _consul(source: Source) -> list[Entry]:
     service = quote(source.options.get("service", DEFAULT_SERVICE), safe="")
     answer = outbound.get(
-        f"{source.address.rstrip('/')}/v1/health/service/{service}?{urlencode(query)}",
+        f"{source.address.rstrip('/')}/v1/health/service/{service}?passing=true",
         headers={"X-Consul-Token": source.secret} if source.secret else {},
-        deadline=WAIT + _DEADLINE,
+        deadline=_DEADLINE,
         max_answer_bytes=_ANSWER_BYTES,
     )
     document = _decoded(answer)
     if answer.headers.get("x-consul-results-filtered-by-acls") == "true":
         raise BadSource("Consul keeps back instances: the token needs service:read and node:read for them.")
     try:
-        index = int(answer.headers["x-consul-index"])
-        if str(index) == source.cursor:
-            return Listing(cursor=source.cursor, entries=None)
-        entries = [_consul_entry(source, one) for one in _bounded(document)]
+        int(answer.headers["x-consul-index"])  # only Consul tells it
+        return [_consul_entry(source, one) for one in _bounded(document)]
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         raise BadSource("What answers there is not Consul.") from exc
-    # Consul's documentation asks to drop an index that goes back, or that is below 1.
-    is_onward = index >= max(1, int(source.cursor or 0))
-    return Listing(cursor=str(index) if is_onward else "", entries=entries)
 
 
 def _consul_entry(source: Source, one: Mapping[str, Any]) -> Entry:
@@ -316,7 +255,7 @@ def _decoded(answer: Answer) -> Any:
         raise BadSource("The source answers no JSON.") from exc
 
 
-_ADAPTERS: Final[Mapping[SourceKind, Callable[[Source], Listing]]] = {
+_ADAPTERS: Final[Mapping[SourceKind, Callable[[Source], list[Entry]]]] = {
     SourceKind.PULL: _pull,
     SourceKind.STATIC: _static,
     SourceKind.ETCD: _etcd,

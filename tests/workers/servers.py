@@ -130,10 +130,9 @@ def encoded(text: str | bytes) -> str:
 
 @dataclass
 class Registry:
-    """etcd at `/v3/…` and Consul at `/v1/…`. Every change increases `revision`, which is Consul's index too."""
+    """etcd at `/v3/…` and Consul at `/v1/…`."""
 
     url: str = ""
-    revision: int = 10
     keys: dict[str, str] = field(default_factory=dict)
     """Of etcd: keys and values in base64."""
     services: list[Any] = field(default_factory=list)
@@ -145,32 +144,21 @@ class Registry:
     keeps_back: bool = False
     """Consul's token does not see all instances."""
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    changed: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, key: str | bytes, value: Any) -> None:
-        with self.changed:
-            self.keys[encoded(key)] = encoded(value if isinstance(value, str) else json.dumps(value))
-            self._change()
+        self.keys[encoded(key)] = encoded(value if isinstance(value, str) else json.dumps(value))
 
     def delete(self, key: str | bytes) -> None:
-        with self.changed:
-            del self.keys[encoded(key)]
-            self._change()
+        del self.keys[encoded(key)]
 
     def serve(self, *services: Any) -> None:
-        with self.changed:
-            self.services = list(services)
-            self._change()
-
-    def _change(self) -> None:
-        self.revision += 1
-        self.changed.notify_all()
+        self.services = list(services)
 
     def range(self, asked: dict[str, Any]) -> dict[str, Any]:
         first, end = base64.b64decode(asked["key"]), base64.b64decode(asked["range_end"])
         found = [(key, value) for key, value in sorted(self.keys.items()) if first <= base64.b64decode(key) < end]
         kvs = [{"key": key, "value": value} for key, value in found[: asked["limit"]]]
-        return {"header": {"revision": str(self.revision)}, **({"kvs": kvs} if kvs else {})}
+        return {"header": {"revision": "11"}, **({"kvs": kvs} if kvs else {})}
 
 
 def service(name: str, port: int, **members: Any) -> dict[str, Any]:
@@ -191,26 +179,8 @@ class Handler(BaseHTTPRequestHandler):
             self.say({"token": self.registry.token} if is_right else {"error": "failed"}, 200 if is_right else 400)
         elif self.registry.password and self.headers.get("Authorization") != self.registry.token:
             self.say({"error": "invalid auth token"}, 401)
-        elif self.path == "/v3/kv/range":
-            self.say(self.registry.range(asked))
         else:
-            self.watch(int(asked["create_request"]["start_revision"]))
-
-    def watch(self, start: int) -> None:
-        self.send_response(200)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.tell({"result": {"header": {"revision": str(self.registry.revision)}, "created": True}})
-        with self.registry.changed:
-            if self.registry.changed.wait_for(lambda: self.registry.revision >= start, timeout=2):
-                self.tell({"result": {"header": {"revision": str(self.registry.revision)}, "events": [{}]}})
-        self.close_connection = True
-
-    def tell(self, line: Any) -> None:
-        try:
-            self.wfile.write(json.dumps(line).encode() + b"\n")
-        except OSError:
-            self.close_connection = True
+            self.say(self.registry.range(asked))
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -219,12 +189,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.registry.token and self.headers.get("X-Consul-Token") != self.registry.token:
             self.say({"error": "Permission denied"}, 403)
             return
-        with self.registry.changed:
-            if known := int(query.get("index", "0")):
-                wait = float(query["wait"].removesuffix("s"))
-                self.registry.changed.wait_for(lambda: self.registry.revision != known, timeout=wait)
-            kept_back = {"X-Consul-Results-Filtered-By-ACLs": "true"} if self.registry.keeps_back else {}
-            self.say(self.registry.services, 200, **{"X-Consul-Index": str(self.registry.revision)}, **kept_back)
+        kept_back = {"X-Consul-Results-Filtered-By-ACLs": "true"} if self.registry.keeps_back else {}
+        self.say(self.registry.services, 200, **{"X-Consul-Index": "11"}, **kept_back)
 
     def say(self, document: Any, status: int = 200, **headers: str) -> None:
         body = json.dumps(document).encode()

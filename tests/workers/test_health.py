@@ -58,9 +58,9 @@ def state_after(pause: timedelta) -> str:
     return selectors.worker_named("loud").state
 
 
-def claim() -> Worker:
-    (claimed,) = health.claim(Worker.objects.registered(), at="probe_at", counter="probe_fencing_token")
-    return claimed
+def due() -> Worker:
+    (asked,) = health.due(Worker.objects.registered(), at="probe_at")
+    return asked
 
 
 # Heartbeats
@@ -356,9 +356,9 @@ def test_lost_worker_is_probed_ever_more_seldom(
 
 def test_outdated_probe_is_not_stored(as_kee: Caller, shouter: McpServer) -> None:
     announce(as_kee, shouter)
-    late = claim()
+    late = due()
     Worker.objects.update(probe_at="2000-01-01T00:00Z")
-    current = claim()
+    current = due()
 
     health.note_probe(late, Unreachable("gone"))
     assert Worker.objects.get().probed_at is None
@@ -366,7 +366,7 @@ def test_outdated_probe_is_not_stored(as_kee: Caller, shouter: McpServer) -> Non
     assert Worker.objects.get().probe_fault == "unreachable: gone"
 
     Worker.objects.update(probed_at=None, probe_at="2000-01-01T00:00Z")
-    current = claim()
+    current = due()
     with serving() as other:
         announce(as_kee, other)
         health.note_probe(current, Unreachable("gone"))  # of the old endpoint

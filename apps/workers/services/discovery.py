@@ -24,11 +24,11 @@ from apps.workers import manifests, sources
 from apps.workers.manifests import Seen
 from apps.workers.models import SigningKey, SourceEntry, SourceKind, Worker, WorkerSource, pause_after
 from apps.workers.selectors import tools_shown
-from apps.workers.services.health import CALL_DEADLINE, TEXT, claim, do_all
+from apps.workers.services.health import CALL_DEADLINE, TEXT, do_all, due
 from apps.workers.services.registry import approve as approve_tools
 from apps.workers.services.registry import register, take_out
 from apps.workers.shapes import RegisterWorker, ServerShown, StatedWorker, ToolShown
-from apps.workers.sources import BadSource, Entry, Listing, Source
+from apps.workers.sources import BadSource, Entry, Source
 
 DEFAULT_EVERY: Final = timedelta(minutes=1)
 LEAST_EVERY: Final = timedelta(seconds=5)
@@ -184,7 +184,7 @@ def change_source(
     source, now = _lock_source(tenant_id, name), database_now()
     if address is not None:
         _check_source(SourceKind(source.kind), address, source.options, has_secret=bool(source.sealed_secret))
-        source.address, source.cursor = address, ""
+        source.address = address
     if every is not None:
         _check_every(every)
         source.every = every
@@ -195,7 +195,7 @@ def change_source(
             raise Invalid(f"The source {name!r} takes no secret.", code="bad_settings")
         source.sealed_secret = seal(secret)
     source.next_at, source.faults = now, 0
-    source.save(update_fields=["address", "cursor", "every", "enabled", "sealed_secret", "next_at", "faults"])
+    source.save(update_fields=["address", "every", "enabled", "sealed_secret", "next_at", "faults"])
     source.entries.update(next_at=now)
     return source
 
@@ -222,51 +222,40 @@ def _lock_source(tenant_id: int, name: str) -> WorkerSource:
 def discover() -> int:
     """Look at the sources that are due and ask the entries that are due; returns their number.
 
-    Opens its own transactions, with the calls between them. It may run twice at once.
+    Opens its own transactions, with the calls between them.
     """
-    return do_all(claim_sources(), look, note_listing) + do_all(claim_entries(), ask, note_answer)
+    return do_all(due_sources(), look, note_listing) + do_all(due_entries(), ask, note_answer)
 
 
-def claim_sources() -> list[WorkerSource]:
-    return claim(WorkerSource.objects.filter(enabled=True, principal__disabled_at=None))
+def due_sources() -> list[WorkerSource]:
+    return due(WorkerSource.objects.filter(enabled=True, principal__disabled_at=None))
 
 
-def look(source: WorkerSource) -> Listing:
+def look(source: WorkerSource) -> list[Entry]:
     try:
         secret = unseal(source.sealed_secret) if source.sealed_secret else ""
     except SealBroken as exc:
         raise BadSource("The source's secret can't be opened with this deployment's keys.") from exc
-    return sources.look(
-        Source(
-            kind=SourceKind(source.kind),
-            address=source.address,
-            options=source.options,
-            cursor=source.cursor,
-            secret=secret,
-        )
-    )
+    kind = SourceKind(source.kind)
+    return sources.look(Source(kind=kind, address=source.address, options=source.options, secret=secret))
 
 
-def note_listing(claimed: WorkerSource, listing: Listing | CallFailed) -> None:
-    with acting_in(claimed.tenant_id, _WHY):
-        source = (
-            WorkerSource.objects.filter(pk=claimed.pk, fencing_token=claimed.fencing_token).select_for_update().first()
-        )
+def note_listing(asked: WorkerSource, listed: list[Entry] | CallFailed) -> None:
+    with acting_in(asked.tenant_id, _WHY):
+        # Where it was changed meanwhile, it is due at another moment, and this answer is none to what stands there now.
+        source = WorkerSource.objects.filter(pk=asked.pk, next_at=asked.next_at).select_for_update().first()
         if source is None:
             return
-        now = database_now()
-        source.looked_at = now
-        if isinstance(listing, Listing):
-            if listing.entries is not None:
-                _update_entries(source, listing.entries, now)
-            source.cursor, source.faults, source.fault = listing.cursor, 0, None
-            every = sources.LOOK_EVERY[SourceKind(source.kind)]
-            source.next_at = now + (source.every if every is None else every)
-        else:
+        now = source.looked_at = database_now()
+        if isinstance(listed, CallFailed):
             source.faults += 1
-            source.fault = f"{listing.code}: {listing}"[:TEXT]
+            source.fault = f"{listed.code}: {listed}"[:TEXT]
             source.next_at = now + pause_after(source.faults)
-        source.save(update_fields=["looked_at", "cursor", "faults", "fault", "next_at"])
+        else:
+            _update_entries(source, listed, now)
+            source.faults, source.fault = 0, None
+            source.next_at = now + (source.every if source.kind == SourceKind.PULL else sources.LOOK_EVERY)
+        source.save(update_fields=["looked_at", "faults", "fault", "next_at"])
 
 
 def _update_entries(source: WorkerSource, listed: Sequence[Entry], now: datetime) -> None:
@@ -301,9 +290,9 @@ def _dismiss(entry: SourceEntry, now: datetime) -> bool:
     return True
 
 
-def claim_entries() -> list[SourceEntry]:
-    due = SourceEntry.objects.filter(source__enabled=True, source__principal__disabled_at=None)
-    return claim(due.select_related("source__principal__tenant"))
+def due_entries() -> list[SourceEntry]:
+    entries = SourceEntry.objects.filter(source__enabled=True, source__principal__disabled_at=None)
+    return due(entries.select_related("source__principal__tenant"))
 
 
 def ask(entry: SourceEntry) -> Seen | None:
@@ -311,10 +300,10 @@ def ask(entry: SourceEntry) -> Seen | None:
     return None if "tools" in entry.stated else manifests.look(entry.stated["endpoint"], deadline=CALL_DEADLINE)
 
 
-def note_answer(claimed: SourceEntry, seen: Seen | CallFailed | None) -> None:
-    caller = on_behalf_of(claimed.source.principal)
+def note_answer(asked: SourceEntry, seen: Seen | CallFailed | None) -> None:
+    caller = on_behalf_of(asked.source.principal)
     with acting_as(caller):
-        found = SourceEntry.objects.filter(pk=claimed.pk, fencing_token=claimed.fencing_token)
+        found = SourceEntry.objects.filter(pk=asked.pk, next_at=asked.next_at)
         entry = found.select_related("source").select_for_update(of=("self",)).first()
         if entry is None:
             return
@@ -324,7 +313,7 @@ def note_answer(claimed: SourceEntry, seen: Seen | CallFailed | None) -> None:
             fault = f"{seen.code}: {seen}"
         else:
             try:
-                left_out = _register_from(entry, caller, claimed.stated, seen, now)
+                left_out = _register_from(entry, caller, asked.stated, seen, now)
             except DomainError as refusal:
                 fault = f"{refusal.code}: {refusal.detail}"
         entry.faults = entry.faults + 1 if fault else 0

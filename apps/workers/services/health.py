@@ -7,11 +7,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from django.db import transaction
-from django.db.models import F, Q, QuerySet, Window
-from django.db.models.functions import RowNumber
+from django.db.models import Q, QuerySet
 
 from apps.core.outbound import CallFailed
-from apps.core.sql import database_now
+from apps.core.sql import GATEHOUSE_NOW, database_now, in_turn
 from apps.principals.models import TenantModel
 from apps.principals.tenancy import Caller, acting_as_system, acting_in
 from apps.workers import manifests
@@ -31,10 +30,8 @@ PROBE_SELDOM: Final = 10 * HEARTBEAT_EVERY
 _PROBE_AGAIN: Final = timedelta(seconds=5)
 
 LATE_BATCH: Final = 200
-MOST_CLAIMED: Final = 64
+MOST_AT_ONCE: Final = 64
 CALL_DEADLINE: Final = timedelta(seconds=5)
-# Longer than a sweep takes, so that only the claims of a dead process are taken over.
-_CLAIMED_FOR: Final = timedelta(seconds=60)
 _AT_ONCE: Final = 32
 _WHY: Final = "probing workers"
 TEXT: Final = 300
@@ -118,26 +115,15 @@ def _state_of(worker: Worker, now: datetime) -> State:
     return condition
 
 
-def claim(due: QuerySet[M], *, at: str = "next_at", counter: str = "fencing_token") -> list[M]:
-    """Claim the rows that are due, in a transaction of its own. Each row carries its new fencing token.
+def due(rows: QuerySet[M], *, at: str = "next_at") -> list[M]:
+    """The rows that are due, not too many, in a transaction of its own. Those of tenants take turns.
 
-    Tenants take turns: of each tenant the row that has been due longest, then of each the next one.
+    The tick that asks runs nowhere else meanwhile. An answer is stored only where the row is still due at that moment.
 
     :param at: the field with the time at which a row is due.
-    :param counter: the field with the fencing token.
     """
-    with acting_as_system("claiming what is due"):
-        now = database_now()
-        due = due.filter(**{f"{at}__lte": now})
-        turn = Window(RowNumber(), partition_by="tenant_id", order_by=[at, "id"])
-        ordered = due.annotate(turn=turn).order_by("turn", at, "id").values_list("pk", flat=True)
-        chosen = {pk: place for place, pk in enumerate(ordered[:MOST_CLAIMED])}
-        held = list(due.filter(pk__in=chosen).select_for_update(skip_locked=True, of=("self",)))
-        rows = due.model._default_manager.filter(pk__in=[row.pk for row in held])  # noqa: SLF001  # the documented manager
-        rows.update(**{counter: F(counter) + 1, at: now + _CLAIMED_FOR})
-    for row in held:
-        setattr(row, counter, getattr(row, counter) + 1)
-    return sorted(held, key=lambda row: chosen[row.pk])
+    with acting_as_system("looking for what is due"):
+        return list(in_turn(rows.filter(**{f"{at}__lte": GATEHOUSE_NOW}), by=at)[:MOST_AT_ONCE])
 
 
 def do_all(claims: Sequence[C], call: Callable[[C], R], note: Callable[[C, R | CallFailed], None]) -> int:
@@ -168,28 +154,26 @@ def do_all(claims: Sequence[C], call: Callable[[C], R], note: Callable[[C, R | C
 def probe() -> int:
     """Probe the workers that are due, and judge their answers; returns their number.
 
-    Opens its own transactions, with the calls between them. It may run twice at once.
+    Opens its own transactions, with the calls between them.
     """
-    due = Worker.objects.registered().light().exclude(state=State.QUARANTINED).filter(principal__disabled_at=None)
-    return do_all(claim(due, at="probe_at", counter="probe_fencing_token"), look, note_probe)
+    probed = Worker.objects.registered().light().exclude(state=State.QUARANTINED).filter(principal__disabled_at=None)
+    return do_all(due(probed, at="probe_at"), look, note_probe)
 
 
 def look(worker: Worker) -> Seen:
     return manifests.look(worker.endpoint, deadline=CALL_DEADLINE, with_manifest=False)
 
 
-def note_probe(claimed: Worker, seen: Seen | CallFailed) -> None:
-    with acting_in(claimed.tenant_id, _WHY):
+def note_probe(asked: Worker, seen: Seen | CallFailed) -> None:
+    with acting_in(asked.tenant_id, _WHY):
         # The answer of an old endpoint says nothing of the new one.
-        found = Worker.objects.registered().filter(
-            pk=claimed.pk, probe_fencing_token=claimed.probe_fencing_token, endpoint=claimed.endpoint
-        )
+        found = Worker.objects.registered().filter(pk=asked.pk, probe_at=asked.probe_at, endpoint=asked.endpoint)
         worker = found.select_for_update().first()
         has_drifted = worker is not None and _judge(worker, seen, database_now())
     if has_drifted:
         # In a transaction of its own: discovery locks the entry before the worker.
-        with acting_in(claimed.tenant_id, _WHY):
-            SourceEntry.objects.filter(worker_id=claimed.pk).update(next_at=database_now())
+        with acting_in(asked.tenant_id, _WHY):
+            SourceEntry.objects.filter(worker_id=asked.pk).update(next_at=database_now())
 
 
 def _judge(worker: Worker, seen: Seen | CallFailed, now: datetime) -> bool:
