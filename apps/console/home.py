@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.db.models import Count, Max, Model, QuerySet
+from django.db.models import Max, Model, QuerySet
 from django.urls import reverse
 
 from apps.console import selectors
@@ -138,7 +138,7 @@ def _deliveries() -> Card:
 def _workers() -> Card:
     unwell: dict[str, Tone] = {State.DEGRADED: "warning", State.OFFLINE: "warning", State.QUARANTINED: "danger"}
     there = Worker.objects.filter(unregistered_at=None)
-    counted = dict(there.values_list("state").annotate(workers=Count("pk")))
+    counted = selectors.workers_by_health()
     return Card(
         title="MCP workers",
         figures=[

@@ -15,14 +15,14 @@ from django.db.backends.utils import CursorWrapper
 
 from apps.core.sql import execute, fetch
 from apps.memory.models import COMMON, MESSAGE_BITS, OUTSIDE, Memory, Session
-from apps.memory.texts import Question, as_sought, beginning
+from apps.memory.texts import Question, as_sought
 from apps.principals.tenancy import acting_as_system
 
 # Writing.
 
-# The most bytes of a text that are indexed. A tsvector holds a mebibyte of words, with their parts and positions. Normalizing
-# may make eighteen signs of one.
-_INDEXED: Final = 1 << 18
+# The most signs of a text that are indexed, of four bytes each. A tsvector holds a mebibyte of words, with their parts and
+# positions. Normalizing may make eighteen signs of one.
+_INDEXED: Final = 1 << 16
 
 _INDEX: Final = """
 with memory as materialized (
@@ -65,8 +65,8 @@ def index(memory: Memory, text: str, *, context: str = "", is_new: bool = True, 
         execute("delete from memory_searchterm where place = %(place)s", {"place": memory.place}, hot=True)
     given = {
         "memory": memory.pk,
-        "text": beginning(as_sought(text), _INDEXED),
-        "context": beginning(as_sought(context), _INDEXED),
+        "text": as_sought(text)[:_INDEXED],
+        "context": as_sought(context)[:_INDEXED],
         "added": int(is_new),
         "counted": int(is_new and not replaces),
     }

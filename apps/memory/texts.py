@@ -26,8 +26,6 @@ _UNSEEN: Final = (
 )
 _DROPPED: Final = dict.fromkeys(chain.from_iterable(range(first, last + 1) for first, last in _UNSEEN))
 _ENDS: Final = " .!?…;:,"
-# The most bytes of a character.
-_WIDEST: Final = 4
 
 
 def one_line(text: str) -> str:
@@ -42,11 +40,6 @@ def one_line(text: str) -> str:
 def as_sought(text: str) -> str:
     """The text as its words are indexed and searched: compatibility forms and capitals are folded."""
     return unicodedata.normalize("NFKC", text).casefold()
-
-
-def beginning(text: str, most: int) -> str:
-    """The beginning of the text in at most so many bytes, without half a character."""
-    return text if len(text) * _WIDEST <= most else text.encode()[:most].decode(errors="ignore")
 
 
 # json.dumps() would make an encoder for each text.
