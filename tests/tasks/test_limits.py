@@ -113,8 +113,12 @@ def test_rate_holds_in_any_period(kee: Caller, worker: Caller, *, of_type: bool)
             for grant in grants:
                 complete(worker, grant)
         assert given == [1, 2, 0, 1, 0, 2, 3]
-        # What no period reaches any more is not kept.
+        # What no period reaches any more is not kept, nor anything without a rate.
         assert RateWindow.objects.count() == 1
+    make_type(kee, rate=None, rate_seconds=None)
+    set_queue(kee)
+    with acting_as(kee):
+        assert not RateWindow.objects.exists()
 
 
 def test_retries_and_next_leases_count_against_a_rate(kee: Caller, worker: Caller) -> None:
