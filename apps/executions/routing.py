@@ -12,7 +12,6 @@ from typing import Any, Final
 from apps.executions.errors import UnresolvedReference
 from apps.executions.models import ExecutionStep
 from apps.executions.states import ACTIVE, SETTLED, Status, StepStatus, Strategy
-from apps.plans.documents import Step
 from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER, RESULT_TEXT, WORKER_STEPS, StepType, place_in_list
 
 # These go on with the results that exist. A critical failure has halted the plan before.
@@ -27,14 +26,6 @@ class Moves:
     skip: tuple[str, ...] = ()
     halt_as: Status | None = None
     verdict: Status | None = None
-
-
-def critical_steps(steps: Sequence[Step]) -> frozenset[str]:
-    """The steps whose failure fails the plan: those that declare it, else those that a later step depends on."""
-    needed = {name for step in steps for name in (*step.depends_on, *(step.wait_for_step_ids or ()))}
-    return frozenset(
-        step.step_id for step in steps if (step.step_id in needed if step.critical is None else step.critical)
-    )
 
 
 def next_moves(steps: Sequence[ExecutionStep], *, strategy: Strategy, halted_as: Status | None) -> Moves:

@@ -162,6 +162,14 @@ def parents_of(steps: Sequence[Step]) -> dict[str, frozenset[str]]:
     return found
 
 
+def critical_steps(steps: Sequence[Step]) -> frozenset[str]:
+    """The steps whose failure fails the plan: those that declare it, else those that a later step depends on."""
+    needed = {name for step in steps for name in (*step.depends_on, *(step.wait_for_step_ids or ()))}
+    return frozenset(
+        step.step_id for step in steps if (step.step_id in needed if step.critical is None else step.critical)
+    )
+
+
 class Constraints(Member):
     """The hard bounds that a plan was made under."""
 

@@ -35,6 +35,14 @@ _TYPO: Final = 0.7
 _SMALL_STEMS: Final = frozenset(map(stem, SMALL))
 
 
+def order_of(document: Mapping[str, Any]) -> tuple[dict[str, list[str]], frozenset[str]]:
+    """By step of a plan the steps that come before it, in the plan's order; and the steps whose failure fails it."""
+    steps = documents.read(document).steps
+    parents = documents.parents_of(steps)
+    before = {one.step_id: [other.step_id for other in steps if other.step_id in parents[one.step_id]] for one in steps}
+    return before, documents.critical_steps(steps)
+
+
 def stems(text: str) -> dict[str, float]:
     """The stems of a text's words, each with what it counts: a small word ("my", "every") a tenth of another."""
     found = map(stem, words(text))

@@ -13,9 +13,9 @@ from apps.executions import reports
 from apps.executions.errors import UnresolvedReference
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.reports import MAX_PAYLOAD_BYTES, complete, failed, recommended
-from apps.executions.routing import critical_steps, next_moves, resolve
+from apps.executions.routing import next_moves, resolve
 from apps.executions.states import STEP_TRANSITIONS, TRANSITIONS, Status, StepStatus, Strategy
-from apps.plans.documents import Step, parents_of
+from apps.plans.documents import Step, critical_steps, parents_of
 from apps.plans.shapes import StepType
 from apps.receipts.models import MAX_METADATA
 from tests.factories import T0, refused

@@ -10,7 +10,7 @@ from django.db import IntegrityError, transaction
 
 from apps.core.errors import Conflict, Forbidden, Invalid
 from apps.core.sql import violated_constraint
-from apps.executions import calls, routing, selectors
+from apps.executions import calls, selectors
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.advancing import go_forward
@@ -18,7 +18,6 @@ from apps.executions.services.steps import fail, report_of, succeed
 from apps.executions.services.work import UnitOfWork
 from apps.executions.states import MONEY, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import wake_after_commit
-from apps.plans import documents
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.models import Plan
@@ -109,21 +108,19 @@ def _existing(plan_id: str, *terms: object) -> Execution:
 
 
 def _add_steps(execution: Execution, document: Mapping[str, Any]) -> None:
-    steps = documents.read(document).steps
-    parents, critical = documents.parents_of(steps), routing.critical_steps(steps)
+    before, critical = plans.order_of(document)
     rows = [
         ExecutionStep(
             tenant_id=execution.tenant_id,
             execution=execution,
             position=position,
-            step_id=step.step_id,
-            step_type=step.step_type,
+            step_id=definition["step_id"],
+            step_type=definition["step_type"],
             definition=definition,
-            # In the order of the plan.
-            depends_on=[other.step_id for other in steps if other.step_id in parents[step.step_id]],
-            critical=step.step_id in critical,
+            depends_on=before[definition["step_id"]],
+            critical=definition["step_id"] in critical,
         )
-        for position, (step, definition) in enumerate(zip(steps, document["steps"], strict=True))
+        for position, definition in enumerate(document["steps"])
     ]
     if document.get("replaces"):
         _take_over(rows, _results_before(document["replaces"]))
