@@ -18,7 +18,7 @@ from tests.chaos.run import run
 from tests.commands import PATIENCE, ROOT
 from tests.waiters import until
 
-# What a release may bring to each of two hot tables, and take back later. The partition is the one that is in use.
+# What a release may bring to each of two hot tables, and take back later.
 _MIGRATION: Final = """
 from django.db import migrations, models
 
@@ -33,7 +33,7 @@ migrations.AddField("{model}", "later", models.TextField(null=True)),
 migrations.RunSQL("create index concurrently {table}_later on {table} (later)"),
 """
 _CONTRACT: Final = 'migrations.RemoveField("{model}", "later")'
-_HOT: Final = {"tasks": ("Task", "tasks_task_p0"), "receipts": ("Receipt", "receipts_receipt")}
+_HOT: Final = {"tasks": ("Task", "tasks_task"), "receipts": ("Receipt", "receipts_receipt")}
 
 
 def _git(*arguments: str) -> bytes:
