@@ -52,10 +52,10 @@ from tests.tasks import making as tasks
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """No sign of life is there from another test, and none is left to one."""
-    broker, signs = notifications.broker(), ("gatehouse:heartbeat:beat", "gatehouse:heartbeat:worker")
-    broker.delete(*signs)
+    broker = notifications.broker()
+    broker.delete("gatehouse:heartbeats")
     yield
-    broker.delete(*signs)
+    broker.delete("gatehouse:heartbeats")
 
 
 @pytest.fixture
