@@ -198,11 +198,15 @@ def refuse_stranger(*, caller: Caller, task_id: int) -> None:
     _refuse_strangers(caller, [task_id])
 
 
+def unknown(task_id: int) -> NotFound:
+    return NotFound(f"There is no task {format_ref('task', task_id)}.", code="unknown_task")
+
+
 def _refuse_strangers(caller: Caller, task_ids: Collection[int]) -> None:
     parties = {pk: parties for pk, *parties in Task.objects.filter(pk__in=task_ids).values_list(*_PARTIES)}
     for task_id in task_ids:
         if caller.principal_id not in parties.get(task_id, ()):
-            raise NotFound(f"There is no task {format_ref('task', task_id)}.", code="unknown_task")
+            raise unknown(task_id)
 
 
 def prove(*, worker: Caller, task_id: int, lease_token: str) -> Lease:

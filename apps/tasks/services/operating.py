@@ -7,7 +7,7 @@ from typing import Final
 from django.db import transaction
 from django.db.models import OuterRef, Subquery
 
-from apps.core.errors import Conflict, DomainError, Invalid, NotFound
+from apps.core.errors import Conflict, DomainError, Invalid
 from apps.core.ids import format_ref
 from apps.core.notifications import send_on_commit
 from apps.core.sql import database_now
@@ -16,7 +16,7 @@ from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_beha
 from apps.receipts.services import Group
 from apps.tasks.models import Budget, BulkAction, FinishedTask, IdempotencyKey, LiveTask, Queue, Task, retry_key
 from apps.tasks.services import recording
-from apps.tasks.services.ending import cancel, refuse_stranger
+from apps.tasks.services.ending import cancel, refuse_stranger, unknown
 from apps.tasks.services.leasing import look_at_all
 from apps.tasks.services.queueing import as_before, queue_many
 from apps.tasks.services.recording import Back
@@ -69,7 +69,7 @@ def retry_many(*, task_ids: Collection[int]) -> list[QueuedTask | DomainError]:
             wanted.setdefault(task.requester_id, []).append(task)
     for requester_id, theirs in wanted.items():
         answers |= _retried(requester_id, theirs, dead)
-    return [answers.get(pk) or _unknown(pk) for pk in sorted(set(task_ids))]
+    return [answers.get(pk) or unknown(pk) for pk in sorted(set(task_ids))]
 
 
 def _retried(
@@ -116,10 +116,6 @@ def _anew(budget: Budget) -> BudgetInput:
     )
 
 
-def _unknown(task_id: int) -> NotFound:
-    return NotFound(f"There is no task {format_ref('task', task_id)}.", code="unknown_task")
-
-
 @transaction.atomic
 def cancel_for_requester(*, task_id: int) -> Status:
     """Cancel a task as its requester would.
@@ -130,7 +126,7 @@ def cancel_for_requester(*, task_id: int) -> Status:
     asked_by = Task.objects.filter(pk=task_id).values("requester")
     requester = Principal.objects.select_related("tenant").filter(pk=Subquery(asked_by)).first()
     if requester is None:
-        raise _unknown(task_id)
+        raise unknown(task_id)
     return cancel(caller=on_behalf_of(requester), task_id=task_id)
 
 
