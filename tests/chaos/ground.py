@@ -38,7 +38,7 @@ class Ground(Supervisor):
     def kill(self, name: str) -> None:
         """End a process and its children as the loss of a machine would."""
         with suppress(psutil.NoSuchProcess):
-            family = self._family(name)
+            family = self.family(name)
             for one in family:
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
@@ -46,7 +46,7 @@ class Ground(Supervisor):
 
     def pause(self, name: str, seconds: float) -> None:
         """Stop a process and its children for a while, as on a machine that sleeps."""
-        family = self._family(name)
+        family = self.family(name)
         try:
             for one in family:
                 with suppress(psutil.NoSuchProcess):
@@ -57,7 +57,8 @@ class Ground(Supervisor):
                 with suppress(psutil.NoSuchProcess):
                     one.resume()
 
-    def _family(self, name: str) -> list[psutil.Process]:
+    def family(self, name: str) -> list[psutil.Process]:
+        """A process and all that it has started."""
         child = self.kept[name].child
         return [child, *child.children(recursive=True)]
 

@@ -32,9 +32,12 @@ from tests.chaos.client import Client
 from tests.chaos.ground import LEASE_SECONDS, Breakage, Broken, Ground, choices, prepared
 from tests.chaos.history import Fault, History, Json, now
 from tests.chaos.promises import PROMISES, violations
+from tests.chaos.readings import reading
 
 # When nobody asks for more, so long may pass without one task less that is open.
 _REST: Final = 180.0
+# Of one soak.
+_READINGS: Final = 10
 # Violations that are printed.
 _SHOWN: Final = 50
 _Kind = TypeVar("_Kind", bound=Actor)
@@ -49,13 +52,20 @@ _RECEIPTS: Final = """
 
 
 def run(
-    *, tasks: int, seed: int, pause: float = 1.0, tell: Callable[[str], None] = print, deal: Deal = choices
+    *,
+    tasks: int,
+    seed: int,
+    pause: float = 1.0,
+    soak: float = 0.0,
+    tell: Callable[[str], None] = print,
+    deal: Deal = choices,
 ) -> History:
     """Run until so many tasks are accepted and every fault has been.
 
     The same seed makes the same choices; when they meet is the machine's affair.
 
     :param pause: seconds between two faults, on average.
+    :param soak: seconds without a fault that come before; ten readings are told.
     :param deal: gives the faults, the last first.
     :raises StackError: if a server does not start.
     :raises Broken: if the ground gives way otherwise.
@@ -65,7 +75,7 @@ def run(
         prepared(settings="tests.chaos.settings", tokens=_tokens(), tell=tell) as ground,
         press_house(history) as manifest,
     ):
-        _Run(tasks, seed, pause, tell, deal, ground, history).go(manifest)
+        _Run(tasks, seed, pause, soak, tell, deal, ground, history).go(manifest)
     return history
 
 
@@ -96,6 +106,7 @@ class _Run:
     tasks: int
     seed: int
     pause: float
+    soak: float
     tell: Callable[[str], None]
     deal: Deal
     ground: Ground
@@ -109,6 +120,10 @@ class _Run:
             with closing(self._client(f"asker-{tenant}-1")) as client:
                 _register_types(client)
         self._start_actors(manifest)
+        for _ in range(_READINGS if self.soak else 0):
+            since = now()
+            self._wait(self.soak / _READINGS)
+            self._tell(json.dumps(reading(self.ground, self.history, since)))
         dice = random.Random(self.seed)  # noqa: S311  # no secret
         left = self.deal(dice)
         deck = list(left)
@@ -291,10 +306,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tasks", type=int, default=1_500, metavar="N", help="run until N tasks are accepted")
     parser.add_argument("--seed", type=int, metavar="S", help="what chooses; the same seed chooses the same")
     parser.add_argument("--pause", type=float, default=1.0, metavar="SECONDS", help="between faults, on average")
+    soak = "act for so long before the first fault, and print ten readings of latency, memory and room"
+    parser.add_argument("--soak", type=float, default=0.0, metavar="MINUTES", help=soak)
     asked = parser.parse_args(argv)
     seed = secrets.randbelow(10**9) if asked.seed is None else asked.seed
     _tell(f"seed {seed}")
-    history = run(tasks=asked.tasks, seed=seed, pause=asked.pause, tell=_tell)
+    history = run(tasks=asked.tasks, seed=seed, pause=asked.pause, soak=60 * asked.soak, tell=_tell)
     found = violations(history)
     print(json.dumps(_summary(history, found), indent=2))
     print(*found[:_SHOWN], sep="\n")

@@ -10,10 +10,12 @@ from tests.chaos.run import run
 
 
 def _holds(*, tasks: int, seed: int, pause: float) -> None:
-    history = run(tasks=tasks, seed=seed, pause=pause)
+    told: list[str] = []
+    history = run(tasks=tasks, seed=seed, pause=pause, soak=1.0, tell=told.append)
 
     assert violations(history) == []
     assert {fault.name for fault in history.faults} >= {breakage.name for breakage in BREAKAGES}
+    assert sum('"latency": {"queue": ' in line for line in told) == 10
     assert len(history.accepted) >= tasks
     assert history.executions
     ends = Counter(task["status"] for task in history.tasks.values())

@@ -1,0 +1,52 @@
+"""What a long run costs as it goes on: latency, memory, connections and room on disk."""
+
+from statistics import quantiles
+from typing import Final
+
+import psutil
+
+from tests.chaos.ground import Ground
+from tests.chaos.history import NEVER, Call, History, Json, now
+
+_VERBS: Final = ("queue", "lease", "heartbeat", "complete", "post", "read", "ack")
+_DATABASE: Final = """
+    select count(*), pg_database_size(current_database()), pg_total_relation_size('task_live'),
+        (select sum(n_dead_tup) / greatest(sum(n_live_tup), 1) from pg_stat_user_tables)
+    from pg_stat_activity where datname = current_database() and backend_type = 'client backend'
+"""
+
+
+def reading(ground: Ground, history: History, since: float) -> Json:
+    """The calls that began since then, and what the product occupies now.
+
+    Latencies are milliseconds, p50 and p95 of calls that did not wait for work. Memory is in MB, without shared pages.
+    """
+    calls = [call for call in list(history.calls) if call.begin >= since]
+    ((connections, database, live, dead),) = ground.ask_database(_DATABASE, "postgres")
+    return {
+        "tasks_per_second": round(sum(call.verb == "queue" and call.ok for call in calls) / (now() - since), 1),
+        "latency": {verb: _latency(calls, verb) for verb in _VERBS},
+        "memory": {name: round(sum(map(_private, ground.family(name))) / 2**20) for name in ground.kept},
+        "connections": connections,
+        "database_mb": round(database / 2**20),
+        "live_tasks_mb": round(live / 2**20, 1),
+        "dead_rows_per_row": round(float(dead), 3),
+    }
+
+
+def _latency(calls: list[Call], verb: str) -> list[float]:
+    took = [
+        1000 * (call.end - call.begin)
+        for call in calls
+        if call.verb == verb and call.end != NEVER and "wait_seconds" not in call.request
+    ]
+    cuts = quantiles(took, n=20) if len(took) > 1 else [0.0] * 19
+    return [round(cuts[9], 1), round(cuts[18], 1)]
+
+
+def _private(process: psutil.Process) -> int:
+    try:
+        memory = process.memory_info()
+    except psutil.NoSuchProcess:
+        return 0
+    return int(memory.rss - memory.shared)
