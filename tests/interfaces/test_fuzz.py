@@ -1,6 +1,7 @@
-"""Every route of the OpenAPI document, with what it allows and with what it forbids, against a running web process.
+"""Every route of the OpenAPI document and every tool of MCP, against a running web process.
 
-What the document says of statuses, media types and bodies must hold for each answer; no answer may be a 5xx.
+Each is asked what it allows and what it forbids, and `/mcp` anything at all. What is
+documented of statuses, media types and bodies must hold for each answer. No answer may be a 5xx or a defect.
 """
 
 import io
@@ -9,18 +10,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import httpx2
+import jsonschema_rs
 import pytest
 import schemathesis
 from django.core.management import call_command
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from pytest_django.plugin import DjangoDbBlocker
 from schemathesis import Case, GenerationMode
 from schemathesis.config import SchemathesisConfig
 from schemathesis.schemas import APIOperation, BaseSchema
 
-from apps.core.operations import Route
+from apps.core.operations import Operation, Route
 from apps.digests.models import Entry
+from apps.mcp import calls
 from apps.plans.models import Plan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
@@ -29,7 +34,8 @@ from apps.receipts.models import Receipt
 from apps.tasks.models import Task
 from tests.console import world
 from tests.factories import make_token
-from tests.interfaces.asking import ROUTED
+from tests.interfaces.asking import ROUTED, TOOLS, each
+from tests.mcp.raw import modern_message
 from tests.server import end_server, start_server
 
 # So that there is a database at all; the tests themselves leave it to the web process.
@@ -37,9 +43,12 @@ pytestmark = pytest.mark.django_db
 
 LONGEST_WAIT: Final = {"wait": 60, "wait_seconds": 30}
 # Cases of each route: drawn from what it allows, from what it forbids, and from the edges of its schema.
-# Of 136 routes that makes up to 7,000 of them, or 35,000.
-CI: Final = (12, 12, 24)
+# Of 136 routes that makes up to 3,500 of them, or 35,000. To draw the inputs of a tool takes seconds.
+CI: Final = (6, 6, 12)
 LONG: Final = (60, 60, 120)
+TIERS: Final = pytest.mark.parametrize(
+    "cases", [pytest.param(CI, marks=pytest.mark.ci, id="ci"), pytest.param(LONG, marks=pytest.mark.long, id="long")]
+)
 
 _CONFIG: Final = {
     "generation": {"with-security-parameters": False},
@@ -102,9 +111,7 @@ def _document() -> BaseSchema:
 LONGEST_URL: Final = 65_535
 
 
-@pytest.mark.parametrize(
-    "cases", [pytest.param(CI, marks=pytest.mark.ci, id="ci"), pytest.param(LONG, marks=pytest.mark.long, id="long")]
-)
+@TIERS
 @pytest.mark.parametrize("route", [one for _, one in ROUTED], ids=lambda one: f"{one.method} {one.path}")
 def test_a_route_answers_as_its_document_says(site: Site, route: Route, cases: tuple[int, int, int]) -> None:
     operation = site.schema[route.path][route.method]
@@ -117,16 +124,22 @@ def test_a_route_answers_as_its_document_says(site: Site, route: Route, cases: t
         _check(site, case, site.tokens["all scopes"])
 
 
-def _draw(site: Site, operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, most: int, token: str) -> None:
-    turns = iter(range(10_000_000))
-
-    @settings(
+def _drawing(most: int, **more: Any) -> settings:
+    checks = list(HealthCheck)
+    return settings(
         max_examples=most,
         derandomize=True,
         database=None,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=checks,
+        **more,
     )
+
+
+def _draw(site: Site, operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, most: int, token: str) -> None:
+    turns = iter(range(10_000_000))
+
+    @_drawing(most)
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Case[Any]) -> None:
         if mode is GenerationMode.POSITIVE and next(turns) % 2:
@@ -155,16 +168,20 @@ def _edges(schema: BaseSchema, operation: APIOperation[Any, Any, Any, Any], most
 
 
 def _check(site: Site, case: Case[Any], token: str) -> None:
-    # Nothing that is waited for would come. A wait that is no valid one is still refused.
-    for asked in [asked for asked in (case.body, case.query) if isinstance(asked, dict)]:
-        for name in LONGEST_WAIT.keys() & asked.keys():
-            if _is_a_wait(asked[name], LONGEST_WAIT[name]):
-                asked[name] = 0
+    for asked in (case.body, case.query):
+        _shorten(asked)
     answer = case.call(base_url=site.url, headers={"Authorization": f"Bearer {token}"}, timeout=60)
     if len(answer.request.url or "") > LONGEST_URL:
         assert answer.status_code == 400
     else:
         case.validate_response(answer)
+
+
+def _shorten(asked: Any) -> None:
+    """Nothing that is waited for would come. A wait that is no valid one is still refused."""
+    for name in LONGEST_WAIT.keys() & asked.keys() if isinstance(asked, dict) else ():
+        if _is_a_wait(asked[name], LONGEST_WAIT[name]):
+            asked[name] = 0
 
 
 def _is_a_wait(seconds: Any, longest: int) -> bool:
@@ -173,3 +190,86 @@ def _is_a_wait(seconds: Any, longest: int) -> bool:
         return not isinstance(seconds, bool) and 0 < float(seconds) <= longest
     except (TypeError, ValueError):
         return False
+
+
+@pytest.fixture(scope="module")
+def tools() -> BaseSchema:
+    """The tools as routes of a document, so that their inputs can be drawn as those of routes are."""
+    paths, shared = dict[str, Any](), dict[str, Any]()
+    for one in TOOLS:
+        takes = json.loads(json.dumps(calls.describe([one]).input_schema))
+        shared |= takes.pop("$defs", {})
+        body = {"required": True, "content": {"application/json": {"schema": takes}}}
+        paths[f"/{one.name}"] = {"post": {"requestBody": body, "responses": {"200": {"description": "Done."}}}}
+    document = {"openapi": "3.1.0", "info": {"title": "Tools", "version": "1"}, "$defs": shared, "paths": paths}
+    return schemathesis.openapi.from_dict(document, config=SchemathesisConfig.from_dict(_CONFIG))
+
+
+@pytest.mark.long
+@each(TOOLS)
+def test_a_tool_answers_as_its_schema_says(site: Site, tools: BaseSchema, declared: Operation) -> None:
+    token, turns = site.tokens["all scopes"], iter(range(10_000_000))
+    said = jsonschema_rs.validator_for(calls.describe([declared]).output_schema or {})
+    for mode, most in zip(GenerationMode, LONG, strict=False):
+
+        @_drawing(most, deadline=None)
+        @given(case=tools[f"/{declared.name}"]["POST"].as_strategy(generation_mode=mode))
+        def ask(case: Case[Any]) -> None:
+            given = case.body
+            assume(not isinstance(given, bytes))  # which is no JSON
+            _shorten(given)
+            if isinstance(given, dict) and next(turns) % 2:
+                given |= {name: site.known[name] for name in given.keys() & site.known.keys()}
+            told = _post(site, *modern_message("tools/call", {"name": declared.name, "arguments": given}, token))
+            if not told.get("result", {"isError": True}).get("isError"):
+                said.validate(told["result"].get("structuredContent"))
+
+        ask()
+
+
+_ANYTHING: Final = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+_METHODS: Final = "tools/call tools/list resources/read resources/list prompts/get completion/complete initialize ping "
+_MEMBERS: Final = "name arguments uri cursor ref argument level protocolVersion capabilities taskId notifications _meta"
+
+
+@TIERS
+def test_any_message_is_answered(site: Site, cases: tuple[int, int, int]) -> None:
+    """Well-formed or not, of both generations of the protocol."""
+    methods = [*_METHODS.split(), "server/discover", "subscriptions/listen", "tasks/get", "tasks/cancel", "no/such"]
+
+    @_drawing(20 * cases[0], deadline=None)
+    @given(
+        method=st.sampled_from(methods) | st.text(max_size=10),
+        params=st.dictionaries(st.sampled_from(_MEMBERS.split()), _ANYTHING, max_size=5) | _ANYTHING,
+        number=st.integers() | _ANYTHING,
+        revision=st.sampled_from(["modern", "2025-11-25", "2099-01-01"]),
+    )
+    def ask(method: str, params: Any, number: Any, revision: str) -> None:
+        if revision == "modern":
+            body, headers = modern_message(
+                method, params if isinstance(params, dict) else {}, site.tokens["all scopes"]
+            )
+        else:
+            _, headers = modern_message("ping", {}, site.tokens["all scopes"])
+            headers["MCP-Protocol-Version"] = revision
+            body = json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}).encode()
+        _post(site, body, headers)
+
+    ask()
+
+
+def _post(site: Site, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
+    """What is answered, if it is no stream."""
+    encoded = {name: value.encode(errors="replace") for name, value in headers.items()}
+    with httpx2.stream("POST", f"{site.url}/mcp", content=body, headers=encoded, timeout=60) as answer:
+        assert answer.status_code < 500, answer.read()
+        if not answer.headers.get("content-type", "").startswith("application/json"):
+            return {}
+        told: dict[str, Any] = json.loads(answer.read())
+    refusal = told.get("result", {}).get("_meta", {}).get("gatehouse/refusal", {})
+    assert (told.get("error", {}).get("code"), refusal.get("code")) not in {(-32603, None), (None, "defect")}, told
+    return told
