@@ -198,24 +198,16 @@ def _queue_up(owner: Caller, name: str, tasks: int) -> None:
             queueing.queue_many(requester=owner, requests=requests)
 
 
-def _queues(owner: Caller, batch: int) -> Work:
-    def work(number: int) -> Operation:
-        turns = count(number * batch)
-
-        def queue() -> int:
-            with owner.acting():
-                queueing.queue_many(requester=owner, requests=_requests(f"line_{number}", list(islice(turns, batch))))
-            return batch
-
-        return queue
-
-    return work
-
-
 def _whole(owner: Caller, batch: int) -> Work:
     def work(number: int) -> Operation:
-        queue = _queues(owner, batch)(number)
-        return lambda: queue() and _lease_and_complete(owner, f"line_{number}", batch)
+        turns, line = count(number * batch), f"line_{number}"
+
+        def live() -> int:
+            with owner.acting():
+                queueing.queue_many(requester=owner, requests=_requests(line, list(islice(turns, batch))))
+            return _lease_and_complete(owner, line, batch)
+
+        return live
 
     return work
 
@@ -251,37 +243,22 @@ def _complete(worker: Caller, held: Sequence[tuple[int, str]]) -> None:
             raise answer
 
 
-def _queues_over_http(url: str, tokens: Sequence[str], batch: int) -> Work:
-    def work(number: int) -> Operation:
-        client, asked = Client(url, tokens[number]), {"task_type": f"line_{number}", "params": {"n": 1}}
-
-        def queue() -> int:
-            if batch == 1:
-                client.ask("POST", "/api/v1/tasks", asked)
-            else:
-                client.ask("POST", "/api/v1/tasks/batch", {"tasks": [asked] * batch})
-            return batch
-
-        return queue
-
-    return work
-
-
 def _lives(url: str, tokens: Sequence[str], batch: int) -> Work:
     """Each client in a line of its own, with an agent of its own."""
 
     def work(number: int) -> Operation:
-        client, queue = Client(url, tokens[number]), _queues_over_http(url, tokens, batch)(number)
-        asked = {"queues": [f"line_{number}"], "capacity": batch}
+        client, line = Client(url, tokens[number]), f"line_{number}"
+        task = {"task_type": line, "params": {"n": 1}}
 
         def live() -> int:
-            queue()
-            leased = client.ask("POST", _LEASE, asked)["tasks"]
-            ends = [{"task_id": task["task_id"], "lease_token": task["lease_token"]} for task in leased]
             if batch == 1:
-                client.ask(
-                    "POST", f"/api/v1/tasks/{ends[0]['task_id']}/complete", {"lease_token": ends[0]["lease_token"]}
-                )
+                client.ask("POST", "/api/v1/tasks", task)
+            else:
+                client.ask("POST", "/api/v1/tasks/batch", {"tasks": [task] * batch})
+            leased = client.ask("POST", _LEASE, {"queues": [line], "capacity": batch})["tasks"]
+            ends = [{"task_id": one["task_id"], "lease_token": one["lease_token"]} for one in leased]
+            if batch == 1:
+                client.ask("POST", f"/api/v1/tasks/{ends[0].pop('task_id')}/complete", ends[0])
             else:
                 client.ask("POST", "/api/v1/tasks/complete", {"completions": ends})
             return len(leased)
