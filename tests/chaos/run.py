@@ -41,6 +41,7 @@ _READINGS: Final = 10
 # Violations that are printed.
 _SHOWN: Final = 50
 _Kind = TypeVar("_Kind", bound=Actor)
+Deal = Callable[[random.Random], list[Breakage]]
 _TENANTS: Final = ("default", "other")
 _RECEIPTS: Final = """
     select jsonb_build_object('receipt_id', r.receipt_id, 'tenant', t.slug, 'recipient', p.name, 'event_type', r.event_type,
@@ -57,6 +58,7 @@ def run(
     pause: float = 1.0,
     soak: float = 0.0,
     tell: Callable[[str], None] = print,
+    deal: Deal = choices,
 ) -> History:
     """Run until so many tasks are accepted and every fault has been.
 
@@ -64,6 +66,7 @@ def run(
 
     :param pause: seconds between two faults, on average.
     :param soak: seconds without a fault that come before; ten readings are told.
+    :param deal: gives the faults, the last first.
     :raises StackError: if a server does not start.
     :raises Broken: if the ground gives way otherwise.
     """
@@ -72,7 +75,7 @@ def run(
         prepared(settings="tests.chaos.settings", tokens=_tokens(), tell=tell) as ground,
         press_house(history) as manifest,
     ):
-        _Run(tasks, seed, pause, soak, tell, ground, history).go(manifest)
+        _Run(tasks, seed, pause, soak, tell, deal, ground, history).go(manifest)
     return history
 
 
@@ -105,6 +108,7 @@ class _Run:
     pause: float
     soak: float
     tell: Callable[[str], None]
+    deal: Deal
     ground: Ground
     history: History
     actors: list[Actor] = field(default_factory=list)
@@ -121,10 +125,10 @@ class _Run:
             self._wait(self.soak / _READINGS)
             self._tell(json.dumps(reading(self.ground, self.history, since)))
         dice = random.Random(self.seed)  # noqa: S311  # no secret
-        left = choices(dice)
+        left = self.deal(dice)
         deck = list(left)
         while left or self._accepted() < self.tasks:
-            deck = deck or choices(dice)
+            deck = deck or self.deal(dice)
             breakage = deck.pop()
             left = [one for one in left if one is not breakage]
             self._break(breakage, dice)

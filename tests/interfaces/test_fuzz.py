@@ -264,7 +264,7 @@ def test_any_message_is_answered(site: Site, cases: tuple[int, int, int]) -> Non
 
 def _post(site: Site, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
     """What is answered, if it is no stream."""
-    encoded = {name: value.encode(errors="replace") for name, value in headers.items()}
+    encoded = {name.encode(): value.encode(errors="replace") for name, value in headers.items()}
     with httpx2.stream("POST", f"{site.url}/mcp", content=body, headers=encoded, timeout=60) as answer:
         assert answer.status_code < 500, answer.read()
         if not answer.headers.get("content-type", "").startswith("application/json"):
