@@ -119,29 +119,39 @@ PAGES: Final = {
 LOOKS: Final = [(390, "light"), (1300, "dark"), *([(1300, "light")] if PICTURES else [])]
 
 
-def _look(page: Page, width: int, theme: str) -> None:
-    page.set_viewport_size({"width": width, "height": 900 if width > 390 else 844})
-    wanted = page.locator("html.dark" if theme == "dark" else "html:not(.dark)")
-    if not wanted.count():
-        page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
-        page.reload()
-    wanted.wait_for(state="attached")
-
-
-@pytest.mark.parametrize(("width", "theme"), LOOKS)
-def test_the_main_pages_fit_their_window(page: Page, live_server: LiveServer, width: int, theme: str) -> None:
+def test_the_main_pages_fit_their_window_and_axe_finds_nothing(
+    page: Page, live_server: LiveServer, packages: Path
+) -> None:
+    axe = (packages / "node_modules/axe-core/axe.min.js").read_text()
+    entries = [link.get_attribute("href") or "" for link in page.locator("#nav-sidebar-apps a").all()[:12]]
+    names = {f"{live_server.url}{address}": "" for address in entries}
+    for address in entries:
+        page.goto(f"{live_server.url}{address}")
+        first = page.locator("#result_list tbody th a").first
+        names |= {f"{live_server.url}{first.get_attribute('href')}": ""} if first.count() else {}
     for name, clicks in PAGES.items():
-        page.set_viewport_size({"width": 1300, "height": 900})
         page.goto(f"{live_server.url}/admin/")
         for click in filter(None, clicks.split(", ")):
             _follow(page, click)
-        _look(page, width, theme)
-        # The layout follows the new size, once there is one.
         expect(page.locator("h1").first).to_be_visible()
-        until(lambda: page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name)
-        if PICTURES:
-            kind = "phone" if width == 390 else theme
-            page.screenshot(path=Path(PICTURES) / f"{name}-{kind}.png")
+        names[page.url] = name
+    faults: list[str] = []
+    for width, theme in LOOKS:
+        page.set_viewport_size({"width": width, "height": 900 if width > 390 else 844})
+        page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+        for url, name in names.items():
+            page.goto(url)
+            page.locator("html.dark" if theme == "dark" else "html:not(.dark)").wait_for(state="attached")
+            # The layout follows the size, once there is one.
+            expect(page.locator("h1").first).to_be_visible()
+            until(lambda: page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), url)
+            page.evaluate(axe)
+            found = page.evaluate("axe.run()")["violations"]
+            faults += [f"{one['id']} {url} {width} {theme} {one['nodes'][0]['html'][:200]}" for one in found]
+            if PICTURES and name:
+                kind = "phone" if width == 390 else theme
+                page.screenshot(path=Path(PICTURES) / f"{name}-{kind}.png")
+    assert "\n".join(faults) == ""
 
 
 def test_a_wide_drawing_scrolls_within_its_own_bounds(page: Page, live_server: LiveServer) -> None:
@@ -153,28 +163,6 @@ def test_a_wide_drawing_scrolls_within_its_own_bounds(page: Page, live_server: L
     drawing.focus()
     page.keyboard.press("ArrowRight")
     until(lambda: page.evaluate("document.activeElement.scrollLeft > 0"))
-
-
-def test_axe_finds_nothing_on_the_main_pages(page: Page, live_server: LiveServer, packages: Path) -> None:
-    axe = (packages / "node_modules/axe-core/axe.min.js").read_text()
-    found: list[str] = []
-
-    def examine(address: str) -> None:
-        page.goto(f"{live_server.url}{address}")
-        for look in LOOKS:
-            _look(page, *look)
-            page.evaluate(axe)
-            faults = page.evaluate("axe.run()")["violations"]
-            found.extend(f"{one['id']} {address} {look} {one['nodes'][0]['html'][:200]}" for one in faults)
-
-    page.locator("#nav-sidebar-apps a").first.wait_for()
-    links = page.locator("#nav-sidebar-apps a").all()[:12]
-    for address in [link.get_attribute("href") or "" for link in links]:
-        examine(address)
-        first = page.locator("#result_list tbody th a").first
-        if first.count():
-            examine(first.get_attribute("href") or "")
-    assert "\n".join(found) == ""
 
 
 # What an operator comes for: what is clicked, Home first, and what is seen then.
