@@ -813,6 +813,7 @@ def read_artifact(caller: Caller, given: ArtifactNamed) -> ArtifactOutput:
 class Backoff(Input):
     base_seconds: Annotated[float, Field(ge=0, le=86_400)] = 2.0
     cap_seconds: Annotated[float, Field(ge=0, le=604_800)] = 300.0
+    """Cuts `base_seconds` too."""
 
 
 class Rate(Input):
@@ -833,6 +834,7 @@ class RegisterTaskType(Input):
     max_expiries: Annotated[int, Field(ge=1, le=100)] = 3
     lease_seconds: Annotated[int, Field(ge=1, le=86_400)] = 60
     max_lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """Cuts `lease_seconds` too. Left out, an hour, or `lease_seconds` if that is longer."""
     heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
     """The longest silence of a worker: however long a lease it asks for, so long after its last heartbeat the lease
     ends. Left out, when the lease does."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, Required, TypedDict
 class Backoff(TypedDict, total=False):
     base_seconds: float
     cap_seconds: float
+    """Cuts `base_seconds` too."""
 
 
 class BudgetInput(TypedDict, total=False):
@@ -171,6 +172,7 @@ class RegisterTaskType(TypedDict, total=False):
     max_expiries: int
     lease_seconds: int
     max_lease_seconds: int | None
+    """Cuts `lease_seconds` too. Left out, an hour, or `lease_seconds` if that is longer."""
     heartbeat_seconds: int | None
     """
     The longest silence of a worker: however long a lease it asks for, so long after its last heartbeat the lease
