@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from apps.core import outbound
 from apps.core.metrics import Counter, Histogram
 from apps.core.outbound import CallFailed
+from apps.core.strict_json import storable
 from apps.plans.catalogue import Reference, Tool, output_at, references_in
 from apps.plans.documents import ModelUse, can_be_told
 from apps.plans.local.values import Found, Kind, Reading, read
@@ -33,7 +34,10 @@ from apps.plans.validation import param_problems
 
 MOST_TOOLS: Final = 15
 MOST_STEPS: Final = 12
-_MOST_TOKENS: Final = 2_000
+_MOST_TOKENS: Final = 8_000
+"""Anthropic's API asks for a bound. Chat completions get none: what reasons takes `max_tokens` and `temperature` for faults."""
+_SAID: Final = 200
+"""How much of a refusal is told."""
 _DESCRIPTION: Final = 1_000
 _SCHEMA: Final = 6_000
 """Bytes of one tool's schema; of a longer one only the names are told."""
@@ -179,7 +183,9 @@ def _called(body: bytes, api: Api, seconds: float) -> bytes:
         settings.PLANNER_MODEL_URL, body=body, headers=headers, deadline=deadline, max_answer_bytes=_MOST_BYTES
     )
     if came.status != _OK:
-        raise CallFailed(f"The endpoint answered {came.status}.")
+        # Some endpoints repeat the token that they refuse.
+        said = storable(came.body.decode(errors="replace")).replace(token or "\0", "…")[:_SAID]
+        raise CallFailed(f"The endpoint answered {came.status}: {said}")
     return came.body
 
 
@@ -213,9 +219,10 @@ def question(asked: Asked, tools: Sequence[Tool], *, model: str, api: Api, repai
     for said, wrong in repairs:
         messages.append({"role": "assistant", "content": said})
         messages.append({"role": "user", "content": f"That can't be used: {wrong} Answer the whole object again."})
-    body: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": _MOST_TOKENS}
+    body: dict[str, Any] = {"model": model}
     if api == Api.ANTHROPIC:
         body |= {
+            "max_tokens": _MOST_TOKENS,
             "system": _INSTRUCTIONS,
             "messages": messages,
             "tools": [{"name": "answer", "description": "The answer.", "input_schema": _ANSWER}],
@@ -244,7 +251,9 @@ def completion(body: bytes, *, api: Api) -> Completion:
         else:
             text = found["choices"][0]["message"]["content"]
             spent = (usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
-        return Completion(str(text), *(max(int(count), 0) for count in spent))
+        if not isinstance(text, str):
+            raise Unusable("the model gave no text.")
+        return Completion(text, *(max(int(count), 0) for count in spent))
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, StopIteration, RecursionError) as fault:
         raise Unusable("the endpoint's answer has another form than its API.") from fault
 

@@ -121,7 +121,7 @@ def test_tool_descriptions_are_data_in_the_question() -> None:
 CHAT = "/v1/chat/completions"
 
 
-def openai(text: str) -> bytes:
+def openai(text: str | None) -> bytes:
     usage = {"prompt_tokens": 1_000, "completion_tokens": 100}
     return json.dumps({"choices": [{"message": {"content": text}}], "usage": usage}).encode()
 
@@ -173,7 +173,8 @@ def test_unusable_answer_is_sent_back_with_what_is_wrong(settings: Settings) -> 
     [
         (says(200, openai("never JSON")), 30.0, 3, "can't be used"),
         (says(200, b"<html>"), 30.0, 1, "another form"),
-        (says(500, b"no"), 30.0, 1, "answered 500"),
+        (says(500, b"\0no a-token"), 30.0, 1, "answered 500: \ufffdno …"),
+        (says(200, openai(None)), 30.0, 1, "no text"),
         (hangs, 0.3, 1, "did not answer"),
         (floods, 30.0, 1, "did not answer"),
         (says(200, openai(answer(refusal="no"))), 30.0, 1, "no tool"),
