@@ -26,13 +26,12 @@ from apps.plans.catalogue import (
     payload_bytes,
     reference_to,
 )
-from apps.plans.documents import Constraints, Plan, PlanStatus, Step, can_be_told, partial_of
+from apps.plans.documents import ModelUse, Plan, PlanStatus, Step, can_be_told, partial_of
 from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Missing, Proposal, Question, Ref, Value, question_for
-from apps.plans.shapes import OPENING, RESULT_POINTER, StepType
+from apps.plans.shapes import OPENING, RESULT_POINTER, PlanConstraints, StepType
 from apps.plans.validation import Problem, estimates, validate
 from apps.workers.shapes import OfferView as Offer
 
-PLANNER_VERSION: Final = "18"
 _MOST_STEPS: Final = 12
 _REFUSED: Final = 0.35
 _NUMBERED: Final = re.compile(r"step-(\d{1,6})")
@@ -69,6 +68,9 @@ class Draft:
     assumptions: Sequence[str] = ()
     synthesis: str | None = None
     """How the results are to be put together; None: as results of several calls always are."""
+    reason: str | None = None
+    """Why this proposer was used."""
+    model_use: ModelUse | None = None
 
     def confirmed(self) -> Draft:
         """The same, after the principal has confirmed its guesses."""
@@ -149,6 +151,8 @@ def drafted(proposal: Proposal, asked: Asked) -> Draft:
         doubtful=proposal.doubtful,
         assumptions=proposal.assumptions,
         synthesis=_synthesis(calls, asked.intent) + wishes if wishes else None,
+        reason=proposal.reason,
+        model_use=proposal.model_use,
     )
 
 
@@ -181,25 +185,32 @@ def draft_of(document: Mapping[str, Any], ended: Collection[str] = ()) -> Draft:
         synthesis=next(
             (one["synthesis_instructions"] for one in told["steps"] if one.get("step_type") == StepType.AGGREGATE), None
         ),
+        reason=document.get("proposer_reason"),
+        model_use=ModelUse.model_validate(document["model_use"]) if document.get("model_use") else None,
     )
 
 
 def assemble(
-    draft: Draft, catalogue: Catalogue, *, intent: str, head: Mapping[str, Any], constraints: Constraints | None = None
+    draft: Draft,
+    catalogue: Catalogue,
+    *,
+    intent: str,
+    head: Mapping[str, Any],
+    constraints: PlanConstraints | None = None,
 ) -> Plan:
     """The plan that a draft gives: ready, to be confirmed, with questions, or with what is missing.
 
     :param head: members that the plan has whatever comes of the request.
     """
-    bounds = constraints or Constraints()
-    work = _Assembly(draft, catalogue, intent, {**head, "constraints": bounds.document() or None}, bounds)
+    bounds = constraints or PlanConstraints()
+    work = _Assembly(draft, catalogue, intent, {**head, "constraints": constraints}, bounds)
     work.look_for_workers()
     if work.missing:
         return work.refusal()
     if draft.questions:
         return work.inquiry()
     made = work.whole()
-    work.missing += [_missing_of(problem, made) for problem in validate(made.document(), catalogue)]
+    work.missing += [_missing_of(problem, made) for problem in validate(made, catalogue)]
     return work.refusal() if work.missing else made
 
 
@@ -256,7 +267,7 @@ class _Assembly:
     """One draft on its way to a plan."""
 
     def __init__(
-        self, draft: Draft, catalogue: Catalogue, intent: str, head: Mapping[str, Any], bounds: Constraints
+        self, draft: Draft, catalogue: Catalogue, intent: str, head: Mapping[str, Any], bounds: PlanConstraints
     ) -> None:
         self.draft, self.catalogue, self.intent, self.head, self.bounds = draft, catalogue, intent, head, bounds
         self.calls = draft.calls
@@ -304,7 +315,6 @@ class _Assembly:
             detail = f"The request needs {len(todo)} tools; {_MOST_STEPS} are the most for one plan."
             self.missing.append(Missing(kind=Lack.LIMIT, detail=detail))
         salt = hashlib.blake2b(self.intent.encode("utf-8", "replace"), digest_size=16).hexdigest()
-        prefer = self.bounds.prefer or "balanced"
         calls: Counter[str] = Counter()
         spent = 0.0
         for number, call in enumerate(todo):
@@ -313,7 +323,7 @@ class _Assembly:
             able = [one for one, reason in zip(offers, reasons, strict=True) if reason is None]
             if able:
                 later = [self._offers(one) for one in todo[number + 1 :]]
-                offer = choose(self._affordable(able, spent, later), salt=salt, prefer=prefer)
+                offer = choose(self._affordable(able, spent, later), salt=salt, prefer=self.bounds.prefer)
                 self.chosen[call["step_id"]] = offer
                 calls[offer.worker_id] += 1
                 spent += offer.cost
@@ -335,9 +345,10 @@ class _Assembly:
     def _affordable(self, offers: Sequence[Offer], spent: float, later: Iterable[Sequence[Offer]]) -> Sequence[Offer]:
         """Those that leave enough for what comes later at its cheapest; all of them, if none does."""
         rest = math.fsum(min((one.cost for one in others), default=0.0) for others in later)
-        most = self.bounds.max_cost_per_step if self.bounds.max_cost_per_step is not None else math.inf
-        if self.bounds.max_total_cost is not None:
-            most = min(most, round(self.bounds.max_total_cost - spent - rest, 6))
+        budget = self.bounds.budget
+        most = budget.max_cost_per_step if budget.max_cost_per_step is not None else math.inf
+        if budget.max_total_cost is not None:
+            most = min(most, round(budget.max_total_cost - spent - rest, 6))
         return [one for one in offers if one.cost <= most] or offers
 
     # What comes out.
@@ -494,7 +505,8 @@ class _Assembly:
                 "status": status,
                 "steps": tuple(steps),
                 "proposer": self.draft.proposer,
-                "registry_epoch": self.catalogue.epoch,
+                "proposer_reason": self.draft.reason,
+                "model_use": self.draft.model_use,
                 "assumptions": self.draft.assumptions[:100],
                 **more,
             }

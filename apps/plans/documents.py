@@ -15,19 +15,14 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
-from apps.plans.shapes import MOST_MONEY, WORKER_STEPS, StepType
+from apps.plans.shapes import MOST_MONEY, WORKER_STEPS, PlanConstraints, StepType
 
-SCHEMA_VERSION: Final = "1.0"
 SUBMITTED: Final = "submitted"
-"""The `planner_version` of a plan that somebody else than the planner made."""
-_FOREIGN: Final = {"foreign": True}
+"""The `proposer` of a plan that its principal made."""
 
 T = TypeVar("T")
 
@@ -74,18 +69,11 @@ Dollars = Annotated[float, Field(ge=0, le=MOST_MONEY)]
 
 
 class Member(BaseModel):
-    """A part of a document. Members without a value are left out of it, and no member is null."""
+    """A part of a document. Members without a value are left out of it."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _has_a_value(cls, value: object, info: ValidationInfo) -> object:
-        if value is None and info.context:
-            raise PydanticCustomError("null", "Input should have a value")
-        return value
 
     def document(self) -> dict[str, Any]:
         """The member as JSON values."""
@@ -170,16 +158,6 @@ def critical_steps(steps: Sequence[Step]) -> frozenset[str]:
     )
 
 
-class Constraints(Member):
-    """The hard bounds that a plan was made under."""
-
-    max_total_cost: Dollars | None = None
-    max_cost_per_step: Dollars | None = None
-    timeout_seconds: Annotated[float, Field(ge=0, le=31_536_000)] | None = None
-    exclude_workers: Annotated[List[Short], Field(max_length=200)] | None = None
-    prefer: Literal["balanced", "cheap", "fast", "safe"] | None = None
-
-
 class ModelUse(Member):
     """What asking a language model took."""
 
@@ -200,7 +178,6 @@ class ModelUse(Member):
 class Plan(Member):
     """A bundle of instructions with references: what to do, never what came of it."""
 
-    schema_version: Literal["1.0"] = SCHEMA_VERSION
     plan_id: Name
     delegate_id: Name
     principal_ai: Annotated[str, StringConstraints(min_length=1, max_length=100)]
@@ -215,8 +192,6 @@ class Plan(Member):
     proposer_reason: Sentence | None = None
     """Why this proposer was used."""
     model_use: ModelUse | None = None
-    planner_version: Annotated[str, StringConstraints(max_length=50)] = SUBMITTED
-    registry_epoch: Annotated[int, Field(ge=0)] = 0
     assumptions: Annotated[List[Sentence], Field(max_length=100)] = ()
     references: dict[str, Any] | None = None
     """`inputs`, which the context named (memory_ids, receipt_ids, concept_names), and `expected_outputs`."""
@@ -235,13 +210,11 @@ class Plan(Member):
     """What there is of a plan that can't be carried out. Its steps have `missing_params`."""
     settled_tools: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}$")], ToolUid] | None = None
     """The tools of parts of the intent that answers have named, by the number of the part."""
-    constraints: Constraints | None = None
+    constraints: PlanConstraints | None = None
     delegation_path: Annotated[List[Short], Field(max_length=32)] | None = None
     """The keys of the DeleGates that the request came through."""
     replaces: Name | None = None
     """The plan that this one takes the place of."""
-    revision: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
-    """The number of this plan among those for this intent; a first one has none."""
     excluded: Told | None = None
     """What failed before, and is not used again: worker_id, tool_name, reason."""
     plan_hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
@@ -250,26 +223,8 @@ class Plan(Member):
     receipt_id: Short | None = None
     receipt_uuid: Short | None = None
 
-    @property
-    def is_submitted(self) -> bool:
-        """Has somebody else than the planner made it?"""
-        return self.planner_version == SUBMITTED
-
 
 MEMBERS: Final = sorted({*Plan.model_fields, *Step.model_fields})
-
-
-def read(document: Mapping[str, Any]) -> Plan:
-    """The plan of a document that has been judged valid."""
-    return Plan.model_validate(document)
-
-
-def parse(document: object) -> tuple[Plan | None, list[ErrorDetails]]:
-    """What anybody's document is, or what is wrong with its shape."""
-    try:
-        return Plan.model_validate(document, context=_FOREIGN), []
-    except ValidationError as refusal:
-        return None, refusal.errors(include_url=False, include_input=False)
 
 
 def partial_of(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ _OF_FORGOTTEN: Final = "plan_id in (select id from plans_plan where tenant_id = 
 
 
 register(
-    Rows(table="plans_plan", redacted={"intent": "''", "document": _NOTHING}),
+    Rows(table="plans_plan", redacted={"intent": "''", "status": "'needs_escalation'", "document": _NOTHING}),
     Rows(table="plans_outcome", redacted={"request": "''"}, also=_OF_FORGOTTEN, then=services.unlearn),
 )
 # The receipts of a plan and of its execution name it: those of the delegate in the dedupe key, `delegate:<event>:<plan>:v1`.

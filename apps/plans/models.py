@@ -80,7 +80,7 @@ class Plan(TenantModel):
         ]
         permissions = [("operate_plan", "Can confirm plans and answer their questions")]
         indexes = [
-            # Serves selectors.plans_of(): one principal's plans, newest first.
+            # Serves tools.list_plans(): one principal's plans, newest first.
             models.Index(name="plans_plan_of_principal", fields=["tenant", "principal", "-id"]),
             # Serves selectors.expired(), over all tenants.
             models.Index(name="plans_plan_waiting", fields=["waits_until"], condition=~Q(waits_until=None)),
@@ -97,7 +97,7 @@ class Plan(TenantModel):
     @property
     def is_ready(self) -> bool:
         """Can it be carried out, or does it say what it needs?"""
-        return self.status == PlanStatus.READY and not self.is_forgotten
+        return self.status == PlanStatus.READY
 
     @property
     def can_be_begun(self) -> bool:

@@ -3,29 +3,24 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from django.db.models import F, Q, QuerySet
-from django.db.models.functions import Left
+from django.db.models import Q
 from django.utils.safestring import SafeString
 
 from apps.core.errors import NotFound
 from apps.core.lexical import words
 from apps.core.operations import Questionnaire
-from apps.core.schemas import Paged
 from apps.core.sql import GATEHOUSE_NOW, fetch
 from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
-from apps.plans.documents import SUBMITTED, PlanStatus
 from apps.plans.local.index import Profile
 from apps.plans.local.words import SMALL, pieces, stem
 from apps.plans.models import Delegate, Plan
-from apps.plans.shapes import WORKER_STEPS, CapabilityMatch, PlanAnswer, PlanSummary
+from apps.plans.shapes import WORKER_STEPS, CapabilityMatch, PlanAnswer
 from apps.plans.validation import Problem
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.workers import selectors as workers
 
-_START: Final = 200
-"""How much of an intent a list shows."""
 _NEAREST: Final = 200
 """So many tools of a search are compared word by word."""
 _TYPO: Final = 0.7
@@ -37,7 +32,7 @@ _SMALL_STEMS: Final = frozenset(map(stem, SMALL))
 
 def order_of(document: Mapping[str, Any]) -> tuple[dict[str, list[str]], frozenset[str]]:
     """By step of a plan the steps that come before it, in the plan's order; and the steps whose failure fails it."""
-    steps = documents.read(document).steps
+    steps = documents.Plan.model_validate(document).steps
     parents = documents.parents_of(steps)
     before = {one.step_id: [other.step_id for other in steps if other.step_id in parents[one.step_id]] for one in steps}
     return before, documents.critical_steps(steps)
@@ -66,33 +61,6 @@ def plan_for(plan_id: str, *, caller: Caller) -> Plan:
     if found.principal_id != caller.principal_id:
         raise NotFound(f"There is no plan {plan_id[:100]!r}.", code="unknown_plan")
     return found
-
-
-def plans_of(principal_id: int, page: Paged, **fitting: Any) -> tuple[list[PlanSummary], str | None]:
-    """The plans that a principal of the current tenant has asked for or submitted, newest first, and the next cursor.
-
-    :param fitting: lookups that narrow the list; None narrows nothing.
-    """
-    narrowed = {name: value for name, value in fitting.items() if value is not None}
-    found = Plan.objects.filter(principal_id=principal_id, **narrowed)
-    told: QuerySet[Any] = (
-        found.select_related("replaces")
-        .only("plan_id", "status", "created_at", "waits_until", "replaces__plan_id")
-        .annotate(start=Left("intent", _START), version=F("document__planner_version"))
-    )
-    shown, following = page.of(told, newest_first=True)
-    return [
-        PlanSummary(
-            plan_id=one.plan_id,
-            status=one.status if one.start else PlanStatus.NEEDS_ESCALATION.value,
-            intent=one.start,
-            is_submitted=one.version == SUBMITTED,
-            replaces=one.replaces and one.replaces.plan_id,
-            can_be_begun=bool(one.start) and one.waits_until is not None,
-            created_at=one.created_at,
-        )
-        for one in shown
-    ], following
 
 
 def successor_of(plan_id: str) -> str | None:
@@ -235,20 +203,21 @@ def questionnaire_of(made: PlanAnswer) -> Questionnaire | None:
     return Questionnaire(about=plan_id, text=document["intent"][:500], fields=fields) if fields else None
 
 
-def judged(document: object, *, tenant_id: int) -> tuple[list[Problem], Catalogue]:
-    """What is wrong with a plan, whoever wrote it, and what the workers that it names offer to the DeleGate that it names.
+def judged(document: Mapping[str, Any], *, tenant_id: int) -> tuple[list[Problem], documents.Plan | None, Catalogue]:
+    """What is wrong with a plan, whoever wrote it; the plan; and what its workers offer to the DeleGate that it names.
 
     The registry is held only until what the plan is judged by is taken out of it, for a long plan takes a second.
     """
-    plan, _ = documents.parse(document)
+    plan, problems = validation.parse(document)
     delegate = Delegate.objects.filter(delegate_id=plan.delegate_id).first() if plan else None
     named = {step.worker_id for step in plan.steps if step.worker_id} if plan else ()
     with shelf.held(tenant_id=tenant_id, delegate=delegate) as held:
         catalogue = held.catalogue.of_workers(named)
-    problems = validation.validate(document, catalogue)
+    if plan is not None:
+        problems = [*validation.validate(plan, catalogue), *problems]
     if plan is not None and delegate is None and plan.delegate_id != DELEGATE:
         problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {plan.delegate_id}."))
-    return problems[: validation.MAX_PROBLEMS], catalogue
+    return problems[: validation.MAX_PROBLEMS], plan, catalogue
 
 
 def tenants_with_lessons() -> list[int]:

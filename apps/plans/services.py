@@ -11,12 +11,12 @@ from django.conf import settings
 from django.db import transaction
 
 from apps.core.errors import Conflict, FieldError, Invalid, NotFound, pointer_to
-from apps.core.metrics import Histogram, once_committed
+from apps.core.metrics import Histogram
 from apps.digests import services as digests
 from apps.plans import documents, language_model, selectors, shelf, validation
-from apps.plans.assembling import PLANNER_VERSION, Draft, assemble, draft_of, drafted
+from apps.plans.assembling import Draft, assemble, draft_of, drafted
 from apps.plans.catalogue import Catalogue, contract_key
-from apps.plans.documents import SUBMITTED, Constraints, PlanStatus, can_be_told
+from apps.plans.documents import SUBMITTED, PlanStatus, Step, can_be_told
 from apps.plans.local.history import FITTED_ON, MOST, Past
 from apps.plans.local.history import learn as learned
 from apps.plans.local.proposing import propose as propose_locally
@@ -43,12 +43,10 @@ EXPIRY: Final = timedelta(days=7)
 _SOURCE: Final = "delegate"
 _SEARCHED: Final = 60
 _READ: Final = 4_000
-_GIVEN: Final = frozenset({Evidence.CONTEXT, Evidence.ANSWER, Evidence.CONFIRMED})
-"""Evidence of values that the principal has given beside the words of the request."""
 _GROUNDING: Final = {"memory_ids": "memory_refs", "receipt_ids": "receipt_refs", "concept_names": "concept_names"}
 """What a plan refers to, by the members of the context that name it."""
 _MOST_FAILURES: Final = 200
-_ANEW: Final = frozenset({"plan_hash", "next_step", "receipt_id", "receipt_uuid"})
+_ANEW: Final = ("plan_hash", "next_step", "receipt_id", "receipt_uuid")
 """What a plan says of itself that is another's once it is kept."""
 _FAILED: Final = 0.25
 """How much a plan counts of which only a part ran to its end."""
@@ -63,16 +61,18 @@ def plan_request(*, caller: Caller, given: CreatePlan, now: datetime) -> PlanAns
     :raises UnknownPrincipal: if the request names a principal that the caller may not plan for.
     :raises NotFound, Invalid: as :func:`create_plan`.
     """
-    proposed = None
+    begun, proposed = monotonic(), None
     if language_model.may_ask():
         with caller.acting():
             caller_or_named(caller, given.principal_ai)
             delegate = _delegate_asked(caller, given.delegate_id, now)
             asked = _asked(given, delegate, now)
-        proposed = _propose(caller, delegate, asked, _bounds(given))
+        proposed = _propose(caller, delegate, asked, given.constraints or PlanConstraints())
     with caller.acting():
         caller_or_named(caller, given.principal_ai)
-        return selectors.answer_of(create_plan(caller=caller, given=given, now=now, proposed=proposed))
+        made = selectors.answer_of(create_plan(caller=caller, given=given, now=now, proposed=proposed))
+    GENERATION.observe(monotonic() - begun)
+    return made
 
 
 @transaction.atomic
@@ -93,8 +93,8 @@ def create_plan(*, caller: Caller, given: CreatePlan, now: datetime, proposed: P
         caller,
         delegate,
         asked,
-        _bounds(given),
-        proposed=proposed,
+        given.constraints,
+        draft=drafted(proposed, asked) if proposed else None,
         references={"inputs": {name: found for name, found in inputs.items() if found}},
         caused_by=given.caused_by_receipt_id,
     )
@@ -117,7 +117,7 @@ def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: dat
 
     An answer that names a tool lets the local planner plan the intent again, with this tool.
 
-    :param answers: by question id; those that are left out are asked again.
+    :param answers: by question id. Those that are left out are asked again, and so are params if an answer names a tool.
     :raises NotFound: if the caller has no such plan (`unknown_plan`).
     :raises Conflict: if it asks nothing (`not_to_answer`), or another has taken its place (`plan_replaced`).
     :raises Invalid: if it does not ask this (`unknown_question`), or the answer is none to it (`answer_refused`).
@@ -127,11 +127,10 @@ def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: dat
     asks = {one["question_id"]: one for one in document["questions"]}
     named = _tools_named(document, asks, answers)
     asked = _asked_again(old, now)
-    context = {asks[one]["param"]: value for one, value in answers.items() if "param" in asks[one]}
     return _revise(
         caller,
         old,
-        replace(asked, context={**asked.context, **context}, tools={**asked.tools, **named}),
+        replace(asked, tools={**asked.tools, **named}),
         draft=None if named else draft_of(document).answered(answers),
         failed=document.get("excluded", ()),
     )
@@ -201,15 +200,17 @@ def replan(
     new = {"worker_id": failed["worker_id"], "tool_name": failed["tool_name"], "reason": reason[:500]}
     before = [one for one in document.get("excluded", ()) if {**one, "reason": ""} != {**new, "reason": ""}]
     own = _bounds_of(old)
-    most, per_step = tighter(own.max_total_cost, budget), tighter(own.max_cost_per_step, budget_per_step)
+    most = tighter(own.budget.max_total_cost, budget)
     if max_total_cost is None and most is not None:
         max_total_cost = max(round(most - spent, 6), 0.0)
+    per_step = tighter(own.budget.max_cost_per_step, budget_per_step)
+    left = Budget(max_total_cost=max_total_cost, max_cost_per_step=per_step)
     made = _revise(
         caller,
         old,
         _asked_again(old, now),
         draft=draft_of(document, done).given(context or {}),
-        constraints=own.model_copy(update={"max_total_cost": max_total_cost, "max_cost_per_step": per_step}),
+        constraints=own.model_copy(update={"budget": left}),
         failed=(*before, new)[-_MOST_FAILURES:],
         away=[failed["worker_id"]] if worker_is_out else (),
         caused_by=caused_by,
@@ -223,35 +224,32 @@ def replan(
 def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None, now: datetime) -> Plan:
     """Keep a plan of any author that the validator finds nothing wrong with, and post its `plan_created` receipt.
 
-    It is kept as it was given. Added are an id, the time and the registry of the validation, the version of each tool, the
-    estimates of cost and duration, and the hash. No step costs less than its worker asks.
+    It is kept as it was given, its defaults written out. Added are an id, the time, the version of each tool, the estimates
+    of cost and duration, and the hash. No step costs less than its worker asks.
 
     :raises Invalid: if anything is wrong with it, or it is none to be carried out (`plan_invalid`), if it has come through
         its DeleGate before (`delegation_loop`), or through too many (`delegation_too_deep`). Nothing is kept.
     """
-    problems, catalogue = selectors.judged(document, tenant_id=caller.tenant_id)
-    problems = problems or list(_unfit(document, caller))
-    if problems:
+    problems, plan, catalogue = selectors.judged(document, tenant_id=caller.tenant_id)
+    problems = problems or list(_unfit(plan, caller) if plan else ())
+    if problems or plan is None:
         raise Invalid(
             f"The plan is not kept. {problems[0].path or 'The whole of it'}: {problems[0].message}"[:500],
             code="plan_invalid",
             errors=[FieldError(f"/plan{one.path}", f"{one.code}: {one.message}") for one in problems],
         )
-    delegate = _delegate_asked(caller, document["delegate_id"], now)
-    _refuse_detours(delegate, document.get("delegation_path", ()))
-    kept = {
-        "schema_version": documents.SCHEMA_VERSION,
-        **{name: value for name, value in document.items() if name not in _ANEW},
+    delegate = _delegate_asked(caller, plan.delegate_id, now)
+    _refuse_detours(delegate, plan.delegation_path or ())
+    added = {
+        **dict.fromkeys(_ANEW),
         "plan_id": new_plan_id(),
         "created_at": _told(now),
-        "status": str(PlanStatus.READY),
-        "planner_version": SUBMITTED,
         "proposer": SUBMITTED,
-        "registry_epoch": catalogue.epoch,
-        "steps": [_pinned(step, catalogue) for step in document["steps"]],
+        "steps": tuple(_pinned(step, catalogue) for step in plan.steps),
     }
-    kept |= validation.estimates(documents.read(kept), catalogue)
-    return keep(caller=caller, delegate=delegate, document=kept, caused_by=caused_by, now=now)
+    kept = plan.model_copy(update=added)
+    kept = kept.model_copy(update=validation.estimates(kept, catalogue))
+    return keep(caller=caller, delegate=delegate, plan=kept, caused_by=caused_by, now=now)
 
 
 @transaction.atomic
@@ -281,10 +279,10 @@ def _asked_again(old: Plan, now: datetime) -> Asked:
     """What was asked for a plan. Of its context there is what its steps took from it."""
     document = old.document
     taken = {
-        str(source.get("key", name)): step["params"][name]
+        str(source["key"]): step["params"][name]
         for step in documents.partial_of(document)["steps"]
         for name, source in (step.get("provenance") or {}).items()
-        if str(source.get("source")) in _GIVEN and name in step.get("params", {})
+        if source.get("source") == Evidence.CONTEXT and "key" in source and name in step.get("params", {})
     }
     return Asked(
         intent=document["intent"],
@@ -295,20 +293,8 @@ def _asked_again(old: Plan, now: datetime) -> Asked:
     )
 
 
-def _bounds(given: CreatePlan) -> Constraints:
-    asked = given.constraints or PlanConstraints()
-    budget = asked.budget or Budget()
-    return Constraints(
-        max_total_cost=budget.max_total_cost,
-        max_cost_per_step=budget.max_cost_per_step,
-        timeout_seconds=asked.timeout_seconds,
-        exclude_workers=tuple(sorted(set(asked.exclude_workers))) or None,
-        prefer=None if asked.prefer == "balanced" else asked.prefer,
-    )
-
-
-def _bounds_of(plan: Plan) -> Constraints:
-    return Constraints.model_validate(plan.document.get("constraints") or {})
+def _bounds_of(plan: Plan) -> PlanConstraints:
+    return PlanConstraints.model_validate(plan.document.get("constraints") or {})
 
 
 def _texts(given: object) -> Iterable[str]:
@@ -316,10 +302,10 @@ def _texts(given: object) -> Iterable[str]:
     return (str(one)[:100] for one in items if isinstance(one, (str, int)))
 
 
-def _propose(caller: Caller, delegate: Delegate, asked: Asked, bounds: Constraints) -> Proposal:
+def _propose(caller: Caller, delegate: Delegate, asked: Asked, bounds: PlanConstraints) -> Proposal:
     """What the proposers find: the local planner first, then the model if it is needed. Not within a transaction."""
     with caller.acting(), shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
-        catalogue = held.catalogue.without(bounds.exclude_workers or ())
+        catalogue = held.catalogue.without(bounds.exclude_workers)
         found = propose_locally(asked, held.library, catalogue, held.history)
         near = held.library.shown(asked.intent[:_READ], asked.now, _SEARCHED)
         tools = [tool for tool in near if catalogue.open_offers(tool.uid)]
@@ -339,7 +325,7 @@ def _revise(
     asked: Asked,
     *,
     draft: Draft | None,
-    constraints: Constraints | None = None,
+    constraints: PlanConstraints | None = None,
     caused_by: str | None = None,
     **more: Any,
 ) -> Plan:
@@ -355,7 +341,6 @@ def _revise(
         references=document.get("references") or {"inputs": {}},
         caused_by=caused_by or old.receipt_id,
         replaces=document["plan_id"],
-        revision=document.get("revision", 1) + 1,
         **more,
     )
 
@@ -364,11 +349,10 @@ def _make(
     caller: Caller,
     delegate: Delegate,
     asked: Asked,
-    constraints: Constraints,
+    constraints: PlanConstraints | None,
     *,
     caused_by: str | None,
-    draft: Draft | None = None,
-    proposed: Proposal | None = None,
+    draft: Draft | None,
     old: Plan | None = None,
     failed: Sequence[Mapping[str, Any]] = (),
     away: Collection[str] = (),
@@ -376,22 +360,16 @@ def _make(
 ) -> Plan:
     """Make a plan and keep it, within the caller's transaction.
 
-    :param draft: what is to be done; None: what was proposed, or else what the local planner proposes.
+    :param draft: what is to be done; None: what the local planner proposes.
     :param failed: tools of workers that are not used again: worker_id, tool_name, reason.
     :param away: workers that can't be reached just now.
     :param head: further members of the plan.
     """
-    begun = monotonic()
     reasons = {(one["worker_id"], one["tool_name"]): f"it failed before: {one['reason']}" for one in failed}
     with shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
-        catalogue = held.catalogue.without([*(constraints.exclude_workers or ()), *away])
+        catalogue = held.catalogue.without([*(constraints.exclude_workers if constraints else ()), *away])
         catalogue = catalogue.barring(lambda *offered: reasons.get(offered))
-        if draft and old:
-            head |= {name: old.document.get(name) for name in ("proposer_reason", "model_use")}
-        else:
-            found = proposed or propose_locally(asked, held.library, catalogue, held.history)
-            draft = drafted(found, asked)
-            head |= {"proposer_reason": found.reason, "model_use": found.model_use}
+        draft = draft or drafted(propose_locally(asked, held.library, catalogue, held.history), asked)
         head |= {
             "plan_id": new_plan_id(),
             "delegate_id": delegate.delegate_id,
@@ -399,22 +377,19 @@ def _make(
             "intent": asked.intent,
             "created_at": _told(asked.now),
             "scope": delegate.scope,
-            "planner_version": f"{PLANNER_VERSION}.{held.model}",
             "settled_tools": {str(part): uid for part, uid in asked.tools.items()} or None,
             "delegation_path": asked.delegation_path[:-1] or None,
             "excluded": failed or None,
         }
         made = assemble(draft, catalogue, intent=asked.intent, head=head, constraints=constraints)
-    kept = keep(caller=caller, delegate=delegate, document=made.document(), caused_by=caused_by, old=old, now=asked.now)
-    once_committed(GENERATION.observe, monotonic() - begun)
-    return kept
+    return keep(caller=caller, delegate=delegate, plan=made, caused_by=caused_by, old=old, now=asked.now)
 
 
 def keep(
     *,
     caller: Caller,
     delegate: Delegate,
-    document: Mapping[str, Any],
+    plan: documents.Plan,
     caused_by: str | None,
     old: Plan | None = None,
     now: datetime,
@@ -425,8 +400,8 @@ def keep(
 
     :param old: the plan whose place it takes.
     """
-    made = documents.read(document)
-    ready, plan_id = made.status == PlanStatus.READY, made.plan_id
+    document, ready, plan_id = plan.document(), plan.status == PlanStatus.READY, plan.plan_id
+    submitted = old is None and plan.proposer == SUBMITTED
     cause = (
         caused_by
         or digests.post(
@@ -436,7 +411,7 @@ def keep(
                 source_system=_SOURCE,
                 event_type="task_received",
                 dedupe_key=f"delegate:task_received:{plan_id}:v1",
-                summary=made.intent[:2000],
+                summary=plan.intent[:2000],
                 surface="ledger",
             ),
             now=now,
@@ -449,19 +424,19 @@ def keep(
         "plan_created",
         now=now,
         receipt_id=f"R.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.delegate.{plan_id}",
-        summary=f"Plan {'submitted' if made.is_submitted else 'created'} for: {made.intent[:100]}",
+        summary=f"Plan {'submitted' if submitted else 'created'} for: {plan.intent[:100]}",
         requires_action=ready,
         suggested_next_step="Execute plan steps" if ready else documents.next_step(document)[:500],
         caused_by=cause,
         metadata={
-            "scope": made.scope,
-            "status": str(made.status),
-            "confidence": made.confidence,
-            "step_count": len(made.steps),
-            "estimated_total_runtime_seconds": made.estimated_total_runtime_seconds or 0,
-            "can_run_parallel": bool(made.can_run_parallel),
-            **({"submitted": True} if made.is_submitted else {}),
-            **({"replaces": made.replaces, "revision": made.revision} if made.replaces else {}),
+            "scope": plan.scope,
+            "status": str(plan.status),
+            "confidence": plan.confidence,
+            "step_count": len(plan.steps),
+            "estimated_total_runtime_seconds": plan.estimated_total_runtime_seconds or 0,
+            "can_run_parallel": bool(plan.can_run_parallel),
+            **({"submitted": True} if submitted else {}),
+            **({"replaces": plan.replaces} if plan.replaces else {}),
         },
         obligation=ObligationDraft(debtor_id=caller.principal_id, creditor_id=delegate.principal_id) if ready else None,
     )
@@ -470,8 +445,8 @@ def keep(
         plan_id=plan_id,
         delegate=delegate,
         principal_id=caller.principal_id,
-        intent=made.intent,
-        status=made.status,
+        intent=plan.intent,
+        status=plan.status,
         document={**document, "plan_hash": documents.plan_hash(document)},
         receipt_id=receipt.receipt_id,
         receipt_uuid=receipt.uuid,
@@ -582,29 +557,29 @@ def _tools_named(
     return found
 
 
-def _unfit(document: Mapping[str, Any], caller: Caller) -> Iterator[Problem]:
+def _unfit(plan: documents.Plan, caller: Caller) -> Iterator[Problem]:
     """Why a valid plan is nevertheless none for this caller to carry out."""
-    if document.get("status", PlanStatus.READY) != PlanStatus.READY:
+    if plan.status != PlanStatus.READY:
         yield Problem("/status", "not_ready", "A plan that only says what is missing is not carried out.")
-    if document["principal_ai"] != caller.name:
+    if plan.principal_ai != caller.name:
         yield Problem("/principal_ai", "another_principal", f"You are {caller.name}, and submit your own plans only.")
     own = selectors.delegate_of(caller.principal_id)
-    if own is not None and own.delegate_id != document["delegate_id"]:
+    if own is not None and own.delegate_id != plan.delegate_id:
         message = f"You are the DeleGate {own}: other pools are not yours to plan with."
         yield Problem("/delegate_id", "outside_pool", message)
-    for name in ("replaces", "revision", "excluded"):
-        if name in document:
+    for name in ("replaces", "excluded"):
+        if getattr(plan, name) is not None:
             yield Problem(f"/{name}", "replaces", "Only replan_plan makes a plan that takes another's place.")
 
 
-def _pinned(step: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]:
+def _pinned(step: Step, catalogue: Catalogue) -> Step:
     """The step, with the version of the tool that it was judged by and what its worker asks for it."""
-    found = catalogue.find(step["worker_id"], step["tool_name"]) if step["step_type"] in WORKER_STEPS else None
+    found = catalogue.find(step.worker_id or "", step.tool_name or "") if step.runs_tool else None
     if found is None:
-        return dict(step)
+        return step
     tool, offer = found
-    cost = {"estimated_cost": offer.cost} if offer.cost > (step.get("estimated_cost") or 0) else {}
-    return {**step, "tool_uid": tool.uid, **cost}
+    cost = {"estimated_cost": offer.cost} if offer.cost > (step.estimated_cost or 0) else {}
+    return step.model_copy(update={"tool_uid": tool.uid, **cost})
 
 
 # DeleGates.

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 from django.db.models import TextChoices
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from apps.core.schemas import Input, Name, Output, Text
 
@@ -50,12 +50,8 @@ class PlanSummary(Output):
 
     plan_id: str
     status: Literal["ready", "needs_confirmation", "needs_input", "needs_escalation"]
-    intent: str
+    intent: Annotated[str, AfterValidator(lambda text: text[:200])]
     """Its first 200 characters; empty: it was forgotten on request."""
-    is_submitted: bool
-    """Have you made it yourself?"""
-    replaces: str | None
-    """The plan whose place it took."""
     can_be_begun: bool
     """Does it wait to be carried out? What becomes of one that was begun, get_plan_status tells."""
     created_at: datetime
@@ -75,7 +71,7 @@ class PlanConstraints(Input):
 
     timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
     """The longest that the plan may take by its estimate."""
-    budget: Budget | None = None
+    budget: Budget = Budget()
     exclude_workers: Annotated[list[Id], Field(max_length=200)] = []
     prefer: Literal["balanced", "cheap", "fast", "safe"] = "balanced"
     """What decides between workers that offer the same tool."""

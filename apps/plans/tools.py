@@ -10,7 +10,7 @@ from apps.core.operations import Asks, Reply, Route, operation
 from apps.core.schemas import FitForAPath, Input, Moment, Name, Output, Paged, Text
 from apps.plans import selectors, services
 from apps.plans.documents import plan_hash
-from apps.plans.models import Delegate
+from apps.plans.models import Delegate, Plan
 from apps.plans.shapes import CapabilityMatch, CreatePlan, Id, OnePlan, PlanAnswer, PlanSummary
 from apps.plans.validation import Problem
 from apps.principals.scopes import Scope
@@ -194,8 +194,10 @@ def get_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
 )
 def list_plans(caller: Caller, given: ListPlans) -> PlanList:
     """List the plans that you asked for or submitted, refusals included, newest first."""
-    page, following = selectors.plans_of(caller.principal_id, given, status=given.status, created_at__gte=given.since)
-    return PlanList(plans=page, next=following)
+    found = Plan.objects.filter(principal_id=caller.principal_id).defer("document")
+    found = found.filter(status=given.status) if given.status else found
+    page, following = given.of(found.filter(created_at__gte=given.since) if given.since else found, newest_first=True)
+    return PlanList(plans=list(map(PlanSummary.model_validate, page)), next=following)
 
 
 @operation(
@@ -209,7 +211,7 @@ def list_plans(caller: Caller, given: ListPlans) -> PlanList:
 )
 def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
     """Judge a plan that anybody wrote against the rules and the workers registered now; every fault is named with its place."""
-    found, _ = selectors.judged(given.plan, tenant_id=caller.tenant_id)
+    found, _, _ = selectors.judged(given.plan, tenant_id=caller.tenant_id)
     verdict = Verdict(valid=not found, errors=found, plan_hash=None if found else plan_hash(given.plan))
     return Reply(verdict, status=200)
 

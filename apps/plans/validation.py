@@ -17,6 +17,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import jsonschema_rs
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from apps.core.errors import near, pointer_to
@@ -34,8 +35,8 @@ from apps.plans.catalogue import (
     references_in,
     types_meet,
 )
-from apps.plans.documents import WHOLE, Constraints, Plan, Step
-from apps.plans.shapes import StepType
+from apps.plans.documents import WHOLE, Plan, Step
+from apps.plans.shapes import PlanConstraints, StepType
 from apps.workers.shapes import OfferView as Offer
 
 MAX_PROBLEMS: Final = 100
@@ -59,22 +60,25 @@ class Problem:
     message: str
 
 
-def validate(document: object, catalogue: Catalogue) -> list[Problem]:
-    """Every fault of a plan, in a fixed order; an empty list is a valid plan. Where its shape is wrong, only that is told.
+def parse(document: Mapping[str, Any]) -> tuple[Plan | None, list[Problem]]:
+    """What anybody's document is, and what is wrong with its shape and its hash. Without the shape it is no plan."""
+    try:
+        plan = Plan.model_validate(document)
+        is_hashed = plan.plan_hash in {None, documents.plan_hash(document)}
+    except ValidationError as refusal:
+        faults = refusal.errors(include_url=False, include_input=False)
+        return None, list(map(_fault_of_shape, faults[:MAX_PROBLEMS]))
+    except (ValueError, RecursionError) as refusal:
+        return None, [Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])]
+    return plan, [] if is_hashed else [Problem("/plan_hash", "plan_hash", "This is not the hash of this plan.")]
+
+
+def validate(plan: Plan, catalogue: Catalogue) -> list[Problem]:
+    """Every fault of a plan, in a fixed order; an empty list is a valid plan.
 
     What the plan says of its own cost and duration is not judged: whoever keeps a plan computes them.
     """
-    plan, faults = documents.parse(document)
-    if plan is None or not isinstance(document, dict):
-        return list(map(_fault_of_shape, faults[:MAX_PROBLEMS]))
-    try:
-        is_hashed = plan.plan_hash in {None, documents.plan_hash(document)}
-    except (ValueError, RecursionError) as refusal:
-        return [Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])]
-    found = list(itertools.islice(_judged(_Case(plan, catalogue)), MAX_PROBLEMS))
-    if not is_hashed:
-        found.append(Problem("/plan_hash", "plan_hash", "This is not the hash of this plan."))
-    return found[:MAX_PROBLEMS]
+    return list(itertools.islice(_judged(_Case(plan, catalogue)), MAX_PROBLEMS))
 
 
 def estimates(plan: Plan, catalogue: Catalogue) -> dict[str, Any]:
@@ -130,8 +134,8 @@ class _Case:
 
     def __init__(self, plan: Plan, catalogue: Catalogue) -> None:
         self.plan = plan
-        self.bounds = plan.constraints or Constraints()
-        self.catalogue = catalogue.without(self.bounds.exclude_workers or ())
+        self.bounds = plan.constraints or PlanConstraints()
+        self.catalogue = catalogue.without(self.bounds.exclude_workers)
         self.steps = plan.steps
         self.by_id = {step.step_id: step for step in self.steps}
         self._position = {step.step_id: number for number, step in enumerate(self.steps)}
@@ -327,7 +331,7 @@ def _secrets(case: _Case) -> Iterator[Problem]:
 
 def _bounds(case: _Case) -> Iterator[Problem]:
     """How many steps, how long, how often a worker is called, and what it costs."""
-    bounds = case.bounds
+    bounds, budget = case.bounds, case.bounds.budget
     if len(case.steps) > _MOST_STEPS:
         yield Problem("/steps", "too_many_steps", f"{len(case.steps)} steps; {_MOST_STEPS} are allowed.")
     runtime = max(case.plan.estimated_total_runtime_seconds or 0, case.runtime)
@@ -344,11 +348,11 @@ def _bounds(case: _Case) -> Iterator[Problem]:
             yield Problem(case.path(step.step_id, "worker_id"), "no_room", f"{lack}.")
         cost = case.cost(step)
         total += cost
-        if bounds.max_cost_per_step is not None and cost > bounds.max_cost_per_step:
-            message = f"{cost} a call; {bounds.max_cost_per_step} are allowed a step."
+        if budget.max_cost_per_step is not None and cost > budget.max_cost_per_step:
+            message = f"{cost} a call; {budget.max_cost_per_step} are allowed a step."
             yield Problem(case.path(step.step_id), "budget", message)
-    if bounds.max_total_cost is not None and round(total, 6) > bounds.max_total_cost:
-        yield Problem("/steps", "budget", f"{round(total, 6)} in all; {bounds.max_total_cost} are allowed.")
+    if budget.max_total_cost is not None and round(total, 6) > budget.max_total_cost:
+        yield Problem("/steps", "budget", f"{round(total, 6)} in all; {budget.max_total_cost} are allowed.")
 
 
 _RULES: Final = (_status, _done, _waits, _tools, _secrets, _references, _bounds)

@@ -20,7 +20,7 @@ from apps.executions.shapes import ExecutionReport
 from apps.executions.states import Mode, Strategy
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.documents import SUBMITTED
+from apps.plans.documents import SUBMITTED, Plan
 from apps.plans.shapes import Budget
 from apps.principals.models import Tenant
 from apps.principals.services import DELEGATE
@@ -170,7 +170,7 @@ def make_plan(
         "created_at": T0.isoformat(),
         "scope": "test",
         "steps": steps,
-        "constraints": constraints or {},
+        "constraints": {"budget": constraints or {}},
     }
     if plans.judged(document, tenant_id=caller.tenant_id)[0]:
         return _kept_unjudged(caller, document)
@@ -178,10 +178,9 @@ def make_plan(
 
 
 def _kept_unjudged(caller: Caller, document: dict[str, Any]) -> str:
-    known = {"confidence": 1.0, "status": "ready", "planner_version": SUBMITTED, "registry_epoch": 0}
-    document = {**document, **known, "plan_id": planning.new_plan_id()}
+    plan = Plan.model_validate({**document, "proposer": SUBMITTED, "plan_id": planning.new_plan_id()})
     root = planning.root_delegate(tenant_id=caller.tenant_id, now=T0)
-    return planning.keep(caller=caller, delegate=root, document=document, caused_by=None, now=T0).plan_id
+    return planning.keep(caller=caller, delegate=root, plan=plan, caused_by=None, now=T0).plan_id
 
 
 def money(amount: float) -> Decimal:

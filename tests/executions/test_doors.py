@@ -233,9 +233,9 @@ def test_submitted_plan_is_stored_as_given(kee: Caller, token: str) -> None:
         name: value for name, value in given.items() if name not in told
     }
     bare = [{name: value for name, value in step.items() if name != "tool_uid"} for step in plan["steps"]]
-    assert bare == given["steps"]
+    assert bare == [{"depends_on": [], **step} for step in given["steps"]]
     assert [len(step.get("tool_uid", "")) for step in plan["steps"]] == [32, 0, 32, 0, 0]
-    assert (plan["planner_version"], plan["plan_hash"]) == ("submitted", plan_hash(plan))
+    assert (plan["proposer"], plan["plan_hash"]) == ("submitted", plan_hash(plan))
     assert plan["plan_id"] == made["plan_id"] != "my-plan"
     assert plan["estimated_total_runtime_seconds"] > 0
     found = ask("GET", f"/api/v1/plans/{made['plan_id']}", token)[1]
@@ -257,12 +257,11 @@ REFUSAL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("code", "pointer", "changes"),
     [
-        ("schema", "/plan/revision", {"revision": 2**53 - 1}),
         ("plan_hash", "/plan/plan_hash", {"plan_hash": "0" * 64}),
         ("unknown_delegate", "/plan/delegate_id", {"delegate_id": "nobody"}),
         ("another_principal", "/plan/principal_ai", {"principal_ai": "Lee"}),
-        ("replaces", "/plan/revision", {"revision": 2}),
-        ("budget", "/plan/steps", {"constraints": {"max_total_cost": 0}}),
+        ("replaces", "/plan/excluded", {"excluded": []}),
+        ("budget", "/plan/steps", {"constraints": {"budget": {"max_total_cost": 0}}}),
         ("not_ready", "/plan/status", REFUSAL),
     ],
 )

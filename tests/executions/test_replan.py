@@ -110,7 +110,7 @@ def test_replan_keeps_done_steps_and_uses_another_worker(team: Caller, server: W
     document = again.document
     assert worker_steps(again) == {"step-1": ("echoer", True), "step-2": ("loud", False)}
     assert document["steps"][1]["params"] == {"text": "{{step-1.text}}"}
-    assert (document["replaces"], document["revision"]) == (made.plan_id, 2)
+    assert document["replaces"] == made.plan_id
     assert [(one["worker_id"], one["tool_name"]) for one in document["excluded"]] == [("hoarse", "shout")]
     assert "redirect" in document["excluded"][0]["reason"]
     assert document["execution_cost_estimate"] == 0.5
@@ -154,7 +154,7 @@ def test_execution_budget_binds_the_new_plan(
 
     again = replan(kee, made.plan_id)
 
-    new = again.document["constraints"]
+    new = again.document["constraints"]["budget"]
     assert (new["max_total_cost"], new["max_cost_per_step"]) == left
     assert [one["kind"] for one in again.document["missing"]] == ["budget"]
 
@@ -228,7 +228,7 @@ def test_results_are_kept_over_an_unexecuted_revision(team: Caller, server: Work
 
     carry_out(team, third.plan_id)
 
-    assert (third.document["revision"], third.document["replaces"]) == (3, second.plan_id)
+    assert third.document["replaces"] == second.plan_id
     assert [one["worker_id"] for one in third.document["excluded"]] == ["hoarse", "loud"]
     assert worker_steps(third) == {"step-1": ("echoer", True), "step-2": ("third", False)}
     assert server.calls == {"echo": 1, "shout": 1}
@@ -327,7 +327,7 @@ def test_new_plan_keeps_context_bounds_and_path(kee: Caller, server: WorkerServe
     assert new["status"] == "ready"
     assert new["steps"][0]["params"] == old["steps"][0]["params"] == {"text": "hello"}
     assert new["delegation_path"] == old["delegation_path"] == ["above"]
-    assert (new["constraints"]["max_cost_per_step"], new["constraints"]["timeout_seconds"]) == (1.0, 600.0)
+    assert new["constraints"] == old["constraints"]
 
 
 def test_planner_learns_from_all_steps_of_the_new_plan(team: Caller) -> None:

@@ -11,7 +11,7 @@ from apps.plans.assembling import Draft, assemble, drafted
 from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.models import Plan
 from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Ref, Value
-from apps.plans.shapes import CreatePlan
+from apps.plans.shapes import CreatePlan, PlanConstraints
 from apps.principals.tenancy import Caller
 from apps.workers.services import registry
 from apps.workers.shapes import OfferView as Offer
@@ -161,7 +161,7 @@ def assembled(proposal: Proposal, catalogue: Catalogue = FULL, **constraints: An
 def assemble_again(draft: Draft, catalogue: Catalogue = FULL, **constraints: Any) -> documents.Plan:
     head: dict[str, Any] = {"plan_id": "plan-1", "delegate_id": "delegate", "principal_ai": "Kee", "intent": FLAGSHIP}
     head |= {"created_at": "2026-01-03T22:00:00Z", "delegation_path": ["above"], "references": {}}
-    bounds = documents.Constraints(**constraints)
+    bounds = PlanConstraints.model_validate(constraints)
     return assemble(draft, catalogue, intent=FLAGSHIP, head=head, constraints=bounds)
 
 

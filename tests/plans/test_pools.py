@@ -144,8 +144,8 @@ def test_plan_with_a_tool_outside_the_pool_is_invalid(tenant: Tenant, as_kee: Ca
     assert selectors.judged(document, **who)[0] == []
 
     foreign = {name: value for name, value in document.items() if name != "plan_hash"}
-    above, _ = selectors.judged({**foreign, "delegate_id": "delegate"}, **who)
-    unknown, _ = selectors.judged({**foreign, "delegate_id": "nobody"}, **who)
+    above, *_ = selectors.judged({**foreign, "delegate_id": "delegate"}, **who)
+    unknown, *_ = selectors.judged({**foreign, "delegate_id": "nobody"}, **who)
 
     assert [(one.code, one.path) for one in above] == [("not_eligible", "/steps/0/worker_id")]
     assert "below may not run this tool: it is not in the pool of delegate" in above[0].message

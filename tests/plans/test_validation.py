@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from apps.plans import validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import plan_hash
-from apps.plans.validation import MAX_PROBLEMS, Problem, validate
+from apps.plans.validation import MAX_PROBLEMS, Problem, parse, validate
 from tests.plans.making import FULL, INTEGER, NUMBER, OFFERS, STRING, make_plan, offer, shape, tool, translation
 
 Document = dict[str, Any]
@@ -25,7 +25,12 @@ def good() -> Document:
 
 def refusals(document: Document, **bounds: Any) -> set[tuple[str, str]]:
     document = {**document, "constraints": bounds} if bounds else document
-    return {(found.code, found.path) for found in validate(document, FULL)}
+    return {(found.code, found.path) for found in judged(document)}
+
+
+def judged(document: Any, catalogue: Catalogue = FULL) -> list[Problem]:
+    plan, problems = parse(document)
+    return problems + (validate(plan, catalogue) if plan else [])
 
 
 def changed(change: Callable[[Document], object]) -> Document:
@@ -116,7 +121,7 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
 
 
 def test_good_plan_has_no_fault() -> None:
-    assert validate(good(), FULL) == []
+    assert judged(good()) == []
 
 
 @pytest.mark.parametrize(("code", "path", "change"), CASES)
@@ -126,13 +131,13 @@ def test_fault_is_named_with_its_place(code: str, path: str, change: Callable[[D
 
 def test_hash_and_estimates_are_optional() -> None:
     document = good()
-    assert validate({**document, "plan_hash": plan_hash(document)}, FULL) == []
+    assert judged({**document, "plan_hash": plan_hash(document)}) == []
     for name in ("estimated_total_runtime_seconds", "execution_cost_estimate", "can_run_parallel"):
         document.pop(name, None)
     for one in document["steps"]:
         one.pop("estimated_runtime_seconds", None)
         one.pop("estimated_cost", None)
-    assert validate(document, FULL) == []
+    assert judged(document) == []
 
 
 CLOSED = {"type": "object", "additionalProperties": False}
@@ -195,7 +200,7 @@ def desk(params: Document, tool_name: str = "write") -> list[tuple[str, str]]:
         {"step_id": "end", "step_type": "escalate", "report_summary": "Done.", "decision_required": False},
     ]
     document = {**head, "created_at": "2026-01-03T22:00:00Z", "steps": steps}
-    return [(found.code, found.path.removeprefix("/steps/1/params")) for found in validate(document, DESK)]
+    return [(found.code, found.path.removeprefix("/steps/1/params")) for found in judged(document, DESK)]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +262,7 @@ def test_choice_of_a_whole_schema_is_judged_unless_it_holds_a_reference() -> Non
     ],
 )
 def test_misspelt_name_is_told_with_the_right_one(change: Callable[[Document], object], meant: str) -> None:
-    assert next(found.message for found in validate(changed(change), FULL)).endswith(f" Did you mean {meant}?")
+    assert next(found.message for found in judged(changed(change))).endswith(f" Did you mean {meant}?")
 
 
 def test_only_the_shape_is_told_where_it_is_wrong() -> None:
@@ -272,10 +277,10 @@ def test_limits_are_checked_by_the_offers() -> None:
     plan = make_plan(translation()).document()
     step(plan, 0)["estimated_cost"] = 0
 
-    assert ("budget", "/steps") in refusals(plan, max_total_cost=0.001)
-    assert ("budget", "/steps/0") in refusals(plan, max_cost_per_step=0.001)
+    assert ("budget", "/steps") in refusals(plan, budget={"max_total_cost": 0.001})
+    assert ("budget", "/steps/0") in refusals(plan, budget={"max_cost_per_step": 0.001})
     step(plan, 0)["estimated_cost"] = 7
-    assert ("budget", "/steps/0") in refusals(plan, max_cost_per_step=5)
+    assert ("budget", "/steps/0") in refusals(plan, budget={"max_cost_per_step": 5})
     report, many = step(good(), 4), good()
     many["steps"] += [{**report, "step_id": f"report-{number}"} for number in range(60)]
     assert ("too_many_steps", "/steps") in refusals(many)
@@ -289,11 +294,11 @@ def test_payload_and_rate_of_a_worker_are_checked() -> None:
         if one["step_type"] == "call_worker":
             one["worker_id"] = "polyglot"
 
-    found = {(one.code, one.path) for one in validate(plan, strict)}
+    found = {(one.code, one.path) for one in judged(plan, strict)}
 
     assert found == {("no_room", "/steps/0/worker_id"), ("no_room", "/steps/1/worker_id")}
     often = tuple(replace(one, calls_per_hour=1.0) for one in OFFERS)
-    assert {one.path for one in validate(plan, Catalogue(7, FULL.tools, often))} == {"/steps/1/worker_id"}
+    assert {one.path for one in judged(plan, Catalogue(7, FULL.tools, often))} == {"/steps/1/worker_id"}
 
 
 JSON = st.recursive(
@@ -306,7 +311,7 @@ JSON = st.recursive(
 @settings(max_examples=300)
 @given(document=JSON)
 def test_any_json_gets_a_verdict(document: object) -> None:
-    assert validate(document, FULL) != []
+    assert judged(document) != []
 
 
 @settings(max_examples=300)
@@ -316,7 +321,7 @@ def test_any_replaced_member_gets_a_verdict(data: st.DataObject) -> None:
     place = document if data.draw(st.booleans()) else step(document, data.draw(st.integers(0, 4)))
     place[data.draw(st.sampled_from(sorted(place)))] = data.draw(JSON)
 
-    for found in validate(document, FULL):
+    for found in judged(document):
         assert found.code
         assert found.message
 
@@ -330,5 +335,5 @@ def test_search_for_faults_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(validation, "_RULES", (faulty,))
 
-    assert len(validate(document, FULL)) == MAX_PROBLEMS
+    assert len(judged(document)) == MAX_PROBLEMS
     assert next(looked_for) == MAX_PROBLEMS

@@ -55,7 +55,7 @@ def start(
     if not plan.is_ready and not plan.is_forgotten:
         detail = f"{plan_id} is {plan.status}, and only a plan that is ready is carried out. {plan.next_step}"
         raise Conflict(detail, code="plan_refused", plan_status=str(plan.status))
-    bounds = plan.document.get("constraints") or {}
+    bounds = (plan.document.get("constraints") or {}).get("budget", {})
     most = _money(tighter(budget.max_total_cost, bounds.get("max_total_cost")))
     per_step = _money(tighter(budget.max_cost_per_step, bounds.get("max_cost_per_step")))
     if plan.is_forgotten or not planning.take_up(plan_id=plan_id):

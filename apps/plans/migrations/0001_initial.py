@@ -108,6 +108,6 @@ class Migration(migrations.Migration):
             ),
         ),
         *(protect(f"plans_{name}") for name in ("delegate", "plan", "outcome", "learnedmodel")),
-        immutable("plans_plan", except_columns=("waits_until",), redactable=("intent", "document")),
+        immutable("plans_plan", except_columns=("waits_until",), redactable=("intent", "status", "document")),
         immutable("plans_outcome", redactable=("request",)),
     ]
