@@ -22,7 +22,6 @@ from django.conf import settings
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apps.core import outbound
-from apps.core.metrics import Counter, Histogram
 from apps.core.outbound import CallFailed
 from apps.core.strict_json import storable
 from apps.plans.catalogue import Reference, Tool, output_at, references_in
@@ -49,14 +48,6 @@ _OK: Final = 200
 _MOST_BYTES: Final = 256 * 1024
 _MOST_KEPT: Final = 1_000
 _MILLION: Final = 1_000_000
-MODEL_CALLS: Final = Counter(
-    "delegate_model_questions", "Requests that the planner's language model was asked about.", ["outcome"]
-)
-MODEL_SECONDS: Final = Histogram(
-    "delegate_model_duration_seconds",
-    "From a question to the planner's language model until its answer, repairs included.",
-    buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 60),
-)
 
 _INSTRUCTIONS: Final = (
     "You turn a request into calls of tools. You get one JSON object with the request, the time, the context and the tools."
@@ -155,15 +146,12 @@ def ask(*, tenant_id: int, asked: Asked, tools: Sequence[Tool]) -> tuple[Proposa
         ANSWERS[key] = came.text
         break
     tokens = (sum(one.input_tokens for one in spent), sum(one.output_tokens for one in spent))
-    seconds = monotonic() - begun
-    MODEL_SECONDS.observe(seconds)
-    MODEL_CALLS.labels("failed" if found is None else "repaired" if repairs else "used").inc()
     return found, ModelUse(
         model=settings.PLANNER_MODEL,
         calls=calls,
         input_tokens=tokens[0],
         output_tokens=tokens[1],
-        seconds=round(seconds, 3),
+        seconds=round(monotonic() - begun, 3),
         cost=_cost(*tokens),
         failure=failure[:500] or None,
     )

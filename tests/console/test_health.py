@@ -28,9 +28,7 @@ from apps.core.sql import database_now
 from apps.delivery.models import Target
 from apps.delivery.services import sending
 from apps.digests import services as inboxes
-from apps.plans import language_model
 from apps.plans import services as plans
-from apps.plans.proposals import Asked
 from apps.plans.shapes import CreatePlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -230,17 +228,14 @@ def counted() -> dict[str, float]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_day_moves_every_figure(settings: Any) -> None:
+def test_a_day_moves_every_figure() -> None:
     tenant = make_tenant("acme")
     kee = make_caller(tenant, "Kee")
     before = counted()
 
     buffer_and_look(tenant, kee)
     repeat(tenant)
-    with acting_as(kee):
-        plans.create_plan(caller=kee, given=CreatePlan(intent="Analyze the codebase at /repo"), now=T0)
-    settings.PLANNER_MODEL_URL = "http://127.0.0.1:9/v1"
-    language_model.ask(tenant_id=tenant.pk, asked=Asked(intent="Sing", now=T0), tools=())
+    plans.plan_request(caller=kee, given=CreatePlan(intent="Analyze the codebase at /repo"), now=T0)
     send_elsewhere(tenant, kee)
 
     assert len(before) >= 10
