@@ -11,21 +11,9 @@ gc.set_threshold(50_000, 20, 20)
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 django.setup(set_prefix=False)
 
-from django.db import connection  # noqa: E402  # needs the apps to be ready
+from config.handlers import Application, PageHandler  # noqa: E402  # needs the apps to be ready
 
-from apps.plans import shelf  # noqa: E402
-from config.handlers import Application, PageHandler  # noqa: E402
-
-
-def _prepare() -> None:
-    """What would keep the first requests waiting."""
-    try:
-        shelf.warm()
-    finally:
-        connection.close()
-
-
-application = Application(PageHandler(), at_start=_prepare)
+application = Application(PageHandler())
 get_resolver().url_patterns  # noqa: B018  # loaded now, with all views, and not by the first request
 # What is loaded by now stays for good. To go over it again and again in search of garbage would stop every request for
 # some tenths of a second each time.

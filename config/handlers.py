@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
@@ -61,9 +60,7 @@ Send = Callable[[Any], Awaitable[None]]
 class Application:
     """The product's ASGI application."""
 
-    def __init__(self, pages: ASGIHandler, *, at_start: Callable[[], None]) -> None:
-        """:param at_start: what a process does first, beside its requests."""
-        self._at_start = at_start
+    def __init__(self, pages: ASGIHandler) -> None:
         self._pages, self._tokens = pages, TokenHandler()
         # Two parts tell an operation's address from a page's, the literal ones (`/api/v1`, `/workers/`).
         paths = [route.path for declared in operations.all_operations() for route in declared.routes]
@@ -81,8 +78,6 @@ class Application:
         """From the server's start to its end."""
         while True:
             event = (await receive())["type"]
-            if event == "lifespan.startup":
-                threading.Thread(target=self._at_start, name="at-start", daemon=True).start()
             await send({"type": f"{event}.complete"})
             if event == "lifespan.shutdown":
                 return

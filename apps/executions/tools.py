@@ -150,8 +150,6 @@ class Replan(PlanRef):
     """The step that failed, or that you know will fail."""
     error: Annotated[Text, Field(max_length=2000)] = ""
     """What went wrong; default: the error of the step's execution."""
-    context: Annotated[dict[str, Any], Field(max_length=200)] | None = None
-    """Values for params by name, beside those of the old plan's context."""
     max_total_cost: Money | None = None
     """The cost limit of the remaining steps; default: what is left of the old plan's and its execution's budget."""
 
@@ -301,7 +299,6 @@ def replan_plan(caller: Caller, given: Replan) -> Replanned:
         plan_id=given.plan_id,
         failed_step=given.failed_step,
         reason=given.error,
-        context=given.context,
         max_total_cost=given.max_total_cost,
         now=timezone.now(),
     )

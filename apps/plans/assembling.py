@@ -81,15 +81,6 @@ class Draft:
             calls.append({**call, "provenance": call["provenance"] | sure})
         return replace(self, calls=calls, doubtful=False)
 
-    def given(self, context: Mapping[str, Any]) -> Draft:
-        """The same with these values of params, by name, in each call that is to run and has such a param."""
-        calls, told = [], {name: one for name, one in context.items() if can_be_told(one)}
-        for call in self.calls:
-            new = {} if call.get("done") else {name: one for name, one in told.items() if name in call["params"]}
-            sources = {name: {"source": str(Evidence.CONTEXT), "key": name} for name in new}
-            calls.append({**call, "params": {**call["params"], **new}, "provenance": {**call["provenance"], **sources}})
-        return replace(self, calls=calls)
-
     def answered(self, answers: Mapping[str, Any]) -> Draft:
         """The same with answers to questions about params, by question id."""
         calls = {call["step_id"]: call for call in self.calls}

@@ -10,12 +10,14 @@ _NOTHING: Final = """(
     where strpos(jsonb_build_array(key, value)::text, %(needle)s) = 0
 ) || '{"intent": "", "scope": "", "status": "needs_escalation", "steps": [], "assumptions": [], "references": {},
     "missing": [], "unsure": [], "questions": [], "partial_plan": null, "constraints": {}, "excluded": [], "delegation_path": []}'"""
-_OF_FORGOTTEN: Final = "plan_id in (select id from plans_plan where tenant_id = %(tenant)s and intent = '')"
 
 
 register(
-    Rows(table="plans_plan", redacted={"intent": "''", "status": "'needs_escalation'", "document": _NOTHING}),
-    Rows(table="plans_outcome", redacted={"request": "''"}, also=_OF_FORGOTTEN, then=services.unlearn),
+    Rows(
+        table="plans_plan",
+        redacted={"intent": "''", "status": "'needs_escalation'", "completed": "null", "document": _NOTHING},
+        then=services.unlearn,
+    ),
 )
 # The receipts of a plan and of its execution name it: those of the delegate in the dedupe key, `delegate:<event>:<plan>:v1`.
 belong(

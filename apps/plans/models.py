@@ -50,7 +50,7 @@ class Delegate(TenantModel):
 class Plan(TenantModel):
     """One plan as it was made, a refusal included. It never changes: a better one is another plan, which replaces it.
 
-    `waits_until` alone changes. Whoever sets it to null decides what becomes of the plan.
+    Only `waits_until` and `completed` change. Whoever sets the first to null decides what becomes of the plan.
     """
 
     plan_id = models.CharField(max_length=100)
@@ -68,6 +68,11 @@ class Plan(TenantModel):
     waits_until = models.DateTimeField(
         null=True, help_text="Until then it can be begun. Empty: it was begun, replaced, abandoned, or is not ready."
     )
+    completed = ArrayField(
+        models.CharField(max_length=64),
+        null=True,
+        help_text="The steps with tools that ran to their end. Empty: none yet.",
+    )
 
     class Meta:
         constraints = [
@@ -84,6 +89,8 @@ class Plan(TenantModel):
             models.Index(name="plans_plan_of_principal", fields=["tenant", "principal", "-id"]),
             # Serves selectors.expired(), over all tenants.
             models.Index(name="plans_plan_waiting", fields=["waits_until"], condition=~Q(waits_until=None)),
+            # Serves services.learn() and selectors.tenants_with_lessons(): those that were carried out.
+            models.Index(name="plans_plan_completed", fields=["tenant", "-id"], condition=~Q(completed=None)),
         ]
 
     def __str__(self) -> str:
@@ -110,39 +117,10 @@ class Plan(TenantModel):
         return documents.next_step(self.document)
 
 
-class Outcome(TenantModel):
-    """One plan as it was carried out: what was asked, which tools ran to their end in which order, who took whose result.
-
-    It is what the planner learns from. `weight` is how much it counts: a plan that succeeded, whole.
-    """
-
-    plan = models.ForeignKey(Plan, on_delete=models.PROTECT, null=True, related_name="outcomes", db_index=False)
-    request = models.TextField()
-    tools = ArrayField(models.CharField(max_length=32))
-    links = models.JSONField(default=list, help_text="Pairs of tools: from, to.")
-    weight = models.FloatField(default=1)
-    recorded_at = models.DateTimeField()
-
-    class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["tenant", "plan"], name="plans_outcome_once_a_plan"),
-            models.CheckConstraint(condition=Q(weight__gt=0, weight__lte=1), name="plans_outcome_weight_is_a_share"),
-            models.CheckConstraint(condition=Q(tools__len__gt=0), name="plans_outcome_ran_something"),
-        ]
-        indexes = [
-            # Serves selectors.outcomes_to_learn_from(): a tenant's latest.
-            models.Index(name="plans_outcome_latest", fields=["tenant", "-id"]),
-        ]
-
-    def __str__(self) -> str:
-        return f"outcome {self.pk}"
-
-
 class LearnedModel(TenantModel):
-    """What was learned from a tenant's outcomes. A new one takes the place of the old one."""
+    """What was learned from the plans that a tenant has carried out. A new one takes the place of the old one."""
 
-    learned_from = models.PositiveIntegerField(help_text="How many outcomes it has learned from.")
-    last_outcome = models.BigIntegerField(help_text="The number of the last of them: later ones are new.")
+    learned_from = models.PositiveIntegerField(help_text="How many plans there were that had been carried out.")
     body = models.BinaryField()
     learned_at = models.DateTimeField()
 

@@ -1,31 +1,25 @@
 """Questions about plans, and the registry as the planner sees it."""
 
 from collections.abc import Collection, Mapping
+from itertools import islice
 from typing import Any, Final
 
-from django.db.models import Q
+from django.db.models import Count, Q
 from django.utils.safestring import SafeString
 
 from apps.core.errors import NotFound
 from apps.core.lexical import words
 from apps.core.operations import Questionnaire
-from apps.core.sql import GATEHOUSE_NOW, fetch
+from apps.core.sql import GATEHOUSE_NOW
 from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
-from apps.plans.local.index import Profile
 from apps.plans.local.words import SMALL, pieces, stem
-from apps.plans.models import Delegate, Plan
+from apps.plans.models import Delegate, LearnedModel, Plan
 from apps.plans.shapes import WORKER_STEPS, CapabilityMatch, PlanAnswer
 from apps.plans.validation import Problem
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.workers import selectors as workers
-
-_NEAREST: Final = 200
-"""So many tools of a search are compared word by word."""
-_TYPO: Final = 0.7
-"""What a misspelt word counts."""
-
 
 _SMALL_STEMS: Final = frozenset(map(stem, SMALL))
 
@@ -146,44 +140,29 @@ _FIELDS: Final = {
 
 
 def search_tools(query: str, *, tenant_id: int, limit: int = 20) -> list[CapabilityMatch]:
-    """Tools of ready workers by the words of a query, best first, each with the words that it was found by."""
+    """Tools of ready workers by the words of a query, best first."""
     # Before the lock: other searches do not wait for this statement.
     ready = workers.ready()
     with shelf.held(tenant_id=tenant_id) as held:
-        library, near = held.library, list[tuple[Profile, str]]()
+        library = held.library
         # Names are indexed by their pieces: `s3_upload` by `s`, `3` and `upload`.
         parts = ([word] if library.knows(stem(word)) else pieces(word) or [word] for word in words(query))
         asked = dict.fromkeys(part for some in parts for part in some)
         asked = dict.fromkeys(word for word in asked if word not in SMALL) or asked
-        meant = {word: library.spelt(word) for word in asked}
-        stems = {word: stem(other) for word, other in meant.items()}
-        weights = {word: library.tells(stemmed) for word, stemmed in stems.items()}
-        # Where the nearest tools are of workers that can't be called, all tools are looked at.
-        for most in (_NEAREST, len(library)):
-            if len(near) < limit:
-                near = [
-                    (profile, offer.worker_id)
-                    for profile, _ in library.search(stems.values(), (), most)
-                    for offer in held.catalogue.offers_of(profile.tool.uid)
-                    if offer.worker_id in ready
-                ]
-        found = []
-        for profile, worker_id in near[:_NEAREST]:
-            shares = {word: profile.explains(stemmed) for word, stemmed in stems.items()}
-            sure = [weights[word] * share * (1 if word == meant[word] else _TYPO) for word, share in shares.items()]
-            found.append((round(sum(sure) / sum(weights.values()), 4), worker_id, profile.tool, shares))
-    found.sort(key=lambda one: -one[0])
-    return [
-        CapabilityMatch(
-            worker_id=worker_id,
-            tool_name=tool.name,
-            relevance_score=score,
-            description=tool.description,
-            matched=[word for word, share in shares.items() if share],
-            missed=[word for word, share in shares.items() if not share],
+        near = library.search([stem(library.spelt(word)) for word in asked], (), len(library))
+        best = near[0][1] if near else 1.0
+        found = (
+            CapabilityMatch(
+                worker_id=offer.worker_id,
+                tool_name=profile.tool.name,
+                relevance_score=round(score / best, 4),
+                description=profile.tool.description,
+            )
+            for profile, score in near
+            for offer in held.catalogue.offers_of(profile.tool.uid)
+            if offer.worker_id in ready
         )
-        for score, worker_id, tool, shares in found[:limit]
-    ]
+        return list(islice(found, limit))
 
 
 def questionnaire_of(made: PlanAnswer) -> Questionnaire | None:
@@ -221,21 +200,12 @@ def judged(document: Mapping[str, Any], *, tenant_id: int) -> tuple[list[Problem
 
 
 def tenants_with_lessons() -> list[int]:
-    """The tenants with a twentieth more outcomes than were learned from, with fifty more, or with the first fifty.
+    """The tenants with a twentieth more plans carried out than when it was learned, with fifty more, or with the first fifty.
 
     Runs as the system.
     """
-    return [tenant_id for (tenant_id,) in fetch(_WITH_LESSONS)]
-
-
-_WITH_LESSONS: Final = """
-    select t.id from principals_tenant t
-    left join plans_learnedmodel m on m.tenant_id = t.id
-    cross join lateral (
-        select count(*) as number from (
-            select from plans_outcome o where o.tenant_id = t.id and o.id > coalesce(m.last_outcome, 0) limit 50
-        ) counted
-    ) fresh
-    where fresh.number >= least(greatest(5, coalesce(m.learned_from, 1000) / 20), 50)
-    order by t.id
-"""
+    before = dict(LearnedModel.objects.values_list("tenant_id", "learned_from"))
+    now = (
+        Plan.objects.exclude(completed=None).values_list("tenant_id").annotate(number=Count("pk")).order_by("tenant_id")
+    )
+    return [one for one, number in now if number - before.get(one, 0) >= min(max(5, before.get(one, 1000) / 20), 50)]

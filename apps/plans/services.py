@@ -20,9 +20,9 @@ from apps.plans.documents import SUBMITTED, PlanStatus, Step, can_be_told
 from apps.plans.local.history import FITTED_ON, MOST, Past
 from apps.plans.local.history import learn as learned
 from apps.plans.local.proposing import propose as propose_locally
-from apps.plans.models import MOST_DELEGATES, Delegate, LearnedModel, Outcome, Plan
+from apps.plans.models import MOST_DELEGATES, Delegate, LearnedModel, Plan
 from apps.plans.proposals import Asked, Evidence, Proposal
-from apps.plans.shapes import WORKER_STEPS, Budget, CreatePlan, PlanAnswer, PlanConstraints, tighter
+from apps.plans.shapes import WORKER_STEPS, Budget, CreatePlan, PlanAnswer, PlanConstraints
 from apps.plans.validation import Problem, validator
 from apps.principals import services as principals
 from apps.principals.scopes import Kind
@@ -162,11 +162,7 @@ def replan(
     done: Collection[str] = (),
     was_waiting: bool,
     worker_is_out: bool = False,
-    context: Mapping[str, Any] | None = None,
-    max_total_cost: float | None = None,
-    budget: float | None = None,
-    budget_per_step: float | None = None,
-    spent: float = 0.0,
+    budget: Budget | None = None,
     caused_by: str | None = None,
 ) -> Plan:
     """Make the plan that takes another's place: what is done stays done, what failed is not used again.
@@ -177,11 +173,7 @@ def replan(
     :param done: the ids of the steps of the old plan that have run to their end.
     :param was_waiting: whether the old plan had not been begun: what is owed for it is closed here, otherwise by its execution.
     :param worker_is_out: nothing else of the worker is planned with either.
-    :param context: values by name for params of the steps that are left.
-    :param max_total_cost: what the steps that are left may cost; None: what is left of the old bound.
-    :param budget: what the plan's execution was allowed to cost, which binds as the plan's own bound does.
-    :param budget_per_step: the same for each step.
-    :param spent: what the plan has cost.
+    :param budget: what the steps that are left may cost; what it leaves open stands in the plan.
     :raises NotFound: if the caller has no such plan (`unknown_plan`), or it has no such step (`unknown_step`).
     :raises Invalid: if the step runs no tool (`step_without_tool`).
     :raises Conflict: if the step has run to its end (`step_done`), or the plan has been replaced before (`plan_replaced`).
@@ -200,16 +192,12 @@ def replan(
     new = {"worker_id": failed["worker_id"], "tool_name": failed["tool_name"], "reason": reason[:500]}
     before = [one for one in document.get("excluded", ()) if {**one, "reason": ""} != {**new, "reason": ""}]
     own = _bounds_of(old)
-    most = tighter(own.budget.max_total_cost, budget)
-    if max_total_cost is None and most is not None:
-        max_total_cost = max(round(most - spent, 6), 0.0)
-    per_step = tighter(own.budget.max_cost_per_step, budget_per_step)
-    left = Budget(max_total_cost=max_total_cost, max_cost_per_step=per_step)
+    left = own.budget.model_copy(update=budget.model_dump(exclude_none=True) if budget else {})
     made = _revise(
         caller,
         old,
         _asked_again(old, now),
-        draft=draft_of(document, done).given(context or {}),
+        draft=draft_of(document, done),
         constraints=own.model_copy(update={"budget": left}),
         failed=(*before, new)[-_MOST_FAILURES:],
         away=[failed["worker_id"]] if worker_is_out else (),
@@ -677,74 +665,59 @@ def _refuse_place(delegate: Delegate, above: Delegate, known: Sequence[Delegate]
 
 
 @transaction.atomic
-def record_outcome(*, plan_id: str, completed: Collection[str], succeeded: bool, now: datetime) -> Outcome | None:
-    """Note how a plan was carried out; the same plan again is noted once. Runs within its tenant.
+def record_outcome(*, plan_id: str, completed: Collection[str]) -> None:
+    """Note once which steps with tools of a plan ran to their end; what did nothing teaches nothing."""
+    if completed:
+        Plan.objects.filter(plan_id=plan_id, completed=None).update(completed=sorted(completed))
 
-    :param completed: the ids of the steps that ran to their end. A plan of which none did with a version of a tool
-        that it names teaches nothing: None.
-    :raises NotFound: if there is no such plan (`unknown_plan`).
-    """
-    plan = selectors.plan(plan_id)
-    ran = {
-        call["step_id"]: call
-        for call in draft_of(plan.document).calls
-        if call["step_id"] in completed and call.get("tool_uid")
-    }
-    if not ran:
-        return None
-    found, _ = Outcome.objects.get_or_create(
-        tenant_id=plan.tenant_id,
-        plan=plan,
-        defaults={
-            "request": plan.intent,
-            "tools": list(dict.fromkeys(call["tool_uid"] for call in ran.values())),
-            "links": [
-                [ran[above]["tool_uid"], call["tool_uid"]]
-                for call in ran.values()
-                for above in call["depends_on"]
-                if above in ran
-            ],
-            "weight": 1.0 if succeeded else _FAILED,
-            "recorded_at": now,
-        },
+
+def past_of(plan: Plan) -> Past:
+    """What a plan that was carried out teaches: which tools ran to their end, and who took whose result."""
+    calls, completed = draft_of(plan.document).calls, plan.completed or ()
+    ran = {call["step_id"]: call for call in calls if call["step_id"] in completed and call.get("tool_uid")}
+    pairs = ((above, call) for call in ran.values() for above in call["depends_on"] if above in ran)
+    return Past(
+        request=plan.intent,
+        tools=tuple(dict.fromkeys(call["tool_uid"] for call in ran.values())),
+        links=frozenset((ran[above]["tool_uid"], call["tool_uid"]) for above, call in pairs),
+        weight=1.0 if len(ran) == len(calls) else _FAILED,
     )
-    return found
 
 
 def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
-    """Learn anew from a tenant's outcomes.
+    """Learn anew from the plans that a tenant has carried out.
 
     Seconds of numbers, with no transaction open meanwhile. None: there is nothing to learn from, or something of it was
     forgotten on request meanwhile.
     """
     with acting_in(tenant_id, "what is to be learned from"), shelf.held(tenant_id=tenant_id) as held:
-        outcomes = list(reversed(Outcome.objects.order_by("-id")[:MOST]))
-        heirs = _heirs({uid for outcome in outcomes for uid in outcome.tools}, held.catalogue)
-        fits = {one.request: held.library.relevance(one.request) for one in outcomes[-FITTED_ON:]}
-    if not outcomes:
+        plans = Plan.objects.exclude(completed=None)
+        number, latest = plans.count(), list(plans.only("intent", "document", "completed").order_by("-id")[:MOST])
+        said = {one.pk: one.intent for one in reversed(latest)}
+        past = [one for plan in reversed(latest) if (one := past_of(plan)).tools]
+        heirs = _heirs({uid for one in past for uid in one.tools}, held.catalogue)
+        fits = {one.request: held.library.relevance(one.request) for one in past[-FITTED_ON:]}
+    if not past:
         return None
     past = [
-        Past(
-            request=one.request,
+        replace(
+            one,
             tools=tuple(dict.fromkeys(heirs.get(uid, uid) for uid in one.tools)),
             links=frozenset((heirs.get(source, source), heirs.get(target, target)) for source, target in one.links),
-            weight=one.weight,
         )
-        for one in outcomes
+        for one in past
     ]
     model = learned(past, lambda request: fits[request])
     with acting_in(tenant_id, "what was learned"):
         # Whoever forgets one of these changes its row: it waits for this transaction, or this one for it.
-        rows = Outcome.objects.select_for_update(no_key=True).order_by("id")
-        now_said = rows.filter(pk__in=[one.pk for one in outcomes]).values_list("request", flat=True)
-        if list(now_said) != [one.request for one in outcomes]:
+        rows = Plan.objects.select_for_update(no_key=True).order_by("id").filter(pk__in=said)
+        if dict(rows.values_list("pk", "intent")) != said:
             return None
         # Processes tell by the number of the row what they hold, so it is a new one each time.
         LearnedModel.objects.all().delete()
         return LearnedModel.objects.create(
             tenant_id=tenant_id,
-            learned_from=len(outcomes),
-            last_outcome=outcomes[-1].pk,
+            learned_from=number,
             body=model.dumps(),
             learned_at=now,
         )
@@ -759,6 +732,6 @@ def _heirs(uids: Collection[str], catalogue: Catalogue) -> dict[str, str]:
     return {uid: by_name[name][0] for uid, name in names.items() if len(by_name.get(name, ())) == 1}
 
 
-def unlearn(tenant_id: int, _outcomes: Collection[int] = ()) -> None:
+def unlearn(tenant_id: int, _plans: Collection[int] = ()) -> None:
     """Forget what was learned: the planner does without until it has learned anew, from what is left."""
     LearnedModel.objects.filter(tenant_id=tenant_id).delete()

@@ -97,12 +97,8 @@ class CapabilityMatch(Output):
     worker_id: str
     tool_name: str
     relevance_score: float
-    """Share of the query's weight that the tool's words carry, 0 to 1."""
+    """How well the tool's words fit, from 0 to 1: the share of what the best tool comes to."""
     description: str
-    matched: list[str]
-    """Words of the query that the tool carries, or that are read as misspellings of its words, at a discount."""
-    missed: list[str]
-    """Words of the query that the tool does not carry."""
 
 
 class OnePlan(Input):

@@ -5,10 +5,10 @@ transaction. So a worker that was registered a moment ago is used at once, in ev
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from apps.plans.catalogue import Catalogue, Tool
@@ -16,7 +16,6 @@ from apps.plans.local.history import History
 from apps.plans.local.index import Library
 from apps.plans.models import Delegate, LearnedModel
 from apps.principals.services import DELEGATE
-from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors as workers
 from apps.workers.shapes import OfferView as Offer
 
@@ -55,18 +54,9 @@ class _Kept:
     """By worker the DeleGate's principal in whose pool it is; the root's are left out."""
 
 
-_registries: Final[OrderedDict[int, _Kept]] = OrderedDict()
-"""By tenant, the last used at the end."""
-_turn: Final = threading.Lock()
-
-
-def _registry(tenant_id: int) -> _Kept:
-    with _turn:
-        kept = _registries.setdefault(tenant_id, _Kept())
-        _registries.move_to_end(tenant_id)
-        if len(_registries) > _MOST_TENANTS:
-            _registries.popitem(last=False)
-        return kept
+@lru_cache(maxsize=_MOST_TENANTS)
+def _registry(_tenant_id: int) -> _Kept:
+    return _Kept()
 
 
 @contextmanager
@@ -89,15 +79,6 @@ def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
             why = f"it is not in the pool of {delegate or DELEGATE}"
             catalogue = catalogue.barring(lambda worker_id, _: None if kept.managers.get(worker_id) == own else why)
         yield Held(catalogue=catalogue, library=kept.library, history=kept.history, model=kept.model)
-
-
-def warm() -> None:
-    """Read the registries of those tenants that have registered most, so that no plan has to wait for that."""
-    with acting_as_system("registries to plan with"):
-        tenants = workers.busiest_tenants(limit=_MOST_TENANTS)
-    for tenant_id in reversed(tenants):
-        with acting_in(tenant_id, "a registry to plan with"), held(tenant_id=tenant_id):
-            pass
 
 
 def _bring_up_to_date(kept: _Kept, tenant_id: int, epoch: int, history_epoch: int) -> None:

@@ -20,7 +20,7 @@ def abandon() -> None:
 
 
 # In a thread of its own: to learn takes seconds.
-@tick(every=timedelta(seconds=10), calls_out=True)
+@tick(every=timedelta(minutes=10), calls_out=True)
 def learn() -> None:
     """Learn from what was carried out, where enough of it is new."""
     with acting_as_system("tenants whose planner can learn something"):

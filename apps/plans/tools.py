@@ -241,7 +241,7 @@ def submit_plan(caller: Caller, given: SubmitPlan) -> PlanAnswer:
     example={"query": "weather forecast"},
 )
 def search_capabilities(caller: Caller, given: SearchCapabilities) -> CapabilityMatches:
-    """Find tools of ready MCP workers by plain words, best first, each with the matched words. Tolerates typos."""
+    """Find tools of ready MCP workers by plain words, best first. Tolerates typos."""
     found = selectors.search_tools(given.query, tenant_id=caller.tenant_id, limit=given.limit)
     return CapabilityMatches(matches=found)
 

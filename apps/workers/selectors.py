@@ -50,11 +50,6 @@ def epochs() -> tuple[int, int]:
     return found or (0, 0)
 
 
-def busiest_tenants(*, limit: int) -> list[int]:
-    """The tenants whose registries have changed most. Runs as the system."""
-    return list(Registry.objects.order_by("-epoch", "tenant_id").values_list("tenant_id", flat=True)[:limit])
-
-
 def conditions() -> dict[str, tuple[object, ...]]:
     """For each registered worker the values that its offers depend on: if they differ, read the offers again."""
     found = Worker.objects.registered().values_list("worker_id", "described_at_epoch", "state", "effective_tier")

@@ -17,7 +17,7 @@ from apps.core.admin import ReasonForm
 from apps.core.sql import database_now
 from apps.digests.models import Inbox, ReceiptState, Source, SourceHour, Sweep, Thread
 from apps.memory.models import ConceptName, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
-from apps.plans.models import LearnedModel, Outcome
+from apps.plans.models import LearnedModel
 from apps.principals.models import Membership, Operator, Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import ReceiptKey
@@ -50,7 +50,7 @@ def address(model: type[models.Model], page: str, *args: object) -> str:
 
 # Counters, the search index, and rows that stand on the page of their worker, source, task, queue, execution or inbox.
 WITHOUT_A_PAGE = {
-    Allowance, Budget, Call, ConceptName, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer, Outcome,
+    Allowance, Budget, Call, ConceptName, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer,
     QueueHistory, QueueMinute, RateWindow, ReceiptKey, ReceiptState, Registry, Run, SearchTerm, SearchTotals, SourceEntry,
     SourceHour, Sweep, TermFrequency, Vector, WorkerEvent,
 }  # fmt: skip

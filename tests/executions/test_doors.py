@@ -24,7 +24,7 @@ from apps.memory import services as memory
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.documents import plan_hash
-from apps.plans.models import Delegate, Outcome, Plan
+from apps.plans.models import Delegate, Plan
 from apps.plans.shapes import CreatePlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -133,7 +133,7 @@ def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServe
     assert "execute_delegation_plan" not in action
     with kee.acting():
         assert not Execution.objects.exists()
-        assert not Outcome.objects.exists()
+        assert not Plan.objects.exclude(completed=None).exists()
         assert not observations().exists()
 
 

@@ -12,7 +12,7 @@ from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import commands
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.models import Outcome, Plan
+from apps.plans.models import Plan
 from apps.plans.proposals import Evidence, Ref, Value
 from apps.plans.shapes import Budget
 from apps.principals.models import Tenant
@@ -248,19 +248,6 @@ def test_replan_without_another_worker_says_so(team: Caller) -> None:
     assert "it failed before" in missing["detail"]
 
 
-def test_context_gives_params_of_the_steps_that_are_left(team: Caller) -> None:
-    made = make(team)
-    carry_out(team, made.plan_id)
-
-    first, second = replan(team, made.plan_id, context={"text": "hush"}).document["steps"][:2]
-
-    assert (first["done"], first["params"]) == (True, {"text": "hello"})
-    assert (second["params"], second["provenance"]) == (
-        {"text": "hush"},
-        {"text": {"source": "context", "key": "text"}},
-    )
-
-
 def test_done_step_does_not_need_its_worker(team: Caller, server: WorkerServer) -> None:
     made = make(team)
     carry_out(team, made.plan_id)
@@ -337,7 +324,7 @@ def test_planner_learns_from_all_steps_of_the_new_plan(team: Caller) -> None:
     execution = carry_out(team, again.plan_id)
     submit(team, execution, "step-3")
     with team.acting():
-        learned = Outcome.objects.get(plan__plan_id=again.plan_id)
+        learned = planning.past_of(plans.plan(again.plan_id))
 
     assert (len(learned.tools), learned.weight) == (2, 1.0)
 

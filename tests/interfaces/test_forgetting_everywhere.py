@@ -13,7 +13,7 @@ from django.db.utils import DataError
 from apps.digests import services as digests
 from apps.memory import services as memory
 from apps.memory.models import SearchTerm, TermFrequency
-from apps.plans.models import LearnedModel, Outcome
+from apps.plans.models import LearnedModel
 from apps.principals.models import TenantModel
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks.models import BulkAction
@@ -46,7 +46,6 @@ STAYING: Final = {
     "executions_execution": {"plan_id", "plan_receipt_id"},
     "executions_executionstep": {"depends_on", "receipt_id", "step_id"},
     "memory_subject": {"display_name"},
-    "plans_outcome": {"links", "tools"},
     "plans_plan": {"plan_id", "receipt_id"},
     "receipts_receipt": {
         "caused_by_ref",
@@ -94,9 +93,8 @@ def plant_the_rest(kee: Caller) -> None:
             tenant_id=kee.tenant_id, source=source, key="key", stated={}, named_at=T0, next_at=T0
         )
         enroll(kee, make_key("key"))
-        Outcome.objects.create(tenant_id=kee.tenant_id, request="x", tools=["uid"], recorded_at=T0)
         BulkAction.objects.create(tenant_id=kee.tenant_id, verb="retry", operator="o", task_ids=[1], created_at=T0)
-        LearnedModel.objects.create(tenant_id=kee.tenant_id, learned_from=1, last_outcome=1, body=b"", learned_at=T0)
+        LearnedModel.objects.create(tenant_id=kee.tenant_id, learned_from=1, body=b"", learned_at=T0)
 
 
 def write_everywhere(tenant: int) -> None:

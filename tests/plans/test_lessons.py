@@ -1,6 +1,7 @@
-"""What executed plans leave behind: one outcome a plan, and what is learned from them."""
+"""What executed plans leave behind, and what is learned from them."""
 
 from collections.abc import Sequence
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -8,46 +9,57 @@ import pytest
 from apps.core import erasure, ticks
 from apps.plans import selectors, services, shelf
 from apps.plans.local.history import History, Past, learn
-from apps.plans.models import Outcome
+from apps.plans.models import Plan
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0
 from tests.plans.making import FLAGSHIP, create, register_example_workers
 
 
-def test_outcome_has_the_finished_tools_and_their_links(as_kee: Caller) -> None:
+def carried_out(made: Plan, *completed: str) -> Past:
+    """What a plan teaches of which these steps ran to their end."""
+    services.record_outcome(plan_id=made.plan_id, completed=completed)
+    return services.past_of(selectors.plan(made.plan_id))
+
+
+def test_plan_teaches_the_finished_tools_and_their_links(as_kee: Caller) -> None:
     register_example_workers(as_kee)
     made = create(as_kee)
+    first, second = (step["tool_uid"] for step in made.document["steps"] if step.get("tool_uid"))
 
-    noted = services.record_outcome(
-        plan_id=made.plan_id, completed={"step-1", "step-2", "step-3"}, succeeded=True, now=T0
-    )
+    found = carried_out(made, "step-1", "step-2")
 
-    steps = {step["step_id"]: step.get("tool_uid") for step in made.document["steps"]}
-    assert noted is not None
-    assert noted.tools == [steps["step-1"], steps["step-2"]]
-    assert noted.links == [[steps["step-1"], steps["step-2"]]]
-    assert (noted.request, noted.weight) == (FLAGSHIP, 1.0)
+    assert found == Past(request=FLAGSHIP, tools=(first, second), links=frozenset({(first, second)}))
 
 
 def test_failed_plan_counts_less_and_once_and_one_that_ran_nothing_not_at_all(as_kee: Caller) -> None:
     register_example_workers(as_kee)
     first, second = create(as_kee), create(as_kee)
 
-    noted = [
-        services.record_outcome(plan_id=first.plan_id, completed={"step-1"}, succeeded=False, now=T0) for _ in range(2)
-    ]
+    noted = carried_out(first, "step-1")
 
-    assert noted[0] is not None
-    assert noted[0] == noted[1]
-    assert (len(noted[0].tools), noted[0].links, noted[0].weight < 1) == (1, [], True)
-    assert services.record_outcome(plan_id=second.plan_id, completed=(), succeeded=False, now=T0) is None
+    assert (len(noted.tools), noted.links, noted.weight < 1) == (1, frozenset(), True)
+    assert carried_out(first, "step-1", "step-2") == noted
+    services.record_outcome(plan_id=second.plan_id, completed=())
+    assert selectors.plan(second.plan_id).completed is None
 
 
-def note(tenant: Tenant, plans: Sequence[Past]) -> None:
-    """Outcomes of plans that were carried out."""
-    Outcome.objects.bulk_create(
-        Outcome(tenant_id=tenant.pk, request=plan.request, tools=list(plan.tools), recorded_at=T0) for plan in plans
+def note(caller: Caller, past: Sequence[Past]) -> None:
+    """Plans that were carried out."""
+    root = services.root_delegate(tenant_id=caller.tenant_id, now=T0)
+    of = {"tenant_id": caller.tenant_id, "delegate": root, "principal_id": caller.principal_id, "created_at": T0}
+    Plan.objects.bulk_create(
+        Plan(
+            **of,
+            plan_id=services.new_plan_id(),
+            intent=one.request,
+            status="ready",
+            document={"steps": [{"step_id": uid, "tool_name": uid, "tool_uid": uid} for uid in one.tools]},
+            receipt_id="R",
+            receipt_uuid=uuid4(),
+            completed=list(one.tools),
+        )
+        for one in past
     )
 
 
@@ -67,7 +79,7 @@ def likely(tenant: Tenant, kee: Caller) -> list[str] | None:
 @pytest.mark.django_db(transaction=True)
 def test_planner_learns_and_forgets(tenant: Tenant, kee: Caller) -> None:
     with acting_as(kee):
-        note(tenant, PAST * 10)
+        note(kee, PAST * 10)
     with acting_as_system("test"):
         assert selectors.tenants_with_lessons() == [tenant.pk]
 
@@ -85,12 +97,12 @@ def test_planner_learns_and_forgets(tenant: Tenant, kee: Caller) -> None:
 
 
 def test_a_twentieth_more_is_worth_learning(tenant: Tenant, as_kee: Caller) -> None:
-    note(tenant, PAST * 8)  # two less than the first fifty
+    note(as_kee, PAST * 8)  # two less than the first fifty
     assert selectors.tenants_with_lessons() == []
     services.learn(tenant_id=tenant.pk, now=T0)
-    note(tenant, PAST[:4])
+    note(as_kee, PAST[:4])
     assert selectors.tenants_with_lessons() == []
-    note(tenant, PAST[:1])
+    note(as_kee, PAST[:1])
     assert selectors.tenants_with_lessons() == [tenant.pk]
 
 

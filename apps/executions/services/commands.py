@@ -263,13 +263,11 @@ def replan(
     failed_step: str,
     reason: str,
     now: datetime,
-    context: Mapping[str, Any] | None = None,
     max_total_cost: float | None = None,
 ) -> Plan:
     """Make the plan that replaces a failed one: completed steps keep their results. A waiting execution ends as canceled.
 
     :param reason: why the step failed; if empty, the error of the execution's step.
-    :param context: values by name for params of the steps that are left.
     :param max_total_cost: what the steps that are left may cost; None: what is left of the plan's and the execution's bound.
     :raises NotFound: if the caller has no such plan (`unknown_plan`), or it has no such step (`unknown_step`).
     :raises Invalid: if the step runs no tool (`step_without_tool`).
@@ -281,7 +279,7 @@ def replan(
     was_waiting = planning.take_up(plan_id=plan_id)
     execution = selectors.execution_of_plan(caller, plan_id)
     work = None if execution is None else UnitOfWork.of(execution.pk, caller=caller)
-    ran: dict[str, Any] = {}
+    ran: dict[str, Any] = {"budget": Budget(max_total_cost=max_total_cost)}
     if work is not None:
         if any(work.in_state(StepStatus.CALLING, StepStatus.QUEUED)):
             detail = f"A worker still has a step of {execution}; cancel it, or wait for its end."
@@ -293,12 +291,13 @@ def replan(
         error = (failed and failed.error) or {}
         reason = reason or error.get("message", "") or "no reason given"
         most, per_step = work.execution.max_total_cost, work.execution.max_cost_per_step
+        if max_total_cost is None and most is not None:
+            max_total_cost = float(max(most - work.execution.total_cost, Decimal()))
+        max_cost_per_step = None if per_step is None else float(per_step)
         ran = {
+            "budget": Budget(max_total_cost=max_total_cost, max_cost_per_step=max_cost_per_step),
             "done": [step.step_id for step in work.in_state(StepStatus.COMPLETE) if step.step_type in WORKER_STEPS],
             "worker_is_out": bool(error.get("retryable")),
-            "budget": None if most is None else float(most),
-            "budget_per_step": None if per_step is None else float(per_step),
-            "spent": float(work.execution.total_cost),
             "caused_by": work.execution.terminal_receipt_id,
         }
     return planning.replan(
@@ -307,8 +306,6 @@ def replan(
         failed_step=failed_step,
         reason=reason,
         was_waiting=was_waiting,
-        context=context,
-        max_total_cost=max_total_cost,
         now=now,
         **ran,
     )

@@ -265,12 +265,8 @@ def finish(work: UnitOfWork, status: Status) -> None:
     execution.wake_at = None
     execution.terminal_receipt_id = announcing.announce_end(work, status)
     work.post()
-    planning.record_outcome(
-        plan_id=execution.plan_id,
-        completed={step.step_id for step in work.in_state(StepStatus.COMPLETE)},
-        succeeded=status == Status.COMPLETE,
-        now=work.now,
-    )
+    ran = {step.step_id for step in work.in_state(StepStatus.COMPLETE) if step.step_type in WORKER_STEPS}
+    planning.record_outcome(plan_id=execution.plan_id, completed=ran)
     text, metadata = reports.trace(
         plan_id=execution.plan_id,
         intent=execution.intent,

@@ -52,6 +52,7 @@ class Migration(migrations.Migration):
                     tenant_field(),
                     reference("replaces", "plans.plan", "successors", null=True),
                     ("waits_until", models.DateTimeField(null=True)),
+                    ("completed", ArrayField(models.CharField(max_length=64), null=True)),
                 ],
                 options={
                     "permissions": [("operate_plan", "Can confirm plans and answer their questions")],
@@ -66,29 +67,9 @@ class Migration(migrations.Migration):
                     "indexes": [
                         models.Index(fields=["tenant", "principal", "-id"], name="plans_plan_of_principal"),
                         models.Index(fields=["waits_until"], condition=~Q(waits_until=None), name="plans_plan_waiting"),
-                    ],
-                },
-            ),
-            migrations.CreateModel(
-                name="Outcome",
-                fields=[
-                    id_field(),
-                    ("request", models.TextField()),
-                    ("tools", ArrayField(models.CharField(max_length=32))),
-                    ("links", models.JSONField(default=list)),
-                    ("weight", models.FloatField(default=1)),
-                    ("recorded_at", models.DateTimeField()),
-                    reference("plan", "plans.plan", "outcomes", null=True),
-                    tenant_field(),
-                ],
-                options={
-                    "indexes": [models.Index(fields=["tenant", "-id"], name="plans_outcome_latest")],
-                    "constraints": [
-                        models.UniqueConstraint(fields=["tenant", "plan"], name="plans_outcome_once_a_plan"),
-                        models.CheckConstraint(
-                            condition=Q(weight__gt=0, weight__lte=1), name="plans_outcome_weight_is_a_share"
+                        models.Index(
+                            fields=["tenant", "-id"], condition=~Q(completed=None), name="plans_plan_completed"
                         ),
-                        models.CheckConstraint(condition=Q(tools__len__gt=0), name="plans_outcome_ran_something"),
                     ],
                 },
             ),
@@ -97,7 +78,6 @@ class Migration(migrations.Migration):
                 fields=[
                     id_field(),
                     ("learned_from", models.PositiveIntegerField()),
-                    ("last_outcome", models.BigIntegerField()),
                     ("body", models.BinaryField()),
                     ("learned_at", models.DateTimeField()),
                     tenant_field(),
@@ -107,7 +87,8 @@ class Migration(migrations.Migration):
                 },
             ),
         ),
-        *(protect(f"plans_{name}") for name in ("delegate", "plan", "outcome", "learnedmodel")),
-        immutable("plans_plan", except_columns=("waits_until",), redactable=("intent", "status", "document")),
-        immutable("plans_outcome", redactable=("request",)),
+        *(protect(f"plans_{name}") for name in ("delegate", "plan", "learnedmodel")),
+        immutable(
+            "plans_plan", except_columns=("waits_until", "completed"), redactable=("intent", "status", "document")
+        ),
     ]
