@@ -26,7 +26,6 @@ from apps.handoff.items import (
     moment_text,
     one_line,
     session_name,
-    stamp,
     warnings,
 )
 from apps.handoff.places import Repository
@@ -94,13 +93,13 @@ class Command:
 def _inherit(given: Arguments, repository: Repository, streams: Streams) -> None:
     if given.max_tokens < 1:
         raise Refused("--max-tokens is a number from 1.")
-    inbox, now = Inbox(repository), _now()
+    _session(given, default="unnamed")
+    inbox = Inbox(repository)
     with ExitStack() as reading:
         if given.peek:
             found = inbox.peek(max_tokens=given.max_tokens)
         else:
-            session = _session(given, default=f"session-{stamp(now)}")
-            found = reading.enter_context(inbox.inherit(session, max_tokens=given.max_tokens, now=now))
+            found = reading.enter_context(inbox.inherit(max_tokens=given.max_tokens, now=_now()))
         text = inherited_text(found)
         facts = {
             "items": [{**_facts(one), "body": one.item.body} for one in found.shown],
@@ -335,7 +334,7 @@ COMMANDS: Final = {
         "Show what earlier sessions have left, once",
         _inherit,
         (
-            _session_of("inherits", "HANDOFF_SESSION, else a name is made"),
+            _session_of("inherits", "HANDOFF_SESSION, if set"),
             ("--max-tokens", {"type": int, "default": MAX_TOKENS, "metavar": "N", "help": "default: 500"}),
             ("--peek", {"action": "store_true", "help": "only look: what is shown goes on waiting"}),
         ),

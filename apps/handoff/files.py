@@ -1,16 +1,18 @@
 """The inbox and the outbox of a repository: files that several processes use at once.
 
-A file is always in exactly one place: in its box while it waits, in `.claimed/<reader>/` while it is read, in
-`processed/` or `taken/` afterwards, in `rejected/` if it is no item. Files are moved by rename and never overwritten.
+A file is always in exactly one place: in its box while it waits and is read, in `processed/` or `taken/` afterwards, in
+`rejected/` if it is no item. Files are moved by rename and never overwritten. A reader holds its box locked; the kernel
+frees the lock of one that dies, and what it had not moved waits.
 """
 
 import fcntl
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar, Final
@@ -29,6 +31,9 @@ from apps.handoff.places import Repository
 
 KEPT: Final = timedelta(days=30)
 _ABANDONED: Final = timedelta(hours=1)
+# Longer than a reader takes that sends an item to a server.
+_PATIENCE: Final = timedelta(seconds=20)
+_PAUSE_SECONDS: Final = 0.1
 _TEMPORARY: Final = ".tmp"
 _TRIES: Final = 1000
 _LONGEST_NAME: Final = 150
@@ -145,13 +150,6 @@ def _within(folder: Path) -> list[Path]:
         return []
 
 
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):
-        for inner in _within(folder):
-            inner.rmdir()
-        folder.rmdir()
-
-
 def _remove_old(paths: Iterable[Path], *, older: timedelta, now: datetime, dry_run: bool) -> list[Path]:
     """Remove the files whose time of modification is so long ago; returns them."""
     old = []
@@ -172,42 +170,13 @@ def archive(source: Path, folder: Path, *, now: datetime, name: str | None = Non
     _move(source, folder / (name or _unique_name(source, now=now)))
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """A reader's own folder of claimed files. It holds the folder locked until it is done."""
-
-    folder: Path
-    box: "Box"
-    claimed: dict[Path, str | None] = field(default_factory=dict)
-    """What is archived when the reader is done, each under a name or its own."""
-
-    def claim(self, path: Path) -> Path | None:
-        """Take a file out of its box; None if another reader was faster."""
-        folder = self.folder if path.parent == self.box.folder else self.folder / path.parent.name
-        folder.mkdir(exist_ok=True)
-        claimed = folder / path.name
-        if not _move(path, claimed):
-            return None
-        self.claimed[claimed] = None
-        return claimed
-
-    def give_back(self, claimed: Path, *, now: datetime) -> None:
-        """Put a claimed file back into its box."""
-        self.claimed.pop(claimed, None)
-        home = self.box.folder if claimed.parent == self.folder else self.box.shared / claimed.parent.name
-        home.mkdir(parents=True, exist_ok=True)
-        if _FRESH.match(claimed.name):
-            _move(claimed, home / claimed.name)
-            return
-        # Another file may have its name by now.
-        with suppress(FileNotFoundError):
-            try:
-                os.link(claimed, home / claimed.name, follow_symlinks=False)
-            except FileExistsError:
-                if not os.path.samestat(claimed.lstat(), (home / claimed.name).lstat()):
-                    _move(claimed, home / _unique_name(claimed, now=now))
-                    return
-            claimed.unlink()
+def _lock(descriptor: int) -> bool:
+    """Whether nobody else has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,54 +202,23 @@ class Box:
         return self.repository.home / "shared-inbox"
 
     @contextmanager
-    def reading(self, name: str, *, now: datetime) -> Iterator[Reader]:
-        """Take lost claims back, then lend a reader its own folder.
+    def locked(self) -> Iterator[None]:
+        """Let nobody else read the box meanwhile.
 
-        What it holds at the end of the block is archived; after an error it waits again.
+        :raises Refused: if another reader has it for too long, or a link is in a folder's place.
         """
         make(self.folder)
         make(self.past)
-        self.take_back(now=now)
-        folder = self.folder / ".claimed" / f"{stamp(now)}-{name}"
-        hidden = folder.with_name(f".{folder.name}")
-        hidden.mkdir(parents=True)
-        with _opened(hidden) as descriptor:
-            # Locked before others see it.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            hidden.rename(folder)
-            reader = Reader(folder, self)
-            try:
-                yield reader
-                for path, archived_as in reader.claimed.items():
-                    archive(path, self.past, now=now, name=archived_as)
-            except BaseException:
-                for path in list(reader.claimed):
-                    reader.give_back(path, now=now)
-                raise
-            finally:
-                _remove_empty(folder)
-
-    def take_back(self, *, now: datetime) -> None:
-        """Put back what a reader holds that has died, or has held it for an hour.
-
-        :raises Refused: if a link is in the folder's place.
-        """
-        claims = self.folder / ".claimed"
-        for folder in _within(claims) if is_folder(claims) else ():
-            began = folder.name.partition("-")[0]
-            is_stale = not began.isdigit() or now.timestamp() - int(began) / 1000 >= _ABANDONED.total_seconds()
-            if folder.name.startswith("."):
-                continue
-            with suppress(FileNotFoundError), _opened(folder) as descriptor:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if not is_stale:
-                        continue
-                reader = Reader(folder, self)
-                for path in [path for place in (folder, *_within(folder)) for path in waiting(place)]:
-                    reader.give_back(path, now=now)
-                _remove_empty(folder)
+        until = time.monotonic() + _PATIENCE.total_seconds()
+        descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            while not _lock(descriptor):
+                if time.monotonic() > until:
+                    raise Refused(f"Another session is reading {self.folder}. Try again.")
+                time.sleep(_PAUSE_SECONDS)
+            yield
+        finally:
+            os.close(descriptor)
 
     def clean(self, *, kept: timedelta, now: datetime, dry_run: bool) -> list[Path]:
         """Remove what was archived longer ago than it is kept, and half-written files; returns it.
@@ -290,8 +228,6 @@ class Box:
         is_folder(self.folder)
         halves = [path for folder in self.folders() for path in folder.glob(f".*{_TEMPORARY}")]
         removed = _remove_old(halves, older=_ABANDONED, now=now, dry_run=dry_run)
-        if not dry_run:
-            self.take_back(now=now)
         given = waiting(self.past) if is_folder(self.past) else []
         return [*_remove_old(given, older=kept, now=now, dry_run=dry_run), *removed]
 
@@ -335,6 +271,11 @@ class Inheritance:
     rejected: list[Rejected]
 
 
+def _chosen(found: list[Found], rejected: list[Rejected], max_tokens: int) -> Inheritance:
+    shown, left = choose(found, max_tokens=max_tokens)
+    return Inheritance(shown=shown, waiting=left, rejected=rejected)
+
+
 @dataclass(frozen=True, slots=True)
 class Inbox(Box):
     """The items of one repository, shared by all its worktrees."""
@@ -366,25 +307,24 @@ class Inbox(Box):
     def peek(self, *, max_tokens: int) -> Inheritance:
         """What a session would be shown now; takes nothing."""
         found, bad = self._look()
-        shown, left = choose(found, max_tokens=max_tokens, claim=lambda one: one)
         rejected = [Rejected(name=path.name, reason=reason) for path, reason in bad]
-        return Inheritance(shown=shown, waiting=left, rejected=rejected)
+        return _chosen(found, rejected, max_tokens)
 
     @contextmanager
-    def inherit(self, session: str, *, max_tokens: int, now: datetime) -> Iterator[Inheritance]:
-        """Claim the items that a session is to be shown. They count as shown at the end of the block; after an error they
-        wait again. Files that are no items are put aside first.
+    def inherit(self, *, max_tokens: int, now: datetime) -> Iterator[Inheritance]:
+        """The items that a session is to be shown, and no other meanwhile.
+
+        They count as shown at the end of the block; after an error they wait. Files that are no items are put aside first.
+
+        :raises Refused: if another session reads the inbox for too long.
         """
-        with self.reading(session, now=now) as reader:
-
-            def claim(one: Found) -> Found | None:
-                path = reader.claim(one.path)
-                return replace(one, path=path) if path else None
-
+        with self.locked():
             found, bad = self._look()
             rejected = [one for path, reason in bad if (one := self._reject(path, reason, now))]
-            shown, left = choose(found, max_tokens=max_tokens, claim=claim)
-            yield Inheritance(shown=shown, waiting=left, rejected=rejected)
+            chosen = _chosen(found, rejected, max_tokens)
+            yield chosen
+            for shown in chosen.shown:
+                archive(shown.path, self.past, now=now)
 
     def waiting(self) -> list[Found]:
         """All items, in the order in which they would be shown."""
@@ -466,26 +406,28 @@ class Outbox(Box):
 
     @contextmanager
     def take(self, name: str | None, *, now: datetime) -> Iterator[bytes | None]:
-        """Claim one report, by default the first by name; None if there is none.
+        """The first report by name, or the one of this name; None if there is none.
 
-        It counts as taken at the end of the block; after an error it waits again. A file that can't be read stays.
+        It counts as taken at the end of the block; after an error it waits. A file that can't be read stays.
 
-        :raises Refused: if the named report is not there, or is no plain file.
+        :raises Refused: if the named report is not there, or is no plain file, or another session takes one for too long.
         """
-        with self.reading("take", now=now) as reader:
-            report = None
+        with self.locked():
             for path in self.waiting():
-                if name in {None, path.name} and (claimed := reader.claim(path)) is not None:
-                    try:
-                        report = read(claimed, most=-1)
-                        break
-                    except Unreadable as exc:
-                        reader.give_back(claimed, now=now)
-                        if name is not None:
-                            raise Refused(f"{name} {exc}.") from None
-            if report is None and name is not None:
+                if name not in {None, path.name}:
+                    continue
+                try:
+                    report = read(path, most=-1)
+                except Unreadable as exc:
+                    if name is not None:
+                        raise Refused(f"{name} {exc}.") from None
+                    continue
+                yield report
+                archive(path, self.past, now=now)
+                return
+            if name is not None:
                 raise Refused(f"The outbox has no {name}.")
-            yield report
+            yield None
 
 
 def clean(repository: Repository, *, kept: timedelta, now: datetime, dry_run: bool = False) -> list[str]:

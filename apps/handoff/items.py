@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -260,15 +260,13 @@ class Costed(Protocol):
 C = TypeVar("C", bound=Costed)
 
 
-def choose(found: Sequence[C], *, max_tokens: int, claim: Callable[[C], C | None]) -> tuple[list[C], list[C]]:
+def choose(found: Sequence[C], *, max_tokens: int) -> tuple[list[C], list[C]]:
     """The items to show, and those that go on waiting, of items in their order.
 
     Cautions are always shown, and count. The others are shown in order until one does not fit. If nothing else would be
     shown, the first one is, whatever its cost.
-
-    :param claim: takes an item; None if another session was faster.
     """
-    shown = [taken for one in found if one.item.kind is Kind.CAUTION and (taken := claim(one))]
+    shown = [one for one in found if one.item.kind is Kind.CAUTION]
     room = max_tokens - sum(one.cost for one in shown)
     waiting: list[C] = []
     for one in found:
@@ -276,8 +274,8 @@ def choose(found: Sequence[C], *, max_tokens: int, claim: Callable[[C], C | None
             continue
         if waiting or (one.cost > room and shown):
             waiting.append(one)
-        elif taken := claim(one):
-            shown.append(taken)
+        else:
+            shown.append(one)
             room -= one.cost
     return sorted(shown, key=lambda one: one.order), waiting
 

@@ -206,7 +206,7 @@ def waiting(principal_id: int, *, project: str | None, only: Sequence[str] | Non
 def preview(principal_id: int, *, project: str | None, only: Sequence[str] | None, max_tokens: int) -> Shown:
     """The items that a session would be shown now, and those that would wait."""
     found = waiting(principal_id, project=project, only=only)
-    return choose(found, max_tokens=max_tokens, claim=lambda one: one)
+    return choose(found, max_tokens=max_tokens)
 
 
 @transaction.atomic

@@ -86,27 +86,22 @@ def push(inbox: Inbox, ask: Ask, *, recipient: str | None, now: datetime, into: 
 
     :raises Refused: if the server can't be reached or refuses the token; the items that were not sent wait.
     """
-    files.make(inbox.folder)
-    inbox.take_back(now=now)
     for found in inbox.waiting():
         if found.item.receipt_id is None and found.path.parent == inbox.folder:
             _push_one(inbox, ask, found, recipient=recipient, now=now, into=into)
 
 
 def _push_one(inbox: Inbox, ask: Ask, found: Found, *, recipient: str | None, now: datetime, into: Synced) -> None:
-    project = inbox.repository.id
-    with inbox.reading(_SESSION, now=now) as reader:
-        claimed = reader.claim(found.path)
-        if claimed is None:
-            return
-        status, answer = ask("/api/v1/handoffs", _payload(found.item, project, recipient))
+    with inbox.locked():
+        if not found.path.exists():
+            return  # another reader was faster
+        status, answer = ask("/api/v1/handoffs", _payload(found.item, inbox.repository.id, recipient))
         if status in _REFUSED:
             into.declined.append(Rejected(name=found.path.name, reason=_detail(status, answer)))
-            reader.give_back(claimed, now=now)
             return
         _refuse_errors(status, answer)
         receipt_id = str(_member(answer, "receipt_id"))
-        reader.claimed[claimed] = sent_name(receipt_id)
+        files.archive(found.path, inbox.past, now=now, name=sent_name(receipt_id))
         into.pushed.append(receipt_id)
 
 
@@ -163,7 +158,7 @@ def _settle(inbox: Inbox, pulled: Sequence[Path], into: Synced) -> None:
     """Move items that the server has given into the inbox, but those that were written there before."""
     for path in pulled:
         # Wherever it is by now. An item that can't be read again is rejected here, where somebody sees it.
-        places = (path.name, f"{inbox.past.name}/{path.name}", f".claimed/*/{path.name}", f"rejected/*-{path.name}")
+        places = (path.name, f"{inbox.past.name}/{path.name}", f"rejected/*-{path.name}")
         if any(any(inbox.folder.glob(place)) for place in places):
             path.unlink()
         else:

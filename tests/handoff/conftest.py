@@ -87,9 +87,9 @@ def leave(root: Path, body: str = "Do this next\n", **said: Any) -> Path:
     return inbox_of(root).leave(item(body, **said), now=NOON)
 
 
-def bodies(root: Path, session: str = "next", *, now: datetime = NOON, max_tokens: int = 500) -> list[str]:
+def bodies(root: Path, *, now: datetime = NOON, max_tokens: int = 500) -> list[str]:
     """What a session is shown."""
-    with inbox_of(root).inherit(session, max_tokens=max_tokens, now=now) as found:
+    with inbox_of(root).inherit(max_tokens=max_tokens, now=now) as found:
         return [one.item.body for one in found.shown]
 
 

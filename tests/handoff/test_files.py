@@ -1,5 +1,6 @@
 """The protocol of files: one item as a file, real repositories and processes, and what they may do to each other."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -35,13 +36,13 @@ WRITE = """
 inbox.leave(Item(from_session="s", kind=Kind.LEARNING, priority=Priority.LOW, created=NOW, body=f"{number}\\n"), now=NOW)
 """
 READ = """
-with inbox.inherit(f"session-{number}", max_tokens=10_000, now=NOW) as found:
+with inbox.inherit(max_tokens=10_000, now=NOW) as found:
     os.write(1, "".join(one.item.body for one in found.shown).encode())
 """
 
 
 REJECT = """
-with inbox.inherit(f"session-{number}", max_tokens=10_000, now=NOW) as found:
+with inbox.inherit(max_tokens=10_000, now=NOW) as found:
     os.write(1, "".join(f"{one.name}\\n" for one in found.rejected).encode())
 """
 
@@ -74,21 +75,33 @@ def start_reading(root: Path, many: int) -> "subprocess.Popen[bytes]":
         stdout=subprocess.PIPE,
         env=environment(),
     )
-    claims = inbox_of(root).folder / ".claimed"
     until = time.monotonic() + 30
-    while time.monotonic() < until and len(list(claims.glob("*-first/*.md"))) < many:
+    while time.monotonic() < until and not is_read(root):
         time.sleep(0.02)
-    assert len(list(claims.glob("*-first/*.md"))) == many
+    assert is_read(root)
     return process
 
 
-def test_claims_of_a_killed_session_are_shown_to_the_next(root: Path) -> None:
+def is_read(root: Path) -> bool:
+    """Whether a session reads the inbox just now."""
+    with (inbox_of(root).folder / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_items_of_a_killed_session_are_shown_to_the_next(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = start_reading(root, 4)
-    assert bodies(root, "second", max_tokens=10**6) == []
+    monkeypatch.setattr(files, "_PATIENCE", timedelta(0))
+    with pytest.raises(Refused, match="Another session is reading"):
+        bodies(root)
+    assert len(answered("inherit", "--peek", "--max-tokens", "1000000", root=root)["items"]) == 4
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert [body[0] for body in sorted(bodies(root, "third", max_tokens=10**6))] == ["0", "1", "2", "3"]
-    assert bodies(root, "fourth") == []
+    assert [body[0] for body in sorted(bodies(root, max_tokens=10**6))] == ["0", "1", "2", "3"]
+    assert bodies(root) == []
 
 
 def test_output_that_nobody_reads_does_not_count_as_shown(root: Path) -> None:
@@ -96,26 +109,15 @@ def test_output_that_nobody_reads_does_not_count_as_shown(root: Path) -> None:
     assert process.stdout is not None
     process.stdout.close()
     assert process.wait(timeout=30) == 1
-    assert len(bodies(root, "second", max_tokens=10**6)) == 4
-
-
-def test_claim_goes_back_after_an_hour(root: Path) -> None:
-    leave(root)
-    with inbox_of(root).inherit("hangs", max_tokens=500, now=NOON) as found:
-        assert len(found.shown) == 1
-        assert bodies(root, "second", now=NOON + timedelta(minutes=59)) == []
-        assert len(bodies(root, "third", now=NOON + timedelta(hours=1))) == 1
-    # The one that hung has nothing left to keep.
-    assert len(files.waiting(inbox_of(root).past)) == 1
-    assert bodies(root, "fourth") == []
+    assert len(bodies(root, max_tokens=10**6)) == 4
 
 
 def test_error_while_showing_leaves_items_waiting(root: Path) -> None:
     leave(root)
-    with pytest.raises(RuntimeError), inbox_of(root).inherit("first", max_tokens=500, now=NOON):
+    with pytest.raises(RuntimeError), inbox_of(root).inherit(max_tokens=500, now=NOON):
         raise RuntimeError
     assert len(inbox_of(root).waiting()) == 1
-    assert len(bodies(root, "second")) == 1
+    assert len(bodies(root)) == 1
 
 
 def test_item_outlives_its_worktree_and_git_ignores_it(root: Path, tmp_path: Path) -> None:
@@ -177,8 +179,7 @@ def test_files_behind_links_are_not_touched(root: Path) -> None:
     (root / "docs" / "more").mkdir(parents=True)
     for name in ("a.md", "more/a.md"):
         (root / "docs" / name).write_bytes(item("A page of the repository\n").to_bytes())
-    processed, claimed = root / "inbox" / "processed", root / "inbox" / ".claimed"
-    for place in (processed, claimed, root / "outbox" / "taken", root / "outbox" / ".claimed"):
+    for place in (root / "inbox" / "processed", root / "outbox" / "taken"):
         shutil.rmtree(place, ignore_errors=True)
         place.parent.mkdir(exist_ok=True)
         place.symlink_to(root / "docs")
@@ -370,37 +371,16 @@ def test_repositories_hand_over_to_each_other(tmp_path: Path) -> None:
         assert git(folder, "status", "--porcelain") == ""
 
 
-def test_item_of_another_repository_goes_back_to_its_folder(root: Path) -> None:
+def test_item_of_another_repository_stays_in_its_folder(root: Path) -> None:
     """So that it is still shown as that one's, and is not carried to a server as one's own."""
     there = inbox_of(root).repository.home / "shared-inbox" / "from-other-1"
     there.mkdir(parents=True)
     (there / "by-hand.md").write_bytes(item("First\n").to_bytes())
-    with pytest.raises(RuntimeError), inbox_of(root).inherit("first", max_tokens=500, now=NOON):
+    with pytest.raises(RuntimeError), inbox_of(root).inherit(max_tokens=500, now=NOON):
         raise RuntimeError
     assert files.waiting(there) == [there / "by-hand.md"]
-    with inbox_of(root).inherit("hangs", max_tokens=500, now=NOON):
-        inbox_of(root).take_back(now=NOON + timedelta(hours=1))
-        assert files.waiting(there) == [there / "by-hand.md"]
-    assert files.waiting(inbox_of(root).folder) == []
     assert "[learning from 2026-01-10-auth in other-1]\n> First\n" in handoff("inherit", root=root).stdout
-    assert list((inbox_of(root).folder / ".claimed").iterdir()) == []
-
-
-def test_half_returned_file_is_shown_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = leave(root).parent
-    bodies(root)
-    (folder / "by-hand.md").write_bytes(item("First\n").to_bytes())
-    unlink = Path.unlink
-    monkeypatch.setattr(Path, "unlink", _killed)
-    with pytest.raises(KeyboardInterrupt), inbox_of(root).inherit("first", max_tokens=500, now=NOON):
-        raise RuntimeError
-    monkeypatch.setattr(Path, "unlink", unlink)
-    assert bodies(root, "second") == ["First\n"]
-    assert bodies(root, "third") == []
-
-
-def _killed(path: Path, *, missing_ok: bool = False) -> None:
-    raise KeyboardInterrupt
+    assert files.waiting(there) == []
 
 
 @pytest.mark.parametrize(
