@@ -155,11 +155,6 @@ class Delivery(TenantModel):
     object_id = models.BigIntegerField(null=True)
     reference = models.CharField(max_length=100, null=True, help_text="The id of the receipt.")
     recipient = models.CharField(max_length=50, null=True, help_text="The recipient's name at the target.")
-    sent_as = models.CharField(
-        max_length=50,
-        null=True,
-        help_text="The source system that it is sent under, fixed by the first call; blank: the receipt's own.",
-    )
     state = models.CharField(max_length=9, choices=State, default=State.PENDING)
     due_at = models.DateTimeField(null=True)
     attempts = models.PositiveIntegerField(default=0)

@@ -36,8 +36,6 @@ _MAX_ANSWER_BYTES: Final = 64 * 1024
 _MENDABLE: Final = frozenset({401, 403, 407, 408, 421, 425, 429})
 """Statuses that an operator, or time, can change. The remote is up, so its other deliveries may go."""
 _CONFLICTS: Final = frozenset({"dedupe_conflict", "receipt_id_conflict"})
-_TURNED_AWAY: Final = frozenset({"http_401", "http_403"})
-"""The remote has refused the caller, so it has surely not stored the receipt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +43,6 @@ class _Context:
     endpoint: str
     receipt_id: str
     uuid: UUID
-    is_first: bool
-    """No call before this one can have stored the receipt under the name that it is sent under."""
     delegate: str | None
     """The DeleGate that posted the receipt, if one did."""
 
@@ -58,13 +54,12 @@ class ReceiptSender(Sender):
     max_attempts = 50
 
     def prepare(self, target: Target, delivery: Delivery, now: datetime) -> Payload:
-        """The JSON is the same for the same receipt each time, so that the remote recognizes a repetition."""
+        """The JSON is the same for the same receipt each time, so that the remote recognizes a repetition, unless the target
+        came to know this deployment by another source system."""
         receipt = Receipt.objects.select_related("poster", "caused_by", "pairs_with").get(pk=delivery.object_id or 0)
         endpoint = Endpoint(target.endpoint or "")
-        is_first = delivery.sent_as is None
-        if delivery.sent_as is None:
-            delivery.sent_as = target.known_as or ""
-        members = _members(receipt, recipient=delivery.recipient or "", endpoint=endpoint, known_as=delivery.sent_as)
+        known_as = target.known_as or ""
+        members = _members(receipt, recipient=delivery.recipient or "", endpoint=endpoint, known_as=known_as)
         stated = {name: value for name, value in members.items() if value is not None}
         return Payload(
             url=target.url.rstrip("/") + _PATHS[endpoint],
@@ -75,7 +70,6 @@ class ReceiptSender(Sender):
                 endpoint=endpoint,
                 receipt_id=receipt.receipt_id,
                 uuid=receipt.uuid,
-                is_first=is_first,
                 delegate=receipt.poster.name if receipt.poster.kind == Kind.DELEGATE else None,
             ),
         )
@@ -102,11 +96,6 @@ class ReceiptSender(Sender):
         if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in _MENDABLE:
             return Refused(code=f"http_{status}", said=said)
         return postponed(outcome, said, now, unwell=status not in _MENDABLE)
-
-    def settled(self, target: Target, delivery: Delivery, payload: Payload, verdict: Verdict, now: datetime) -> None:
-        """What was only ever turned away is stored nowhere, and may be sent under another name the next time."""
-        if payload.context.is_first and isinstance(verdict, (Refused, Later)) and verdict.code in _TURNED_AWAY:
-            delivery.sent_as = None
 
 
 def _members(receipt: Receipt, *, recipient: str, endpoint: Endpoint, known_as: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Sending: claims, retries, the breaker, shares and replays; what receipts of moved principals become at a remote."""
 
-import json
 import logging
 from datetime import timedelta
 from typing import Any
@@ -512,48 +511,6 @@ def test_known_as_keeps_the_keys_of_sources_apart(kee: Caller, lee: Caller, remo
     keys = [one.json["dedupe_key"] for one in remote.received]
     assert keys[:2] == ["1:a:b:c", "3:a:b:c"]
     assert len(keys[2]) <= 200
-
-
-def _sent_as(target: Target) -> tuple[Claim, str]:
-    claim = sending.claim(target_id=target.pk)
-    assert claim is not None
-    return claim, json.loads(claim.payload.body)["source_system"]
-
-
-def _change(target: Target, verdict: Verdict, claim: Claim, known_as: str) -> None:
-    sending.settle(claim=claim, verdict=verdict, result="no")
-    targets.put_remote(
-        tenant_id=target.tenant_id,
-        name="north",
-        url="https://north.example",
-        endpoint=Endpoint.GATEHOUSE,
-        token=None,
-        known_as=known_as,
-        now=T0,
-    )
-
-
-def test_delivery_keeps_the_source_that_it_may_be_stored_under(kee: Caller, lee: Caller, north: Target) -> None:
-    post(lee, poster=kee, source="github", dedupe_key="k")
-    verdicts: dict[str, Verdict] = {
-        "south": Later(code="timed_out", said="late"),
-        "west": Refused(code="http_422", said="no"),
-        "east": Later(code="http_403", said="not you", unwell=False),
-    }
-    for known_as, verdict in verdicts.items():
-        claim, source = _sent_as(north)
-        assert source == "github"
-        _change(north, verdict, claim, known_as)
-        sending.replay(target=north)
-    assert _sent_as(north)[1] == "github"
-
-
-def test_delivery_that_was_only_turned_away_goes_under_the_new_source(kee: Caller, lee: Caller, north: Target) -> None:
-    post(lee, poster=kee, source="github", dedupe_key="k")
-    for known_as, source in (("south", "github"), ("west", "south"), ("east", "west")):
-        claim, sent = _sent_as(north)
-        assert sent == source
-        _change(north, Later(code="http_401", said="not you", unwell=False), claim, known_as)
 
 
 EXISTING = {"error": "duplicate_receipt", "existing_uuid": STORED["uuid"], "message": "already exists"}

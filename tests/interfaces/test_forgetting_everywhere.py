@@ -39,7 +39,7 @@ STAYING_TABLES: Final = {
 # Columns that stay in rows that lose the rest: names and ids by which rows are found. A new column is either erased with
 # its row (`erasure.py` of its app) or named here.
 STAYING: Final = {
-    "delivery_delivery": {"failure", "recipient", "reference", "remote_id", "sent_as"},
+    "delivery_delivery": {"failure", "recipient", "reference", "remote_id"},
     "digests_entry": {"delivery_handle", "source_system"},
     "digests_inbox": {"source_policies"},
     "digests_thread": {"event_family", "source_system"},
