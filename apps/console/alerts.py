@@ -27,28 +27,41 @@ _MOST: Final = 1_000
 
 
 def raise_alerts(*, now: datetime) -> None:
-    """Post what is wrong now. What lasts is told once an hour, a silent MCP worker once."""
+    """Post what is wrong now. What lasts is told once an hour, a silent MCP worker once.
+
+    :raises ExceptionGroup: if it failed for some tenants; the others' operators are told.
+    """
     with acting_as_system("alerts"):
         told = list(Principal.objects.filter(name=OPERATORS, disabled_at=None))
         gates = dict(Principal.objects.filter(name=ASYNCGATE).values_list("tenant_id", "pk"))
+    failures: list[Exception] = []
     for operators in told:
-        tenant_id = operators.tenant_id
-        with acting_in(tenant_id, "alerts"):
-            drafts = [
-                ReceiptDraft(
-                    recipient_id=operators.pk,
-                    source_system="gatehouse",
-                    event_type=event_type,
-                    dedupe_key=f"alert:{event_type}:{key}",
-                    title=title[:200],
-                    summary=title,
-                    group=_GROUP,
-                )
-                for event_type, key, title in _found(tenant_id, now)
-            ]
-            gate = Poster(tenant_id=tenant_id, principal_id=gates[tenant_id], name=ASYNCGATE)
-            # What was told before is refused by its key.
-            digests.post_many(poster=gate, drafts=drafts, now=now)
+        try:
+            _tell(operators, gates[operators.tenant_id], now)
+        except Exception as failure:  # noqa: BLE001  # raised below; the others' alerts are not its
+            failures.append(failure)
+    if failures:
+        raise ExceptionGroup("Some tenants' operators were told nothing", failures)
+
+
+def _tell(operators: Principal, gate_id: int, now: datetime) -> None:
+    tenant_id = operators.tenant_id
+    with acting_in(tenant_id, "alerts"):
+        drafts = [
+            ReceiptDraft(
+                recipient_id=operators.pk,
+                source_system="gatehouse",
+                event_type=event_type,
+                dedupe_key=f"alert:{event_type}:{key}",
+                title=title[:200],
+                summary=title,
+                group=_GROUP,
+            )
+            for event_type, key, title in _found(tenant_id, now)
+        ]
+        gate = Poster(tenant_id=tenant_id, principal_id=gate_id, name=ASYNCGATE)
+        # What was told before is refused by its key.
+        digests.post_many(poster=gate, drafts=drafts, now=now)
 
 
 def _found(tenant_id: int, now: datetime) -> Iterator[tuple[str, str, str]]:

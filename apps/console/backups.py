@@ -16,6 +16,7 @@ from django.conf import settings
 from django.core.files.storage import FileSystemStorage, storages
 from django.db import connection, connections
 from django.db.migrations.loader import MigrationLoader
+from psycopg import pq
 
 from apps.core.sql import OWNER, SYSTEM, fetch, logged_in_as
 
@@ -153,8 +154,10 @@ def _run(program: str, *arguments: str) -> None:
     """Run a program of PostgreSQL on the database, as the role that owns the tables."""
     with logged_in_as(OWNER):
         given = connection.get_connection_params()
-    names = {"dbname": "PGDATABASE", "user": "PGUSER", "password": "PGPASSWORD", "host": "PGHOST", "port": "PGPORT"}
-    settled = {variable: str(given[name]) for name, variable in names.items() if given.get(name)}
+    names = {option.keyword.decode(): option.envvar for option in pq.Conninfo.get_defaults()}
+    # The options limit how long a statement may take, which a dump must not be.
+    names["options"] = None
+    settled = {variable.decode(): str(given[name]) for name, variable in names.items() if variable and given.get(name)}
     done = subprocess.run(  # noqa: S603  # PostgreSQL's own program
         [_found(program), f"--dbname={settled['PGDATABASE']}", f"--role={given.get('user') or ''}", *arguments],
         env={**os.environ, **settled},

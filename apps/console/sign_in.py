@@ -87,13 +87,13 @@ def _admitted(claims: dict[str, Any]) -> Operator | None:
     if len(subject) > _LONGEST_SUBJECT:
         return None
     rights = [
-        right
+        right.strip()
         for group in sorted(groups & settings.OIDC_GROUPS.keys())
         for right in settings.OIDC_GROUPS[group].split(",")
     ]
     order = [role.value for role in Membership.Role]
     roles: dict[str, Membership.Role] = {}
-    for slug, _, role in (right.strip().partition(":") for right in rights):
+    for slug, _, role in (right.partition(":") for right in rights):
         if role in order and order.index(role) >= order.index(roles.get(slug, order[0])):
             roles[slug] = Membership.Role(role)
     with acting_as_system("an operator signs in"):

@@ -16,7 +16,7 @@ import redis
 from django.conf import settings
 from django.core.mail import EmailMessage
 from django.core.management import call_command
-from django.db import transaction
+from django.db import OperationalError, transaction
 from django.test import Client
 from prometheus_client import REGISTRY
 from redis.backoff import NoBackoff
@@ -34,6 +34,7 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
+from apps.tasks import selectors as queues
 from apps.tasks.models import LiveTask
 from apps.workers.models import State, Worker
 from tests import remote as remotes
@@ -269,6 +270,27 @@ def send_elsewhere(tenant: Tenant, kee: Caller) -> None:
         with acting_as(manager):
             post(lee, poster=manager, surface="ledger", event_type="plan_created")
         deliver()
+
+
+def test_trouble_with_one_tenants_alerts_keeps_none_from_another(
+    tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operators = [make_caller(one, "operators", Kind.SERVICE) for one in (make_tenant("aardvark"), tenant)]
+    tasks.make_type(kee, max_attempts=1)
+    tasks.queue(kee)
+    tasks.fail_next(make_caller(tenant, "W", Kind.WORKER))
+    health = queues.queue_health
+
+    def failing(*, tenant_id: int) -> object:
+        if tenant_id == operators[0].tenant_id:
+            raise OperationalError
+        return health(tenant_id=tenant_id)
+
+    monkeypatch.setattr(queues, "queue_health", failing)
+    with pytest.raises(ExceptionGroup):
+        alerts.raise_alerts(now=database_now())
+    with acting_as(operators[1]):
+        assert Receipt.objects.filter(recipient_id=operators[1].principal_id).count() == 1
 
 
 def test_a_burst_of_trouble_reaches_operators_as_one_digest_and_one_mail_after_quiet_hours(

@@ -423,7 +423,7 @@ def provider(settings: Any) -> Iterator[str]:
     with run_server_in_thread(user_claims=people) as running:
         settings.OIDC_ISSUER = f"http://localhost:{running.server_port}"
         settings.OIDC_CLIENT_ID, settings.OIDC_CLIENT_SECRET = "gatehouse", "secret"
-        settings.OIDC_GROUPS = {"ops": "acme:operator, nowhere:owner", "chiefs": "superuser"}
+        settings.OIDC_GROUPS = {"ops": "acme:operator, nowhere:owner", "chiefs": "nowhere:viewer, superuser"}
         sign_in._provider.cache_clear()
         yield settings.OIDC_ISSUER
     sign_in._provider.cache_clear()

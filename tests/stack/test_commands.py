@@ -10,6 +10,7 @@ import pytest
 from django.db import connection
 
 from apps.console import backups
+from apps.core.sql import OWNER, logged_in_as
 from config.stack.__main__ import main
 from config.stack.folders import DataFolder
 from config.stack.processes import MARK, StackError, bound_log
@@ -185,6 +186,19 @@ def test_a_backup_that_is_not_whole_is_refused_by_name(
     harm(backup)
     with pytest.raises(backups.Refused, match=words):
         backups.restore(backup)
+
+
+def test_a_dump_reaches_the_database_as_the_product_does(
+    db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "pg_dump"
+    program.write_text('#!/bin/sh\necho "$PGSSLMODE $PGOPTIONS." >&2\nexit 1\n')
+    program.chmod(0o700)
+    monkeypatch.setattr("apps.console.backups._found", lambda _: str(program))
+    with logged_in_as(OWNER):
+        monkeypatch.setitem(connection.settings_dict["OPTIONS"], "sslmode", "verify-full")
+    with pytest.raises(backups.Refused, match=r"pg_dump failed: verify-full \.$"):
+        backups.back_up(tmp_path / "backup", now=T0)
 
 
 def test_nothing_is_written_over(backup: Path) -> None:
