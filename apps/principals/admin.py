@@ -17,7 +17,7 @@ from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
-from apps.core.admin import OperatorAdmin, ReasonForm, ago, link_to, list_verb, verb
+from apps.core.admin import OperatorAdmin, ReasonForm, ago, link_to, linked, list_verb, verb
 from apps.principals import services
 from apps.principals.models import Membership, Operator, Principal, Tenant, Token
 from apps.principals.scopes import Kind
@@ -91,7 +91,7 @@ class AddPrincipalForm(ReasonForm):
 class PrincipalAdmin(OperatorAdmin):
     actions_list = ["add_principal"]
     actions_detail = ["disable", "enable", "rename", "revoke_tokens"]
-    list_display = ["name", "kind", "tenant", "parent_link", "created_at", "disabled_at"]
+    list_display = ["name", "kind", "tenant", linked("parent", "Reports to"), "created_at", "disabled_at"]
     list_filter = ["kind", "tenant"]
     list_select_related = ["tenant", "parent"]
     search_fields = ["name"]
@@ -109,10 +109,6 @@ class PrincipalAdmin(OperatorAdmin):
         added = services.add_principal(tenant_id=tenant.pk, name=given["name"], kind=kind, now=timezone.now())
         self.log_addition(request, added, f"Add a principal: {given['reason']}")
         return reverse("admin:principals_principal_changelist"), f"{added} is a principal of {added.tenant}."
-
-    @admin.display(description="Reports to")
-    def parent_link(self, principal: Principal) -> str:
-        return link_to(principal.parent)
 
     @admin.display(description="Tokens")
     def tokens(self, principal: Principal) -> str:
@@ -187,7 +183,7 @@ class PrincipalAdmin(OperatorAdmin):
 class TokenAdmin(OperatorAdmin):
     actions_detail = ["revoke"]
     list_display = [
-        "__str__", "principal_link", "label", "scopes", "created_at", "expires_at", "revoked_at",
+        "__str__", linked("principal"), "label", "scopes", "created_at", "expires_at", "revoked_at",
         "last_used_at",
     ]  # fmt: skip
     list_select_related = ["principal"]
@@ -198,10 +194,6 @@ class TokenAdmin(OperatorAdmin):
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> Any:
         return super().get_search_results(request, queryset, search_term.removeprefix("ght_"))
-
-    @admin.display(description="Principal")
-    def principal_link(self, token: Token) -> str:
-        return link_to(token.principal)
 
     @verb(
         "Revoke",

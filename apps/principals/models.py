@@ -56,8 +56,6 @@ class TenantModel(models.Model):
 class Operator(AbstractUser):
     """A person with a console. Sees the tenants of its memberships; a superuser sees all."""
 
-    tenants = models.ManyToManyField(Tenant, through="Membership", related_name="operators")
-
     class Meta(AbstractUser.Meta):
         verbose_name = "operator"
         verbose_name_plural = "operators"

@@ -146,12 +146,6 @@ class Migration(migrations.Migration):
                             blank=True, related_name="user_set", related_query_name="user", to="auth.permission"
                         ),
                     ),
-                    (
-                        "tenants",
-                        models.ManyToManyField(
-                            related_name="operators", to="principals.tenant", through="principals.Membership"
-                        ),
-                    ),
                 ],
                 options={
                     "verbose_name": "operator",
