@@ -595,16 +595,17 @@ def test_figures_and_health_tell_pending_from_dead(dead: Delivery, kee: Caller, 
     assert (finding.ok, finding.needed, finding.says) == (False, False, "1 targets do not answer, 1 are dead")
 
 
-def test_environment_names_the_default_target(tenant: Tenant, settings: Settings) -> None:
-    call_command("default_target", "--tenant", "acme")
+def test_environment_names_the_default_target(db: None, settings: Settings) -> None:
+    call_command("default_target")
     settings.MEMORYGATE_URL, settings.MEMORYGATE_SERVICE_TOKEN = "https://memorygate.example", ""
     with pytest.raises(CommandError, match="MEMORYGATE_SERVICE_TOKEN"):
-        call_command("default_target", "--tenant", "acme")
+        call_command("default_target")
     settings.MEMORYGATE_SERVICE_TOKEN = TOKEN
     with pytest.raises(CommandError, match="no tenant"):
-        call_command("default_target", "--tenant", "nobody")
+        call_command("default_target")
+    make_tenant("default")
     for _ in range(2):
-        call_command("default_target", "--tenant", "acme")
+        call_command("default_target")
     with acting_as_system("test"):
         target = remote_named("memorygate")
         assert (target.url, target.endpoint) == ("https://memorygate.example", "universal")
@@ -612,7 +613,7 @@ def test_environment_names_the_default_target(tenant: Tenant, settings: Settings
         assert not RemoteRoute.objects.exists()
         Target.objects.update(known_as="hq", timeout_seconds=20, endpoint="gatehouse")
     settings.MEMORYGATE_URL = "https://other.example"
-    call_command("default_target", "--tenant", "acme")
+    call_command("default_target")
     target = reloaded(target)
     assert (target.url, target.principal_id) == ("https://other.example", None)
     assert (target.known_as, target.timeout_seconds, target.endpoint) == ("hq", 20, "gatehouse")

@@ -11,6 +11,7 @@ from django.test import Client
 from apps.principals.models import Principal, Tenant, Token
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
+from tests.factories import make_caller, make_tenant
 from tests.waiters import at_once
 
 TEXT = "correct-horse-battery-staple-0123456789"
@@ -80,9 +81,14 @@ def test_racing_commands_each_print_a_token_of_one_new_principal() -> None:
         assert Principal.objects.get(name="Hexy").tokens.count() == 4
 
 
+@pytest.fixture
+def kee(db: None) -> Caller:
+    return make_caller(make_tenant("default"), "Kee")
+
+
 def accept(settings: Any, **tokens: str) -> None:
     settings.SERVICE_TOKENS = tokens
-    call_command("source_tokens", "--tenant", "acme")
+    call_command("source_tokens")
 
 
 def status(text: str, source: str = "ci", header: str = "X-Service-Token") -> int:

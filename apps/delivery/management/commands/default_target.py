@@ -1,6 +1,5 @@
 """Make the remote target that the environment names."""
 
-from argparse import ArgumentParser
 from typing import Any
 
 from django.conf import settings
@@ -20,17 +19,6 @@ class Command(BaseCommand):
         "and token. Without them, nothing is done."
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--tenant", default="default", metavar="SLUG", help="whose receipts may go there (default: default)"
-        )
-        parser.add_argument(
-            "--endpoint",
-            default=Endpoint.UNIVERSAL,
-            choices=Endpoint.values,
-            help="the endpoint of a new one (default: universal)",
-        )
-
     def handle(self, *args: Any, **options: Any) -> None:
         url, token = settings.MEMORYGATE_URL, settings.MEMORYGATE_SERVICE_TOKEN
         if not url:
@@ -39,14 +27,14 @@ class Command(BaseCommand):
             raise CommandError("MEMORYGATE_URL is set, MEMORYGATE_SERVICE_TOKEN is not.")
         try:
             with acting_as_system("default_target"):
-                tenant_id = tenant_named(options["tenant"]).pk
+                tenant_id = tenant_named("default").pk
                 known = Target.objects.filter(tenant_id=tenant_id, name=targets.DEFAULT_TARGET).first()
                 target = targets.put_remote(
                     tenant_id=tenant_id,
                     name=targets.DEFAULT_TARGET,
                     url=url,
                     token=token,
-                    endpoint=Endpoint((known.endpoint if known else None) or options["endpoint"]),
+                    endpoint=Endpoint((known and known.endpoint) or Endpoint.UNIVERSAL),
                     known_as=known.known_as if known else None,
                     timeout_seconds=known.timeout_seconds if known else 5,
                     now=timezone.now(),

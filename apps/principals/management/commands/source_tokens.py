@@ -1,6 +1,5 @@
 """Accept the tokens that the environment names."""
 
-from argparse import ArgumentParser
 from typing import Any
 
 from django.conf import settings
@@ -18,16 +17,13 @@ class Command(BaseCommand):
         "ASYNCGATE_SERVICE_TOKEN is that of asyncgate. Another text ends the one before; without any, nothing is done."
     )
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--tenant", default="default", metavar="SLUG", help="where they post (default: default)")
-
     def handle(self, *args: Any, **options: Any) -> None:
-        now, slug = timezone.now(), options["tenant"]
+        now = timezone.now()
         for variable, text in sorted(settings.SERVICE_TOKENS.items()):
             source = variable.removesuffix(settings.SERVICE_TOKEN_SUFFIX).lower()
             try:
                 with acting_as_system("source_tokens"):
-                    tenant = services.create_tenant(slug=slug, name=slug, now=now)
+                    tenant = services.create_tenant(slug="default", name="default", now=now)
                     token = services.accept_token(
                         tenant_id=tenant.pk, source_system=source, text=text, label=variable, now=now
                     )
