@@ -12,7 +12,7 @@ The function parses nothing and renders nothing: it makes one service call as th
 import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Final, Literal, Protocol, TypeVar, get_type_hints
@@ -187,46 +187,78 @@ class Asks:
     """
 
 
+F = TypeVar("F", bound=Callable[..., "BaseModel | Reply"])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What the registry knows of one operation."""
+    """What the registry knows of one operation, and the decorator that declares the function which carries it out."""
 
-    name: str
     title: str
-    description: str
-    app: str
-    scopes: frozenset[str]
-    """Any one of these suffices; none: any valid credential."""
-    input: type[BaseModel]
-    output: type[BaseModel]
-    run: Callable[[Any, Any], "BaseModel | Reply"] = field(repr=False)
-    routes: tuple[Route, ...]
-    tool: bool
-    form_of: str
+    scope: str | Sequence[str] = ()
+    """One scope, or several of which any suffices; none: any valid credential."""
+    output: type[BaseModel] = BaseModel
+    """Given only where the function answers a :class:`Reply`; else its return annotation says it."""
+    routes: Sequence[Route] = ()
+    tool: bool = True
+    form_of: str = ""
     """The tool that its arguments choose it in: it is listed there, and callable by its own name too."""
-    listed_for: frozenset[Role]
+    listed_for: Collection[Role] = ()
     """Who sees it in the list of tools without asking for more; the others find it by `find_tools`."""
-    keywords: str
+    keywords: str = ""
     """Words by which it is looked for, and that its description does not have."""
-    example: Mapping[str, Any] = field(repr=False)
-    after_refusal: str = field(repr=False)
+    example: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Arguments of a call of the tool, which its description shows."""
+    after_refusal: str = field(default="", repr=False)
     """What a model does next if a call was refused, where the refusal does not say it itself."""
-    read_only: bool
-    destructive: bool
-    idempotent: bool
-    transactions: Callable[[], bool] = field(repr=False)
-    apart: Callable[[Any], bool] = field(repr=False)
-    waits: Waits | None
-    streams: Streams | None
-    coalesces: Coalesces | None
-    asks: Asks | None
-    under_way: Callable[[Any], str | None] = field(repr=False)
+    read_only: bool = False
+    destructive: bool = False
+    idempotent: bool = False
+    """What only reads is so in any case."""
+    own_transactions: bool | Callable[[], bool] = field(default=False, repr=False)
+    """Whether the function opens `caller.acting()` itself, because it waits or calls out."""
+    apart: Callable[[Any], bool] = field(default=lambda _: False, repr=False)
+    """Of an input, whether the function must be called after the transaction in which it is read, and opens its own,
+    because it stores something first. For idempotent operations only."""
+    waits: Waits | None = None
+    streams: Streams | None = None
+    """Its routes answer as a stream; it is no tool."""
+    coalesces: Coalesces | None = None
+    asks: Asks | None = None
+    under_way: Callable[[Any], str | None] = field(default=lambda _: None, repr=False)
     """Of an output: the task or execution that the call has begun and that has not ended."""
 
+    # No options: the function that is declared tells them.
+    name: str = ""
+    description: str = ""
+    app: str = ""
+    scopes: frozenset[str] = frozenset()
+    input: type[BaseModel] = BaseModel
+    run: Callable[[Any, Any], "BaseModel | Reply"] = field(default=Reply, repr=False)
+
+    def __call__(self, function: F) -> F:
+        """Declare the operation that a function carries out."""
+        hints = get_type_hints(function)
+        name = function.__name__
+        if name in _registry:
+            raise ValueError(f"The operation {name!r} is declared twice.")
+        _registry[name] = replace(
+            self,
+            name=name,
+            description=" ".join((function.__doc__ or "").split()),
+            app=function.__module__.split(".")[1],
+            scopes=frozenset([self.scope] if isinstance(self.scope, str) else self.scope),
+            input=hints["given"],
+            output=hints["return"] if self.output is BaseModel else self.output,
+            run=function,
+            idempotent=self.idempotent or self.read_only,
+        )
+        return function
+
     @property
-    def own_transactions(self) -> bool:
-        """Whether the function opens the caller's transaction itself."""
-        return self.transactions()
+    def opens_transactions(self) -> bool:
+        """Whether the function opens the caller's transaction itself, now."""
+        return self.own_transactions() if callable(self.own_transactions) else self.own_transactions
 
     def patience(self, given: BaseModel) -> float:
         """How many seconds an input asks to wait."""
@@ -241,80 +273,8 @@ class Operation:
         return not self.scopes or not self.scopes.isdisjoint(caller.scopes)
 
 
+operation: Final = Operation
 _registry: Final[dict[str, Operation]] = {}
-
-F = TypeVar("F", bound=Callable[..., "BaseModel | Reply"])
-
-
-def operation(
-    *,
-    title: str,
-    scope: str | Sequence[str] = (),
-    output: type[BaseModel] | None = None,
-    routes: Sequence[Route] = (),
-    tool: bool = True,
-    form_of: str = "",
-    listed_for: Collection[Role] = (),
-    keywords: str = "",
-    example: Mapping[str, Any] | None = None,
-    after_refusal: str = "",
-    read_only: bool = False,
-    destructive: bool = False,
-    idempotent: bool = False,
-    own_transactions: bool | Callable[[], bool] = False,
-    apart: Callable[[Any], bool] = lambda _: False,
-    waits: Waits | None = None,
-    streams: Streams | None = None,
-    coalesces: Coalesces | None = None,
-    asks: Asks | None = None,
-    under_way: Callable[[Any], str | None] = lambda _: None,
-) -> Callable[[F], F]:
-    """Declare an operation.
-
-    :param scope: one scope or several of which any suffices.
-    :param example: arguments of a call of the tool, which its description shows.
-    :param output: only where the function answers a :class:`Reply`; else its return annotation says it.
-    :param own_transactions: the function opens `caller.acting()` itself, because it waits or calls out; or when it does so here.
-    :param apart: of an input, whether the function must be called after the transaction in which it is read, and opens
-        its own, because it stores something first. For idempotent operations only.
-    :param streams: its routes answer as a stream; it is no tool.
-    """
-
-    def declare(function: F) -> F:
-        hints = get_type_hints(function)
-        name = function.__name__
-        if name in _registry:
-            raise ValueError(f"The operation {name!r} is declared twice.")
-        _registry[name] = Operation(
-            name=name,
-            title=title,
-            description=" ".join((function.__doc__ or "").split()),
-            app=function.__module__.split(".")[1],
-            scopes=frozenset([scope] if isinstance(scope, str) else scope),
-            input=hints["given"],
-            output=output or hints["return"],
-            run=function,
-            routes=tuple(routes),
-            tool=tool,
-            form_of=form_of,
-            listed_for=frozenset(listed_for),
-            keywords=keywords,
-            example=example or {},
-            after_refusal=after_refusal,
-            read_only=read_only,
-            destructive=destructive,
-            idempotent=idempotent or read_only,
-            transactions=own_transactions if callable(own_transactions) else partial(bool, own_transactions),
-            waits=waits,
-            streams=streams,
-            coalesces=coalesces,
-            apart=apart,
-            asks=asks,
-            under_way=under_way,
-        )
-        return function
-
-    return declare
 
 
 @cache
@@ -367,7 +327,7 @@ def answer(declared: Operation, credential: Credential, read: Reader) -> Reply:
     :raises DomainError: whatever the operation refuses.
     """
     reply: BaseModel | Reply
-    if declared.own_transactions:
+    if declared.opens_transactions:
         caller = credential.caller()
         permit(declared, caller)
         given = read(caller)

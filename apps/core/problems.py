@@ -9,7 +9,6 @@ import structlog
 from django.core.exceptions import DisallowedHost, PermissionDenied
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.urls import Resolver404, resolve
 from rest_framework import exceptions
 
 from apps.core.errors import DomainError, RateLimited
@@ -102,19 +101,8 @@ _MENDING: Final[dict[type[exceptions.APIException], str]] = {
 
 def not_found(request: HttpRequest, exception: Exception) -> JsonResponse:
     """The project's 404."""
-    detail = "There is nothing at this address."
-    if request.path_info.endswith("/") and _leads_somewhere(request.path_info.rstrip("/")):
-        detail = "There is nothing at this address; without the slash at its end there is."
-    document = problem(404, "not_found", detail)
+    document = problem(404, "not_found", "There is nothing at this address.")
     return JsonResponse(document, status=404, content_type="application/problem+json")
-
-
-def _leads_somewhere(path: str) -> bool:
-    try:
-        resolve(path)
-    except Resolver404:
-        return False
-    return True
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> JsonResponse:

@@ -8,9 +8,8 @@ import contextvars
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from functools import cache, partial
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final
 from urllib.parse import parse_qsl
 
 from asgiref.sync import async_to_sync
@@ -18,7 +17,7 @@ from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, URLPattern, path
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel
 from rest_framework.exceptions import (
     APIException,
     MethodNotAllowed,
@@ -39,7 +38,6 @@ logger = logging.getLogger(__name__)
 _JSON: Final = "application/json"
 _JSON_ACCEPTS: Final = frozenset({"*/*", "application/*", _JSON})
 _EVENT_STREAM: Final = "text/event-stream"
-_RESUMES: Final = "Last-Event-ID"
 _WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
 _MOST_PARAMETERS: Final = 1000
 ON_LOOP: Final = "gatehouse.on_loop"
@@ -148,10 +146,7 @@ class OperationView(TokenView):
             wait = asks.wait
         if not declared.streams:
             return PendingResponse(partial(self._waited, wait, declared, route))
-        try:
-            operations.begin(declared, wait.caller, wait.given)
-        except Invalid as refusal:
-            _refuse_as_sent(request, declared, refusal)
+        operations.begin(declared, wait.caller, wait.given)
         if request.method == "HEAD":
             return HttpResponse(content_type=_EVENT_STREAM)
         check_place(wait.caller)
@@ -215,10 +210,7 @@ def _given(request: HttpRequest, declared: Operation, route: Route, parameters: 
     """The input in an address or a body. A path's parameters stand over the body's members; a missing body is empty."""
     if route.method in _WITHOUT_BODY:
         given = from_url(declared, request.META["QUERY_STRING"], {**parameters, **_resumed(request, declared)})
-        try:
-            return parse_strings(declared.input, given)
-        except Invalid as refusal:
-            _refuse_as_sent(request, declared, refusal)
+        return parse_strings(declared.input, given)
     body = body_within(request, route.max_body)
     if body and request.content_type != _JSON:
         raise UnsupportedMediaType(request.content_type or "")
@@ -227,8 +219,7 @@ def _given(request: HttpRequest, declared: Operation, route: Route, parameters: 
         raise Invalid("The body must be a JSON object.")
     if body and not parameters:
         return parse_text(declared.input, body)
-    typed = {name: _typed(declared.input, name, text) for name, text in parameters.items()}
-    return parse(declared.input, {**document, **typed})
+    return parse(declared.input, {**document, **parameters})
 
 
 def body_within(request: HttpRequest, limit: int) -> bytes:
@@ -247,19 +238,9 @@ def body_within(request: HttpRequest, limit: int) -> bytes:
 
 def _resumed(request: HttpRequest, declared: Operation) -> dict[str, str]:
     """Where a stream goes on: the header of a client that comes again stands over the address."""
-    if declared.streams is None or not (last := request.headers.get(_RESUMES)):
+    if declared.streams is None or not (last := request.headers.get("Last-Event-ID")):
         return {}
     return {declared.streams.resumes: last}
-
-
-def _refuse_as_sent(request: HttpRequest, declared: Operation, refusal: Invalid) -> NoReturn:
-    """:raises Invalid: the refusal, with its pointer to the header where that gave what is refused."""
-    for name in _resumed(request, declared):
-        member, header = pointer_to(name), pointer_to(_RESUMES)
-        errors = [replace(one, pointer=header if one.pointer == member else one.pointer) for one in refusal.errors]
-        detail = refusal.detail.replace(f"{member}:", f"{header}:")
-        raise type(refusal)(detail, code=refusal.code, errors=errors, **refusal.extra) from refusal
-    raise refusal
 
 
 def from_url(declared: Operation, query: str, parameters: Mapping[str, str]) -> dict[str, Any]:
@@ -296,19 +277,6 @@ def _lists(model: type[BaseModel]) -> frozenset[str]:
         for name, schema in properties.items()
         if any(one.get("type") == "array" for one in [schema, *schema.get("anyOf", [])])
     )
-
-
-def _typed(model: type[BaseModel], name: str, text: str) -> Any:
-    """A path parameter as the type that the input gives it, where the text can be read so."""
-    try:
-        return _reader(model, name).validate_strings(text)
-    except ValidationError:
-        return text
-
-
-@cache
-def _reader(model: type[BaseModel], name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(model.model_fields[name].annotation or str)
 
 
 def patterns() -> list[URLPattern]:

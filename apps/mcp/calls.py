@@ -328,7 +328,7 @@ def describe(forms: Forms) -> Tool:
             read_only_hint=all(form.read_only for form in forms) or None,
             destructive_hint=any(form.destructive for form in forms) and None,
             idempotent_hint=all(form.idempotent for form in forms) or None,
-            open_world_hint=None if any(form.own_transactions for form in forms) else False,
+            open_world_hint=None if any(form.opens_transactions for form in forms) else False,
         ),
     )
 
@@ -350,11 +350,8 @@ def input_schema(forms: Forms) -> dict[str, Any]:
     """The members of all forms, of which those are required that each form requires."""
     schemas: list[dict[str, Any]] = [asked(json_schema(form.input, "validation")) for form in forms]
     required = set.intersection(*(set(schema.get("required", ())) for schema in schemas))
-    merged = schemas[0] | {"required": sorted(required)}
-    for part in ("properties", "$defs"):
-        if members := dict(chain.from_iterable(schema.get(part, {}).items() for schema in reversed(schemas))):
-            merged[part] = members
-    return merged
+    members = dict(chain.from_iterable(schema["properties"].items() for schema in reversed(schemas)))
+    return schemas[0] | {"required": sorted(required), "properties": members}
 
 
 def asked(node: Any) -> Any:

@@ -108,7 +108,7 @@ def test_tool_refuses_a_token_without_its_scope(tenant: Tenant, declared: Operat
     [
         (declared, route)
         for declared, route in ROUTED
-        if declared.tool and route.manner == "problem" and not declared.own_transactions
+        if declared.tool and route.manner == "problem" and not declared.opens_transactions
     ]
 )
 @pytest.mark.parametrize("further", [{}, {"nonesuch": "1"}], ids=["least", "unknown_member"])

@@ -486,7 +486,7 @@ def test_stream_of_a_strangers_or_unknown_execution_is_refused(owner: Owner, acm
     stranger = run(lambda: owner.gets(path, Authorization=rival))
     unknown = run(lambda: owner.gets(path.replace(execution.plan_id, "plan-nobody")))
     assert [answer.status_code for answer in (ahead, stranger, unknown)] == [422, 404, 404]
-    assert (ahead.json()["code"], ahead.json()["errors"][0]["pointer"]) == ("ahead_of_execution", "/Last-Event-ID")
+    assert (ahead.json()["code"], ahead.json()["errors"][0]["pointer"]) == ("ahead_of_execution", "/after")
 
 
 @pytest.mark.parametrize("strategy", [Strategy.SEQUENTIAL, Strategy.PROGRESSIVE])

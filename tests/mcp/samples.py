@@ -19,17 +19,10 @@ class Leaf(Input):
     """What it is called."""
 
 
-class Branch(Input):
-    """Holds further ones of its kind."""
-
-    children: list["Branch"] = []
-
-
 class Shapes(Input):
     leaf: Leaf
     """A leaf."""
     other: Leaf | None = None
-    branch: Branch | None = None
     title: Text | None = None
     """A member that is called as a keyword of JSON Schema is."""
     options: dict[str, str] = Field(default_factory=dict)
