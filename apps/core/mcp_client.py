@@ -40,13 +40,15 @@ T = TypeVar("T")
 
 
 class Wire(PinnedTransport):
-    """The wire of one conversation, which remembers whether HTTP itself has refused."""
+    """The wire of one conversation, which remembers whether HTTP itself has refused. A gateway's error is no refusal: the
+    request may have been carried out behind it.
+    """
 
     refused_by_http = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await super().handle_async_request(request)
-        self.refused_by_http = response.is_error
+        self.refused_by_http = response.is_client_error
         # What was packed against our word stays packed: nothing grows behind the count of what arrives.
         response.headers.pop("Content-Encoding", None)
         return response

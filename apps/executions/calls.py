@@ -21,6 +21,7 @@ from apps.core.outbound import legible
 from apps.executions import selectors
 from apps.executions.errors import (
     CallCanceled,
+    OutcomeUnknown,
     SizeExceeded,
     UnresolvedReference,
     UnusableAnswer,
@@ -46,7 +47,7 @@ from apps.workers.shapes import OfferView
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp.types import CallToolResult, ContentBlock, ElicitResult, ErrorData
+    from mcp.types import CallToolResult, ElicitResult, ErrorData
 
 TASK_TYPE: Final = "mcp_worker_call"
 DIRECT: Final = timedelta(seconds=30)
@@ -309,7 +310,7 @@ def call(
         raise _refusal(failure, target) from failure
     if result.is_error:
         questions.check(tool)
-    payload, files = _payload(result, tool)
+    payload, files = _payload(result, target)
     # A tool that returns one plain value has it under `result`.
     told = next(
         (one for name in ("summary", "result") if isinstance(one := payload.get(name), (str, int, float)) and one), ""
@@ -380,7 +381,6 @@ def _forwarded(on_progress: Progress) -> Any:
 def _refusal(failure: outbound.CallFailed, target: Target) -> DomainError:
     """The refusal that a failed conversation means."""
     tool = target.tool_name
-    doubt = "" if target.repeatable or not failure.reached else f" {tool} may have done its work all the same."
     refusal: DomainError
     match failure:
         case outbound.ForbiddenEndpoint():
@@ -392,20 +392,35 @@ def _refusal(failure: outbound.CallFailed, target: Target) -> DomainError:
         case outbound.Redirected():
             refusal = WorkerRefused(str(failure), code="worker_redirected", reached=False)
         case outbound.Refused(broke=True):
-            refusal = WorkerAway(f"{tool} broke inside the worker. {failure}", code="worker_broke")
+            refusal = _away(target, f"{tool} broke inside the worker. {failure}", code="worker_broke")
         case outbound.Refused():
             refusal = WorkerRefused(f"{tool}: {failure}", mcp_code=failure.mcp_code)
         case outbound.NotMCP():
             refusal = UnusableAnswer(f"{tool}: {failure}")
         case _:
-            refusal = WorkerAway(f"{tool}: {failure}{doubt}", code=f"worker_{failure.code}", reached=failure.reached)
+            limit = ""
+            if isinstance(failure, outbound.TimedOut):
+                limit = (
+                    f" A queued call may take {target.deadline.total_seconds():g} s: "
+                    "`timeout_seconds` among the constraints of its manifest sets that."
+                )
+            what, code = f"{tool}: {failure}{limit}", f"worker_{failure.code}"
+            refusal = _away(target, what, code=code, reached=failure.reached)
     return refusal
 
 
-def _payload(result: "CallToolResult", tool: str) -> tuple[dict[str, Any], tuple[tuple[str, bytes], ...]]:
+def _away(target: Target, what: str, *, code: str, reached: bool = True) -> WorkerCallFailed:
+    """No answer of a tool. Whether it may be called again depends on the tool."""
+    if reached and not target.repeatable:
+        return OutcomeUnknown(f"{what} {target.tool_name} may have done its work all the same; it is not called again.")
+    return WorkerAway(what, code=code, reached=reached)
+
+
+def _payload(result: "CallToolResult", target: Target) -> tuple[dict[str, Any], tuple[tuple[str, bytes], ...]]:
+    tool = target.tool_name
     text = "\n".join(block.text for block in result.content if block.type == "text")
     if result.is_error and text == f"Error executing tool {tool}":  # the SDK's words for an exception in the tool
-        raise WorkerAway(f"{tool} broke inside the worker, which does not say why.", code="worker_broke")
+        raise _away(target, f"{tool} broke inside the worker, which does not say why.", code="worker_broke")
     if result.is_error:
         raise WorkerRefused(f"{tool}: {legible(text) or 'the tool failed without a message.'}")
     payload: dict[str, Any] | None = result.structured_content
@@ -418,9 +433,12 @@ def _payload(result: "CallToolResult", tool: str) -> tuple[dict[str, Any], tuple
     files: list[tuple[str, bytes]] = []
     others = [block for block in result.content if block.type != "text"]
     try:
-        if others and "content" not in payload:
+        if others:
             said = {} if payload == {"text": ""} else payload
-            payload = {**said, "content": [_block(block, files) for block in others]}
+            parts = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in others]
+            # A tool's own `content` is often the same; something else is not written over.
+            name = "content" if said.get("content", parts) == parts else "other_content"
+            payload = {**said, name: [_with_pointer(part, files) for part in parts]}
         strict_json.check(payload)
     except (strict_json.UnstorableJSON, binascii.Error) as fault:
         why = fault.detail if isinstance(fault, strict_json.UnstorableJSON) else str(fault)
@@ -428,9 +446,8 @@ def _payload(result: "CallToolResult", tool: str) -> tuple[dict[str, Any], tuple
     return payload, tuple(files)
 
 
-def _block(block: "ContentBlock", files: list[tuple[str, bytes]]) -> dict[str, Any]:
+def _with_pointer(part: dict[str, Any], files: list[tuple[str, bytes]]) -> dict[str, Any]:
     """A part of an answer that is no text, as MCP writes it, with a pointer to its bytes in place of the bytes."""
-    part = block.model_dump(mode="json", by_alias=True, exclude_none=True)
     holder = part.get("resource", part)
     for member in ("data", "blob"):
         if isinstance(encoded := holder.pop(member, None), str):

@@ -9,7 +9,7 @@ NEEDS_ESCALATION: Final = "needs_escalation"
 BUDGET_EXCEEDED: Final = "budget_exceeded"
 """The code of a step without a result that the budget does not allow to call again."""
 OUTCOME_UNKNOWN: Final = "outcome_unknown"
-"""The code of a step whose tool may have run, gave no answer, and may not run twice."""
+"""The code of a call whose tool may have run, gave no answer, and may not run twice."""
 
 
 class UnresolvedReference(Invalid):
@@ -73,6 +73,12 @@ class UnusableAnswer(WorkerRefused):
 
 class SizeExceeded(WorkerCallFailed, TooLarge):
     """The answer (`answer_too_large`) or the parameters (`payload_too_large`) are over the limit."""
+
+
+class OutcomeUnknown(WorkerCallFailed, Conflict):
+    """A tool that may not run twice gave no answer, and may have done its work. Nobody calls it again."""
+
+    code = OUTCOME_UNKNOWN
 
 
 class CallCanceled(WorkerCallFailed, Conflict):

@@ -1,6 +1,7 @@
 """The task that calls a worker's tool: MCP workers do long work without knowledge of tasks."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -162,8 +163,10 @@ def _followed(context: Context, target: calls.Target, job: worker_jobs.Job) -> R
     :raises Failed: if the job failed, or the worker can't be asked.
     """
     with context.caller.acting():
+        # They only tell of the job, so they are asked again whatever the worker touches.
         status, result = (
-            calls.target_of(worker_id=target.worker_id, tool_name=name) for name in (job.status_tool, job.result_tool)
+            replace(calls.target_of(worker_id=target.worker_id, tool_name=name), repeatable=True)
+            for name in (job.status_tool, job.result_tool)
         )
         age = database_now() - job.began_at
     try:

@@ -54,6 +54,7 @@ def call_tool(
     params: dict[str, Any],
     *,
     seconds: float = 10,
+    repeatable: bool = True,
     **more: Any,
 ) -> Called:
     target = Target(
@@ -63,7 +64,7 @@ def call_tool(
         input_schema={},
         deadline=timedelta(seconds=seconds),
         max_params_bytes=100_000,
-        repeatable=True,
+        repeatable=repeatable,
         runtime="fast",
         cost=Decimal(0),
     )
@@ -134,21 +135,30 @@ def test_refused_connection_has_not_reached_the_tool() -> None:
     assert (refusal.value.retryable, refusal.value.reached) == (True, False)
 
 
-def test_broken_connection_may_have_reached_the_tool() -> None:
+GATEWAY = b"HTTP/1.1 504 Gateway Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"", "worker_disconnected"), (GATEWAY, "worker_broke")])
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_broken_connection_may_have_reached_the_tool(answer: bytes, code: str, *, repeatable: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def hang_up() -> None:
-            connection, _ = listener.accept()
-            connection.recv(65_536)
-            connection.close()
+            for _ in range(2 if answer else 1):  # after a refusal the client tries an older revision
+                connection, _ = listener.accept()
+                connection.recv(65_536)
+                connection.sendall(answer)
+                connection.close()
 
         hanging = threading.Thread(target=hang_up)
         hanging.start()
-        with refused("worker_disconnected") as refusal:
-            call_tool(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", "echo", {"text": "x"})
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        with refused(code if repeatable else "outcome_unknown") as refusal:
+            call_tool(endpoint, "echo", {"text": "x"}, repeatable=repeatable)
         hanging.join()
 
-    assert refusal.value.reached
+    assert (refusal.value.retryable, refusal.value.reached) == (repeatable, True)
+    assert ("may have done its work" in refusal.value.detail) is not repeatable
 
 
 def test_words_of_a_worker_are_cleaned_and_cut(server: WorkerServer) -> None:
@@ -213,12 +223,15 @@ def revoke(caller: Caller) -> None:
         workers.revoke_key(tenant_id=caller.tenant_id, key_id="bundled", why="stolen")
 
 
-def test_image_is_kept_and_a_link_is_passed_on(kee: Caller, server: WorkerServer) -> None:
+@pytest.mark.parametrize(("own", "place"), [("", "content"), ("the same", "content"), ("a title", "other_content")])
+def test_image_is_kept_and_a_link_is_passed_on(kee: Caller, server: WorkerServer, own: str, place: str) -> None:
     make_worker(kee, server, tools=[{"name": "draw", "description": "", "input_schema": {"type": "object"}}])
-    drawn = calls.call_worker(caller=kee, worker_id="texter", tool_name="draw", params={}, mode=CallMode.DIRECT)
+    drawn = calls.call_worker(
+        caller=kee, worker_id="texter", tool_name="draw", params={"own": own}, mode=CallMode.DIRECT
+    )
 
     assert drawn.result is not None
-    image, link = drawn.result["content"]
+    image, link = drawn.result[place]
     assert (link["type"], link["uri"]) == ("resource_link", "https://example.com/plan.pdf")
     with kee.acting():
         kept = stored_results.artifact(tenant_id=kee.tenant_id, digest=artifact_digest(image["pointer"]))
@@ -237,7 +250,7 @@ def test_call_over_its_limit_is_queued_and_then_made_once(kee: Caller, server: W
         error = FinishedTask.objects.get().error
     assert error is not None
     assert error["code"] == "worker_timed_out"
-    assert "within 1 s. It is not called again" in error["message"]
+    assert "within 1 s. A queued call may take 1 s: `timeout_seconds`" in error["message"]
 
 
 def test_lost_trust_bars_the_step(kee: Caller, server: WorkerServer) -> None:

@@ -12,7 +12,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context, Image
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.resolve import Elicit, Resolve
-from mcp.types import ResourceLink
+from mcp.types import CallToolResult, ResourceLink
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.responses import RedirectResponse
@@ -124,9 +124,12 @@ def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of sm
         raise RuntimeError("told to nobody")
 
     @server.tool(structured_output=False)
-    def draw() -> list[Any]:
+    def draw(own: str = "") -> CallToolResult:
         link = ResourceLink(uri="https://example.com/plan.pdf", name="plan", mime_type="application/pdf")
-        return [Image(data=b"a picture", format="png"), link]
+        parts = [Image(data=b"a picture", format="png").to_image_content(), link]
+        same = [part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in parts]
+        structured = {"content": same if own == "the same" else own} if own else None
+        return CallToolResult(content=parts, structured_content=structured)
 
     @server.tool()
     def flood(size: int) -> dict[str, Any]:

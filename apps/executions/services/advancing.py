@@ -23,7 +23,7 @@ from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import parse_ref
 from apps.core.sql import retried
 from apps.executions import calls, reports, routing, selectors, sql
-from apps.executions.errors import BUDGET_EXCEEDED, OUTCOME_UNKNOWN, WorkerCallFailed
+from apps.executions.errors import BUDGET_EXCEEDED, WorkerCallFailed
 from apps.executions.models import ExecutionStep
 from apps.executions.routing import Moves, next_moves
 from apps.executions.services.steps import (
@@ -394,7 +394,6 @@ def _write_failure(claim: Claim, refusal: DomainError, *, reached: bool = True) 
 
     :param reached: whether the tool may have run; a failed call says so itself.
     """
-    repeatable = claim.target.repeatable
     with _holding(claim) as held:
         if held is None:
             return
@@ -407,12 +406,9 @@ def _write_failure(claim: Claim, refusal: DomainError, *, reached: bool = True) 
             retryable, tries = isinstance(refusal, Unavailable), MAX_CLAIMS
         if not reached:
             work.refund(step, claim.cost)
-        if retryable and claim.fencing_token < tries and (repeatable or not reached):
+        if retryable and claim.fencing_token < tries and (claim.target.repeatable or not reached):
             step.move_to(StepStatus.PENDING)
             step.retry_at = work.now + _RETRY_AFTER * 2 ** (step.attempts - 1)
-        elif retryable and reached and not repeatable and isinstance(refusal, WorkerCallFailed):
-            message = f"{refusal.detail} It may have done its work, and may not be run twice."
-            fail(work, step, code=OUTCOME_UNKNOWN, message=message, retryable=False)
         else:
             fail(work, step, code=refusal.code, message=refusal.detail, retryable=retryable)
 
