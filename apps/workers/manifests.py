@@ -235,7 +235,6 @@ def manifest_of(seen: Seen, *, endpoint: str, stated: Mapping[str, Any]) -> tupl
         if fault is not None:
             left_out.append(f"{legible(tool.name)[:100]} {fault}")
             continue
-        claims = _claims(tool)
         contract: dict[str, Any] = {
             "name": tool.name,
             "description": (tool.description or "")[:_DESCRIPTION],
@@ -243,8 +242,8 @@ def manifest_of(seen: Seen, *, endpoint: str, stated: Mapping[str, Any]) -> tupl
         }
         if tool.output_schema is not None:
             contract["output_schema"] = dict(tool.output_schema)
-        if declared := {**claims, **(stated.get("side_effects") or {})}:
-            contract["side_effects"] = declared
+        if claims := _claims(tool, stated.get("side_effects") or {}):
+            contract["side_effects"] = claims
         tools.append(contract)
     manifest = {
         "worker_id": stated.get("worker_id") or _worker_id(seen.server_name, endpoint),
@@ -255,16 +254,21 @@ def manifest_of(seen: Seen, *, endpoint: str, stated: Mapping[str, Any]) -> tupl
     return manifest, left_out
 
 
-def _claims(tool: "Tool") -> dict[str, str]:
-    """What a tool's hints claim of its side effects. A tool without hints claims nothing, and counts as touching everything."""
-    hints = tool.annotations
-    if hints is None or {hints.read_only_hint, hints.destructive_hint, hints.open_world_hint} == {None}:
-        return {}
-    return {
-        "filesystem": "read" if hints.read_only_hint else "write",
-        "network": "none" if hints.open_world_hint is False else "outbound",
-        "execution": "none",
-    }
+def _claims(tool: "Tool", stated: Mapping[str, str | None]) -> dict[str, str]:
+    """What calls of a tool touch, by its hints. What is stated of its server counts where the hints say nothing, or less.
+
+    A tool of which nothing is said counts as touching everything.
+    """
+    hints, claims = tool.annotations, dict[str, str]()
+    if hints is not None and {hints.read_only_hint, hints.destructive_hint} != {None}:
+        claims["filesystem"] = "read" if hints.read_only_hint else "write"
+    if hints is not None and hints.open_world_hint is not None:
+        claims["network"] = "outbound" if hints.open_world_hint else "none"
+    defaults = {"filesystem": "write", "network": "outbound", "execution": "none"} if claims else {}
+    for kind, level in stated.items():
+        if level is not None:
+            claims[kind] = trust.wider(kind, level, claims.get(kind, level))
+    return defaults | claims
 
 
 def _worker_id(server_name: str, endpoint: str) -> str:

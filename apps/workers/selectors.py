@@ -4,13 +4,12 @@ import math
 import statistics
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from django.conf import settings
 from django.db.models import F, Prefetch, Sum
 
 from apps.core.errors import NotFound
-from apps.core.schemas import Paged
 from apps.core.sql import GATEHOUSE_NOW
 from apps.workers import sql
 from apps.workers.models import (
@@ -23,7 +22,7 @@ from apps.workers.models import (
     UnknownWorker,
     Worker,
 )
-from apps.workers.shapes import OfferView, ToolShown, WorkerList, WorkerManifest, WorkerSummary
+from apps.workers.shapes import ListWorkers, OfferView, ToolShown, WorkerList, WorkerManifest, WorkerSummary
 from apps.workers.trust import Tier, forbidden_effects
 
 
@@ -143,24 +142,11 @@ def worker_named(worker_id: str) -> Worker:
 
 
 def manifest_of(worker_id: str) -> WorkerManifest:
-    """A worker's manifest as it was registered, with its state and tier.
+    """A worker's manifest, as it may be registered again.
 
     :raises UnknownWorker: if no worker of this id is registered.
     """
-    worker = worker_named(worker_id)
-    manifest: dict[str, Any] = worker.manifest
-    return WorkerManifest(
-        worker_id=worker.worker_id,
-        endpoint=worker.endpoint,
-        tools=manifest["tools"],
-        capabilities=worker.capabilities,
-        constraints=worker.constraints,
-        hints=worker.hints,
-        side_effects=manifest.get("side_effects"),
-        trust=manifest.get("trust", {}),
-        effective_tier=Tier(worker.effective_tier).value,
-        status=worker.state,
-    )
+    return WorkerManifest(**worker_named(worker_id).manifest)
 
 
 def terms_of(worker_id: str, tool_name: str) -> Terms:
@@ -198,26 +184,17 @@ def _no_offer(worker_id: str, tool_name: str) -> NotFound:
     return NotFound(f"{worker_id[:100]} offers no tool {tool_name[:200]!r}.", code="unknown_tool")
 
 
-_FIRST_PAGE: Final = Paged(limit=500)
-
-
-def workers(
-    *,
-    capability: str | None = None,
-    trust_tier: Tier | None = None,
-    available_only: bool = True,
-    page: Paged = _FIRST_PAGE,
-) -> WorkerList:
+def workers(given: ListWorkers) -> WorkerList:
     """A page of the registered workers, in the order of their first registration."""
     current = Prefetch("offers", Offer.objects.filter(withdrawn_at=None).only("worker_id", "name").order_by("name"))
     found = Worker.objects.registered().light().prefetch_related(current)
-    if capability is not None:
-        found = found.filter(capabilities__contains=[capability])
-    if trust_tier is not None:
-        found = found.filter(effective_tier=trust_tier)
-    if available_only:
+    if given.capability is not None:
+        found = found.filter(capabilities__contains=[given.capability])
+    if given.trust_tier is not None:
+        found = found.filter(effective_tier=given.trust_tier)
+    if given.available_only:
         found = found.filter(state__in=ROUTABLE, available=True)
-    shown, following = page.of(found)
+    shown, following = given.of(found)
     return WorkerList(
         next=following,
         workers=[

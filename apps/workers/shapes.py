@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from apps.core.schemas import Input, Output, Text
+from apps.core.schemas import Input, Output, Paged, Text
 
 WorkerId = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")]
 ToolName = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -136,6 +136,16 @@ class ServerShown(Output):
     """Tools that can't be used, each with the reason."""
 
 
+class ListWorkers(Paged):
+    capability: Tag | None = None
+    """Only MCP workers with this tag."""
+    trust_tier: TierName | None = None
+    """Only MCP workers with this effective tier."""
+    available_only: bool = True
+    """Only MCP workers that are ready and have room."""
+    limit: Annotated[int, Field(ge=1, le=500)] = 500
+
+
 class WorkerSummary(Output):
     worker_id: str
     capabilities: list[str]
@@ -156,14 +166,12 @@ class WorkerManifest(Output):
     worker_id: str
     endpoint: str
     tools: list[dict[str, Any]]
-    capabilities: list[str]
-    constraints: dict[str, Any]
-    hints: dict[str, Any]
-    side_effects: dict[str, Any] | None
-    trust: dict[str, Any]
-    """The claim as it was registered; `effective_tier` is what counts."""
-    effective_tier: TierName
-    status: str
+    capabilities: list[str] = []
+    constraints: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
+    side_effects: dict[str, Any] | None = None
+    trust: dict[str, Any] = {}
+    """The claim as it was registered; `effective_tier` of list_workers is what counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

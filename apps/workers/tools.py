@@ -6,7 +6,7 @@ from pydantic import Field
 
 from apps.core.errors import NotFound
 from apps.core.operations import Reply, Route, operation
-from apps.core.schemas import Input, Name, Output, Paged, Text
+from apps.core.schemas import Input, Name, Output, Text
 from apps.principals.scopes import Scope
 from apps.principals.selectors import principal_named
 from apps.principals.tenancy import Caller
@@ -15,11 +15,10 @@ from apps.workers.services import discovery, health, registry
 from apps.workers.shapes import (
     MOST_TOOLS,
     HeartbeatTaken,
+    ListWorkers,
     RegisteredWorker,
     RegisterWorker,
     ServerShown,
-    Tag,
-    TierName,
     ToolRef,
     WorkerId,
     WorkerList,
@@ -58,16 +57,6 @@ class AddServer(Input):
 class UnregisteredWorker(Output):
     worker_id: str
     status: Literal["unregistered"]
-
-
-class ListWorkers(Paged):
-    capability: Tag | None = None
-    """Only MCP workers with this tag."""
-    trust_tier: TierName | None = None
-    """Only MCP workers with this effective tier."""
-    available_only: bool = True
-    """Only MCP workers that are ready and have room."""
-    limit: Annotated[int, Field(ge=1, le=500)] = 500
 
 
 @operation(
@@ -178,12 +167,7 @@ def add_mcp_server(caller: Caller, given: AddServer) -> ServerShown:
 )
 def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
     """List registered MCP workers with their tools, tags and health."""
-    return selectors.workers(
-        capability=given.capability,
-        trust_tier=None if given.trust_tier is None else Tier(given.trust_tier),
-        available_only=given.available_only,
-        page=given,
-    )
+    return selectors.workers(given)
 
 
 @operation(

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import rfc8785
 from django.db.models import TextChoices
@@ -85,23 +85,16 @@ _UNDECLARED: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-class Grant(NamedTuple):
-    """The tier a worker has, and why."""
-
-    tier: Tier
-    reason: str
-
-
-def effective_tier(claimed: Tier, *, ceiling: Tier | None, because: str) -> Grant:
-    """Return the lower one of the claimed tier and the ceiling of the signing key; untrusted without a ceiling.
+def effective_tier(claimed: Tier, *, ceiling: Tier | None, because: str) -> tuple[Tier, str]:
+    """Return the lower one of the claimed tier and the ceiling of the signing key, and why; untrusted without a ceiling.
 
     :param because: the reason for the ceiling, or for its absence.
     """
     if ceiling is None:
-        return Grant(Tier.UNTRUSTED, because)
+        return Tier.UNTRUSTED, because
     if _RANK[claimed] <= _RANK[ceiling]:
-        return Grant(claimed, because)
-    return Grant(ceiling, f"{because}; the key grants no more than {ceiling}")
+        return claimed, because
+    return ceiling, f"{because}; the key grants no more than {ceiling}"
 
 
 def higher(one: Tier, other: Tier) -> Tier:
@@ -124,6 +117,11 @@ def effects_of(side_effects: Mapping[str, str] | None) -> frozenset[str]:
     return frozenset().union(
         *(levels.get(declared.get(kind, ""), _UNDECLARED[kind]) for kind, levels in _EFFECTS.items())
     )
+
+
+def wider(kind: str, one: str, other: str) -> str:
+    """The one of two levels of a kind that has more effects."""
+    return max(one, other, key=lambda level: len(_EFFECTS[kind][level]))
 
 
 def in_words(effects: Collection[str]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from mcp.types import ToolAnnotations
 
 from apps.core.sql import database_now
 from apps.plans.selectors import search_tools
@@ -15,6 +16,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.workers import manifests, selectors, sources
 from apps.workers.models import Reach, SourceEntry, SourceKind, State, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import discovery, health
+from apps.workers.services.discovery import _checked
 from tests.factories import make_caller, make_tenant, pass_time
 from tests.workers.factories import (
     NOTHING,
@@ -65,12 +67,21 @@ def test_any_mcp_server_is_found_and_untrusted(as_kee: Caller, shouter: McpServe
 
 
 def test_source_states_defaults_for_its_workers(as_kee: Caller, shouter: McpServer) -> None:
+    saves = ToolAnnotations(read_only_hint=False)
+    looks_around = ToolAnnotations(read_only_hint=True, open_world_hint=True)
+    shouter.tools = [
+        make_tool("shout"),
+        make_tool("save", annotations=saves),
+        make_tool("look", annotations=looks_around),
+    ]
     add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=NOTHING, capabilities=["noise"])
 
     discovery.discover()
 
     assert selectors.worker_named("loud").capabilities == ["noise"]
     assert barred() is None
+    found = {name: set(offer.effects) for name, offer in offers().items()}
+    assert found == {"shout": set(), "save": {"read", "write"}, "look": {"read", "network"}}
 
 
 def test_unsigned_bootstrap_manifest_keeps_the_asked_endpoint(as_kee: Caller, shouter: McpServer) -> None:
@@ -168,9 +179,11 @@ def test_operators_signature_holds_while_tools_are_the_same(as_kee: Caller, shou
     discovery.discover()
     assert barred() == "the tier untrusted does not allow read"
 
-    register(as_kee, signed({**Worker.objects.get().manifest, "trust": {"tier": "verified"}}, key))
+    shown = selectors.manifest_of("loud").model_dump()
+    register(as_kee, signed({**_checked(shown), "trust": {"tier": "verified"}}, key))
     discover(ask=True)
     assert barred() is None
+    assert not selectors.worker_named("loud").beats
 
     shouter.tools = [make_tool("shout", annotations=READS).model_copy(update={"description": "Now does more."})]
     discover(ask=True)

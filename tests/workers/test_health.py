@@ -29,6 +29,7 @@ from apps.workers.models import (
     pause_after,
 )
 from apps.workers.services import discovery, health
+from apps.workers.shapes import ListWorkers
 from tests.factories import make_caller, pass_time
 from tests.workers.factories import ID, NOTHING, add_source, beat, events, make_manifest, offers, refused, register
 from tests.workers.servers import A_TEXT, McpServer, make_tool, serving
@@ -93,7 +94,7 @@ def test_silent_worker_is_degraded_then_offline(as_kee: Caller) -> None:
     assert state_after(timedelta(microseconds=1)) == "degraded"
     assert selectors.catalogue().offers[0].barred == "the worker is degraded"
     assert state_after(health.OFFLINE_AFTER) == "offline"
-    assert selectors.workers().workers == []
+    assert selectors.workers(ListWorkers()).workers == []
     assert beat(as_kee).status == "ready"
     assert selectors.catalogue().offers[0].barred is None
     assert events() == [
@@ -202,7 +203,7 @@ def test_dead_discovered_worker_is_offline_in_time(as_kee: Caller, shouter: McpS
 
     assert states == ["ready", "ready", "offline"]
     assert health.PROBE_EVERY + 2 * SOON <= health.OFFLINE_AFTER
-    assert selectors.workers().workers == []
+    assert selectors.workers(ListWorkers()).workers == []
     assert events()[-1].startswith("ready to offline: it does not answer: unreachable")
 
 

@@ -18,6 +18,7 @@ from apps.workers import selectors, ticks
 from apps.workers.models import Offer, SourceEntry, Worker, WorkerEvent
 from apps.workers.services import discovery, registry
 from apps.workers.services import memory as remembering
+from apps.workers.shapes import ListWorkers
 from tests.factories import pass_time
 from tests.memory.subjects import concepts
 from tests.workers.factories import ID, NOTHING, add_source, beat, make_manifest, refused, register, signed
@@ -139,7 +140,7 @@ def test_lost_registry_comes_back_with_its_tools_and_trust(as_kee: Caller, key: 
 
     assert lose_and_restore(as_kee) == [(ID, "verified"), ("plain", "untrusted")]
 
-    assert [(one.worker_id, one.tools) for one in selectors.workers().workers] == [
+    assert [(one.worker_id, one.tools) for one in selectors.workers(ListWorkers()).workers] == [
         (ID, ["analyze_repository"]),
         ("plain", ["analyze_repository"]),
     ]
@@ -206,7 +207,7 @@ def test_worker_that_had_left_stays_away_with_void_signatures(
 
     assert lose_and_restore(as_kee) == [(ID, None)]
 
-    assert selectors.workers(available_only=False).workers == []
+    assert selectors.workers(ListWorkers(available_only=False)).workers == []
     owner.update(disabled_at=None)
     with refused("signature_replayed"):
         register(as_kee, manifest)

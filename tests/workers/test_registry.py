@@ -13,7 +13,6 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.errors import Invalid
-from apps.core.schemas import Paged
 from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -21,6 +20,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers import manifests, selectors, ticks
 from apps.workers.models import Offer, Worker, WorkerEvent, WorkerRateLimited
 from apps.workers.services import registry
+from apps.workers.shapes import ListWorkers
 from apps.workers.trust import (
     CALLS_PER_HOUR,
     Tier,
@@ -242,15 +242,15 @@ def test_list_has_pages_and_reads_no_manifest(as_kee: Caller) -> None:
     register(as_kee, make_manifest("w0", tools=[{"name": "other", "input_schema": {"type": "object"}}]))
 
     with CaptureQueriesContext(connection) as queries:
-        pages = [selectors.workers(page=Paged(limit=2))]
+        pages = [selectors.workers(ListWorkers(limit=2))]
         while pages[-1].next:
-            pages.append(selectors.workers(page=Paged(limit=2, cursor=pages[-1].next)))
+            pages.append(selectors.workers(ListWorkers(limit=2, cursor=pages[-1].next)))
     assert len(queries) == 6
 
     assert [[one.worker_id for one in page.workers] for page in pages] == [names[:2], names[2:4], names[4:]]
     assert [one.tools for one in pages[0].workers] == [["other"], ["analyze_repository"]]
     with refused("bad_cursor"):
-        selectors.workers(page=Paged(cursor="nonsense"))
+        selectors.workers(ListWorkers(cursor="nonsense"))
     with CaptureQueriesContext(connection) as more:
         selectors.catalogue()
         assert selectors.terms_of("w1", "analyze_repository").offer.worker_id == "w1"
@@ -281,7 +281,7 @@ def test_tiers_allow_what_the_table_says() -> None:
     assert forbidden_effects(everything, Tier.VERIFIED) == {"write", "exec", "bidirectional"}
     assert forbidden_effects(everything, Tier.SANDBOX) == {"write", "exec", "bidirectional", "network"}
     assert forbidden_effects(everything, Tier.UNTRUSTED) == everything
-    assert effective_tier(Tier.TRUSTED, ceiling=None, because="unsigned").tier == Tier.UNTRUSTED
+    assert effective_tier(Tier.TRUSTED, ceiling=None, because="unsigned")[0] == Tier.UNTRUSTED
 
 
 def test_unsigned_claim_allows_no_effects(as_kee: Caller) -> None:

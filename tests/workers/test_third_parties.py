@@ -21,7 +21,7 @@ from apps.plans.selectors import search_tools
 from apps.principals.tenancy import Caller
 from apps.workers import selectors
 from apps.workers.models import SourceEntry, Worker
-from apps.workers.services import discovery, health
+from apps.workers.services import discovery, health, registry
 from apps.workers.trust import Tier
 from tests.factories import pass_time, refused
 from tests.workers.factories import NOTHING, READS_ONLY, add_source, enroll, make_key, register, signed
@@ -163,6 +163,9 @@ def test_reference_server_is_discovered_called_and_missed(as_kee: Caller, packag
     find(as_kee, _listening(port), "everything", NOTHING)
 
     assert ("everything", "echo") in found("echo back", as_kee)
+    shown = selectors.tools_shown(tenant_id=as_kee.tenant_id, worker_id="everything")
+    echo = [tool.tool_uid for tool in shown if tool.name == "echo"]
+    registry.approve(tenant_id=as_kee.tenant_id, worker_id="everything", uids=echo, why="test")
     assert "hello" in str(call("everything", "echo", message="hello"))
     health.probe()
     assert Worker.objects.get().reach == "up"

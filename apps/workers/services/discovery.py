@@ -344,7 +344,7 @@ def _register_from(
         Worker.objects.registered().filter(worker_id=manifest["worker_id"], principal_id=caller.principal_id).first()
     )
     is_signed = bool(manifest.get("trust", {}).get("signature"))
-    if known is not None and not is_signed and {**known.manifest, "trust": None} == {**manifest, "trust": None}:
+    if known is not None and not is_signed and _said(known.manifest) == _said(manifest):
         worker = known  # its manifest, signed or not, says the same
     else:
         worker = register(caller=caller, original=manifest, found=True, moves=moves).worker
@@ -352,6 +352,11 @@ def _register_from(
         _dismiss(entry, now)
     entry.worker = worker
     return left_out
+
+
+def _said(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says, without its trust: an empty member says as much as one that is left out."""
+    return {name: value for name, value in manifest.items() if value and name != "trust"}
 
 
 def _manifest_of(stated: Mapping[str, Any], seen: Seen | None) -> tuple[dict[str, Any], list[str]]:

@@ -92,7 +92,9 @@ def register(
             worker.reach, worker.probes_against = Reach.UNKNOWN, 0
     moved = False
     if not speaks_for_itself:
-        worker.beats, worker.last_heartbeat_at, worker.available = not found, now, True
+        # One that was found and never sent a heartbeat goes on being probed, whoever registers it.
+        worker.beats = not found and (worker.beats or not is_known)
+        worker.last_heartbeat_at, worker.available = now, True
         if changed or not found:
             worker.reported, worker.probe_at = State.READY, now
         moved = move(worker, worker.condition, "registered", now)
