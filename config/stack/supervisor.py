@@ -44,12 +44,12 @@ _LOADED = (
 # The web processes share a socket that the supervisor holds: a restart refuses no connection.
 WEB = "-m uvicorn config.asgi:application --no-access-log --timeout-graceful-shutdown 5 --fd {fd}"
 _WORKER = "-m celery -A config worker --loglevel info --without-gossip --without-mingle"
-# Executions may be slow: they have a worker of their own, so that they never delay a flush or a delivery. Deliveries
-# wait for others most of the time: in threads, so that a slow one costs a connection and no process.
+# Executions may be slow: they have a worker of their own, so that they never delay a flush or a delivery. Both wait for
+# others most of the time: in threads, so that a slow one costs a connection and no process.
 CELERY_WORKERS = {
     "worker-core": f"{_WORKER} --hostname core@%h --queues notify,sweep --concurrency 2",
     "worker-deliver": f"{_WORKER} --hostname deliver@%h --queues deliver --pool threads --concurrency 32",
-    "worker-execute": f"{_WORKER} --hostname execute@%h --queues execute --concurrency 2",
+    "worker-execute": f"{_WORKER} --hostname execute@%h --queues execute --pool threads --concurrency 8",
 }
 # Its schedules are rows, so that a second beat does no harm.
 _BEAT = "-m celery -A config beat --pidfile= --loglevel info"
