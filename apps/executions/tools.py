@@ -244,7 +244,8 @@ def _carried_out(caller: Caller, given: CarryOut, made: PlanAnswer) -> CarriedOu
         with caller.acting():
             # What a model makes up might carry something out to an address.
             if made.plan["proposer"] == "local" and plans.only_reads(made.plan, tenant_id=caller.tenant_id):
-                made = plans.answer_of(planning.confirm(caller=caller, plan_id=made.plan_id, now=timezone.now()))
+                sure = planning.settle(caller=caller, plan_id=made.plan_id, answers=None, now=timezone.now())
+                made = plans.answer_of(sure)
     members = {name: getattr(made, name) for name in PlanAnswer.model_fields}
     if made.status != "ready":
         return CarriedOut(**members, execution=None)

@@ -93,7 +93,7 @@ class PlanAdmin(OperatorAdmin):
     )
     def confirm(self, plan: Plan, _given: Mapping[str, Any]) -> str:
         with acting_in(plan.tenant_id, "console: a plan is confirmed"):
-            made = services.confirm(caller=_asker(plan), plan_id=plan.plan_id, now=timezone.now())
+            made = services.settle(caller=_asker(plan), plan_id=plan.plan_id, answers=None, now=timezone.now())
         return f"{made.plan_id} takes its place and is {made.status}."
 
     @verb(
@@ -106,7 +106,7 @@ class PlanAdmin(OperatorAdmin):
     def answer(self, plan: Plan, given: Mapping[str, Any]) -> str:
         caller, answers = _asker(plan), given["answers"]
         with acting_in(plan.tenant_id, "console: a plan's questions are answered"):
-            made = services.answer(caller=caller, plan_id=plan.plan_id, answers=answers, now=timezone.now())
+            made = services.settle(caller=caller, plan_id=plan.plan_id, answers=answers, now=timezone.now())
         return f"{made.plan_id} takes its place and is {made.status}."
 
 

@@ -101,38 +101,32 @@ def create_plan(*, caller: Caller, given: CreatePlan, now: datetime, proposed: P
 
 
 @transaction.atomic
-def confirm(*, caller: Caller, plan_id: str, now: datetime) -> Plan:
-    """Make the plan that takes the place of one that needs a confirmation: the same steps, and nothing is a guess.
+def settle(*, caller: Caller, plan_id: str, answers: Mapping[str, Any] | None, now: datetime) -> Plan:
+    """Make the plan that takes the place of one that waits for its principal, and of which all else stays.
 
+    What failed before is not used. An answer that names a tool lets the local planner plan the intent again, with it.
+
+    :param answers: None confirms all guesses. Else by question id: those that are left out are asked again, and so are
+        params if an answer names a tool.
     :raises NotFound: if the caller has no such plan (`unknown_plan`).
-    :raises Conflict: if it needs no confirmation (`not_to_confirm`), or another has taken its place (`plan_replaced`).
-    """
-    old = _waiting_for(PlanStatus.NEEDS_CONFIRMATION, plan_id, caller)
-    return _revise(caller, old, _asked_again(old, now), draft=draft_of(old.document).confirmed())
-
-
-@transaction.atomic
-def answer(*, caller: Caller, plan_id: str, answers: Mapping[str, Any], now: datetime) -> Plan:
-    """Make the plan that takes the place of one that asks: each param gets its answer, and all else stays.
-
-    An answer that names a tool lets the local planner plan the intent again, with this tool.
-
-    :param answers: by question id. Those that are left out are asked again, and so are params if an answer names a tool.
-    :raises NotFound: if the caller has no such plan (`unknown_plan`).
-    :raises Conflict: if it asks nothing (`not_to_answer`), or another has taken its place (`plan_replaced`).
+    :raises Conflict: if it guesses nothing (`not_to_confirm`) or asks nothing (`not_to_answer`), or another has taken its
+        place (`plan_replaced`).
     :raises Invalid: if it does not ask this (`unknown_question`), or the answer is none to it (`answer_refused`).
     """
-    old = _waiting_for(PlanStatus.NEEDS_INPUT, plan_id, caller)
-    document = old.document
-    asks = {one["question_id"]: one for one in document["questions"]}
-    named = _tools_named(document, asks, answers)
-    asked = _asked_again(old, now)
+    status = PlanStatus.NEEDS_CONFIRMATION if answers is None else PlanStatus.NEEDS_INPUT
+    found = selectors.plan_for(plan_id, caller=caller)
+    if found.status != status:
+        code = "not_to_confirm" if answers is None else "not_to_answer"
+        raise Conflict(f"{plan_id} is {found.status}, not {status}.", code=code)
+    old = _held(plan_id)
+    draft, asked = draft_of(old.document), _asked_again(old, now)
+    named = {} if answers is None else _tools_named(old.document, answers)
     return _revise(
         caller,
         old,
         replace(asked, tools={**asked.tools, **named}),
-        draft=None if named else draft_of(document).answered(answers),
-        failed=document.get("excluded", ()),
+        draft=None if named else draft.confirmed() if answers is None else draft.answered(answers),
+        failed=old.document.get("excluded", ()),
     )
 
 
@@ -140,14 +134,13 @@ def go_on(*, caller: Caller, plan_id: str, answers: Mapping[str, Any] | None, no
     """Confirm a plan or answer its questions, whichever it waits for. Opens its own transaction.
 
     :param answers: None leaves the plan as it is.
-    :raises DomainError: as :func:`confirm` and :func:`answer`.
+    :raises DomainError: as :func:`settle`.
     """
     with caller.acting():
         found = selectors.plan_for(plan_id, caller=caller)
-        if answers is not None and found.status == PlanStatus.NEEDS_CONFIRMATION:
-            found = confirm(caller=caller, plan_id=plan_id, now=now)
-        elif answers and found.status == PlanStatus.NEEDS_INPUT:
-            found = answer(caller=caller, plan_id=plan_id, answers=answers, now=now)
+        guesses = found.status == PlanStatus.NEEDS_CONFIRMATION
+        if answers is not None and (guesses or (answers and found.status == PlanStatus.NEEDS_INPUT)):
+            found = settle(caller=caller, plan_id=plan_id, answers=None if guesses else answers, now=now)
         return selectors.answer_of(found)
 
 
@@ -498,15 +491,6 @@ def _told(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _waiting_for(status: PlanStatus, plan_id: str, caller: Caller) -> Plan:
-    """The plan, if it has this status, for as long as the transaction lasts nobody else's to replace."""
-    found = selectors.plan_for(plan_id, caller=caller)
-    if found.status != status:
-        code = "not_to_confirm" if status == PlanStatus.NEEDS_CONFIRMATION else "not_to_answer"
-        raise Conflict(f"{plan_id} is {found.status}, not {status}.", code=code)
-    return _held(plan_id)
-
-
 def _held(plan_id: str) -> Plan:
     """The plan, for as long as the transaction lasts nobody else's to replace."""
     old = Plan.objects.select_for_update(no_key=True, of=("self",)).select_related("delegate").get(plan_id=plan_id)
@@ -517,10 +501,9 @@ def _held(plan_id: str) -> Plan:
     return old
 
 
-def _tools_named(
-    document: Mapping[str, Any], asks: Mapping[str, Mapping[str, Any]], answers: Mapping[str, Any]
-) -> dict[int, str]:
+def _tools_named(document: Mapping[str, Any], answers: Mapping[str, Any]) -> dict[int, str]:
     """The uids of the tools that answers name, by the part of the intent. Refuses what is no answer to a question."""
+    asks = {one["question_id"]: one for one in document["questions"]}
     unknown = [FieldError(pointer_to("answers", one), "no question has this id") for one in answers if one not in asks]
     if unknown:
         raise Invalid(f"The plan asks {', '.join(asks)}.", code="unknown_question", errors=unknown)

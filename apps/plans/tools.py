@@ -139,7 +139,8 @@ def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
 
     Is a guess wrong, ask for another plan with the right value in quotes or in the context.
     """
-    return selectors.answer_of(services.confirm(caller=caller, plan_id=given.plan_id, now=timezone.now()))
+    made = services.settle(caller=caller, plan_id=given.plan_id, answers=None, now=timezone.now())
+    return selectors.answer_of(made)
 
 
 @operation(
@@ -153,7 +154,7 @@ def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
 )
 def answer_plan(caller: Caller, given: AnswerPlan) -> PlanAnswer:
     """Answer what a plan with status needs_input asks, see its `questions`. A plan with your answers takes its place."""
-    made = services.answer(caller=caller, plan_id=given.plan_id, answers=given.answers, now=timezone.now())
+    made = services.settle(caller=caller, plan_id=given.plan_id, answers=given.answers, now=timezone.now())
     return selectors.answer_of(made)
 
 

@@ -51,13 +51,13 @@ def to_confirm(caller: Caller) -> Plan:
 
 def confirm(caller: Caller, plan_id: str) -> Plan:
     with acting_as(caller):
-        return services.confirm(caller=caller, plan_id=plan_id, now=T0)
+        return services.settle(caller=caller, plan_id=plan_id, answers=None, now=T0)
 
 
 def answer(caller: Caller, plan_id: str, **answers: Any) -> Plan:
     told = {name.replace("_", "-"): value for name, value in answers.items()}
     with acting_as(caller):
-        return services.answer(caller=caller, plan_id=plan_id, answers=told, now=T0)
+        return services.settle(caller=caller, plan_id=plan_id, answers=told, now=T0)
 
 
 def test_only_a_ready_plan_is_owed(painters: Caller) -> None:
@@ -86,6 +86,21 @@ def test_confirmed_plan_has_the_same_steps_and_no_guess(painters: Caller) -> Non
     assert new["steps"][0]["provenance"]["wall"] == {"source": "confirmed", "text": "the north one"}
     sure = [{**step, "provenance": None} for step in new["steps"]]
     assert sure == [{**step, "provenance": None} for step in old["steps"]]
+
+
+def test_confirmed_plan_does_not_use_what_failed_before(painters: Caller) -> None:
+    with acting_as(painters):
+        workers.register(caller=painters, original=make_manifest("second", tools=[PAINT], side_effects=NOTHING))
+    old = to_confirm(painters)
+    failed: dict[str, Any] = {"failed_step": "step-1", "reason": "gone", "was_waiting": False}
+    with acting_as(painters):
+        again = services.replan(caller=painters, plan_id=old.plan_id, **failed, now=T0)
+    assert again.status == "needs_confirmation"
+
+    new = confirm(painters, again.plan_id).document
+
+    assert new["excluded"] == again.document["excluded"]
+    assert new["steps"][0]["worker_id"] == again.document["steps"][0]["worker_id"]
 
 
 def test_answer_fills_the_param_and_keeps_all_else(painters: Caller) -> None:
