@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from apps.plans.shapes import MOST_MONEY, WORKER_STEPS, PlanConstraints, StepType
+from apps.plans.shapes import WORKER_STEPS, Money, PlanConstraints, StepType
 
 SUBMITTED: Final = "submitted"
 """The `proposer` of a plan that its principal made."""
@@ -65,7 +65,6 @@ Prose = Annotated[str, StringConstraints(max_length=20_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
 ReceiptId = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 Told = Annotated[List[dict[str, Any]], Field(max_length=300)]
-Dollars = Annotated[float, Field(ge=0, le=MOST_MONEY)]
 
 
 class Member(BaseModel):
@@ -93,7 +92,7 @@ class Step(Member):
     provenance: dict[str, dict[str, Any]] | None = None
     """By param where its value is from: `source` (see `proposals.Evidence`), and its `key`, `text`, `step_id` or `path`."""
     estimated_runtime_seconds: Annotated[float, Field(ge=0, le=1e9)] | None = None
-    estimated_cost: Dollars | None = None
+    estimated_cost: Money | None = None
     confidence: Share | None = None
     critical: bool | None = None
     alternatives: Told | None = None

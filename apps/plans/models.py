@@ -122,7 +122,6 @@ class LearnedModel(TenantModel):
 
     learned_from = models.PositiveIntegerField(help_text="How many plans there were that had been carried out.")
     body = models.BinaryField()
-    learned_at = models.DateTimeField()
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["tenant"], name="plans_learnedmodel_one_a_tenant")]

@@ -667,7 +667,7 @@ def past_of(plan: Plan) -> Past:
     )
 
 
-def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
+def learn(*, tenant_id: int) -> LearnedModel | None:
     """Learn anew from the plans that a tenant has carried out.
 
     Seconds of numbers, with no transaction open meanwhile. None: there is nothing to learn from, or something of it was
@@ -702,7 +702,6 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
             tenant_id=tenant_id,
             learned_from=number,
             body=model.dumps(),
-            learned_at=now,
         )
 
 

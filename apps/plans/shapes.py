@@ -31,8 +31,7 @@ RESULT_TEXT: Final = "text"
 """The path of a whole result as text, where the result has no such member."""
 _PLACE: Final = re.compile(r"[0-9]{1,9}")
 
-MOST_MONEY: Final = 1_000_000
-Money = Annotated[float, Field(ge=0, le=MOST_MONEY)]
+Money = Annotated[float, Field(ge=0, le=1_000_000)]
 
 
 def place_in_list(part: str) -> int | None:

@@ -32,8 +32,6 @@ class Held:
     library: Library
     history: History | None
     """What was learned; None: nothing yet."""
-    model: int
-    """The number of the learned model; 0: none."""
 
 
 @dataclass(slots=True)
@@ -78,7 +76,7 @@ def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
         if kept.managers or own:
             why = f"it is not in the pool of {delegate or DELEGATE}"
             catalogue = catalogue.barring(lambda worker_id, _: None if kept.managers.get(worker_id) == own else why)
-        yield Held(catalogue=catalogue, library=kept.library, history=kept.history, model=kept.model)
+        yield Held(catalogue=catalogue, library=kept.library, history=kept.history)
 
 
 def _bring_up_to_date(kept: _Kept, tenant_id: int, epoch: int, history_epoch: int) -> None:

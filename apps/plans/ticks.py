@@ -28,7 +28,7 @@ def learn() -> None:
     failures: list[Exception] = []
     for tenant_id in tenants:
         try:
-            services.learn(tenant_id=tenant_id, now=timezone.now())
+            services.learn(tenant_id=tenant_id)
         except Exception as failure:  # noqa: BLE001  # raised below; the others' lessons are not its
             failures.append(failure)
     if failures:

@@ -94,7 +94,7 @@ def plant_the_rest(kee: Caller) -> None:
         )
         enroll(kee, make_key("key"))
         BulkAction.objects.create(tenant_id=kee.tenant_id, verb="retry", operator="o", task_ids=[1], created_at=T0)
-        LearnedModel.objects.create(tenant_id=kee.tenant_id, learned_from=1, body=b"", learned_at=T0)
+        LearnedModel.objects.create(tenant_id=kee.tenant_id, learned_from=1, body=b"")
 
 
 def write_everywhere(tenant: int) -> None:

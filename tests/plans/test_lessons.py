@@ -91,7 +91,7 @@ def test_planner_learns_and_forgets(tenant: Tenant, kee: Caller) -> None:
     with acting_as_system("test"), erasure.redacting():
         erasure.erase(tenant.pk, "quibble the lot")
     assert likely(tenant, kee) is None
-    again = services.learn(tenant_id=tenant.pk, now=T0)
+    again = services.learn(tenant_id=tenant.pk)
     assert again is not None
     assert likely(tenant, kee) == ["t-quibble"]
 
@@ -99,7 +99,7 @@ def test_planner_learns_and_forgets(tenant: Tenant, kee: Caller) -> None:
 def test_a_twentieth_more_is_worth_learning(tenant: Tenant, as_kee: Caller) -> None:
     note(as_kee, PAST * 8)  # two less than the first fifty
     assert selectors.tenants_with_lessons() == []
-    services.learn(tenant_id=tenant.pk, now=T0)
+    services.learn(tenant_id=tenant.pk)
     note(as_kee, PAST[:4])
     assert selectors.tenants_with_lessons() == []
     note(as_kee, PAST[:1])

@@ -79,7 +79,6 @@ class Migration(migrations.Migration):
                     id_field(),
                     ("learned_from", models.PositiveIntegerField()),
                     ("body", models.BinaryField()),
-                    ("learned_at", models.DateTimeField()),
                     tenant_field(),
                 ],
                 options={
