@@ -296,6 +296,7 @@ def test_failed_critical_step_ends_the_plan(kee: Caller, texter: WorkerServer) -
     assert open_obligations(kee) == 0
 
 
+@pytest.mark.usefixtures("own_artifacts")
 def test_result_is_read_when_the_storage_is_back(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
     execution = run(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
     do_task(outside, {"text": "x" * 65_600})
@@ -347,6 +348,7 @@ def test_unreadable_result_stays_behind_its_pointer(kee: Caller, outside: Caller
     assert report(kee, execution).status == "complete"
 
 
+@pytest.mark.usefixtures("own_artifacts")
 def test_step_waits_for_the_storage_of_its_input(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
     make_writing_worker(kee, texter)
     summing = {**call_step("b", "sum_up", params={"size": "{{a.size}}"}, depends_on=["a"]), "worker_id": "writer"}
