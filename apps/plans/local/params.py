@@ -135,7 +135,7 @@ def params_of(tool: Tool) -> tuple[Param, ...]:
     """The params of a tool in the order of its schema. Descriptions may stand in the tool's own, as `name: description`."""
     inputs = {name: schema for name, schema in tool.inputs.items() if isinstance(schema, Mapping)}
     told = {name: text for name, text in _ARGUMENT.findall(tool.description) if name in inputs}
-    siblings = {one for name in inputs for one in (*words.pieces(name), " ".join(words.pieces(name)))}
+    siblings = dict.fromkeys(one for name in inputs for one in (*words.pieces(name), " ".join(words.pieces(name))))
     params = [
         _param(name, raw, tool, told.get(name, ""), siblings, required=name in tool.required)
         for name, raw in inputs.items()
@@ -149,7 +149,9 @@ def normal(text: object) -> str:
     return " ".join(words.stem(piece) for piece in (words.pieces(str(text)) or [str(text)]))
 
 
-def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: set[str], *, required: bool) -> Param:
+def _param(
+    name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: Mapping[str, None], *, required: bool
+) -> Param:
     schema = resolved(raw, tool.input_schema)
     array = schema.get("type") == "array"
     items = schema.get("items")
@@ -159,8 +161,15 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: s
     kind = _type(item)
     choices = _choices(item)
     side = next((side for side in ("start", "end") if words.PAIRS[side] & {*own, " ".join(own)}), "")
+    stay = [word for word in siblings if word in ("arrival", "departure")]
+    if len(stay) > 1 and own[-1:] in (stay[:1], stay[1:]):  # a guest arrives first, a train departs first
+        side = "start" if own[-1:] == stay[:1] else "end"
     for one, other in (("left", "right"), ("right", "left")):
-        if own and (own[-1] in words.PAIRS[one] or " ".join(own) in words.PAIRS[one]) and words.PAIRS[other] & siblings:
+        if (
+            own
+            and (own[-1] in words.PAIRS[one] or " ".join(own) in words.PAIRS[one])
+            and words.PAIRS[other] & siblings.keys()
+        ):
             side = one
     named = (piece for piece in reversed(own) if len(piece) > 1 and (piece != "min" or len(own) == 1))
     unit = next((words.UNITS[piece] for piece in named if piece in words.UNITS), "")

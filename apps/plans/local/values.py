@@ -21,6 +21,8 @@ _PARTED: Final = frozenset("glmh")
 """Those of them that may also stand apart from its digits: "500 g"."""
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 _CODE: Final = 2
+_COMPOUND: Final = re.compile(r"[-_/@]")
+"""Beside a word, it makes it a part of a name that is no English."""
 
 _PARTS: Final = {"and a half": 0.5, "and a quarter": 0.25}
 
@@ -33,7 +35,12 @@ def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) ->
     tokens, found, digits = scan(text)
     written, own = text, tokens
     for one in reversed(own if spelt is not None else []):
-        word = spelt(one.low) if spelt is not None and one.text.isalpha() and not one.text.isupper() else one.low
+        apart = (
+            one.text.isalpha()
+            and not one.text.isupper()
+            and not _COMPOUND.search(text[: one.start][-1:] + text[one.end :][:1])
+        )
+        word = spelt(one.low) if spelt is not None and apart else one.low
         if word != one.low and (
             one.text.islower() or word in words.CALENDAR or (not one.place and word in words.SMALL)
         ):
@@ -209,7 +216,7 @@ When = Moment | tuple[Moment, Moment] | None
 _COUNTS: Final = {**words.NUMBERS, "a": 1, "an": 1, "a couple of": 2, "couple of": 2}
 _MONTH: Final = (
     r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
-    r"|nov(?:ember)?|dec(?:ember)?)\b\.?"
+    r"|nov(?:ember)?|dec(?:ember)?)\b(?:\.(?=\s*[,\d]|\s+(?:at|to|from|for|and|until|with)\b))?"
 )
 _DAY: Final = (
     r"(?:mon(?:day)?|tue(?:s(?:day)?)?|wed(?:nesday)?|thu(?:rs?(?:day)?)?|fri(?:day)?|sat(?:urday)?|sun(?:day)?)\b"
