@@ -28,6 +28,7 @@ _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
 _POINTER: Final = stem("pointer")
 _GIVEN: Final = frozenset({"date", "datetime", "time", "period", "duration", "number", "money", "knob", "flag"})
 """Roles whose values only the asker knows."""
+_SURELY: Final = frozenset({Evidence.TYPED, Evidence.QUOTED})
 _TEXTS: Final = frozenset(
     map(
         stem,
@@ -55,12 +56,27 @@ def given(
             options = found.setdefault(param.name, [])
             if param.required or param.role == "text":
                 options += _results(part, param, profile, match, back)
-            same = match.options.get(param.name)
+            same = match.options.get(param.name) or (_like(param, match) if back and param.required else None)
             if same is not None and not param.choices and (back or param.required):
                 evidence = same.evidence if back or is_gentle(profile.tool.uid) else Evidence.CUT
-                told = {"same": 1.0, "same.back": float(back > 0)}
-                options.append(Option(same.value, evidence, told, back, same.text))
+                told = {
+                    "same": 1.0,
+                    "same.back": float(back > 0),
+                    "same.unlike": float(param.name not in match.options),
+                }
+                # "book it for Ann": one word may stand for several values.
+                options += [Option(same.value, evidence, told, mask, same.text) for mask in {back, 0}]
     return found
+
+
+def _like(param: Param, match: Match) -> Option | None:
+    """The only value of a match that is one of the same role: its day, for a night."""
+    params = [one for one in match.profile.params if one.role == param.role and one.name in match.options]
+    return (
+        match.options[params[0].name]
+        if len(params) == 1 and param.role in _GIVEN - {"number", "flag", "knob"}
+        else None
+    )
 
 
 def _results(part: Part, param: Param, profile: Profile, match: Match, back: int) -> Iterator[Option]:
@@ -80,7 +96,8 @@ def _results(part: Part, param: Param, profile: Profile, match: Match, back: int
             }
             text = " ".join(sorted({*match.profile.nouns, *names}))
             evidence = Evidence.STEP if path[:-1] == () else Evidence.ASSUMED
-            yield Option(Source(match, path), evidence, told, back | said, text)
+            for mask in {back | said, 0} if param.required else (back | said,):
+                yield Option(Source(match, path), evidence, told, mask, text)
 
 
 def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str, ...], frozenset[str]]]:
@@ -126,6 +143,7 @@ def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: 
 def produced(match: Match, matcher: Matcher, is_usable: Callable[[str], bool]) -> dict[str, list[Option]]:
     """Return what gentle tools could give to the params of a tool that nothing sure in the request fills."""
     found: dict[str, list[Option]] = {}
+    feedings: dict[str, list[Match]] = {}
     for param in match.profile.params:
         filled = match.options.get(param.name)
         if (
@@ -139,14 +157,19 @@ def produced(match: Match, matcher: Matcher, is_usable: Callable[[str], bool]) -
         for profile in matcher.library.givers(param, _GIVERS):
             uid = profile.tool.uid
             if len(options) < _MOST_GIVERS and profile is not match.profile and matcher.is_gentle(uid):
-                options += _fed(match, param, profile, matcher) if is_usable(uid) else ()
+                options += _fed(match, param, profile, matcher, feedings) if is_usable(uid) else ()
         if options:
             found[param.name] = options
     return found
 
 
-def _fed(match: Match, param: Param, profile: Profile, matcher: Matcher) -> Iterator[Option]:
-    """The value that a tool gives, if what the match does not take fills all that the tool requires."""
+def _fed(
+    match: Match, param: Param, profile: Profile, matcher: Matcher, feedings: dict[str, list[Match]]
+) -> Iterator[Option]:
+    """The value that a tool gives, if what the match does not take fills all that the tool requires.
+
+    :param feedings: what the tools gave to other params, by uid: one call may give several.
+    """
     how, path, names = max(_outputs(profile, param), key=lambda one: one[:2], default=(0.0, ("",), frozenset()))
     if how < _FAIR or path[-1] in {one.name for one in profile.params}:
         return
@@ -155,10 +178,22 @@ def _fed(match: Match, param: Param, profile: Profile, matcher: Matcher) -> Iter
         is_own = place == part.verb_at or match.profile.explains(stemmed) >= FIRM
         if not is_own and any(near(stemmed, noun) >= _SAME_ROOT for noun in profile.nouns):
             mask |= 1 << place
-    for feeding in matcher.match(part, profile, {}, match)[:2]:
+    uid, evidence = (
+        profile.tool.uid,
+        Evidence.STEP if not path[:-1] or matcher.is_gentle(match.profile.tool.uid) else Evidence.ASSUMED,
+    )
+    for feeding in feedings.get(uid, ()):
+        yield Option(Source(feeding, path), evidence, {"fed.again": 1.0, "fed.unlike": 1 - how})
+    if uid not in feedings:
+        shared = {
+            name: [Option(one.value, one.evidence, {"fed.shared": 1.0}, 0, one.text)]
+            for name, one in match.options.items()
+            if one.evidence in _SURELY and any(name == other.name and not other.choices for other in profile.params)
+        }
+        found = matcher.match(part, profile, shared, match)[:2]
+        feedings[uid] = [one for one in found if not one.missing]
+    for feeding in feedings[uid]:
         values = feeding.options.values()
-        if feeding.missing:
-            continue
         told = together(
             *(one.told for one in values),
             {
@@ -174,6 +209,5 @@ def _fed(match: Match, param: Param, profile: Profile, matcher: Matcher) -> Iter
         taken = mask
         for one in values:
             taken |= one.mask
-        is_one = not path[:-1] or matcher.is_gentle(match.profile.tool.uid)
         text = " ".join(sorted({*profile.nouns, *names}))
-        yield Option(Source(feeding, path), Evidence.STEP if is_one else Evidence.ASSUMED, told, taken, text)
+        yield Option(Source(feeding, path), evidence, told, taken, text)

@@ -170,8 +170,6 @@ class Profile:
     """How surely a stem belongs to it, from 0 to 1."""
     meanings: Mapping[int, float]
     """The same for clusters of synonyms."""
-    particle: str
-    """"on" or "off", if its name says so."""
     naming: frozenset[str]
     """Stems that may stand before the values of its params."""
     forms: frozenset[str]
@@ -298,6 +296,13 @@ class Library:
         """Is it a word of some tool, or of general English?"""
         return self._index.has(stemmed) or bool(clusters(stemmed)) or stemmed in VERBS
 
+    def has(self, stemmed: str) -> bool:
+        """Is it a word of some tool?"""
+        return self._index.has(stemmed)
+
+    def idf(self, stemmed: str) -> float:
+        return self._index.idf(stemmed)
+
     def tells(self, stemmed: str) -> float:
         """How much a word tells of a tool: 0.35 where most tools have it, 1.6 where few have it."""
         return min(1.6, max(0.35, self._index.idf(stemmed) / 2.2))
@@ -390,7 +395,6 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         nouns=nouns,
         vocabulary=found,
         meanings=meanings,
-        particle=next((word for word in name if word in ("on", "off")), ""),
         naming=frozenset(word for param in params for word in (*param.words, *param.cues)),
         forms=frozenset(
             (

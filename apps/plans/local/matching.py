@@ -153,8 +153,8 @@ class _Whole:
             "optional": len(options) - required,
             "noun": sum(how * self.tells[noun] for noun, how in nouns.items()),
             "unnamed": not nouns,
-            "plural": not self.gentle and self._is_plural(used),
             "inverted": self._inversions(options),
+            "plural": not self.gentle and self._is_plural(used),
         }
         named = max(nouns.values(), default=aside / 2 if profile.nouns else 0.8)
         return Match(profile, part, told, options, missing, unexplained, named)
@@ -163,12 +163,10 @@ class _Whole:
         self, used: int, options: Mapping[str, Option]
     ) -> tuple[defaultdict[str, float], dict[str, float], float, int]:
         """What the words that are no values tell, the nouns they say, how sure the surest other is, and the unexplained."""
-        part, profile = self.part, self.profile
+        part = self.part
         told, nouns = defaultdict[str, float](float), dict[str, float]()
         aside, unexplained = 0.0, 0
         for bit, place, low, sure, tell in self.facts:
-            if profile.particle and low in ("on", "off"):
-                told["particle"] += 1 if low == profile.particle else -2
             if used & bit:
                 continue
             if low in HELD:
@@ -179,12 +177,16 @@ class _Whole:
             elif part.content & bit and place != part.verb_at:
                 aside = max(aside, sure)
                 told["firm"] += sure * tell
+                told["synonym"] += FIRM <= sure < _SAME_ROOT
                 is_made = low == "new" and self.gentle and part.low(place - 1) in ("a", "an")
-                is_filler = low in FILLERS or (low.endswith("ly") and len(low) > _SHORT_WORD)
+                is_filler = (
+                    low in FILLERS or part.sorts["tying"] & bit or (low.endswith("ly") and len(low) > _SHORT_WORD)
+                )
                 unexplained |= bit if is_made or not (sure or is_filler) else 0
                 told["weak"] += 0 < sure < FIRM and not is_made
         held = unexplained & part.sorts["holding"]
         told["unexplained"], told["unexplained.held"] = (unexplained & ~held).bit_count(), held.bit_count()
+        told["unexplained.nowhere"] = (unexplained & part.sorts["foreign"]).bit_count()
         told["unexplained.typed"] = (unexplained & part.typed).bit_count()
         told["unexplained.proper"] = (unexplained & part.sorts["proper"] & ~(1 << part.first)).bit_count()
         return told, nouns, aside, unexplained

@@ -29,7 +29,6 @@ _LONGEST: Final = {"text": 25, "query": 12, "name": 8, "code": 2}
 _FEW: Final = 2
 _NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
 _MEASURES: Final = (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE)
-_NAMING: Final = frozenset({"called", "named", "titled", "entitled", "labelled", "labeled"})
 _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling", "because"})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
 _TO: Final = frozenset({"to", "until", "till", "into", "through", "before"})
@@ -44,6 +43,9 @@ _NEGATING: Final = GROUPS["negation"] | {"non"}
 _ROW: Final = frozenset({"and", "&", ","})
 _COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least", "beyond", "exceeding"})
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
+_OF_CUTS: Final = ("named_inside", "known", "own", "noun", "head", "head.own", "tail", "tail.noun")
+_MARKS: Final = {",": "comma", ":": "colon", "-": "dash", "–": "dash"}
+_PREPOSED: Final = frozenset({"in", "on", "for", "of", "to", "from", "at", "with", "by", "about", "as"})
 _PLAIN: Final = {
     "text": "text",
     "query": "query",
@@ -157,8 +159,7 @@ class Options:
         if param.role == "secret" or param.name == "delegation_path":  # which is the plan's own
             return []
         if param.role == "request" and param.required:
-            told = {"request": 1.0, "c.crossed.text": float(part.turns.bit_count())}
-            whole = self._option(part.text, Evidence.REQUEST, told, part.first, part.stop - 1)
+            whole = self._option(part.text, Evidence.REQUEST, {"request": 1.0}, part.first, part.stop - 1)
             # The verb still says which tool is meant.
             return [replace(whole, mask=whole.mask & ~(1 << part.verb_at)) if part.verb else whole]
         choices = list(self._choices(param))
@@ -182,7 +183,7 @@ class Options:
             size = len(wanted)
             for place in range(part.first, part.stop - size + 1):
                 low = part.low(place)
-                if low in GROUPS["article"]:
+                if low in GROUPS["article"] and not (place > part.first and part.reading.tokens[place].text == "A"):
                     continue
                 if part.typed >> place & 1:
                     how = float(stem(low.strip("'\"`")) == " ".join(wanted))
@@ -193,6 +194,8 @@ class Options:
                 told = {"e.exact" if how == 1 else "e.like": 1.0}
                 if place == part.verb_at:
                     told["e.acts" if how == 1 else "e.acts_like"] = 1.0
+                    # "Close the ticket" asks for an act.
+                    told["e.acts_on"] = float(part.low(place + 1) in GROUPS["article"])
                 if how < 1 and part.stems[place] in (*self.profile.nouns, self.profile.verb):
                     told["e.own_like"] = 1.0
                 told |= self._cues(param, place, place + size - 1, "e", None)
@@ -277,6 +280,8 @@ class Options:
         sort = _PLAIN[param.role]
         longest = _LONGEST["text" if param.array else sort]
         base = {f"c.{param.role}": 1.0, "c.later": float(param.name != self._first)}
+        inside, knowing, owning, noun, head, head_own, tail, tail_noun = (f"c.{name}.{sort}" for name in _OF_CUTS)
+        own = self._own[param.name]
         cues, found = dict[int, _Told](), []
         for first, last in self.spans(longest):
             shape, gain = self._shape(first, last, sort)
@@ -286,13 +291,18 @@ class Options:
                 cues[first] = _told(self._cues(param, first, last, "c", None))
             whole = stretch(first, last)
             known = (whole & self._known).bit_count()
-            told = {
-                f"c.named_inside.{sort}": float(whole & self._owned > 0),
-                f"c.known.{sort}": float(known),
-                f"c.own.{sort}": float(0 < known == shape["wordy"]),
-                f"c.noun.{sort}": float((whole & self._nouns).bit_count()),
-                "c.named_after": float(self.part.stems.get(last + 1, "") in self._own[param.name]),
+            facts = {
+                inside: whole & self._owned > 0,
+                knowing: known,
+                owning: 0 < known == shape["wordy"],
+                noun: (whole & self._nouns).bit_count(),
+                head: whole & -whole & (self._owned | self._nouns) > 0,
+                head_own: self.part.stems[first] in own,
+                tail: self.part.stems[last] in own,
+                tail_noun: self._nouns >> last & 1,
+                "c.named_after": self.part.stems.get(last + 1, "") in own,
             }
+            told = {name: float(fact) for name, fact in facts.items() if fact}
             gain += cues[first][1] + weighed(told) + _COVERED * (last - first + 1)
             found.append((gain, first, last, told | shape))
         for _, first, last, told in sorted(found, key=lambda one: -one[0])[:_MOST]:
@@ -330,6 +340,15 @@ class Options:
         at = first - 1 if part.low(first - 1) in _SAYING else part.before(first)
         side = next((side for side, words in _ENDS.items() if words & set(param.words)), param.side)
         found = [self._before(param, at, sort), self._sided(param, side, at, kind)]
+        if param.role in _PLAIN:
+            order = "first" if param.name == self._first else "later"
+            low = part.low(at)
+            if at == part.verb_at:
+                found.append(f"{sort}.object.{order}")
+            elif low in _PREPOSED:
+                found.append(f"{sort}.{low}.{order}")
+            elif low in _MARKS:
+                found.append(f"{sort}.{_MARKS[low]}.{order}")
         if part.low(at) in SMALL or part.low(at) in PUNCTUATION:
             back = part.stems.get(part.before(at), "")
             found.append(
@@ -357,14 +376,10 @@ class Options:
             return ""
         if stemmed in self._owners:
             return f"{sort}.named" if stemmed in own else f"{sort}.other"
-        if any(near(stemmed, word) for word in own):
-            return f"{sort}.liked"
         return f"{sort}.unknown" if self.explained[at] < FIRM and stemmed not in param.cues else ""
 
     def _introduced(self, param: Param, low: str, sort: str) -> str:
         """What a small word or a mark before a value says."""
-        if low in _NAMING:
-            return "naming" if param.role == "name" else "naming.other"
         if low in _SAYING:
             return f"saying.{sort}" if param.role == "text" else f"saying.{sort}.other"
         if low in param.cues:
@@ -390,7 +405,7 @@ def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
     content = (whole & part.content & ~part.typed).bit_count()
     if sort != "text":
         is_name = first > part.first and head & proper and tail & proper
-        if not content or part.low(first) in HELD or not (is_name or not (head | tail) & small):
+        if not content or part.low(first) in HELD or not (is_name or not (head | tail) & (small | sorts["tying"])):
             return {}
     typed = (whole & part.typed).bit_count()
     capitals = (whole & proper & ~small & ~(1 << part.first)).bit_count()
@@ -401,13 +416,10 @@ def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
         "words": content,
         "many": max(0, content - 2),
         "inner": (whole & sorts["bound"]).bit_count(),
-        "marks": (whole & sorts["mark"]).bit_count(),
         "typed": typed,
+        "held": whole & sorts["held"] > 0,
         "crossed": (whole & ~head & part.turns).bit_count(),
         "turned": head & part.turns > 0,
-        "clause": whole & sorts["clause"] > 0,
-        "held": whole & sorts["held"] > 0,
-        "dated": (whole & part.timed).bit_count(),
         "proper": 0 < capitals >= wordy - (first == part.first),
         "short": (first - 1 > part.first and head & proper and head >> 1 & proper > 0)
         + (tail & proper > 0 and tail << 1 & proper > 0),

@@ -7,7 +7,7 @@ places of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final
@@ -19,6 +19,7 @@ from apps.plans.local.words import COMMON, GROUPS, HOLDING, SMALL, UNPLANNED, VE
 MOST_PARTS: Final = 6
 _MOST_PLAIN_CUTS: Final = 2
 _MOST_CUTS: Final = 4
+_SHORTEST: Final = 4
 _VERB_WITHIN: Final = 6
 PUNCTUATION: Final = frozenset(",:;.?!()–—-")
 DETERMINERS: Final = GROUPS["article"] | {"my", "our", "your", "his", "her", "their", "its", "some", "=", "#"}
@@ -42,6 +43,7 @@ _PARTICLES: Final = frozenset({"up", "over", "rid", "down", "back", "out", "in",
 _WORDLIKE: Final = frozenset({Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT, Kind.PERIOD, Kind.DATE, Kind.SLUG})
 _DETERMINERS_OF_ACTS: Final = frozenset({"the", "my", "our", "a", "an", "this", "all"})
 """Words that stand behind a verb, so that what stands before them is one: "vacuum the kitchen"."""
+_OF_ONE: Final = frozenset({"a", "an", "the", "its", "my", "their", "one"})
 _OBJECTS: Final = _DETERMINERS_OF_ACTS | {"it", "its", "them", "him", "her"}
 _ANYONE: Final = frozenset({"i", "we", "it", "they", "anybody", "anyone", "the"})
 _ASKING: Final = GROUPS["question"] | GROUPS["be"] | GROUPS["have"]
@@ -55,7 +57,6 @@ _SORTS: Final = {
     "small": SMALL,
     "bound": BOUNDS,
     "mark": PUNCTUATION,
-    "clause": GROUPS["be"] | GROUPS["have"] | GROUPS["modal"] | {"when"},
     "held": UNPLANNED,
     "holding": HELD,
 }
@@ -87,7 +88,7 @@ class Part:
     turns: int
     """Tokens where another part could begin."""
     sorts: Mapping[str, int]
-    """Tokens by what words they are: `small`, `bound`, `mark`, `clause`, `held`, `holding`, `proper`."""
+    """Tokens by what words they are: `small`, `bound`, `mark`, `held`, `holding`, `tying`, `foreign`, `proper`."""
 
     shapes: dict[tuple[int, int, str], tuple[dict[str, float], float]] = field(default_factory=dict)
     """What was found out about its stretches of words."""
@@ -129,6 +130,14 @@ def stretch(first: int, last: int) -> int:
     return (1 << (last + 1)) - (1 << first)
 
 
+def sum_of(masks: Iterable[int]) -> int:
+    """All places of some masks."""
+    whole = 0
+    for mask in masks:
+        whole |= mask
+    return whole
+
+
 def mask_of(found: Found) -> int:
     mask = stretch(found.first, found.last)
     for place in found.rest:
@@ -166,6 +175,9 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
     sorts = {
         name: sum(1 << one.place for one in tokens[first:stop] if one.low in listed) for name, listed in _SORTS.items()
     }
+    sorts["tying"] = sum(1 << place for place in plain if place != verb_at and _is_tying(tokens, place, stop))
+    sorts["bound"] |= sorts["tying"]
+    sorts["foreign"] = sum(1 << at for at in bits(content & ~typed) if not library.has(stems[at]))
     sorts["proper"] = sum(1 << one.place for one in tokens[first:stop] if one.text[0].isupper())
     return Part(
         reading, first, stop, number, stems, found, typed, timed, content, joined, verb_at, verb, question, turns, sorts
@@ -205,6 +217,13 @@ def _verb(
         if place == begun or not tokens[place].low.endswith("ing")
     )
     return next((place for place in early if stems[place] in VERBS), -1), False
+
+
+def _is_tying(tokens: Sequence[Token], place: int, stop: int) -> bool:
+    """Does a word only tie what follows to what stands before it: "leaving at", "assigned to"?"""
+    low = tokens[place].low
+    follows = tokens[place + 1].low if place + 1 < stop else ""
+    return place > 0 and low.endswith(("ing", "ed")) and len(low) > _SHORTEST and follows in BOUNDS
 
 
 def _is_plural(low: str) -> bool:
@@ -264,6 +283,8 @@ def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
     if low == "have" and following in _OBJECTS:
         return True
     if low in GROUPS["question"] or (low in GROUPS["be"] and tokens[start - 1].low in ("and", ",")):
+        return True
+    if low in _OF_ONE and tokens[start - 1].low in ("and", "plus", "also"):  # the price of it, and its colour
         return True
     joined = stem(low + following) if following in _PARTICLES else ""
     acts = following in _OBJECTS and library.knows(tokens[start].stem)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from typing import Any, Final
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
@@ -18,11 +19,11 @@ from apps.plans.local.chaining import Source, given, produced
 from apps.plans.local.history import History
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.matching import Match, Matcher, holding
-from apps.plans.local.options import Each, Option, is_proper, together, weighed
-from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part
+from apps.plans.local.options import FIRM, Each, Option, is_proper, together, weighed
+from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part, sum_of
 from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
-from apps.plans.local.words import ACTS, POSSIBLE, SMALL, SURE
+from apps.plans.local.words import ACTS, POSSIBLE, SMALL, SURE, near
 from apps.plans.proposals import (
     UNSURE,
     Asked,
@@ -45,28 +46,32 @@ _SEARCHED: Final = 40
 _MOST_TOKENS: Final = 300
 _RIVALS: Final = 4
 _PROMISING: Final = 3
+_AGREES: Final = 0.75
+"""How well a verb is the tool's, for tools that are not among the most promising to be looked at still."""
 _MOST_MARGIN: Final = 6.0
 _NEAR: Final = 0.3
 _LINKED: Final = 0.5
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
-_READY: Final = 0.75
-"""A plan that is right so surely may run, if no value was cut from plain words."""
-_NAMED: Final = 0.8
-"""It may also with names that capitals bound."""
-_SHOWN: Final = 0.4
-"""It is shown for confirmation."""
-_UNKNOWN: Final = 0.08
+_READY: Final = 0.82
+"""A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
+_SHOWN, _OF_POSSIBLE = 0.75, 0.4
+"""It is shown for confirmation, if the log-odds that it is right and a share of those that it is possible at all come to this."""
+_UNKNOWN: Final = 0.3
 """So much more for each word that nothing explains, if it changes something."""
-_POSSIBLE: Final = 0.8
-"""The least certainty that the tools can do what is asked for at all, for a plan to be shown."""
-_LIKELY: Final = 0.5
-"""The least for a question which of two tools is meant."""
+_SETTLED: Final = 3.0
+"""The log-odds that it is possible, where the asker said which tool is meant."""
 _ASKED: Final = 0.05
 """What a param lacks is asked for, if the answer makes the plan right so surely."""
 _HABITUAL: Final = 0.7
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
 _MOST_IN_WISH: Final = 4
+_CLOSE: Final = 2.0
+"""How much worse a rival is at most, to be looked at."""
+_SHORT: Final = 2
+_SAME: Final = 0.8
+_EITHER: Final = frozenset({"or", "if", "but", "not"})
+_ANNOUNCED: Final = frozenset({"named", "cue", "side"})
 _FORMED: Final = frozenset({Evidence.TYPED, Evidence.QUOTED, Evidence.CHOICE, Evidence.CONTEXT, Evidence.REQUEST})
 
 
@@ -97,6 +102,19 @@ class _Draft:
     @property
     def steps(self) -> list[tuple[_Chosen, Match]]:
         return [(one, one.match) for one in self.chosen if one.match is not None]
+
+    @property
+    def matches(self) -> list[Match]:
+        """Its steps, and those that they take values from."""
+        found = [match for _, match in self.steps]
+        for match in found:
+            sources = (one.value.match for one in match.options.values() if isinstance(one.value, Source))
+            found += [one for one in sources if all(one is not other for other in found)]
+        return found
+
+    @property
+    def tools(self) -> list[str]:
+        return [match.profile.tool.uid for _, match in self.steps]
 
     @property
     def all_told(self) -> defaultdict[str, float]:
@@ -147,7 +165,7 @@ class _Proposing:
             return _refused([Missing(kind=Lack.CONFIDENCE, detail="The request asks for nothing.")])
         if stop > _MOST_TOKENS:
             return _refused([Missing(kind=Lack.LIMIT, detail=f"The request has more than {_MOST_TOKENS} words.")])
-        found = self._concluded(self.drafts(stop)[0])
+        found = self._concluded(*self.drafts(stop))
         return found if self.history is None or found.is_ready else self._recalled(found, self.history, stop)
 
     def drafts(self, stop: int) -> list[_Draft]:
@@ -223,7 +241,13 @@ class _Proposing:
             else:
                 barred.append(found[0])
         usable.sort(key=lambda one: _order(one[0]))
-        for place, matches in enumerate(usable[:_PROMISING]):
+        agreeing = (
+            n
+            for n, one in enumerate(usable[_PROMISING:], _PROMISING)
+            if one[0].missing and one[0].told["verb"] >= _AGREES
+        )
+        for place in (*range(min(_PROMISING, len(usable))), *islice(agreeing, 2)):
+            matches = usable[place]
             best = matches[0]
             unsure = any(one.evidence in UNSURE or one.fit < 1 for one in best.options.values())
             made = produced(best, self.matcher, self.is_usable) if best.missing or best.unexplained or unsure else {}
@@ -281,10 +305,11 @@ class _Proposing:
 
     # The answer
 
-    def _concluded(self, draft: _Draft) -> Proposal:
-        p, possible = self._judged(draft)
-        least = _SHOWN + (0.0 if self._is_all_gentle(draft) else _UNKNOWN * draft.unknown)
-        is_shown = p >= least and (possible >= _POSSIBLE or bool(self.asked.tools))
+    def _concluded(self, draft: _Draft, *others: _Draft) -> Proposal:
+        right, possible = self._judged(draft, others)
+        p = 1 / (1 + math.exp(-right))
+        doubt = 0.0 if self._is_all_gentle(draft) else _UNKNOWN * draft.unknown
+        is_shown = right + _OF_POSSIBLE * (_SETTLED if self.asked.tools else possible) >= _SHOWN + doubt
         is_sure = p >= _READY and self._is_plain(draft)
         steps: list[ProposedStep] = []
         places: dict[int, int] = {}
@@ -298,14 +323,14 @@ class _Proposing:
                 continue
             place = self._lay(match, chosen, p, steps, places)
             steps[place] = replace(steps[place], after=self._after(chosen, draft, places))
-            if is_sure and p >= _NAMED:
+            if is_sure:
                 steps[place] = replace(steps[place], values=_with_names(steps[place], match))
             if reason := held or self._barred(chosen):
                 missing.append(reason)
             elif match.missing and p >= _ASKED:
                 tool = match.profile.tool
                 questions += [question_for(at, tool, name) for at in range(place, len(steps)) for name in match.missing]
-            elif not is_shown and possible >= _LIKELY and (twin := self._twin(chosen)) is not None:
+            elif not is_shown and possible >= 0 and (twin := self._twin(chosen)) is not None:
                 names = (match.profile.tool.name, twin.profile.tool.name)
                 text = f"Two tools fit “{chosen.part.text}”: {names[0]} or {names[1]}. Which one is meant?"
                 questions.append(Question(step=place, param=None, text=text, choices=names))
@@ -335,48 +360,103 @@ class _Proposing:
     def _is_all_gentle(self, draft: _Draft) -> bool:
         return all(self.is_gentle(match.profile.tool.uid) for _, match in draft.steps)
 
-    def _judged(self, draft: _Draft) -> tuple[float, float]:
-        """How likely a plan is right, and how likely the tools can do what is asked for."""
-        measured = self.measured(draft)
-        totals = [sum(weights[name] * measured[name] for name in weights) for weights in (SURE, POSSIBLE)]
-        sure, possible = (1 / (1 + math.exp(-total)) for total in totals)
+    def _judged(self, draft: _Draft, others: Sequence[_Draft]) -> tuple[float, float]:
+        """The log-odds that a plan is right, and that the tools can do what is asked for.
+
+        :param others: the best plans of other cuts.
+        """
+        measured = self.measured(draft, others)
+        sure, possible = (sum(weights[name] * measured[name] for name in weights) for weights in (SURE, POSSIBLE))
         return sure, possible
 
-    def measured(self, draft: _Draft) -> dict[str, float]:
+    def measured(self, draft: _Draft, others: Sequence[_Draft]) -> dict[str, float]:
         """What tells of a plan whether it is right, and whether it is possible."""
-        steps = draft.steps
+        steps, told = draft.steps, draft.all_told
+        profiles = {one.profile.tool.uid: one.profile for one in draft.matches}
+        found = together(*(self._step(chosen, match, list(profiles.values())) for chosen, match in steps))
         options = [option for _, match in steps for option in match.options.values()]
-        cut = [one for one in options if one.evidence == Evidence.CUT]
         near = [match.score - other.score for chosen, match in steps for other in chosen.rivals]
-        other = [
+        alike = [
             match.score - one.score
             for chosen, match in steps
             for one in chosen.others
             if not one.values.items() <= match.values.items()
         ]
-        told = draft.all_told
+        cuts = [draft.score - one.score for one in others if one.tools != draft.tools]
         return {
+            **dict.fromkeys((*SURE, *POSSIBLE), 0.0),
+            **{name: told[name] for name in ("fed.empty", "lost", "optional", "ref", "unexplained.proper")},
+            **found,
             "bias": 1.0,
-            "acts": not self._is_all_gentle(draft),
             "clean": not draft.unknown + told["weak"],
-            "cut": len(cut),
-            "cut.least": max(-3.0, min([3.0, *(one.gain for one in cut)])),
-            "fed.empty": told["fed.empty"],
-            "formed": sum(one.evidence in _FORMED for one in options),
+            "covered": min((self._covered(match, list(profiles.values())) for _, match in steps), default=0.5),
+            "gain.least": min((one.gain for one in options), default=0.0),
+            "gain.cut": min((one.gain for one in options if one.evidence == Evidence.CUT), default=0.0),
             "held": told["unexplained.held"],
-            "like": told["e.like"],
-            "lost": told["lost"],
             "margin": max(0.0, min([_MOST_MARGIN, *near])),
+            "margin.cut": max(-_MOST_MARGIN / 2, min([_MOST_MARGIN, *cuts])),
+            "margin.values": max(0.0, min([_MOST_MARGIN / 2, *alike])),
             "misfit": sum(1 - one.fit for one in options),
             "missing.unnamed": told["missing"] * told["unnamed"],
-            "named": min((match.named for _, match in steps), default=0.0),
-            "other": max(0.0, min([_MOST_MARGIN / 2, *other])),
-            "question": any(one.part.question for one, _ in steps),
             "score": max(-1.0, min(1.0, draft.score / 10)),
-            "search": told["search"],
+            "score.low": min(0.0, draft.score),
+            "short": sum(match.part.content.bit_count() for _, match in steps) <= _SHORT,
             "steps": len(draft.chosen) - 1,
-            "unexplained.verb": told["unexplained.verb"],
+            "unknown.share": draft.unknown / max(1, sum(match.part.content.bit_count() for _, match in steps)),
         }
+
+    def _step(self, chosen: _Chosen, match: Match, profiles: Sequence[Profile]) -> dict[str, float]:
+        """What tells of one step."""
+        part, profile, acts = match.part, match.profile, not self.is_gentle(match.profile.tool.uid)
+        cut = sum_of(one.mask for one in match.options.values() if one.evidence == Evidence.CUT)
+        sure = sum_of(one.mask for one in match.options.values() if one.evidence != Evidence.CUT)
+        known = {at: max(one.explains(part.stems[at]) for one in profiles) for at in bits(part.content & ~part.typed)}
+        plain = [
+            how for at, how in known.items() if not (cut | sure | match.unexplained) >> at & 1 and at != part.verb_at
+        ]
+        verb, formed = match.told["verb"], [one for one in match.options.values() if one.evidence in _FORMED]
+        rival = chosen.rivals[0] if chosen.rivals and match.score - chosen.rivals[0].score < _CLOSE else None
+        names = [name.rpartition(".")[2] for one in formed for name, value in one.told.items() if value]
+        return {
+            "alternative": sum(one.low in _EITHER for one in part.tokens),
+            "bare": acts and not match.options,
+            "chosen": sum(one.evidence == Evidence.CHOICE for one in formed),
+            "cut.known": sum(known.get(at, 0.0) >= FIRM for at in bits(cut)),
+            "cut.low": sum(
+                one.evidence == Evidence.CUT
+                and any(name in one.told for name in ("c.name", "c.other"))
+                and not is_proper(one)
+                for one in match.options.values()
+            ),
+            "formed": len(formed),
+            "least": min(plain, default=0.0),
+            "like": sum(FIRM <= how < _SAME for how in plain),
+            "other": sum(name in ("other", "unknown") for name in names),
+            "question": part.question,
+            "question.acts": part.question and acts,
+            "question.how": part.question and part.low(part.first) in ("why", "how", "how's"),
+            "quoted": sum(one.evidence == Evidence.QUOTED for one in formed),
+            "told": sum(_SAME <= how < 1 for how in plain),
+            "rival.verb": rival is not None and rival.profile.verb == profile.verb,
+            "rival.more": rival is not None and rival.unexplained.bit_count() > match.unexplained.bit_count(),
+            "unannounced": sum(
+                not _ANNOUNCED.intersection(name.rpartition(".")[2] for name in one.told) for one in formed
+            ),
+            "unsaid": sum(1 - max(near(stemmed, noun) for stemmed in part.stems.values()) for noun in profile.nouns),
+            "valued": (sure & part.content).bit_count(),
+            "verb.less": not part.verb and not part.question,
+            "verb.none": bool(part.verb) and not verb,
+            "verb.part": bool(part.verb) and 0 < verb < _SAME,
+        }
+
+    def _covered(self, match: Match, profiles: Sequence[Profile]) -> float:
+        """How much of what the plain words of a part tell is the plan's tools', by weight."""
+        part = match.part
+        used = sum_of(one.mask for one in match.options.values())
+        said = {part.stems[at] for at in bits(part.content & ~part.typed & ~used & ~part.sorts["holding"])}
+        weights = {stemmed: self.library.idf(stemmed) for stemmed in sorted(said)}
+        explained = sum(weight * max(one.explains(stemmed) for one in profiles) for stemmed, weight in weights.items())
+        return explained / sum(weights.values()) if weights else 0.5
 
     def _after(self, chosen: _Chosen, draft: _Draft, places: Mapping[int, int]) -> frozenset[int]:
         """The step of the part before, if the order matters: "then", or one of the two changes something."""
