@@ -59,11 +59,7 @@ def given(
             same = match.options.get(param.name) or (_like(param, match) if back and param.required else None)
             if same is not None and not param.choices and (back or param.required):
                 evidence = same.evidence if back or is_gentle(profile.tool.uid) else Evidence.CUT
-                told = {
-                    "same": 1.0,
-                    "same.back": float(back > 0),
-                    "same.unlike": float(param.name not in match.options),
-                }
+                told = {"same": 1.0, "same.back": float(back > 0)}
                 # "book it for Ann": one word may stand for several values.
                 options += [Option(same.value, evidence, told, mask, same.text) for mask in {back, 0}]
     return found
@@ -90,9 +86,7 @@ def _results(part: Part, param: Param, profile: Profile, match: Match, back: int
             told = {
                 "ref": 1.0,
                 "ref.unlike": 1 - how,
-                "ref.back": float(back > 0),
                 "ref.said": float(said > 0),
-                "ref.bare": float(not (back | said)),
             }
             text = " ".join(sorted({*match.profile.nouns, *names}))
             evidence = Evidence.STEP if path[:-1] == () else Evidence.ASSUMED
@@ -201,7 +195,6 @@ def _fed(
                 "fed.unlike": 1 - how,
                 "fed.foreign": float(bool(path[:-1]) and param.role != "id"),
                 "fed.named": float(mask > 0),
-                "fed.related": float(bool(set(profile.nouns) & set(match.profile.nouns))),
                 "fed.empty": float(not values),
                 "fed.loose": sum(1 - one.fit for one in values),
             },

@@ -44,7 +44,7 @@ _ROW: Final = frozenset({"and", "&", ","})
 _COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least", "beyond", "exceeding"})
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
 _OF_CUTS: Final = ("named_inside", "known", "own", "noun", "head", "head.own", "tail", "tail.noun")
-_MARKS: Final = {",": "comma", ":": "colon", "-": "dash", "–": "dash"}
+_MARKS: Final = {",": "comma", ":": "colon"}
 _PREPOSED: Final = frozenset({"in", "on", "for", "of", "to", "from", "at", "with", "by", "about", "as"})
 _PLAIN: Final = {
     "text": "text",

@@ -55,7 +55,7 @@ _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _READY: Final = 0.82
 """A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
-_SHOWN, _OF_POSSIBLE = 0.75, 0.4
+_SHOWN, _OF_POSSIBLE = 0.8, 0.4
 """It is shown for confirmation, if the log-odds that it is right and a share of those that it is possible at all come to this."""
 _UNKNOWN: Final = 0.3
 """So much more for each word that nothing explains, if it changes something."""
@@ -69,7 +69,6 @@ _MOST_IN_WISH: Final = 4
 _CLOSE: Final = 2.0
 """How much worse a rival is at most, to be looked at."""
 _SHORT: Final = 2
-_SAME: Final = 0.8
 _EITHER: Final = frozenset({"or", "if", "but", "not"})
 _ANNOUNCED: Final = frozenset({"named", "cue", "side"})
 _FORMED: Final = frozenset({Evidence.TYPED, Evidence.QUOTED, Evidence.CHOICE, Evidence.CONTEXT, Evidence.REQUEST})
@@ -399,7 +398,6 @@ class _Proposing:
             "misfit": sum(1 - one.fit for one in options),
             "missing.unnamed": told["missing"] * told["unnamed"],
             "score": max(-1.0, min(1.0, draft.score / 10)),
-            "score.low": min(0.0, draft.score),
             "short": sum(match.part.content.bit_count() for _, match in steps) <= _SHORT,
             "steps": len(draft.chosen) - 1,
             "unknown.share": draft.unknown / max(1, sum(match.part.content.bit_count() for _, match in steps)),
@@ -414,7 +412,7 @@ class _Proposing:
         plain = [
             how for at, how in known.items() if not (cut | sure | match.unexplained) >> at & 1 and at != part.verb_at
         ]
-        verb, formed = match.told["verb"], [one for one in match.options.values() if one.evidence in _FORMED]
+        formed = [one for one in match.options.values() if one.evidence in _FORMED]
         rival = chosen.rivals[0] if chosen.rivals and match.score - chosen.rivals[0].score < _CLOSE else None
         names = [name.rpartition(".")[2] for one in formed for name, value in one.told.items() if value]
         return {
@@ -422,31 +420,20 @@ class _Proposing:
             "bare": acts and not match.options,
             "chosen": sum(one.evidence == Evidence.CHOICE for one in formed),
             "cut.known": sum(known.get(at, 0.0) >= FIRM for at in bits(cut)),
-            "cut.low": sum(
-                one.evidence == Evidence.CUT
-                and any(name in one.told for name in ("c.name", "c.other"))
-                and not is_proper(one)
-                for one in match.options.values()
-            ),
             "formed": len(formed),
             "least": min(plain, default=0.0),
-            "like": sum(FIRM <= how < _SAME for how in plain),
             "other": sum(name in ("other", "unknown") for name in names),
             "question": part.question,
             "question.acts": part.question and acts,
-            "question.how": part.question and part.low(part.first) in ("why", "how", "how's"),
             "quoted": sum(one.evidence == Evidence.QUOTED for one in formed),
-            "told": sum(_SAME <= how < 1 for how in plain),
             "rival.verb": rival is not None and rival.profile.verb == profile.verb,
-            "rival.more": rival is not None and rival.unexplained.bit_count() > match.unexplained.bit_count(),
             "unannounced": sum(
                 not _ANNOUNCED.intersection(name.rpartition(".")[2] for name in one.told) for one in formed
             ),
             "unsaid": sum(1 - max(near(stemmed, noun) for stemmed in part.stems.values()) for noun in profile.nouns),
             "valued": (sure & part.content).bit_count(),
             "verb.less": not part.verb and not part.question,
-            "verb.none": bool(part.verb) and not verb,
-            "verb.part": bool(part.verb) and 0 < verb < _SAME,
+            "verb.none": bool(part.verb) and not match.told["verb"],
         }
 
     def _covered(self, match: Match, profiles: Sequence[Profile]) -> float:
