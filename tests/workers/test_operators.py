@@ -1,6 +1,7 @@
 """What operators do about MCP workers: in the console, and with `manage.py mcp_workers`."""
 
 import json
+import os
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,8 @@ def test_command_adds_lists_and_removes_sources(as_kee: Caller, file: Path, tmp_
     secret = tmp_path / "secret"
     secret.write_text("a password\n")
     there = ["--address", "http://127.0.0.1:9/mcp", "--principal", "Kee"]
-    run("add-source", "mine", "--kind", "static", "--address", file, "--principal", "Kee")
+    run("add-source", "mine", "--kind", "static", "--address", "elsewhere", "--principal", "Kee")
+    run("change-source", "mine", "--address", os.path.relpath(file))
     discovery.discover()
     listed = run("list-sources").splitlines()
     make_tenant("other")
@@ -136,6 +138,7 @@ def test_command_adds_lists_and_removes_sources(as_kee: Caller, file: Path, tmp_
     for command, fault in (
         (["add-source", "q", "--kind", "pull", *there, "--worker", "[]"], "is no JSON object"),
         (["add-source", "q", "--kind", "pull", *there, "--every", "1"], "every 5 seconds at most"),
+        (["change-source", "e", "--every", "0"], "every 5 seconds at most"),
         (["change-source", "mine", "--secret-file", str(tmp_path / "nothing")], "can't be read"),
         (["change-source", "mine", "--secret-file", str(secret)], "There is no source 'mine'"),
         (["rebuild", "--tenant", "nobody"], "There is no tenant"),

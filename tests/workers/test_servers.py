@@ -79,6 +79,7 @@ def test_only_approved_tools_may_be_used(kee: Caller, server: McpServer) -> None
 @pytest.mark.django_db(transaction=True)
 def test_address_again_approves_more_and_adds_nothing(kee: Caller, tenant: Tenant, server: McpServer) -> None:
     worker_id = add(kee, server, "save")
+    call_command("mcp_workers", "change-source", worker_id, "--enabled", "no", "--tenant", "acme", stdout=StringIO())
     ops = make_token(tenant, "ops", scopes={Scope.ADMIN})
     told = Client().post(
         "/api/v1/workers/servers",
@@ -90,7 +91,7 @@ def test_address_again_approves_more_and_adds_nothing(kee: Caller, tenant: Tenan
 
     assert (barred(kee, worker_id, "save"), barred(kee, worker_id, "look")) == (None, None)
     with acting_as(kee):
-        assert WorkerSource.objects.count() == 1
+        assert WorkerSource.objects.get().enabled
 
 
 @pytest.mark.django_db(transaction=True)

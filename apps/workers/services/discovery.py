@@ -5,6 +5,7 @@ A discovered worker is judged like any registration: an unsigned one is untruste
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from django.db import transaction
@@ -56,7 +57,7 @@ def add_source(
     :raises Conflict: `source_name_taken`.
     :raises Invalid: `unusable_endpoint`, or `bad_settings` if a source of this kind has no such option.
     """
-    _check_source(kind, address, options, has_secret=bool(secret))
+    address = _checked_address(kind, address, options, has_secret=bool(secret))
     _check_every(every)
     now = database_now()
     source, created = WorkerSource.objects.get_or_create(
@@ -78,10 +79,11 @@ def add_source(
     return source
 
 
-def _check_source(kind: SourceKind, address: str, options: Mapping[str, Any], *, has_secret: bool) -> None:
-    if kind != SourceKind.STATIC:
-        manifests.endpoint(address)
+def _checked_address(kind: SourceKind, address: str, options: Mapping[str, Any], *, has_secret: bool) -> str:
+    """Check a source's address and options; the path of a file becomes absolute, since workers read it elsewhere."""
+    address = str(Path(address).resolve()) if kind == SourceKind.STATIC else manifests.endpoint(address)
     sources.check_options(kind, address, options, has_secret=has_secret)
+    return address
 
 
 def _check_every(every: timedelta) -> None:
@@ -138,7 +140,7 @@ def add_server(
 ) -> ServerShown:
     """Add a server by its address, register it with the tools that it has just shown, and approve some of them.
 
-    The address again adds nothing, whoever added it, and approves what is named besides.
+    The address again adds nothing, whoever added it, and approves what is named besides. Its source is enabled again.
 
     :param name: of the source; None: the worker's id.
     :param approve: uids of tools.
@@ -151,6 +153,9 @@ def add_server(
     if source is None:
         name = name or found.worker_id
         source = add_source(principal=principal, name=name, kind=SourceKind.PULL, address=url, options={})
+    elif not source.enabled:
+        source.enabled = True
+        source.save(update_fields=["enabled"])
     entry, _ = SourceEntry.objects.get_or_create(
         tenant_id=principal.tenant_id,
         source=source,
@@ -183,8 +188,8 @@ def change_source(
     """
     source, now = _lock_source(tenant_id, name), database_now()
     if address is not None:
-        _check_source(SourceKind(source.kind), address, source.options, has_secret=bool(source.sealed_secret))
-        source.address = address
+        kind, has_secret = SourceKind(source.kind), bool(source.sealed_secret)
+        source.address = _checked_address(kind, address, source.options, has_secret=has_secret)
     if every is not None:
         _check_every(every)
         source.every = every

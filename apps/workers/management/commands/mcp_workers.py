@@ -216,13 +216,12 @@ class Command(BaseCommand):
 
     def _add_source(self, tenant_id: int, **given: Any) -> None:
         principal_id = principals.principal_id_named(given["principal"], tenant_id=tenant_id)
-        kind, address = SourceKind(given["kind"]), given["address"]
         options = {name: given[name] for name in ("worker", "prefix", "user", "service") if given[name] is not None}
         source = discovery.add_source(
             principal=Principal.objects.get(pk=principal_id),
             name=given["name"],
-            kind=kind,
-            address=str(Path(address).resolve()) if kind == SourceKind.STATIC else address,
+            kind=SourceKind(given["kind"]),
+            address=given["address"],
             options=options,
             secret=_secret(given["secret_file"]) if given["secret_file"] else "",
             every=timedelta(seconds=given["every"]),
@@ -234,7 +233,7 @@ class Command(BaseCommand):
             tenant_id=tenant_id,
             name=name,
             address=given["address"],
-            every=timedelta(seconds=given["every"]) if given["every"] else None,
+            every=timedelta(seconds=given["every"]) if given["every"] is not None else None,
             enabled=given["enabled"] and given["enabled"] == "yes",
             secret=_secret(given["secret_file"]) if given["secret_file"] else None,
         )
