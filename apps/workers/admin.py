@@ -105,7 +105,7 @@ def _sources(worker: Worker) -> QuerySet[WorkerSource]:
 
 _REGISTERED: Final = [
     *("worker_id", "endpoint", "principal", "capabilities", "registered_at", "unregistered_at"),
-    *("approved_at", "claimed_tier", "signed_at", "trust_ends_at", "probed_at", "probe_fault"),
+    *("approved_at", "signed_at", "trust_ends_at", "probed_at", "probe_fault"),
 ]
 
 

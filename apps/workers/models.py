@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 
 from apps.core.errors import Conflict, NotFound, RateLimited
 from apps.principals.models import Principal, TenantModel
-from apps.workers.trust import RENEW_BEFORE, Tier, calls_per_hour, higher
+from apps.workers.trust import RENEW_BEFORE, Tier, calls_per_hour, effects_of, higher
 
 
 class UnknownWorker(NotFound):
@@ -171,7 +171,6 @@ class Worker(TenantModel):
     constraints = models.JSONField(default=dict)
     hints = models.JSONField(default=dict)
     manifest = models.JSONField(help_text="The registration as it came, signature included.")
-    claimed_tier = models.CharField(max_length=10, choices=Tier)
     effective_tier = models.CharField(max_length=10, choices=Tier)
     tier_reason = models.CharField(max_length=300)
     approved_at = models.DateTimeField(null=True, help_text="When an operator last approved a tool of it.")
@@ -218,7 +217,6 @@ class Worker(TenantModel):
         constraints = [
             models.UniqueConstraint(fields=["tenant", "worker_id"], name="workers_worker_id_once"),
             models.CheckConstraint(condition=Q(state__in=State.values), name="workers_worker_state_known"),
-            models.CheckConstraint(condition=Q(claimed_tier__in=Tier.values), name="workers_worker_claimed_tier_known"),
             models.CheckConstraint(
                 condition=Q(effective_tier__in=Tier.values), name="workers_worker_effective_tier_known"
             ),
@@ -309,7 +307,6 @@ class ToolVersion(TenantModel):
     input_schema = models.JSONField()
     output_schema = models.JSONField()
     side_effects = models.JSONField(null=True)
-    effects = ArrayField(models.CharField(max_length=20))
     first_seen_at = models.DateTimeField()
 
     class Meta:
@@ -317,6 +314,10 @@ class ToolVersion(TenantModel):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def effects(self) -> list[str]:
+        return sorted(effects_of(self.side_effects))
 
 
 class OfferQuerySet(models.QuerySet["Offer"]):
@@ -341,7 +342,6 @@ class Offer(TenantModel):
     )
     runs = models.BigIntegerField(default=0)
     successes = models.BigIntegerField(default=0)
-    total_seconds = models.FloatField(default=0)
     total_cost = models.DecimalField(max_digits=14, decimal_places=6, default=0)
     recent_seconds = ArrayField(
         models.FloatField(), default=list, help_text="Durations of the latest calls, oldest first."

@@ -120,7 +120,7 @@ def tools_shown(*, tenant_id: int, worker_id: str) -> list[ToolShown]:
         ToolShown(
             name=offer.name,
             description=offer.tool.description,
-            effects=sorted(offer.tool.effects),
+            effects=offer.tool.effects,
             tool_uid=offer.tool.uid,
             approved=offer.approved_at is not None,
         )

@@ -98,7 +98,6 @@ def test_rebuild_and_registration_do_not_deadlock(tenant: Tenant, kee: Caller) -
                 principal_id=kee.principal_id,
                 endpoint=make_manifest()["endpoint"],
                 manifest=make_manifest("b"),
-                claimed_tier="untrusted",
                 effective_tier="untrusted",
                 last_heartbeat_at="2026-01-01T00:00Z",
                 registered_at="2026-01-01T00:00Z",

@@ -68,7 +68,6 @@ class Migration(migrations.Migration):
                     ("constraints", models.JSONField(default=dict)),
                     ("hints", models.JSONField(default=dict)),
                     ("manifest", models.JSONField()),
-                    ("claimed_tier", models.CharField(max_length=10)),
                     ("effective_tier", models.CharField(max_length=10)),
                     ("tier_reason", models.CharField(max_length=300)),
                     ("approved_at", models.DateTimeField(null=True)),
@@ -116,9 +115,6 @@ class Migration(migrations.Migration):
                     "constraints": [
                         models.UniqueConstraint(name="workers_worker_id_once", fields=["tenant", "worker_id"]),
                         models.CheckConstraint(name="workers_worker_state_known", condition=Q(state__in=STATES)),
-                        models.CheckConstraint(
-                            name="workers_worker_claimed_tier_known", condition=Q(claimed_tier__in=TIERS)
-                        ),
                         models.CheckConstraint(
                             name="workers_worker_effective_tier_known", condition=Q(effective_tier__in=TIERS)
                         ),
@@ -174,7 +170,6 @@ class Migration(migrations.Migration):
                     ("input_schema", models.JSONField()),
                     ("output_schema", models.JSONField()),
                     ("side_effects", models.JSONField(null=True)),
-                    ("effects", ArrayField(models.CharField(max_length=20))),
                     ("first_seen_at", models.DateTimeField()),
                 ],
                 options={
@@ -196,7 +191,6 @@ class Migration(migrations.Migration):
                     ("approved_at", models.DateTimeField(null=True)),
                     ("runs", models.BigIntegerField(default=0)),
                     ("successes", models.BigIntegerField(default=0)),
-                    ("total_seconds", models.FloatField(default=0)),
                     ("total_cost", models.DecimalField(default=0, max_digits=14, decimal_places=6)),
                     ("recent_seconds", ArrayField(models.FloatField(), default=list)),
                 ],

@@ -82,9 +82,8 @@ def register(
     if is_elsewhere and signed is None:
         _disapprove(worker)
     worker.principal_id, worker.endpoint, worker.unregistered_at = caller.principal_id, manifest.endpoint, None
-    worker.capabilities, worker.claimed_tier = list(manifest.capabilities), manifest.claimed_tier
-    worker.constraints, worker.hints = dict(manifest.constraints), dict(manifest.hints)
-    worker.manifest = dict(manifest.original)
+    worker.capabilities, worker.constraints = list(manifest.capabilities), dict(manifest.constraints)
+    worker.hints, worker.manifest = dict(manifest.hints), dict(manifest.original)
     if changed:
         # Probes of the old manifest say nothing of the new one.
         worker.drift, worker.probe_at = None, now
@@ -137,7 +136,6 @@ def _lock_or_create(caller: Caller, manifest: Manifest, now: datetime) -> tuple[
                 principal_id=caller.principal_id,
                 endpoint=manifest.endpoint,
                 manifest=dict(manifest.original),
-                claimed_tier=manifest.claimed_tier,
                 effective_tier=Tier.UNTRUSTED,
                 last_heartbeat_at=now,
                 registered_at=now,
@@ -198,7 +196,6 @@ def _offer(worker: Worker, manifest: Manifest, now: datetime) -> None:
                 input_schema=dict(tool.input_schema),
                 output_schema=dict(tool.output_schema),
                 side_effects=dict(tool.side_effects) if tool.side_effects else None,
-                effects=sorted(tool.effects),
                 first_seen_at=now,
             )
             for _, tool in sorted(contracts.items())
@@ -499,11 +496,10 @@ def fold_calls() -> int:
         for call in by_offer[offer.pk]:
             offer.runs += 1
             offer.successes += call.ok
-            offer.total_seconds += call.seconds
             offer.total_cost += call.cost
             if call.ok:
                 offer.recent_seconds = [*offer.recent_seconds, call.seconds][-RECENT_CALLS:]
-        offer.save(update_fields=["runs", "successes", "total_seconds", "total_cost", "recent_seconds"])
+        offer.save(update_fields=["runs", "successes", "total_cost", "recent_seconds"])
     Call.objects.filter(pk__in=[call.pk for call in calls]).delete()
     tenants = sorted({call.tenant_id for call in calls})
     Registry.objects.filter(tenant_id__in=tenants).update(history_epoch=F("history_epoch") + 1)
