@@ -46,7 +46,7 @@ from apps.receipts.models import Receipt
 from apps.tasks import selectors, waterfall
 from apps.tasks.models import Artifact, Budget, BulkAction, Queue, Schedule, Task, TaskType
 from apps.tasks.results import ARTIFACT, artifact_digest
-from apps.tasks.services import operating, scheduling, types
+from apps.tasks.services import ending, operating, scheduling, types
 from apps.tasks.shapes import QueueFigures
 from apps.tasks.states import TERMINAL, BulkVerb, Status
 
@@ -425,7 +425,7 @@ class TaskAdmin(OperatorAdmin):
     )
     def cancel(self, task: Task, given: Mapping[str, Any]) -> str:
         with acting_in(task.tenant_id, _WHY):
-            status = operating.cancel_for_requester(task_id=task.pk)
+            status = ending.cancel(caller=on_behalf_of(task.requester), task_id=task.pk)
         return f"{task} is {status}."
 
     @verb(

@@ -113,27 +113,32 @@ def cancel(*, caller: Caller, task_id: int) -> Status:
     :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
     :raises Conflict: `already_finished` if it has succeeded or failed.
     """
-    status = cancel_many(caller=caller, task_ids=[task_id])[task_id]
-    if status not in {Status.CANCELED, Status.CANCELING}:
-        raise Conflict(
-            f"{format_ref('task', task_id)} has {status} already.", task_status=str(status), code="already_finished"
-        )
-    return status
+    answer = status_or_refusal(task_id, cancel_many(caller=caller, task_ids=[task_id])[task_id])
+    if isinstance(answer, DomainError):
+        raise answer
+    return answer
 
 
 @transaction.atomic
 def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Status]:
     """Cancel several tasks as :func:`cancel` does; the answer is the status of each.
 
-    A task that has succeeded or failed keeps that end. All tasks are locked by id before any inbox, so that
-    callers with the same tasks can't deadlock.
+    A task that has succeeded or failed keeps that end.
 
     :raises NotFound: `unknown_task` if the caller neither asked for one of them nor is to be told of it; nothing is changed.
     """
-    wanted = sorted(set(task_ids))
-    _refuse_strangers(caller, wanted)
-    holds = recording.lock(wanted)
-    finished = [task_id for task_id in wanted if task_id not in holds]
+    _refuse_strangers(caller, task_ids)
+    return cancel_any(tenant_id=caller.tenant_id, task_ids=task_ids)
+
+
+@transaction.atomic
+def cancel_any(*, tenant_id: int, task_ids: Collection[int]) -> dict[int, Status]:
+    """As :func:`cancel_many`, whoever asked for them; without those that there are not.
+
+    All tasks are locked by id before any inbox, so that callers with the same tasks can't deadlock.
+    """
+    holds = recording.lock(task_ids)
+    finished = [task_id for task_id in task_ids if task_id not in holds]
     held = [task_id for task_id, hold in holds.items() if hold.holder_id is not None]
     statuses = dict.fromkeys(held, Status.CANCELING)
     if finished:
@@ -146,8 +151,8 @@ def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Statu
         for task_id in holds
         if task_id not in statuses
     ]
-    recording.settle(caller.tenant_id, ends)
-    return {task_id: statuses.get(task_id, Status.CANCELED) for task_id in wanted}
+    recording.settle(tenant_id, ends)
+    return statuses | {end.task_id: Status.CANCELED for end in ends}
 
 
 @transaction.atomic
@@ -191,6 +196,15 @@ def end_overdue(*, tenant_id: int, task_ids: Collection[int]) -> int:
     ]
     recording.settle(tenant_id, ends)
     return len(ends)
+
+
+def status_or_refusal(task_id: int, status: Status | None) -> Status | DomainError:
+    """What became of a task that was to be canceled."""
+    if status is None:
+        return unknown(task_id)
+    if status in {Status.CANCELED, Status.CANCELING}:
+        return status
+    return Conflict(f"{format_ref('task', task_id)} has {status} already.", task_status=status, code="already_finished")
 
 
 def refuse_stranger(*, caller: Caller, task_id: int) -> None:

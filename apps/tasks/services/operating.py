@@ -15,8 +15,8 @@ from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_behalf_of
 from apps.receipts.services import Group
 from apps.tasks.models import Budget, BulkAction, FinishedTask, IdempotencyKey, LiveTask, Queue, Task, retry_key
-from apps.tasks.services import recording
-from apps.tasks.services.ending import cancel, refuse_stranger, unknown
+from apps.tasks.services import ending, recording
+from apps.tasks.services.ending import refuse_stranger, unknown
 from apps.tasks.services.leasing import look_at_all
 from apps.tasks.services.queueing import as_before, queue_many
 from apps.tasks.services.recording import Back
@@ -117,20 +117,6 @@ def _anew(budget: Budget) -> BudgetInput:
 
 
 @transaction.atomic
-def cancel_for_requester(*, task_id: int) -> Status:
-    """Cancel a task as its requester would.
-
-    :raises NotFound: `unknown_task` if there is no such task.
-    :raises Conflict: `already_finished` if it has succeeded or failed.
-    """
-    asked_by = Task.objects.filter(pk=task_id).values("requester")
-    requester = Principal.objects.select_related("tenant").filter(pk=Subquery(asked_by)).first()
-    if requester is None:
-        raise unknown(task_id)
-    return cancel(caller=on_behalf_of(requester), task_id=task_id)
-
-
-@transaction.atomic
 def revoke_lease(*, task_id: int) -> Status:
     """Revoke the lease of a task: the task returns to its place, and no attempt is counted.
 
@@ -218,7 +204,8 @@ def _answers(action: BulkAction, task_ids: Sequence[int]) -> Sequence[object]:
     if action.verb == BulkVerb.RETRY:
         return [_unless_before(answer) for answer in retry_many(task_ids=task_ids)]
     if action.verb == BulkVerb.CANCEL:
-        return _cancel_each(task_ids)
+        statuses = ending.cancel_any(tenant_id=action.tenant_id, task_ids=task_ids)
+        return [ending.status_or_refusal(pk, statuses.get(pk)) for pk in sorted(task_ids)]
     to_queue = queue_named(tenant_id=action.tenant_id, name=action.to_queue) if action.to_queue else None
     return move_many(task_ids=task_ids, to_queue=to_queue, to_priority=action.to_priority)
 
@@ -260,13 +247,3 @@ def _unmoved(task_id: int, *, leased: bool) -> Conflict:
     if leased:
         return Conflict(f"A task worker holds {task}.", code="leased")
     return Conflict(f"{task} has ended.", code="already_finished")
-
-
-def _cancel_each(task_ids: Sequence[int]) -> list[Status | DomainError]:
-    answers: list[Status | DomainError] = []
-    for task_id in sorted(task_ids):
-        try:
-            answers.append(cancel_for_requester(task_id=task_id))
-        except DomainError as refusal:
-            answers.append(refusal)
-    return answers
