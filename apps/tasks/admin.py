@@ -40,8 +40,7 @@ from apps.core.admin import (
 from apps.core.charts import Chart
 from apps.core.errors import DomainError
 from apps.principals.models import Principal
-from apps.principals.services import ASYNCGATE
-from apps.principals.tenancy import Caller, acting_in, on_behalf_of
+from apps.principals.tenancy import acting_in, on_behalf_of
 from apps.receipts.models import Receipt
 from apps.tasks import selectors, waterfall
 from apps.tasks.models import Artifact, Budget, BulkAction, Queue, Schedule, Task, TaskType
@@ -111,10 +110,6 @@ def _moment(text: str) -> datetime | None:
         given = datetime.fromisoformat(text)
         return given if timezone.is_aware(given) else timezone.make_aware(given)
     return None
-
-
-def _gate_of(tenant_id: int) -> Caller:
-    return on_behalf_of(Principal.objects.named(ASYNCGATE).select_related("tenant").get(tenant_id=tenant_id))
 
 
 def task_link(task_id: int) -> str:
@@ -219,13 +214,13 @@ class QueueAdmin(OperatorAdmin):
     )
     def pause(self, queue: Queue, given: Mapping[str, Any]) -> str:
         with acting_in(queue.tenant_id, _WHY):
-            types.pause_queue(caller=_gate_of(queue.tenant_id), name=queue.name, now=timezone.now())
+            types.pause_queue(tenant_id=queue.tenant_id, name=queue.name, now=timezone.now())
         return f"{queue} is paused."
 
     @verb("Drain", explanation="Pause, and order back what is leased.", permission="tasks.operate_queue")
     def drain(self, queue: Queue, given: Mapping[str, Any]) -> str:
         with acting_in(queue.tenant_id, _WHY):
-            types.pause_queue(caller=_gate_of(queue.tenant_id), name=queue.name, now=timezone.now(), drain=True)
+            types.pause_queue(tenant_id=queue.tenant_id, name=queue.name, now=timezone.now(), drain=True)
         return f"{queue} is paused, and its workers are told to hand back what they hold."
 
     @verb(
@@ -238,13 +233,13 @@ class QueueAdmin(OperatorAdmin):
     def limit(self, queue: Queue, given: Mapping[str, Any]) -> str:
         limits = {name: given[name] for name in _LIMITS}
         with acting_in(queue.tenant_id, _WHY):
-            types.set_queue(caller=_gate_of(queue.tenant_id), name=queue.name, **limits)
+            types.set_queue(tenant_id=queue.tenant_id, name=queue.name, **limits)
         return f"The limits of {queue} are set."
 
     @verb("Resume", explanation="Give out work again.", permission="tasks.operate_queue", possible=_is_paused)
     def resume(self, queue: Queue, given: Mapping[str, Any]) -> str:
         with acting_in(queue.tenant_id, _WHY):
-            types.resume_queue(caller=_gate_of(queue.tenant_id), name=queue.name)
+            types.resume_queue(tenant_id=queue.tenant_id, name=queue.name)
         return f"{queue} gives out work again."
 
     @admin.display(description="Figures")
@@ -317,13 +312,13 @@ class TaskTypeAdmin(OperatorAdmin):
     )
     def pause(self, task_type: TaskType, given: Mapping[str, Any]) -> str:
         with acting_in(task_type.tenant_id, _WHY):
-            types.pause_type(caller=_gate_of(task_type.tenant_id), name=task_type.name, now=timezone.now())
+            types.pause_type(tenant_id=task_type.tenant_id, name=task_type.name, now=timezone.now())
         return f"{task_type} is paused."
 
     @verb("Resume", explanation="Give it out again.", permission="tasks.operate_queue", possible=_is_paused)
     def resume(self, task_type: TaskType, given: Mapping[str, Any]) -> str:
         with acting_in(task_type.tenant_id, _WHY):
-            types.resume_type(caller=_gate_of(task_type.tenant_id), name=task_type.name)
+            types.resume_type(tenant_id=task_type.tenant_id, name=task_type.name)
         return f"{task_type} is given out again."
 
     @admin.display(description="Tasks")

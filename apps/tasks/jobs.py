@@ -388,7 +388,7 @@ def _report(gate: Caller, ended: Sequence[_EndedRun]) -> None:
     answers: list[object] = []
     if completions:
         with gate.acting():
-            answers += ending.complete_many(worker=gate, completions=completions).answers
+            answers += ending.complete_many([(gate, one) for one in completions]).answers
     if failures:
         with gate.acting():
             answers += ending.fail_many(worker=gate, failures=failures)

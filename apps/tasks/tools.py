@@ -36,7 +36,7 @@ from apps.tasks.results import (
 )
 from apps.tasks.services import artifacts, beating, ending, leasing, operating, queueing, scheduling, types
 from apps.tasks.services.artifacts import NOTHING
-from apps.tasks.services.types import TypeDraft, queue_named
+from apps.tasks.services.types import TypeDraft
 from apps.tasks.shapes import (
     HIGHEST_SEQUENCE,
     MOST_COST_USD,
@@ -494,7 +494,7 @@ def _complete(
     prepared = [_prepared(caller, one) for caller, one in calls]
     ready = [(caller, one) for (caller, _), one in zip(calls, prepared, strict=True) if isinstance(one, Completion)]
     with calls[0][0].acting() if any(_is_stored(one) for _, one in calls) else nullcontext():
-        completed = ending.complete_for(ready, lease_next=lease_next)
+        completed = ending.complete_many(ready, lease_next=lease_next)
     answers = iter(completed.answers)
     results = [one if isinstance(one, DomainError) else next(answers) for one in prepared]
     return results, [leased(grant) for grant in completed.following]
@@ -905,7 +905,7 @@ def register_task_type(caller: Caller, given: RegisterTaskType) -> Reply:
         "revokes_stuck": given.revoke_stuck,
     }
     draft = TypeDraft(**given.model_dump(include=own), policy=policy)
-    task_type, is_new = types.register_type(caller=caller, draft=draft, now=timezone.now())
+    task_type, is_new = types.register_type(tenant_id=caller.tenant_id, draft=draft, now=timezone.now())
     return Reply(task_type_output(task_type), 201 if is_new else 200)
 
 
@@ -1139,7 +1139,7 @@ class QueuePolicy(Output):
 def set_queue_limits(caller: Caller, given: SetQueueLimits) -> QueuePolicy:
     """Replace the limits of a queue; what is left out is not limited. register_task_type limits a single type."""
     limits: dict[str, Any] = {"concurrency": given.concurrency, "fair": given.fair, **rate_columns(given.rate)}
-    return _policy(types.set_queue(caller=caller, name=given.queue, **limits))
+    return _policy(types.set_queue(tenant_id=caller.tenant_id, name=given.queue, **limits))
 
 
 class QueueNamed(Input):
@@ -1167,8 +1167,8 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
     """Grant no leases from this queue until resume_queue. Leases that are held go on, unless you drain the
     queue.
     """
-    types.pause_queue(caller=caller, name=given.queue, now=timezone.now(), drain=given.drain)
-    return _policy(queue_named(tenant_id=caller.tenant_id, name=given.queue))
+    now = timezone.now()
+    return _policy(types.pause_queue(tenant_id=caller.tenant_id, name=given.queue, now=now, drain=given.drain))
 
 
 @operation(
@@ -1182,8 +1182,7 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
 )
 def resume_queue(caller: Caller, given: ResumeQueue) -> QueuePolicy:
     """Grant leases from a paused queue again."""
-    types.resume_queue(caller=caller, name=given.queue)
-    return _policy(queue_named(tenant_id=caller.tenant_id, name=given.queue))
+    return _policy(types.resume_queue(tenant_id=caller.tenant_id, name=given.queue))
 
 
 def _policy(line: Queue) -> QueuePolicy:
@@ -1209,7 +1208,7 @@ class TypeNamed(Input):
 )
 def pause_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
     """Grant no leases of this type until it is resumed. Leases that are held go on."""
-    return task_type_output(types.pause_type(caller=caller, name=given.task_type, now=timezone.now()))
+    return task_type_output(types.pause_type(tenant_id=caller.tenant_id, name=given.task_type, now=timezone.now()))
 
 
 @operation(
@@ -1221,7 +1220,7 @@ def pause_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
 )
 def resume_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
     """Grant leases of this type again."""
-    return task_type_output(types.resume_type(caller=caller, name=given.task_type))
+    return task_type_output(types.resume_type(tenant_id=caller.tenant_id, name=given.task_type))
 
 
 class ScheduleOutput(Output):

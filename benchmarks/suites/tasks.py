@@ -181,7 +181,7 @@ def _make_lines(owner: Caller, clients: int) -> None:
     own = [f"{name}_{number}" for number in range(clients) for name in ("line", "stock")]
     for name in (_WAKING, _OUT_OF_THE_BOX, _ABANDONED, *own):
         with owner.acting():
-            types.register_type(caller=owner, draft=TypeDraft(name=name, queue=name), now=timezone.now())
+            types.register_type(tenant_id=owner.tenant_id, draft=TypeDraft(name=name, queue=name), now=timezone.now())
     _queue_up(owner, "line_0", AGENTS)
     _lease_and_complete(owner, "line_0", AGENTS)
 
@@ -237,7 +237,7 @@ def _complete(worker: Caller, held: Sequence[tuple[int, str]]) -> None:
     """:raises DomainError: if one is refused: what was not done must not count."""
     completions = [Completion(task_id=task_id, lease_token=token, delivery=Delivery()) for task_id, token in held]
     with worker.acting():
-        answers = ending.complete_many(worker=worker, completions=completions).answers
+        answers = ending.complete_many([(worker, one) for one in completions]).answers
     for answer in answers:
         if isinstance(answer, DomainError):
             raise answer

@@ -237,7 +237,7 @@ def do_task(worker: Caller, content: Any = NOTHING, *, pointer: str | None = Non
     with worker.acting():
         proof: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token}
         completion = Completion(**proof, delivery=delivery, summary="Done by hand")
-        only(ending.complete_many(worker=worker, completions=[completion]).answers)
+        only(ending.complete_many([(worker, completion)]).answers)
     return grant.task_id
 
 

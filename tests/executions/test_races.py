@@ -282,7 +282,7 @@ def complete(worker: Caller, grant: Grant) -> None:
     delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result={"text": "done"})
     with worker.acting():
         completion = Completion(task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
-        only(ending.complete_many(worker=worker, completions=[completion]).answers)
+        only(ending.complete_many([(worker, completion)]).answers)
 
 
 @pytest.mark.parametrize("taking_back", [cancel, looked_at])

@@ -58,7 +58,7 @@ def make_type(
 ) -> TaskType:
     with acting_as(caller):
         made, _ = types.register_type(
-            caller=caller,
+            tenant_id=caller.tenant_id,
             draft=TypeDraft(name=name, queue=queue, params_schema=schema or {}, requires=requires or [], policy=policy),
             now=T0,
         )
@@ -67,17 +67,17 @@ def make_type(
 
 def set_queue(caller: Caller, name: str = "default", **limits: Any) -> None:
     with acting_as(caller):
-        types.set_queue(caller=caller, name=name, **limits)
+        types.set_queue(tenant_id=caller.tenant_id, name=name, **limits)
 
 
 def pause(caller: Caller, name: str = "default", *, drain: bool = False) -> None:
     with acting_as(caller):
-        types.pause_queue(caller=caller, name=name, now=T0, drain=drain)
+        types.pause_queue(tenant_id=caller.tenant_id, name=name, now=T0, drain=drain)
 
 
 def resume(caller: Caller, name: str = "default") -> None:
     with acting_as(caller):
-        types.resume_queue(caller=caller, name=name)
+        types.resume_queue(tenant_id=caller.tenant_id, name=name)
 
 
 def queue(caller: Caller, task_type: str = "index", params: dict[str, Any] | None = None, **more: Any) -> QueuedTask:
@@ -135,7 +135,7 @@ def complete(worker: Caller, grant: Grant, content: Any = None, summary: str | N
     with acting_as(worker):
         proof: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token}
         completion = Completion(**proof, delivery=delivery, summary=summary)
-        return only(ending.complete_many(worker=worker, completions=[completion]).answers)
+        return only(ending.complete_many([(worker, completion)]).answers)
 
 
 def complete_many(
@@ -150,7 +150,7 @@ def complete_many(
         for grant in grants
     ]
     with acting_as(worker):
-        return ending.complete_many(worker=worker, completions=completions, lease_next=lease_next)
+        return ending.complete_many([(worker, one) for one in completions], lease_next=lease_next)
 
 
 def fail(worker: Caller, grant: Grant, *, retryable: bool = True, retry_after: float | None = None) -> UnsuccessfulRun:

@@ -329,7 +329,7 @@ def test_task_costs_three_statements(kee: Caller) -> None:
         (grant,) = leasing.lease(worker=kee, queues=["default"])
         given = [Completion(task_id=grant.task_id, lease_token=grant.lease_token, delivery=Delivery())]
         # The end with its receipt, what that closes and its place.
-        assert _statements(lambda: ending.complete_many(worker=kee, completions=given)) == 1
+        assert _statements(lambda: ending.complete_many([(kee, one) for one in given])) == 1
 
 
 def test_each_verb_makes_few_statements(kee: Caller) -> None:

@@ -57,13 +57,13 @@ def test_completions_that_meet_are_one_group_and_refused_alone(
     with acting_as(worker):
         LiveTask.objects.filter(task_id=lost.task_id).update(fencing_token=2)
     groups: list[int] = []
-    together = ending.complete_for
+    together = ending.complete_many
 
     def counted(completions: Sequence[Any], **more: Any) -> Any:
         groups.append(len(completions))
         return together(completions, **more)
 
-    monkeypatch.setattr(ending, "complete_for", counted)
+    monkeypatch.setattr(ending, "complete_many", counted)
 
     async def requests() -> Any:
         await be_seen(token)

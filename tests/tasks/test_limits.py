@@ -142,10 +142,10 @@ def test_paused_type_does_not_block_others(kee: Caller, worker: Caller) -> None:
     make_type(kee, "going")
     queue_many(kee, asked("still", priority=10), asked("going"))
     with acting_as(kee):
-        types.pause_type(caller=kee, name="still", now=FUTURE)
+        types.pause_type(tenant_id=kee.tenant_id, name="still", now=FUTURE)
     assert [grant.task_type for grant in lease(worker, capacity=9)] == ["going"]
     with acting_as(kee):
-        types.resume_type(caller=kee, name="still")
+        types.resume_type(tenant_id=kee.tenant_id, name="still")
     assert [grant.task_type for grant in lease(worker, capacity=9)] == ["still"]
 
 
@@ -156,9 +156,9 @@ def test_unknown_queue_or_type_is_not_paused(kee: Caller) -> None:
             ("unknown_queue", types.resume_queue, types.pause_queue),
         ):
             with refused(code):
-                resume(caller=kee, name="nothing")
+                resume(tenant_id=kee.tenant_id, name="nothing")
             with refused(code):
-                pause(caller=kee, name="nothing", now=FUTURE)
+                pause(tenant_id=kee.tenant_id, name="nothing", now=FUTURE)
         assert not Queue.objects.exists()
 
 

@@ -136,7 +136,9 @@ def test_type_in_code_is_made_at_first_use(kee: Caller) -> None:
         assert (made.in_code, made.lease_seconds, made.queue.name) == (True, 3, "execute")
         assert LiveTask.objects.get(task_id=number(queued)).lease_seconds == 3
         with refused("task_type_in_code"):
-            types.register_type(caller=kee, draft=TypeDraft(name="slow_for_tests", queue="default"), now=T0)
+            types.register_type(
+                tenant_id=kee.tenant_id, draft=TypeDraft(name="slow_for_tests", queue="default"), now=T0
+            )
 
 
 def test_type_registered_again_is_changed(kee: Caller) -> None:

@@ -126,7 +126,7 @@ def delivered(kee: Caller, worker: Caller, **result: Any) -> str:
     delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, **result)
     with acting_as(worker):
         completion = Completion(task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
-        only(ending.complete_many(worker=worker, completions=[completion]).answers)
+        only(ending.complete_many([(worker, completion)]).answers)
     return task.task_id
 
 

@@ -4,8 +4,7 @@ import json
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from django.db import transaction
 from django.db.models import F
@@ -42,26 +41,20 @@ from apps.tasks.states import (
 
 _PARTIES: Final = ("pk", "requester_id", "recipient_id")
 
-A = TypeVar("A")
 
-
-def complete_many(
-    *, worker: Caller, completions: Sequence[Completion], lease_next: LeaseNext | None = None
-) -> Completed:
-    """End tasks well, each with its own answer, and lease others: records, receipts and inbox entries in one transaction.
-
-    The same call again gets the same answer, with those of the leases that still stand. Calls that end nothing
-    lease nothing new. A token of another task or task worker is refused as `BadLeaseToken`, a run that is over
-    otherwise as `lease_lost`. One that has ended with another outcome or content is `already_decided`. So it is in the
-    next ones.
-    """
-    return complete_for([(worker, one) for one in completions], lease_next=lease_next)
-
-
-# In this and the next ones no savepoint: a refusal is an answer, and changes nothing.
+# Here and in the next ones no savepoint: a refusal is an answer, and changes nothing.
 @transaction.atomic(savepoint=False)
-def complete_for(completions: Sequence[tuple[Caller, Completion]], *, lease_next: LeaseNext | None = None) -> Completed:
-    """As :func:`complete_many`, for several task workers of one tenant. Only one alone may lease others."""
+def complete_many(
+    completions: Sequence[tuple[Caller, Completion]], *, lease_next: LeaseNext | None = None
+) -> Completed:
+    """End tasks of one tenant well, each with its own answer, and lease others: records, receipts and inbox entries
+    in one transaction.
+
+    Only one task worker alone may lease others. The same call again gets the same answer, with those of the leases
+    that still stand. Calls that end nothing lease nothing new. A token of another task or task worker is refused as
+    `BadLeaseToken`, a run that is over otherwise as `lease_lost`. One that has ended with another outcome or content
+    is `already_decided`. So it is in the next ones.
+    """
     calls = [
         _call(worker, one, {"verb": "complete", "summary": one.summary, **_members(one.delivery)})
         for worker, one in completions
@@ -85,7 +78,10 @@ def complete_for(completions: Sequence[tuple[Caller, Completion]], *, lease_next
     if lease_next is not None and completions:
         before = [answer for answer in answers if isinstance(answer, dict)]
         following = _following(completions[0][0], lease_next, ended, before)
-    return Completed(answers=[_read(_finished, answer) for answer in answers], following=following)
+    return Completed(
+        answers=[one if isinstance(one, DomainError) else Finished.model_validate(one) for one in answers],
+        following=following,
+    )
 
 
 @transaction.atomic(savepoint=False)
@@ -292,7 +288,10 @@ def _settled(
     )
     answers = {one.task_id: one.answer for one in ended} | {one.task_id: one.answer for one in back}
     fresh = {lease: answers[lease.task_id] for lease in leases}
-    return [_read(_verdict, answer) for answer in _answers(calls, fresh)]
+    return [
+        one if isinstance(one, DomainError) else UnsuccessfulRun.model_validate({"retry_at": None, **one})
+        for one in _answers(calls, fresh)
+    ]
 
 
 def _after_failure(failure: Failure, digest: bytes, hold: Hold) -> End | Back:
@@ -365,22 +364,3 @@ def _following(worker: Caller, wanted: LeaseNext, ended: Sequence[Ended], answer
         run = run_key(ended[0].task_id, ended[0].fencing_token)
         execute(sql.KEEP_NEXT, {"run": run, "next": json.dumps(kept)}, hot=True)
     return before + grants
-
-
-def _read(reader: Callable[[Answer], A], answer: Answer | DomainError) -> A | DomainError:
-    return answer if isinstance(answer, DomainError) else reader(answer)
-
-
-def _finished(answer: Answer) -> Finished:
-    return Finished(task_id=answer["task_id"], status=Status(answer["status"]), receipt_id=answer["receipt_id"])
-
-
-def _verdict(answer: Answer) -> UnsuccessfulRun:
-    retry_at = answer.get("retry_at")
-    return UnsuccessfulRun(
-        task_id=answer["task_id"],
-        status=Status(answer["status"]),
-        will_retry=answer["will_retry"],
-        retry_at=None if retry_at is None else datetime.fromisoformat(retry_at),
-        receipt_id=answer["receipt_id"],
-    )

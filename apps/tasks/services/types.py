@@ -13,7 +13,7 @@ from apps.core import foreign_schemas
 from apps.core.errors import Conflict, FieldError, Invalid, NotFound, TooLarge
 from apps.core.notifications import send_on_commit
 from apps.core.sql import database_now, execute, fetch
-from apps.principals.tenancy import Caller, acting_as_system
+from apps.principals.tenancy import acting_as_system
 from apps.tasks import handlers, selectors, sql
 from apps.tasks.handlers import Policy
 from apps.tasks.models import Queue, RateWindow, TaskType
@@ -64,8 +64,8 @@ class TypeDraft:
 
 
 @transaction.atomic
-def register_type(*, caller: Caller, draft: TypeDraft, now: datetime) -> tuple[TaskType, bool]:
-    """Add a type to the caller's tenant, or change it; says whether it is new. Its queue is made if needed.
+def register_type(*, tenant_id: int, draft: TypeDraft, now: datetime) -> tuple[TaskType, bool]:
+    """Add a type to a tenant, or change it; says whether it is new. Its queue is made if needed.
 
     Open tasks keep the attempts and expiries that they were queued with.
 
@@ -78,7 +78,7 @@ def register_type(*, caller: Caller, draft: TypeDraft, now: datetime) -> tuple[T
             f"The task type {draft.name!r} belongs to a handler of this deployment.", code="task_type_in_code"
         )
     values = {
-        "queue": _queue(caller.tenant_id, draft.queue, now),
+        "queue": _queue(tenant_id, draft.queue, now),
         "params_schema": draft.params_schema,
         "title": draft.title or draft.name.replace("_", " ").capitalize(),
         "requires": sorted(set(draft.requires)),
@@ -86,7 +86,7 @@ def register_type(*, caller: Caller, draft: TypeDraft, now: datetime) -> tuple[T
         **draft.policy,
     }
     task_type, is_new = TaskType.objects.update_or_create(
-        tenant_id=caller.tenant_id, name=draft.name, defaults=values, create_defaults={**values, "created_at": now}
+        tenant_id=tenant_id, name=draft.name, defaults=values, create_defaults={**values, "created_at": now}
     )
     if not is_new and task_type.rate is None:
         RateWindow.objects.filter(queue=None, task_type=task_type).delete()
@@ -159,7 +159,7 @@ FAIR_SHARES_BATCH: Final = 1_000
 @transaction.atomic
 def set_queue(
     *,
-    caller: Caller,
+    tenant_id: int,
     name: str,
     concurrency: int | None = None,
     rate: int | None = None,
@@ -170,14 +170,14 @@ def set_queue(
 
     :raises NotFound: `unknown_queue` if there is none: a queue comes with its first type.
     """
-    line = queue_named(tenant_id=caller.tenant_id, name=name)
+    line = queue_named(tenant_id=tenant_id, name=name)
     line.concurrency, line.rate, line.rate_seconds, line.fair = concurrency, rate, rate_seconds, fair
     line.save(update_fields=["concurrency", "rate", "rate_seconds", "fair"])
     if line.fair:
         _settle_fair_shares()
     if line.rate is None:
         RateWindow.objects.filter(queue=line, task_type=None).delete()
-    _announce(tenant_id=caller.tenant_id, queue=line.pk)
+    _announce(tenant_id=tenant_id, queue=line.pk)
     return line
 
 
@@ -195,50 +195,53 @@ def _settle_fair_shares() -> int:
 
 
 @transaction.atomic
-def pause_queue(*, caller: Caller, name: str, now: datetime, drain: bool = False) -> None:
+def pause_queue(*, tenant_id: int, name: str, now: datetime, drain: bool = False) -> Queue:
     """Grant no leases from this queue until it is resumed. Leases that are held go on, or are ordered back to
     drain it.
 
     :raises NotFound: `unknown_queue` if there is none.
     """
-    line = queue_named(tenant_id=caller.tenant_id, name=name)
+    line = queue_named(tenant_id=tenant_id, name=name)
     Queue.objects.filter(pk=line.pk, paused_at=None).update(paused_at=now)
     if drain:
         execute(sql.DRAIN_QUEUE, {"queue": line.pk}, hot=True)
+    return queue_named(tenant_id=tenant_id, name=name)
 
 
 @transaction.atomic
-def resume_queue(*, caller: Caller, name: str) -> None:
+def resume_queue(*, tenant_id: int, name: str) -> Queue:
     """Grant leases from this queue again.
 
     :raises NotFound: `unknown_queue` if there is none.
     """
-    line = queue_named(tenant_id=caller.tenant_id, name=name)
-    Queue.objects.filter(pk=line.pk).update(paused_at=None)
-    _announce(tenant_id=caller.tenant_id, queue=line.pk)
+    line = queue_named(tenant_id=tenant_id, name=name)
+    line.paused_at = None
+    line.save(update_fields=["paused_at"])
+    _announce(tenant_id=tenant_id, queue=line.pk)
+    return line
 
 
 @transaction.atomic
-def pause_type(*, caller: Caller, name: str, now: datetime) -> TaskType:
+def pause_type(*, tenant_id: int, name: str, now: datetime) -> TaskType:
     """Grant no leases of this type until it is resumed. Leases that are held go on.
 
     :raises NotFound: `unknown_task_type` if there is none.
     """
-    task_type = type_for(tenant_id=caller.tenant_id, name=name)
+    task_type = type_for(tenant_id=tenant_id, name=name)
     TaskType.objects.filter(pk=task_type.pk, paused_at=None).update(paused_at=now)
-    return type_for(tenant_id=caller.tenant_id, name=name)
+    return type_for(tenant_id=tenant_id, name=name)
 
 
 @transaction.atomic
-def resume_type(*, caller: Caller, name: str) -> TaskType:
+def resume_type(*, tenant_id: int, name: str) -> TaskType:
     """Grant leases of this type again.
 
     :raises NotFound: `unknown_task_type` if there is none.
     """
-    task_type = type_for(tenant_id=caller.tenant_id, name=name)
+    task_type = type_for(tenant_id=tenant_id, name=name)
     TaskType.objects.filter(pk=task_type.pk).update(paused_at=None)
-    _announce(tenant_id=caller.tenant_id, task_type=task_type.pk)
-    return type_for(tenant_id=caller.tenant_id, name=name)
+    _announce(tenant_id=tenant_id, task_type=task_type.pk)
+    return type_for(tenant_id=tenant_id, name=name)
 
 
 def _announce(*, tenant_id: int, queue: int | None = None, task_type: int | None = None) -> None:
