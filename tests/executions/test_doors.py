@@ -482,7 +482,7 @@ def test_reading_request_is_answered_in_one_call_and_in_the_inbox(kee: Caller, t
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
-    ("intent", "more"), [("Close Vienna for cars", {}), ("What is the weather in vienna?", {"confirm_reads": False})]
+    ("intent", "more"), [("Shut Vienna for cars", {}), ("What is the weather in vienna?", {"confirm_reads": False})]
 )
 def test_guess_is_not_acted_on_without_a_confirmation(
     kee: Caller, tenant: Tenant, town: McpServer, intent: str, more: dict[str, bool]

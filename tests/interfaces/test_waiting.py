@@ -359,7 +359,7 @@ def lease(worker: Agent, **asked: Any) -> Awaitable[httpx2.Response]:
 def test_lease_waits_until_there_is_work(kee: Agent, worker: Agent, named: str, event: str) -> None:
     name = "default" if named == "queues" else "index"
     paused = event.removesuffix(" resumed")
-    given = {"caller": kee.caller, "name": "default" if paused == "queue" else "index"}
+    given = {"tenant_id": kee.caller.tenant_id, "name": "default" if paused == "queue" else "index"}
 
     def act() -> None:
         if event == "queued":
