@@ -61,12 +61,8 @@ def unalias(task_type: str, params: Params) -> tuple[str, Params]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of a run: a pointer, or the content itself. Content over 64 KiB becomes an artifact.
+    """The result of a run. One that can't be recorded fails the run as `unrecordable_result`."""
 
-    A result that can't be recorded fails the run as `unrecordable_result`.
-    """
-
-    content: Any = None
     pointer: str | None = None
     summary: str | None = None
 

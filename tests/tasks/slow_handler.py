@@ -26,4 +26,4 @@ def slow(context: Context, params: dict[str, Any]) -> Result:
         if time.monotonic() > deadline:
             raise Failed("not_let_go", "Nobody let it go.", retryable=False)
         time.sleep(0.05)
-    return Result(content={"run": context.run_id, "for": context.caller.name}, summary="Done slowly.")
+    return Result(summary=f"Run {context.run_id} for {context.caller.name}.")

@@ -25,7 +25,6 @@ from apps.core import notifications, tracing
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
-from apps.tasks import selectors
 from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Run, Schedule, Task, run_key
 from apps.tasks.services import scheduling
 from apps.tasks.shapes import QueuedTask, ScheduleTask
@@ -92,7 +91,7 @@ def _broker() -> redis.Redis:
 
 def _assert_ended_once(caller: Caller, task: QueuedTask, *, run: int) -> None:
     with acting_as(caller):
-        assert selectors.result(task.task_id).content == {"run": run, "for": "Kee"}
+        assert FinishedTask.objects.get(task_id=number(task)).summary == f"Run {run} for Kee."
         assert not LiveTask.objects.filter(task_id=number(task)).exists()
         receipts = Receipt.objects.filter(source_system="asyncgate", metadata__task_id=task.task_id)
         assert sorted(receipts.values_list("event_type", flat=True)) == ["task_complete", "task_queued"]
