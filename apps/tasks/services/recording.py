@@ -38,6 +38,8 @@ class Hold:
     backoff_cap: float
     tenant_id: int
     concurrency_key: str | None
+    late: bool
+    """Whether its deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

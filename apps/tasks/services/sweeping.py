@@ -2,10 +2,10 @@
 
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from django.conf import settings
@@ -16,7 +16,7 @@ from apps.core.notifications import send_on_commit
 from apps.core.sql import execute, fetch
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.tasks import handlers, sql
-from apps.tasks.services.ending import bury, end_overdue
+from apps.tasks.services.ending import bury
 from apps.tasks.services.leasing import admit
 from apps.tasks.signals import task_queued
 
@@ -66,33 +66,23 @@ def end_what_must() -> int:
     to the next sweep and does not block others. Safe to repeat and to overlap.
     """
     with acting_as_system("sweep of leases"):
-        doomed, overdue = fetch(sql.DOOMED, hot=True), fetch(sql.OVERDUE, hot=True)
-    return _end_all(bury, doomed) + _end_all(end_overdue, overdue)
-
-
-class _Ending(Protocol):
-    """Ends those of these tasks that still must end and are not locked; says how many."""
-
-    def __call__(self, *, tenant_id: int, task_ids: Collection[int]) -> int: ...
-
-
-def _end_all(end: _Ending, doomed: list[tuple[int, int, int]]) -> int:
-    """End tasks in one transaction for each recipient, so that an inbox is waited for once."""
+        doomed = fetch(sql.DOOMED, hot=True)
+    # One transaction for each recipient, so that an inbox is waited for once.
     theirs: dict[tuple[int, int], list[int]] = {}
     for tenant_id, task_id, recipient_id in doomed:
         theirs.setdefault((tenant_id, recipient_id), []).append(task_id)
-    return sum(_end_of_one(end, tenant_id, task_ids) for (tenant_id, _), task_ids in theirs.items())
+    return sum(_end_of_one(tenant_id, task_ids) for (tenant_id, _), task_ids in theirs.items())
 
 
-def _end_of_one(end: _Ending, tenant_id: int, task_ids: Sequence[int]) -> int:
+def _end_of_one(tenant_id: int, task_ids: Sequence[int]) -> int:
     """End tasks together, or one by one if one of them can't end."""
     try:
         with acting_in(tenant_id, "sweep of leases"):
             execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
-            return end(tenant_id=tenant_id, task_ids=task_ids)
+            return bury(tenant_id=tenant_id, task_ids=task_ids)
     except DatabaseError as exc:
         if len(task_ids) > 1 and not isinstance(exc.__cause__, psycopg.errors.LockNotAvailable):
-            return sum(_end_of_one(end, tenant_id, [task_id]) for task_id in task_ids)
+            return sum(_end_of_one(tenant_id, [task_id]) for task_id in task_ids)
         refs = ", ".join(format_ref("task", task_id) for task_id in task_ids)
         logger.warning("%s could not be ended; the next sweep tries again", refs, exc_info=exc)
         return 0
