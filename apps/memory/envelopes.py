@@ -5,7 +5,7 @@ from calendar import monthrange
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -134,11 +134,6 @@ DEFAULT_DAYS: Final[Mapping[ItemType, int]] = dict(zip(ItemType, (30, 14, 7), st
 """How many whole days an item of each type stays in envelopes after it was said."""
 
 
-def faded(confidence: float, age: timedelta, days: int) -> float:
-    """A confidence at this age. It falls linearly to half at the end of the window and stays there."""
-    return confidence * (1 - min(max(age / (days * _DAY), 0.0), 1.0) / 2)
-
-
 class Remembered(NamedTuple):
     """An item as an envelope needs it. An envelope may hold hundreds."""
 
@@ -179,11 +174,6 @@ class Known:
 
 def assemble(known: Known, *, tenant_slug: str, now: datetime) -> Envelope:
     """The envelope at this moment."""
-    current = sorted(
-        ((item, _confidence(item, known.days[item.type], known, now)) for item in known.items),
-        key=lambda pair: (pair[1], pair[0].said_at, pair[0].id),
-        reverse=True,
-    )
     talk, hidden = known.conversation, known.constraints.anonymize_dates
     return Envelope(
         identity=Identity(
@@ -192,7 +182,7 @@ def assemble(known: Known, *, tenant_slug: str, now: datetime) -> Envelope:
             subject_type=known.subject_id.partition(":")[0],
             display_name=known.display_name or None,
         ),
-        relational=_relational(known, current, now, hidden=hidden),
+        relational=_relational(known, now, hidden=hidden),
         recent_context=RecentContext()
         if talk is None
         else RecentContext(
@@ -212,47 +202,46 @@ def assemble(known: Known, *, tenant_slug: str, now: datetime) -> Envelope:
     )
 
 
-def _confidence(item: Remembered, days: int, known: Known, now: datetime) -> float:
-    """The confidence at this moment. If dates are anonymized, it is the same for the whole month of the item."""
-    said_at = last_moment(item.said_at) + _MICROSECOND if known.constraints.anonymize_dates else item.said_at
-    return faded(item.confidence, now - said_at, days)
+def _faded(known: Known, now: datetime, *, hidden: bool) -> list[tuple[float, datetime, int, Remembered]]:
+    """The items with their confidence at this moment, the surest first.
+
+    It falls evenly to half at the end of an item's window and stays there. If dates are anonymized, it is the same for the
+    whole month of the item.
+    """
+    windows = {type_: days * _DAY for type_, days in known.days.items()}
+    current = []
+    for item in known.items:
+        said_at = last_moment(item.said_at) + _MICROSECOND if hidden else item.said_at
+        share = (now - said_at) / windows[item.type]
+        confidence = item.confidence * (1 - (share if 0 < share < 1 else share >= 1) / 2)
+        current.append((confidence, item.said_at, item.id, item))
+    return sorted(current, reverse=True)
 
 
-def _relational(known: Known, current: list[tuple[Remembered, float]], now: datetime, *, hidden: bool) -> Relational:
-    of: dict[ItemType, list[tuple[Remembered, float]]] = {type_: [] for type_ in ItemType}
-    for item, confidence in current:
-        of[item.type].append((item, round(confidence, 4)))
-    shown = known.constraints.memory_enabled
-    score = sum(confidence for _, confidence in current) / len(current) if current else 0.0
+def _relational(known: Known, now: datetime, *, hidden: bool) -> Relational:
+    current = _faded(known, now, hidden=hidden)
+    of: dict[ItemType, list[dict[str, Any]]] = {type_: [] for type_ in ItemType}
+    for exact, said_at, _, item in current:
+        shown: dict[str, Any] = {"confidence": round(exact, 4), "type": item.type}
+        of[item.type].append(shown)
+        if item.type is ItemType.USER_FACT:
+            shown["fact"], shown["added_at"] = item.text, _dated(said_at, hidden=hidden)
+            shown["age_days"] = None if hidden else max(now - said_at, _ZERO) // _DAY
+        elif item.type is ItemType.USER_PATTERN:
+            shown["pattern"], shown["inferred_from"] = item.text, item.source or UNNAMED_SOURCE
+        else:
+            shown["narrative"] = item.text
+    score = sum(exact for exact, *_ in current) / len(current) if current else 0.0
+    enabled = known.constraints.memory_enabled
     return Relational.model_validate(
         {
-            "memorable_facts": [
-                {
-                    "fact": item.text,
-                    "confidence": confidence,
-                    "added_at": _dated(item.said_at, hidden=hidden),
-                    "age_days": None if hidden else max(now - item.said_at, _ZERO) // _DAY,
-                    "type": item.type,
-                }
-                for item, confidence in of[ItemType.USER_FACT]
-            ],
-            "patterns": [
-                {
-                    "pattern": item.text,
-                    "confidence": confidence,
-                    "inferred_from": item.source or UNNAMED_SOURCE,
-                    "type": item.type,
-                }
-                for item, confidence in of[ItemType.USER_PATTERN]
-            ],
-            "narratives": [
-                {"narrative": item.text, "confidence": confidence, "type": item.type}
-                for item, confidence in of[ItemType.SHARED_NARRATIVE]
-            ],
+            "memorable_facts": of[ItemType.USER_FACT],
+            "patterns": of[ItemType.USER_PATTERN],
+            "narratives": of[ItemType.SHARED_NARRATIVE],
             "confidence_score": round(score, 4),
-            "learning_level": (known.learning_level or None) if shown else None,
-            "domains": known.domains if shown else [],
-            "preferences": known.preferences if shown else {},
+            "learning_level": (known.learning_level or None) if enabled else None,
+            "domains": known.domains if enabled else [],
+            "preferences": known.preferences if enabled else {},
         }
     )
 

@@ -96,18 +96,16 @@ def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Kno
         preferences=json.loads(preferences),
         constraints=Constraints(**dict(zip(Constraints.model_fields, rules, strict=True))),
         days=dict(zip(ItemType, days, strict=True)),
-        items=[_item(row) for row in json.loads(items or "[]")],
+        # PostgreSQL writes moments in JSON as ISO 8601.
+        items=[
+            Remembered(pk, _TYPES[type_], text, confidence, source, datetime.fromisoformat(said_at))
+            for pk, type_, text, confidence, source, said_at in json.loads(items or "[]")
+        ],
         conversation=Conversation.model_validate_json(talk) if talk else None,
     )
 
 
 _TYPES: Final = {type_.value: type_ for type_ in ItemType}
-
-
-def _item(row: list[Any]) -> Remembered:
-    pk, type_, text, confidence, source, said_at = row
-    # PostgreSQL writes moments in JSON as ISO 8601.
-    return Remembered(pk, _TYPES[type_], text, confidence, source, datetime.fromisoformat(said_at))
 
 
 # The subject is locked, so that it is not forgotten before this transaction ends.
