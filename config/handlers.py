@@ -4,8 +4,10 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache, partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import IO, Any, Final
 
 from asgiref.sync import sync_to_async
@@ -14,36 +16,42 @@ from csp.utils import build_policy
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.core.handlers.exception import convert_exception_to_response, response_for_exception
-from django.core.signals import request_finished, request_started
-from django.http import HttpRequest
+from django.db import close_old_connections
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.middleware.clickjacking import XFrameOptionsMiddleware
 from django.middleware.common import CommonMiddleware
 from django.middleware.security import SecurityMiddleware
 from django.template.response import SimpleTemplateResponse
 from django.urls import ResolverMatch, resolve, set_script_prefix
-from django.utils.deprecation import MiddlewareMixin
 
 from apps.core import operations
 from apps.core.views import ON_LOOP, PendingResponse, on_loop
 from config.request_log import RequestLog
 
 
-class _ContentSecurityPolicy(MiddlewareMixin):
-    """The same policy as CSPMiddleware's for a view that changes nothing of it, put together once."""
+class _Headers(SecurityMiddleware):
+    """What it, CSPMiddleware and XFrameOptionsMiddleware do for a view that changes nothing of it, put together once."""
 
-    def process_response(self, _request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        response.headers.setdefault(HEADER, _policy())
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        super().__init__(get_response)
+        self._constant: dict[bool, list[tuple[str, str]]] = {}
+
+    def process_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
+        is_secure = request.is_secure()
+        if is_secure not in self._constant:
+            bare = HttpResponse()
+            del bare["Content-Type"]
+            super().process_response(request, bare)
+            XFrameOptionsMiddleware(self.get_response).process_response(request, bare)
+            self._constant[is_secure] = [*bare.items(), (HEADER, build_policy())]
+        for name, value in self._constant[is_secure]:
+            response.headers.setdefault(name, value)
         return response
 
 
-@cache
-def _policy() -> str:
-    return build_policy()
-
-
 # Those of settings.MIDDLEWARE that concern a client with a token, the outermost first.
-_MIDDLEWARE: Final = (SecurityMiddleware, _ContentSecurityPolicy, XFrameOptionsMiddleware, RequestLog, CommonMiddleware)
+_MIDDLEWARE: Final = (_Headers, RequestLog, CommonMiddleware)
 # A client that takes nothing for so long is gone, whatever its connection says.
 _STALLED_AFTER: Final = 30.0
 # More than there are connections to the database: some wait for another server, and hold none.
@@ -94,6 +102,43 @@ class PageHandler(ASGIHandler):
         return response
 
 
+class _Threads:
+    """Threads that do what one event loop asks for, in a fraction of an executor's time.
+
+    They are kept, and with them what Django makes for each thread anew.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._started, self._busy = most, 0, 0
+        self._asked: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = SimpleQueue()
+
+    def run(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """What some work returns or raises."""
+        answer = asyncio.get_running_loop().create_future()
+        self._busy += 1
+        if self._started < min(self._busy, self._most):
+            self._started += 1
+            Thread(target=self._live, name=f"operation-{self._started}", daemon=True).start()
+        self._asked.put((answer, work))
+        return answer
+
+    def _live(self) -> None:
+        while True:
+            answer, work = self._asked.get()
+            try:
+                told = answer.set_result, work()
+            except BaseException as exc:  # noqa: BLE001  # whoever waits raises it
+                told = answer.set_exception, exc
+            with suppress(RuntimeError):  # the loop has ended
+                answer.get_loop().call_soon_threadsafe(self._tell, answer, *told)
+            del answer, work, told  # else kept until the next work
+
+    def _tell(self, answer: asyncio.Future[Any], tell: Callable[[Any], None], what: Any) -> None:
+        self._busy -= 1
+        if not answer.done():
+            tell(what)
+
+
 class TokenHandler(ASGIHandler):
     """For views of clients with a token: one trip to a thread, with only the middleware that concerns them.
 
@@ -104,8 +149,7 @@ class TokenHandler(ASGIHandler):
 
     def __init__(self) -> None:
         super().__init__()
-        # Kept threads keep what Django makes for each thread anew.
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="operation")
+        self._threads = _Threads(_THREADS)
 
     def load_middleware(self, is_async: bool = False) -> None:  # noqa: FBT001, FBT002  # Django's signature
         chain: Callable[[HttpRequest], Any] = convert_exception_to_response(_call)
@@ -127,8 +171,7 @@ class TokenHandler(ASGIHandler):
                 response = await _finished(request, response)
         else:
             body.seek(0)
-            answered = asyncio.get_running_loop().run_in_executor(self._threads, self._answered, scope, body)
-            request, response = await answered
+            request, response = await self._threads.run(partial(self._answered, scope, body))
         if not response.streaming and not (isinstance(response, PendingResponse) and response.is_pending):
             await self.send_response(response, send)
             return
@@ -143,11 +186,11 @@ class TokenHandler(ASGIHandler):
 
     def _answered(self, scope: Any, body: IO[bytes]) -> tuple[Any, Any]:
         """The request, and the response that its view gives."""
-        request_started.send(sender=self.__class__, scope=scope)
-        answered = self._viewed(scope, body)
-        # Gives the database connection back; content that waits or streams is made without it.
-        request_finished.send(sender=self.__class__)
-        return answered
+        try:
+            return self._viewed(scope, body)
+        finally:
+            # Gives the database connection back; content that waits or streams is made without it.
+            close_old_connections()
 
     def _viewed(self, scope: Any, body: IO[bytes]) -> tuple[Any, Any]:
         with body:

@@ -1,5 +1,6 @@
 """What the logs leave out: what comes for ever, so that an idle product writes next to nothing; and stored text."""
 
+import logging
 import sys
 import traceback
 from collections.abc import Iterator, MutableMapping
@@ -19,11 +20,25 @@ def drop_routine(_logger: object, level: str, event: MutableMapping[str, Any]) -
 
     :raises structlog.DropEvent: to leave an event out.
     """
-    if level == "info" and event.get("event") in _REQUESTS:
-        path = str(event.get("request", "")).partition(" ")[2].partition("?")[0]
-        if path.endswith(_ROUTINE):
-            raise structlog.DropEvent
+    if level == "info" and event.get("event") in _REQUESTS and is_routine(str(event.get("request", ""))):
+        raise structlog.DropEvent
     return event
+
+
+def is_routine(request: str) -> bool:
+    return request.partition(" ")[2].partition("?")[0].endswith(_ROUTINE)
+
+
+class Formatter(structlog.stdlib.ProcessorFormatter):
+    """One JSON object a line. What structlog's processors have been through is written as it is."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if isinstance(record.msg, dict) and "event" in record.msg:
+            return str(_json(None, "", record.msg))
+        return super().format(record)
+
+
+_json: Final = structlog.processors.JSONRenderer()
 
 
 def tell_exception(_logger: object, _level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

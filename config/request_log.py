@@ -1,6 +1,8 @@
 """Who asked for what, for the log; not in which words."""
 
 import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Final
@@ -15,8 +17,9 @@ from opentelemetry.trace import Span, SpanKind
 from apps.core import tracing
 from apps.core.views import PendingResponse, on_loop
 from apps.principals.tenancy import Caller
+from config.logs import is_routine
 
-logger = structlog.get_logger("django_structlog.middlewares.request")
+logger = logging.getLogger("django_structlog.middlewares.request")
 _LEVELS: Final = {4: logging.WARNING, 5: logging.ERROR}
 
 
@@ -27,11 +30,17 @@ class RequestLog(RequestMiddleware):
     from the header `traceparent`.
     """
 
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        super().__init__(get_response)
+        self._is_async = iscoroutinefunction(get_response)
+
     def __call__(self, request: HttpRequest) -> Any:
-        if iscoroutinefunction(self.get_response):
+        if self._is_async:
             return super().__call__(request)
         with tracing.span(request.method or "", _carrier(request), SpanKind.SERVER) as span:
-            response = super().__call__(request)
+            self.prepare(request)
+            response = self.get_response(request)
+            self.handle_response(request, response)
             _describe(span, request, response)
         return response
 
@@ -56,12 +65,18 @@ class RequestLog(RequestMiddleware):
             self._finished(request, response)
 
     def _finished(self, request: HttpRequest, response: Any) -> None:
-        """The line of a client with a token, in a fraction of the time that the library takes for it."""
+        """The line of a client with a token, in a fraction of the time that structlog's processors take for it."""
         level = _LEVELS.get(response.status_code // 100, logging.INFO)
-        who = getattr(request, "user", None)
-        known = {"tenant": who.tenant_slug, "principal": who.name} if isinstance(who, Caller) else {}
         asked = self.format_request(request)
-        logger.log(level, "request_finished", code=response.status_code, request=asked, **known)
+        if logger.isEnabledFor(level) and not (level == logging.INFO and is_routine(asked)):
+            who = getattr(request, "user", None)
+            line: dict[str, Any] = {"code": response.status_code, "request": asked}
+            if isinstance(who, Caller):
+                line |= {"tenant": who.tenant_slug, "principal": who.name}
+            line |= structlog.contextvars.get_contextvars()
+            line |= {"event": "request_finished", "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
+            line |= {"logger": logger.name, "level": logging.getLevelName(level).lower()}
+            logger.handle(logging.LogRecord(logger.name, level, __file__, 0, line, (), None))
         structlog.contextvars.clear_contextvars()
 
     @staticmethod
@@ -75,7 +90,7 @@ class RequestLog(RequestMiddleware):
         addresses = [address.strip() for address in forwarded.split(",") if address.strip()]
         is_behind = len(addresses) >= proxies > 0
         address = addresses[-proxies] if is_behind else request.META.get("REMOTE_ADDR")
-        structlog.contextvars.bind_contextvars(ip=address, request_id=tracing.trace_id())
+        structlog.contextvars.bind_contextvars(ip=address)
 
 
 def _carrier(request: HttpRequest) -> dict[str, str]:

@@ -533,7 +533,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {
         "structured": {
-            "()": structlog.stdlib.ProcessorFormatter,
+            "()": "config.logs.Formatter",
             "processor": structlog.processors.JSONRenderer(),
             "foreign_pre_chain": [
                 structlog.contextvars.merge_contextvars,

@@ -15,7 +15,8 @@ from typing import Any, Final
 import structlog
 from celery import signals
 from django.conf import settings
-from opentelemetry import trace
+from opentelemetry import context, trace
+from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -33,17 +34,24 @@ def span(name: str, carrier: Mapping[str, Any], kind: SpanKind) -> Iterator[Span
     """
     named = {name: text for name in _HEADERS if isinstance(text := carrier.get(name), str) and text}
     parent = _W3C.extract(named) if named else None
-    if _exports():
-        began = trace.get_tracer("gatehouse").start_as_current_span(name, context=parent, kind=kind)
-    else:
-        current = trace.get_current_span(parent)
-        if not current.get_span_context().is_valid:
-            ids = SpanContext(trace_id=secrets.randbits(128), span_id=secrets.randbits(64), is_remote=False)
-            current = NonRecordingSpan(ids)
-        began = trace.use_span(current)
-    with began as current:
+    exported = _exports() and trace.get_tracer("gatehouse").start_as_current_span(name, context=parent, kind=kind)
+    with exported or _entered(parent) as current:
         structlog.contextvars.bind_contextvars(request_id=trace_id())
         yield current
+
+
+@contextmanager
+def _entered(parent: Context | None) -> Iterator[Span]:
+    """As ``use_span``, for a span that records nothing."""
+    current = trace.get_current_span(parent)
+    if not current.get_span_context().is_valid:
+        ids = SpanContext(trace_id=secrets.randbits(128), span_id=secrets.randbits(64), is_remote=False)
+        current = NonRecordingSpan(ids)
+    token = context.attach(trace.set_span_in_context(current))
+    try:
+        yield current
+    finally:
+        context.detach(token)
 
 
 def trace_id() -> str:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final
 
 from django.db import connection, transaction
@@ -108,22 +109,26 @@ from unnest($1::bytea[]) digest cross join lateral gatehouse_token(digest)
 
 
 def _credential(row: Sequence[Any], now: datetime | None) -> Credential | None:
-    *identity, expires_at, revoked_at, disabled_at, last_used_at = row
+    *identity, scopes, sources, expires_at, revoked_at, disabled_at, last_used_at = row
     if revoked_at or disabled_at or (now and expires_at and _moment(expires_at) <= now):
         return None
-    token_id, tenant_id, tenant_slug, principal_id, name, kind, scopes, sources = identity
-    caller = Caller(
+    unnoted = last_used_at is None or now is None or now - _moment(last_used_at) >= _USED_EVERY
+    return Credential(caller=_caller(tuple(identity), tuple(scopes), tuple(sources)), unnoted=unnoted)
+
+
+@lru_cache(maxsize=1024)
+def _caller(identity: tuple[Any, ...], scopes: tuple[str, ...], sources: tuple[str, ...]) -> Caller:
+    token_id, tenant_id, slug, principal_id, name, kind = identity
+    return Caller(
         tenant_id=tenant_id,
-        tenant_slug=tenant_slug,
+        tenant_slug=slug,
         principal_id=principal_id,
         name=name,
         kind=Kind(kind),
-        scopes=frozenset(Scope(scope) for scope in scopes),
+        scopes=frozenset(map(Scope, scopes)),
         source_systems=frozenset(sources),
         token_id=token_id,
     )
-    unnoted = last_used_at is None or now is None or now - _moment(last_used_at) >= _USED_EVERY
-    return Credential(caller=caller, unnoted=unnoted)
 
 
 def _moment(told: datetime | str) -> datetime:

@@ -13,6 +13,11 @@ _TRIES: Final = 3
 class DatabaseWrapper(base.DatabaseWrapper):
     """Looks itself whether a connection of the pool still stands; its settings ask for no `CONN_HEALTH_CHECKS`."""
 
+    def _set_autocommit(self, autocommit: bool) -> None:  # noqa: FBT001  # Django's signature
+        # Those of a pool are given back as they are taken.
+        if self.connection.autocommit != autocommit:
+            super()._set_autocommit(autocommit)  # type: ignore[misc]  # it has no stub
+
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
         """A connection that stands.
 
