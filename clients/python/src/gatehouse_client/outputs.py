@@ -62,7 +62,11 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueFigures:
-    """The tasks of a queue, and its statistics of the last five minutes."""
+    """
+    The tasks of a queue, and its statistics of the last five minutes.
+
+    Of more than five thousand ends in all queues the newest count, over the time that they took.
+    """
 
     queue: str
     paused: bool
