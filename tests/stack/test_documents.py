@@ -23,7 +23,12 @@ from tests.commands import PATIENCE, ROOT, Ended, of_a_person, run, up
 NAV: Final = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
 TOLD: Final = [page for kind in NAV for pages in kind.values() for named in pages for page in named.values()][:15]
 # The site's first page is README.md. The page on agents uses the token and the worker of an example.
-PAGES: Final = ["README.md", "examples/worker_python/README.md", *(f"docs/{page}" for page in TOLD[1:])]
+_MORE: Final = ("inbox", "memory", "envelopes", "recall", "planner", "executions")
+PAGES: Final = [
+    *("README.md", "examples/worker_python/README.md"),
+    *(f"docs/{page}" for page in TOLD[1:]),
+    *(f"docs/{page}.md" for page in _MORE),
+]
 _BLOCK: Final = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 # A block of the kind sh needs what a machine of tests lacks.
 _LACKING: Final = ("claude mcp", "docker compose", "kubectl", "systemctl")
