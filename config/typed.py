@@ -6,7 +6,9 @@ PRODUCT = Path(__file__).resolve().parent.parent
 
 
 def typed(verb: str) -> str:
-    """`verb` is up, demo or another verb of these."""
+    """`verb` is up, demo, doctor or another verb of these."""
     if not (PRODUCT / "bin").is_dir():
         return f"gatehouse {verb}"
+    if verb == "doctor":
+        return ".venv/bin/python manage.py doctor"
     return f"bin/{verb}" if verb in {"up", "demo"} else f"bin/up {verb}"

@@ -205,4 +205,5 @@ def _from_protocol(error: MCPError, *, by_http: bool) -> CallFailed:
         return Disconnected("The other side closed the connection.")
     # The SDK gives the code of a defect to refusals by HTTP as well.
     broke = error.code == INTERNAL_ERROR and not by_http
-    return Refused(f"The endpoint refuses: {legible(error.message)}", mcp_code=error.code, broke=broke)
+    hint = ". Is the address right? Most end in /mcp" if by_http and error.message == "Not Found" else ""
+    return Refused(f"The endpoint refuses: {legible(error.message)}{hint}", mcp_code=error.code, broke=broke)

@@ -171,7 +171,7 @@ def _take(given: Arguments, repository: Repository, streams: Streams) -> None:
             streams.say(text="The outbox is empty\n", facts={"report": None}, as_json=given.json)
             return
         text = report.decode("utf-8", "replace")
-        streams.say(text=text, facts={"report": text}, as_json=given.json)
+        streams.say(text=text if text.endswith("\n") else f"{text}\n", facts={"report": text}, as_json=given.json)
 
 
 def _status(given: Arguments, repository: Repository, streams: Streams) -> None:

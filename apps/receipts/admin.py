@@ -36,14 +36,14 @@ def tree(receipt: Receipt) -> str:
                 waiting.append(child)
     return format_html_join(
         "",
-        '<div style="padding-left:{}rem">{} <strong>{}</strong> to {}: {}{}{}</div>',
+        '<div style="padding-left:{}rem">{} <strong>{}</strong> to {}{}{}{}</div>',
         (
             (
                 min(depth, _DEEPEST) * 1.5,
                 link_to_page("receipts_receipt", pages[key].pk, key) if key in pages else key,
                 links[key].event_type,
                 links[key].recipient_ai,
-                start_of(links[key].title or "", 80),
+                f": {start_of(title, 80)}" if (title := links[key].title) else "",
                 " (this one)" if key == receipt.receipt_id else "",
                 format_html(", read as {}", _place(pages[key])) if key in pages and _place(pages[key]) != "-" else "",
             )

@@ -114,7 +114,7 @@ class WorkerAdmin(OperatorAdmin):
     renews_list = True
     actions_list = ["add_server"]
     actions_detail = ["approve", "look_now", "quarantine", "release", "unregister"]
-    list_display = ["worker_id", "state", "effective_tier", "tier_reason", "current_load", "last_heartbeat_at"]
+    list_display = ["worker_id", "standing", "effective_tier", "tier_reason", "current_load", "last_heartbeat_at"]
     list_filter = ["state", "effective_tier", "tenant"]
     search_fields = ["worker_id"]
     fieldsets = [
@@ -122,7 +122,7 @@ class WorkerAdmin(OperatorAdmin):
             None,
             {
                 "fields": [
-                    "state",
+                    "standing",
                     "effective_tier",
                     "what_it_may",
                     "current_load",
@@ -138,6 +138,10 @@ class WorkerAdmin(OperatorAdmin):
         ),
     ]
     inlines = [OfferInline, EventInline]
+
+    @admin.display(description="State", ordering="state")
+    def standing(self, worker: Worker) -> str:
+        return "Unregistered" if worker.unregistered_at else worker.get_state_display()
 
     @list_verb(
         "Add a server",

@@ -149,7 +149,7 @@ def down(_options: argparse.Namespace, data: DataFolder) -> int:
     # The supervisor, whose parent is a stranger, ends its children in order.
     end_all([one for one in ours if one.is_running() and one.parent() not in ours], sign=signal.SIGTERM, patience=60)
     end_all(marked(data.mark))
-    say(f"Nothing runs with its data in {data.path}.")
+    say(f"Ended what ran with its data in {data.path}." if ours else f"Nothing runs with its data in {data.path}.")
     return 0
 
 

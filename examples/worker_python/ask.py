@@ -1,10 +1,12 @@
-"""Has the lines of a folder counted by whoever can, and waits for the answer."""
+"""Has the lines of a folder counted by whoever can, and waits for the answer: ask.py FOLDER"""
 
 import sys
 from pathlib import Path
 
 from worker import client
 
+if not sys.argv[1:]:
+    sys.exit("usage: ask.py FOLDER")
 with client:
     task = client.queue(task_type="count_lines", params={"folder": str(Path(sys.argv[1]).resolve())})
     seen = 0

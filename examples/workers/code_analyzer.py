@@ -102,7 +102,7 @@ async def analyze_repository(repo_path: str, ctx: Context[Any, Any], language: s
     mean = round(sum(spot.complexity for spot in hotspots) / (len(hotspots) or 1), 2)
     return CodeAnalysis(
         repo_path=str(root),
-        summary=f"{done} Python files, {len(hotspots)} functions: mean complexity {mean}, {len(issues)} issues",
+        summary=f"Python files: {done}, functions: {len(hotspots)}, mean complexity: {mean}, issues: {len(issues)}",
         files=done,
         functions=len(hotspots),
         complexity_score=mean,

@@ -84,7 +84,7 @@ async def suggest_optimizations(analysis_pointer: Pointer) -> Suggestions:
     found.sort(key=lambda one: (-WEIGHT[one.impact], WEIGHT[one.effort], one.path, one.line, one.kind))
     high = sum(one.impact == "high" for one in found)
     summary = (
-        f"{len(found)} suggestions, {high} of high impact" if found else "The analysis gives no reason for a change"
+        f"Suggestions: {len(found)}, of high impact: {high}" if found else "The analysis gives no reason for a change"
     )
     return Suggestions(summary=summary, suggestions_count=len(found), suggestions=found[:50])
 

@@ -186,7 +186,7 @@ def test_command_typed_in_a_shell(kee: Caller, server: McpServer, tenant: Tenant
     said = typed("add", server.endpoint, "--tool", "look", "--tenant", tenant.slug)
 
     assert "save  touches read, write  Will save a text." in said
-    assert "1 of its tools are approved" in said
+    assert "approved tools: 1" in said
     with acting_as(kee):
         worker_id = Worker.objects.get().worker_id
     assert "approved: look, save, shout" in typed("approve", worker_id, "--all", "--tenant", tenant.slug)

@@ -19,4 +19,4 @@ class Command(BaseCommand):
             backups.restore(folder.resolve())
         except backups.Refused as refusal:
             raise CommandError(str(refusal)) from refusal
-        self.stdout.write("Restored. Start the product, then run manage.py doctor.")
+        self.stdout.write(f"Restored. Start the product, then run {typed('doctor')}.")

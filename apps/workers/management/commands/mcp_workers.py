@@ -164,7 +164,7 @@ class Command(BaseCommand):
                 why="by a command",
             )
         approved = sum(tool.approved for tool in added.tools)
-        self.stdout.write(f"{added.worker_id} is added as source {added.source}; {approved} of its tools are approved")
+        self.stdout.write(f"{added.worker_id} is added as source {added.source}; approved tools: {approved}")
         for fault in added.left_out:
             self.stdout.write(f"left out: {fault}")
         if not approved:
