@@ -61,7 +61,7 @@ BUNDLED_WORKERS = {
 }
 # The tokens that a stack issues once, as the arguments of `issue_token`: for the person at the keyboard, for the agent
 # of the demo, and for each bundled worker.
-_WORKS = "--tenant default --principal {0} --source-system {0} --scope workers:register --kind"
+_WORKS = "--tenant default --principal {0} --source-system {0} --scope workers:register --scope tasks:work --kind"
 _AGENT = f"{_WORKS} ai --scope receipts:write --scope inbox --scope tasks:queue --scope plans --scope memory"
 _TOKENS = {"agent": _AGENT.format("agent").split(), "kee": _AGENT.format("Kee").split()}
 _TOKENS |= {name: f"{_WORKS} worker".format(name).split() for name in BUNDLED_WORKERS}
