@@ -18,6 +18,7 @@ status       say what runs
 down         end what runs
 token        issue a token
 doctor       examine every part and say how to mend it
+handoff      leave notes for the next session in a repository, and read them
 backup DIR   write a backup while it runs
 restore DIR  make a new data folder from a backup
 reset        erase the data folder
@@ -33,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="gatehouse", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[folder]
     )
-    parser.add_argument("command", metavar="COMMAND", choices=[*_RUNS, *_MANAGES])
+    parser.add_argument("command", metavar="COMMAND", choices=[*_RUNS, *_MANAGES, "handoff"])
     # What follows the command is for the command to read.
     command, rest = parser.parse_args(words[:1]).command, words[1:]
     data = given.data or os.environ.get("GATEHOUSE_DATA") or _user_folder()
@@ -45,6 +46,9 @@ def main() -> None:
 
         manage()
         return
+    if command == "handoff":
+        os.environ["PYTHONPATH"] = str(_PRODUCT)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "apps.handoff.cli", *rest])  # noqa: S606  # the same interpreter
     # Processes find the product in the folder where they run.
     os.environ["GATEHOUSE_CALLER_DIR"] = str(Path.cwd())
     os.chdir(_PRODUCT)

@@ -292,5 +292,5 @@ def test_the_thread_page_shows_its_snapshots_with_their_reasons(reader: Caller, 
     with acting_as_system("test"):
         thread = Thread.objects.get(resource_ref="pr:1")
     page = page_of(console, "thread", thread.pk)
-    assert "by immediate, 5 receipts, acked: 5 ci on pr:1" in page
-    assert "by immediate, 4 receipts, superseded by 3: 4 ci on pr:1" in page
+    assert "by immediate, 5 receipts, acked: ci on pr:1: 5 receipts" in page
+    assert "by immediate, 4 receipts, superseded by 3: ci on pr:1: 4 receipts" in page

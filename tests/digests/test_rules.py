@@ -86,8 +86,8 @@ def test_snapshot_takes_the_latest_hint_and_handle(as_kee: Caller) -> None:
     for title in "ABCD":
         post_grouped(as_kee, resource="pr:2", title=title)
     hinted, plain = flushed(as_kee).entries
-    assert (hinted.title, hinted.summary, hinted.delivery_handle) == ("3 ci on pr:1", "CI is green", "job:2")
-    assert plain.summary == "4 ci on pr:2. Latest: D; C; B"
+    assert (hinted.title, hinted.summary, hinted.delivery_handle) == ("ci on pr:1: 3 receipts", "CI is green", "job:2")
+    assert plain.summary == "ci on pr:2: 4 receipts. Latest: D; C; B"
 
 
 def test_the_classic_trap_with_the_old_token(as_kee: Caller) -> None:

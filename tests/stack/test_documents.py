@@ -170,7 +170,7 @@ def test_the_wheel_runs_outside_the_working_copy_and_the_pages_work_as_they_are_
         said = _said([page for page in PAGES if page not in _OF_LIBRARIES], stack["url"], tmp_path, alone, data)
 
         for words in (
-            "40 quota on provider:openai",
+            "quota on provider:openai: 40 receipts",
             "Greeted Ada",
             '"content":{"said":"Hello Ada"}',
             "\ncancel\n",

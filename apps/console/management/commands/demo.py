@@ -213,7 +213,7 @@ async def _delegate(kee: Agent, root: Path) -> Json:
         kee.step("confirm_plan", f"{plan['plan_id']}, receipt {plan['receipt_id']}")
     _expect(plan["status"] == "ready", f"The DeleGate has no plan for this: {plan['next_step']}")
     table = Table("step", "type", "worker", "tool", "waits for", box=None, padding=(0, 2), header_style="dim")
-    for step in plan["steps"]:
+    for step in sorted(plan["steps"], key=lambda step: int(step["step_id"].removeprefix("step-"))):
         waits = step.get("depends_on") or step.get("wait_for_step_ids") or step.get("aggregate_step_ids") or []
         members = (step.get(name, "") for name in ("step_id", "step_type", "worker_id", "tool_name"))
         table.add_row(*members, ", ".join(waits))
@@ -307,6 +307,8 @@ async def _synthesize(
         summary=summary,
     )
     kee.step("submit_step_result", f"{step_id}: {summary}")
+    for one in best[:3]:
+        kee.tell(f"[bold]{one['title']}[/] in {one['path']}")
     _expect(moved["status"] == "complete", f"The execution is {moved['status']}, not complete.")
     kee.step("The execution is complete", moved["execution_id"])
     return summary, [task_id, *closer]

@@ -2,6 +2,7 @@
 
 import time
 from argparse import ArgumentParser
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, **options: Any) -> None:
         once = options["once"]
-        with Client.from_environment() as client:
+        with suppress(KeyboardInterrupt), Client.from_environment() as client:
             turn = {
                 "outbox": partial(delivery.send, client),
                 "inbox": partial(delivery.hear, client, wait=0.0 if once else _LONGEST_WAIT),
