@@ -395,7 +395,7 @@ def _text(one: Members, facts: Sequence[Fact]) -> tuple[str, str]:
     context = Context(resource_ref=one.resource_ref, event_family=one.event_family, count=count)
     texts = hooks.summarize_thread(one.source_system, facts, context) if facts else None
     if texts is None:
-        title = f"{one.event_family} on {one.resource_ref}: {count} receipts"
+        title = f"{one.event_family} on {one.resource_ref}: {count} receipt{'s' * (count != 1)}"
         hints = (group.summary_hint for fact in reversed(facts) if (group := hooks.group_of(fact)) is not None)
         hint = one.hint or next(filter(None, hints), None)
         latest = "; ".join(_cut(text, 120) for text in one.latest_titles)

@@ -202,7 +202,7 @@ def test_without_a_usable_summary_the_hint_or_the_default_stands(
 ) -> None:
     hook(in_one_group, summarize_thread=summarize)
     post(as_kee, source="crm", metadata={"deal": {"tags": ["hot"]}})
-    assert words(as_kee) == ("1 deals on deal:7", "Hint of hot")
+    assert words(as_kee) == ("deals on deal:7: 1 receipt", "Hint of hot")
     group = Group(resource_ref="deal:8", event_family="deals", summary_hint="Posted hint")
     post(as_kee, source="crm", group=group)
     assert flushed(as_kee)[-1].summary == "Posted hint"

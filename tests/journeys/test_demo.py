@@ -113,7 +113,7 @@ def test_demo_ends_well_twice_on_the_same_data(tmp_path: Path) -> None:
     assert "exec_2" in again.stdout
     assert "start it with bin/up" in again.stdout
     assert "earlier run" not in again.stdout
-    assert "1 Python file" in again.stdout
+    assert "Python files: 1, functions: 0" in again.stdout
 
 
 @pytest.mark.long
