@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import inspect
 import json
 import logging
 import os
@@ -127,7 +128,8 @@ class Worker:
                 finally:
                     self.running_calls -= 1
 
-            self.server.tool(title=title, annotations=annotations)(reporting)
+            described = inspect.cleandoc(function.__doc__ or "")
+            self.server.tool(title=title, description=described, annotations=annotations)(reporting)
             return function
 
         return published

@@ -130,13 +130,14 @@ class Client:
         body = {named: list(requests)} if many else _body(path, requests[0])
         try:
             status, answer = self._send(connection, method, path_of_many if many else path.format(**requests[0]), body)
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException) as exc:
             connection.close()
-            status, answer = None, {}
+            status, answer = None, {"fault": repr(exc)}
         moment = now()
         for nth, call in enumerate(calls):
             if status is None or weather == "swallowed":
                 call.lost = moment
+                call.body = answer if status is None else {}
             else:
                 call.end, call.status = moment, status
                 call.body = answer

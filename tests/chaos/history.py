@@ -61,7 +61,7 @@ class Call:
         return int(self.request["lease_token"].split(".")[1])
 
     def __str__(self) -> str:
-        answer = f"{self.status} {self.body.get('code') or ''}".strip() if self.status else "no answer"
+        answer = f"{self.status} {self.body.get('code') or ''}".strip() if self.status else f"no answer: {self.body}"
         return f"{self.verb} of {self.actor} at {self.begin:.1f} s: {answer}"
 
 
