@@ -75,7 +75,11 @@ def commands() -> str:
     """The commands and settings."""
     own = {name: load_command_class(app, name) for name, app in get_commands().items() if app.startswith("apps.")}
     # Those of Django that are fitted to the product have Django's words.
-    told = [f"| `{name}` | {_cell(one.help.partition(chr(10) * 2)[0])} |" for name, one in sorted(own.items()) if "help" in vars(type(one))]
+    told = [
+        f"| `{name}` | {_cell(one.help.partition(chr(10) * 2)[0])} |"
+        for name, one in sorted(own.items())
+        if "help" in vars(type(one))
+    ]
     source = (HERE.parent / "config" / "settings.py").read_text(encoding="utf-8")
     known = [
         f"| {'<br>'.join(dict.fromkeys(name for _, _, name in found))} | {_cell(comment)} |"
