@@ -44,7 +44,8 @@ def queued(title: str, periods: Sequence[Period], *, label: str = "%H:%M") -> Ch
     most: dict[str, int] = {}
     for period in periods:
         for queue, depth in period.queued.items():
-            most[queue] = max(most.get(queue, 0), depth)
+            if depth:
+                most[queue] = max(most.get(queue, 0), depth)
     deepest = sorted(most, key=lambda queue: (-most[queue], queue))
     lines = zip(deepest, _COLOURS, strict=False)
     series = [(name, colour, [one.queued.get(name, 0) for one in periods]) for name, colour in lines]

@@ -591,7 +591,8 @@ class TaskAdmin(OperatorAdmin):
     def took(self, task: Task) -> str:
         """The last run."""
         run = _standing(task).run
-        return span(None if run is None else (run.ended_at or timezone.now()) - run.started_at)
+        took = span(None if run is None else (run.ended_at or timezone.now()) - run.started_at)
+        return format_html('<span class="whitespace-nowrap">{}</span>', took)
 
     @admin.display(description="Attempts")
     def attempts(self, task: Task) -> int:
@@ -600,7 +601,7 @@ class TaskAdmin(OperatorAdmin):
 
     @admin.display(description="Error")
     def error(self, task: Task) -> str:
-        return start_of(_error(task), 60) or "-"
+        return start_of(_error(task), 40) or "-"
 
     @admin.display(description="Status")
     def state(self, task: Task) -> str:
