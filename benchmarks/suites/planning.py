@@ -45,7 +45,7 @@ _NOUNS: Final = [
 _TAKES: Final = {"type": "object", "properties": {"path": {"type": "string"}, "limit": {"type": "integer"}}}
 _SETS: Final = Path(settings.BASE_DIR) / "tests/plans/sets"
 _NOW: Final = datetime(2026, 11, 24, 12, tzinfo=UTC)
-_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)[\d:.]*(?:Z|[+-]\d\d:?\d\d)?)?")
+_TIME: Final = re.compile(r"(?=\d)(\d{4}-\d\d-\d\d)?(?:(?:[T ]|^)(\d\d:\d\d)[\d:.]*(?:Z|[+-]\d\d:?\d\d)?)?")
 _Model = Callable[[Asked, Library], Proposal | None]
 _PLANS: Final = ("ready", "confirm")
 _PARTIAL: Final = "partial plans count"

@@ -47,6 +47,7 @@ def given(one: Param, text: str) -> list[tuple[float, Any]]:
         ("head", INTEGER, "knob", Kind.INTEGER),
         ("head", TEXT, "slug", Kind.SLUG),
         ("file_name", TEXT, "path", Kind.FILE),
+        ("insured_value_eur", NUMBER, "money", Kind.INTEGER),
     ],
 )
 def test_role_and_kinds(name: str, schema: dict[str, Any], role: str, kind: Kind) -> None:
@@ -75,7 +76,12 @@ def test_choices(schema: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "description", "unit"),
-    [("timeout_ms", "", "millisecond"), ("min_amount", "", ""), ("radius", "Radius of the search, in meters", "m")],
+    [
+        ("timeout_ms", "", "millisecond"),
+        ("min_amount", "", ""),
+        ("radius", "Radius of the search, in meters", "m"),
+        ("max_c", "", "C"),
+    ],
 )
 def test_unit(name: str, description: str, unit: str) -> None:
     assert param(name, {"type": "integer", "description": description}).unit == unit
@@ -103,6 +109,8 @@ def test_args_section_describes_params() -> None:
         ("start", {"type": "string", "format": "date-time"}, [], "since Monday", "2026-11-23T00:00:00Z"),
         ("start_date", {"type": "string", "format": "date"}, [], "last week", "2026-11-16"),
         ("due_date", {"type": "string", "format": "date"}, [], "by Friday at 9", "2026-11-27"),
+        ("paid_on", {"type": "string", "format": "date"}, [], "on Friday", "2026-11-20"),
+        ("until", {"type": "string", "format": "time"}, [], "2 pm", "14:00:00Z"),
         ("emails", {"type": "array", "items": TEXT}, [], "a@b.example", ["a@b.example"]),
         ("assignee", TEXT, [], "@ann", "ann"),
         ("country", {"enum": ["AT", "DE"]}, [], "Austria", "AT"),

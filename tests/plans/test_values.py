@@ -52,6 +52,8 @@ def found(text: str) -> set[tuple[object, ...]]:
         ("on 12/25/2026", "date", "2026-12-25"),
         ("Nov 25, 2027", "date", "2027-11-25"),
         ("on the 5th", "date", "2026-12-05"),
+        ("call 0171 5550198", "phone", "0171 5550198"),
+        ("drop _acme.fern.net", "domain", "_acme.fern.net"),
         ("yesterday's", "date", "2026-11-23"),
         ("the day after tomorrow", "date", "2026-11-26"),
         ("on Friday", "date", "2026-11-27"),
@@ -63,6 +65,7 @@ def found(text: str) -> set[tuple[object, ...]]:
         ("tomorrow at 9", "datetime", "2026-11-25T09:00:00Z"),
         ("tomorrow with Ann at 3pm", "datetime", "2026-11-25T15:00:00Z"),
         ("Friday, 5:30 p.m.", "datetime", "2026-11-27T17:30:00Z"),
+        ("tomorrow at 12.30", "datetime", "2026-11-25T12:30:00Z"),
         ("tonight at 8", "datetime", "2026-11-24T20:00:00Z"),
         ("at 5pm", "datetime", "2026-11-24T17:00:00Z"),
     ],
@@ -144,6 +147,8 @@ def test_unsure_dates_are_not_read(text: str) -> None:
 
 def test_numbers_within_dates_are_no_values_and_a_period_may_have_one_end() -> None:
     assert found("since Monday") == {("date", "2026-11-23", "start")}
+    assert found("since the 16th") == {("date", "2026-11-16", "start")}
+    assert ("datetime", "2026-11-27T09:00:00Z", "start") in found("Friday from 9 to 10")
     assert found("on Nov 25, 2027") == {("date", "2027-11-25")}
     assert ("integer", 7) in found("the last 7 days")
 

@@ -43,6 +43,8 @@ class Source:
 
     match: Match
     path: tuple[str, ...]
+    listed: bool = False
+    """It is one item of a list."""
 
 
 def given(
@@ -57,11 +59,11 @@ def given(
             if param.required or param.role == "text":
                 options += _results(part, param, profile, match, back)
             same = match.options.get(param.name) or (_like(param, match) if back and param.required else None)
-            if same is not None and not param.choices and (back or param.required):
+            is_result = param.role == "text" and bool(options)  # which is meant by "it", not what it was made of
+            if same is not None and not param.choices and not is_result and (back or param.required):
                 evidence = same.evidence if back or is_gentle(profile.tool.uid) else Evidence.CUT
-                told = {"same": 1.0, "same.back": float(back > 0)}
                 # "book it for Ann": one word may stand for several values.
-                options += [Option(same.value, evidence, told, mask, same.text) for mask in {back, 0}]
+                options += [Option(same.value, evidence, {}, mask, same.text) for mask in {back, 0}]
     return found
 
 
@@ -77,6 +79,8 @@ def _like(param: Param, match: Match) -> Option | None:
 
 def _results(part: Part, param: Param, profile: Profile, match: Match, back: int) -> Iterator[Option]:
     for how, path, names in _outputs(match.profile, param):
+        if path[-1] in match.options and param.role != "text":  # It gives back what it was given.
+            continue
         said = 0
         for place, stemmed in part.stems.items():
             is_own = path == (RESULT_TEXT,) and profile.explains(stemmed) >= FIRM
@@ -87,11 +91,12 @@ def _results(part: Part, param: Param, profile: Profile, match: Match, back: int
                 "ref": 1.0,
                 "ref.unlike": 1 - how,
                 "ref.said": float(said > 0),
+                "ref.spare": float(not param.required),
             }
             text = " ".join(sorted({*match.profile.nouns, *names}))
             evidence = Evidence.STEP if path[:-1] == () else Evidence.ASSUMED
             for mask in {back | said, 0} if param.required else (back | said,):
-                yield Option(Source(match, path), evidence, told, mask, text)
+                yield Option(Source(match, path, _is_item(match.profile, path, param)), evidence, told, mask, text)
 
 
 def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str, ...], frozenset[str]]]:
@@ -105,15 +110,23 @@ def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str,
         told = (word for word, sure in profile.vocabulary.items() if sure >= _TOLD)
         yield 0.6, (RESULT_TEXT,), frozenset((*profile.nouns, *told))
     for key, schema in profile.tool.outputs.items():
-        words = frozenset(map(stem, pieces(key)))
-        how = _feeds(key, words, schema, param, profile) if types_meet(schema, param.schema) else 0.0
-        if how:
-            yield how, (key,), words - {"id"}
-        for path, sub in profile.tool.within(key).items() if param.role != "text" else ():
+        inside = profile.tool.within(key).items() if param.role != "text" else ()
+        for path, found in (((key,), schema), *inside):
             words = frozenset(map(stem, pieces(path[-1])))
-            how = _feeds(path[-1], words, sub, param, profile) if types_meet(sub, param.schema) else 0.0
-            if how >= _FAIR:
+            how = _feeds(path[-1], words, found, param, profile) if _meets(found, param) else 0.0
+            if how >= _FAIR or (how and not path[1:]):
                 yield how, path, words - {"id"}
+
+
+def _is_item(profile: Profile, path: tuple[str, ...], param: Param) -> bool:
+    """Is a result but one item of the list that a param takes?"""
+    schema = profile.tool.within(path[0])[path] if path[1:] else profile.tool.outputs.get(path[0], {"type": "string"})
+    return param.array and not types_meet(schema, param.schema)
+
+
+def _meets(schema: Any, param: Param) -> bool:
+    """Is it a value that a param takes, or an item of the list that it takes?"""
+    return types_meet(schema, param.schema) or (param.array and types_meet(schema, param.schema.get("items", True)))
 
 
 def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: Profile) -> float:
@@ -177,7 +190,8 @@ def _fed(
         Evidence.STEP if not path[:-1] or matcher.is_gentle(match.profile.tool.uid) else Evidence.ASSUMED,
     )
     for feeding in feedings.get(uid, ()):
-        yield Option(Source(feeding, path), evidence, {"fed.again": 1.0, "fed.unlike": 1 - how})
+        again = {"fed.again": 1.0, "fed.unlike": 1 - how}
+        yield Option(Source(feeding, path, _is_item(profile, path, param)), evidence, again)
     if uid not in feedings:
         shared = {
             name: [Option(one.value, one.evidence, {"fed.shared": 1.0}, 0, one.text)]
@@ -203,4 +217,4 @@ def _fed(
         for one in values:
             taken |= one.mask
         text = " ".join(sorted({*profile.nouns, *names}))
-        yield Option(Source(feeding, path), evidence, told, taken, text)
+        yield Option(Source(feeding, path, _is_item(profile, path, param)), evidence, told, taken, text)

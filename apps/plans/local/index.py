@@ -254,9 +254,12 @@ class Library:
 
     def shown(self, request: str, now: datetime, limit: int) -> list[Tool]:
         """Return the tools that a model may choose from: the nearest ten, what may give them their ids, then further ones."""
-        reading = read(request, now)
+        reading = read(request, now, self.spelt)
         kinds = {str(one.kind) for one in reading.found}
-        nearest = [found for found, _ in self.search({token.stem for token in reading.tokens}, kinds, limit)]
+        stems = {token.stem for token in reading.tokens}.union(
+            *(sort for one in reading.found for sort in self.sorts(str(one.value)))
+        )
+        nearest = [found for found, _ in self.search(stems, kinds, limit)]
         giving = [
             giver
             for found in nearest[:_ASKING]

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from apps.plans.local.index import Library, Profile
-from apps.plans.local.options import FIRM, Option, Options, together, weighed
+from apps.plans.local.options import FIRM, Option, Options, is_announced, together, weighed
 from apps.plans.local.params import Param
 from apps.plans.local.parts import HELD, Part, bits
 from apps.plans.local.words import FILLERS, GROUPS, SCORE, UNPLANNED, near, pieces
@@ -153,6 +153,7 @@ class _Whole:
             "optional": len(options) - required,
             "noun": sum(how * self.tells[noun] for noun, how in nouns.items()),
             "unnamed": not nouns,
+            "linked": part.sorts["meant"] > 0,
             "inverted": self._inversions(options),
             "plural": not self.gentle and self._is_plural(used),
         }
@@ -188,6 +189,8 @@ class _Whole:
         told["unexplained"], told["unexplained.held"] = (unexplained & ~held).bit_count(), held.bit_count()
         told["unexplained.nowhere"] = (unexplained & part.sorts["foreign"]).bit_count()
         told["unexplained.typed"] = (unexplained & part.typed).bit_count()
+        proper = part.sorts["proper"]
+        told["unexplained.apposed"] = (unexplained & ~proper & (used & proper) >> 1).bit_count()
         told["unexplained.proper"] = (unexplained & part.sorts["proper"] & ~(1 << part.first)).bit_count()
         return told, nouns, aside, unexplained
 
@@ -195,7 +198,11 @@ class _Whole:
         """How many values of one kind stand in another order than their params."""
         taken = [options[param.name] for param in self.profile.params if param.name in options]
         pairs = ((one, other) for number, one in enumerate(taken) for other in taken[number + 1 :])
-        return sum(one.kind is not None and one.kind == other.kind and one.first > other.first for one, other in pairs)
+        return sum(
+            one.kind is not None and one.kind == other.kind and one.first > other.first
+            for one, other in pairs
+            if not (is_announced(one) and is_announced(other))
+        )
 
     def _is_plural(self, used: int) -> bool:
         """Does the part speak of several of what the tool speaks of as one?"""

@@ -26,8 +26,8 @@ _COVERED: Final = 0.2
 _UNSUITED: Final = 0.4
 _LONGEST: Final = {"text": 25, "query": 12, "name": 8, "code": 2}
 """How many words a value of each sort has at most."""
-_FEW: Final = 2
 _NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
+_MEASURED: Final = (*_NUMBERS, Kind.MONEY, Kind.QUANTITY, Kind.DURATION)
 _MEASURES: Final = (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE)
 _SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling", "because"})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
@@ -38,14 +38,12 @@ _ENDS: Final = {
     "end": frozenset(map(stem, ("destination", "dest", "target", "to", "new", "recipient"))),
 }
 _ON: Final = frozenset({"on", "enable", "enabled", "activate", "activated", "true", "yes"})
-_OFF: Final = frozenset({"off", "disable", "disabled", "deactivate", "deactivated", "false", "no"})
+_OFF: Final = frozenset({"off", "disable", "disabled", "deactivate", "deactivated", "false", "no", "hide"})
 _NEGATING: Final = GROUPS["negation"] | {"non"}
 _ROW: Final = frozenset({"and", "&", ","})
 _COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least", "beyond", "exceeding"})
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
-_OF_CUTS: Final = ("named_inside", "known", "own", "noun", "head", "head.own", "tail", "tail.noun")
-_MARKS: Final = {",": "comma", ":": "colon"}
-_PREPOSED: Final = frozenset({"in", "on", "for", "of", "to", "from", "at", "with", "by", "about", "as"})
+_OF_CUTS: Final = ("named_inside", "known", "own", "noun", "head", "head.own", "tail")
 _PLAIN: Final = {
     "text": "text",
     "query": "query",
@@ -208,7 +206,8 @@ class Options:
         for place in range(part.first, part.stop) if key else ():
             ahead = [part.stems[at] for at in range(place, min(part.stop, place + len(key) + 2))]
             begins = max(near(ahead[0], word) for word in key)
-            if part.typed >> place & 1 or not begins or (begins < 1 and part.low(place) in SMALL):
+            is_own = part.low(place) in SMALL or ahead[0] in self.profile.nouns
+            if part.typed >> place & 1 or not begins or (begins < 1 and is_own):
                 continue
             hows = [how for word in key if (how := max(near(one, word) for one in ahead))]
             negated = [at for at in range(max(part.first, place - 2), place) if part.low(at) in _NEGATING]
@@ -227,15 +226,14 @@ class Options:
             if param.array and found.kind is Kind.PATH and "file" in param.words and "." not in found.value:
                 how *= _UNSUITED  # a folder is no list of files
             first, last = min(found.places), max(found.places)
-            is_measure = is_number and (found.unit or self.part.low(self.part.before(first)) in _COMPARING)
+            is_compared = is_number and self.part.low(self.part.before(first)) in _COMPARING
+            is_measure = is_compared or (found.kind in _MEASURED and found.unit)
             if not how or mask_of(found) & self._taken or (is_measure and param.role in ("knob", "id")):
                 continue
             sort = "n" if is_number else "t"
             role = _PLAIN.get(param.role, param.role if is_number else "form")
             told = {f"{sort}.{role}": 1.0, f"{sort}.misfit": 1 - how}
             told |= self._cues(param, first, last, sort, found.kind) | self._sort(param, found)
-            if found.role in ("start", "end") and not param.side:
-                told["range.lone"] = float(sum(found.kind in one.kinds for one in self.profile.params) < _FEW)
             if found.kind is Kind.QUOTED:
                 told[f"t.quoted.{role}"] = 1.0
             evidence = Evidence.QUOTED if found.kind is Kind.QUOTED else Evidence.TYPED
@@ -279,8 +277,8 @@ class Options:
     def _cut(self, param: Param) -> Iterator[Option]:
         sort = _PLAIN[param.role]
         longest = _LONGEST["text" if param.array else sort]
-        base = {f"c.{param.role}": 1.0, "c.later": float(param.name != self._first)}
-        inside, knowing, owning, noun, head, head_own, tail, tail_noun = (f"c.{name}.{sort}" for name in _OF_CUTS)
+        base = {"c.later": float(param.name != self._first)}
+        inside, knowing, owning, noun, head, head_own, tail = (f"c.{name}.{sort}" for name in _OF_CUTS)
         own = self._own[param.name]
         cues, found = dict[int, _Told](), []
         for first, last in self.spans(longest):
@@ -299,7 +297,6 @@ class Options:
                 head: whole & -whole & (self._owned | self._nouns) > 0,
                 head_own: self.part.stems[first] in own,
                 tail: self.part.stems[last] in own,
-                tail_noun: self._nouns >> last & 1,
                 "c.named_after": self.part.stems.get(last + 1, "") in own,
             }
             told = {name: float(fact) for name, fact in facts.items() if fact}
@@ -309,7 +306,8 @@ class Options:
             text = self.part.words(first, last)
             text = text if sort in ("text", "query") else re.sub(r"['’]s$", "", text)
             value = _listed(text) if param.array else text
-            all_told = {**base, **told, **cues[first][0]}
+            role = "upper" if f"c.upper.{sort}" in told and sort == "code" else param.role
+            all_told = {f"c.{role}": 1.0, **base, **told, **cues[first][0]}
             yield self._option(value, Evidence.CUT, all_told, first, last)
             several = [] if param.array or sort == "text" else _listed(re.sub(r"['’]s\b", "", text))
             if len(several) > 1:
@@ -340,31 +338,16 @@ class Options:
         at = first - 1 if part.low(first - 1) in _SAYING else part.before(first)
         side = next((side for side, words in _ENDS.items() if words & set(param.words)), param.side)
         found = [self._before(param, at, sort), self._sided(param, side, at, kind)]
-        if param.role in _PLAIN:
-            order = "first" if param.name == self._first else "later"
-            low = part.low(at)
-            if at == part.verb_at:
-                found.append(f"{sort}.object.{order}")
-            elif low in _PREPOSED:
-                found.append(f"{sort}.{low}.{order}")
-            elif low in _MARKS:
-                found.append(f"{sort}.{_MARKS[low]}.{order}")
         if part.low(at) in SMALL or part.low(at) in PUNCTUATION:
             back = part.stems.get(part.before(at), "")
+            how = "of" if part.low(at) == "of" else "before"
             found.append(
-                f"{sort}.named_before" if back in own else f"{sort}.other_before" if back in self._owners else ""
+                f"{sort}.named_{how}" if back in own else f"{sort}.other_{how}" if back in self._owners else ""
             )
-        if sort in ("n", "e", "t"):
-            after = part.stems.get(last + 1, "")
-            found.append(
-                f"{sort}.named_after"
-                if after in own
-                else f"{sort}.noun_after"
-                if after in self.profile.nouns
-                else f"{sort}.word_after"
-                if part.content & ~part.typed & 1 << (last + 1)
-                else ""
-            )
+        if param.role in _PLAIN and part.low(at) in (",", ":", "of"):
+            found.append(f"{sort}.{part.low(at)}.{'first' if param.name == self._first else 'later'}")
+        if sort != "c" and part.stems.get(last + 1, "") in own:
+            found.append(f"{sort}.named_after")
         return {name: 1.0 for name in found if name}
 
     def _before(self, param: Param, at: int, sort: str) -> str:
@@ -381,7 +364,12 @@ class Options:
     def _introduced(self, param: Param, low: str, sort: str) -> str:
         """What a small word or a mark before a value says."""
         if low in _SAYING:
-            return f"saying.{sort}" if param.role == "text" else f"saying.{sort}.other"
+            is_lesser = not param.required and any(one.required and one.role == "name" for one in self.profile.params)
+            return (
+                f"saying.{sort}.{'lesser' if is_lesser else 'other'}"
+                if is_lesser or param.role != "text"
+                else f"saying.{sort}"
+            )
         if low in param.cues:
             return f"{sort}.cue"
         return f"{sort}.preposition" if low in GROUPS["preposition"] else f"{sort}.small" if low in SMALL else ""
@@ -409,26 +397,32 @@ def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
             return {}
     typed = (whole & part.typed).bit_count()
     capitals = (whole & proper & ~small & ~(1 << part.first)).bit_count()
-    if typed and capitals and part.low(last)[0].isdigit():  # Hall 7
+    if typed and capitals and (part.low(last)[0].isdigit() or part.low(first)[0].isdigit()):  # Hall 7, 12 Elm Road
         typed -= 1
     wordy = (whole & ~small & ~sorts["mark"]).bit_count()
+    inner = (whole & sorts["foreign"] & ~proper).bit_count() if head & proper and tail & proper else 0  # Gare du Nord
     shape = {
         "words": content,
         "many": max(0, content - 2),
-        "inner": (whole & sorts["bound"]).bit_count(),
         "typed": typed,
+        "inner": (whole & sorts["bound"]).bit_count(),
         "held": whole & sorts["held"] > 0,
-        "crossed": (whole & ~head & part.turns).bit_count(),
-        "turned": head & part.turns > 0,
-        "proper": 0 < capitals >= wordy - (first == part.first),
+        "crossed": (whole & ~head & sorts["turning"]).bit_count(),
+        "proper": 0 < capitals >= wordy - (first == part.first) - inner,
+        "article": part.low(first) in GROUPS["article"],
+        "upper": first == last and len(part.low(first)) > 1 and part.reading.tokens[first].text.isupper(),
         "short": (first - 1 > part.first and head & proper and head >> 1 & proper > 0)
         + (tail & proper > 0 and tail << 1 & proper > 0),
         "empty": not content,
         "whole": last + 1 == part.stop,
         "acts": first <= part.verb_at <= last,
-        "starts": first == part.first,
     }
     return {"wordy": wordy} | {f"c.{name}.{sort}": float(value) for name, value in shape.items() if value}
+
+
+def is_announced(option: Option) -> bool:
+    """Do the words around it say whose value it is?"""
+    return any(name.endswith((".named", ".cue", ".named_after", ".named_before")) for name in option.told)
 
 
 def is_proper(option: Option | None) -> bool:

@@ -21,18 +21,7 @@ _PREFIX: Final = re.compile(r"(?<!\w)[A-Za-z]{1,8}(?:-[A-Z]{1,8})?[_-](?=\w*\d)"
 _IN_UNIT: Final = re.compile(
     r"(?i)(?:^(?:(?:number|amount) of )?(?=\w+s\b|percent)|\b(?:in|of) )(?:degrees )?([a-z°%]{2,})\b"
 )
-_FORMATS: Final = {
-    "email": (Kind.EMAIL,),
-    "uri": (Kind.URL, Kind.DOMAIN),
-    "url": (Kind.URL, Kind.DOMAIN),
-    "date": (Kind.DATE,),
-    "date-time": (Kind.DATETIME,),
-    "time": (Kind.TIME,),
-    "duration": (Kind.DURATION,),
-    "uuid": (Kind.UUID,),
-    "hostname": (Kind.DOMAIN,),
-    "ipv4": (Kind.IP,),
-}
+_FORMATS: Final = {name: tuple(map(Kind, kinds)) for name, kinds in words.entries("formats")}
 _KNOB: Final = "knob"
 _ROLES: Final = {
     (head.startswith(_KNOB), word + end): (
@@ -56,42 +45,21 @@ _NAMED: Final = frozenset((Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT
 _QUOTABLE: Final = frozenset(
     (Kind.PATH, Kind.FILE, Kind.GLOB, Kind.SLUG, Kind.ID, Kind.REPO, Kind.SQL, Kind.EXPRESSION, Kind.USER, Kind.CHANNEL)
 )
-_CODES: Final = frozenset((Kind.ID, Kind.SLUG, Kind.GLOB, Kind.VERSION))
+_CODES: Final = frozenset((Kind.ID, Kind.SLUG, Kind.GLOB, Kind.VERSION, Kind.IP, Kind.DOMAIN))
 _CODE: Final = 0.7
 """How well what looks like an id serves a param that takes any text."""
 _NUMBERED: Final = 0.5
-_NEAR: Final[Mapping[tuple[Kind, Kind], float]] = {
-    (Kind.DATE, Kind.DATETIME): 0.8,
-    (Kind.DATETIME, Kind.DATE): 0.5,
-    (Kind.DOMAIN, Kind.URL): 0.7,
-    (Kind.FILE, Kind.PATH): 0.9,
-    (Kind.PATH, Kind.FILE): 0.9,
-    (Kind.REPO, Kind.PATH): 0.6,
-    (Kind.REPO, Kind.ID): 0.6,
-    (Kind.REPO, Kind.SLUG): 0.75,
-    (Kind.GLOB, Kind.PATH): 0.4,
-    (Kind.PATH, Kind.GLOB): 0.4,
-    (Kind.FILE, Kind.GLOB): 0.7,
-    (Kind.UUID, Kind.ID): 1.0,
-    (Kind.ID, Kind.SLUG): 0.9,
-    (Kind.SLUG, Kind.ID): 0.8,
-    (Kind.DOTTED, Kind.ID): 0.6,
-    (Kind.DOTTED, Kind.DOMAIN): 0.8,
-    (Kind.SLUG, Kind.DOMAIN): 0.6,
-    (Kind.ID, Kind.DOMAIN): 0.6,
-    (Kind.VERSION, Kind.ID): 0.8,
-    (Kind.PHONE, Kind.ID): 0.6,
-    (Kind.EMAIL, Kind.USER): 0.9,
-    (Kind.DOTTED, Kind.USER): 0.9,
-    (Kind.MONEY, Kind.NUMBER): 0.7,
-    (Kind.MONEY, Kind.INTEGER): 0.6,
-    (Kind.QUANTITY, Kind.NUMBER): 0.8,
-    (Kind.QUANTITY, Kind.INTEGER): 0.8,
+_NEAR: Final = {
+    (Kind(found), Kind(taken)): float(how)
+    for how, listed in words.entries("near")
+    for found, taken in (pair.split(">") for pair in listed)
 }
 """(what was found, what the param takes): how well it serves."""
 _CURRENCIES: Final = frozenset(words.CURRENCIES.values())
 _YEAR: Final = re.compile(r"\d+-01-01/\d+-12-31")
 _ABBREVIATED: Final = 3
+_PAST: Final = frozenset(("log", "track"))
+_AHEAD: Final = frozenset(("scheduled", "planned", "expected", "needed"))
 _DEGREES: Final = frozenset("CFK")
 
 
@@ -129,6 +97,8 @@ class Param:
     maximum: float | None
     pattern: str
     format: str
+    past: bool
+    """Are its days over: `paid_on`, `since`?"""
 
 
 def params_of(tool: Tool) -> tuple[Param, ...]:
@@ -171,7 +141,11 @@ def _param(
             and words.PAIRS[other] & siblings.keys()
         ):
             side = one
-    named = (piece for piece in reversed(own) if len(piece) > 1 and (piece != "min" or len(own) == 1))
+    named = (
+        piece
+        for piece in reversed(own)
+        if (len(piece) > 1 or (own[1:] and piece in "cfgl")) and (piece != "min" or len(own) == 1)
+    )
     unit = next((words.UNITS[piece] for piece in named if piece in words.UNITS), "")
     if not unit and kind in ("integer", "number"):
         unit = next(
@@ -207,6 +181,13 @@ def _param(
         maximum=_bound(item, "maximum", "exclusiveMaximum"),
         pattern=item["pattern"] if isinstance(item.get("pattern"), str) else "",
         format=str(item.get("format", "")),
+        past="since" in own
+        or (
+            own[-1:] in (["on"], ["at"])
+            and any(word.endswith("ed") or word in words.IRREGULAR for word in own)
+            and not _AHEAD & set(own)
+        )
+        or (not side and not _PAST.isdisjoint(words.pieces(tool.name)[:1])),
     )
 
 
@@ -252,7 +233,8 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
     if number:
         bounds = own[:1] in (["max"], ["maximum"], ["min"], ["minimum"], ["num"])
         kept = ("money", "duration", _KNOB) if bounds else ("money", "duration", _KNOB, "id", "coordinates")
-        return role if role in kept else "number", kinds
+        told = "money" if not words.CURRENCIES.keys().isdisjoint((*own, *words.prose(description))) else "number"
+        return role if role in kept else told, kinds
     if kind == "object":
         return "json", (Kind.JSON,)
     if role == _KNOB:  # digits of a card, not a count
@@ -377,21 +359,19 @@ def coerced(param: Param, found: Found) -> Any:
 
 
 def _converted(param: Param, found: Found) -> Any:
-    value, kind = found.value, found.kind
+    value, kind = found.past if param.past and found.past else found.value, found.kind
     if kind in _NUMERIC and found.unit in words.RATIOS and param.unit in words.RATIOS:
         value = round(float(value) * words.RATIOS[found.unit][1] / words.RATIOS[param.unit][1], 6)
         value = int(value) if value == int(value) else value
     elif kind is Kind.DURATION or (kind in _NUMERIC and found.unit in words.SECONDS and param.unit in words.SECONDS):
-        seconds = value if kind is Kind.DURATION else value * words.SECONDS[found.unit]
-        value = seconds / words.SECONDS.get(param.unit or found.unit, 1.0)
-        value = int(value) if value == int(value) else value
-        if param.type == "string":
-            value = f"PT{seconds:g}S" if param.format == "duration" else f"{value:g}{(param.unit or found.unit)[0]}"
+        value = _lasting(param, found)
     elif (
         kind in (Kind.LANGUAGE, Kind.COUNTRY)
         and ({"code", "iso"} & param.cues or param.schema.get("maxLength") in (2, 3))
     ) or (kind is Kind.UNIT and {"symbol", "code", "abbrevi"} & param.cues):
         value = found.unit
+    elif kind is Kind.TIME and param.format == "time":
+        value = f"{value}:00Z"
     elif kind is Kind.DATE and Kind.DATETIME in param.kinds and Kind.DATE not in param.kinds:
         value = f"{value}T{'23:59:59' if found.role == 'end' else '00:00:00'}Z"
     elif kind is Kind.PERIOD and "year" in param.words:
@@ -409,6 +389,14 @@ def _converted(param: Param, found: Found) -> Any:
     elif kind is Kind.JSON and param.type in ("object", ""):
         value = _parsed(str(value))
     return str(value) if param.type == "string" and not isinstance(value, str) else value
+
+
+def _lasting(param: Param, found: Found) -> Any:
+    seconds = found.value if found.kind is Kind.DURATION else found.value * words.SECONDS[found.unit]
+    value = seconds / words.SECONDS.get(param.unit or found.unit, 1.0)
+    if param.type == "string":
+        return f"PT{seconds:g}S" if param.format == "duration" else f"{value:g}{(param.unit or found.unit)[0]}"
+    return int(value) if value == int(value) else value
 
 
 def _parsed(text: str) -> Any:

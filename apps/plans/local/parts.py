@@ -45,8 +45,9 @@ _DETERMINERS_OF_ACTS: Final = frozenset({"the", "my", "our", "a", "an", "this", 
 """Words that stand behind a verb, so that what stands before them is one: "vacuum the kitchen"."""
 _OF_ONE: Final = frozenset({"a", "an", "the", "its", "my", "their", "one"})
 _OBJECTS: Final = _DETERMINERS_OF_ACTS | {"it", "its", "them", "him", "her"}
+_MEANT: Final = frozenset({"it", "its", "them", "there", "him", "her"})
 _ANYONE: Final = frozenset({"i", "we", "it", "they", "anybody", "anyone", "the"})
-_ASKING: Final = GROUPS["question"] | GROUPS["be"] | GROUPS["have"]
+_ASKING: Final = GROUPS["question"] | GROUPS["be"] | GROUPS["have"] | {"any"}
 _LEADING: Final = frozenset({",", "to", "for"}).union(
     *(GROUPS[name] for name in ("polite", "modal", "pronoun", "joiner", "time"))
 )
@@ -85,10 +86,9 @@ class Part:
     """The place of the verb; -1 if there is none."""
     verb: str
     question: bool
-    turns: int
-    """Tokens where another part could begin."""
     sorts: Mapping[str, int]
-    """Tokens by what words they are: `small`, `bound`, `mark`, `held`, `holding`, `tying`, `foreign`, `proper`."""
+    """Tokens by what words they are: `small`, `bound`, `mark`, `held`, `holding`, `tying`, `foreign`, `proper`; `turning`:
+    where another part could begin, `meant`: those behind it that speak of what was before."""
 
     shapes: dict[tuple[int, int, str], tuple[dict[str, float], float]] = field(default_factory=dict)
     """What was found out about its stretches of words."""
@@ -170,17 +170,20 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
         if any(map(str.isalnum, low)) and not small and not between:
             content |= 1 << place
     verb_at, question = _verb(tokens, stems, plain, library)
+    question = question or (verb_at < 0 and stop < len(tokens) and tokens[stop].text == "?")
     verb = stems[verb_at] if verb_at >= 0 else ""
-    turns = sum(1 << start for start in turnings(reading, stop, library) if first < start < stop)
     sorts = {
         name: sum(1 << one.place for one in tokens[first:stop] if one.low in listed) for name, listed in _SORTS.items()
     }
     sorts["tying"] = sum(1 << place for place in plain if place != verb_at and _is_tying(tokens, place, stop))
     sorts["bound"] |= sorts["tying"]
     sorts["foreign"] = sum(1 << at for at in bits(content & ~typed) if not library.has(stems[at]))
+    sorts["turning"] = sum(1 << start for start in turnings(reading, stop, library) if first < start)
+    behind = range(next(bits(sorts["turning"]), stop), stop)
+    sorts["meant"] = sum(1 << at for at in behind if tokens[at].low in _MEANT)
     sorts["proper"] = sum(1 << one.place for one in tokens[first:stop] if one.text[0].isupper())
     return Part(
-        reading, first, stop, number, stems, found, typed, timed, content, joined, verb_at, verb, question, turns, sorts
+        reading, first, stop, number, stems, found, typed, timed, content, joined, verb_at, verb, question, sorts
     )
 
 
@@ -280,6 +283,8 @@ def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
     """Does something begin here that could be asked for: a verb, or a question?"""
     low = tokens[start].low
     following = tokens[start + 1].low if start + 1 < len(tokens) else ""
+    if following == ":":
+        return False
     if low == "have" and following in _OBJECTS:
         return True
     if low in GROUPS["question"] or (low in GROUPS["be"] and tokens[start - 1].low in ("and", ",")):

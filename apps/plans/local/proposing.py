@@ -23,7 +23,7 @@ from apps.plans.local.options import FIRM, Each, Option, is_proper, together, we
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part, sum_of
 from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
-from apps.plans.local.words import ACTS, POSSIBLE, SMALL, SURE, near
+from apps.plans.local.words import ACTS, GROUPS, POSSIBLE, SMALL, SURE, near
 from apps.plans.proposals import (
     UNSURE,
     Asked,
@@ -53,15 +53,15 @@ _NEAR: Final = 0.3
 _LINKED: Final = 0.5
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
-_READY: Final = 0.82
+_READY: Final = 0.8
 """A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
-_SHOWN, _OF_POSSIBLE = 0.8, 0.4
+_SHOWN, _OF_POSSIBLE = 0.9, 0.5
 """It is shown for confirmation, if the log-odds that it is right and a share of those that it is possible at all come to this."""
 _UNKNOWN: Final = 0.3
 """So much more for each word that nothing explains, if it changes something."""
 _SETTLED: Final = 3.0
 """The log-odds that it is possible, where the asker said which tool is meant."""
-_ASKED: Final = 0.05
+_ASKED: Final = 0.02
 """What a param lacks is asked for, if the answer makes the plan right so surely."""
 _HABITUAL: Final = 0.7
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
@@ -70,6 +70,7 @@ _CLOSE: Final = 2.0
 """How much worse a rival is at most, to be looked at."""
 _SHORT: Final = 2
 _EITHER: Final = frozenset({"or", "if", "but", "not"})
+_CLOSING: Final = frozenset(".!?,") | GROUPS["polite"]
 _ANNOUNCED: Final = frozenset({"named", "cue", "side"})
 _FORMED: Final = frozenset({Evidence.TYPED, Evidence.QUOTED, Evidence.CHOICE, Evidence.CONTEXT, Evidence.REQUEST})
 
@@ -94,8 +95,7 @@ class _Draft:
     def __init__(self, chosen: Sequence[_Chosen]) -> None:
         self.chosen = chosen
         own = [("wish" if one.wish else "lost") for one in chosen if one.match is None]
-        own += ["cut.after" if is_sequel(one.part.reading, one.part.first) else "cut" for one in chosen[1:]]
-        self._own = together(*({name: 1.0} for name in own))
+        self._own = together({"cut": len(chosen) - 1.0}, *({name: 1.0} for name in own))
         self.score = weighed(self._own) + sum(one.match.score for one in chosen if one.match)
 
     @property
@@ -141,6 +141,9 @@ class _Proposing:
         if asked.delegation_path:
             context["delegation_path"] = list(asked.delegation_path)
         self.reading: Reading = read(asked.intent, asked.now, library.spelt)
+        self.stop = len(self.reading.tokens)
+        while self.stop and self.reading.tokens[self.stop - 1].low in _CLOSING:
+            self.stop -= 1
         self.is_gentle, self.is_usable = cache(self._is_gentle), cache(self._is_usable)
         self.matcher = Matcher(library, context, self.is_gentle)
         self._done: dict[tuple[int, int, tuple[int, ...]], _Chosen] = {}
@@ -156,14 +159,13 @@ class _Proposing:
         return bool(self.catalogue.open_offers(uid))
 
     def proposal(self) -> Proposal:
-        tokens = self.reading.tokens
-        stop = len(tokens)
-        while stop and tokens[stop - 1].text in ".!?":
-            stop -= 1
+        stop = self.stop
         if not stop:
-            return _refused([Missing(kind=Lack.CONFIDENCE, detail="The request asks for nothing.")])
+            nothing = Missing(kind=Lack.CONFIDENCE, detail="The request asks for nothing.")
+            return Proposal(proposer=PROPOSER, missing=(nothing,))
         if stop > _MOST_TOKENS:
-            return _refused([Missing(kind=Lack.LIMIT, detail=f"The request has more than {_MOST_TOKENS} words.")])
+            long = Missing(kind=Lack.LIMIT, detail=f"The request has more than {_MOST_TOKENS} words.")
+            return Proposal(proposer=PROPOSER, missing=(long,))
         found = self._concluded(*self.drafts(stop))
         return found if self.history is None or found.is_ready else self._recalled(found, self.history, stop)
 
@@ -349,11 +351,17 @@ class _Proposing:
         )
 
     def _is_plain(self, draft: _Draft) -> bool:
-        """Does nothing speak against running it at once: an unexplained word, an act on what is not named, or on several?"""
+        """Does nothing speak against running it at once: an unexplained word, a lookup that nobody spoke of, an act on what is not
+        named, or on several?"""
         acts = [(one, match) for one, match in draft.steps if not self.is_gentle(match.profile.tool.uid)]
-        return not draft.unknown and not any(
-            one.part.question or match.told["plural"] or not (match.named or len(match.options) > 1)
-            for one, match in acts
+        told = draft.all_told
+        return (
+            not draft.unknown
+            and told["fed"] <= told["fed.named"]
+            and not any(
+                one.part.question or match.told["plural"] or not (match.named or len(match.options) > 1)
+                for one, match in acts
+            )
         )
 
     def _is_all_gentle(self, draft: _Draft) -> bool:
@@ -469,7 +477,9 @@ class _Proposing:
                 others += [(name, one) for one in value.values[1:]]
                 value = value.values[0]
             if isinstance(value, Source):
-                value = Ref(self._lay(value.match, None, p, steps, places), value.path)
+                source = value
+                value = Ref(self._lay(source.match, None, p, steps, places), source.path)
+                value = [value] if source.listed else value
             evidence = option.evidence
             text = option.text if evidence != Evidence.STEP else ""
             values[name] = Value(value=value, evidence=evidence, text=text)
@@ -555,10 +565,6 @@ def _order(match: Match) -> tuple[float, str]:
 
 def _share(one: Match, best: Match) -> float:
     return round(1 / (1 + math.exp(best.score - one.score)), 4)
-
-
-def _refused(missing: Sequence[Missing]) -> Proposal:
-    return Proposal(proposer=PROPOSER, missing=tuple(missing))
 
 
 def _is_wish(part: Part, match: Match | None) -> bool:

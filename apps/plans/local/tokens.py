@@ -86,6 +86,8 @@ class Found:
     """`start` or `end` of a range; `left` or `right` of a pair; `ordinal` for "3rd"."""
     unit: str = ""
     """The unit or currency of a number; the code of a language, country, currency or unit."""
+    past: Any = None
+    """What it is of the past: "Friday" of a day that is over."""
     rest: tuple[int, ...] = ()
     """Places outside of first to last that also belong to it: "tomorrow with Ann at 9" has one date-time."""
 
@@ -130,7 +132,7 @@ _FORMS: Final = {
     Kind.DATETIME: r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?",
     Kind.DATE: r"\b\d{4}-\d\d-\d\d\b(?!-)|\b\d{4}/\d\d/\d\d\b(?!/)|\b\d\d?([./])\d\d?\1(?:19|20)\d\d\b",
     Kind.UUID: r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b|\b(?=[a-f]*\d)[0-9a-f]{32}\b",
-    Kind.PHONE: r"(?<![\w+])\+\d[\d ()./-]{6,}\d\b|(?<![\w-])(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])|(?<![\w-])0\d{2,4}[ .-]\d{3,4}[ .-]\d{3,4}(?![\w-])",
+    Kind.PHONE: r"(?<![\w+])\+\d[\d ()./-]{6,}\d\b|(?<![\w-])(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])|(?<![\w-])0\d{2,4}[ ./-](?:\d{3,4}[ .-]\d{3,4}|\d{5,8})(?![\w-])",
     Kind.DURATION: r"(?<![\w.])(?:\d+\s?[dhms]\s?(?=\d)|\d+\s?[dhms](?!\w)){2,}|(?<![\w.])\d+h\d\d(?!\w)",
     Kind.COLOR: r"(?<!\w)#(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{6}\b",
     Kind.NUMBER_REF: r"#\d+\b",
@@ -145,7 +147,7 @@ _FORMS: Final = {
         rf"|{_AHEAD}(?=[\w.-]*[A-Za-z])[\w.-]+/(?=[\s,.;?!]|$)|(?<!\w)@[\w-]+/[\w.-]*\w"
     ),
     Kind.FILE: rf"(?<![\w/@.])(?=[\w.-]*[A-Za-z])[\w-]+(?:\.[\w-]+)*\.(?i:{_FILES}){_BEHIND}|(?<!\S)\.[a-z][\w.-]*\w{_BEHIND}",
-    Kind.DOMAIN: rf"(?<![\w/@.])(?:[A-Za-z0-9][\w-]*\.)+(?i:{_DOMAINS}){_BEHIND}",
+    Kind.DOMAIN: rf"(?<![\w/@.])(?:\w[\w-]*\.)+(?i:{_DOMAINS}){_BEHIND}",
     Kind.VERSION: rf"{_AHEAD}[vV]?\d+\.\d+\.\d+(?:[-+][\w.]*\w)?\b|{_AHEAD}[vV]\d+(?:\.\d+)*\b",
     Kind.ID: (
         r"\b[A-Z]{1,3}-[A-Z]{1,2} \d{1,4}\b|\b[A-Z]{2}\d\d [A-Z]{3}\b|\b[A-Z]{2}\d\d(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b|\b\d{4}(?:[ -]\d{4}){3}\b|"

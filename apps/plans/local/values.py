@@ -231,7 +231,7 @@ _MOMENT: Final = r"[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d
 _PM: Final = r"[ap](?:m\b|\.m\.)"
 _CLOCK: Final = (
     rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?{_PM})?|(?:1[0-2]|0?[1-9])(?:\.[0-5]\d)?\s?{_PM}"
-    r"|(?:1[0-2]|[1-9])(?=\s+in\s+the\s+(?:morning|afternoon|evening)\b)"
+    r"|(?<=at\s)(?:[01]?\d|2[0-3])\.[0-5]\d(?!\d)|(?:1[0-2]|[1-9])(?=\s+(?:in\s+the|this|tomorrow)\s+(?:morning|afternoon|evening)\b)"
 )
 _FORMS: Final = re.compile(
     rf"""(?ix)(?<![\w/.\#@])(?:(?=\d)|(?<!\w-))(?:
@@ -254,6 +254,7 @@ _FORMS: Final = re.compile(
     |(?P<noon>noon|midday|midnight)\b
     |(?P<past>half|(?:a\s+)?quarter)\s+(?P<to>past|to)\s+(?P<hour>1[0-2]|[1-9]|{_HOURS})\b
     |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK})
+    |(?:from|between)\s+(?P<h1>[01]?\d|2[0-3]){_UPTO}(?P<h2>[01]?\d|2[0-3])(?=\s*(?:$|[,.;?!]\s|(?:on|for|in|and|with|at|today|tomorrow)\b))
     |(?:at|@)\s+(?P<at>[01]?\d|2[0-3])(?!\s*(?:{_PM}|[%°:.,/-]\d|%|°|percent|degrees|[a-z]+s\b))
     )(?![\w/])(?!-[a-z])"""
 )
@@ -362,8 +363,9 @@ def _quarter(said: _Said) -> When:
 
 
 def _nth(said: _Said) -> When:
-    """ "the 5th" is the next such day, today included."""
-    first, last = _whole(said.today.year, said.today.month + (int(said["nth"]) < said.today.day))
+    """ "the 5th" is the next such day, today included, or the last one."""
+    shift = -(int(said["nth"]) > said.today.day) if said.past else int(said["nth"]) < said.today.day
+    first, last = _whole(said.today.year, said.today.month + shift)
     return first.replace(day=int(said["nth"])) if int(said["nth"]) <= last.day else None
 
 
@@ -430,6 +432,12 @@ def _clock(said: _Said) -> When:
     return (time(start), time(hour, minute, second)) if start < hour else None
 
 
+def _hours(said: _Said) -> When:
+    """ "from 9 to 11" are hours where the request names a day."""
+    one, other = int(said["h1"]), int(said["h2"])
+    return (time(one), time(other)) if one < other else None
+
+
 _READERS: Final[Mapping[str, Callable[[_Said], When]]] = {
     name: reader
     for names, reader in (
@@ -445,6 +453,7 @@ _READERS: Final[Mapping[str, Callable[[_Said], When]]] = {
         ("back", _back),
         ("n2 n3", _relative),
         ("day", _weekday),
+        ("h2", _hours),
         ("noon hour clock at", _clock),
     )
     for name in names.split()
@@ -456,7 +465,7 @@ def dates_in(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[Foun
     spans = list(_spans(text, tokens, now))
     place = 0
     while place < len(spans):
-        first, last, when, whole = spans[place]
+        first, last, when, whole, past = spans[place]
         after = spans[place + 1] if place + 1 < len(spans) else None
         before = tokens[first - 1].low if first else ""
         if (
@@ -480,31 +489,36 @@ def dates_in(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[Foun
                 if role in ("", side):
                     yield Found(_kind(one), stamp(one), first, last, side)
         elif when is not None:
-            yield Found(_kind(when), stamp(when), first, last, role)
+            over = stamp(past) if isinstance(past, date) and past != when else None
+            yield Found(_kind(when), stamp(when), first, last, role, past=over)
         place += 1
 
 
-def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[int, int, When, bool]]:
-    """First and last place of what a match says, and whether it names both ends of a range."""
+def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[int, int, When, bool, When]]:
+    """First and last place of what a match says, whether it names both ends of a range, and what it says of what is over."""
     starts = {token.start: token.place for token in tokens}
     ends = {token.end - (2 if token.low.endswith("'s") else 0): token.place for token in tokens}
     day = now.date()
     late = not _LATE.isdisjoint(token.low for token in tokens)
-    for match in _FORMS.finditer(text):
+    matches = list(_FORMS.finditer(text))
+    for match in matches:
         first, last = starts.get(match.start()), ends.get(match.end())
-        if first is None or last is None:
+        if first is None or last is None or (match["h2"] and len(matches) == 1):
             continue
         before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
         said = _Said(match, before[-1] if before else "", now, late=late)
         said.today = day if "nth" in said else said.today
         said.past = said.before == "since" or not _DONE.isdisjoint((tokens[0].low, *before))
+        reader = next(reader for name, reader in _READERS.items() if name in said)
         try:
-            when = next(reader for name, reader in _READERS.items() if name in said)(said)
+            when = reader(said)
+            said.past = True
+            past = reader(said)
         except (ValueError, OverflowError):
             continue  # no such day: "31 February", "in 9000 years"
         if when is not None:
             day = max(day, when) if type(when) is date else day
-            yield first, last, when, bool(said.keys() & {"d0", "d3", "since"})
+            yield first, last, when, bool(said.keys() & {"d0", "d3", "since", "h2"}), past
 
 
 def between(tokens: Sequence[Token], first: int, last: int) -> bool:

@@ -56,6 +56,7 @@ def _table(name: str) -> dict[str, str]:
 
 
 _FORMS: Final = _table("forms")
+IRREGULAR: Final = frozenset(_FORMS)
 GROUPS: Final[Mapping[str, frozenset[str]]] = {head: frozenset(listed) for head, listed in entries("small")}
 """Small words by group: `question`, `polite`, `negation`, `condition`, `exception`, `repeat`, `bulk`, `back` and others."""
 UNPLANNED: Final = GROUPS["negation"] | GROUPS["condition"] | GROUPS["exception"] | GROUPS["repeat"]
