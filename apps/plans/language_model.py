@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from hashlib import blake2b
 from time import monotonic
@@ -48,6 +48,7 @@ _OK: Final = 200
 _MOST_BYTES: Final = 256 * 1024
 _MOST_KEPT: Final = 1_000
 _MILLION: Final = 1_000_000
+_CLOCK: Final = re.compile(r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d(?::\d\d(?:\.\d+)?)?")
 
 _INSTRUCTIONS: Final = (
     "You turn a request into calls of tools. You get one JSON object with the request, the time, the context and the tools."
@@ -261,6 +262,9 @@ def proposal(text: str, asked: Asked, tools: Sequence[Tool]) -> Proposal | None:
     if not found.steps:
         return None
     listed = {f"t{number}": tool for number, tool in enumerate(tools, start=1)}
+    for step in found.steps:
+        schemas = listed[step.tool].inputs if step.tool in listed else {}
+        step.params = {name: _zoned(value, schemas.get(name), asked.now) for name, value in step.params.items()}
     wrong = list(_faults(found, listed))
     if wrong:
         raise Unusable("; ".join(wrong[:_MOST_ERRORS])[:4_000])
@@ -275,6 +279,21 @@ def proposal(text: str, asked: Asked, tools: Sequence[Tool]) -> Proposal | None:
         ),
         doubtful=True,
     )
+
+
+def _zoned(value: Any, schema: Any, now: datetime) -> Any:
+    """A date-time or time as its schema's format wants it: models leave the seconds and the zone out, which is the asker's."""
+    text = json.dumps(schema)
+    if isinstance(value, Mapping):
+        return {name: _zoned(one, schema, now) for name, one in value.items()}
+    if not isinstance(value, str) or not (_CLOCK.fullmatch(value) and ('"date-time"' in text or '"time"' in text)):
+        return value
+    try:
+        when = datetime.fromisoformat(value if "-" in value else f"{now:%Y-%m-%d}T{value}").replace(tzinfo=now.tzinfo)
+    except ValueError:
+        return value
+    whole = when.isoformat().replace("+00:00", "Z")
+    return whole if "-" in value else whole.partition("T")[2]
 
 
 def _told(number: int, tool: Tool) -> dict[str, Any]:

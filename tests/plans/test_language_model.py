@@ -23,7 +23,8 @@ WEATHER = tool("get_weather", "Get weather.", shape("city", city=STRING, days=DA
 URGENT = {"type": "boolean", "default": False}
 MAIL = tool("send_mail", "Send mail.", shape("to", "body", to=TO, body=STRING, urgent=URGENT))
 ISSUES = tool("list_issues", "List issues.", shape("repo", "state", repo=STRING, state=STATE))
-TOOLS = (WEATHER, MAIL, ISSUES)
+REMIND = tool("remind", "Remind.", shape("at", at={"type": "string", "format": "date-time"}))
+TOOLS = (WEATHER, MAIL, ISSUES, REMIND)
 
 
 def asked(intent: str = "Send the weather in Vienna to kim@example.org", **context: Any) -> Asked:
@@ -82,6 +83,14 @@ def test_param_that_is_left_out_is_asked_for_and_default_is_dropped() -> None:
     assert found.steps[0].missing == ("body",)
     assert "urgent" not in found.steps[0].values
     assert [(one.step, one.param) for one in found.questions] == [(0, "body")]
+
+
+@pytest.mark.parametrize("at", ["2026-11-25T08:00", "2026-11-25 08:00:00", "2026-11-25T08:00:00Z"])
+def test_time_without_a_zone_is_the_askers(at: str) -> None:
+    (step,) = proposed(answer(("t4", {"at": at})), asked("Remind me tomorrow at 8:00")).steps
+
+    assert step.values["at"].value == "2026-11-25T08:00:00Z"
+    assert step.values["at"].evidence == Evidence.TYPED
 
 
 @pytest.mark.parametrize(
