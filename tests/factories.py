@@ -61,7 +61,7 @@ def credential_of(text: str) -> Caller | None:
     from apps.principals.models import read_secret  # noqa: PLC0415
 
     secret = read_secret(text)
-    found = selectors.credential(secret, now=T0) if secret else None
+    found = selectors.credential(secret.digest, now=T0) if secret else None
     return found.caller if found else None
 
 

@@ -101,7 +101,7 @@ class Scopes(BaseScopes):  # type: ignore[misc]  # the library has no types
 
 
 def _right(client: Any) -> Caller | None:
-    found = selectors.credential(services.right_of_client(client.client_id), now=timezone.now())
+    found = selectors.credential(services.right_of_client(client.client_id).digest, now=timezone.now())
     return found.caller if found else None
 
 
@@ -177,7 +177,7 @@ class Validator(OAuth2Validator):  # type: ignore[misc]  # the library has no ty
     def _renew(self, expires: datetime, request: Any, token: Any) -> None:
         refreshed = request.grant_type == "refresh_token"
         former = request.former if refreshed else unpresentable("code", request.code).digest
-        found = selectors.credential_of(former, now=None)
+        found = selectors.credential(former, now=None)
         if found is None or found.caller.token_id is None:
             raise errors.InvalidGrantError(request=request)
         try:
@@ -203,7 +203,7 @@ class Validator(OAuth2Validator):  # type: ignore[misc]  # the library has no ty
                 _end(of_family)  # somebody has a copy of what was used before
             return False
         request.former = bytes.fromhex(request.refresh_token_instance.access_token.token_checksum)
-        return request.user.is_active and selectors.credential_of(request.former, now=None) is not None
+        return request.user.is_active and selectors.credential(request.former, now=None) is not None
 
     def revoke_token(self, token: str, token_type_hint: str, request: Any, *args: Any, **more: Any) -> None:
         checksum = hashlib.sha256(token.encode()).hexdigest()
@@ -218,7 +218,7 @@ class Validator(OAuth2Validator):  # type: ignore[misc]  # the library has no ty
 
 def _end(checksums: Sequence[str]) -> None:
     for checksum in checksums:
-        found = selectors.credential_of(bytes.fromhex(checksum), now=None)
+        found = selectors.credential(bytes.fromhex(checksum), now=None)
         if found and found.caller.token_id is not None:
             with found.caller.acting():
                 services.revoke_token(token_id=found.caller.token_id, now=timezone.now())

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import count
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connection, connections
+from django.db.backends.postgresql.psycopg_any import BaseTzLoader
 from django.db.models import DateTimeField, Func, Model, QuerySet, Window
 from django.db.models.functions import RowNumber
 from psycopg import generators, pq, sql
@@ -101,7 +102,21 @@ _sessions: Final[WeakKeyDictionary[Any, _Session]] = WeakKeyDictionary()
 def _session(raw: Any) -> _Session:
     if (known := _sessions.get(raw)) is None:
         known = _sessions[raw] = _Session()
+        raw.adapters.register_loader("timestamptz", _Moment)
     return known
+
+
+class _Moment(BaseTzLoader):  # type: ignore[misc]  # it has no stub
+    """Reads a moment in a fraction of the time that Django's own takes."""
+
+    timezone = UTC
+
+    def load(self, data: "Buffer") -> datetime:
+        try:
+            return datetime.fromisoformat(bytes(data).decode())
+        except ValueError:
+            found: datetime = super().load(data)
+            return found
 
 
 class _HotCursor:
@@ -117,10 +132,9 @@ class _HotCursor:
         self._rows: list[tuple[Any, ...]] = []
 
     def execute(self, query: str, params: "Params | None" = None) -> None:
-        statement, names = (query, ()) if params is None else _numbered(query)
-        self._query.query = statement.encode()
-        values = [params[name] for name in names] if isinstance(params, Mapping) else params or ()
-        self.rowcount, self._rows = _exchange(self._raw, (statement, values))
+        bound = _bound(query, params)
+        self._query.query = bound[0].encode()
+        self.rowcount, self._rows = _exchange(self._raw, bound)
 
     def fetchall(self) -> list[tuple[Any, ...]]:
         return self._rows
@@ -177,6 +191,9 @@ def _text(value: Any, transformer: "AdaptTransformer") -> "Buffer | None":
         return encoded
     if kind is list and all(type(one) is int for one in value):
         return b"{%b}" % ",".join(map(str, value)).encode()
+    if kind is list and all(type(one) is str and "\0" not in one for one in value):
+        quoted: list[str] = [one.replace("\\", r"\\").replace('"', r"\"") for one in value]
+        return b'{"%b"}' % '","'.join(quoted).encode()
     return transformer.dump_sequence([value], _AS_TEXT)[0]
 
 
@@ -210,30 +227,37 @@ def _numbered(statement: str) -> tuple[str, tuple[str, ...]]:
     return text, tuple(numbers)
 
 
+def _bound(query: str, params: "Params | None") -> tuple[str, Sequence[Any]]:
+    statement, names = (query, ()) if params is None else _numbered(query)
+    return statement, [params[name] for name in names] if isinstance(params, Mapping) else params or ()
+
+
 def fetch(statement: str, given: "Params | None" = None, *, hot: bool = False) -> list[tuple[Any, ...]]:
     """The rows that a statement answers."""
-    with _cursor(hot=hot) as cursor:
-        cursor.execute(statement, given)
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
-    return rows
+    return _asked(statement, given, hot=hot)[1]
 
 
 def execute(statement: str, given: "Params | None" = None, *, hot: bool = False) -> int:
     """How many rows a statement has read or written."""
-    with _cursor(hot=hot) as cursor:
-        cursor.execute(statement, given)
-        number: int = cursor.rowcount
-    return number
+    return _asked(statement, given, hot=hot, rows=False)[0]
 
 
-def _cursor(*, hot: bool) -> Any:
-    """On the current connection; a hot one prepares statements. Both are counted among captured queries."""
+def _asked(
+    statement: str, given: "Params | None", *, hot: bool, rows: bool = True
+) -> tuple[int, list[tuple[Any, ...]]]:
+    """On the current connection; a hot statement is prepared. Both are counted among captured queries."""
     wrapper: Any = connections[DEFAULT_DB_ALIAS]
-    if not hot:
-        return wrapper.cursor()
-    wrapper.ensure_connection()
+    if hot:
+        wrapper.ensure_connection()
+        if not wrapper.queries_logged and all(one is _begin_first for one in wrapper.execute_wrappers):
+            # Nobody is to see it: Django's cursors only take time.
+            wrapper.validate_no_broken_transaction()
+            with wrapper.wrap_database_errors:
+                return _exchange(wrapper.connection, _bound(statement, given))
     # Django's own wrapper counts, logs and translates errors; there is no public way to it.
-    return wrapper._prepare_cursor(_HotCursor(wrapper.connection))  # noqa: SLF001
+    with wrapper._prepare_cursor(_HotCursor(wrapper.connection)) if hot else wrapper.cursor() as cursor:  # noqa: SLF001
+        cursor.execute(statement, given)
+        return cursor.rowcount, cursor.fetchall() if rows else []
 
 
 @contextmanager

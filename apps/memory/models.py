@@ -559,7 +559,7 @@ class SearchTotals(TenantModel):
             models.Index(
                 fields=["tenant", "scope"], condition=Q(memories__gt=COMMON), name="memory_searchtotals_large"
             ),
-            # Serves search.held() and search.RECALL, from the index alone.
+            # Serves sql.held() and search.RECALL, from the index alone.
             models.Index(
                 fields=["tenant", "scope"],
                 include=["observations", "patterns", "concepts", "memories", "words"],

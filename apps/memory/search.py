@@ -224,21 +224,6 @@ def _nothing_is_removed(cursor: CursorWrapper) -> bool:
     return bool(cursor.fetchone()[0])
 
 
-def held(*, tenant_id: int) -> tuple[int, int, int]:
-    """How many observations, patterns and concepts a tenant has that are about no subject.
-
-    Memories of a subject are not counted here: their number is only for those who may read the subject.
-    """
-    observations, patterns, concepts = fetch(_HELD, {"tenant": tenant_id}, hot=True)[0]
-    return observations, patterns, concepts
-
-
-_HELD: Final = """
-select coalesce(sum(observations), 0)::bigint, coalesce(sum(patterns), 0)::bigint, coalesce(sum(concepts), 0)::bigint
-from memory_searchtotals where tenant_id = %(tenant)s and scope = 0
-"""
-
-
 # Recall.
 
 # Once rarer words have found this number of memories, a word chooses no others: it only adds to their scores.

@@ -12,6 +12,7 @@ from django.db.models.functions import Least
 from apps.core.errors import Malformed, NotFound
 from apps.core.ids import encode_cursor
 from apps.core.sealing import keyed_digest
+from apps.core.sql import fetch
 from apps.memory import search, sql, vectors
 from apps.memory.envelopes import Constraints, assemble, first_moment, format_envelope_for_llm, last_moment
 from apps.memory.models import (
@@ -453,17 +454,9 @@ def relationships(
 
 def recent_sessions(*, principal_id: int, now: datetime, limit: int = 10) -> list[Conversation]:
     """A principal's latest sessions, newest first, without those of subjects that it may no longer read."""
-    return [
-        Conversation.model_validate(
-            {
-                "conversation_id": conversation_id, "platform": platform, "title": title, "summary": summary,
-                "topics": topics, "tone": tone, "last_active_at": last_active_at,
-            }
-        ).by_month(hidden)
-        for conversation_id, platform, title, summary, topics, tone, last_active_at, hidden in sql.recent(
-            principal_id=principal_id, now=now, limit=limit
-        )
-    ]  # fmt: skip
+    rows = fetch(sql.RECENT, {"principal": principal_id, "now": now, "limit": limit}, hot=True)
+    names = ("conversation_id", "platform", "title", "summary", "topics", "tone", "last_active_at")
+    return [Conversation.model_validate(dict(zip(names, row, strict=False))).by_month(row[-1]) for row in rows]
 
 
 AT_ONCE: Final = 1_000

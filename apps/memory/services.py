@@ -472,7 +472,7 @@ def bootstrap(*, principal_id: int, tenant_id: int, ai_name: str, now: datetime,
     """Gather what a principal needs to begin a session, and mark the inbox entries that it is shown as delivered."""
     inbox = digests.newest_entries(principal_id, limit=items)
     inboxes.mark_delivered(receipt_pks=[pk for entry in inbox.entries for pk in entry.receipt_pks], now=now)
-    observations, patterns, concepts = search.held(tenant_id=tenant_id)
+    observations, patterns, concepts, services = sql.held(tenant_id=tenant_id)
     obligations = partial(receipts.obligations, limit=items)
     return Start(
         ai_name=ai_name,
@@ -487,7 +487,7 @@ def bootstrap(*, principal_id: int, tenant_id: int, ai_name: str, now: datetime,
         owed_by_me=obligations(owed_by=principal_id).obligations,
         awaited=obligations(awaited_by=principal_id).obligations,
         handoffs_waiting=digests.unread_of_source(principal_id, HANDOFF),
-        connected_services=principals.service_names(tenant_id=tenant_id),
+        connected_services=services,
     )
 
 

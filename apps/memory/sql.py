@@ -139,9 +139,21 @@ limit %(limit)s
 """
 
 
-def recent(*, principal_id: int, now: datetime, limit: int) -> list[tuple[Any, ...]]:
-    """The latest sessions of a principal that it may read, and whether their dates are anonymized."""
-    return list(fetch(RECENT, {"principal": principal_id, "now": now, "limit": limit}, hot=True))
+_HELD: Final = """
+select coalesce(sum(observations), 0)::bigint, coalesce(sum(patterns), 0)::bigint, coalesce(sum(concepts), 0)::bigint,
+       array(select name from principals_principal
+             where tenant_id = %(tenant)s and kind = 'service' and disabled_at is null order by name)
+from memory_searchtotals where tenant_id = %(tenant)s and scope = 0
+"""
+
+
+def held(*, tenant_id: int) -> tuple[int, int, int, list[str]]:
+    """How many observations, patterns and concepts a tenant has that are about no subject, and its enabled services.
+
+    Memories of a subject are not counted here: their number is only for those who may read the subject.
+    """
+    observations, patterns, concepts, services = fetch(_HELD, {"tenant": tenant_id}, hot=True)[0]
+    return observations, patterns, concepts, services
 
 
 # By the key, memory_memory_saying and memory_memory_by_newer.

@@ -25,7 +25,7 @@ class PresentedToken:
     def caller(self) -> Caller:
         """:raises AuthenticationFailed: if it is unknown, revoked, expired, or its principal disabled."""
         now = timezone.now()
-        found = selectors.credential(self.secret, now=now)
+        found = selectors.credential(self.secret.digest, now=now)
         if found is None:
             raise _invalid()
         if found.unnoted:

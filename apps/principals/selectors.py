@@ -39,15 +39,12 @@ class Credential:
     unnoted: bool
 
 
-def credential(secret: Secret, *, now: datetime) -> Credential | None:
-    """Who a token stands for; None if it is unknown, revoked, expired, or its principal disabled."""
-    return credential_of(secret.digest, now=now)
-
-
-def credential_of(digest: bytes, *, now: datetime | None) -> Credential | None:
-    """As :func:`credential`, by the digest; without a time an expired one too.
+def credential(digest: bytes, *, now: datetime | None) -> Credential | None:
+    """Who a token of this digest stands for; None if it is unknown, revoked, expired, or its principal disabled.
 
     The look-up runs before any tenant is set, through a function that answers one row.
+
+    :param now: left out, an expired one counts too.
     """
     found = fetch(f"select {_FOUND} from gatehouse_token(%s)", [digest], hot=True)  # noqa: S608  # columns
     return _credential(found[0], now) if found else None
@@ -63,7 +60,7 @@ def acting_by(
     """
     if connection.in_atomic_block:
         (secret,) = secrets
-        alone = credential(secret, now=now)
+        alone = credential(secret.digest, now=now)
         with alone.caller.acting(lock_timeout=lock_timeout) if alone else nullcontext():
             yield {secret: alone} if alone else {}
         return
@@ -221,14 +218,3 @@ def operated_tenants(operator: Operator) -> set[int]:
         return set(Tenant.objects.values_list("pk", flat=True))
     roles = [Membership.Role.OPERATOR, Membership.Role.OWNER]
     return set(Membership.objects.filter(operator=operator, role__in=roles).values_list("tenant_id", flat=True))
-
-
-def service_names(*, tenant_id: int) -> list[str]:
-    """The names of a tenant's enabled service principals."""
-    return [name for (name,) in fetch(_SERVICES, {"tenant": tenant_id, "kind": Kind.SERVICE.value}, hot=True)]
-
-
-_SERVICES: Final = """
-select name from principals_principal
-where tenant_id = %(tenant)s and kind = %(kind)s and disabled_at is null order by name
-"""
