@@ -4,10 +4,8 @@ import asyncio
 import os
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from functools import cache, lru_cache, partial
-from queue import SimpleQueue
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
 from typing import IO, Any, Final
 
 from asgiref.sync import sync_to_async
@@ -102,43 +100,6 @@ class PageHandler(ASGIHandler):
         return response
 
 
-class _Threads:
-    """Threads that do what one event loop asks for, in a fraction of an executor's time.
-
-    They are kept, and with them what Django makes for each thread anew.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self._started, self._busy = most, 0, 0
-        self._asked: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = SimpleQueue()
-
-    def run(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """What some work returns or raises."""
-        answer = asyncio.get_running_loop().create_future()
-        self._busy += 1
-        if self._started < min(self._busy, self._most):
-            self._started += 1
-            Thread(target=self._live, name=f"operation-{self._started}", daemon=True).start()
-        self._asked.put((answer, work))
-        return answer
-
-    def _live(self) -> None:
-        while True:
-            answer, work = self._asked.get()
-            try:
-                told = answer.set_result, work()
-            except BaseException as exc:  # noqa: BLE001  # whoever waits raises it
-                told = answer.set_exception, exc
-            with suppress(RuntimeError):  # the loop has ended
-                answer.get_loop().call_soon_threadsafe(self._tell, answer, *told)
-            del answer, work, told  # else kept until the next work
-
-    def _tell(self, answer: asyncio.Future[Any], tell: Callable[[Any], None], what: Any) -> None:
-        self._busy -= 1
-        if not answer.done():
-            tell(what)
-
-
 class TokenHandler(ASGIHandler):
     """For views of clients with a token: one trip to a thread, with only the middleware that concerns them.
 
@@ -149,7 +110,8 @@ class TokenHandler(ASGIHandler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._threads = _Threads(_THREADS)
+        # Kept threads keep what Django makes for each thread anew.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="operation")
 
     def load_middleware(self, is_async: bool = False) -> None:  # noqa: FBT001, FBT002  # Django's signature
         chain: Callable[[HttpRequest], Any] = convert_exception_to_response(_call)
@@ -171,7 +133,8 @@ class TokenHandler(ASGIHandler):
                 response = await _finished(request, response)
         else:
             body.seek(0)
-            request, response = await self._threads.run(partial(self._answered, scope, body))
+            answered = asyncio.get_running_loop().run_in_executor(self._threads, self._answered, scope, body)
+            request, response = await answered
         if not response.streaming and not (isinstance(response, PendingResponse) and response.is_pending):
             await self.send_response(response, send)
             return
