@@ -201,7 +201,7 @@ class _Whole:
         return sum(
             one.kind is not None and one.kind == other.kind and one.first > other.first
             for one, other in pairs
-            if not (is_announced(one) and is_announced(other))
+            if not (is_announced(one) or is_announced(other))
         )
 
     def _is_plural(self, used: int) -> bool:

@@ -24,6 +24,7 @@ FIRM: Final = 0.6
 _MOST: Final = 10
 _COVERED: Final = 0.2
 _UNSUITED: Final = 0.4
+_MANY: Final = 1000
 _LONGEST: Final = {"text": 25, "query": 12, "name": 8, "code": 2}
 """How many words a value of each sort has at most."""
 _NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
@@ -132,8 +133,10 @@ class Options:
             place: 0.0 if part.typed >> place & 1 else max(one.explains(stemmed) for one in tools)
             for place, stemmed in part.stems.items()
         }
+        names = sum("name" in param.words for param in profile.params)
+        unnaming = UNNAMING - {"name"} if names == 1 else UNNAMING
         self._own = {
-            param.name: frozenset(word for word in param.words if word not in UNNAMING) or frozenset(param.words)
+            param.name: frozenset(word for word in param.words if word not in unnaming) or frozenset(param.words)
             for param in profile.params
         }
         self._owners: Counter[str] = Counter(word for own in self._own.values() for word in own)
@@ -222,7 +225,7 @@ class Options:
     def _typed(self, param: Param) -> Iterator[Option]:
         for found in self.part.found:
             how = fits(param, found)
-            is_number = found.kind in _NUMBERS
+            is_number = found.kind in _NUMBERS and not (found.unit and param.role == "money")
             if param.array and found.kind is Kind.PATH and "file" in param.words and "." not in found.value:
                 how *= _UNSUITED  # a folder is no list of files
             first, last = min(found.places), max(found.places)
@@ -234,6 +237,8 @@ class Options:
             role = _PLAIN.get(param.role, param.role if is_number else "form")
             told = {f"{sort}.{role}": 1.0, f"{sort}.misfit": 1 - how}
             told |= self._cues(param, first, last, sort, found.kind) | self._sort(param, found)
+            if is_number and param.role == "knob" and found.value >= _MANY:
+                told["n.large"] = 1.0
             if found.kind is Kind.QUOTED:
                 told[f"t.quoted.{role}"] = 1.0
             evidence = Evidence.QUOTED if found.kind is Kind.QUOTED else Evidence.TYPED
@@ -277,7 +282,6 @@ class Options:
     def _cut(self, param: Param) -> Iterator[Option]:
         sort = _PLAIN[param.role]
         longest = _LONGEST["text" if param.array else sort]
-        base = {"c.later": float(param.name != self._first)}
         inside, knowing, owning, noun, head, head_own, tail = (f"c.{name}.{sort}" for name in _OF_CUTS)
         own = self._own[param.name]
         cues, found = dict[int, _Told](), []
@@ -307,7 +311,7 @@ class Options:
             text = text if sort in ("text", "query") else re.sub(r"['’]s$", "", text)
             value = _listed(text) if param.array else text
             role = "upper" if f"c.upper.{sort}" in told and sort == "code" else param.role
-            all_told = {f"c.{role}": 1.0, **base, **told, **cues[first][0]}
+            all_told = {f"c.{role}": 1.0, "c.later": float(param.name != self._first), **told, **cues[first][0]}
             yield self._option(value, Evidence.CUT, all_told, first, last)
             several = [] if param.array or sort == "text" else _listed(re.sub(r"['’]s\b", "", text))
             if len(several) > 1:
@@ -340,10 +344,8 @@ class Options:
         found = [self._before(param, at, sort), self._sided(param, side, at, kind)]
         if part.low(at) in SMALL or part.low(at) in PUNCTUATION:
             back = part.stems.get(part.before(at), "")
-            how = "of" if part.low(at) == "of" else "before"
-            found.append(
-                f"{sort}.named_{how}" if back in own else f"{sort}.other_{how}" if back in self._owners else ""
-            )
+            whose = "named" if back in own else "other" if back in self._owners else ""
+            found.append(whose and f"{sort}.{whose}_{'of' if part.low(at) == 'of' else 'before'}")
         if param.role in _PLAIN and part.low(at) in (",", ":", "of"):
             found.append(f"{sort}.{part.low(at)}.{'first' if param.name == self._first else 'later'}")
         if sort != "c" and part.stems.get(last + 1, "") in own:
@@ -365,11 +367,7 @@ class Options:
         """What a small word or a mark before a value says."""
         if low in _SAYING:
             is_lesser = not param.required and any(one.required and one.role == "name" for one in self.profile.params)
-            return (
-                f"saying.{sort}.{'lesser' if is_lesser else 'other'}"
-                if is_lesser or param.role != "text"
-                else f"saying.{sort}"
-            )
+            return f"saying.{sort}" + (".lesser" if is_lesser else "" if param.role == "text" else ".other")
         if low in param.cues:
             return f"{sort}.cue"
         return f"{sort}.preposition" if low in GROUPS["preposition"] else f"{sort}.small" if low in SMALL else ""

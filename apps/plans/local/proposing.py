@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
+from itertools import islice, permutations
 from typing import Any, Final
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
@@ -95,6 +95,8 @@ class _Draft:
     def __init__(self, chosen: Sequence[_Chosen]) -> None:
         self.chosen = chosen
         own = [("wish" if one.wish else "lost") for one in chosen if one.match is None]
+        calls = permutations(((one.match.profile.tool.uid, one.match.values) for one in chosen if one.match), 2)
+        own += ["twice" for (uid, one), (same, other) in calls if uid == same and one.items() <= other.items()]
         self._own = together({"cut": len(chosen) - 1.0}, *({name: 1.0} for name in own))
         self.score = weighed(self._own) + sum(one.match.score for one in chosen if one.match)
 
