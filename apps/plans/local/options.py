@@ -197,7 +197,7 @@ class Options:
                     told["e.acts" if how == 1 else "e.acts_like"] = 1.0
                     # "Close the ticket" asks for an act.
                     told["e.acts_on"] = float(part.low(place + 1) in GROUPS["article"])
-                if how < 1 and part.stems[place] in (*self.profile.nouns, self.profile.verb):
+                if how < 1 and self.profile.vocabulary.get(part.stems[place], 0.0) >= FIRM:
                     told["e.own_like"] = 1.0
                 told |= self._cues(param, place, place + size - 1, "e", None)
                 yield self._option([value] if param.array else value, Evidence.CHOICE, told, place, place + size - 1)
@@ -407,6 +407,7 @@ def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
         "held": whole & sorts["held"] > 0,
         "crossed": (whole & ~head & sorts["turning"]).bit_count(),
         "proper": 0 < capitals >= wordy - (first == part.first) - inner,
+        "preposed": part.low(first) in GROUPS["preposition"],
         "article": part.low(first) in GROUPS["article"],
         "upper": first == last and len(part.low(first)) > 1 and part.reading.tokens[first].text.isupper(),
         "short": (first - 1 > part.first and head & proper and head >> 1 & proper > 0)
