@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from apps.core import outbound
 from apps.core.outbound import CallFailed
 from apps.core.strict_json import storable
-from apps.plans.catalogue import Reference, Tool, output_at, references_in
+from apps.plans.catalogue import Reference, Tool, member_at, output_at, references_in, resolved
 from apps.plans.documents import ModelUse, can_be_told
 from apps.plans.local.values import Found, Kind, Reading, read
 from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Ref, Value, question_for
@@ -263,8 +263,8 @@ def proposal(text: str, asked: Asked, tools: Sequence[Tool]) -> Proposal | None:
         return None
     listed = {f"t{number}": tool for number, tool in enumerate(tools, start=1)}
     for step in found.steps:
-        schemas = listed[step.tool].inputs if step.tool in listed else {}
-        step.params = {name: _zoned(value, schemas.get(name), asked.now) for name, value in step.params.items()}
+        if step.tool in listed:
+            step.params = _zoned(step.params, (), listed[step.tool].input_schema, asked.now)
     wrong = list(_faults(found, listed))
     if wrong:
         raise Unusable("; ".join(wrong[:_MOST_ERRORS])[:4_000])
@@ -281,12 +281,18 @@ def proposal(text: str, asked: Asked, tools: Sequence[Tool]) -> Proposal | None:
     )
 
 
-def _zoned(value: Any, schema: Any, now: datetime) -> Any:
-    """A date-time or time as its schema's format wants it: models leave the seconds and the zone out, which is the asker's."""
-    text = json.dumps(schema)
+def _zoned(value: Any, path: tuple[str, ...], root: Mapping[str, Any], now: datetime) -> Any:
+    """A value with its date-times and times as their formats want them: models leave out seconds, and the zone, which is
+    that of `now`.
+    """
     if isinstance(value, Mapping):
-        return {name: _zoned(one, schema, now) for name, one in value.items()}
-    if not isinstance(value, str) or not (_CLOCK.fullmatch(value) and ('"date-time"' in text or '"time"' in text)):
+        return {name: _zoned(one, (*path, name), root, now) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_zoned(one, (*path, str(place)), root, now) for place, one in enumerate(value)]
+    if not isinstance(value, str) or not _CLOCK.fullmatch(value):
+        return value
+    schema = member_at(root, path)
+    if not isinstance(schema, Mapping) or resolved(schema, root).get("format") not in {"date-time", "time"}:
         return value
     try:
         when = datetime.fromisoformat(value if "-" in value else f"{now:%Y-%m-%d}T{value}").replace(tzinfo=now.tzinfo)

@@ -209,13 +209,19 @@ class Released:
 
 
 class LeaseFrom(Input):
-    """Where the next tasks come from, as in lease_tasks."""
+    """Where the next tasks come from, and for how long."""
 
     queues: Annotated[list[Name], Field(max_length=50)] = Field(default_factory=list)
+    """Where to look, in this order. Left out: the queues of the types named."""
     task_types: Annotated[list[TypeName], Field(max_length=100)] | None = None
+    """Only these types; left out, any that the capabilities allow."""
     capabilities: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
+    """What this task worker can do, against what types require."""
     lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """How long until the first heartbeat is due; left out, the type's length. Capped by the type and by the task's
+    deadline: lease_ms says what it is."""
     host: Host = ""
+    """Where you run; operators see it beside the lease."""
 
 
 class LeaseNext(LeaseFrom):

@@ -49,7 +49,6 @@ from apps.tasks.shapes import (
     Grant,
     Heartbeat,
     HeartbeatAnswer,
-    Host,
     LeaseFrom,
     LeaseNext,
     QueuedTask,
@@ -250,19 +249,8 @@ def cancel_task(caller: Caller, given: TaskNamed) -> Reply:
     return Reply(output, 200 if output.status == "canceled" else 202)
 
 
-class LeaseTasks(Input):
-    queues: Annotated[list[Name], Field(max_length=50)] = Field(default_factory=list)
-    """Where to look, in this order. Left out: the queues of the types named."""
-    task_types: Annotated[list[TypeName], Field(max_length=100)] | None = None
-    """Only these types; left out, any that the capabilities allow."""
-    capabilities: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
-    """What this task worker can do, against what types require."""
+class LeaseTasks(LeaseFrom):
     capacity: Annotated[int, Field(ge=1, le=100)] = 1
-    lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    """How long until the first heartbeat is due; left out, the type's length. Capped by the type and by the task's
-    deadline: lease_ms says what it is."""
-    host: Host = ""
-    """Where you run; operators see it beside the lease."""
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
     """If there is nothing to do, wait up to so many seconds for something."""
 
@@ -313,15 +301,7 @@ def lease_tasks(caller: Caller, given: LeaseTasks) -> Reply:
     """Lease up to `capacity` tasks. A lease lasts lease_ms from your last heartbeat. End each task with
     complete_task, fail_task or release_task. With wait_seconds the request waits for work.
     """
-    grants = leasing.lease(
-        worker=caller,
-        queues=given.queues,
-        task_types=given.task_types,
-        capabilities=given.capabilities,
-        capacity=given.capacity,
-        lease_seconds=given.lease_seconds,
-        host=given.host,
-    )
+    grants = leasing.lease(worker=caller, **given.model_dump(exclude={"wait_seconds"}))
     output = LeasedTasks(tasks=[leased(grant) for grant in grants])
     return Reply(output, 200) if grants else Reply(None, 204)
 

@@ -412,7 +412,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
 
 def _verb(name: list[str], said: list[str], opening: list[str]) -> str:
     """What a tool does: the first verb of its name, unless its description begins with another and has that as a noun."""
-    commands = said[:1] == name[:1] and not _DEFINING.intersection(opening)
+    commands = bool(name) and said[:1] == name[:1] and not _DEFINING.intersection(opening)
     named = name[0] if commands else next((word for word in name if word in VERBS), "")
     told = said[0] if said and said[0] in VERBS else ""
     if told and (

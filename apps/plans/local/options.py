@@ -39,7 +39,7 @@ _ENDS: Final = {
     "end": frozenset(map(stem, ("destination", "dest", "target", "to", "new", "recipient"))),
 }
 _ON: Final = frozenset({"on", "enable", "enabled", "activate", "activated", "true", "yes"})
-_OFF: Final = frozenset({"off", "disable", "disabled", "deactivate", "deactivated", "false", "no", "hide"})
+_OFF: Final = frozenset({"off", "disable", "disabled", "deactivate", "deactivated", "false", "no"})
 _NEGATING: Final = GROUPS["negation"] | {"non"}
 _ROW: Final = frozenset({"and", "&", ","})
 _COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least", "beyond", "exceeding"})

@@ -201,7 +201,7 @@ def _type(item: Mapping[str, Any]) -> str:
 def _choices(item: Mapping[str, Any]) -> dict[str, Any]:
     """The allowed values by normal form, also without words that most share, and by the names they are codes of."""
     found = {normal(value): value for value in reversed(allowed(item))}
-    heads = [name.split()[0] for name in found]
+    heads = [name.partition(" ")[0] for name in found]
     shared = {head for head in heads if heads.count(head) > max(len(heads) / 2, 1)}
     for name in list(found):
         first, _, rest = name.partition(" ")

@@ -44,6 +44,7 @@ _CANDIDATES: Final = 8
 _BARRED: Final = 4
 _SEARCHED: Final = 40
 _MOST_TOKENS: Final = 300
+_MOST_CHARACTERS: Final = 6_000
 _RIVALS: Final = 4
 _PROMISING: Final = 3
 _AGREES: Final = 0.75
@@ -142,14 +143,15 @@ class _Proposing:
         context = dict(asked.context)
         if asked.delegation_path:
             context["delegation_path"] = list(asked.delegation_path)
-        self.reading: Reading = read(asked.intent, asked.now, library.spelt)
+        text = asked.intent[:_MOST_CHARACTERS]
+        self.reading: Reading = read(text, asked.now, library.spelt)
         self.stop = len(self.reading.tokens)
         while self.stop and self.reading.tokens[self.stop - 1].low in _CLOSING:
             self.stop -= 1
         self.is_gentle, self.is_usable = cache(self._is_gentle), cache(self._is_usable)
         self.matcher = Matcher(library, context, self.is_gentle)
         self._done: dict[tuple[int, int, tuple[int, ...]], _Chosen] = {}
-        self.likely = Likely() if history is None else history.likely(asked.intent, library.relevance(asked.intent))
+        self.likely = Likely() if history is None else history.likely(text, library.relevance(text))
         self._likely = dict(self.likely.tools)
 
     def _is_gentle(self, uid: str) -> bool:
@@ -165,8 +167,11 @@ class _Proposing:
         if not stop:
             nothing = Missing(kind=Lack.CONFIDENCE, detail="The request asks for nothing.")
             return Proposal(proposer=PROPOSER, missing=(nothing,))
-        if stop > _MOST_TOKENS:
-            long = Missing(kind=Lack.LIMIT, detail=f"The request has more than {_MOST_TOKENS} words.")
+        if stop > _MOST_TOKENS or len(self.asked.intent) > _MOST_CHARACTERS:
+            limit = f"{_MOST_TOKENS} words or {_MOST_CHARACTERS} characters"
+            long = Missing(
+                kind=Lack.LIMIT, detail=f"The request has more than {limit}. Hand long values over in context."
+            )
             return Proposal(proposer=PROPOSER, missing=(long,))
         found = self._concluded(*self.drafts(stop))
         return found if self.history is None or found.is_ready else self._recalled(found, self.history, stop)

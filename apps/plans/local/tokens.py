@@ -122,7 +122,7 @@ _BEHIND: Final = r"(?![\w/@-])(?!\.\w)"
 _OPERAND: Final = r"\({0,9}-?\d+(?:\.\d+)?%?\){0,9}"
 _FORMS: Final = {
     Kind.QUOTED: r"\"[^\"]+\"|“[^”]+”|«[^»]+»|„[^„“”]+[“”]|`[^`]+`|‘[^’]+’(?!\w)|(?<!\w)'[^'\s](?:[^']|'(?=\w))*'(?!\w)",
-    Kind.URL: r"\b[a-zA-Z][a-zA-Z+.-]*://[^\s<>\"'`,;]*[^\s<>\"'`,;.:!?)\]}]|\bwww\.[\w-]+\.[^\s<>\"',;]*[^\s<>\"',;.:!?)\]]",
+    Kind.URL: r"(?<![\w+.-])[a-zA-Z][a-zA-Z+.-]*://[^\s<>\"'`,;]*[^\s<>\"'`,;.:!?)\]}]|\bwww\.[\w-]+\.[^\s<>\"',;]*[^\s<>\"',;.:!?)\]]",
     Kind.EMAIL: r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b",
     Kind.SQL: (
         r"\b(?:SELECT\b[^;]+?\bFROM\b|INSERT\s+INTO\b|UPDATE\s+\S+\s+SET\b|DELETE\s+FROM\b|CREATE\s+TABLE\b|select\s+"
@@ -146,8 +146,8 @@ _FORMS: Final = {
         rf"|{_AHEAD}(?:[\w.@+-]+/)+[\w.+-]*\.(?i:{_FILES})\b|{_AHEAD}(?=[\w.-]*[A-Za-z])[\w.-]+(?:/[\w.+-]*\w){{2,}}/?"
         rf"|{_AHEAD}(?=[\w.-]*[A-Za-z])[\w.-]+/(?=[\s,.;?!]|$)|(?<!\w)@[\w-]+/[\w.-]*\w"
     ),
-    Kind.FILE: rf"(?<![\w/@.])(?=[\w.-]*[A-Za-z])[\w-]+(?:\.[\w-]+)*\.(?i:{_FILES}){_BEHIND}|(?<!\S)\.[a-z][\w.-]*\w{_BEHIND}",
-    Kind.DOMAIN: rf"(?<![\w/@.])(?:\w[\w-]*\.)+(?i:{_DOMAINS}){_BEHIND}",
+    Kind.FILE: rf"(?<![\w/@.-])(?=[\w.-]*[A-Za-z])[\w-]+(?:\.[\w-]+)*\.(?i:{_FILES}){_BEHIND}|(?<!\S)\.[a-z][\w.-]*\w{_BEHIND}",
+    Kind.DOMAIN: rf"(?<![\w/@.-])(?:\w[\w-]*\.)+(?i:{_DOMAINS}){_BEHIND}",
     Kind.VERSION: rf"{_AHEAD}[vV]?\d+\.\d+\.\d+(?:[-+][\w.]*\w)?\b|{_AHEAD}[vV]\d+(?:\.\d+)*\b",
     Kind.ID: (
         r"\b[A-Z]{1,3}-[A-Z]{1,2} \d{1,4}\b|\b[A-Z]{2}\d\d [A-Z]{3}\b|\b[A-Z]{2}\d\d(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b|\b\d{4}(?:[ -]\d{4}){3}\b|"
@@ -178,7 +178,7 @@ _INITIAL: Final = 2
 _CODE: Final = re.compile(r"0\d+$")
 _DECIMAL: Final = re.compile(r",\d\d?$")
 # What may be an id, though it reads as a number, a date or several words as well: 7C, 2026-0418, 214/8830, KT 4471.
-_GLUED: Final = re.compile(r"\d+[A-Z](?!\w)|(?!\d[/-]\d(?!\d))\d+(?:[/-]\d+)+(?![\w/-])")
+_GLUED: Final = re.compile(r"(?<!\d)\d+[A-Z](?!\w)|(?<!\d)(?!\d[/-]\d(?!\d))\d+(?:[/-]\d+)+(?![\w/-])")
 _SPACED: Final = [
     re.compile(rf"(?<![\w-])(?=[A-Z ]*\d)(?=[\d ]*[A-Z])[A-Z\d]{{1,4}}(?: [A-Z\d]{{1,4}}){{{parts}}}(?![\w-])")
     for parts in (1, 2)

@@ -4,6 +4,7 @@
 import calendar
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from itertools import pairwise
@@ -254,7 +255,7 @@ _FORMS: Final = re.compile(
     |(?P<noon>noon|midday|midnight)\b
     |(?P<past>half|(?:a\s+)?quarter)\s+(?P<to>past|to)\s+(?P<hour>1[0-2]|[1-9]|{_HOURS})\b
     |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK})
-    |(?:from|between)\s+(?P<h1>[01]?\d|2[0-3]){_UPTO}(?P<h2>[01]?\d|2[0-3])(?=\s*(?:$|[,.;?!]\s|(?:on|for|in|and|with|at|today|tomorrow)\b))
+    |(?:from|between)\s+(?P<h1>[01]?\d|2[0-3]){_UPTO}(?P<h2>[01]?\d|2[0-3])(?=\s*(?:$|[,.;?!](?:\s|$)|(?:on|for|in|and|with|at|today|tomorrow)\b))
     |(?:at|@)\s+(?P<at>[01]?\d|2[0-3])(?!\s*(?:{_PM}|[%°:.,/-]\d|%|°|percent|degrees|[a-z]+s\b))
     )(?![\w/])(?!-[a-z])"""
 )
@@ -511,11 +512,12 @@ def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[
         said.past = said.before == "since" or not _DONE.isdisjoint((tokens[0].low, *before))
         reader = next(reader for name, reader in _READERS.items() if name in said)
         try:
-            when = reader(said)
-            said.past = True
-            past = reader(said)
+            past = when = reader(said)
         except (ValueError, OverflowError):
             continue  # no such day: "31 February", "in 9000 years"
+        with suppress(ValueError, OverflowError):
+            said.past = True
+            past = reader(said)
         if when is not None:
             day = max(day, when) if type(when) is date else day
             yield first, last, when, bool(said.keys() & {"d0", "d3", "since", "h2"}), past
