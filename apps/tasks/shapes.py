@@ -369,10 +369,7 @@ class QueueHealth(Output):
 
 
 class QueueFigures(QueueHealth):
-    """The tasks of a queue, and its statistics of the last five minutes.
-
-    Of more than five thousand ends in all queues the newest count, over the time that they took.
-    """
+    """The tasks of a queue, and its statistics of the last five minutes."""
 
     finished_per_minute: float
     failure_rate: float

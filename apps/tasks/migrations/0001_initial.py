@@ -394,6 +394,33 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
+                name="QueueMinute",
+                fields=[
+                    id_field(),
+                    ("minute_at", models.DateTimeField()),
+                    ("status", models.CharField(max_length=10)),
+                    ("latency", models.SmallIntegerField()),
+                    ("tasks", models.BigIntegerField()),
+                    ("expiries", models.BigIntegerField()),
+                    ("counted_to", models.DateTimeField()),
+                    _loose("queue", "tasks.queue"),
+                    tenant_field(),
+                ],
+                options={
+                    "indexes": [
+                        models.Index(name="tasks_queueminute_by_time", fields=["minute_at"]),
+                    ],
+                    "constraints": [
+                        models.UniqueConstraint(
+                            name="tasks_queueminute_once", fields=["tenant", "queue", "minute_at", "status", "latency"]
+                        ),
+                        models.CheckConstraint(
+                            name="tasks_queueminute_counts_something", condition=Q(expiries__gte=0, tasks__gte=1)
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
                 name="QueueHistory",
                 fields=[
                     id_field(),
@@ -615,6 +642,7 @@ class Migration(migrations.Migration):
                 "task_history",
                 "tasks_artifact",
                 "tasks_idempotencykey",
+                "tasks_queueminute",
                 "tasks_queuehistory",
                 "tasks_bulkaction",
                 "tasks_schedule",
