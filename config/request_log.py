@@ -70,10 +70,10 @@ class RequestLog(RequestMiddleware):
         asked = self.format_request(request)
         if logger.isEnabledFor(level) and not (level == logging.INFO and is_routine(asked)):
             who = getattr(request, "user", None)
-            line: dict[str, Any] = {"code": response.status_code, "request": asked}
+            line: dict[str, Any] = {**structlog.contextvars.get_contextvars()}
+            line |= {"code": response.status_code, "request": asked}
             if isinstance(who, Caller):
                 line |= {"tenant": who.tenant_slug, "principal": who.name}
-            line |= structlog.contextvars.get_contextvars()
             line |= {"event": "request_finished", "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
             line |= {"logger": logger.name, "level": logging.getLevelName(level).lower()}
             logger.handle(logging.LogRecord(logger.name, level, __file__, 0, line, (), None))

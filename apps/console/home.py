@@ -184,11 +184,12 @@ def _sign_of_life(label: str, age: timedelta | None) -> Figure:
 
 
 def _task_workers(now: datetime) -> list[Card]:
-    """Who may lease over REST and is no MCP worker, by the last use of its tokens; no card if there was nobody for an
-    hour.
+    """Whoever leases over REST, by the last use of its tokens; no card if there was nobody for an hour.
+
+    Tokens of MCP workers, which may register, are not counted: they read artifacts with the same scope.
     """
     used = Token.objects.filter(scopes__contains=[Scope.TASKS_WORK], last_used_at__gte=now - _HOUR).exclude(
-        principal__in=Worker.objects.filter(unregistered_at=None).values("principal")
+        scopes__contains=[Scope.WORKERS_REGISTER]
     )
     seen = used.values_list("principal", "principal__name", "tenant__slug").annotate(at=Max("last_used_at"))
     figures = [

@@ -101,7 +101,7 @@ def _details(given: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _details(value)
         elif value is not None:
-            yield f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}"
+            yield f"{name}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}"
 
 
 def _moment(text: str) -> datetime | None:

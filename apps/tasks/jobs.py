@@ -100,10 +100,10 @@ class _Run:
         for tried in count():
             try:
                 self._report(ended)
-            except Exception as exc:
-                if not _is_away(exc):
-                    logger.exception("the end of %s run %s can't be recorded", self.task_id, self.run_id)
-                    return False
+            except (DataError, IntegrityError, DomainError, ValueError):
+                logger.exception("the end of %s run %s can't be recorded", self.task_id, self.run_id)
+                return False
+            except (DatabaseError, InterfaceError):
                 connection.close()
                 if tried == _REPORT_TRIES:
                     raise

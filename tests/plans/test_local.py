@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apps.plans.catalogue import Catalogue
+from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.local.index import Library
 from apps.plans.local.proposing import propose
 from apps.plans.proposals import Asked, Evidence, Lack, Proposal, Ref
@@ -184,6 +184,7 @@ def test_missing_value_is_asked_for(intent: str, param: str, choices: tuple[str,
         ("Close ticket 12 with an encrypted farewell", Lack.TOOL),
         ("...", Lack.CONFIDENCE),
         ("close " * 400, Lack.LIMIT),
+        ("0" * 20_000, Lack.LIMIT),
     ],
 )
 def test_refusal_says_why(intent: str, kind: Lack) -> None:
@@ -380,3 +381,17 @@ def test_removed_tools_leave_the_index() -> None:
         library.remove(one.tool.uid)
 
     assert len(library) == len(library.search(["count"], (), 50)) == 10
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        tool("\N{CJK UNIFIED IDEOGRAPH-5199}", "", shape()),
+        tool("_", "The.", shape(mode=choice("", "fast"))),
+        tool("list_days", "", shape(day=choice(""), at={"type": ["string", "null"]})),
+    ],
+)
+def test_odd_tool_hinders_no_other(odd: Tool) -> None:
+    (shown, *_) = READING
+    catalogue = Catalogue(1, (odd, shown), tuple(offer("books", one, effects=["read"]) for one in (odd, shown)))
+    assert calls(ask("weather in Vienna", catalogue)) == [("get_weather", {"city": "Vienna"})]

@@ -38,13 +38,21 @@ class GroupInput(TypedDict, total=False):
 
 
 class LeaseFrom(TypedDict, total=False):
-    """Where the next tasks come from, as in lease_tasks."""
+    """Where the next tasks come from, and for how long."""
 
     queues: Sequence[str]
+    """Where to look, in this order. Left out: the queues of the types named."""
     task_types: Sequence[str] | None
+    """Only these types; left out, any that the capabilities allow."""
     capabilities: Sequence[str]
+    """What this task worker can do, against what types require."""
     lease_seconds: int | None
+    """
+    How long until the first heartbeat is due; left out, the type's length. Capped by the type and by the task's
+    deadline: lease_ms says what it is.
+    """
     host: str
+    """Where you run; operators see it beside the lease."""
 
 
 class LeaseTasks(TypedDict, total=False):
@@ -54,7 +62,6 @@ class LeaseTasks(TypedDict, total=False):
     """Only these types; left out, any that the capabilities allow."""
     capabilities: Sequence[str]
     """What this task worker can do, against what types require."""
-    capacity: int
     lease_seconds: int | None
     """
     How long until the first heartbeat is due; left out, the type's length. Capped by the type and by the task's
@@ -62,6 +69,7 @@ class LeaseTasks(TypedDict, total=False):
     """
     host: str
     """Where you run; operators see it beside the lease."""
+    capacity: int
     wait_seconds: float
     """If there is nothing to do, wait up to so many seconds for something."""
 

@@ -62,11 +62,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueFigures:
-    """
-    The tasks of a queue, and its statistics of the last five minutes.
-
-    Of more than five thousand ends in all queues the newest count, over the time that they took.
-    """
+    """The tasks of a queue, and its statistics of the last five minutes."""
 
     queue: str
     paused: bool
