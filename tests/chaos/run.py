@@ -38,11 +38,17 @@ from tests.chaos.readings import reading
 _REST: Final = 180.0
 # Of one soak.
 _READINGS: Final = 10
+# Of each requester.
+_ASKED_FOR: Final = 300
 # Violations that are printed.
 _SHOWN: Final = 50
 _Kind = TypeVar("_Kind", bound=Actor)
 Deal = Callable[[random.Random], list[Breakage]]
 _TENANTS: Final = ("default", "other")
+_ENDS: Final = """
+    select jsonb_build_object('task_id', 'task_' || task_id, 'status', status, 'complete', true,
+        'terminal_receipt_id', receipt_id) from task_history
+"""
 _RECEIPTS: Final = """
     select jsonb_build_object('receipt_id', r.receipt_id, 'tenant', t.slug, 'recipient', p.name, 'event_type', r.event_type,
         'source', r.source_system, 'dedupe_key', r.dedupe_key, 'task', r.metadata ->> 'task_id', 'in_inbox', r.surface = 'inbox')
@@ -230,19 +236,25 @@ class _Run:
                 self._wait(0)
 
     def _open_tasks(self) -> list[str]:
-        """The accepted tasks that have no end yet; how the others ended is noted."""
-        calls = {call.body["task_id"]: call for call in list(self.history.calls) if call.verb == "queue" and call.ok}
-        waiting = {task: call.actor for task, call in calls.items() if task not in self.history.tasks}
-        for actor in set(waiting.values()):
-            with closing(self._client(actor)) as client:
-                for task in [task for task, asker in waiting.items() if asker == actor]:
-                    _, body = client.aside("GET", f"/api/v1/tasks/{task}")
-                    if body.get("complete"):
-                        self.history.tasks[task] = body
-        return [task for task in waiting if task not in self.history.tasks]
+        """The tasks that have no end yet."""
+        found = list[str]()
+        for asker in self._of(Requester):
+            with closing(self._client(asker.name)) as client:
+                path: str | None = "/api/v1/tasks?status=open&limit=500"
+                while path:
+                    page = client.aside("GET", path)[1]
+                    found += [task["task_id"] for task in page["tasks"]]
+                    path = page["next"] and f"/api/v1/tasks?status=open&limit=500&cursor={page['next']}"
+        return found
 
     def _read(self) -> None:
-        """What the product holds in the end."""
+        """What the product holds in the end, and of some tasks what it answers."""
+        self.history.tasks = {row["task_id"]: row for (row,) in self.ground.ask_database(_ENDS)}
+        for asker in self._of(Requester):
+            with closing(self._client(asker.name)) as client:
+                own = [task for task, call in self.history.accepted.items() if call.actor == asker.name]
+                for task in own[:_ASKED_FOR]:
+                    self.history.tasks[task] = client.aside("GET", f"/api/v1/tasks/{task}")[1]
         for planner in self._of(Planner):
             self.history.executions += planner.reports
         for name in self.ground.wanted:
