@@ -485,56 +485,65 @@ class Making:
 
     parts: str
     """Of its WITH: `made`, which has `nth` and the columns of drafts. These are of one source and of what happens once,
-    have new ids, and refer to known receipts. The tenant is the parameter `tenant`."""
-    poster: str
-    """Who posts them, in SQL."""
+    have new ids, and refer to known receipts. The parameters `tenant` and `poster` say whose they are and who posts
+    them; `given` are the rows that it reads by `jsonb_to_recordset`."""
+    writes: str = ""
+    """Further parts, which read `stored`: it has the columns of `made`."""
+    source: str
     answer: str
-    """The columns that it answers for each receipt: of `stored`, which has those of `made`, or joined to its `nth`."""
+    """The columns that it answers for each receipt, of `stored`."""
     is_shown: bool
     """Whether the receipts go to inboxes, and close what they pair with; else they are of the ledger alone."""
-    join: str = ""
 
     @cached_property
     def statements(self) -> Mapping[bool, str]:
         """By whether there may be several receipts."""
-        return {several: self._statement(extension) for several, extension in ((False, _ONE), (True, _SEVERAL))}
+        # Of a set the planner expects a hundred.
+        one = self.parts.replace("jsonb_to_recordset", "jsonb_to_record")
+        return {False: self._statement(one, _ONE), True: self._statement(self.parts, _SEVERAL)}
 
-    def _statement(self, extension: Extension) -> str:
-        told = "gatehouse_now(), stored.source_system, stored.recipient"
+    def _statement(self, parts: str, extension: Extension) -> str:
+        statements, placed, join = self.writes, "null, null", ""
         if self.is_shown:
-            statements = ", " + extension.statements.replace("shown = 'inbox'", sql.SINGLE)
-            placed, join = extension.answer, f"{extension.join} {self.join}"
-        else:
-            statements, placed, join = "", "null, null", self.join
+            statements += ", " + extension.statements.replace("shown = 'inbox'", sql.SINGLE)
+            placed, join = extension.answer, extension.join
         return receipts.recording_made(
-            self.parts,
-            poster=self.poster,
+            parts,
             closing=self.is_shown,
             statements=statements,
-            columns=f", {told}, {placed}, {self.answer}",
+            columns=f", gatehouse_now(), stored.recipient, {placed}, {self.answer}",
             join=join,
         )
 
 
-def post_made(making: Making, parameters: Mapping[str, Any], *, several: bool) -> list[tuple[Any, ...]]:
+def post_made(
+    making: Making, given: Sequence[Mapping[str, Any]], *, tenant_id: int, poster_id: int
+) -> list[tuple[Any, ...]]:
     """Write what the statement writes and its receipts, and place them; returns the answer for each receipt.
 
     A part of its caller's transaction.
     """
+    several = len(given) > 1
+    parameters = {
+        "tenant": tenant_id,
+        "poster": poster_id,
+        "given": json.dumps(given if several else given[0]),
+        "grouped": making.is_shown and selectors.source_rule(tenant_id, making.source).groups_by_dedupe_key,
+    }
     rows = fetch(making.statements[several], parameters, hot=True)
     if not rows:
         return []
-    tenant_id, (now, source) = parameters["tenant"], rows[0][5:7]
-    once_committed(metrics.POSTED.labels(source).inc, len(rows))
+    now = rows[0][5]
+    once_committed(metrics.POSTED.labels(making.source).inc, len(rows))
     if any(row[4] is not None for row in rows):
         notify_on_commit()
-    placed = {row[1]: (row[7], row[9]) for row in rows if row[8] is not None}
+    placed = {row[1]: (row[6], row[8]) for row in rows if row[7] is not None}
     due = {recipient_id for recipient_id, is_due in placed.values() if is_due}
     _follow(tenant_id, {recipient_id for recipient_id, _ in placed.values()}, due, now)
     if rest := [row[1] for row in rows if row[3] == Surface.INBOX and row[1] not in placed]:
         found = Receipt.objects.filter(pk__in=rest).order_by("pk")
         _place(tenant_id, [_new(receipt) for receipt in found], now)
-    return [row[10:] for row in rows]
+    return [row[9:] for row in rows]
 
 
 def _new(receipt: Receipt) -> "_New":

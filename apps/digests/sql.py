@@ -78,9 +78,7 @@ recipient as materialized (
 )
 
 # Of receipts that a statement makes: those that have no group whatever the rules are. The others are placed after it.
-SINGLE: Final = """shown = 'inbox' and resource_ref is null and event_family is null and not exists (
-        select from digests_source s
-        where s.tenant_id = %(tenant)s::bigint and s.name = source_system and s.groups_by_dedupe_key)"""
+SINGLE: Final = "shown = 'inbox' and resource_ref is null and event_family is null and not %(grouped)s::boolean"
 
 # The same for receipts that were stored before, in inboxes that are locked. Returns which of these have something due.
 POST_ITEMS: Final = f"""

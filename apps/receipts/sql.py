@@ -27,17 +27,16 @@ draft as materialized (
     returning receipt_pk
 )"""
 _RECORD: Final = """
-with {draft}, {stored} as materialized (
-    select draft.*, home.target_id, home.remote_name, home.endpoint,
+with {draft}, stored as materialized (
+    select draft.*, home.target_id, home.remote_name,
            case when draft.surface = 'inbox' and home.target_id is not null then 'remote' else draft.surface end as shown
-    from draft
-    left join (
-        select r.principal_id, r.target_id, r.remote_name, t.endpoint
-        from delivery_remoteroute r join delivery_target t on t.id = r.target_id
-        where r.principal_id = any(array(select recipient from draft))
-    ) home on home.principal_id = draft.recipient
+    from {drafts} draft
+    left join lateral (
+        select r.target_id, r.remote_name from delivery_remoteroute r join delivery_target t on t.id = r.target_id
+        where r.principal_id = draft.recipient and (draft.surface <> 'ledger' or t.endpoint <> 'inbox') limit 1
+    ) home on true
     where {free}
-{closing}), fact as (
+), fact as (
     insert into receipts_receipt
         (id, tenant_id, uuid, receipt_id, recipient_id, poster_id, source_system, event_type, dedupe_key, title,
          summary, metadata, artifact_pointer, artifact_location, requires_action, suggested_next_step,
@@ -49,19 +48,18 @@ with {draft}, {stored} as materialized (
            d.shown, d.groupable, d.resource_ref, d.event_family, d.flush_class, d.summary_hint, d.break_thread,
            d.delivery_handle, %(now)s::timestamptz
     from stored d
-){owed}, delivery as (
+), {owed}, delivery as (
     insert into delivery_delivery
         (tenant_id, target_id, object_id, reference, recipient, state, due_at, attempts, created_at)
     select %(tenant)s::bigint, target_id, id, receipt_id, remote_name, 'pending', gatehouse_now(), 0, gatehouse_now()
-    from stored where target_id is not null and (shown = 'remote' or endpoint <> 'inbox')
-    returning object_id, target_id
+    from stored where target_id is not null
 ){statements}
-select stored.nth, stored.id, stored.uuid, stored.shown, delivery.target_id{columns}
-from stored left join delivery on delivery.object_id = stored.id {join}
+select stored.nth, stored.id, stored.uuid, stored.shown, stored.target_id{columns}
+from stored {join}
 """
 
 
-_OWED: Final = """, owed as (
+_OWED: Final = """owed as (
     insert into receipts_obligation (tenant_id, receipt_id, debtor_id, creditor_id, opened_at)
     select %(tenant)s::bigint, id, debtor, creditor, %(now)s::timestamptz from stored where debtor is not null
 )"""
@@ -83,52 +81,46 @@ _MAY_CLOSE: Final = f"""
                                  and starts_with(closer.event_type, 'plan_')
         else closer.poster_id in (owed.debtor_id, owed.creditor_id) or {_FROM_THERE} end
 """
-# Of receipts that are made: each closes what it pairs with, which is known to be its to close. Joined to what closes, the
-# update would copy whole rows of that for each pair that it compares.
-_CLOSING_MADE: Final = """
-), closable as materialized (
-    select receipt_id from receipts_obligation
-    where receipt_id = any(array(select pairs_with from taken)) and (closed_at is null) is true
+# Of receipts that are made: each closes what it pairs with, which is known to be its to close. That is locked before
+# they are written, and so before any inbox.
+_CLOSABLE: Final = """, closable as materialized (
+    select ctid as spot from receipts_obligation
+    where receipt_id = any(array(select pairs_with from made)) and (closed_at is null) is true
     order by receipt_id for no key update
-), closed as (
+)"""
+_CLOSED: Final = """closed as (
     update receipts_obligation o
-    set closed_by_id = (select id from taken where pairs_with = o.receipt_id limit 1), closed_at = %(now)s::timestamptz
-    where o.receipt_id = any(array(select receipt_id from closable)) and (o.closed_at is null) is true
-), stored as materialized (
-    select taken.* from taken where (select count(*) from closable) is not null
-"""
-
-
-_IF_FREE: Final = "draft.id in (select receipt_pk from key)"
-
-
-def recording(*, draft: str = _GIVEN, free: str = _IF_FREE, owed: str = _OWED, closing: str = "", **parts: str) -> str:
-    """The statement that writes facts.
-
-    :param parts: `statements`, `columns` and a `join` that a layer above adds to it.
-    """
-    added = dict.fromkeys(("statements", "columns", "join"), "") | parts
-    stored = "taken" if closing else "stored"
-    return _RECORD.format(draft=draft, free=free, owed=owed, closing=closing, stored=stored, **added)
-
-
-def recording_made(made: str, *, poster: str, closing: bool, **parts: str) -> str:
-    """The same for receipts that parts of its WITH make, of what happens once: without dedupe keys, under new ids.
-
-    These parts are `made`, which has the columns of a draft. Receipts that close, close what they pair with, and open
-    nothing. The tenant is a parameter.
-    """
-    closes = {"owed": "", "closing": _CLOSING_MADE} if closing else {}
-    text = recording(draft="{made}", free="true", **closes, **parts)
-    text = text.replace("%(poster)s::bigint", poster).replace("%(now)s::timestamptz", "gatehouse_now()")
-    return text.replace("{made}", made + _MADE)
-
-
-_MADE: Final = """, draft as materialized (
+    set closed_by_id = (select id from stored where pairs_with = o.receipt_id limit 1), closed_at = %(now)s::timestamptz
+    where o.ctid = any(array(select spot from closable))
+)"""
+_MADE: Final = """(
     select nextval('receipts_receipt_id_seq') as id, uuidv7() as uuid, made.*, null::text as artifact_location,
            null::text as suggested_next_step, null::text as delivery_handle
     from made
 )"""
+
+
+def recording(**parts: str) -> str:
+    """The statement that writes facts.
+
+    :param parts: `statements`, `columns` and a `join` that a layer above adds to it.
+    """
+    given = {"draft": _GIVEN, "drafts": "", "free": "draft.id in (select receipt_pk from key)", "owed": _OWED}
+    return _RECORD.format(**dict.fromkeys(("statements", "columns", "join"), "") | given | parts)
+
+
+def recording_made(made: str, *, closing: bool, **parts: str) -> str:
+    """The same for receipts that parts of its WITH make, of what happens once: without dedupe keys, under new ids.
+
+    These parts are `made`, which has the columns of a draft. Receipts that close, close what they pair with, and open
+    nothing. Tenant and poster are parameters.
+    """
+    given = {"draft": made, "drafts": _MADE, "free": "true"}
+    if closing:
+        free = "cardinality(array(select spot from closable)) >= 0"
+        given |= {"draft": made + _CLOSABLE, "free": free, "owed": _CLOSED}
+    return recording(**given, **parts).replace("%(now)s::timestamptz", "gatehouse_now()")
+
 
 RECORD: Final = recording()
 

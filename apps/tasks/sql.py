@@ -27,35 +27,29 @@ _ANSWER: Final = """jsonb_build_object(
             'task_id', 'task_' || {end}.task_id, 'status', {end}.status, 'receipt_id', {end}.receipt, 'will_retry', false)"""
 # The last day that can be told everywhere, whatever the zone.
 _LATEST: Final = "timestamptz '9999-12-30T00:00:00Z'"
-# The columns of receipts that tasks make, where they are not what most have: see digests.services.Making.
-_NO_GROUP: Final = """
-           null::bool as groupable, null::text as resource_ref, null::text as event_family, 'normal' as flush_class,
-           null::text as summary_hint, false as break_thread"""
 # Takes tasks in, each by itself: records the key unless it is there, and the task only if its key was recorded. A rival
 # with the same key is waited for, then its task answers no row. Keys are taken in their order, which is everybody's. So
 # does a task of a type, queue or recipient that is not any more as it was seen. Each task that is taken in makes the
-# receipt that obliges the gate.
+# receipt that obliges the gate. The limits keep the order of what is asked for, and so that of the ids.
 ENQUEUE: Final = f"""
 given as materialized (
     select t.*, nextval('tasks_task_id_seq') as id, gatehouse_now() as at,
            case when coalesce(t.is_later, t.run_at > gatehouse_now(), false) then 'scheduled'
-                when t.waits or t.open_dependencies > 0 then 'waiting' else 'queued' end as status
-    from (
-        select t.*, coalesce(t.recipient_id, p.id) as recipient, q.name as queue_name, k.name as type_name, k.title, k.lease_seconds, k.max_attempts, k.max_expiries,
-               k.stuck_after, k.deadline_seconds,
-               case when k.strict then {STRICT} else 0 end | case when k.revokes_stuck then {REVOKES_STUCK} else 0 end as flags
-        from jsonb_to_recordset(%(tasks)s::jsonb) as t(
-            nth int, requester bigint, requested_by text, key text, digest text, queue bigint, task_type bigint, version text, recipient_id bigint,
-            recipient_ai text, fair_requester bigint, priority smallint, params jsonb, run_at timestamptz, is_later bool, waits bool, concurrency_key text,
-            retry_of bigint, "group" jsonb, caused_by text, cause bigint, receipt text, open_dependencies smallint,
-            has_budget bool, told jsonb)
-        cross join lateral (select *, xmin from tasks_tasktype where id = t.task_type limit 1) k
-        cross join lateral (select name, xmin from tasks_queue where id = t.queue limit 1) q
-        left join lateral (select id from principals_principal where tenant_id = %(tenant)s::bigint
-                           and name = t.recipient_ai and disabled_at is null limit 1) p on true
-        where (t.version is null or t.version = k.xmin || ':' || q.xmin) and (t.recipient_ai is null or p.id is not null)
-        order by nth
-    ) as t
+                when t.waits or t.open_dependencies > 0 then 'waiting' else 'queued' end as status,
+           coalesce(t.recipient_id, p.id) as recipient, q.name as queue_name, k.*
+    from jsonb_to_recordset(%(given)s::jsonb) as t(
+        nth int, requester bigint, requested_by text, key text, digest text, queue bigint, task_type bigint, version text, recipient_id bigint,
+        recipient_ai text, fair_requester bigint, priority smallint, params jsonb, run_at timestamptz, is_later bool, waits bool, concurrency_key text,
+        retry_of bigint, "group" jsonb, caused_by text, cause bigint, receipt text, open_dependencies smallint,
+        has_budget bool, told jsonb)
+    cross join lateral (
+        select name as type_name, title, lease_seconds, max_attempts, max_expiries, stuck_after, deadline_seconds, xmin as seen,
+               case when strict then {STRICT} else 0 end | case when revokes_stuck then {REVOKES_STUCK} else 0 end as flags
+        from tasks_tasktype where id = t.task_type limit 1) k
+    cross join lateral (select name, xmin from tasks_queue where id = t.queue limit 1) q
+    left join lateral (select id from principals_principal where tenant_id = %(tenant)s::bigint
+                       and name = t.recipient_ai and disabled_at is null limit 1) p on true
+    where (t.version is null or t.version = k.seen || ':' || q.xmin) and (t.recipient_ai is null or p.id is not null)
 ), keyed as (
     insert into tasks_idempotencykey (tenant_id, principal_id, key, task_id, request_digest, answer, created_at)
     select %(tenant)s::bigint, requester, key, id, decode(digest, 'hex'),
@@ -63,27 +57,10 @@ given as materialized (
     from given where key is not null order by requester, key
     on conflict (tenant_id, principal_id, key) do nothing
     returning task_id
-), accepted as materialized (
-    select * from given where key is null or id in (select task_id from keyed)
-), asked_for as (
-    insert into tasks_task (id, tenant_id, queue_id, task_type_id, requester_id, recipient_id, priority, params,
-                            run_at, concurrency_key, retry_of, "group", caused_by, receipt_id, created_at)
-    select id, %(tenant)s::bigint, queue, task_type, requester, recipient, priority, params,
-           run_at, concurrency_key, retry_of, "group", caused_by, receipt, at
-    from accepted
-), live as (
-    insert into task_live (task_id, tenant_id, queue_id, task_type_id, ready_at, due_at, fencing_token, lease_seconds,
-                               priority_rank, failures, max_attempts, expiries, max_expiries, flags,
-                               open_dependencies, stuck_after, requester_id, has_budget, deadline_at, concurrency_key)
-    select id, %(tenant)s::bigint, queue, task_type,
-           case status when 'queued' then at end, case status when 'scheduled' then run_at end,
-           0, lease_seconds, 10 - priority, 0, max_attempts, 0, max_expiries, flags,
-           open_dependencies, stuck_after, fair_requester, has_budget,
-           case when deadline_seconds is not null
-                then least(greatest(at, run_at) + make_interval(secs => deadline_seconds), {_LATEST}) end, concurrency_key
-    from accepted
-), made as materialized (
-    select id as nth, nth as asked, at, status as task_status, receipt as receipt_id, recipient,
+), made as (
+    select id as nth, nth as asked, status as task_status, queue, task_type, requester, fair_requester, priority, params, run_at,
+           concurrency_key, retry_of, "group", open_dependencies, has_budget, lease_seconds, max_attempts, max_expiries,
+           stuck_after, deadline_seconds, flags, receipt as receipt_id, recipient,
            'asyncgate' as source_system, 'task_queued' as event_type,
            'asyncgate:task_queued:task_' || id || ':v1' as dedupe_key,
            left(coalesce(nullif(title, ''), type_name) || ' queued', 200) as title,
@@ -92,10 +69,31 @@ given as materialized (
                               'requested_by', requested_by, 'created_at', at) || coalesce(told, '{{}}') as metadata,
            null::text as artifact_pointer, true as requires_action, caused_by as caused_by_ref,
            null::text as pairs_with_ref, cause as caused_by, null::bigint as pairs_with, 'ledger' as surface,
-           %(gate)s::bigint as debtor, recipient as creditor, {_NO_GROUP}
-    from accepted order by nth
+           %(poster)s::bigint as debtor, recipient as creditor, null::bool as groupable, null::text as resource_ref,
+           null::text as event_family, 'normal' as flush_class, null::text as summary_hint, false as break_thread
+    from given where key is null or id in (select task_id from keyed)
 )
 """
+# The tasks themselves, of which the receipts are `stored`.
+TAKE_IN: Final = f""", asked_for as (
+    insert into tasks_task (id, tenant_id, queue_id, task_type_id, requester_id, recipient_id, priority, params,
+                            run_at, concurrency_key, retry_of, "group", caused_by, receipt_id, created_at)
+    select nth, %(tenant)s::bigint, queue, task_type, requester, recipient, priority, params,
+           run_at, concurrency_key, retry_of, "group", caused_by_ref, receipt_id, gatehouse_now()
+    from stored
+), live as (
+    insert into task_live (task_id, tenant_id, queue_id, task_type_id, ready_at, due_at, fencing_token, lease_seconds,
+                               priority_rank, failures, max_attempts, expiries, max_expiries, flags,
+                               open_dependencies, stuck_after, requester_id, has_budget, deadline_at, concurrency_key)
+    select nth, %(tenant)s::bigint, queue, task_type, case task_status when 'queued' then gatehouse_now() end,
+           case task_status when 'scheduled' then run_at end,
+           0, lease_seconds, 10 - priority, 0, max_attempts, 0, max_expiries, flags,
+           open_dependencies, stuck_after, fair_requester, has_budget,
+           case when deadline_seconds is not null
+                then least(greatest(gatehouse_now(), run_at) + make_interval(secs => deadline_seconds), {_LATEST}) end,
+           concurrency_key
+    from stored
+)"""
 
 # Whoever changes which task of a concurrency key is ready holds the key until it commits, so that a task that comes to
 # wait and one that gives the key up never miss each other. In one order, after tasks and before inboxes.
@@ -211,14 +209,13 @@ select (select count(*) from freed), (select count(*) from readied),
         join lateral (select name from tasks_tasktype where id = f.task_type_id) k on true)
 """
 # The queues named, in their order; if none is, those of the types.
-_LINES: Final = """
-    select name, place from unnest(%(queues)s::text[]) with ordinality as given(name, place)
-    union all
-    select name, row_number() over (order by name) from (
+_NAMED_LINES: Final = "select name, place from unnest(%(queues)s::text[]) with ordinality as given(name, place)"
+_OWN_LINES: Final = """select name, row_number() over (order by name) as place from (
         select distinct q.name from tasks_tasktype k join tasks_queue q on q.id = k.queue_id
         where cardinality(%(queues)s::text[]) = 0 and k.tenant_id = gatehouse_tenant()
               and k.name = any(%(types)s::text[])
     ) as own"""
+_LINES: Final = f"{_NAMED_LINES} union all {_OWN_LINES}"
 _NAMED: Final = f"""
     select q.id from ({_LINES}) as named
     join tasks_queue q on q.tenant_id = gatehouse_tenant() and q.name = named.name"""
@@ -250,18 +247,21 @@ order by row_number() over (partition by asked_for.recipient_id order by random(
 """
 
 _LIMITED: Final = "({row}.concurrency is not null or {row}.rate is not null)"
-# What a claim may look at: types that the task worker can do, and queues in the order named.
+# What a claim may look at: types that the task worker can do, and queues in the order named, which the limit keeps.
 _ABLE: Final = f"""
 able as materialized (
-    select k.id, k.concurrency, k.rate, k.rate_seconds, {_LIMITED.format(row="k")} as limited
+    select k.id, k.name, k.lease_seconds, k.max_lease_seconds, k.heartbeat_seconds, k.concurrency, k.rate, k.rate_seconds,
+           {_LIMITED.format(row="k")} as limited
     from tasks_tasktype k
     where k.tenant_id = gatehouse_tenant() and k.paused_at is null and k.requires <@ %(capabilities)s::varchar[]
       and (%(types)s::text[] is null or k.name = any(%(types)s::text[]))
 ), open as materialized (
-    select q.id, q.concurrency, q.rate, q.rate_seconds, q.fair, named.place,
-           {_LIMITED.format(row="q")} or q.fair as limited
-    from ({_LINES}) as named
-    join tasks_queue q on q.tenant_id = gatehouse_tenant() and q.name = named.name and q.paused_at is null
+    select q.*, named.place
+    from ({{lines}}) as named
+    cross join lateral (
+        select q.id, q.name, q.concurrency, q.rate, q.rate_seconds, q.fair, {_LIMITED.format(row="q")} or q.fair as limited
+        from tasks_queue q where q.tenant_id = gatehouse_tenant() and q.name = named.name and q.paused_at is null limit 1
+    ) as q
 )"""
 # The orders to one holder are not for the next.
 _KEPT: Final = ~(CHECKPOINT_WANTED | DRAINING)
@@ -278,7 +278,7 @@ claimed as (
         silent_beats = 0,
         lease_seconds = {length},
         lease_expires_at = least(gatehouse_now() + make_interval(secs => {length}), h.deadline_at)
-    from tasks_tasktype t
+    from able t
     where t.id = h.task_type_id and h.ctid = any(array({spots}))
     returning h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.requester_id, h.fencing_token,
               ceil(extract(epoch from h.lease_expires_at - gatehouse_now()) * 1000)::int as lease_ms, h.priority_rank,
@@ -291,7 +291,7 @@ _GRANTED: Final = """
 select c.task_id, c.fencing_token, c.name, asked_for.params, c.lease_ms, asked_for.requester_id, q.name, before.checkpoint, c.ready_at
 from claimed c
 join lateral (select params, requester_id from tasks_task where id = c.task_id) asked_for on true
-join lateral (select name from tasks_queue where id = c.queue_id) q on true
+join open q on q.id = c.queue_id
 left join lateral (
     select r.checkpoint from tasks_run r
     where r.id > c.runs_after and r.id < c.run_id and r.checkpoint is not null
@@ -304,7 +304,7 @@ left join lateral (
 # Index Scan of task_live_claimable, which begins at the floor in each rank: what was claimed before leaves entries
 # that nobody can clean up while a snapshot is held elsewhere. Where a limit bites, nothing is claimed and the one row answered has no task:
 # CLAIM_WITHIN_LIMITS is to be asked.
-CLAIM: Final = f"""
+_CLAIM: Final = f"""
 with {_ABLE}, {
     _GRANT.format(
         kept=_KEPT,
@@ -314,7 +314,6 @@ with {_ABLE}, {
         from (
             select id from open
             where not exists (select from able where limited) and not exists (select from open where limited)
-            order by place
         ) as line,
         lateral (
             select c.ctid from task_live c
@@ -335,9 +334,10 @@ union all
 select null, null, null, null, null, null, null, null, null
 where exists (select from able where limited) or exists (select from open where limited)
 """
+CLAIM: Final = {is_named: _CLAIM.format(lines=_NAMED_LINES if is_named else _OWN_LINES) for is_named in (True, False)}
 
 _LIMITS: Final = f"""
-with {_ABLE}
+with {_ABLE.format(lines=_LINES)}
 select {{lock}}(hashtextextended(named.name, 5)) as held
 from (
     select 'queue ' || id as name from open where limited
@@ -357,7 +357,7 @@ TRY_LIMITS: Final = (
 # they alternate: whoever was served longest ago comes first. Index: task_live_claimable, or _claimable_fairly; what
 # is chosen is fetched by its place, which `is true` keeps the partial indexes out of.
 CLAIM_WITHIN_LIMITS: Final = f"""
-with recursive {_ABLE}, kind as materialized (
+with recursive {_ABLE.format(lines=_LINES)}, kind as materialized (
     select array[a.id] as types, least(
         a.concurrency - (
             select count(*) from tasks_queue q join task_live h on h.queue_id = q.id
@@ -610,27 +610,26 @@ select task_id, tokens, cost_usd, is_spent from found
 
 # The ends of tasks, each guarded by a lease (fencing_token, and holder if given), or by nothing where the row is locked already. Locks by
 # id, then the concurrency keys that get free; what fails its guard answers no row, and nothing is written of it. Each end
-# makes its receipt. The ids come twice: of a set of records the planner expects a hundred, for which it would read all
-# open tasks.
+# makes its receipt. Given are the ends in the order of their tasks.
 END: Final = f"""
 ending as materialized (
-    select h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fencing_token, (h.task_id << 16) + h.fencing_token as run_id,
-           case when h.ready_at is not null then h.concurrency_key end as key, g.status, g.outcome, g.reason,
+    select h.*, g.status, g.outcome, g.reason,
            g.error, g.summary, g.channel, g.pointer, g.content::jsonb as content, g.checksum, g.size, g.media_type,
            decode(g.digest, 'hex') as digest, g.receipt
-    from jsonb_to_recordset(%(ends)s::jsonb) as g(
+    from jsonb_to_recordset(%(given)s::jsonb) as g(
         task_id bigint, fencing_token int, holder bigint, status text, outcome text, reason text, error jsonb, summary text, channel text,
         pointer text, content text, checksum text, size bigint, media_type text, digest text, receipt text)
-    join task_live h on h.task_id = g.task_id
-    where h.task_id = any(%(tasks)s::bigint[]) and (g.fencing_token is null or (
-        h.fencing_token = g.fencing_token and h.holder_id = coalesce(g.holder, h.holder_id)
-        and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())))
-    order by h.task_id for update of h
-), freed as materialized (
-    select pg_advisory_xact_lock(hashtextextended(k.tenant_id || ':' || k.key, 4))
-    from (select distinct tenant_id, key from ending where key is not null order by 1, 2) as k
+    cross join lateral (
+        select h.ctid as spot, h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fencing_token,
+               (h.task_id << 16) + h.fencing_token as run_id, case when h.ready_at is not null then h.concurrency_key end as key
+        from task_live h
+        where h.task_id = g.task_id and (g.fencing_token is null or (
+            h.fencing_token = g.fencing_token and h.holder_id = coalesce(g.holder, h.holder_id)
+            and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())))
+        for update
+    ) h
 ), gone as (
-    delete from task_live h using ending where h.task_id = ending.task_id
+    delete from task_live where ctid = any(array(select spot from ending))
 ), runs as (
     update tasks_run r
     set ended_at = gatehouse_now(), outcome = ending.outcome, error = ending.error, request_digest = ending.digest,
@@ -641,7 +640,7 @@ ending as materialized (
            coalesce(e.summary, k.title || ': ' || e.status) as told,
            case e.status when 'succeeded' then 'complete' else e.status end as event, root.id as root,
            q.concurrency is not null or k.concurrency is not null as makes_room,
-           exists (select from tasks_dependency d where d.on_task_id = e.task_id) as is_waited_for
+           (select true from tasks_dependency d where d.on_task_id = e.task_id limit 1) is true as is_waited_for
     from ending e
     cross join lateral (select name, concurrency from tasks_queue where id = e.queue_id limit 1) q
     cross join lateral (select name, title, requires, concurrency from tasks_tasktype where id = e.task_type_id limit 1) k
@@ -650,15 +649,19 @@ ending as materialized (
         select id from receipts_receipt
         where tenant_id = e.tenant_id and receipt_id = asked_for.receipt_id for key share
     ) root on true
-    where (select count(*) from freed) is not null
+    -- The keys that get free are locked here.
+    where cardinality(array(
+        select pg_advisory_xact_lock(hashtextextended(k.tenant_id || ':' || k.key, 4)) is null
+        from (select tenant_id, key from ending where key is not null order by 1, 2) as k)) >= 0
 ), record as (
     insert into task_history (task_id, tenant_id, status, reason, fencing_token, error, result_channel,
         result_pointer, content, checksum, size, media_type, summary, receipt_id, finished_at)
     select task_id, tenant_id, status, reason, fencing_token, error, channel, pointer, content, checksum, size, media_type,
            told, receipt, gatehouse_now()
     from ended
-), made as materialized (
-    select task_id as nth, receipt as receipt_id, recipient_id as recipient, 'asyncgate' as source_system,
+), made as not materialized (
+    select task_id as nth, tenant_id, fencing_token, status, queue, task_type, requires, key, makes_room, is_waited_for,
+           receipt as receipt_id, recipient_id as recipient, 'asyncgate' as source_system,
            'task_' || event as event_type,
            'asyncgate:task_' || event || ':task_' || task_id || ':run_' || fencing_token as dedupe_key,
            left(coalesce(nullif(title, ''), task_type) || ' ' || event, 200) as title, told as summary,
@@ -673,7 +676,7 @@ ending as materialized (
            "group" ->> 'resource_ref' as resource_ref, "group" ->> 'event_family' as event_family,
            coalesce("group" ->> 'flush_class', 'normal') as flush_class, "group" ->> 'summary_hint' as summary_hint,
            coalesce(("group" ->> 'break_thread')::bool, false) as break_thread
-    from ended order by task_id
+    from ended
 )
 """
 

@@ -161,7 +161,7 @@ def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[Grant]:
 
 def _claim(given: Mapping[str, Any], *, waits: bool) -> tuple[list[tuple[Any, ...]], bool]:
     """The granted leases, and whether limits were checked; with limits there is no floor."""
-    rows = fetch(sql.CLAIM, given, hot=True)
+    rows = fetch(sql.CLAIM[bool(given["queues"])], given, hot=True)
     if not rows or rows[0][0] is not None:
         return rows, False
     held = fetch(sql.HOLD_LIMITS if waits else sql.TRY_LIMITS, given, hot=True)

@@ -1,6 +1,5 @@
 """Queueing tasks."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -19,7 +18,7 @@ from apps.receipts import services as receipts
 from apps.receipts.services import Poster
 from apps.tasks import handlers, sql
 from apps.tasks.models import RETRY_PREFIX, IdempotencyKey, Queue, TaskType
-from apps.tasks.services import budgets, dependencies, leasing
+from apps.tasks.services import budgets, dependencies, leasing, recording
 from apps.tasks.services.types import check_params, types_for
 from apps.tasks.shapes import QueuedTask, QueueRequest
 from apps.tasks.signals import task_queued
@@ -83,9 +82,8 @@ class _Draft:
 
 
 _MOST_SEEN: Final = 5_000
-_seen: Final[dict[int, tuple[dict[str, TaskType], int]]] = {}
-"""By tenant: its gate, and types as this process saw them last. The statement that uses them checks whether they are
-still so."""
+_seen: Final[dict[int, dict[str, TaskType]]] = {}
+"""By tenant: types as this process saw them last. The statement that uses them checks whether they are still so."""
 
 
 class _Batch:
@@ -130,7 +128,7 @@ class _Batch:
         if not places:
             return {}
         asked = {nth: handlers.unalias(one.task_type, one.params) for nth in places for one in [self._requests[nth]]}
-        types, gate_id, recipients = self._look({name for name, _ in asked.values()}, places, as_seen=as_seen)
+        types, recipients = self._look({name for name, _ in asked.values()}, places, as_seen=as_seen)
         lines = {} if as_seen else self._lines(places)
         known = dependencies.open_among(
             requester=self._requesters[places[0]],
@@ -154,24 +152,22 @@ class _Batch:
             else:
                 keys |= {self._used_key(nth)} if request.idempotency_key is not None else set()
         # What is refused is refused by what is so now.
-        return {**({} if as_seen else answers), **self._write(drafts, gate_id, as_seen=as_seen)}
+        return {**({} if as_seen else answers), **self._write(drafts, as_seen=as_seen)}
 
     def _look(
         self, names: set[str], places: Iterable[int], *, as_seen: bool
-    ) -> tuple[Mapping[str, TaskType | NotFound], int, Mapping[str, int] | None]:
-        """The types of these names, the gate, and who is named; None where the statement is to find them."""
+    ) -> tuple[Mapping[str, TaskType | NotFound], Mapping[str, int] | None]:
+        """The types of these names, and who is named; None where the statement is to find them."""
         tenant_id = self._tenant_id
         if as_seen:
-            return *_seen.get(tenant_id, ({}, 0)), None
+            return _seen.get(tenant_id, {}), None
         types = types_for(tenant_id=tenant_id, names=names)
-        recipients = (name for nth in places if (name := self._requests[nth].recipient) is not None)
-        principals = principal_ids_named({ASYNCGATE, *recipients}, tenant_id=tenant_id)
-        seen_types, _ = _seen.get(tenant_id, ({}, 0))
-        seen_types |= {name: one for name, one in types.items() if isinstance(one, TaskType)}
-        _seen[tenant_id] = seen_types, principals[ASYNCGATE]
-        if len(_seen) + len(seen_types) > _MOST_SEEN:
+        recipients = {name for nth in places if (name := self._requests[nth].recipient) is not None}
+        seen = _seen.setdefault(tenant_id, {})
+        seen |= {name: one for name, one in types.items() if isinstance(one, TaskType)}
+        if len(_seen) + len(seen) > _MOST_SEEN:
             _seen.clear()
-        return types, principals[ASYNCGATE], principals
+        return types, principal_ids_named(recipients, tenant_id=tenant_id) if recipients else {}
 
     def _lines(self, places: Iterable[int]) -> dict[str, Queue]:
         names = {self._requests[nth].queue for nth in places} - {None}
@@ -216,23 +212,16 @@ class _Batch:
             receipt_id=random_id("rcpt"),
         )
 
-    def _write(
-        self, drafts: Mapping[int, _Draft], gate_id: int, *, as_seen: bool
-    ) -> dict[int, QueuedTask | DomainError]:
+    def _write(self, drafts: Mapping[int, _Draft], *, as_seen: bool) -> dict[int, QueuedTask | DomainError]:
         if not drafts:
             return {}
         waiting = self._waiting(drafts)
-        gate = Poster(tenant_id=self._tenant_id, principal_id=gate_id, name=ASYNCGATE)
+        gate = Poster(tenant_id=self._tenant_id, principal_id=recording.gate_of(self._tenant_id), name=ASYNCGATE)
         causes = receipts.refer_to(gate, {one for nth in drafts if (one := self._requests[nth].caused_by) is not None})
         rows = [
             {**self._row(nth, draft, causes, as_seen=as_seen), **waiting.get(nth, {})} for nth, draft in drafts.items()
         ]
-        given = {
-            "tenant": self._tenant_id,
-            "gate": gate_id,
-            "tasks": json.dumps(rows),
-        }
-        answers = digests.post_made(_TASKS, given, several=len(rows) > 1)
+        answers = digests.post_made(_TASKS, rows, tenant_id=self._tenant_id, poster_id=gate.principal_id)
         made = [(nth, task_id, at, Status(status)) for nth, task_id, at, status in sorted(answers)]
         left_out = drafts.keys() - {nth for nth, *_ in made}
         # What a rival's key has kept out had been given the concurrency key before others of the batch.
@@ -319,8 +308,9 @@ class _Batch:
 
 _TASKS: Final = digests.Making(
     parts=sql.ENQUEUE,
-    answer="stored.asked, stored.nth, stored.at, stored.task_status",
-    poster="%(gate)s::bigint",
+    writes=sql.TAKE_IN,
+    source=ASYNCGATE,
+    answer="stored.asked, stored.nth, gatehouse_now(), stored.task_status",
     is_shown=False,
 )
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from apps.core.errors import Conflict, DomainError
@@ -10,6 +11,8 @@ from apps.core.ids import format_ref, random_id
 from apps.core.notifications import send_on_commit
 from apps.core.sql import fetch
 from apps.digests import services as digests
+from apps.principals.selectors import principal_ids_named
+from apps.principals.services import ASYNCGATE
 from apps.tasks import sql
 from apps.tasks.lease_tokens import Lease
 from apps.tasks.services.leasing import Key, admit, hold_keys, look_at_all, reason_lost
@@ -124,13 +127,17 @@ def _holds(rows: list[tuple[Any, ...]]) -> dict[int, Hold]:
 
 _ENDS: Final = digests.Making(
     parts=sql.END,
-    answer="""ended.task_id, ended.tenant_id, ended.fencing_token, ended.status, ended.receipt, ended.queue,
-        ended.task_type, ended.requires, ended.key, ended.makes_room, ended.is_waited_for""",
-    join="join ended on ended.task_id = stored.nth",
-    poster="""(
-        select id from principals_principal where tenant_id = %(tenant)s::bigint and name = 'asyncgate' limit 1)""",
+    source=ASYNCGATE,
+    answer="""stored.nth, stored.tenant_id, stored.fencing_token, stored.status, stored.receipt_id, stored.queue,
+        stored.task_type, stored.requires, stored.key, stored.makes_room, stored.is_waited_for""",
     is_shown=True,
 )
+
+
+@lru_cache(maxsize=5_000)
+def gate_of(tenant_id: int) -> int:
+    """The principal of this tenant, which it keeps, that posts what becomes of tasks."""
+    return principal_ids_named({ASYNCGATE}, tenant_id=tenant_id)[ASYNCGATE]
 
 
 def record(tenant_id: int, ends: Sequence[End]) -> list[Ended]:
@@ -140,12 +147,8 @@ def record(tenant_id: int, ends: Sequence[End]) -> list[Ended]:
     """
     if not ends:
         return []
-    given = {
-        "tenant": tenant_id,
-        "ends": json.dumps([_end_row(end) for end in ends]),
-        "tasks": [end.task_id for end in ends],
-    }
-    rows = digests.post_made(_ENDS, given, several=len(ends) > 1)
+    given = [_end_row(end) for end in sorted(ends, key=lambda end: end.task_id)]
+    rows = digests.post_made(_ENDS, given, tenant_id=tenant_id, poster_id=gate_of(tenant_id))
     ended = sorted((_ended(row) for row in rows), key=lambda one: one.task_id)
     if not ended:
         return []
