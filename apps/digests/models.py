@@ -5,9 +5,10 @@ from typing import Final
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import F, Func, Q
 
 from apps.core.erasure import Rows, register
+from apps.core.tables import both_or_neither
 from apps.principals.models import Principal, TenantModel
 from apps.receipts.models import Receipt
 
@@ -86,9 +87,9 @@ class Inbox(TenantModel):
     """
 
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="inboxes", db_index=False)
-    last_seq = models.BigIntegerField(default=0, db_default=0)
-    visible_unread = models.IntegerField(default=0, db_default=0)
-    pending_unread = models.IntegerField(default=0, db_default=0)
+    last_seq = models.PositiveBigIntegerField(default=0, db_default=0)
+    visible_unread = models.PositiveIntegerField(default=0, db_default=0)
+    pending_unread = models.PositiveIntegerField(default=0, db_default=0)
     # The policy: how receipts with a group are buffered.
     enabled = models.BooleanField(default=True)
     window = models.DurationField(default=timedelta(seconds=30))
@@ -102,18 +103,11 @@ class Inbox(TenantModel):
         verbose_name_plural = "inboxes"
         constraints = [
             models.UniqueConstraint(fields=["tenant", "principal"], name="digests_inbox_once"),
+            models.CheckConstraint(condition=Q(window__gte=timedelta(0)), name="digests_inbox_window_possible"),
             models.CheckConstraint(
-                condition=Q(last_seq__gte=0, visible_unread__gte=0, pending_unread__gte=0),
-                name="digests_inbox_counts_from_zero",
+                condition=Q(max_items__range=(1, THREAD_LIMIT)), name="digests_inbox_max_items_possible"
             ),
-            models.CheckConstraint(
-                condition=Q(
-                    window__gte=timedelta(0),
-                    max_items__range=(1, THREAD_LIMIT),
-                    max_thread_age__gt=timedelta(0),
-                ),
-                name="digests_inbox_policy_possible",
-            ),
+            models.CheckConstraint(condition=Q(max_thread_age__gt=timedelta(0)), name="digests_inbox_max_age_possible"),
         ]
 
     def __str__(self) -> str:
@@ -194,7 +188,7 @@ class Entry(TenantModel):
     source_system = models.CharField(max_length=50)
     receipt_ids = ArrayField(models.BigIntegerField())
     count = models.IntegerField()
-    pruned = models.IntegerField(default=0, db_default=0)
+    pruned = models.PositiveIntegerField(default=0, db_default=0)
     title = models.CharField(max_length=200, null=True)
     summary = models.TextField(null=True)
     first_at = models.DateTimeField()
@@ -239,18 +233,16 @@ class Entry(TenantModel):
                 name="digests_entry_kind_has_its_shape",
             ),
             models.CheckConstraint(
-                condition=Q(count=F("receipt_ids__len")) & Q(count__gt=0), name="digests_entry_counts_its_receipts"
+                condition=Q(count=Func("receipt_ids", function="cardinality"), count__gt=0),
+                name="digests_entry_counts_its_receipts",
             ),
-            models.CheckConstraint(
-                condition=Q(pruned__gte=0, pruned__lte=F("count")), name="digests_entry_pruned_of_its_receipts"
-            ),
+            models.CheckConstraint(condition=Q(pruned__lte=F("count")), name="digests_entry_pruned_of_its_receipts"),
             models.CheckConstraint(
                 condition=Q(superseded_by_seq=None) | Q(superseded_by_seq__gt=F("sequence")),
                 name="digests_entry_superseded_by_a_later_one",
             ),
             models.CheckConstraint(
-                condition=Q(superseded_by_seq=None, superseded_at=None)
-                | Q(superseded_by_seq__isnull=False, superseded_at__isnull=False),
+                condition=both_or_neither("superseded_by_seq", "superseded_at"),
                 name="digests_entry_superseded_has_a_time",
             ),
         ]
@@ -322,7 +314,7 @@ class ReceiptState(TenantModel):
                 condition=Q(pending=False) | Q(acked_at=None), name="digests_receiptstate_acked_is_not_pending"
             ),
             models.CheckConstraint(
-                condition=Q(read_at=None, acked_at=None) | Q(read_at__isnull=False, acked_at__isnull=False),
+                condition=both_or_neither("read_at", "acked_at"),
                 name="digests_receiptstate_read_iff_acked",
             ),
             models.CheckConstraint(

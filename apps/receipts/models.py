@@ -100,7 +100,7 @@ class Receipt(TenantModel):
                 condition=Q(flush_class__in=FlushClass.values), name="receipts_receipt_flush_class_known"
             ),
             models.CheckConstraint(
-                condition=~Q(caused_by=F("id")) & ~Q(pairs_with=F("id")), name="receipts_receipt_not_its_own_cause"
+                condition=~Q(id__in=[F("caused_by"), F("pairs_with")]), name="receipts_receipt_not_its_own_cause"
             ),
             models.CheckConstraint(
                 condition=(Q(caused_by=None) | Q(caused_by_ref__isnull=False))

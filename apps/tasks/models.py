@@ -6,6 +6,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
 
+from apps.core.tables import both_or_neither
 from apps.principals.models import Principal, TenantModel
 from apps.tasks.states import (
     BUDGET_SPENT,
@@ -194,16 +195,16 @@ class LiveTask(TenantModel):
     ready_at = models.DateTimeField(null=True)
     due_at = models.DateTimeField(null=True)
     lease_expires_at = models.DateTimeField(null=True)
-    fencing_token = models.IntegerField(default=0)
+    fencing_token = models.PositiveIntegerField(default=0)
     lease_seconds = models.IntegerField()
     priority_rank = models.SmallIntegerField()
-    failures = models.SmallIntegerField(default=0)
+    failures = models.PositiveSmallIntegerField(default=0)
     max_attempts = models.SmallIntegerField()
-    expiries = models.SmallIntegerField(default=0)
+    expiries = models.PositiveSmallIntegerField(default=0)
     max_expiries = models.SmallIntegerField()
     flags = models.SmallIntegerField(default=0)
-    open_dependencies = models.SmallIntegerField(default=0, db_default=0)
-    silent_beats = models.SmallIntegerField(default=0, db_default=0)
+    open_dependencies = models.PositiveSmallIntegerField(default=0, db_default=0)
+    silent_beats = models.PositiveSmallIntegerField(default=0, db_default=0)
     stuck_after = models.SmallIntegerField(null=True)
     requester = models.ForeignKey(
         Principal, on_delete=models.DO_NOTHING, related_name="+", null=True, db_index=False, db_constraint=False
@@ -217,8 +218,7 @@ class LiveTask(TenantModel):
         verbose_name = "open task"
         constraints = [
             models.CheckConstraint(
-                condition=Q(holder=None, lease_expires_at=None)
-                | Q(holder__isnull=False, lease_expires_at__isnull=False),
+                condition=both_or_neither("holder", "lease_expires_at"),
                 name="task_live_leased_iff_holder_and_deadline",
             ),
             models.CheckConstraint(
@@ -229,9 +229,6 @@ class LiveTask(TenantModel):
                 condition=Q(ready_at=None) | Q(due_at=None, open_dependencies=0),
                 name="task_live_ready_waits_for_nothing",
             ),
-            models.CheckConstraint(
-                condition=Q(open_dependencies__gte=0, silent_beats__gte=0), name="task_live_counts_not_negative"
-            ),
             models.UniqueConstraint(
                 fields=["tenant", "concurrency_key"],
                 condition=Q(ready_at__isnull=False, concurrency_key__isnull=False),
@@ -240,10 +237,8 @@ class LiveTask(TenantModel):
             models.CheckConstraint(condition=Q(priority_rank__range=(0, 9)), name="task_live_rank_0_to_9"),
             models.CheckConstraint(
                 condition=Q(
-                    fencing_token__range=(0, 2**FENCING_TOKEN_BITS - 1),
-                    failures__gte=0,
+                    fencing_token__lt=2**FENCING_TOKEN_BITS,
                     failures__lt=F("max_attempts"),
-                    expiries__gte=0,
                     expiries__lt=F("max_expiries"),
                 ),
                 name="task_live_has_tries_left",
@@ -338,9 +333,9 @@ class Run(TenantModel):
     host = models.CharField(max_length=100, blank=True, default="")
     progressed_at = models.DateTimeField(null=True)
     checkpoint = models.JSONField(null=True)
-    progress_sequence = models.BigIntegerField(null=True)
-    checkpoint_sequence = models.BigIntegerField(null=True)
-    spent_tokens = models.BigIntegerField(default=0, db_default=0)
+    progress_sequence = models.PositiveBigIntegerField(null=True)
+    checkpoint_sequence = models.PositiveBigIntegerField(null=True)
+    spent_tokens = models.PositiveBigIntegerField(default=0, db_default=0)
     spent_cost_usd = models.DecimalField(max_digits=14, decimal_places=6, default=0, db_default=0)
     ended_at = models.DateTimeField(null=True)
     outcome = models.CharField(max_length=10, choices=Outcome, null=True)
@@ -351,19 +346,12 @@ class Run(TenantModel):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(ended_at=None, outcome=None) | Q(ended_at__isnull=False, outcome__isnull=False),
-                name="tasks_run_ended_iff_outcome",
+                condition=both_or_neither("ended_at", "outcome"), name="tasks_run_ended_iff_outcome"
             ),
             models.CheckConstraint(
                 condition=Q(outcome=None) | Q(outcome__in=Outcome.values), name="tasks_run_outcome_known"
             ),
-            models.CheckConstraint(
-                condition=Q(progress_sequence__gte=0, checkpoint_sequence__gte=0),
-                name="tasks_run_sequences_not_negative",
-            ),
-            models.CheckConstraint(
-                condition=Q(spent_tokens__gte=0, spent_cost_usd__gte=0), name="tasks_run_spent_not_negative"
-            ),
+            models.CheckConstraint(condition=Q(spent_cost_usd__gte=0), name="tasks_run_spent_not_negative"),
         ]
 
     def __str__(self) -> str:
@@ -454,9 +442,10 @@ class FinishedTask(TenantModel):
                 condition=Q(status__in=[str(status) for status in sorted(TERMINAL)]),
                 name="task_history_status_terminal",
             ),
+            models.CheckConstraint(condition=Q(reason__in=Reason.values), name="task_history_reason_known"),
             models.CheckConstraint(
-                condition=(Q(status=Status.SUCCEEDED) & Q(reason=None))
-                | (~Q(status=Status.SUCCEEDED) & Q(reason__isnull=False, reason__in=Reason.values)),
+                condition=Q(status=Status.SUCCEEDED, reason=None)
+                | (~Q(status=Status.SUCCEEDED) & Q(reason__isnull=False)),
                 name="task_history_reason_iff_not_succeeded",
             ),
         ]

@@ -2,10 +2,10 @@ from datetime import timedelta
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
-from django.db.models import F, Q
+from django.db.models import F, Func, Q
 
 from apps.core.rls import held_by, immutable, kept, protect
-from apps.core.tables import CreateModels, id_field, reference, tenant_field
+from apps.core.tables import CreateModels, both_or_neither, id_field, reference, tenant_field
 
 # Room in each page for the new versions of rows that are updated again and again without touching an index.
 STORAGE = """
@@ -51,9 +51,9 @@ class Migration(migrations.Migration):
                 name="Inbox",
                 fields=[
                     id_field(),
-                    ("last_seq", models.BigIntegerField(default=0, db_default=0)),
-                    ("visible_unread", models.IntegerField(default=0, db_default=0)),
-                    ("pending_unread", models.IntegerField(default=0, db_default=0)),
+                    ("last_seq", models.PositiveBigIntegerField(default=0, db_default=0)),
+                    ("visible_unread", models.PositiveIntegerField(default=0, db_default=0)),
+                    ("pending_unread", models.PositiveIntegerField(default=0, db_default=0)),
                     ("enabled", models.BooleanField(default=True)),
                     ("window", models.DurationField(default=timedelta(seconds=30))),
                     ("max_items", models.IntegerField(default=20)),
@@ -67,14 +67,13 @@ class Migration(migrations.Migration):
                     "constraints": [
                         models.UniqueConstraint(name="digests_inbox_once", fields=["tenant", "principal"]),
                         models.CheckConstraint(
-                            name="digests_inbox_counts_from_zero",
-                            condition=Q(last_seq__gte=0, pending_unread__gte=0, visible_unread__gte=0),
+                            name="digests_inbox_window_possible", condition=Q(window__gte=timedelta(0))
                         ),
                         models.CheckConstraint(
-                            name="digests_inbox_policy_possible",
-                            condition=Q(
-                                max_items__range=(1, 500), max_thread_age__gt=timedelta(0), window__gte=timedelta(0)
-                            ),
+                            name="digests_inbox_max_items_possible", condition=Q(max_items__range=(1, 500))
+                        ),
+                        models.CheckConstraint(
+                            name="digests_inbox_max_age_possible", condition=Q(max_thread_age__gt=timedelta(0))
                         ),
                     ],
                 },
@@ -151,7 +150,7 @@ class Migration(migrations.Migration):
                     tenant_field(),
                     reference("inbox", "digests.inbox", "entries", lasting=True),
                     reference("thread", "digests.thread", "snapshots", null=True),
-                    ("pruned", models.IntegerField(default=0, db_default=0)),
+                    ("pruned", models.PositiveIntegerField(default=0, db_default=0)),
                 ],
                 options={
                     "verbose_name_plural": "entries",
@@ -218,7 +217,7 @@ class Migration(migrations.Migration):
                         ),
                         models.CheckConstraint(
                             name="digests_entry_counts_its_receipts",
-                            condition=Q(count=F("receipt_ids__len"), count__gt=0),
+                            condition=Q(count=Func("receipt_ids", function="cardinality"), count__gt=0),
                         ),
                         models.CheckConstraint(
                             name="digests_entry_superseded_by_a_later_one",
@@ -226,12 +225,11 @@ class Migration(migrations.Migration):
                         ),
                         models.CheckConstraint(
                             name="digests_entry_superseded_has_a_time",
-                            condition=Q(superseded_at=None, superseded_by_seq=None)
-                            | Q(superseded_at__isnull=False, superseded_by_seq__isnull=False),
+                            condition=both_or_neither("superseded_by_seq", "superseded_at"),
                         ),
                         models.CheckConstraint(
                             name="digests_entry_pruned_of_its_receipts",
-                            condition=Q(pruned__gte=0, pruned__lte=F("count")),
+                            condition=Q(pruned__lte=F("count")),
                         ),
                     ],
                 },
@@ -273,7 +271,7 @@ class Migration(migrations.Migration):
                         ),
                         models.CheckConstraint(
                             name="digests_receiptstate_read_iff_acked",
-                            condition=Q(acked_at=None, read_at=None) | Q(acked_at__isnull=False, read_at__isnull=False),
+                            condition=both_or_neither("read_at", "acked_at"),
                         ),
                         models.CheckConstraint(
                             name="digests_receiptstate_archived_is_acked",

@@ -79,7 +79,7 @@ class Migration(migrations.Migration):
                         ),
                         models.CheckConstraint(
                             name="receipts_receipt_not_its_own_cause",
-                            condition=~Q(caused_by=F("id")) & ~Q(pairs_with=F("id")),
+                            condition=~Q(id__in=[F("caused_by"), F("pairs_with")]),
                         ),
                         models.CheckConstraint(
                             name="receipts_receipt_link_has_a_reference",

@@ -3,7 +3,7 @@ from django.db import migrations, models
 from django.db.models import F, Q
 
 from apps.core.rls import immutable, kept, protect
-from apps.core.tables import CreateModels, Named, id_field, reference, tenant_field
+from apps.core.tables import CreateModels, Named, both_or_neither, id_field, reference, tenant_field
 
 # Short-lived rows that are updated at every heartbeat: room in each page for new versions, and dead ones removed
 # by number, early and at full speed. What retention deletes of the long tables is vacuumed in small portions.
@@ -164,12 +164,12 @@ class Migration(migrations.Migration):
                     ("ready_at", models.DateTimeField(null=True)),
                     ("due_at", models.DateTimeField(null=True)),
                     ("lease_expires_at", models.DateTimeField(null=True)),
-                    ("fencing_token", models.IntegerField(default=0)),
+                    ("fencing_token", models.PositiveIntegerField(default=0)),
                     ("lease_seconds", models.IntegerField()),
                     ("priority_rank", models.SmallIntegerField()),
-                    ("failures", models.SmallIntegerField(default=0)),
+                    ("failures", models.PositiveSmallIntegerField(default=0)),
                     ("max_attempts", models.SmallIntegerField()),
-                    ("expiries", models.SmallIntegerField(default=0)),
+                    ("expiries", models.PositiveSmallIntegerField(default=0)),
                     ("max_expiries", models.SmallIntegerField()),
                     ("flags", models.SmallIntegerField(default=0)),
                     _loose("holder", "principals.principal", null=True),
@@ -179,9 +179,9 @@ class Migration(migrations.Migration):
                     ("has_budget", models.BooleanField(default=False, db_default=False)),
                     ("concurrency_key", models.CharField(max_length=200, null=True)),
                     ("deadline_at", models.DateTimeField(null=True)),
-                    ("open_dependencies", models.SmallIntegerField(default=0, db_default=0)),
+                    ("open_dependencies", models.PositiveSmallIntegerField(default=0, db_default=0)),
                     _loose("requester", "principals.principal", null=True),
-                    ("silent_beats", models.SmallIntegerField(default=0, db_default=0)),
+                    ("silent_beats", models.PositiveSmallIntegerField(default=0, db_default=0)),
                     ("stuck_after", models.SmallIntegerField(null=True)),
                 ],
                 options={
@@ -190,8 +190,7 @@ class Migration(migrations.Migration):
                     "constraints": [
                         models.CheckConstraint(
                             name="task_live_leased_iff_holder_and_deadline",
-                            condition=Q(holder=None, lease_expires_at=None)
-                            | Q(holder__isnull=False, lease_expires_at__isnull=False),
+                            condition=both_or_neither("holder", "lease_expires_at"),
                         ),
                         models.CheckConstraint(
                             name="task_live_leased_was_ready_and_fenced",
@@ -201,20 +200,14 @@ class Migration(migrations.Migration):
                         models.CheckConstraint(
                             name="task_live_has_tries_left",
                             condition=Q(
-                                expiries__gte=0,
                                 expiries__lt=F("max_expiries"),
-                                failures__gte=0,
                                 failures__lt=F("max_attempts"),
-                                fencing_token__range=(0, 65535),
+                                fencing_token__lt=65536,
                             ),
                         ),
                         models.CheckConstraint(
                             name="task_live_ready_waits_for_nothing",
                             condition=Q(ready_at=None) | Q(due_at=None, open_dependencies=0),
-                        ),
-                        models.CheckConstraint(
-                            name="task_live_counts_not_negative",
-                            condition=Q(open_dependencies__gte=0, silent_beats__gte=0),
                         ),
                         models.UniqueConstraint(
                             name="task_live_key_admitted_once",
@@ -265,30 +258,23 @@ class Migration(migrations.Migration):
                     ("answer", models.JSONField(null=True)),
                     _loose("holder", "principals.principal"),
                     tenant_field(),
-                    ("progress_sequence", models.BigIntegerField(null=True)),
-                    ("checkpoint_sequence", models.BigIntegerField(null=True)),
-                    ("spent_tokens", models.BigIntegerField(default=0, db_default=0)),
+                    ("progress_sequence", models.PositiveBigIntegerField(null=True)),
+                    ("checkpoint_sequence", models.PositiveBigIntegerField(null=True)),
+                    ("spent_tokens", models.PositiveBigIntegerField(default=0, db_default=0)),
                     ("spent_cost_usd", models.DecimalField(default=0, db_default=0, max_digits=14, decimal_places=6)),
                 ],
                 options={
                     "constraints": [
                         models.CheckConstraint(
                             name="tasks_run_ended_iff_outcome",
-                            condition=Q(ended_at=None, outcome=None) | Q(ended_at__isnull=False, outcome__isnull=False),
+                            condition=both_or_neither("ended_at", "outcome"),
                         ),
                         models.CheckConstraint(
                             name="tasks_run_outcome_known",
                             condition=Q(outcome=None)
                             | Q(outcome__in=["succeeded", "failed", "released", "expired", "canceled", "revoked"]),
                         ),
-                        models.CheckConstraint(
-                            name="tasks_run_sequences_not_negative",
-                            condition=Q(checkpoint_sequence__gte=0, progress_sequence__gte=0),
-                        ),
-                        models.CheckConstraint(
-                            name="tasks_run_spent_not_negative",
-                            condition=Q(spent_cost_usd__gte=0, spent_tokens__gte=0),
-                        ),
+                        models.CheckConstraint(name="tasks_run_spent_not_negative", condition=Q(spent_cost_usd__gte=0)),
                     ],
                 },
             ),
@@ -321,23 +307,23 @@ class Migration(migrations.Migration):
                             condition=Q(status__in=["canceled", "failed", "succeeded"]),
                         ),
                         models.CheckConstraint(
-                            name="task_history_reason_iff_not_succeeded",
-                            condition=(Q(status="succeeded") & Q(reason=None))
-                            | (
-                                ~Q(status="succeeded")
-                                & Q(
-                                    reason__isnull=False,
-                                    reason__in=[
-                                        "not_retryable",
-                                        "attempts_exhausted",
-                                        "expiries_exhausted",
-                                        "canceled",
-                                        "deadline_passed",
-                                        "budget_exhausted",
-                                        "dependency_failed",
-                                    ],
-                                )
+                            name="task_history_reason_known",
+                            condition=Q(
+                                reason__in=[
+                                    "not_retryable",
+                                    "attempts_exhausted",
+                                    "expiries_exhausted",
+                                    "canceled",
+                                    "deadline_passed",
+                                    "budget_exhausted",
+                                    "dependency_failed",
+                                ]
                             ),
+                        ),
+                        models.CheckConstraint(
+                            name="task_history_reason_iff_not_succeeded",
+                            condition=Q(status="succeeded", reason=None)
+                            | (~Q(status="succeeded") & Q(reason__isnull=False)),
                         ),
                     ],
                     "indexes": [
