@@ -289,9 +289,9 @@ def database(process: str, url: str, most: int) -> dict[str, Any]:
     )
     options["application_name"] = f"gatehouse-{process}"
     options["connect_timeout"] = 10
+    config["ENGINE"] = "config.pooled"
     # A connection that the server has ended is noticed before a request gets it, pooled or not.
     if process == "web":
-        config["ENGINE"] = "config.pooled"
         # The pool doubles its pause after each failed attempt. It gives up after a second and begins anew, so that requests
         # get connections as soon as the database is back.
         again = {"reconnect_timeout": 1.0, "reconnect_failed": ConnectionPool.check}

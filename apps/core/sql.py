@@ -149,7 +149,13 @@ def _exchange(raw: Any, *asked: tuple[str, Sequence[Any]]) -> tuple[int, list[tu
     What begins the transaction goes ahead of them in the same exchange.
     """
     session, pgconn, transformer = _session(raw), raw.pgconn, Transformer(raw)
-    statements = [*session.beginning, *asked]
+    opening: list[tuple[str, Sequence[Any]]] = []
+    if not raw.autocommit and pgconn.transaction_status == pq.TransactionStatus.IDLE:
+        opening = [("begin", ())]
+        if time.monotonic() >= session.plans_until:
+            session.plans_until = time.monotonic() + _PLANS_LAST
+            opening.append(("discard plans", ()))
+    statements = [*opening, *session.beginning, *asked]
     new = {text: b"hot_%d" % next(session.numbers) for text, _ in statements if text not in session.names}
     names = {**session.names, **new} if new else session.names
     given = [[_text(value, transformer) for value in values] for _, values in statements]
@@ -157,11 +163,6 @@ def _exchange(raw: Any, *asked: tuple[str, Sequence[Any]]) -> tuple[int, list[tu
     with raw.lock:
         try:
             pgconn.enter_pipeline_mode()
-            if not raw.autocommit and pgconn.transaction_status == pq.TransactionStatus.IDLE:
-                pgconn.send_query_params(b"begin", None)
-                if time.monotonic() >= session.plans_until:
-                    session.plans_until = time.monotonic() + _PLANS_LAST
-                    pgconn.send_query_params(b"discard plans", None)
             for (text, _), values in zip(statements, given, strict=True):
                 if text in new:
                     pgconn.send_prepare(names[text], text.encode())
@@ -266,12 +267,14 @@ def beginning_with(settings: Mapping[str, str]) -> Iterator[None]:
 
     They go ahead of its first statement. Now and then the connection's plans are made anew, see _PLANS_LAST.
     """
-    session = _session(connection.connection)
+    wrapper: Any = connections[DEFAULT_DB_ALIAS]
+    session = _session(wrapper.connection)
     session.beginning = [(_setting(tuple(settings)), list(settings.values()))]
+    wrapper.execute_wrappers.append(_begin_first)
     try:
-        with connection.execute_wrapper(_begin_first):
-            yield
+        yield
     finally:
+        wrapper.execute_wrappers.pop()
         session.beginning = ()
 
 

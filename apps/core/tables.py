@@ -11,7 +11,8 @@ from django.db.models import F
 from django.db.models.lookups import Exact, IsNull
 
 # PostgreSQL reads the CHECKs of a table from its catalogue anew at each statement that writes to it, and those of a
-# domain once a session. Has those of single columns of the tables on a task's way be of a domain of the column.
+# domain once a session. Has those of single columns of the tables on a task's way be of a domain of the column. A
+# migration that changes such a rule changes the domain.
 CHECK_BY_DOMAIN: Final = r"""
 do $$
 declare

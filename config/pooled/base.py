@@ -1,10 +1,11 @@
-"""A Django database engine: PostgreSQL behind a pool that is back as soon as the database is."""
+"""A Django database engine: PostgreSQL, behind a pool that is back as soon as the database is where there is one."""
 
 import select
 from typing import Any, Final
 
 import psycopg
 from django.db.backends.postgresql import base
+from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool
 
 _TRIES: Final = 3
@@ -14,9 +15,12 @@ class DatabaseWrapper(base.DatabaseWrapper):
     """Looks itself whether a connection of the pool still stands; its settings ask for no `CONN_HEALTH_CHECKS`."""
 
     def _set_autocommit(self, autocommit: bool) -> None:  # noqa: FBT001  # Django's signature
-        # Those of a pool are given back as they are taken.
+        # Those of a pool are given back as they are taken. Outside of a transaction psycopg does no more than this.
         if self.connection.autocommit != autocommit:
-            super()._set_autocommit(autocommit)  # type: ignore[misc]  # it has no stub
+            if self.connection.pgconn.transaction_status == TransactionStatus.IDLE:
+                self.connection._autocommit = autocommit  # noqa: SLF001  # its own way takes a lock and a wait
+            else:
+                super()._set_autocommit(autocommit)  # type: ignore[misc]  # it has no stub
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
         """A connection that stands.
@@ -26,7 +30,9 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
         :raises psycopg.Error: if there is none in time.
         """
-        pool: Any = self.pool  # the engine is for settings with a pool
+        pool: Any = self.pool
+        if pool is None:
+            return super().get_new_connection(conn_params)
         left = _TRIES
         while True:
             connection = super().get_new_connection(conn_params)

@@ -11,8 +11,10 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import F, Model
 
 from apps.core.errors import DomainError
+from apps.digests.models import Inbox
+from apps.digests.services import lock_or_create
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Task
+from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Run, Task
 from apps.tasks.services import artifacts, ending, recording, sweeping
 from apps.tasks.shapes import BudgetInput, Grant
 from apps.tasks.states import CANCEL_REQUESTED, TRANSITIONS, Reason, Status, after_failure
@@ -208,6 +210,27 @@ def test_immutable_rows_are_not_changed(kee: Caller) -> None:
                 model._default_manager.update(**values)  # the documented manager
         Budget.objects.update(spent_tokens=4)
         FinishedTask.objects.update(fetched_at=FUTURE)
+
+
+def test_impossible_values_are_refused(kee: Caller) -> None:
+    make_type(kee)
+    leased(kee, kee)
+    values: dict[type[Model], list[tuple[str, object]]] = {
+        LiveTask: [
+            ("failures", -1),
+            ("silent_beats", -1),
+            ("fencing_token", 65536),
+            ("priority_rank", 10),
+            ("holder", None),
+        ],
+        Run: [("outcome", "lost"), ("ended_at", FUTURE), ("spent_tokens", -1), ("progress_sequence", -1)],
+        Inbox: [("visible_unread", -1), ("max_items", 0)],
+    }
+    with acting_as(kee):
+        lock_or_create(tenant_id=kee.tenant_id, principal_id=kee.principal_id)
+        for model, name, value in [(model, *pair) for model, pairs in values.items() for pair in pairs]:
+            with pytest.raises(IntegrityError, match="check constraint"), transaction.atomic():
+                model._default_manager.update(**{name: value})
 
 
 @pytest.mark.parametrize(
