@@ -1,7 +1,7 @@
 """From a proposal to a plan: workers for its calls, the steps as numbered instructions, and what is said of the whole.
 
-A draft is a plan's calls without their workers. It comes from a proposal, or from a plan that another is to take the place of.
-The validator judges each plan that is whole. What fails there or has no worker becomes a plan that says what is missing.
+What is proposed comes from a proposer, or from a plan that another is to take the place of. The validator judges each plan
+that is whole. What fails there or has no worker becomes a plan that says what is missing.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from apps.plans.catalogue import (
     GENTLE_EFFECTS,
     Catalogue,
-    Tool,
     choose,
     expected_seconds,
     lacks_room,
@@ -26,8 +24,8 @@ from apps.plans.catalogue import (
     payload_bytes,
     reference_to,
 )
-from apps.plans.documents import ModelUse, Plan, PlanStatus, Step, can_be_told, partial_of
-from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Missing, Proposal, Question, Ref, Value, question_for
+from apps.plans.documents import SUBMITTED, ModelUse, Plan, PlanStatus, Step, partial_of
+from apps.plans.proposals import Evidence, Lack, Missing, Proposal, guesses, question_for
 from apps.plans.shapes import OPENING, RESULT_POINTER, PlanConstraints, StepType
 from apps.plans.validation import Problem, estimates, validate
 from apps.workers.shapes import OfferView as Offer
@@ -35,10 +33,6 @@ from apps.workers.shapes import OfferView as Offer
 _MOST_STEPS: Final = 12
 _REFUSED: Final = 0.35
 _NUMBERED: Final = re.compile(r"step-(\d{1,6})")
-_PATH: Final = "delegation_path"
-"""A tool with this param passes requests on, and is told the way that they came."""
-_KEPT: Final = ("step_id", "tool_name", "tool_uid", "params", "provenance", "confidence", "alternatives", "clause")
-_RAN: Final = ("step_type", "worker_id", "critical")
 _ADVICE: Final = {
     Lack.TOOL: "Register an MCP worker that can do it, or change the request.",
     Lack.PERMISSION: "Let an operator allow it, register another worker that can do it, or change the request.",
@@ -50,229 +44,91 @@ _ADVICE: Final = {
 }
 """What helps, by the kind of what is missing first."""
 
-Call = dict[str, Any]
-"""A step that runs a tool, as a partial plan tells it. With `done` it has run."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """What a plan is to do, and what stands against it."""
-
-    calls: Sequence[Call]
-    proposer: str
-    confidence: float = 0.0
-    questions: Sequence[dict[str, Any]] = ()
-    """As the plan tells them, but for their ids."""
-    missing: Sequence[Missing] = ()
-    doubtful: bool = False
-    assumptions: Sequence[str] = ()
-    synthesis: str | None = None
-    """How the results are to be put together; None: as results of several calls always are."""
-    reason: str | None = None
-    """Why this proposer was used."""
-    model_use: ModelUse | None = None
-
-    def confirmed(self) -> Draft:
-        """The same, after the principal has confirmed its guesses."""
-        calls = []
-        for call in self.calls:
-            guesses = {name: one for name, one in call["provenance"].items() if str(one.get("source")) in UNSURE}
-            sure = {name: {**one, "source": str(Evidence.CONFIRMED)} for name, one in guesses.items()}
-            calls.append({**call, "provenance": call["provenance"] | sure})
-        return replace(self, calls=calls, doubtful=False)
-
-    def answered(self, answers: Mapping[str, Any]) -> Draft:
-        """The same with answers to questions about params, by question id."""
-        calls = {call["step_id"]: call for call in self.calls}
-        for question in self.questions:
-            if question["question_id"] in answers:
-                call, param = calls[question["step_id"]], question["param"]
-                calls[question["step_id"]] = {
-                    **call,
-                    "params": {**call["params"], param: answers[question["question_id"]]},
-                    "provenance": {**call["provenance"], param: {"source": str(Evidence.ANSWER)}},
-                    "missing_params": [name for name in call["missing_params"] if name != param],
-                }
-        left = [one for one in self.questions if one["question_id"] not in answers]
-        return replace(self, calls=list(calls.values()), questions=left)
-
-
-def drafted(proposal: Proposal, asked: Asked) -> Draft:
-    """What a proposer found."""
-    ids = {place: f"step-{place + 1}" for place in range(len(proposal.steps))}
-    calls, missing = [], list(proposal.missing)
-    questions = list(proposal.questions)
-    asked_for = {(one.step, one.param) for one in questions}
-    for place, step in enumerate(proposal.steps):
-        values = {name: one for name, one in step.values.items() if can_be_told(_written(one.value, ids))}
-        if _PATH in step.tool.inputs:
-            values[_PATH] = Value(value=list(asked.delegation_path), evidence=Evidence.DELEGATION)
-        above = {ref.step for value in values.values() for ref in _refs(value.value)} | step.after
-        if any(one >= place for one in above):
-            detail = f"{step.tool.name} takes the result of a step that comes later."
-            missing.append(Missing(kind=Lack.CONFIDENCE, detail=detail, tool_name=step.tool.name))
-        lost = [name for name in step.values if name not in values and name in step.tool.required]
-        lacking = [name for name in dict.fromkeys((*step.missing, *lost)) if name not in values]
-        for name in lacking:
-            if (place, name) not in asked_for:
-                why = " What there is has no exact form; give it as text." if name in step.values else ""
-                question = question_for(place, step.tool, name)
-                questions.append(replace(question, text=question.text + why))
-        calls.append(
-            {
-                "step_id": ids[place],
-                "depends_on": [ids[one] for one in sorted(above) if one < place],
-                "tool_name": step.tool.name,
-                "tool_uid": step.tool.uid,
-                "params": {name: _written(value.value, ids) for name, value in values.items()},
-                "provenance": {name: _source(name, value, ids) for name, value in values.items()},
-                "confidence": step.confidence,
-                "alternatives": [_scored(*one) for one in step.alternatives],
-                **({} if step.part is None else {"clause": step.part}),
-                "missing_params": lacking,
-            }
-        )
-    wishes = "".join(f" Also: {wish}." for wish in proposal.wishes)
-    return Draft(
-        calls=calls,
-        proposer=proposal.proposer,
-        confidence=proposal.confidence,
-        questions=[_told(one, calls[one.step]) for one in questions],
-        missing=missing,
-        doubtful=proposal.doubtful,
-        assumptions=proposal.assumptions,
-        synthesis=_synthesis(calls, asked.intent) + wishes if wishes else None,
-        reason=proposal.reason,
-        model_use=proposal.model_use,
-    )
-
-
-def draft_of(document: Mapping[str, Any], ended: Collection[str] = ()) -> Draft:
+def draft_of(document: Mapping[str, Any], ended: Collection[str] = ()) -> Proposal:
     """What a plan was made of.
 
     :param ended: the ids of steps that have run to their end, beside those of which the plan says so.
     """
     told = partial_of(document)
-    ended = {*ended, *(step["step_id"] for step in told["steps"] if step.get("done"))}
-    waited = {step["step_id"]: step.get("wait_for_step_ids") or () for step in told["steps"]}
-    runs = {step["step_id"]: step for step in told["steps"] if step.get("tool_name")}
-    calls = []
-    for step_id, step in runs.items():
-        above = dict.fromkeys(
-            source for one in step.get("depends_on", ()) for source in waited[one] or (one,) if source in runs
-        )
-        call = {"params": {}, "provenance": {}, **{one: step[one] for one in _KEPT if one in step}}
-        call["missing_params"] = step.get("missing_params", ())
-        if step_id in ended:
-            call |= {name: step[name] for name in _RAN if name in step} | {"done": True}
-        calls.append({**call, "depends_on": [one for one in above if step_id not in ended or one in ended]})
-    return Draft(
-        calls=calls,
-        proposer=document.get("proposer", "submitted"),
+    every = [Step.model_validate(one) for one in told["steps"]]
+    runs = {one.step_id for one in every if one.runs_tool}
+    ended = {*ended, *(one.step_id for one in every if one.done)}
+    waited = {one.step_id: one.wait_for_step_ids or (one.step_id,) for one in every}
+    steps = []
+    for step in (one for one in every if one.runs_tool):
+        above = dict.fromkeys(source for one in step.depends_on for source in waited[one] if source in runs)
+        more: dict[str, Any] = {"worker_id": None}
+        if step.step_id in ended:
+            above, more = dict.fromkeys(one for one in above if one in ended), {"done": True}
+        steps.append(step.model_copy(update={"depends_on": tuple(above), **more}))
+    return Proposal(
+        proposer=document.get("proposer", SUBMITTED),
+        steps=steps,
         confidence=told.get("confidence", 0.0),
         questions=document.get("questions", ()),
         doubtful=any("param" not in one for one in document.get("unsure", ())),
         assumptions=document.get("assumptions", ()),
-        synthesis=next(
-            (one["synthesis_instructions"] for one in told["steps"] if one.get("step_type") == StepType.AGGREGATE), None
-        ),
+        synthesis=next((one.synthesis_instructions for one in every if one.step_type == StepType.AGGREGATE), None),
         reason=document.get("proposer_reason"),
         model_use=ModelUse.model_validate(document["model_use"]) if document.get("model_use") else None,
     )
 
 
 def assemble(
-    draft: Draft,
+    proposal: Proposal,
     catalogue: Catalogue,
     *,
     intent: str,
     head: Mapping[str, Any],
     constraints: PlanConstraints | None = None,
 ) -> Plan:
-    """The plan that a draft gives: ready, to be confirmed, with questions, or with what is missing.
+    """The plan that a proposal gives: ready, to be confirmed, with questions, or with what is missing.
 
     :param head: members that the plan has whatever comes of the request.
     """
     bounds = constraints or PlanConstraints()
-    work = _Assembly(draft, catalogue, intent, {**head, "constraints": constraints}, bounds)
+    work = _Assembly(proposal, catalogue, intent, {**head, "constraints": constraints}, bounds)
     work.look_for_workers()
-    if work.missing:
-        return work.refusal()
-    if draft.questions:
-        return work.inquiry()
-    made = work.whole()
-    work.missing += [_missing_of(problem, made) for problem in validate(made, catalogue)]
-    return work.refusal() if work.missing else made
-
-
-def _told(question: Question, call: Call) -> dict[str, Any]:
-    told = {
-        "text": question.text[:2000],
-        "step_id": call["step_id"],
-        "tool_name": call["tool_name"],
-        "param": question.param,
-        "choices": list(question.choices[:300]) or None,
-        "schema": question.schema if can_be_told(question.schema) else None,
-    }
-    return {name: value for name, value in told.items() if value is not None}
-
-
-def _scored(tool: Tool, score: float) -> dict[str, Any]:
-    return {"tool_name": tool.name, "tool_uid": tool.uid, "score": score}
-
-
-def _refs(value: Any) -> Iterator[Ref]:
-    """All results of earlier steps that a value takes."""
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _refs(item)
-
-
-def _written(value: Any, ids: Mapping[int, str]) -> Any:
-    """A value as JSON, its results of earlier steps as references."""
-    if isinstance(value, Ref):
-        return reference_to(ids[value.step], *value.path)
-    if isinstance(value, Mapping):
-        return {name: _written(item, ids) for name, item in value.items()}
-    return [_written(item, ids) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _source(name: str, value: Value, ids: Mapping[int, str]) -> dict[str, Any]:
-    """Where the value of a param is from, as a plan tells it."""
-    ref = next(_refs(value.value), None)
-    if ref is not None:
-        return {"source": str(Evidence.STEP), "step_id": ids[ref.step], "path": ".".join(ref.path)}
-    if value.evidence == Evidence.CONTEXT:
-        return {"source": str(value.evidence), "key": value.text or name}
-    return {"source": str(value.evidence), **({"text": value.text} if value.text else {})}
-
-
-def _synthesis(calls: Iterable[Call], intent: str) -> str:
-    parts = ", ".join(f"{call['step_id']} ({call['tool_name']})" for call in calls)
-    return f"Put the results of {parts} together into one answer to: {intent}."
+    if not work.missing:
+        made = work.whole()
+        problems = [one for one in validate(made, catalogue) if one.code != "param_missing" or not work.questions]
+        work.missing += [_missing_of(problem, made) for problem in problems]
+        if not work.missing and not work.questions:
+            return made
+    return work.refusal() if work.missing else work.inquiry()
 
 
 class _Assembly:
-    """One draft on its way to a plan."""
+    """One proposal on its way to a plan."""
 
     def __init__(
-        self, draft: Draft, catalogue: Catalogue, intent: str, head: Mapping[str, Any], bounds: PlanConstraints
+        self, proposal: Proposal, catalogue: Catalogue, intent: str, head: Mapping[str, Any], bounds: PlanConstraints
     ) -> None:
-        self.draft, self.catalogue, self.intent, self.head, self.bounds = draft, catalogue, intent, head, bounds
-        self.calls = draft.calls
-        self.missing = list(draft.missing)
+        self.proposal, self.catalogue, self.intent, self.head, self.bounds = proposal, catalogue, intent, head, bounds
+        self.steps = proposal.steps
+        self.todo = [step for step in self.steps if not step.done]
+        self.missing = list(proposal.missing)
         self.parents = self._parents()
         self.chosen: dict[str, Offer] = {}
+        asked = {(one["step_id"], one.get("param")) for one in proposal.questions}
+        lacking = ((step, name) for step in self.steps for name in step.missing_params or ())
+        self.questions = [
+            *proposal.questions,
+            *(
+                question_for(step, tool, name)
+                for step, name in lacking
+                if (step.step_id, name) not in asked and (tool := catalogue.by_uid.get(step.tool_uid or ""))
+            ),
+        ]
         self._steps: list[Step] = []
         self._waits: dict[str, str] = {}
         self._number = max(
-            (int(one[1]) for call in self.calls if (one := _NUMBERED.fullmatch(call["step_id"]))), default=0
+            (int(one[1]) for step in self.steps if (one := _NUMBERED.fullmatch(step.step_id))), default=0
         )
 
-    def _offers(self, call: Call) -> Sequence[Offer]:
-        return self.catalogue.open_offers(call.get("tool_uid", ""))
+    def _offers(self, step: Step) -> Sequence[Offer]:
+        return self.catalogue.open_offers(step.tool_uid or "")
 
     def _parents(self) -> dict[str, list[str]]:
         """What each call waits for: what it takes results from, and what comes first.
@@ -282,56 +138,46 @@ class _Assembly:
         found: dict[str, list[str]] = {}
         above: dict[str, set[str]] = {}
         changing: set[str] = set()
-        for call in self.calls:
-            step_id, parents = call["step_id"], dict.fromkeys(call["depends_on"])
-            if not call.get("done"):
-                if any(offer.effects - GENTLE_EFFECTS for offer in self._offers(call)):
-                    changing.add(step_id)
+        for step in self.steps:
+            parents = dict.fromkeys(step.depends_on)
+            if not step.done:
+                if any(offer.effects - GENTLE_EFFECTS for offer in self._offers(step)):
+                    changing.add(step.step_id)
                 reached = {*parents}.union(*(above.get(one, ()) for one in parents))
                 for before in reversed(found):
-                    if (step_id in changing or before in changing) and before not in reached:
+                    if (step.step_id in changing or before in changing) and before not in reached:
                         parents[before] = None
                         reached |= {before, *above[before]}
-            above[step_id] = {*parents}.union(*(above.get(one, ()) for one in parents))
-            found[step_id] = [one for one in found if one in parents]
+            above[step.step_id] = {*parents}.union(*(above.get(one, ()) for one in parents))
+            found[step.step_id] = [one for one in found if one in parents]
         return found
 
     def look_for_workers(self) -> None:
-        """Give each call that is to run a worker that may run it, within the budget if possible."""
-        if not self.calls and not self.missing:
+        """Give each call that is to run the best worker for it: one that may run it, within the budget, if there is one."""
+        if not self.steps and not self.missing:
             detail = "The request names nothing that a registered tool does."
             self.missing.append(Missing(kind=Lack.TOOL, detail=detail, text=self.intent[:2000]))
-        todo = [call for call in self.calls if not call.get("done")]
-        if len(todo) > _MOST_STEPS:
-            detail = f"The request needs {len(todo)} tools; {_MOST_STEPS} are the most for one plan."
+        if len(self.todo) > _MOST_STEPS:
+            detail = f"The request needs {len(self.todo)} tools; {_MOST_STEPS} are the most for one plan."
             self.missing.append(Missing(kind=Lack.LIMIT, detail=detail))
         salt = hashlib.blake2b(self.intent.encode("utf-8", "replace"), digest_size=16).hexdigest()
         calls: Counter[str] = Counter()
         spent = 0.0
-        for number, call in enumerate(todo):
-            offers, size = self._offers(call), payload_bytes(call["params"])
-            reasons = [lacks_room(one, payload_bytes=size, calls=calls[one.worker_id] + 1) for one in offers]
-            able = [one for one, reason in zip(offers, reasons, strict=True) if reason is None]
-            if able:
-                later = [self._offers(one) for one in todo[number + 1 :]]
-                offer = choose(self._affordable(able, spent, later), salt=salt, prefer=self.bounds.prefer)
-                self.chosen[call["step_id"]] = offer
-                calls[offer.worker_id] += 1
-                spent += offer.cost
-            elif offers:
-                why = "; ".join(sorted(reason for reason in reasons if reason))
-                self._lack(call, Lack.LIMIT, f"No worker has room for {call['tool_name']}: {why}.")
-            elif known := self.catalogue.offers_of(call.get("tool_uid", "")):
-                why = "; ".join(
-                    sorted({f"{one.worker_id}: {reason}" for one in known if (reason := self.catalogue.bar(one))})
+        for number, step in enumerate(self.todo):
+            offers = self._offers(step) or self.catalogue.offers_of(step.tool_uid or "")
+            if not offers:
+                detail = f"No worker offers {step.tool_name}."
+                self.missing.append(
+                    Missing(kind=Lack.TOOL, detail=detail, tool_name=step.tool_name, tool_uid=step.tool_uid)
                 )
-                self._lack(call, Lack.PERMISSION, f"{call['tool_name']} does this, but may not be used. {why}.")
-            else:
-                self._lack(call, Lack.TOOL, f"No worker offers {call['tool_name']}.")
-
-    def _lack(self, call: Call, kind: Lack, detail: str) -> None:
-        told = {"tool_name": call["tool_name"], "tool_uid": call.get("tool_uid")}
-        self.missing.append(Missing(kind=kind, detail=detail, **told))
+                continue
+            size = payload_bytes(step.params or {})
+            able = [one for one in offers if not lacks_room(one, payload_bytes=size, calls=calls[one.worker_id] + 1)]
+            later = map(self._offers, self.todo[number + 1 :])
+            offer = choose(self._affordable(able or offers, spent, later), salt=salt, prefer=self.bounds.prefer)
+            self.chosen[step.step_id] = offer
+            calls[offer.worker_id] += 1
+            spent += offer.cost
 
     def _affordable(self, offers: Sequence[Offer], spent: float, later: Iterable[Sequence[Offer]]) -> Sequence[Offer]:
         """Those that leave enough for what comes later at its cheapest; all of them, if none does."""
@@ -346,48 +192,49 @@ class _Assembly:
 
     def whole(self) -> Plan:
         """The plan with all of its steps: what ran, the calls, a wait before each use of a queued result, and an end."""
-        for call in self.calls:
-            step_id = call["step_id"]
-            if call.get("done"):
-                told = {name: value for name, value in call.items() if name not in ("missing_params", "alternatives")}
-                self._steps.append(Step.model_validate(told))
-                continue
-            self._wait(self.parents[step_id])
-            offer = self.chosen[step_id]
-            told = {
-                **{name: call[name] for name in _KEPT if name in call},
-                "step_type": mode(offer),
-                "depends_on": self._after(self.parents[step_id]),
-                "worker_id": offer.worker_id,
-                "estimated_runtime_seconds": expected_seconds(offer),
-                "estimated_cost": offer.cost,
-                "critical": any(step_id in parents for parents in self.parents.values()),
-            }
-            self._steps.append(Step.model_validate(told))
-        ids = [call["step_id"] for call in self.calls]
+        for step in self.steps:
+            made = step
+            if not step.done:
+                self._wait(self.parents[step.step_id])
+                offer = self.chosen[step.step_id]
+                told = {
+                    "step_type": mode(offer),
+                    "depends_on": self._after(self.parents[step.step_id]),
+                    "worker_id": offer.worker_id,
+                    "estimated_runtime_seconds": expected_seconds(offer),
+                    "estimated_cost": offer.cost,
+                    "critical": any(step.step_id in parents for parents in self.parents.values()),
+                    "missing_params": None,
+                }
+                made = step.model_copy(update=told)
+            self._steps.append(made)
+        ids = [step.step_id for step in self.steps]
         self._wait(ids)
         ends = self._after(ids)
-        if len(ids) > 1 or self.draft.synthesis:
-            text = _plain(self.draft.synthesis or _synthesis(self.calls, self.intent))
+        wishes = "".join(f" Also: {wish}." for wish in self.proposal.wishes)
+        if len(ids) > 1 or self.proposal.synthesis or wishes:
+            parts = ", ".join(f"{step.step_id} ({step.tool_name})" for step in self.steps)
+            text = f"Put the results of {parts} together into one answer to: {self.intent}.{wishes}"
+            text = _plain(self.proposal.synthesis or text)
             more = {"aggregate_step_ids": ids, "synthesis_instructions": text, "executor": "principal"}
-            ends = [self._add(StepType.AGGREGATE, ends, **more)]
+            ends = (self._add(StepType.AGGREGATE, ends, **more),)
         self._add(
             StepType.ESCALATE,
             ends,
-            report_summary=_plain(f"Done ({', '.join(one['tool_name'] for one in self.calls)}): {self.intent[:500]}"),
+            report_summary=_plain(f"Done ({', '.join(str(one.tool_name) for one in self.steps)}): {self.intent[:500]}"),
             decision_required=False,
             recommendation="Review the result and keep what is worth remembering.",
         )
         doubts = self._doubts()
         pointers = [reference_to(step_id, RESULT_POINTER) for step_id in ids]
-        made = self._plan(
+        plan = self._plan(
             PlanStatus.NEEDS_CONFIRMATION if doubts else PlanStatus.READY,
             self._steps,
-            confidence=self.draft.confidence,
+            confidence=self.proposal.confidence,
             unsure=doubts or None,
             references={**self.head["references"], "expected_outputs": {"result_pointers": pointers}},
         )
-        return made.model_copy(update=estimates(made, self.catalogue))
+        return plan.model_copy(update=estimates(plan, self.catalogue))
 
     def _add(self, kind: StepType, depends_on: Sequence[str], **members: Any) -> str:
         self._number += 1
@@ -397,9 +244,9 @@ class _Assembly:
         )
         return step_id
 
-    def _after(self, ids: Iterable[str]) -> list[str]:
+    def _after(self, ids: Iterable[str]) -> tuple[str, ...]:
         """What a step depends on that comes after these: where they are queued, the wait for them."""
-        return list(dict.fromkeys(self._waits.get(one, one) for one in ids))
+        return tuple(dict.fromkeys(self._waits.get(one, one) for one in ids))
 
     def _wait(self, ids: Sequence[str]) -> None:
         """One wait for all queued results among these that nothing has waited for yet."""
@@ -411,25 +258,23 @@ class _Assembly:
 
     def _doubts(self) -> list[dict[str, Any]]:
         """Each value that is a guess, and the choice of tools if it is doubtful."""
-        todo = [call for call in self.calls if not call.get("done")]
         found = [
             {
                 "detail": (
-                    f"{call['tool_name']} takes {name} = {json.dumps(call['params'].get(name), ensure_ascii=False)[:500]},"
+                    f"{step.tool_name} takes {name} = {json.dumps((step.params or {}).get(name), ensure_ascii=False)[:500]},"
                     f" from {'your words' if source['source'] == Evidence.CUT else 'nothing that you said'}."
                 ),
-                "step_id": call["step_id"],
+                "step_id": step.step_id,
                 "param": name,
             }
-            for call in todo
-            for name, source in call["provenance"].items()
-            if str(source.get("source")) in UNSURE
+            for step in self.todo
+            for name, source in guesses(step).items()
         ]
-        if self.draft.doubtful and todo:
-            least = min(todo, key=lambda call: call.get("confidence", 1.0) if "clause" in call else 1.0)
-            others = " or ".join(one["tool_name"] for one in least.get("alternatives", ())[:2])
-            detail = f"{least['tool_name']} is meant{f', not {others}' if others else ''}."
-            found.insert(0, {"detail": detail, "step_id": least["step_id"]})
+        if self.proposal.doubtful and self.todo:
+            least = min(self.todo, key=lambda one: 1.0 if one.clause is None else one.confidence or 0.0)
+            others = " or ".join(one["tool_name"] for one in (least.alternatives or ())[:2])
+            detail = f"{least.tool_name} is meant{f', not {others}' if others else ''}."
+            found.insert(0, {"detail": detail, "step_id": least.step_id})
         return found[:100]
 
     def refusal(self) -> Plan:
@@ -443,7 +288,7 @@ class _Assembly:
             PlanStatus.NEEDS_ESCALATION,
             f"No plan can be made that does all of this: {self.intent[:500]}",
             f"{_sentence(first.detail[:1500])} {self._approval(first) or _ADVICE[first.kind]}",
-            confidence=round(min(self.draft.confidence, _REFUSED), 2),
+            confidence=round(min(self.proposal.confidence, _REFUSED), 2),
             missing=[{name: value for name, value in one.items() if value} for one in told],
         )
 
@@ -458,14 +303,13 @@ class _Assembly:
     def inquiry(self) -> Plan:
         """The plan whose only step asks, with all questions."""
         questions = [
-            {**one, "question_id": f"question-{number}"}
-            for number, one in enumerate(self.draft.questions[:100], start=1)
+            {**one, "question_id": f"question-{number}"} for number, one in enumerate(self.questions[:100], start=1)
         ]
         return self._without_steps(
             PlanStatus.NEEDS_INPUT,
             f"Some of what this needs was not said: {self.intent[:500]}",
             _sentence(questions[0]["text"][:1500]),
-            confidence=round(min(self.draft.confidence, _REFUSED), 2),
+            confidence=round(min(self.proposal.confidence, _REFUSED), 2),
             questions=questions,
         )
 
@@ -478,12 +322,12 @@ class _Assembly:
             recommendation=_plain(recommendation),
         )
         calls = []
-        for call in self.calls:
-            offer = self.chosen.get(call["step_id"])
-            worker = {"step_type": str(mode(offer)), "worker_id": offer.worker_id} if offer else {}
-            above = {"depends_on": self.parents[call["step_id"]]}
-            calls.append({"step_type": str(StepType.CALL_WORKER), **call, **worker, **above})
-        partial = {"confidence": self.draft.confidence, "steps": calls}
+        for step in self.steps:
+            offer = self.chosen.get(step.step_id)
+            worker = {"step_type": mode(offer), "worker_id": offer.worker_id} if offer else {}
+            told = {"depends_on": tuple(self.parents[step.step_id]), **worker}
+            calls.append(step.model_copy(update=told).document())
+        partial = {"confidence": self.proposal.confidence, "steps": calls}
         figures = {"estimated_total_runtime_seconds": 0.0, "execution_cost_estimate": 0.0, "can_run_parallel": False}
         return self._plan(status, [escalate], partial_plan=partial, **figures, **more)
 
@@ -495,10 +339,10 @@ class _Assembly:
                 "scope": self.head.get("scope") or next(tags, "general")[:200],
                 "status": status,
                 "steps": tuple(steps),
-                "proposer": self.draft.proposer,
-                "proposer_reason": self.draft.reason,
-                "model_use": self.draft.model_use,
-                "assumptions": self.draft.assumptions[:100],
+                "proposer": self.proposal.proposer,
+                "proposer_reason": self.proposal.reason,
+                "model_use": self.proposal.model_use,
+                "assumptions": self.proposal.assumptions[:100],
                 **more,
             }
         )
@@ -506,12 +350,17 @@ class _Assembly:
 
 def _missing_of(problem: Problem, made: Plan) -> Missing:
     """What the validator finds wrong with a plan, as a reason that its asker can read."""
-    kind = {"budget": Lack.BUDGET, "time": Lack.TIME}.get(problem.code, Lack.LIMIT)
+    kinds = {"budget": Lack.BUDGET, "time": Lack.TIME, "not_eligible": Lack.PERMISSION}
     member, _, rest = problem.path[1:].partition("/")
     place, _, _ = rest.partition("/")
     step = made.steps[int(place)] if member == "steps" and place.isdigit() else None
     detail = f"{step.tool_name}: {problem.message}" if step and step.tool_name else problem.message
-    return Missing(kind=kind, detail=detail[:2000], tool_name=step.tool_name if step else None)
+    return Missing(
+        kind=kinds.get(problem.code, Lack.LIMIT),
+        detail=detail[:2000],
+        tool_name=step.tool_name if step else None,
+        tool_uid=step.tool_uid if step else None,
+    )
 
 
 def _plain(text: str) -> str:

@@ -97,6 +97,8 @@ class Step(Member):
     critical: bool | None = None
     alternatives: Told | None = None
     """Tools that might have stood here: tool_name, tool_uid, score."""
+    missing_params: List[str] | None = None
+    """Required params that nothing gives a value, in a plan that is not whole."""
     wait_for_step_ids: Annotated[StepIds, Field(min_length=1)] | None = None
     wait_for_receipts: Annotated[List[ReceiptId], Field(max_length=256), AfterValidator(_distinct)] | None = None
     aggregate_step_ids: Annotated[StepIds, Field(min_length=1)] | None = None
@@ -118,7 +120,7 @@ class Step(Member):
             StepType.AGGREGATE: ("aggregate_step_ids", "synthesis_instructions"),
             StepType.ESCALATE: ("report_summary", "decision_required"),
         }
-        for name in needs.get(self.step_type, ("worker_id", "tool_name", "params")):
+        for name in needs.get(self.step_type, ("tool_name", "params")):
             if getattr(self, name) is None:
                 raise PydanticCustomError(
                     "missing_member", "A step of type {type} has {name}", {"type": str(self.step_type), "name": name}
@@ -206,7 +208,7 @@ class Plan(Member):
     missing: Told | None = None
     """Why there is no plan: kind (see `proposals.Lack`), detail, the clause and the tool_name that it is about."""
     partial_plan: dict[str, Any] | None = None
-    """What there is of a plan that can't be carried out. Its steps have `missing_params`."""
+    """What there is of a plan that can't be carried out."""
     settled_tools: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,3}$")], ToolUid] | None = None
     """The tools of parts of the intent that answers have named, by the number of the part."""
     constraints: PlanConstraints | None = None

@@ -14,7 +14,7 @@ from apps.core.errors import Conflict, FieldError, Invalid, NotFound, pointer_to
 from apps.core.metrics import Histogram
 from apps.digests import services as digests
 from apps.plans import documents, language_model, selectors, shelf, validation
-from apps.plans.assembling import Draft, assemble, draft_of, drafted
+from apps.plans.assembling import assemble, draft_of
 from apps.plans.catalogue import Catalogue, contract_key
 from apps.plans.documents import SUBMITTED, PlanStatus, Step, can_be_told
 from apps.plans.local.history import FITTED_ON, MOST, Past
@@ -94,7 +94,7 @@ def create_plan(*, caller: Caller, given: CreatePlan, now: datetime, proposed: P
         delegate,
         asked,
         given.constraints,
-        draft=drafted(proposed, asked) if proposed else None,
+        proposed=proposed,
         references={"inputs": {name: found for name, found in inputs.items() if found}},
         caused_by=given.caused_by_receipt_id,
     )
@@ -125,7 +125,7 @@ def settle(*, caller: Caller, plan_id: str, answers: Mapping[str, Any] | None, n
         caller,
         old,
         replace(asked, tools={**asked.tools, **named}),
-        draft=None if named else draft.confirmed() if answers is None else draft.answered(answers),
+        proposed=None if named else draft.confirmed() if answers is None else draft.answered(answers),
         failed=old.document.get("excluded", ()),
     )
 
@@ -190,7 +190,7 @@ def replan(
         caller,
         old,
         _asked_again(old, now),
-        draft=draft_of(document, done),
+        proposed=draft_of(document, done),
         constraints=own.model_copy(update={"budget": left}),
         failed=(*before, new)[-_MOST_FAILURES:],
         away=[failed["worker_id"]] if worker_is_out else (),
@@ -305,7 +305,7 @@ def _revise(
     old: Plan,
     asked: Asked,
     *,
-    draft: Draft | None,
+    proposed: Proposal | None,
     constraints: PlanConstraints | None = None,
     caused_by: str | None = None,
     **more: Any,
@@ -317,7 +317,7 @@ def _revise(
         old.delegate,
         asked,
         constraints or _bounds_of(old),
-        draft=draft,
+        proposed=proposed,
         old=old,
         references=document.get("references") or {"inputs": {}},
         caused_by=caused_by or old.receipt_id,
@@ -333,7 +333,7 @@ def _make(
     constraints: PlanConstraints | None,
     *,
     caused_by: str | None,
-    draft: Draft | None,
+    proposed: Proposal | None,
     old: Plan | None = None,
     failed: Sequence[Mapping[str, Any]] = (),
     away: Collection[str] = (),
@@ -341,7 +341,7 @@ def _make(
 ) -> Plan:
     """Make a plan and keep it, within the caller's transaction.
 
-    :param draft: what is to be done; None: what the local planner proposes.
+    :param proposed: what is to be done; None: what the local planner proposes.
     :param failed: tools of workers that are not used again: worker_id, tool_name, reason.
     :param away: workers that can't be reached just now.
     :param head: further members of the plan.
@@ -350,7 +350,7 @@ def _make(
     with shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
         catalogue = held.catalogue.without([*(constraints.exclude_workers if constraints else ()), *away])
         catalogue = catalogue.barring(lambda *offered: reasons.get(offered))
-        draft = draft or drafted(propose_locally(asked, held.library, catalogue, held.history), asked)
+        proposed = proposed or propose_locally(asked, held.library, catalogue, held.history)
         head |= {
             "plan_id": new_plan_id(),
             "delegate_id": delegate.delegate_id,
@@ -362,7 +362,7 @@ def _make(
             "delegation_path": asked.delegation_path[:-1] or None,
             "excluded": failed or None,
         }
-        made = assemble(draft, catalogue, intent=asked.intent, head=head, constraints=constraints)
+        made = assemble(proposed, catalogue, intent=asked.intent, head=head, constraints=constraints)
     return keep(caller=caller, delegate=delegate, plan=made, caused_by=caused_by, old=old, now=asked.now)
 
 
@@ -513,7 +513,7 @@ def _tools_named(document: Mapping[str, Any], answers: Mapping[str, Any]) -> dic
         question, pointer = asks[question_id], pointer_to("answers", question_id)
         if "param" not in question:
             step = steps[question["step_id"]]
-            uids = {one["tool_name"]: one["tool_uid"] for one in reversed((step, *step["alternatives"]))}
+            uids = {one["tool_name"]: one["tool_uid"] for one in reversed((step, *step.get("alternatives", ())))}
             if isinstance(value, str) and value in uids:
                 found[step.get("clause", 0)] = uids[value]
             else:
@@ -656,14 +656,14 @@ def record_outcome(*, plan_id: str, completed: Collection[str]) -> None:
 
 def past_of(plan: Plan) -> Past:
     """What a plan that was carried out teaches: which tools ran to their end, and who took whose result."""
-    calls, completed = draft_of(plan.document).calls, plan.completed or ()
-    ran = {call["step_id"]: call for call in calls if call["step_id"] in completed and call.get("tool_uid")}
-    pairs = ((above, call) for call in ran.values() for above in call["depends_on"] if above in ran)
+    steps, completed = draft_of(plan.document).steps, plan.completed or ()
+    ran = {step.step_id: step.tool_uid for step in steps if step.step_id in completed and step.tool_uid}
+    links = ((ran.get(above), uid) for step in steps if (uid := ran.get(step.step_id)) for above in step.depends_on)
     return Past(
         request=plan.intent,
-        tools=tuple(dict.fromkeys(call["tool_uid"] for call in ran.values())),
-        links=frozenset((ran[above]["tool_uid"], call["tool_uid"]) for above, call in pairs),
-        weight=1.0 if len(ran) == len(calls) else _FAILED,
+        tools=tuple(dict.fromkeys(ran.values())),
+        links=frozenset((source, target) for source, target in links if source),
+        weight=1.0 if len(ran) == len(steps) else _FAILED,
     )
 
 

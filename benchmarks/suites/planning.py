@@ -1,5 +1,6 @@
 """Plans: how good they are on everyday requests and on the user's data, and how fast they are among many tools."""
 
+import hashlib
 import json
 import random
 import re
@@ -14,11 +15,12 @@ from typing import Any, Final
 
 from django.conf import settings
 
-from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool, references_in
+from apps.plans.documents import Step
 from apps.plans.local.history import History, Past, learn
 from apps.plans.local.index import Library
 from apps.plans.local.proposing import propose
-from apps.plans.proposals import Asked, Proposal, ProposedStep, Ref
+from apps.plans.proposals import Asked, Proposal
 from apps.plans.selectors import search_tools
 from apps.principals.tenancy import Caller
 from apps.workers.services import registry
@@ -68,7 +70,8 @@ class Shelf:
     def __init__(self, tools: Iterable[Mapping[str, Any]], model: _Model = lambda *_: None) -> None:
         self.library, self.model, found, offers = Library(), model, dict[str, Tool](), dict[str, OfferView]()
         for one in tools:
-            service, uid = one.get("service", "bench"), f"{one.get('service', 'bench')}/{one['name']}"
+            service = one.get("service", "bench")
+            uid = hashlib.blake2b(f"{service}/{one['name']}".encode(), digest_size=16).hexdigest()
             takes, gives = (one.get(f"{way}Schema") or one.get(f"{way}_schema") or {} for way in ("input", "output"))
             about = {"name": one["name"], "description": one.get("description") or ""}
             found[uid] = Tool(uid=uid, input_schema=takes, output_schema=gives, **about)
@@ -97,40 +100,44 @@ def answer(plan: Proposal) -> str:
     """Which of the four answers a proposal is."""
     if plan.missing or not plan.steps:
         return "refused"
-    return "asked" if plan.questions else "ready" if plan.is_ready else "confirm"
+    if plan.questions or any(step.missing_params for step in plan.steps):
+        return "asked"
+    return "ready" if plan.is_ready else "confirm"
 
 
-def faults(request: Mapping[str, Any], steps: Sequence[ProposedStep]) -> list[str]:
+def faults(request: Mapping[str, Any], steps: Sequence[Step], catalogue: Catalogue) -> list[str]:
     """What is wrong with these steps, beside the accepted plan that they come nearest to."""
-    found = [["other tools: " + ", ".join(step.tool.uid for step in steps)]]
+    names = {step.step_id: str(step.tool_name) for step in steps}
+    found = [["other tools: " + ", ".join(names.values())]]
     for wanted in (request["steps"], *request.get("accept", ())):
         for order in permutations(steps) if len(wanted) == len(steps) else ():
             pairs = list(zip(wanted, order, strict=True))
-            if all(step.tool.uid.endswith(f"{want.get('service', '')}/{want['tool']}") for want, step in pairs):
-                found.append([fault for want, step in pairs for fault in _wrong_values(want["args"], step, steps)])
+            if all(step.tool_name == want["tool"] for want, step in pairs):
+                wrong = (_wrong_values(want["args"], step, names, catalogue) for want, step in pairs)
+                found.append([fault for one in wrong for fault in one])
     return min(found[1:] or found, key=len)
 
 
-def _wrong_values(args: Mapping[str, Any], step: ProposedStep, steps: Sequence[ProposedStep]) -> Iterator[str]:
-    for name in sorted({*args, *step.values}):
-        default = step.tool.input_schema.get("properties", {}).get(name, {}).get("default")
-        given = step.values[name].value if name in step.values else default
-        if not _same(args.get(name, default), given, steps):
-            yield f"{step.tool.name}.{name} is {given!r}"
+def _wrong_values(args: Mapping[str, Any], step: Step, names: Mapping[str, str], catalogue: Catalogue) -> Iterator[str]:
+    inputs, params = catalogue.by_uid[step.tool_uid or ""].inputs, step.params or {}
+    for name in sorted({*args, *params}):
+        default = inputs.get(name, {}).get("default")
+        given = params.get(name, default)
+        if not _same(args.get(name, default), given, names):
+            yield f"{step.tool_name}.{name} is {given!r}"
 
 
-def _same(wanted: Any, given: Any, steps: Sequence[ProposedStep]) -> bool:
+def _same(wanted: Any, given: Any, names: Mapping[str, str]) -> bool:
     """Is it a value that was expected? `any` lists several of them, `ref` names the tool whose result it is."""
     match wanted, given:
         case {"any": choices}, _:
-            same = any(_same(one, given, steps) for one in choices)
-        case {"ref": tool_name}, Ref() | [Ref()]:
-            source = given if isinstance(given, Ref) else given[0]
-            same = steps[source.step].tool.name == tool_name
+            same = any(_same(one, given, names) for one in choices)
+        case {"ref": tool_name}, str() | [str()]:
+            same = [names.get(one.step_id) for one in references_in(given) if one.whole] == [tool_name]
         case Mapping(), Mapping():
-            same = wanted.keys() == given.keys() and all(_same(wanted[name], given[name], steps) for name in wanted)
+            same = wanted.keys() == given.keys() and all(_same(wanted[name], given[name], names) for name in wanted)
         case list(), list():
-            same = len(wanted) == len(given) and all(any(_same(one, it, steps) for it in given) for one in wanted)
+            same = len(wanted) == len(given) and all(any(_same(one, it, names) for it in given) for one in wanted)
         case str(), str() if (moment := _TIME.fullmatch(wanted)) and (other := _TIME.fullmatch(given)):
             same = moment[1] == other[1] and moment[2] in {None, other[2]}
         case str(), str():
@@ -140,12 +147,12 @@ def _same(wanted: Any, given: Any, steps: Sequence[ProposedStep]) -> bool:
     return same
 
 
-def judge(request: Mapping[str, Any], plan: Proposal) -> bool:
+def judge(request: Mapping[str, Any], plan: Proposal, catalogue: Catalogue) -> bool:
     """Is the plan right, or the question one for a param that lacks? Nothing is right for what is not possible."""
     if request["kind"] == "incomplete":
-        asked = {(plan.steps[one.step].tool.name, one.param) for one in plan.questions}
-        return any((request["steps"][-1]["tool"], param) in asked for param in request["asks"])
-    return request["kind"] == "possible" and not faults(request, plan.steps)
+        lacking = {(step.tool_name, name) for step in plan.steps for name in step.missing_params or ()}
+        return any((request["steps"][-1]["tool"], param) in lacking for param in request["asks"])
+    return request["kind"] == "possible" and not faults(request, plan.steps, catalogue)
 
 
 def everyday(name: str, shelf: Shelf, requests: Sequence[Mapping[str, Any]], seen: str = "tuned on") -> Iterator[Row]:
@@ -153,10 +160,10 @@ def everyday(name: str, shelf: Shelf, requests: Sequence[Mapping[str, Any]], see
     counted, plans = Counter[tuple[str, str, bool]](), []
     for request in requests:
         plan = shelf.propose(request["text"])
-        plans.append((plan.confidence, judge(request, plan)))
+        plans.append((plan.confidence, judge(request, plan, shelf.catalogue)))
         counted[request["kind"], answer(plan), plans[-1][1]] += 1
         if request.get("why") == "condition":
-            offers = [one for step in plan.steps for one in shelf.catalogue.offers_of(step.tool.uid)]
+            offers = [one for step in plan.steps for one in shelf.catalogue.offers_of(step.tool_uid or "")]
             acts = any(not one.effects <= GENTLE_EFFECTS for one in offers)
             counted["condition", answer(plan) if acts else "gentle", False] += 1
     for figure, kinds, answers, right, goal in _FIGURES:
@@ -227,14 +234,15 @@ def tools_and_links(data: Data) -> Iterator[Row]:
     found: dict[str, list[tuple[bool, Set[Any], Set[Any]]]] = {"node F1": [], "edge F1": []}
     for meant in data.test:
         plan = shelf.propose(meant.request)
-        names, is_plan, links = [step.tool.name for step in plan.steps], answer(plan) in _PLANS, set[tuple[str, str]]()
+        names = {step.step_id: str(step.tool_name) for step in plan.steps}
+        is_plan, links = answer(plan) in _PLANS, set[tuple[str, str]]()
         for place, step in enumerate(plan.steps):
-            taken = step.after.union(*(_sources(value.value) for value in step.values.values()))
-            sources = taken or {place - 1} if place else set()  # without a hint, the order of the steps
-            links |= {(names[source], step.tool.name) for source in sources}
-        found["node F1"].append((is_plan, {*names}, {*meant.nodes}))
+            # Without a hint, the order of the steps.
+            sources = step.depends_on or ([plan.steps[place - 1].step_id] if place else [])
+            links |= {(names[source], names[step.step_id]) for source in sources}
+        found["node F1"].append((is_plan, {*names.values()}, {*meant.nodes}))
         found["edge F1"].append((is_plan, links, meant.links))
-        plans.append((plan.confidence, {*names} == {*meant.nodes}))
+        plans.append((plan.confidence, {*names.values()} == {*meant.nodes}))
     note = f"{len(data.tools):,} tools, {len(data.history):,} past plans, {len(plans):,} requests"
     for case, cases in found.items():
         ours = _f1((said if is_plan else set(), meant) for is_plan, said, meant in cases)
@@ -243,11 +251,6 @@ def tools_and_links(data: Data) -> Iterator[Row]:
     exact = sum(is_plan and said == meant for is_plan, said, meant in found["node F1"]) / max(len(plans), 1)
     yield Row(case="exact sets", unit="%", ours=round(100 * exact, 1), note=note)
     yield _calibration("tools", plans)
-
-
-def _sources(value: Any) -> set[int]:
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return {value.step} if isinstance(value, Ref) else {step for one in parts for step in _sources(one)}
 
 
 def _f1(cases: Iterable[tuple[Set[Any], Set[Any]]]) -> float:

@@ -4,14 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings
 
-from apps.plans.catalogue import Tool
-from apps.plans.proposals import Evidence, Lack, Missing, Proposal, ProposedStep, Question, Ref, Value
+from apps.plans.catalogue import Catalogue, Tool
+from apps.plans.documents import Step
+from apps.plans.proposals import Asked, Evidence, Lack, Missing, Proposal, Value, call
 from benchmarks.data import BadData, moment, read_conversations, read_planning
 from benchmarks.suites import SUITES
 from benchmarks.suites.planning import answer, faults, judge, tools_and_links
@@ -128,12 +130,18 @@ SHARE = {"tool": "share", "args": {"note": {"ref": "add_note"}, "to": ["a@x.org"
 REQUEST = {"kind": "possible", "steps": [NOTE], "accept": [[NOTE, SHARE]]}
 
 
-def step(name: str, evidence: Evidence = Evidence.TYPED, **values: Any) -> ProposedStep:
-    tool = Tool(uid=f"notes/{name}", name=name, description="", input_schema=SCHEMA, output_schema={})
-    return ProposedStep(tool=tool, values={key: Value(value=value, evidence=evidence) for key, value in values.items()})
+CATALOGUE = Catalogue(1)
+ASKED = Asked(intent="Note it", now=datetime(2026, 1, 3, tzinfo=UTC))
 
 
-SHARED = step("share", note=Ref(0, ("id",)), to=["b@x.org", "a@x.org"])
+def step(name: str, evidence: Evidence = Evidence.TYPED, number: int = 1, **values: Any) -> Step:
+    uid = name.encode().hex().ljust(32, "0")
+    tool = CATALOGUE.by_uid[uid] = Tool(uid=uid, name=name, description="", input_schema=SCHEMA, output_schema={})
+    given = {key: Value(value=value, evidence=evidence) for key, value in values.items()}
+    return call(number, tool, given, ASKED)
+
+
+SHARED = step("share", number=2, note="{{step-1.id}}", to=["b@x.org", "a@x.org"])
 
 
 @pytest.mark.parametrize(
@@ -145,21 +153,21 @@ SHARED = step("share", note=Ref(0, ("id",)), to=["b@x.org", "a@x.org"])
         ([step("add_note", text="Buy milk", at="2026-11-25T09:00")], "add_note.at is '2026-11-25T09:00'"),
         ([step("add_note", text="Buy milk", public=True)], "add_note.public is True"),
         ([step("add_note")], "add_note.text is None"),
-        ([step("share", text="Buy milk")], "other tools: notes/share"),
+        ([step("share", text="Buy milk")], "other tools: share"),
         ([step("add_note", text="Buy milk"), step("share", note="add_note", to=[])], "share.note is 'add_note'"),
     ],
 )
-def test_faults_of_a_plan_are_named(steps: list[ProposedStep], fault: str | None) -> None:
-    assert faults(REQUEST, steps)[:1] == ([] if fault is None else [fault])
-    assert judge(REQUEST, Proposal(proposer="local", steps=tuple(steps))) is (fault is None)
-    assert not judge({**REQUEST, "kind": "impossible"}, Proposal(proposer="local", steps=tuple(steps)))
+def test_faults_of_a_plan_are_named(steps: list[Step], fault: str | None) -> None:
+    assert faults(REQUEST, steps, CATALOGUE)[:1] == ([] if fault is None else [fault])
+    assert judge(REQUEST, Proposal(proposer="local", steps=steps), CATALOGUE) is (fault is None)
+    assert not judge({**REQUEST, "kind": "impossible"}, Proposal(proposer="local", steps=steps), CATALOGUE)
 
 
-@pytest.mark.parametrize(("param", "right"), [("text", True), ("at", False), (None, False)])
-def test_question_is_right_if_it_names_the_param_that_lacks(param: str | None, right: bool) -> None:
-    plan = Proposal(proposer="local", steps=(step("add_note"),), questions=(Question(step=0, param=param, text="?"),))
+@pytest.mark.parametrize(("param", "right"), [("text", True), ("at", False)])
+def test_question_is_right_if_it_names_the_param_that_lacks(param: str, right: bool) -> None:
+    plan = Proposal(proposer="local", steps=[step("add_note").model_copy(update={"missing_params": (param,)})])
     assert answer(plan) == "asked"
-    assert judge({"kind": "incomplete", "steps": [NOTE], "asks": ["text"]}, plan) is right
+    assert judge({"kind": "incomplete", "steps": [NOTE], "asks": ["text"]}, plan, CATALOGUE) is right
 
 
 def test_answers_are_told_apart() -> None:

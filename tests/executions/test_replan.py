@@ -13,7 +13,7 @@ from apps.executions.services import commands
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.models import Plan
-from apps.plans.proposals import Evidence, Ref, Value
+from apps.plans.proposals import Evidence, Value
 from apps.plans.shapes import Budget
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
@@ -39,7 +39,7 @@ from tests.plans.making import create
 from tests.waiters import together
 
 INTENT = "Echo 'hello', then shout it"
-ECHO, SHOUT = ("echo", {"text": "hello"}), ("shout", {"text": Ref(0, ("text",))})
+ECHO, SHOUT = ("echo", {"text": "hello"}), ("shout", {"text": "{{step-1.text}}"})
 GIVES: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}}
 
 
@@ -166,7 +166,7 @@ def test_new_bound_replaces_the_remaining_budget(team: Caller) -> None:
 
 
 def test_receipts_of_a_replan_are_one_chain(team: Caller) -> None:
-    made = make(team, ("shout", {"text": "hello"}), ("echo", {"text": Ref(0, ("text",))}))
+    made = make(team, ("shout", {"text": "hello"}), ("echo", {"text": "{{step-1.text}}"}))
     carry_out(team, made.plan_id)
 
     again = replan(team, made.plan_id, "step-1")

@@ -17,7 +17,7 @@ from apps.handoff.items import Priority
 from apps.handoff.services import LeaveHandoff
 from apps.memory import services as memory
 from apps.plans import services as plans
-from apps.plans.proposals import Evidence, Question, Value
+from apps.plans.proposals import Evidence, Value
 from apps.principals import services as principals
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind, Scope
@@ -182,8 +182,8 @@ def _plans(planted: Planted) -> None:
         waiting = executions.make_plan(kee, [_work(canary)], f"Do {canary}")
         guess = Value(value=f"/{canary}", evidence=Evidence.CUT)
         guessed = create(kee, (TOOL, {"repo_path": guess}), intent=f"Analyze {canary}")
-        question = Question(step=0, param="repo_path", text=f"Which {canary}?", schema={"type": "string"})
-        asks = create(kee, (TOOL, {}), intent=f"Analyze {canary}", proposal={"questions": (question,)})
+        question = {"step_id": "step-1", "tool_name": TOOL, "param": "repo_path", "text": f"Which {canary}?"}
+        asks = create(kee, (TOOL, {}), intent=f"Analyze {canary}", proposal={"questions": [question]})
         plan = {name: value for name, value in made.document.items() if name != "plan_hash"}
         submitted = json.dumps(plan).replace(canary, "x")
     planted.ask("create_delegation_plan", "request_plan", intent="Analyze the repository at /x", delegate_id="reviews")

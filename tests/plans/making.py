@@ -6,11 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from apps.plans import documents, services, shelf
-from apps.plans.assembling import Draft, assemble, drafted
+from apps.plans import documents, proposals, services, shelf
+from apps.plans.assembling import assemble
 from apps.plans.catalogue import Catalogue, Tool
+from apps.plans.documents import Step
 from apps.plans.models import Plan
-from apps.plans.proposals import Asked, Evidence, Proposal, ProposedStep, Ref, Value
+from apps.plans.proposals import Asked, Evidence, Proposal, Value
 from apps.plans.shapes import CreatePlan, PlanConstraints
 from apps.principals.tenancy import Caller
 from apps.workers.services import registry
@@ -135,47 +136,46 @@ UNBARRED = Catalogue(8, FULL.tools, tuple(replace(one, barred=None) for one in O
 FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
 
 
+ASKED = Asked(intent=FLAGSHIP, now=datetime(2026, 1, 3, 22, tzinfo=UTC), delegation_path=("above", "here"))
+
+
 def value_of(given: Any) -> Value:
     """A value as it would be proposed: the result of an earlier step, or quoted in the request."""
     if isinstance(given, Value):
         return given
-    return Value(value=given, evidence=Evidence.STEP if isinstance(given, Ref) else Evidence.QUOTED)
+    cited = isinstance(given, str) and given.startswith("{{")
+    return Value(value=given, evidence=Evidence.STEP if cited else Evidence.QUOTED)
 
 
-def call(of: Tool, /, part: int | None = 0, **params: Any) -> ProposedStep:
-    return ProposedStep(
-        tool=of, values={name: value_of(one) for name, one in params.items()}, part=part, confidence=0.9
-    )
+def call(of: Tool, /, part: int | None = 0, **params: Any) -> Step:
+    values = {name: value_of(one) for name, one in params.items()}
+    return proposals.call(1, of, values, ASKED, clause=part, confidence=0.9)
 
 
-def make_proposal(*steps: ProposedStep, **more: Any) -> Proposal:
-    return Proposal(**{"proposer": "local", "steps": steps, "confidence": 0.9, **more})
+def make_proposal(*steps: Step, **more: Any) -> Proposal:
+    numbered = [step.model_copy(update={"step_id": f"step-{number}"}) for number, step in enumerate(steps, 1)]
+    return Proposal(**{"proposer": "local", "steps": numbered, "confidence": 0.9, **more})
 
 
 def assembled(proposal: Proposal, catalogue: Catalogue = FULL, **constraints: Any) -> documents.Plan:
     """What is made of a proposal."""
-    asked = Asked(intent=FLAGSHIP, now=datetime(2026, 1, 3, 22, tzinfo=UTC), delegation_path=("above", "here"))
-    return assemble_again(drafted(proposal, asked), catalogue, **constraints)
-
-
-def assemble_again(draft: Draft, catalogue: Catalogue = FULL, **constraints: Any) -> documents.Plan:
     head: dict[str, Any] = {"plan_id": "plan-1", "delegate_id": "delegate", "principal_ai": "Kee", "intent": FLAGSHIP}
     head |= {"created_at": "2026-01-03T22:00:00Z", "delegation_path": ["above"], "references": {}}
     bounds = PlanConstraints.model_validate(constraints)
-    return assemble(draft, catalogue, intent=FLAGSHIP, head=head, constraints=bounds)
+    return assemble(proposal, catalogue, intent=FLAGSHIP, head=head, constraints=bounds)
 
 
-def make_plan(*steps: ProposedStep, catalogue: Catalogue = FULL, **proposal: Any) -> documents.Plan:
+def make_plan(*steps: Step, catalogue: Catalogue = FULL, **proposal: Any) -> documents.Plan:
     """What is assembled from these steps, by default those of the example."""
     return assembled(make_proposal(*(steps or flagship()), **proposal), catalogue)
 
 
-def flagship() -> tuple[ProposedStep, ...]:
+def flagship() -> tuple[Step, ...]:
     """Two steps, of which one is queued and the other takes its result."""
-    return call(ANALYZE, repo_path="/path/to/repo"), call(SUGGEST, 1, analysis_pointer=Ref(0, ("result_pointer",)))
+    return call(ANALYZE, repo_path="/path/to/repo"), call(SUGGEST, 1, analysis_pointer="{{step-1.result_pointer}}")
 
 
-def translation(text: str = "good morning") -> ProposedStep:
+def translation(text: str = "good morning") -> Step:
     return call(TRANSLATE, text=text, target_language="French")
 
 
@@ -222,7 +222,7 @@ def create(
     """
     calls = calls or (
         ("analyze_repository", {"repo_path": "/path/to/repo"}),
-        ("suggest_optimizations", {"analysis_pointer": Ref(0, ("result_pointer",))}),
+        ("suggest_optimizations", {"analysis_pointer": "{{step-1.result_pointer}}"}),
     )
     with shelf.held(tenant_id=caller.tenant_id) as held:
         tools = {tool.name: tool for tool in held.catalogue.tools}

@@ -15,14 +15,13 @@ def scripted(told: Mapping[str, Mapping[str, Any]], asked: Asked, library: Libra
     :param told: by the text of a request, the request whose plan is answered, as in `sets`.
     """
     tools = library.shown(asked.intent, asked.now, MOST_TOOLS)[:MOST_TOOLS]
-    ids = {name: f"t{place}" for place, tool in enumerate(tools, 1) for name in (f"/{tool.name}", tool.uid)}
+    ids = {tool.name: f"t{place}" for place, tool in enumerate(tools, 1)}
     wanted = told[asked.intent].get("steps", ())
     places = {one["tool"]: place for place, one in enumerate(wanted, 1)}
     steps = [
         {
-            "tool": ids.get(f"{one.get('service', '')}/{one['tool']}"),
+            "tool": ids.get(one["tool"]),
             "params": {name: written(value, places) for name, value in one["args"].items()},
-            "text": asked.intent,
         }
         for one in wanted
     ]

@@ -1,7 +1,6 @@
 """A plan that needs a confirmation or an input: one call makes the plan that takes its place, exactly once."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from django.urls import reverse
 from apps.core.errors import Conflict
 from apps.plans import selectors, services
 from apps.plans.models import Plan
-from apps.plans.proposals import Evidence, Question, Value
+from apps.plans.proposals import Evidence, Value
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import selectors as receipts
@@ -27,8 +26,7 @@ TAKES = shape("wall", "colour", wall=STRING, colour=COLOURS)
 PAINT = {"name": "paint_wall", "description": "Paint a wall.", "input_schema": TAKES}
 SPRAY = {**PAINT, "name": "spray_wall", "description": "Spray a wall."}
 GUESS = Value(value="the north one", evidence=Evidence.CUT, text="the north one")
-ASKS = Question(step=0, param="colour", text="Which colour?", choices=("red", "green"), schema=COLOURS)
-TWINS = Question(step=0, param=None, text="Which tool?", choices=("paint_wall", "spray_wall"))
+TWINS = {"step_id": "step-1", "tool_name": "paint_wall", "text": "Which tool?", "choices": ["paint_wall", "spray_wall"]}
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def painters(kee: Caller) -> Caller:
     return kee
 
 
-def made(caller: Caller, *questions: Question, **params: Any) -> Plan:
+def made(caller: Caller, *questions: dict[str, Any], **params: Any) -> Plan:
     """A plan to paint a wall."""
     with acting_as(caller):
         more = {"questions": questions}
@@ -104,7 +102,7 @@ def test_confirmed_plan_does_not_use_what_failed_before(painters: Caller) -> Non
 
 
 def test_answer_fills_the_param_and_keeps_all_else(painters: Caller) -> None:
-    old = made(painters, ASKS, wall="north").document
+    old = made(painters, wall="north").document
     assert old["status"] == "needs_input"
 
     new = answer(painters, old["plan_id"], question_1="green").document
@@ -115,18 +113,17 @@ def test_answer_fills_the_param_and_keeps_all_else(painters: Caller) -> None:
 
 
 def test_question_without_an_answer_is_asked_again(painters: Caller) -> None:
-    wall = Question(step=0, param="wall", text="Which wall?", schema=STRING)
-    old = made(painters, ASKS, wall)
+    old = made(painters)
 
-    half = answer(painters, old.plan_id, question_2="north").document
+    half = answer(painters, old.plan_id, question_1="north").document
 
     assert [(one["question_id"], one["param"]) for one in half["questions"]] == [("question-1", "colour")]
     assert answer(painters, half["plan_id"], question_1="red").status == "ready"
 
 
 def test_answer_that_names_a_tool_plans_the_intent_with_it(painters: Caller) -> None:
-    spray = replace(TWINS, choices=("paint_wall",))
-    old = made(painters, spray, ASKS, wall="north").document
+    spray = {**TWINS, "choices": ["paint_wall"]}
+    old = made(painters, spray, wall="north").document
     assert old["questions"][0]["choices"] == ["paint_wall"]
 
     new = answer(painters, old["plan_id"], question_1="paint_wall", question_2="green").document
@@ -156,7 +153,7 @@ def test_of_two_concurrent_confirmations_one_is_refused(painters: Caller) -> Non
 
 
 def asks(caller: Caller) -> Plan:
-    return made(caller, ASKS, wall="n")
+    return made(caller, wall="n")
 
 
 def asks_for_a_tool(caller: Caller) -> Plan:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from apps.plans.assembling import draft_of
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import Plan, canonical, next_step
-from apps.plans.proposals import Evidence, Lack, Missing, Question, Ref, Value
+from apps.plans.proposals import Evidence, Lack, Missing, Value
 from apps.plans.validation import validate
 from tests.plans.making import (
     ANALYZE,
@@ -29,7 +29,6 @@ from tests.plans.making import (
     SENTIMENT,
     TRANSLATE,
     UNBARRED,
-    assemble_again,
     assembled,
     call,
     flagship,
@@ -66,7 +65,7 @@ def test_provenance_tells_where_each_value_is_from() -> None:
         "text": Value(value="hallo", evidence=Evidence.CONTEXT, text="greeting"),
         "target_language": Value(value="French", evidence=Evidence.CHOICE, text="French"),
     }
-    first, second = make_plan(call(TRANSLATE, **values), call(SENTIMENT, 1, text=Ref(0, ("text",)))).steps[:2]
+    first, second = make_plan(call(TRANSLATE, **values), call(SENTIMENT, 1, text="{{step-1.text}}")).steps[:2]
 
     assert first.document()["provenance"] == {
         "text": {"source": "context", "key": "greeting"},
@@ -77,7 +76,7 @@ def test_provenance_tells_where_each_value_is_from() -> None:
 
 def test_nothing_runs_beside_a_step_that_changes_something() -> None:
     page, remove = call(PAGE, url="https://example.org"), call(REMOVE, 1, path="/tmp/a")  # noqa: S108
-    made = make_plan(page, remove, replace(page, part=2), call(SCAN, 3, path="/x"), catalogue=UNBARRED)
+    made = make_plan(page, remove, page.model_copy(update={"clause": 2}), call(SCAN, 3, path="/x"), catalogue=UNBARRED)
 
     assert [step.depends_on for step in made.steps[:4]] == [(), ("step-1",), ("step-2",), ("step-2",)]
     assert made.can_run_parallel
@@ -88,7 +87,6 @@ UNKNOWN = tool("unknown", "Unknown.", shape())
 # The four answers.
 
 CUT = Value(value="hello world", evidence=Evidence.CUT, text="hello world")
-WIDTH = Question(step=0, param="width", text="How wide?", schema={"type": "integer"})
 
 
 def test_guess_needs_a_confirmation_and_is_listed() -> None:
@@ -102,28 +100,29 @@ def test_guess_needs_a_confirmation_and_is_listed() -> None:
 
 
 def test_near_second_tool_needs_a_confirmation() -> None:
-    made = make_plan(replace(translation(), alternatives=((SENTIMENT, 0.8),)), doubtful=True).document()
+    made = make_plan(
+        translation().model_copy(update={"alternatives": ({"tool_name": "analyze_sentiment"},)}), doubtful=True
+    ).document()
 
     assert made["status"] == "needs_confirmation"
     assert made["unsure"][0]["detail"] == "translate_text is meant, not analyze_sentiment."
 
 
 def test_missing_param_is_asked_for() -> None:
-    asked = make_plan(replace(call(RESIZE, image_path="/a.png"), missing=("width",)), questions=(WIDTH,)).document()
-    unasked = make_plan(replace(call(RESIZE, image_path="/a.png"), missing=("width",))).document()
+    asked = make_plan(call(RESIZE, image_path="/a.png")).document()
 
-    assert asked["status"] == unasked["status"] == "needs_input"
+    assert asked["status"] == "needs_input"
     names = {"question_id": "question-1", "step_id": "step-1", "tool_name": "resize_image", "param": "width"}
-    assert asked["questions"] == [{**names, "text": "How wide?", "schema": {"type": "integer"}}]
-    assert unasked["questions"][0]["text"] == "What is “width” for resize_image?"
+    text = "What is “width” for resize_image?"
+    assert asked["questions"] == [{**names, "text": text, "schema": {"type": "integer"}}]
     (half,) = asked["partial_plan"]["steps"]
     assert (half["params"], half["missing_params"]) == ({"image_path": "/a.png"}, ["width"])
-    assert next_step(asked) == 'How wide? Tell it with confirm_plan(plan_id="plan-1", answers={"question-1": …}).'
+    assert next_step(asked) == f'{text} Tell it with confirm_plan(plan_id="plan-1", answers={{"question-1": …}}).'
 
 
 def test_refusal_says_the_reason_first() -> None:
     missing = (Missing(kind=Lack.CONDITION, detail="“unless” can't be held by a plan"),)
-    made = make_plan(translation(), missing=missing, questions=(WIDTH,)).document()
+    made = make_plan(call(TRANSLATE, text="good morning"), missing=missing).document()
 
     assert (made["status"], made["confidence"]) == ("needs_escalation", 0.35)
     assert next_step(made) == "“unless” can't be held by a plan. Change the request."
@@ -133,11 +132,15 @@ def test_refusal_says_the_reason_first() -> None:
 @pytest.mark.parametrize(
     ("steps", "kind", "said"),
     [
-        ((call(REMOVE, path="/a"),), "permission", "janitor: the tier verified does not allow write"),
+        (
+            (call(REMOVE, path="/a"),),
+            "permission",
+            "delete_file: janitor may not run this tool: the tier verified does not allow write",
+        ),
         ((call(UNKNOWN),), "tool", "No worker offers unknown"),
         ((), "tool", "names nothing that a registered tool does"),
         ((translation(),) * 13, "limit", "12 are the most"),
-        ((call(SENTIMENT, text=Ref(1, ("text",))), translation()), "confidence", "a step that comes later"),
+        ((call(SENTIMENT, text="{{step-2.text}}"), translation()), "limit", "does not depend on step-2"),
         ((call(SENTIMENT, text="ght_0123abcd_" + "a" * 43),), "limit", "no credentials"),
         ((call(SENTIMENT, text="{{step-9.text}}"),), "limit", "No step step-9"),
         ((call(RESIZE, image_path="/a.png", width="wide"),), "limit", '"wide" is not of type "integer"'),
@@ -212,20 +215,20 @@ def test_worker_without_room_is_passed_over() -> None:
         flagship(),
         (
             call(SCAN, path="/x"),
-            call(INDEX, 1, files=Ref(0, ("files",))),
-            call(EXTRACT, 2, index_pointer=Ref(1, ("index_pointer",))),
+            call(INDEX, 1, files="{{step-1.files}}"),
+            call(EXTRACT, 2, index_pointer="{{step-2.index_pointer}}"),
         ),
         (
             call(TRANSLATE, text=CUT, target_language="French"),
-            call(MAIL, 1, recipient="a@b.example", body=Ref(0, ("text",))),
+            call(MAIL, 1, recipient="a@b.example", body="{{step-1.text}}"),
         ),
-        (replace(call(RESIZE, image_path="/a.png"), missing=("width",)),),
+        (call(RESIZE, image_path="/a.png"),),
     ],
 )
 def test_document_read_again_gives_the_same_plan(steps: tuple[Any, ...]) -> None:
     first = make_plan(*steps).document()
 
-    again = assemble_again(draft_of(first)).document()
+    again = assembled(draft_of(first)).document()
 
     assert canonical(again) == canonical(first)
 
@@ -242,14 +245,13 @@ def test_any_proposal_gives_a_valid_plan(data: st.DataObject) -> None:
             name: st.one_of(
                 st.text(max_size=5),
                 st.integers(-3, 2**55),
-                st.builds(Ref, st.integers(0, max(place - 1, 0)), st.just(("text",))),
+                st.integers(1, max(place, 1)).map("{{{{step-{}.text}}}}".format),
                 st.builds(Value, value=st.text(max_size=5), evidence=st.sampled_from(Evidence), text=st.just("x")),
             )
             for name in of.inputs
         }
         params = {name: data.draw(found) for name, found in values.items() if data.draw(st.booleans())}
-        missing = tuple(name for name in of.required if name not in params)
-        steps.append(replace(call(of, place, **params), missing=missing))
+        steps.append(call(of, place, **params))
     plan = make_plan(*steps, catalogue=UNBARRED) if steps else make_plan(missing=())
     made = plan.document()
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from html import unescape
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -40,7 +39,7 @@ def test_steps_are_boxes_and_dependencies_lines() -> None:
 
 
 def test_half_made_plan_shows_what_it_asks_for() -> None:
-    document = make_plan(replace(call(RESIZE, image_path="/a.png"), missing=("width",))).document()
+    document = make_plan(call(RESIZE, image_path="/a.png")).document()
 
     assert "resize_image" in drawing.graph(document)
     assert "What is “width” for resize_image?" in unescape(drawing.needs(document))

@@ -11,7 +11,7 @@ from pytest_django import Settings
 
 from apps.plans.documents import ModelUse
 from apps.plans.language_model import ANSWERS, Api, Unusable, ask, completion, proposal, question
-from apps.plans.proposals import Asked, Evidence, Proposal, Ref
+from apps.plans.proposals import Asked, Evidence, Proposal
 from tests.plans.making import STRING, shape, tool
 from tests.remote import Behaviour, floods, hangs, says, serving
 
@@ -32,7 +32,7 @@ def asked(intent: str = "Send the weather in Vienna to kim@example.org", **conte
 
 
 def answer(*steps: tuple[str, Mapping[str, Any]], refusal: str | None = None) -> str:
-    told = [{"tool": name, "params": params, "text": "a part"} for name, params in steps]
+    told = [{"tool": name, "params": params} for name, params in steps]
     return json.dumps({"steps": told, "missing": [], "refusal": refusal})
 
 
@@ -48,8 +48,8 @@ def proposed(text: str, wanted: Asked | None = None) -> Proposal:
 def test_steps_values_and_references_are_taken() -> None:
     first, second = proposed(GOOD).steps
 
-    assert (first.tool, second.tool) == (WEATHER, MAIL)
-    assert second.values["body"].value == Ref(0, ("summary",))
+    assert (first.tool_uid, second.tool_uid) == (WEATHER.uid, MAIL.uid)
+    assert ((second.params or {})["body"], second.depends_on) == ("{{step-1.summary}}", ("step-1",))
     assert proposed(GOOD).doubtful, "what a model proposes is never ready by itself"
 
 
@@ -74,23 +74,22 @@ def test_each_value_is_looked_for_in_the_request(
 ) -> None:
     (made,) = proposed(answer(step), asked(intent, home="Linz")).steps
 
-    assert made.values[name].evidence == evidence
+    assert (made.provenance or {})[name]["source"] == evidence
 
 
 def test_param_that_is_left_out_is_asked_for_and_default_is_dropped() -> None:
     found = proposed(answer(("t2", {"to": "kim@example.org", "urgent": False})))
 
-    assert found.steps[0].missing == ("body",)
-    assert "urgent" not in found.steps[0].values
-    assert [(one.step, one.param) for one in found.questions] == [(0, "body")]
+    assert found.steps[0].missing_params == ("body",)
+    assert found.steps[0].params == {"to": "kim@example.org"}
 
 
 @pytest.mark.parametrize("at", ["2026-11-25T08:00", "2026-11-25 08:00:00", "2026-11-25T08:00:00Z"])
 def test_time_without_a_zone_is_the_askers(at: str) -> None:
     (step,) = proposed(answer(("t4", {"at": at})), asked("Remind me tomorrow at 8:00")).steps
 
-    assert step.values["at"].value == "2026-11-25T08:00:00Z"
-    assert step.values["at"].evidence == Evidence.TYPED
+    assert step.params == {"at": "2026-11-25T08:00:00Z"}
+    assert (step.provenance or {})["at"]["source"] == Evidence.TYPED
 
 
 @pytest.mark.parametrize(

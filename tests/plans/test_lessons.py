@@ -44,6 +44,9 @@ def test_failed_plan_counts_less_and_once_and_one_that_ran_nothing_not_at_all(as
     assert selectors.plan(second.plan_id).completed is None
 
 
+STEP = {"step_type": "call_worker", "tool_name": "any", "params": {}}
+
+
 def note(caller: Caller, past: Sequence[Past]) -> None:
     """Plans that were carried out."""
     root = services.root_delegate(tenant_id=caller.tenant_id, now=T0)
@@ -54,7 +57,7 @@ def note(caller: Caller, past: Sequence[Past]) -> None:
             plan_id=services.new_plan_id(),
             intent=one.request,
             status="ready",
-            document={"steps": [{"step_id": uid, "tool_name": uid, "tool_uid": uid} for uid in one.tools]},
+            document={"steps": [{**STEP, "step_id": uid, "tool_uid": uid} for uid in one.tools]},
             receipt_id="R",
             receipt_uuid=uuid4(),
             completed=list(one.tools),
@@ -63,9 +66,10 @@ def note(caller: Caller, past: Sequence[Past]) -> None:
     )
 
 
+QUIBBLE, WOBBLE = "a" * 32, "b" * 32
 PAST = [
-    Past(request=f"{verb} the {noun}", tools=(f"t-{verb}",))
-    for verb in ("quibble", "wobble")
+    Past(request=f"{verb} the {noun}", tools=(uid,))
+    for verb, uid in (("quibble", QUIBBLE), ("wobble", WOBBLE))
     for noun in ("papers", "lot", "rest")
 ]
 
@@ -85,7 +89,7 @@ def test_planner_learns_and_forgets(tenant: Tenant, kee: Caller) -> None:
 
     ticks.run("plans.learn")
 
-    assert likely(tenant, kee) == ["t-quibble"]
+    assert likely(tenant, kee) == [QUIBBLE]
     with acting_as_system("test"):
         assert selectors.tenants_with_lessons() == []
     with acting_as_system("test"), erasure.redacting():
@@ -93,7 +97,7 @@ def test_planner_learns_and_forgets(tenant: Tenant, kee: Caller) -> None:
     assert likely(tenant, kee) is None
     again = services.learn(tenant_id=tenant.pk)
     assert again is not None
-    assert likely(tenant, kee) == ["t-quibble"]
+    assert likely(tenant, kee) == [QUIBBLE]
 
 
 def test_a_twentieth_more_is_worth_learning(tenant: Tenant, as_kee: Caller) -> None:

@@ -9,7 +9,7 @@ import pytest
 from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.local.index import Library
 from apps.plans.local.proposing import propose
-from apps.plans.proposals import Asked, Evidence, Lack, Proposal, Ref
+from apps.plans.proposals import Asked, Evidence, Lack, Proposal, question_for
 from tests.plans.making import FULL, INTEGER, NUMBER, STRING, STRINGS, UNBARRED, offer, shape, tool
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
@@ -90,13 +90,13 @@ def ask(intent: str, catalogue: Catalogue = OFFICE, **more: Any) -> Proposal:
 
 
 def answer(proposal: Proposal) -> str:
-    if proposal.missing or proposal.questions:
+    if proposal.missing or any(step.missing_params for step in proposal.steps):
         return "refused" if proposal.missing else "asked"
     return "ready" if proposal.is_ready else "to be confirmed"
 
 
 def calls(proposal: Proposal) -> list[tuple[str, dict[str, Any]]]:
-    return [(step.tool.name, {name: value.value for name, value in step.values.items()}) for step in proposal.steps]
+    return [(str(step.tool_name), step.params or {}) for step in proposal.steps]
 
 
 def days(first: str, last: str) -> dict[str, Any]:
@@ -165,8 +165,10 @@ def test_call_is_ready_but_where_words_without_quotes_are_cut(intent: str, name:
 def test_missing_value_is_asked_for(intent: str, param: str, choices: tuple[str, ...]) -> None:
     proposal = ask(intent)
 
-    assert [(question.param, question.choices) for question in proposal.questions] == [(param, choices)]
-    assert param in proposal.questions[0].text
+    assert [name for step in proposal.steps for name in step.missing_params or ()] == [param]
+    step = proposal.steps[-1]
+    question = question_for(step, OFFICE.by_uid[step.tool_uid or ""], param)
+    assert (tuple(question.get("choices", ())), param in question["text"]) == (choices, True)
     assert answer(proposal) == "asked"
 
 
@@ -218,7 +220,9 @@ ADVERSE = (Path(__file__).parent / "sets" / "adverse.txt").read_text(encoding="u
 @pytest.mark.parametrize("intent", ADVERSE)
 def test_adverse_request_with_an_effect_is_never_ready(intent: str) -> None:
     proposal = ask(intent.replace("\\n", "\n"), UNBARRED)
-    effects = {effect for step in proposal.steps for one in UNBARRED.offers_of(step.tool.uid) for effect in one.effects}
+    effects = {
+        effect for step in proposal.steps for one in UNBARRED.offers_of(step.tool_uid or "") for effect in one.effects
+    }
 
     assert answer(proposal) != "ready" or effects <= {"read", "network"}
 
@@ -250,27 +254,28 @@ PDFS = "Index all PDFs in F:/Documents, extract key concepts, and generate summa
 @pytest.mark.parametrize(
     ("intent", "tools", "references"),
     [
-        (ANALYZED, ["analyze_repository", "suggest_optimizations"], {1: Ref(0, ("result_pointer",))}),
+        (ANALYZED, ["analyze_repository", "suggest_optimizations"], {1: "{{step-1.result_pointer}}"}),
         (
             PDFS,
             ["scan_directory", "index_pdfs", "extract_concepts"],
-            {1: Ref(0, ("files",)), 2: Ref(1, ("index_pointer",))},
+            {1: "{{step-1.files}}", 2: "{{step-2.index_pointer}}"},
         ),
-        ("Translate https://example.org/a into Polish", ["fetch_webpage", "translate_text"], {1: Ref(0, ("text",))}),
+        ("Translate https://example.org/a into Polish", ["fetch_webpage", "translate_text"], {1: "{{step-1.text}}"}),
         (
             "Transcribe /a/talk.mp3, then translate it into Thai",
             ["transcribe_audio", "translate_text"],
-            {1: Ref(0, ("transcript",))},
+            {1: "{{step-1.transcript}}"},
         ),
     ],
 )
-def test_step_takes_what_another_gives(intent: str, tools: list[str], references: dict[int, Ref]) -> None:
+def test_step_takes_what_another_gives(intent: str, tools: list[str], references: dict[int, str]) -> None:
     proposal = ask(intent, FULL)
 
-    assert [step.tool.name for step in proposal.steps] == tools
+    assert [step.tool_name for step in proposal.steps] == tools
     for place, reference in references.items():
-        given = [value for value in proposal.steps[place].values.values() if value.evidence == Evidence.STEP]
-        assert [value.value for value in given] == [reference]
+        step = proposal.steps[place]
+        told = (step.provenance or {}).items()
+        assert [(step.params or {})[name] for name, one in told if one["source"] == "step"] == [reference]
 
 
 def test_step_takes_the_whole_result_or_the_first_of_a_list() -> None:
@@ -281,11 +286,13 @@ def test_step_takes_the_whole_result_or_the_first_of_a_list() -> None:
         tool("send_email", "Send an e-mail.", shape("to", "body", to=EMAIL, body=STRING)),
     )
     catalogue = Catalogue(1, tools, [offer("other", one) for one in tools])
-    played = ask("search tracks for 'Nightcall' and play it", catalogue).steps[1].values["track_id"]
-    mailed = ask("search tracks for 'Nightcall' and email them to a@b.eu", catalogue).steps[1].values["body"]
+    played = ask("search tracks for 'Nightcall' and play it", catalogue).steps[1]
+    mailed = ask("search tracks for 'Nightcall' and email them to a@b.eu", catalogue).steps[1]
 
-    assert (played.value, played.evidence) == (Ref(0, ("result", "0", "track_id")), Evidence.ASSUMED)
-    assert (mailed.value, mailed.evidence) == (Ref(0, ("text",)), Evidence.STEP)
+    assert played.params == {"track_id": "{{step-1.result.0.track_id}}"}
+    assert (played.provenance or {})["track_id"]["source"] == Evidence.ASSUMED
+    assert (mailed.params or {})["body"] == "{{step-1.text}}"
+    assert (mailed.provenance or {})["body"]["source"] == Evidence.STEP
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
@@ -298,7 +305,7 @@ def test_id_is_looked_up_by_a_name(*, is_listed: bool) -> None:
         tool("order_furniture", "Order furniture.", needs(sku=STRING), shape()),
     )
     catalogue = Catalogue(1, tools, [offer("other", one, effects=["read"]) for one in tools])
-    given = Ref(0, ("result", "0", "sku") if is_listed else ("sku",))
+    given = "{{step-1.result.0.sku}}" if is_listed else "{{step-1.sku}}"
 
     for noun in ("chair", "lamp"):
         assert calls(ask(f"order the furniture from our {noun} Karin Holm", catalogue)) == [
@@ -321,29 +328,28 @@ def test_own_words_of_a_tool_are_no_values_of_another() -> None:
     )
     proposal = ask("set MOB-18 to a different status", Catalogue(1, tools, [offer("other", one) for one in tools]))
 
-    assert [(step.tool.name, step.missing) for step in proposal.steps] == [("move_ticket", ("status",))]
-    assert [one.param for one in proposal.questions] == ["status"]
+    assert [(step.tool_name, step.missing_params) for step in proposal.steps] == [("move_ticket", ("status",))]
 
 
 def test_step_that_nobody_asked_for_belongs_to_no_part_and_a_wish_to_the_asker() -> None:
     proposal = ask(PDFS, FULL)
 
-    assert [step.part for step in proposal.steps] == [None, 0, 1]
-    assert proposal.wishes == ("generate summary",)
+    assert [step.clause for step in proposal.steps] == [None, 0, 1]
+    assert proposal.wishes == ["generate summary"]
 
 
 def test_changes_keep_their_order_and_each_of_several_ids_has_a_call() -> None:
     proposal, both = ask("Close ticket 12, then close ticket 13"), ask("Close the tickets 12 and 13")
 
     assert calls(both) == calls(proposal) == [("close_ticket", {"ticket_id": one}) for one in (12, 13)]
-    assert [step.after for step in proposal.steps] == [frozenset(), frozenset({0})]
+    assert [step.depends_on for step in proposal.steps] == [(), ("step-1",)]
 
 
 def test_context_fills_what_the_request_leaves_out() -> None:
     proposal = ask("Close the ticket", context={"ticket_id": 7})
 
     assert calls(proposal) == [("close_ticket", {"ticket_id": 7})]
-    assert proposal.steps[0].values["ticket_id"].evidence == Evidence.CONTEXT
+    assert (proposal.steps[0].provenance or {})["ticket_id"]["source"] == Evidence.CONTEXT
     assert answer(proposal) == "ready"
     assert calls(ask("list all tickets", context={"status": "open"})) == [("list_tickets", {"status": "open"})]
 
@@ -352,7 +358,7 @@ def test_answer_settles_which_tool_is_meant() -> None:
     tickets = next(one for one in READING if one.name == "list_tickets")
     proposal = ask("show what is open", tools={0: tickets.uid})
 
-    assert [step.tool.name for step in proposal.steps] == ["list_tickets"]
+    assert [step.tool_name for step in proposal.steps] == ["list_tickets"]
 
 
 def test_tool_that_takes_a_request_gets_the_words_themselves() -> None:
@@ -361,7 +367,7 @@ def test_tool_that_takes_a_request_gets_the_words_themselves() -> None:
     proposal = ask("Research the history of tea", catalogue)
 
     assert calls(proposal) == [("do_research", {"request": "Research the history of tea"})]
-    assert proposal.steps[0].values["request"].evidence == Evidence.REQUEST
+    assert (proposal.steps[0].provenance or {})["request"]["source"] == Evidence.REQUEST
 
 
 def test_order_of_registration_changes_nothing() -> None:

@@ -148,8 +148,13 @@ def key_of(delegate_id: str) -> str:
 
 def test_delegation_path_is_handed_on_and_ends_loops(tenant: Tenant, as_kee: Caller) -> None:
     workers.register(caller=as_kee, original=make_manifest("code-dept", tools=[ASKED_ON], side_effects=NOTHING))
-    wish = ("analyze_repository", {"repo_path": "/srv/app", "delegation_path": ["a lie"]})
-    above = create(as_kee, wish)
+    asks = {"intent": "Analyze the repository at /srv/app", "context": {"delegation_path": ["a lie"]}}
+
+    def wish(**more: Any) -> Plan:
+        given = CreatePlan.model_validate({**asks, **more})
+        return services.create_plan(caller=as_kee, given=given, now=T0)
+
+    above = wish()
     below = make_caller(tenant, "code-delegate", kind=Kind.DELEGATE)
     of_code = {"delegate_id": "code", "principal": below.name, "parent": "delegate", "scope": ""}
     services.set_delegate(tenant_id=tenant.pk, **of_code, now=T0)
@@ -158,16 +163,16 @@ def test_delegation_path_is_handed_on_and_ends_loops(tenant: Tenant, as_kee: Cal
     assert path == [key_of("delegate")]
     assert above.document["steps"][0]["provenance"]["delegation_path"] == {"source": "delegation"}
 
-    asked = create(as_kee, wish, delegate_id="code", delegation_path=path)
+    asked = wish(delegate_id="code", delegation_path=path)
 
     further = asked.document["steps"][0]["params"]["delegation_path"]
     assert further == [key_of("delegate"), key_of("code")]
     before = (Plan.objects.count(), Receipt.objects.count())
     for delegate_id in (None, "code"):
         with refused("delegation_loop"):
-            create(as_kee, wish, delegate_id=delegate_id, delegation_path=further)
+            wish(delegate_id=delegate_id, delegation_path=further)
     with refused("delegation_too_deep"):
-        create(as_kee, wish, delegation_path=[f"other-{number}" for number in range(MOST_DELEGATES)])
+        wish(delegation_path=[f"other-{number}" for number in range(MOST_DELEGATES)])
     assert (Plan.objects.count(), Receipt.objects.count()) == before
 
 

@@ -14,7 +14,8 @@ from functools import cache
 from itertools import islice, permutations
 from typing import Any, Final
 
-from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, reference_to
+from apps.plans.documents import Step
 from apps.plans.local.chaining import Source, given, produced
 from apps.plans.local.history import History
 from apps.plans.local.index import Library, Profile
@@ -32,11 +33,8 @@ from apps.plans.proposals import (
     Likely,
     Missing,
     Proposal,
-    ProposedStep,
-    Question,
-    Ref,
     Value,
-    question_for,
+    call,
 )
 
 PROPOSER: Final = "local"
@@ -183,7 +181,7 @@ class _Proposing:
 
     def _recalled(self, found: Proposal, history: History, stop: int) -> Proposal:
         """What past plans for such words used, if they say it more surely than the words of the tools."""
-        tools = {step.tool.uid for step in found.steps}
+        tools = {step.tool_uid for step in found.steps}
         likely = {uid: p for uid, p in self.likely.tools if self.is_usable(uid) and self.library.profile(uid)}
         is_surer = bool(found.missing) or self.likely.confidence > found.confidence
         if not likely or likely.keys() == tools or not is_surer:
@@ -192,32 +190,24 @@ class _Proposing:
         matches = {
             uid: self.matcher.match(part, profile, {})[0] for uid in likely if (profile := self.library.profile(uid))
         }
-        steps: list[ProposedStep] = []
+        steps: list[Step] = []
         for uid in history.ordered({uid: _mentioned(part, one.profile) for uid, one in matches.items()}):
             values = {
                 name: Value(value=option.value, evidence=option.evidence, text=option.text)
                 for name, option in matches[uid].options.items()
                 if not isinstance(option.value, Source)
             }
-            before = steps[-1].tool.uid if steps else None
-            steps.append(
-                ProposedStep(
-                    tool=matches[uid].profile.tool,
-                    values=values,
-                    missing=tuple(name for name in matches[uid].profile.tool.required if name not in values),
-                    text=part.text,
-                    confidence=likely[uid],
-                    after=frozenset(
-                        {len(steps) - 1} if before and (history.links(before, uid) or 0) >= _LINKED else ()
-                    ),
-                )
-            )
+            tool, above = matches[uid].profile.tool, steps[-1:]
+            if above and (history.links(str(above[0].tool_uid), uid) or 0) < _LINKED:
+                above = []
+            told = {"clause": part.number, "confidence": likely[uid], "depends_on": [one.step_id for one in above]}
+            steps.append(call(len(steps) + 1, tool, values, self.asked, **told))
         is_held = any(holding(part, one) for one in matches.values())
         is_sure = self.likely.confidence >= _HABITUAL and all(map(self.is_gentle, likely)) and not is_held
         missing = () if is_sure else found.missing or (Missing(kind=Lack.CONFIDENCE, detail=_BY_HABIT, text=part.text),)
         return replace(
             found,
-            steps=tuple(steps),
+            steps=steps,
             confidence=self.likely.confidence,
             questions=(),
             missing=missing,
@@ -319,29 +309,32 @@ class _Proposing:
         doubt = 0.0 if self._is_all_gentle(draft) else _UNKNOWN * draft.unknown
         is_shown = right + _OF_POSSIBLE * (_SETTLED if self.asked.tools else possible) >= _SHOWN + doubt
         is_sure = p >= _READY and self._is_plain(draft)
-        steps: list[ProposedStep] = []
+        steps: list[Step] = []
         places: dict[int, int] = {}
         missing: list[Missing] = []
-        questions: list[Question] = []
+        questions: list[dict[str, Any]] = []
         for chosen in draft.chosen:
             match = chosen.match
             held = self._held(chosen)
             if match is None:
                 missing += [held] if held else [] if chosen.wish else [self._lacking(chosen)]
                 continue
-            place = self._lay(match, chosen, p, steps, places)
-            steps[place] = replace(steps[place], after=self._after(chosen, draft, places))
+            step = steps[self._lay(match, chosen, p, steps, places)]
+            before = [one for one in self._before(chosen, draft, steps, places) if one not in step.depends_on]
+            told: dict[str, Any] = {"depends_on": (*before, *step.depends_on)}
             if is_sure:
-                steps[place] = replace(steps[place], values=_with_names(steps[place], match))
+                told["provenance"] = _with_names(step, match)
+            place = places[id(match)]
+            steps[place] = step.model_copy(update=told)
             if reason := held or self._barred(chosen):
                 missing.append(reason)
             elif match.missing and p >= _ASKED:
-                tool = match.profile.tool
-                questions += [question_for(at, tool, name) for at in range(place, len(steps)) for name in match.missing]
+                continue  # what lacks is asked for
             elif not is_shown and possible >= 0 and (twin := self._twin(chosen)) is not None:
-                names = (match.profile.tool.name, twin.profile.tool.name)
+                names = [match.profile.tool.name, twin.profile.tool.name]
                 text = f"Two tools fit “{chosen.part.text}”: {names[0]} or {names[1]}. Which one is meant?"
-                questions.append(Question(step=place, param=None, text=text, choices=names))
+                asked = {"text": text[:2000], "step_id": step.step_id, "tool_name": names[0], "choices": names}
+                questions.append(asked)
             elif not is_shown:
                 missing.append(self._lacking(chosen))
         if not steps and not missing:
@@ -349,12 +342,12 @@ class _Proposing:
         p *= _HELD if any(one.kind == Lack.CONDITION for one in missing) else 1.0
         return Proposal(
             proposer=PROPOSER,
-            steps=tuple(steps),
+            steps=steps,
             confidence=round(p, 4) if steps else 0.0,
-            questions=tuple(questions),
-            missing=tuple(missing),
+            questions=questions,
+            missing=missing,
             doubtful=not is_sure,
-            wishes=tuple(one.part.text for one in draft.chosen if one.wish),
+            wishes=[one.part.text for one in draft.chosen if one.wish],
         )
 
     def _is_plain(self, draft: _Draft) -> bool:
@@ -460,19 +453,19 @@ class _Proposing:
         explained = sum(weight * max(one.explains(stemmed) for one in profiles) for stemmed, weight in weights.items())
         return explained / sum(weights.values()) if weights else 0.5
 
-    def _after(self, chosen: _Chosen, draft: _Draft, places: Mapping[int, int]) -> frozenset[int]:
+    def _before(
+        self, chosen: _Chosen, draft: _Draft, steps: Sequence[Step], places: Mapping[int, int]
+    ) -> tuple[str, ...]:
         """The step of the part before, if the order matters: "then", or one of the two changes something."""
         before = [one.match for one in draft.chosen[: chosen.part.number] if one.match and id(one.match) in places]
         if not before or chosen.match is None:
-            return frozenset()
+            return ()
         gentle = all(self.is_gentle(one.profile.tool.uid) for one in (before[-1], chosen.match))
         if gentle and not is_sequel(self.reading, chosen.part.first):
-            return frozenset()
-        return frozenset({places[id(before[-1])]})
+            return ()
+        return (steps[places[id(before[-1])]].step_id,)
 
-    def _lay(
-        self, match: Match, chosen: _Chosen | None, p: float, steps: list[ProposedStep], places: dict[int, int]
-    ) -> int:
+    def _lay(self, match: Match, chosen: _Chosen | None, p: float, steps: list[Step], places: dict[int, int]) -> int:
         """Add a match as a step, after the steps that it takes values from, and return its place."""
         if id(match) in places:
             return places[id(match)]
@@ -484,27 +477,21 @@ class _Proposing:
                 others += [(name, one) for one in value.values[1:]]
                 value = value.values[0]
             if isinstance(value, Source):
-                source = value
-                value = Ref(self._lay(source.match, None, p, steps, places), source.path)
-                value = [value] if source.listed else value
-            evidence = option.evidence
-            text = option.text if evidence != Evidence.STEP else ""
-            values[name] = Value(value=value, evidence=evidence, text=text)
+                step = steps[self._lay(value.match, None, p, steps, places)]
+                cited = reference_to(step.step_id, *value.path)
+                value = [cited] if value.listed else cited
+            values[name] = Value(value=value, evidence=option.evidence, text=option.text)
         places[id(match)] = len(steps)
-        rivals = chosen.rivals if chosen is not None else ()
-        steps.append(
-            ProposedStep(
-                tool=match.profile.tool,
-                values=values,
-                missing=match.missing,
-                part=chosen.part.number if chosen is not None else None,
-                text=match.part.text,
-                confidence=round(p, 4),
-                alternatives=tuple((one.profile.tool, _share(one, match)) for one in rivals[:3]),
-            )
-        )
+        rivals = [(one.profile.tool, _share(one, match)) for one in (chosen.rivals[:3] if chosen else ())]
+        told = {
+            "clause": chosen.part.number if chosen is not None else None,
+            "confidence": round(p, 4),
+            "alternatives": [{"tool_name": one.name, "tool_uid": one.uid, "score": share} for one, share in rivals],
+        }
+        steps.append(call(len(steps) + 1, match.profile.tool, values, self.asked, **told))
         for name, value in others:
-            steps.append(replace(steps[-1], values={**values, name: replace(values[name], value=value)}))
+            own = {"step_id": f"step-{len(steps) + 1}", "params": {**(steps[-1].params or {}), name: value}}
+            steps.append(steps[-1].model_copy(update=own))
         return places[id(match)]
 
     def _twin(self, chosen: _Chosen) -> Match | None:
@@ -558,11 +545,11 @@ def _mentioned(part: Part, profile: Profile) -> int:
     return max(part.stems, key=lambda place: (profile.explains(part.stems[place]), -place), default=part.stop)
 
 
-def _with_names(step: ProposedStep, match: Match) -> dict[str, Value]:
-    """The values of a step, where names cut from plain words are sure if capitals tell where they begin and end."""
+def _with_names(step: Step, match: Match) -> dict[str, dict[str, Any]]:
+    """The provenance of a step, where names cut from plain words are sure if capitals tell where they begin and end."""
     return {
-        name: replace(value, evidence=Evidence.TYPED) if is_proper(match.options.get(name)) else value
-        for name, value in step.values.items()
+        name: {**one, "source": str(Evidence.TYPED)} if is_proper(match.options.get(name)) else one
+        for name, one in (step.provenance or {}).items()
     }
 
 
