@@ -233,9 +233,10 @@ def refuse_outside_pool(caller: Caller, worker_id: str) -> None:
 
     :raises Forbidden: if the caller is a DeleGate, and the worker is not in its pool (`outside_pool`).
     """
-    delegate = plans.delegate_of(caller.principal_id) if caller.kind == Kind.DELEGATE else None
-    if delegate is not None and plans.outside_pool([worker_id], delegate=delegate):
-        raise Forbidden(f"{worker_id} is not in the pool of {delegate}.", code="outside_pool")
+    if caller.kind == Kind.DELEGATE and plans.outside_pool(
+        [worker_id], tenant_id=caller.tenant_id, delegate=caller.name
+    ):
+        raise Forbidden(f"{worker_id} is not in the pool of {caller.name}.", code="outside_pool")
 
 
 def group_of(execution: Execution) -> Group:

@@ -11,7 +11,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked, start_of, verb
 from apps.plans import drawing, services
 from apps.plans.documents import PlanStatus
-from apps.plans.models import Delegate, Plan
+from apps.plans.models import Plan
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
@@ -112,9 +112,3 @@ class PlanAdmin(OperatorAdmin):
 
 def _asker(plan: Plan) -> Caller:
     return on_behalf_of(Principal.objects.select_related("tenant").get(pk=plan.principal_id))
-
-
-@admin.register(Delegate)
-class DelegateAdmin(OperatorAdmin):
-    list_display = ["delegate_id", "scope", linked("parent"), linked("principal", "Acts as"), "created_at"]
-    list_select_related = ["parent", "principal"]

@@ -336,7 +336,7 @@ class _Assembly:
         return Plan.model_validate(
             {
                 **self.head,
-                "scope": self.head.get("scope") or next(tags, "general")[:200],
+                "scope": next(tags, "general")[:200],
                 "status": status,
                 "steps": tuple(steps),
                 "proposer": self.proposal.proposer,

@@ -1,9 +1,6 @@
-"""DeleGates and the plans that they made."""
-
-from typing import Final
+"""Plans, and what was learned from them."""
 
 from django.contrib.postgres.fields import ArrayField
-from django.contrib.postgres.functions import RandomUUID
 from django.db import models
 from django.db.models import Q
 
@@ -13,39 +10,6 @@ from apps.principals.models import Principal, TenantModel
 
 _STATUSES = [(status.value, status.value) for status in PlanStatus]
 
-MOST_DELEGATES: Final = 8
-"""As many may stand above each other, itself counted; a wish that has come through so many goes no further."""
-
-
-class Delegate(TenantModel):
-    """A planner of its own domain. The one without a parent is the tenant's root and plans where no other is named.
-
-    It plans with the workers of its pool: those that its principal registered, or one below it that is no DeleGate.
-    What no other DeleGate has is the root's.
-    """
-
-    delegate_id = models.CharField(max_length=100)
-    key = models.UUIDField(
-        db_default=RandomUUID(),
-        editable=False,
-        help_text="What it is known by in every deployment, on the path of a wish.",
-    )
-    principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
-    parent = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="children", db_index=False)
-    scope = models.CharField(max_length=200, blank=True)
-    created_at = models.DateTimeField()
-
-    # services.set_delegate() keeps them a tree, MOST_DELEGATES deep.
-    class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["tenant", "delegate_id"], name="plans_delegate_id_once"),
-            models.UniqueConstraint(fields=["tenant", "principal"], name="plans_delegate_principal_once"),
-            models.UniqueConstraint(fields=["tenant"], condition=Q(parent=None), name="plans_delegate_one_root"),
-        ]
-
-    def __str__(self) -> str:
-        return self.delegate_id
-
 
 class Plan(TenantModel):
     """One plan as it was made, a refusal included. It never changes: a better one is another plan, which replaces it.
@@ -54,7 +18,9 @@ class Plan(TenantModel):
     """
 
     plan_id = models.CharField(max_length=100)
-    delegate = models.ForeignKey(Delegate, on_delete=models.PROTECT, related_name="plans", db_index=False)
+    delegate = models.ForeignKey(
+        Principal, on_delete=models.PROTECT, related_name="+", db_index=False, help_text="The DeleGate that made it."
+    )
     principal = models.ForeignKey(
         Principal, on_delete=models.PROTECT, related_name="+", db_index=False, help_text="Who asked for it."
     )

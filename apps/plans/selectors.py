@@ -14,9 +14,11 @@ from apps.core.sql import GATEHOUSE_NOW
 from apps.plans import documents, drawing, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.local.words import SMALL, pieces, stem
-from apps.plans.models import Delegate, LearnedModel, Plan
+from apps.plans.models import LearnedModel, Plan
 from apps.plans.shapes import WORKER_STEPS, CapabilityMatch, PlanAnswer
 from apps.plans.validation import Problem
+from apps.principals.models import Principal
+from apps.principals.scopes import Kind
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.workers import selectors as workers
@@ -72,29 +74,20 @@ def expired(*, limit: int) -> list[tuple[int, str]]:
     return list(found.values_list("tenant_id", "plan_id")[:limit])
 
 
-def delegate_named(delegate_id: str) -> Delegate:
-    """:raises NotFound: if the tenant has none of this id (`unknown_delegate`)."""
-    found = Delegate.objects.filter(delegate_id=delegate_id).first()
+def delegate_named(delegate_id: str) -> Principal:
+    """:raises NotFound: if the tenant has no DeleGate of this name (`unknown_delegate`)."""
+    found = Principal.objects.named(delegate_id).filter(kind=Kind.DELEGATE).first()
     if found is None:
         raise NotFound(f"There is no DeleGate {delegate_id[:100]!r}.", code="unknown_delegate")
     return found
 
 
-def delegate_of(principal_id: int) -> Delegate | None:
-    """The DeleGate that acts as this principal of the current tenant, if it is one."""
-    return Delegate.objects.filter(principal_id=principal_id).first()
-
-
-def outside_pool(worker_ids: Collection[str], *, delegate: Delegate) -> list[str]:
+def outside_pool(worker_ids: Collection[str], *, tenant_id: int, delegate: str) -> list[str]:
     """Those among the workers that are not in a DeleGate's pool at the moment. It is asked of rows: who only begins a plan
     or makes a call needs no registry in memory.
     """
-    departments = frozenset(Delegate.objects.exclude(parent=None).values_list("principal_id", flat=True))
-    if not departments:
-        return []
-    found = workers.pools_of(worker_ids, tenant_id=delegate.tenant_id, delegates=departments)
-    own = None if delegate.parent_id is None else delegate.principal_id
-    return sorted(worker_id for worker_id, whose in found.items() if whose != own)
+    found = workers.managers(tenant_id=tenant_id, worker_ids=worker_ids) if worker_ids else {}
+    return sorted(worker_id for worker_id in worker_ids if found.get(worker_id, DELEGATE) != delegate)
 
 
 def picture(plan_id: str, *, marks: Mapping[str, drawing.Mark]) -> SafeString:
@@ -188,14 +181,13 @@ def judged(document: Mapping[str, Any], *, tenant_id: int) -> tuple[list[Problem
     The registry is held only until what the plan is judged by is taken out of it, for a long plan takes a second.
     """
     plan, problems = validation.parse(document)
-    delegate = Delegate.objects.filter(delegate_id=plan.delegate_id).first() if plan else None
     named = {step.worker_id for step in plan.steps if step.worker_id} if plan else ()
-    with shelf.held(tenant_id=tenant_id, delegate=delegate) as held:
+    with shelf.held(tenant_id=tenant_id, delegate=plan.delegate_id if plan else DELEGATE) as held:
         catalogue = held.catalogue.of_workers(named)
     if plan is not None:
         problems = [*validation.validate(plan, catalogue), *problems]
-    if plan is not None and delegate is None and plan.delegate_id != DELEGATE:
-        problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {plan.delegate_id}."))
+        if not Principal.objects.named(plan.delegate_id).filter(kind=Kind.DELEGATE).exists():
+            problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {plan.delegate_id}."))
     return problems[: validation.MAX_PROBLEMS], plan, catalogue
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from django.conf import settings
 from django.db import transaction
+from django.utils.crypto import salted_hmac
 
 from apps.core.errors import Conflict, FieldError, Invalid, NotFound, pointer_to
 from apps.core.metrics import Histogram
@@ -20,13 +21,14 @@ from apps.plans.documents import SUBMITTED, PlanStatus, Step, can_be_told
 from apps.plans.local.history import FITTED_ON, MOST, Past
 from apps.plans.local.history import learn as learned
 from apps.plans.local.proposing import propose as propose_locally
-from apps.plans.models import MOST_DELEGATES, Delegate, LearnedModel, Plan
+from apps.plans.models import LearnedModel, Plan
 from apps.plans.proposals import Asked, Evidence, Proposal
 from apps.plans.shapes import WORKER_STEPS, Budget, CreatePlan, PlanAnswer, PlanConstraints
 from apps.plans.validation import Problem, validator
 from apps.principals import services as principals
+from apps.principals.models import Principal
 from apps.principals.scopes import Kind
-from apps.principals.selectors import caller_or_named, principal_named
+from apps.principals.selectors import caller_or_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, acting_in
 from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
@@ -38,6 +40,8 @@ GENERATION: Final = Histogram(
     "From a request for a plan until the plan and its receipt are stored.",
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
+MOST_DELEGATES: Final = 8
+"""A wish that has come through so many goes no further."""
 EXPIRY: Final = timedelta(days=7)
 """A plan that has not been begun for so long is abandoned."""
 _SOURCE: Final = "delegate"
@@ -65,7 +69,7 @@ def plan_request(*, caller: Caller, given: CreatePlan, now: datetime) -> PlanAns
     if language_model.may_ask():
         with caller.acting():
             caller_or_named(caller, given.principal_ai)
-            delegate = _delegate_asked(caller, given.delegate_id, now)
+            delegate = selectors.delegate_named(given.delegate_id or DELEGATE)
             asked = _asked(given, delegate, now)
         proposed = _propose(caller, delegate, asked, given.constraints or PlanConstraints())
     with caller.acting():
@@ -86,7 +90,7 @@ def create_plan(*, caller: Caller, given: CreatePlan, now: datetime, proposed: P
     :raises Invalid: if the request has come through this DeleGate before (`delegation_loop`), or through too many
         (`delegation_too_deep`).
     """
-    delegate = _delegate_asked(caller, given.delegate_id, now)
+    delegate = selectors.delegate_named(given.delegate_id or DELEGATE)
     asked = _asked(given, delegate, now)
     inputs = {name: list(_texts((given.context or {}).get(member))) for name, member in _GROUNDING.items()}
     return _make(
@@ -219,7 +223,7 @@ def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None
             code="plan_invalid",
             errors=[FieldError(f"/plan{one.path}", f"{one.code}: {one.message}") for one in problems],
         )
-    delegate = _delegate_asked(caller, plan.delegate_id, now)
+    delegate = selectors.delegate_named(plan.delegate_id)
     _refuse_detours(delegate, plan.delegation_path or ())
     added = {
         **dict.fromkeys(_ANEW),
@@ -248,11 +252,11 @@ def abandon_expired(*, plan_id: str, now: datetime) -> bool:
     return True
 
 
-def _asked(given: CreatePlan, delegate: Delegate, now: datetime) -> Asked:
+def _asked(given: CreatePlan, delegate: Principal, now: datetime) -> Asked:
     """The request as proposers see it."""
     _refuse_detours(delegate, given.delegation_path)
     context = {name: value for name, value in (given.context or {}).items() if name not in _GROUNDING.values()}
-    path = (*given.delegation_path, str(delegate.key))
+    path = (*given.delegation_path, _key(delegate))
     return Asked(intent=given.intent, now=now, context=context, delegation_path=path)
 
 
@@ -270,7 +274,7 @@ def _asked_again(old: Plan, now: datetime) -> Asked:
         now=now,
         context=taken,
         tools={int(part): uid for part, uid in document.get("settled_tools", {}).items()},
-        delegation_path=(*document.get("delegation_path", ()), str(old.delegate.key)),
+        delegation_path=(*document.get("delegation_path", ()), _key(old.delegate)),
     )
 
 
@@ -283,9 +287,9 @@ def _texts(given: object) -> Iterable[str]:
     return (str(one)[:100] for one in items if isinstance(one, (str, int)))
 
 
-def _propose(caller: Caller, delegate: Delegate, asked: Asked, bounds: PlanConstraints) -> Proposal:
+def _propose(caller: Caller, delegate: Principal, asked: Asked, bounds: PlanConstraints) -> Proposal:
     """What the proposers find: the local planner first, then the model if it is needed. Not within a transaction."""
-    with caller.acting(), shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
+    with caller.acting(), shelf.held(tenant_id=caller.tenant_id, delegate=delegate.name) as held:
         catalogue = held.catalogue.without(bounds.exclude_workers)
         found = propose_locally(asked, held.library, catalogue, held.history)
         near = held.library.shown(asked.intent[:_READ], asked.now, _SEARCHED)
@@ -328,7 +332,7 @@ def _revise(
 
 def _make(
     caller: Caller,
-    delegate: Delegate,
+    delegate: Principal,
     asked: Asked,
     constraints: PlanConstraints | None,
     *,
@@ -347,17 +351,16 @@ def _make(
     :param head: further members of the plan.
     """
     reasons = {(one["worker_id"], one["tool_name"]): f"it failed before: {one['reason']}" for one in failed}
-    with shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
+    with shelf.held(tenant_id=caller.tenant_id, delegate=delegate.name) as held:
         catalogue = held.catalogue.without([*(constraints.exclude_workers if constraints else ()), *away])
         catalogue = catalogue.barring(lambda *offered: reasons.get(offered))
         proposed = proposed or propose_locally(asked, held.library, catalogue, held.history)
         head |= {
             "plan_id": new_plan_id(),
-            "delegate_id": delegate.delegate_id,
+            "delegate_id": delegate.name,
             "principal_ai": caller.name,
             "intent": asked.intent,
             "created_at": _told(asked.now),
-            "scope": delegate.scope,
             "settled_tools": {str(part): uid for part, uid in asked.tools.items()} or None,
             "delegation_path": asked.delegation_path[:-1] or None,
             "excluded": failed or None,
@@ -369,7 +372,7 @@ def _make(
 def keep(
     *,
     caller: Caller,
-    delegate: Delegate,
+    delegate: Principal,
     plan: documents.Plan,
     caused_by: str | None,
     old: Plan | None = None,
@@ -419,7 +422,7 @@ def keep(
             **({"submitted": True} if submitted else {}),
             **({"replaces": plan.replaces} if plan.replaces else {}),
         },
-        obligation=ObligationDraft(debtor_id=caller.principal_id, creditor_id=delegate.principal_id) if ready else None,
+        obligation=ObligationDraft(debtor_id=caller.principal_id, creditor_id=delegate.pk) if ready else None,
     )
     return Plan.objects.create(
         tenant_id=caller.tenant_id,
@@ -455,7 +458,7 @@ def _abandon(plan: Plan, *, reason: str, now: datetime, successor: str | None = 
 
 def _post(
     recipient_id: int,
-    delegate: Delegate,
+    delegate: Principal,
     plan_id: str,
     event: str,
     *,
@@ -465,7 +468,7 @@ def _post(
 ) -> digests.Posted:
     """Post a receipt of a DeleGate about a plan."""
     return digests.post(
-        poster=Poster(tenant_id=delegate.tenant_id, principal_id=delegate.principal_id, name=DELEGATE),
+        poster=Poster(tenant_id=delegate.tenant_id, principal_id=delegate.pk, name=DELEGATE),
         draft=ReceiptDraft(
             recipient_id=recipient_id,
             source_system=_SOURCE,
@@ -473,7 +476,7 @@ def _post(
             dedupe_key=f"delegate:{event}:{plan_id}:v1",
             artifact_pointer=plan_id,
             artifact_location="delegate_registry",
-            metadata={"plan_id": plan_id, "delegate_id": delegate.delegate_id, **metadata},
+            metadata={"plan_id": plan_id, "delegate_id": delegate.name, **metadata},
             surface="ledger",
             **members,
         ),
@@ -534,9 +537,8 @@ def _unfit(plan: documents.Plan, caller: Caller) -> Iterator[Problem]:
         yield Problem("/status", "not_ready", "A plan that only says what is missing is not carried out.")
     if plan.principal_ai != caller.name:
         yield Problem("/principal_ai", "another_principal", f"You are {caller.name}, and submit your own plans only.")
-    own = selectors.delegate_of(caller.principal_id)
-    if own is not None and own.delegate_id != plan.delegate_id:
-        message = f"You are the DeleGate {own}: other pools are not yours to plan with."
+    if caller.kind == Kind.DELEGATE and caller.name != plan.delegate_id:
+        message = f"You are the DeleGate {caller.name}: other pools are not yours to plan with."
         yield Problem("/delegate_id", "outside_pool", message)
     for name in ("replaces", "excluded"):
         if getattr(plan, name) is not None:
@@ -556,27 +558,16 @@ def _pinned(step: Step, catalogue: Catalogue) -> Step:
 # DeleGates.
 
 
-def root_delegate(*, tenant_id: int, now: datetime) -> Delegate:
-    """The tenant's root, which is made when it is first needed."""
-    found, _ = Delegate.objects.get_or_create(
-        tenant_id=tenant_id,
-        delegate_id=DELEGATE,
-        defaults={"principal": principal_named(DELEGATE), "created_at": now},
-    )
-    return found
+def _key(delegate: Principal) -> str:
+    """What a DeleGate is known by in every deployment, on the path of a wish."""
+    return salted_hmac("delegate", f"{delegate.tenant_id}/{delegate.name}").hexdigest()
 
 
-def _delegate_asked(caller: Caller, delegate_id: str | None, now: datetime) -> Delegate:
-    if delegate_id is not None and delegate_id != DELEGATE:
-        return selectors.delegate_named(delegate_id)
-    return root_delegate(tenant_id=caller.tenant_id, now=now)
-
-
-def _refuse_detours(delegate: Delegate, path: Sequence[str]) -> None:
+def _refuse_detours(delegate: Principal, path: Sequence[str]) -> None:
     """:raises Invalid: if a request has come through this DeleGate before (`delegation_loop`), or through too many
     (`delegation_too_deep`).
     """
-    if str(delegate.key) in path:
+    if _key(delegate) in path:
         detail = f"{delegate} has been asked for this before, and would plan for itself through others."
         raise Invalid(detail, code="delegation_loop")
     if len(path) >= MOST_DELEGATES:
@@ -585,63 +576,24 @@ def _refuse_detours(delegate: Delegate, path: Sequence[str]) -> None:
 
 
 @transaction.atomic
-def set_delegate(
-    *, tenant_id: int, delegate_id: str, principal: str, parent: str, scope: str, now: datetime
-) -> Delegate:
-    """Make a DeleGate, or let it be another's, act as another principal, or have another scope.
+def set_delegate(*, tenant_id: int, delegate_id: str, parent: str) -> Principal:
+    """Let a DeleGate be another's, and plan with the workers of its own pool: from now on it reports to the other.
 
-    Its principal reports to that of the parent from now on.
-
-    :raises NotFound: if there is no such parent (`unknown_delegate`).
-    :raises UnknownPrincipal: if there is nobody of this name.
-    :raises Invalid: if the principal is of another kind (`principal_is_no_delegate`).
-    :raises Conflict: if it is the root (`root_delegate`), the principal is another DeleGate (`principal_plans_already`),
-        it would be above itself (`delegate_circle`), or too many would stand above each other (`delegates_too_deep`).
+    :raises NotFound: if there is no such DeleGate (`unknown_delegate`).
+    :raises Conflict: if it would be above itself (`delegate_circle`), as all stand below the root.
     """
-    if delegate_id == DELEGATE:
-        detail = f"{DELEGATE} is the gate itself: it has nobody above it and acts under no other name."
-        raise Conflict(detail, code="root_delegate")
     # Whoever changes the tree waits for whoever does so already.
-    Delegate.objects.select_for_update(no_key=True).get(pk=root_delegate(tenant_id=tenant_id, now=now).pk)
-    known = {one.delegate_id: one for one in Delegate.objects.all()}
-    above = known.get(parent)
-    if above is None:
-        raise NotFound(f"There is no DeleGate {parent[:100]!r}.", code="unknown_delegate")
-    actor = principal_named(principal)
-    if actor.kind != Kind.DELEGATE:
-        detail = f"{actor.name} is of the kind {actor.kind}; a DeleGate acts as one of the kind delegate."
-        raise Invalid(detail, code="principal_is_no_delegate")
-    found = known.get(delegate_id)
-    if found is not None and (found.principal_id, found.parent_id, found.scope) == (actor.pk, above.pk, scope):
-        return found
-    if any(one.principal_id == actor.pk and one is not found for one in known.values()):
-        raise Conflict(f"{actor.name} is another DeleGate.", code="principal_plans_already")
-    if found is None:
-        found = Delegate(tenant_id=tenant_id, delegate_id=delegate_id, created_at=now)
-    _refuse_place(found, above, list(known.values()))
-    found.principal, found.parent, found.scope = actor, above, scope
-    found.save()
-    moved = principals.place_under(parent=above.principal, principals=[actor.pk])
-    below = [one.principal_id for one in known.values() if one.parent_id == found.pk]
-    moved |= principals.place_under(parent=actor, principals=below)
-    registry.rearrange(tenant_id=tenant_id, moved=moved)
+    Principal.objects.select_for_update(no_key=True).get(name=DELEGATE)
+    found, above = selectors.delegate_named(delegate_id), selectors.delegate_named(parent)
+    way = [above]
+    while way[-1].parent is not None:
+        way.append(way[-1].parent)
+    if found.name == DELEGATE or found in way:
+        raise Conflict(f"{found} stands above {above}.", code="delegate_circle")
+    if principals.place_under(parent=above, principal=found):
+        registry.rearrange(tenant_id=tenant_id, moved=found)
+    found.parent = above
     return found
-
-
-def _refuse_place(delegate: Delegate, above: Delegate, known: Sequence[Delegate]) -> None:
-    parents = {one.pk: one.parent_id for one in known}
-
-    def path(pk: int | None) -> list[int]:
-        """Those from here up to the root."""
-        return [] if pk is None else [pk, *path(parents[pk])]
-
-    way = path(above.pk)
-    if delegate.pk in way:
-        raise Conflict(f"{delegate} stands above {above}.", code="delegate_circle")
-    ways = map(path, parents)
-    below = max((way.index(delegate.pk) for way in ways if delegate.pk in way), default=0)
-    if len(way) + 1 + below > MOST_DELEGATES:
-        raise Conflict(f"More than {MOST_DELEGATES} would stand above each other.", code="delegates_too_deep")
 
 
 # What plans that were carried out teach.

@@ -14,7 +14,7 @@ from typing import Final
 from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.local.history import History
 from apps.plans.local.index import Library
-from apps.plans.models import Delegate, LearnedModel
+from apps.plans.models import LearnedModel
 from apps.principals.services import DELEGATE
 from apps.workers import selectors as workers
 from apps.workers.shapes import OfferView as Offer
@@ -48,8 +48,8 @@ class _Kept:
     model: int = 0
     conditions: dict[str, tuple[object, ...]] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)
-    managers: Mapping[str, int] = field(default_factory=dict)
-    """By worker the DeleGate's principal in whose pool it is; the root's are left out."""
+    managers: Mapping[str, str] = field(default_factory=dict)
+    """By worker the DeleGate in whose pool it is; the root's are left out."""
 
 
 @lru_cache(maxsize=_MOST_TENANTS)
@@ -58,10 +58,10 @@ def _registry(_tenant_id: int) -> _Kept:
 
 
 @contextmanager
-def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
+def held(*, tenant_id: int, delegate: str = DELEGATE) -> Iterator[Held]:
     """What is offered now, for as long as the block lasts. The first to ask in a process reads the whole registry.
 
-    :param delegate: who plans; None: the root.
+    :param delegate: the name of the DeleGate that plans.
     """
     kept = _registry(tenant_id)
     with kept.lock:
@@ -72,10 +72,11 @@ def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
         if number != kept.model:
             body = LearnedModel.objects.filter(pk=number).values_list("body", flat=True).first()
             kept.history, kept.model = History.loads(bytes(body)) if body else None, number
-        catalogue, own = kept.catalogue, delegate.principal_id if delegate and delegate.parent_id else None
-        if kept.managers or own:
-            why = f"it is not in the pool of {delegate or DELEGATE}"
-            catalogue = catalogue.barring(lambda worker_id, _: None if kept.managers.get(worker_id) == own else why)
+        catalogue, why = kept.catalogue, f"it is not in the pool of {delegate}"
+        if kept.managers or delegate != DELEGATE:
+            catalogue = catalogue.barring(
+                lambda worker_id, _: None if kept.managers.get(worker_id, DELEGATE) == delegate else why
+            )
         yield Held(catalogue=catalogue, library=kept.library, history=kept.history)
 
 
@@ -86,8 +87,7 @@ def _bring_up_to_date(kept: _Kept, tenant_id: int, epoch: int, history_epoch: in
         kept.conditions, kept.tried = {}, {}
     conditions, tried = kept.conditions, kept.tried
     if epoch != kept.catalogue.epoch:
-        departments = frozenset(Delegate.objects.exclude(parent=None).values_list("principal_id", flat=True))
-        kept.managers = workers.pools(tenant_id=tenant_id, delegates=departments) if departments else {}
+        kept.managers = workers.managers(tenant_id=tenant_id)
         conditions = workers.conditions()
     if history_epoch != kept.history_epoch:
         tried = workers.tried()

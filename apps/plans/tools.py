@@ -7,13 +7,14 @@ from django.utils import timezone
 from pydantic import ConfigDict, Field
 
 from apps.core.operations import Asks, Reply, Route, operation
-from apps.core.schemas import FitForAPath, Input, Moment, Name, Output, Paged, Text
+from apps.core.schemas import FitForAPath, Input, Moment, Output, Paged, Text
 from apps.plans import selectors, services
 from apps.plans.documents import plan_hash
-from apps.plans.models import Delegate, Plan
+from apps.plans.models import Plan
 from apps.plans.shapes import CapabilityMatch, CreatePlan, Id, OnePlan, PlanAnswer, PlanSummary
 from apps.plans.validation import Problem
-from apps.principals.scopes import Scope
+from apps.principals.models import Principal
+from apps.principals.scopes import Kind, Scope
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 
@@ -33,20 +34,15 @@ class BarePlan(Output):
 
 class SetDelegate(Input):
     delegate_id: Annotated[Id, FitForAPath]
-    principal: Name
-    """As whom it acts: a principal of the kind delegate, which reports to the parent's from now on."""
+    """The name of a principal of the kind delegate."""
     parent: Id = DELEGATE
-    """The delegate_id of the DeleGate above; left out, the root."""
-    scope: Annotated[Text, Field(max_length=200)] = ""
-    """What it is there for, as its plans say."""
+    """The DeleGate above; left out, the root."""
 
 
 class DelegateOutput(Output):
     delegate_id: str
-    principal: str
     parent: str | None
     """None: the root."""
-    scope: str
 
 
 class DelegateList(Output):
@@ -252,20 +248,12 @@ def search_capabilities(caller: Caller, given: SearchCapabilities) -> Capability
     scope=Scope.ADMIN,
     routes=[Route("PUT", "/api/v1/delegates/{delegate_id}")],
     idempotent=True,
-    example={"delegate_id": "research", "principal": "research-delegate"},
-    after_refusal="Change the argument named; the principal must be of the kind delegate.",
+    example={"delegate_id": "research"},
+    after_refusal="Change the argument named; issue_token makes principals of the kind delegate.",
 )
 def set_delegate(caller: Caller, given: SetDelegate) -> DelegateOutput:
-    """Make a DeleGate or change one. It plans with the workers that its principal registers, and the one above it no longer does."""
-    found = services.set_delegate(
-        tenant_id=caller.tenant_id,
-        delegate_id=given.delegate_id,
-        principal=given.principal,
-        parent=given.parent,
-        scope=given.scope,
-        now=timezone.now(),
-    )
-    return _shown(found)
+    """Let a DeleGate report to another. It plans with the workers that it registers, and the one above it does not."""
+    return _shown(services.set_delegate(tenant_id=caller.tenant_id, delegate_id=given.delegate_id, parent=given.parent))
 
 
 @operation(
@@ -276,15 +264,11 @@ def set_delegate(caller: Caller, given: SetDelegate) -> DelegateOutput:
     example={},
 )
 def list_delegates(_caller: Caller, given: Paged) -> DelegateList:
-    """List the DeleGates of the tenant: as whom each acts, and which is above it."""
-    page, following = given.of(Delegate.objects.select_related("parent", "principal"))
+    """List the DeleGates of the tenant, and which is above each."""
+    page, following = given.of(Principal.objects.filter(kind=Kind.DELEGATE).select_related("parent"))
     return DelegateList(delegates=list(map(_shown, page)), next=following)
 
 
-def _shown(delegate: Delegate) -> DelegateOutput:
-    return DelegateOutput(
-        delegate_id=delegate.delegate_id,
-        principal=delegate.principal.name,
-        parent=None if delegate.parent is None else delegate.parent.delegate_id,
-        scope=delegate.scope,
-    )
+def _shown(delegate: Principal) -> DelegateOutput:
+    above = delegate.parent.name if delegate.parent else None if delegate.name == DELEGATE else DELEGATE
+    return DelegateOutput(delegate_id=delegate.name, parent=above)

@@ -91,12 +91,9 @@ def add_principal(
 
 
 @transaction.atomic
-def place_under(*, parent: Principal, principals: Collection[int]) -> frozenset[int]:
-    """Let these principals, named by their keys, report to another; tells which of them did not before."""
-    moved = Principal.objects.filter(pk__in=principals).exclude(parent=parent)
-    keys = frozenset(moved.select_for_update(no_key=True).order_by("pk").values_list("pk", flat=True))
-    Principal.objects.filter(pk__in=keys).update(parent=parent)
-    return keys
+def place_under(*, parent: Principal, principal: Principal) -> bool:
+    """Let a principal report to another; False if it does."""
+    return Principal.objects.filter(pk=principal.pk).exclude(parent=parent).update(parent=parent) > 0
 
 
 @transaction.atomic

@@ -55,26 +55,14 @@ def conditions() -> dict[str, tuple[object, ...]]:
     return {worker_id: tuple(rest) for worker_id, *rest in found}
 
 
-def managers(workers: Collection[Worker]) -> dict[str, str]:
-    """The names of the DeleGates that manage these workers of one tenant. Workers of the root are left out."""
-    if not workers:
-        return {}
-    (tenant_id,) = {worker.tenant_id for worker in workers}
-    found = sql.managers(tenant_id=tenant_id, workers=[worker.pk for worker in workers])
-    return {worker_id: name for worker_id, (_, name) in found.items()}
+def managers(*, tenant_id: int, worker_ids: Collection[str] | None = None) -> dict[str, str]:
+    """The pool of each worker: the name of the DeleGate that registered it, else of the nearest one above.
 
+    A DeleGate that registers itself is in the pool of the one above it. Workers of the root are left out.
 
-def pools(*, tenant_id: int, delegates: Collection[int]) -> dict[str, int]:
-    """The pool of each worker, as :func:`managers`, where these principals are the DeleGates."""
-    found = sql.managers(tenant_id=tenant_id, among=delegates)
-    return {worker_id: principal_id for worker_id, (principal_id, _) in found.items()}
-
-
-def pools_of(worker_ids: Collection[str], *, tenant_id: int, delegates: Collection[int]) -> dict[str, int | None]:
-    """As :func:`pools`, for the registered ones among these workers; None: the root's pool."""
-    known = dict(Worker.objects.registered().filter(worker_id__in=worker_ids).values_list("pk", "worker_id"))
-    found = sql.managers(tenant_id=tenant_id, workers=known, among=delegates) if known else {}
-    return {worker_id: found[worker_id][0] if worker_id in found else None for worker_id in known.values()}
+    :param worker_ids: of which workers; None: of all.
+    """
+    return sql.managers(tenant_id=tenant_id, worker_ids=worker_ids)
 
 
 def tool_names(uids: Collection[str]) -> dict[str, str]:

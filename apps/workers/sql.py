@@ -20,38 +20,23 @@ def advance_epoch(tenant_id: int) -> None:
 # itself is not managed by its own principal, nor by a principal of its name.
 _MANAGERS: Final = """
 with recursive upwards as (
-    select w.id as worker, w.worker_id, p.id, p.name, p.parent_id, p.tenant_id,
-           p.kind = 'delegate' and (%(among)s::bigint[] is null or p.id = any(%(among)s::bigint[]))
-               and p.name <> w.worker_id and (w.manifest -> 'tools' @> '[{"name": "create_delegation_plan"}]') is not true as manages
+    select w.worker_id, p.id, p.name, p.parent_id, p.tenant_id,
+           p.kind = 'delegate' and p.name <> w.worker_id and (w.manifest -> 'tools' @> '[{"name": "create_delegation_plan"}]') is not true as manages
     from workers_worker w join principals_principal p on p.id = w.principal_id and p.tenant_id = w.tenant_id
-    where w.tenant_id = %(tenant)s and (%(workers)s::bigint[] is null or w.id = any(%(workers)s::bigint[]))
+    where w.tenant_id = %(tenant)s and (%(workers)s::text[] is null or w.worker_id = any(%(workers)s::text[]))
       and (p.kind = 'delegate' or p.parent_id is not null)
     union
-    select u.worker, u.worker_id, p.id, p.name, p.parent_id, p.tenant_id,
-           p.kind = 'delegate' and (%(among)s::bigint[] is null or p.id = any(%(among)s::bigint[])) and p.name <> u.worker_id
+    select u.worker_id, p.id, p.name, p.parent_id, p.tenant_id, p.kind = 'delegate' and p.name <> u.worker_id
     from upwards u join principals_principal p on p.id = u.parent_id and p.tenant_id = u.tenant_id
     where not u.manages
 )
-select worker_id, id, name from upwards where manages
+select worker_id, name from upwards where manages
 """
 
 
-def managers(
-    *, tenant_id: int, workers: Collection[int] | None = None, among: Collection[int] | None = None
-) -> dict[str, tuple[int, str]]:
-    """The pool of each worker: key and name of the DeleGate that registered it, else of the nearest one above.
-
-    A DeleGate that registers itself is in the pool of the one above it. Workers of the root are left out.
-
-    :param workers: keys of workers; None: all.
-    :param among: keys of the principals that are DeleGates; None: all of that kind.
-    """
-    named = {
-        "tenant": tenant_id,
-        "workers": None if workers is None else list(workers),
-        "among": None if among is None else list(among),
-    }
-    return {worker_id: (principal_id, name) for worker_id, principal_id, name in fetch(_MANAGERS, named, hot=True)}
+def managers(*, tenant_id: int, worker_ids: Collection[str] | None) -> dict[str, str]:
+    named = {"tenant": tenant_id, "workers": None if worker_ids is None else list(worker_ids)}
+    return dict(fetch(_MANAGERS, named, hot=True))
 
 
 # One row by its unique key, which stays locked. A worker with less than one call an hour gets one in the time of its share.

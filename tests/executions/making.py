@@ -23,6 +23,7 @@ from apps.plans import services as planning
 from apps.plans.documents import SUBMITTED, Plan
 from apps.plans.shapes import Budget
 from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Obligation
@@ -160,7 +161,8 @@ def make_plan(
 ) -> str:
     """A plan with just these steps, which the caller has made and submits.
 
-    One that would be refused is kept unjudged, as if it had been valid once: of a worker that has gone since, say.
+    One that would be refused is kept unjudged, as if it had been valid once: of a worker that has gone since, say. So is
+    one that a DeleGate has asked of the root.
     """
     document = {
         "plan_id": "mine",
@@ -172,14 +174,14 @@ def make_plan(
         "steps": steps,
         "constraints": {"budget": constraints or {}},
     }
-    if plans.judged(document, tenant_id=caller.tenant_id)[0]:
+    if caller.kind == Kind.DELEGATE or plans.judged(document, tenant_id=caller.tenant_id)[0]:
         return _kept_unjudged(caller, document)
     return planning.submit(caller=caller, document=document, caused_by=None, now=T0).plan_id
 
 
 def _kept_unjudged(caller: Caller, document: dict[str, Any]) -> str:
     plan = Plan.model_validate({**document, "proposer": SUBMITTED, "plan_id": planning.new_plan_id()})
-    root = planning.root_delegate(tenant_id=caller.tenant_id, now=T0)
+    root = plans.delegate_named(DELEGATE)
     return planning.keep(caller=caller, delegate=root, plan=plan, caused_by=None, now=T0).plan_id
 
 

@@ -44,7 +44,7 @@ from tests.executions.making import (
 )
 from tests.executions.test_handler import queue_call, seen
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_caller, pass_time, refused
+from tests.factories import make_caller, pass_time, refused
 from tests.workers.servers import make_tool, serving
 
 
@@ -419,25 +419,15 @@ def test_task_over_the_rate_waits_without_an_attempt(kee: Caller, server: Worker
     assert server.calls == {"echo": 2}
 
 
-def put(tenant: Tenant, name: str, *, principal: str | None = None) -> Caller:
-    """A DeleGate under the root, and its principal."""
-    actor = make_caller(tenant, principal or name, Kind.DELEGATE)
-    with make_caller(tenant, "boss").acting():
-        planning.set_delegate(
-            tenant_id=tenant.pk, delegate_id=name, principal=actor.name, parent="delegate", scope="", now=T0
-        )
-    return actor
-
-
 @pytest.fixture
 def code(tenant: Tenant) -> Caller:
-    return put(tenant, "code")
+    return make_caller(tenant, "code", Kind.DELEGATE)
 
 
 @pytest.fixture
 def data(tenant: Tenant, server: WorkerServer) -> Caller:
     """A sibling, with a worker of its own."""
-    actor = put(tenant, "data")
+    actor = make_caller(tenant, "data", Kind.DELEGATE)
     make_worker(actor, server)
     return actor
 
@@ -467,21 +457,20 @@ def test_task_of_a_delegate_may_not_call_a_siblings_worker(code: Caller, data: C
 
 
 def test_delegate_calls_its_own_pool(tenant: Tenant, code: Caller, data: Caller, server: WorkerServer) -> None:
-    without = make_caller(tenant, "general-manager", Kind.DELEGATE)
-
-    for caller in (data, make_caller(tenant), without):
+    for caller in (data, make_caller(tenant)):
         assert call(caller, "texter").result["length"] == 1
 
 
 def test_plan_with_a_worker_outside_the_pool_is_not_begun(tenant: Tenant, kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server, "elsewhere")
-    coder = make_caller(tenant, "code", Kind.DELEGATE)
-    make_worker(coder, server)
+    # A DeleGate that registers itself is in the pool of the one above it.
+    make_worker(make_caller(tenant, "texter", Kind.DELEGATE), server)
+    make_caller(tenant, "code", Kind.DELEGATE)
     with kee.acting():
         plan_id = make_plan(kee, [call_step("a"), REPORT])
-    put(tenant, "code")
+        planning.set_delegate(tenant_id=tenant.pk, delegate_id="texter", parent="code")
 
     with refused("outside_pool", "texter"):
         begin(kee, [], plan_id=plan_id)
-    put(tenant, "code", principal="spare")
+    with kee.acting():
+        planning.set_delegate(tenant_id=tenant.pk, delegate_id="texter", parent="delegate")
     assert begin(kee, [], plan_id=plan_id).plan_id == plan_id

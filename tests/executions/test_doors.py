@@ -24,7 +24,7 @@ from apps.memory import services as memory
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.documents import plan_hash
-from apps.plans.models import Delegate, Plan
+from apps.plans.models import Plan
 from apps.plans.shapes import CreatePlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -289,7 +289,7 @@ def test_submitted_plan_may_not_replace_another(token: str) -> None:
 def test_delegation_loop_is_refused(kee: Caller, token: str) -> None:
     assert ask("POST", SUBMIT, token, {"plan": handmade()})[0] == 201
     with kee.acting():
-        key = str(Delegate.objects.get().key)
+        key = planning._key(plans.delegate_named("delegate"))
     status, problem = ask("POST", SUBMIT, token, {"plan": handmade(delegation_path=[key])})
     assert (status, problem["code"]) == (422, "delegation_loop")
 

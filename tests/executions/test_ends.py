@@ -136,7 +136,7 @@ def test_canceling_principal_gets_no_receipt(
 @pytest.mark.parametrize("cancels", [False, True])
 def test_bad_end_between_delegates_is_announced_to_both(tenant: Tenant, server: WorkerServer, *, cancels: bool) -> None:
     manager = make_caller(tenant, "general-manager", Kind.DELEGATE)
-    make_worker(manager, server)
+    make_worker(make_caller(tenant), server)
     execution = run(manager, [queue_step("b") if cancels else FAILS, REPORT])
     if cancels:
         cancel(manager, execution)
@@ -171,7 +171,7 @@ def allow(author: Caller) -> None:
 
 def execute_with_recommendation(owner: Caller, tenant: Tenant, server: WorkerServer, asked: Any = ASKED) -> Execution:
     """An execution of which a worker's result recommends something."""
-    make_worker(owner, server)
+    make_worker(make_caller(tenant), server)
     execution = begin(owner, [queue_step("sum"), {**REPORT, "depends_on": ["sum"]}])
     advance(execution)
     do_task(make_caller(tenant, "hands", Kind.WORKER), {"summary": "Done.", "promotion_recommendation": asked})

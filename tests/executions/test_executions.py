@@ -146,7 +146,7 @@ def test_texts_for_the_owner_have_their_references_replaced(kee: Caller, texter:
 
 def test_asked_delegate_owns_the_execution(tenant: Tenant, outside: Caller, server: WorkerServer) -> None:
     manager = make_caller(tenant, "general-manager", Kind.DELEGATE)
-    make_worker(manager, server)
+    make_worker(make_caller(tenant), server)
     execution = run(manager, example_steps())
     do_task(outside, {"text": "found"})
     advance(execution)

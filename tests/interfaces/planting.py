@@ -89,7 +89,8 @@ def plant_everything(slug: str, canary: str) -> Planted:
 def _principals(planted: Planted) -> None:
     make_principal(planted.tenant, "Lee")
     make_principal(planted.tenant, "coder", Kind.DELEGATE)
-    make_principal(planted.tenant, "reviewer", Kind.DELEGATE)
+    for name in ("reviewer", planted.canary):
+        make_principal(planted.tenant, name, Kind.DELEGATE)
     with acting_as(planted.kee):
         kee = Principal.objects.get(pk=planted.kee.principal_id)
         issued = principals.issue_token(principal=kee, scopes=[Scope.INBOX], label=planted.canary, now=T0)
@@ -175,9 +176,7 @@ def _workers(planted: Planted) -> None:
 def _plans(planted: Planted) -> None:
     kee, canary = planted.kee, planted.canary
     with acting_as(kee):
-        plans.set_delegate(
-            tenant_id=kee.tenant_id, delegate_id="reviews", principal="reviewer", parent=DELEGATE, scope=canary, now=T0
-        )
+        plans.set_delegate(tenant_id=kee.tenant_id, delegate_id="reviewer", parent=DELEGATE)
         made = create(kee, (TOOL, {"repo_path": f"/{canary}"}), intent=f"Analyze the repository at /{canary}")
         waiting = executions.make_plan(kee, [_work(canary)], f"Do {canary}")
         guess = Value(value=f"/{canary}", evidence=Evidence.CUT)
@@ -186,13 +185,13 @@ def _plans(planted: Planted) -> None:
         asks = create(kee, (TOOL, {}), intent=f"Analyze {canary}", proposal={"questions": [question]})
         plan = {name: value for name, value in made.document.items() if name != "plan_hash"}
         submitted = json.dumps(plan).replace(canary, "x")
-    planted.ask("create_delegation_plan", "request_plan", intent="Analyze the repository at /x", delegate_id="reviews")
+    planted.ask("create_delegation_plan", "request_plan", intent="Analyze the repository at /x", delegate_id="reviewer")
     planted.ask("get_plan", "replan_plan", plan_id=made.plan_id, failed_step="step-1")
     planted.ask("confirm_plan", plan_id=guessed.plan_id)
     planted.ask("answer_plan", plan_id=asks.plan_id, answers={"question-1": "/x"})
     planted.ask("submit_plan", plan=json.loads(submitted))
     planted.ask("execute_delegation_plan", plan_id=waiting)
-    planted.ask("set_delegate", delegate_id="reviews", principal="reviewer", parent=DELEGATE)
+    planted.ask("set_delegate", delegate_id="reviewer", parent=DELEGATE)
 
 
 def _work(canary: str) -> dict[str, Any]:

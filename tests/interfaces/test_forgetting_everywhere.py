@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("own_artifacts")]
 # Tables whose rows stay, with whatever ids clients put there: what workers and operators say of themselves.
 STAYING_TABLES: Final = {
     "delivery_remoteroute", "delivery_target", "digests_source", "digests_sourcehour",
-    "memory_promotionpolicy", "plans_delegate", "principals_principal", "principals_token",
+    "memory_promotionpolicy", "principals_principal", "principals_token",
     "receipts_receiptkey", "task_live", "tasks_idempotencykey", "tasks_queue", "tasks_tasktype", "workers_offer",
     "workers_sourceentry", "workers_signingkey", "workers_toolversion", "workers_worker", "workers_workerevent",
     "workers_workersource",

@@ -49,7 +49,7 @@ STEP = {"step_type": "call_worker", "tool_name": "any", "params": {}}
 
 def note(caller: Caller, past: Sequence[Past]) -> None:
     """Plans that were carried out."""
-    root = services.root_delegate(tenant_id=caller.tenant_id, now=T0)
+    root = selectors.delegate_named("delegate")
     of = {"tenant_id": caller.tenant_id, "delegate": root, "principal_id": caller.principal_id, "created_at": T0}
     Plan.objects.bulk_create(
         Plan(

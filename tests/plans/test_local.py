@@ -209,7 +209,8 @@ def test_delegates_are_each_handed_their_part_of_the_request() -> None:
     found = ask(f"{parts[0]}, {parts[1]}, and {parts[2]}", Catalogue(9, tools, [offer(one.name, one) for one in tools]))
 
     assert calls(found) == [
-        (name, {"intent": part}) for name, part in zip(("analyze_code", "index_pdfs", "list_files"), parts, strict=True)
+        (name, {"intent": part, "delegation_path": []})
+        for name, part in zip(("analyze_code", "index_pdfs", "list_files"), parts, strict=True)
     ]
 
 

@@ -12,9 +12,9 @@ from pytest_django import Settings
 from apps.core import ticks
 from apps.plans import selectors, services
 from apps.plans.documents import plan_hash
-from apps.plans.models import MOST_DELEGATES, Delegate, Plan
+from apps.plans.models import Plan
 from apps.plans.proposals import Lack, Missing
-from apps.plans.services import EXPIRY
+from apps.plans.services import EXPIRY, MOST_DELEGATES
 from apps.plans.shapes import CreatePlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -143,7 +143,7 @@ ASKED_ON = {
 
 
 def key_of(delegate_id: str) -> str:
-    return str(Delegate.objects.get(delegate_id=delegate_id).key)
+    return services._key(selectors.delegate_named(delegate_id))
 
 
 def test_delegation_path_is_handed_on_and_ends_loops(tenant: Tenant, as_kee: Caller) -> None:
@@ -155,9 +155,7 @@ def test_delegation_path_is_handed_on_and_ends_loops(tenant: Tenant, as_kee: Cal
         return services.create_plan(caller=as_kee, given=given, now=T0)
 
     above = wish()
-    below = make_caller(tenant, "code-delegate", kind=Kind.DELEGATE)
-    of_code = {"delegate_id": "code", "principal": below.name, "parent": "delegate", "scope": ""}
-    services.set_delegate(tenant_id=tenant.pk, **of_code, now=T0)
+    below = make_caller(tenant, "code", kind=Kind.DELEGATE)
     workers.register(caller=below, original=make_manifest("testers", tools=[ASKED_ON], side_effects=NOTHING))
     path = above.document["steps"][0]["params"]["delegation_path"]
     assert path == [key_of("delegate")]

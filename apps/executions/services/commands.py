@@ -61,7 +61,7 @@ def start(
     if plan.is_forgotten or not planning.take_up(plan_id=plan_id):
         return _existing(plan_id, mode, strategy, most, per_step)
     to_do = {step["worker_id"] for step in plan.document["steps"] if step.get("worker_id") and not step.get("done")}
-    outside = plans.outside_pool(to_do, delegate=plan.delegate) if to_do else []
+    outside = plans.outside_pool(to_do, tenant_id=caller.tenant_id, delegate=plan.delegate.name)
     if outside:
         names = ", ".join(outside)
         detail = f"Not in the pool of {plan.delegate} any more: {names}. Ask for another plan."
@@ -73,7 +73,7 @@ def start(
                 plan_id=plan.plan_id,
                 plan_receipt_id=plan.receipt_id,
                 intent=plan.document["intent"],
-                owner_id=plan.delegate.principal_id if caller.kind == Kind.DELEGATE else caller.principal_id,
+                owner_id=plan.delegate_id if caller.kind == Kind.DELEGATE else caller.principal_id,
                 requested_by_id=caller.principal_id,
                 mode=mode,
                 strategy=strategy,

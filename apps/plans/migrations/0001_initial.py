@@ -1,5 +1,4 @@
 from django.contrib.postgres.fields import ArrayField
-from django.contrib.postgres.functions import RandomUUID
 from django.db import migrations, models
 from django.db.models import Q
 
@@ -15,28 +14,6 @@ class Migration(migrations.Migration):
     operations = [
         CreateModels(
             migrations.CreateModel(
-                name="Delegate",
-                fields=[
-                    id_field(),
-                    ("delegate_id", models.CharField(max_length=100)),
-                    ("scope", models.CharField(blank=True, max_length=200)),
-                    ("created_at", models.DateTimeField()),
-                    reference("parent", "plans.delegate", "children", null=True),
-                    reference("principal", "principals.principal", "+"),
-                    tenant_field(),
-                    ("key", models.UUIDField(db_default=RandomUUID(), editable=False)),
-                ],
-                options={
-                    "constraints": [
-                        models.UniqueConstraint(fields=["tenant", "delegate_id"], name="plans_delegate_id_once"),
-                        models.UniqueConstraint(fields=["tenant", "principal"], name="plans_delegate_principal_once"),
-                        models.UniqueConstraint(
-                            fields=["tenant"], condition=Q(parent=None), name="plans_delegate_one_root"
-                        ),
-                    ],
-                },
-            ),
-            migrations.CreateModel(
                 name="Plan",
                 fields=[
                     id_field(),
@@ -47,7 +24,7 @@ class Migration(migrations.Migration):
                     ("receipt_id", models.CharField(max_length=100)),
                     ("receipt_uuid", models.UUIDField()),
                     ("created_at", models.DateTimeField()),
-                    reference("delegate", "plans.delegate", "plans"),
+                    reference("delegate", "principals.principal", "+"),
                     reference("principal", "principals.principal", "+"),
                     tenant_field(),
                     reference("replaces", "plans.plan", "successors", null=True),
@@ -86,7 +63,7 @@ class Migration(migrations.Migration):
                 },
             ),
         ),
-        *(protect(f"plans_{name}") for name in ("delegate", "plan", "learnedmodel")),
+        *(protect(f"plans_{name}") for name in ("plan", "learnedmodel")),
         immutable(
             "plans_plan", except_columns=("waits_until", "completed"), redactable=("intent", "status", "document")
         ),

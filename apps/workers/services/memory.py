@@ -52,7 +52,10 @@ def remember(*, limit: int = 100) -> int:
     """
     due = Worker.objects.unremembered().select_related("principal__tenant").order_by("id")
     workers = list(due.select_for_update(of=("self",), skip_locked=True)[:limit])
-    managers = selectors.managers(workers)
+    managers = dict[str, str]()
+    if workers:
+        named = [worker.worker_id for worker in workers]
+        managers = selectors.managers(tenant_id=workers[0].tenant_id, worker_ids=named)
     for worker in workers:
         try:
             with transaction.atomic():

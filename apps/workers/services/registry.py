@@ -377,13 +377,9 @@ def _describe(tenant_id: int, which: Q) -> None:
 
 
 @transaction.atomic
-def rearrange(*, tenant_id: int, moved: Collection[int]) -> None:
-    """Tell the registry that DeleGates have changed.
-
-    :param moved: keys of the principals whose parent has changed.
-    """
-    names = Principal.objects.filter(tenant_id=tenant_id, pk__in=moved).values("name")
-    _describe(tenant_id, Q(principal_id__in=moved) | Q(worker_id__in=names))
+def rearrange(*, tenant_id: int, moved: Principal) -> None:
+    """Tell the registry that a DeleGate reports to another."""
+    _describe(tenant_id, Q(principal=moved) | Q(worker_id=moved.name))
 
 
 @transaction.atomic
