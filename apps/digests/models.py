@@ -247,9 +247,10 @@ class Entry(TenantModel):
             ),
         ]
         indexes = [
-            # Serves sql.READ and sql.BOUNDARY: what is visible now.
+            # Serves sql.READ and sql.BOUNDARY: what is visible now. The tenant leads, or the planner takes the index of
+            # digests_entry_sequence_once and reads all that was ever acked.
             models.Index(
-                fields=["inbox", "sequence"],
+                fields=["tenant", "inbox", "sequence"],
                 name="digests_entry_live",
                 condition=Q(acked_at=None, superseded_by_seq=None),
             ),

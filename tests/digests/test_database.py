@@ -10,12 +10,15 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.console import health
 from apps.core import sql
-from apps.digests import selectors
+from apps.digests import selectors, services
 from apps.digests.models import Inbox, ReceiptState
+from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
+from apps.receipts.services import Poster
 from tests.console.world import fill
-from tests.digests.makers import ack_receipts, ack_through, post, post_grouped, read, unsound
+from tests.digests.makers import ack_receipts, ack_through, make_draft, post, post_grouped, read, unsound
+from tests.factories import T0, make_caller
 
 
 def execute(statement: str, parameters: list[Any] | dict[str, Any] | None = None) -> None:
@@ -222,3 +225,20 @@ def test_doctor_reports_damage_and_changes_nothing(as_kee: Caller) -> None:
         f"1 miscounted inboxes (ids {Inbox.objects.get().pk})",
     )
     assert Inbox.objects.get().visible_unread == 0
+
+
+def test_a_read_passes_over_what_is_acked(tenant: Tenant, as_kee: Caller) -> None:
+    for reader in (as_kee, make_caller(tenant, "Max")):
+        drafts = [make_draft(reader) for _ in range(400)]
+        services.post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
+    ack_through(as_kee, read(as_kee, limit=500).entries[-1].token)
+    with connection.cursor() as cursor:
+        # The planner knows how many of all entries are acked, and nothing of this inbox.
+        cursor.execute("set local role none; analyze digests_entry; set local role gatehouse_app")
+        read(as_kee)
+        cursor.execute("select name from pg_prepared_statements where statement like '%from digests_inbox i\n%'")
+        ((name,),) = cursor.fetchall()
+        cursor.execute(f"explain (analyze) execute {name}('{as_kee.principal_id}', '0', '500')")
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    assert "Rows Removed by Filter: 400" not in plan, plan
+    assert "digests_entry_live" in plan, plan

@@ -157,7 +157,7 @@ class Migration(migrations.Migration):
                     "indexes": [
                         models.Index(
                             name="digests_entry_live",
-                            fields=["inbox", "sequence"],
+                            fields=["tenant", "inbox", "sequence"],
                             condition=Q(acked_at=None, superseded_by_seq=None),
                         ),
                         models.Index(
