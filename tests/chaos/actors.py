@@ -88,7 +88,7 @@ class Requester(Actor):
         if self._number - self._looked >= 20:
             self._looked = self._number
             while not self.stopping.is_set() and self._depth() > _DEEP:
-                time.sleep(0.25)
+                time.sleep(1.0)
         acts: list[tuple[int, Callable[[], object]]] = [
             (35, lambda: self._queue([self._request()])),
             (25, lambda: self._queue([self._request() for _ in range(self.chance.choice([2, 8, 40]))])),
