@@ -484,7 +484,7 @@ class Making:
     """Receipts that a statement of a layer above makes of what it writes, as if they were posted."""
 
     parts: str
-    """Of its WITH: `made`, which has `nth` and the columns of drafts. These are of one source and of what happens once,
+    """Of its WITH: `made`, which has `nth`, `at` and the columns of drafts. These are of one source and of what happens once,
     have new ids, and refer to known receipts. The parameters `tenant` and `poster` say whose they are and who posts
     them; `given` are the rows that it reads by `jsonb_to_recordset`."""
     writes: str = ""
@@ -511,7 +511,7 @@ class Making:
             parts,
             closing=self.is_shown,
             statements=statements,
-            columns=f", gatehouse_now(), stored.recipient, {placed}, {self.answer}",
+            columns=f", stored.at, stored.recipient, {placed}, {self.answer}",
             join=join,
         )
 

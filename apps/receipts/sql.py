@@ -90,7 +90,7 @@ _CLOSABLE: Final = """, closable as materialized (
 )"""
 _CLOSED: Final = """closed as (
     update receipts_obligation o
-    set closed_by_id = (select id from stored where pairs_with = o.receipt_id limit 1), closed_at = %(now)s::timestamptz
+    set closed_by_id = (select id from stored where pairs_with = o.receipt_id limit 1), closed_at = gatehouse_now()
     where o.ctid = any(array(select spot from closable))
 )"""
 _MADE: Final = """(
@@ -112,14 +112,14 @@ def recording(**parts: str) -> str:
 def recording_made(made: str, *, closing: bool, **parts: str) -> str:
     """The same for receipts that parts of its WITH make, of what happens once: without dedupe keys, under new ids.
 
-    These parts are `made`, which has the columns of a draft. Receipts that close, close what they pair with, and open
+    These parts are `made`, which has the columns of a draft and `at`, the moment. Receipts that close, close what they pair with, and open
     nothing. Tenant and poster are parameters.
     """
     given = {"draft": made, "drafts": _MADE, "free": "true"}
     if closing:
         free = "cardinality(array(select spot from closable)) >= 0"
         given |= {"draft": made + _CLOSABLE, "free": free, "owed": _CLOSED}
-    return recording(**given, **parts).replace("%(now)s::timestamptz", "gatehouse_now()")
+    return recording(**given, **parts).replace("%(now)s::timestamptz", "at")
 
 
 RECORD: Final = recording()

@@ -58,7 +58,7 @@ given as materialized (
     on conflict (tenant_id, principal_id, key) do nothing
     returning task_id
 ), made as (
-    select id as nth, nth as asked, status as task_status, queue, task_type, requester, fair_requester, priority, params, run_at,
+    select id as nth, nth as asked, at, status as task_status, queue, task_type, requester, fair_requester, priority, params, run_at,
            concurrency_key, retry_of, "group", open_dependencies, has_budget, lease_seconds, max_attempts, max_expiries,
            stuck_after, deadline_seconds, flags, receipt as receipt_id, recipient,
            'asyncgate' as source_system, 'task_queued' as event_type,
@@ -79,18 +79,18 @@ TAKE_IN: Final = f""", asked_for as (
     insert into tasks_task (id, tenant_id, queue_id, task_type_id, requester_id, recipient_id, priority, params,
                             run_at, concurrency_key, retry_of, "group", caused_by, receipt_id, created_at)
     select nth, %(tenant)s::bigint, queue, task_type, requester, recipient, priority, params,
-           run_at, concurrency_key, retry_of, "group", caused_by_ref, receipt_id, gatehouse_now()
+           run_at, concurrency_key, retry_of, "group", caused_by_ref, receipt_id, at
     from stored
 ), live as (
     insert into task_live (task_id, tenant_id, queue_id, task_type_id, ready_at, due_at, fencing_token, lease_seconds,
                                priority_rank, failures, max_attempts, expiries, max_expiries, flags,
                                open_dependencies, stuck_after, requester_id, has_budget, deadline_at, concurrency_key)
-    select nth, %(tenant)s::bigint, queue, task_type, case task_status when 'queued' then gatehouse_now() end,
+    select nth, %(tenant)s::bigint, queue, task_type, case task_status when 'queued' then at end,
            case task_status when 'scheduled' then run_at end,
            0, lease_seconds, 10 - priority, 0, max_attempts, 0, max_expiries, flags,
            open_dependencies, stuck_after, fair_requester, has_budget,
            case when deadline_seconds is not null
-                then least(greatest(gatehouse_now(), run_at) + make_interval(secs => deadline_seconds), {_LATEST}) end,
+                then least(greatest(at, run_at) + make_interval(secs => deadline_seconds), {_LATEST}) end,
            concurrency_key
     from stored
 )"""
@@ -636,7 +636,7 @@ ending as materialized (
         answer = {_ANSWER.format(end="ending")}
     from ending where r.id = ending.run_id and r.ended_at is null
 ), ended as materialized (
-    select e.*, q.name as queue, k.name as task_type, k.title, k.requires, asked_for.*,
+    select e.*, gatehouse_now() as at, q.name as queue, k.name as task_type, k.title, k.requires, asked_for.*,
            coalesce(e.summary, k.title || ': ' || e.status) as told,
            case e.status when 'succeeded' then 'complete' else e.status end as event, root.id as root,
            q.concurrency is not null or k.concurrency is not null as makes_room,
@@ -657,16 +657,16 @@ ending as materialized (
     insert into task_history (task_id, tenant_id, status, reason, fencing_token, error, result_channel,
         result_pointer, content, checksum, size, media_type, summary, receipt_id, finished_at)
     select task_id, tenant_id, status, reason, fencing_token, error, channel, pointer, content, checksum, size, media_type,
-           told, receipt, gatehouse_now()
+           told, receipt, at
     from ended
 ), made as not materialized (
-    select task_id as nth, tenant_id, fencing_token, status, queue, task_type, requires, key, makes_room, is_waited_for,
+    select task_id as nth, at, tenant_id, fencing_token, status, queue, task_type, requires, key, makes_room, is_waited_for,
            receipt as receipt_id, recipient_id as recipient, 'asyncgate' as source_system,
            'task_' || event as event_type,
            'asyncgate:task_' || event || ':task_' || task_id || ':run_' || fencing_token as dedupe_key,
            left(coalesce(nullif(title, ''), task_type) || ' ' || event, 200) as title, told as summary,
            jsonb_build_object('task_id', 'task_' || task_id, 'task_type', task_type, 'status', event,
-                              'result_channel', channel, 'result_pointer', pointer, 'created_at', gatehouse_now(),
+                              'result_channel', channel, 'result_pointer', pointer, 'created_at', at,
                               'run_id', fencing_token, 'checksum', checksum, 'size', size)
                || case when reason is null then '{{}}' else jsonb_build_object('reason', reason) end
                || case when error is null then '{{}}' else jsonb_build_object('error', error) end as metadata,

@@ -310,7 +310,7 @@ _TASKS: Final = digests.Making(
     parts=sql.ENQUEUE,
     writes=sql.TAKE_IN,
     source=ASYNCGATE,
-    answer="stored.asked, stored.nth, gatehouse_now(), stored.task_status",
+    answer="stored.asked, stored.nth, stored.at, stored.task_status",
     is_shown=False,
 )
 
