@@ -185,6 +185,10 @@ def _exchange(raw: Any, *asked: tuple[str, Sequence[Any]]) -> tuple[int, list[tu
 def _text(value: Any, transformer: "AdaptTransformer") -> "Buffer | None":
     """A value as PostgreSQL reads it from text; those that come most often are not left to psycopg."""
     kind = type(value)
+    if value is None:
+        return None
+    if kind is bool:
+        return b"t" if value else b"f"
     if kind is int:
         return b"%d" % value
     if kind is str and "\0" not in value:
