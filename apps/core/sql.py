@@ -185,10 +185,8 @@ def _exchange(raw: Any, *asked: tuple[str, Sequence[Any]]) -> tuple[int, list[tu
 def _text(value: Any, transformer: "AdaptTransformer") -> "Buffer | None":
     """A value as PostgreSQL reads it from text; those that come most often are not left to psycopg."""
     kind = type(value)
-    if value is None:
-        return None
-    if kind is bool:
-        return b"t" if value else b"f"
+    if value is None or kind is bool:
+        return _PLAIN[value]
     if kind is int:
         return b"%d" % value
     if kind is str and "\0" not in value:
@@ -202,6 +200,7 @@ def _text(value: Any, transformer: "AdaptTransformer") -> "Buffer | None":
     return transformer.dump_sequence([value], _AS_TEXT)[0]
 
 
+_PLAIN: Final = {None: None, True: b"t", False: b"f"}
 _AS_TEXT: Final = [PyFormat.TEXT]
 _DONE: Final = {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK}
 

@@ -105,7 +105,7 @@ def _said(statement: str) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize(("lasting", "reads_all"), [(3600.0, True), (0.0, False)])
 def test_plan_of_an_empty_table_is_made_anew(monkeypatch: pytest.MonkeyPatch, lasting: float, reads_all: bool) -> None:
     monkeypatch.setattr(sql, "_PLANS_LAST", lasting)
-    sql._sessions.clear()
+    connection.close()
     _said("set role none")
     _said("create temporary table grown (n int primary key) with (autovacuum_enabled = off)")
     _said("analyze grown")
