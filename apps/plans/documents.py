@@ -225,9 +225,6 @@ class Plan(Member):
     receipt_uuid: Short | None = None
 
 
-MEMBERS: Final = sorted({*Plan.model_fields, *Step.model_fields})
-
-
 def partial_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """What there is of a plan: itself if it is whole, else its partial plan."""
     if document.get("status", PlanStatus.READY) in WHOLE:

@@ -122,8 +122,7 @@ def validator(schema_key: str) -> jsonschema_rs.Validator:
 def _fault_of_shape(fault: ErrorDetails) -> Problem:
     *above, last = fault["loc"] or ("",)
     if fault["type"] == "extra_forbidden":
-        message = f"A plan has no member {str(last)[:100]!r} here.{near(str(last), documents.MEMBERS)}"
-        return Problem(pointer_to(*fault["loc"]), "unknown_member", message)
+        return Problem(pointer_to(*fault["loc"]), "unknown_member", f"A plan has no member {str(last)[:100]!r} here.")
     if fault["type"] == "missing":
         return Problem(pointer_to(*above), "schema", f"{last} is missing.")
     return Problem(pointer_to(*fault["loc"]), "schema", f"{fault['msg']}."[:500])

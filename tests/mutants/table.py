@@ -297,8 +297,8 @@ MUTANTS: Final = (
         name="plan-refusal",
         breaks="A plan with faults is handed out as ready.",
         file="apps/plans/assembling.py",
-        text="return work.refusal() if work.missing else made",
-        replacement="return made",
+        text="if not work.missing and not work.questions:",
+        replacement="if not work.questions:",
         tests=("tests/plans/test_assembling.py",),
     ),
     # Memory

@@ -48,6 +48,7 @@ def given(one: Param, text: str) -> list[tuple[float, Any]]:
         ("head", TEXT, "slug", Kind.SLUG),
         ("file_name", TEXT, "path", Kind.FILE),
         ("insured_value_eur", NUMBER, "money", Kind.INTEGER),
+        ("games", {"type": "integer", "description": "Number of games won"}, "number", Kind.INTEGER),
     ],
 )
 def test_role_and_kinds(name: str, schema: dict[str, Any], role: str, kind: Kind) -> None:
@@ -81,6 +82,8 @@ def test_choices(schema: dict[str, Any], expected: dict[str, Any]) -> None:
         ("min_amount", "", ""),
         ("radius", "Radius of the search, in meters", "m"),
         ("max_c", "", "C"),
+        ("distance_m", "", "m"),
+        ("top_k", "", ""),
     ],
 )
 def test_unit(name: str, description: str, unit: str) -> None:
@@ -108,6 +111,7 @@ def test_args_section_describes_params() -> None:
         ("pull_number", INTEGER, [], "#42", 42),
         ("start", {"type": "string", "format": "date-time"}, [], "since Monday", "2026-11-23T00:00:00Z"),
         ("start_date", {"type": "string", "format": "date"}, [], "last week", "2026-11-16"),
+        ("arrival", {"type": "string", "format": "date"}, ["departure"], "last week", "2026-11-16"),
         ("due_date", {"type": "string", "format": "date"}, [], "by Friday at 9", "2026-11-27"),
         ("paid_on", {"type": "string", "format": "date"}, [], "on Friday", "2026-11-20"),
         ("until", {"type": "string", "format": "time"}, [], "2 pm", "14:00:00Z"),

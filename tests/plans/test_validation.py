@@ -258,7 +258,6 @@ def test_choice_of_a_whole_schema_is_judged_unless_it_holds_a_reference() -> Non
     [
         (at(0, tool_name="analyse_repository"), "analyze_repository"),
         (params(0, langauge="python"), "language"),
-        (top(depends_On=[]), "depends_on"),
     ],
 )
 def test_misspelt_name_is_told_with_the_right_one(change: Callable[[Document], object], meant: str) -> None:

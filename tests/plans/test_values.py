@@ -58,6 +58,7 @@ def found(text: str) -> set[tuple[object, ...]]:
         ("the day after tomorrow", "date", "2026-11-26"),
         ("on Friday", "date", "2026-11-27"),
         ("last fri", "date", "2026-11-20"),
+        ("track a run on Friday", "date", "2026-11-20"),
         ("3 days ago", "date", "2026-11-21"),
         ("in two weeks", "date", "2026-12-08"),
         ("2026-12-01 15:30", "datetime", "2026-12-01T15:30:00Z"),
@@ -90,6 +91,10 @@ def test_value_is_found(text: str, kind: str, value: object) -> None:
         ("45 minutes", {("integer", 45), ("duration", 2700), ("unit", "minutes")}),
         ("half an hour", {("number", 0.5), ("duration", 1800), ("unit", "hour")}),
         ("1h30m", {("duration", 5400)}),
+        (
+            "10 pounds",
+            {(kind, 10) for kind in ("integer", "money", "quantity")} | {("currency", "GBP"), ("unit", "pounds")},
+        ),
         ("between 5 and 10 files", {("integer", 5, "start"), ("integer", 10, "end")}),
         ("pages 3-5", {("integer", 3, "start"), ("integer", 5, "end")}),
         ("resize to 640x480", {("integer", 640, "left"), ("integer", 480, "right")}),
@@ -139,10 +144,19 @@ def test_periods_have_two_ends(text: str, start: str, end: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["on 3/4/2026", "on 31 February", "every Monday", "may I march on", "the sun", "in 9999 years", "on 2026-13-45"],
+    [
+        "on 3/4/2026",
+        "on 31 February",
+        "every Monday",
+        "may I march on",
+        "the sun",
+        "in 9999 years",
+        "on 2026-13-45",
+        "sell at 4.50 each",
+    ],
 )
 def test_unsure_dates_are_not_read(text: str) -> None:
-    assert not {one for one in found(text) if one[0] in ("date", "datetime", "period")}
+    assert not {one for one in found(text) if one[0] in ("date", "datetime", "period", "time")}
 
 
 def test_numbers_within_dates_are_no_values_and_a_period_may_have_one_end() -> None:
@@ -151,6 +165,7 @@ def test_numbers_within_dates_are_no_values_and_a_period_may_have_one_end() -> N
     assert ("datetime", "2026-11-27T09:00:00Z", "start") in found("Friday from 9 to 10")
     assert found("on Nov 25, 2027") == {("date", "2027-11-25")}
     assert ("integer", 7) in found("the last 7 days")
+    assert ("integer", 3, "start") in found("from 3 to 5 stars this month")
 
 
 def test_split_date_time_names_its_places() -> None:

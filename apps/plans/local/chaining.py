@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from apps.plans.local.index import Profile
 from apps.plans.local.matching import Match, Matcher
 from apps.plans.local.options import FIRM, Option, together
 from apps.plans.local.params import Param
-from apps.plans.local.parts import Part
+from apps.plans.local.parts import Part, sum_of
 from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import Evidence
 from apps.plans.shapes import RESULT_POINTER, RESULT_TEXT
@@ -69,64 +69,56 @@ def given(
 
 def _like(param: Param, match: Match) -> Option | None:
     """The only value of a match that is one of the same role: its day, for a night."""
-    params = [one for one in match.profile.params if one.role == param.role and one.name in match.options]
-    return (
-        match.options[params[0].name]
-        if len(params) == 1 and param.role in _GIVEN - {"number", "flag", "knob"}
-        else None
-    )
+    options = [
+        match.options[one.name] for one in match.profile.params if one.role == param.role and one.name in match.options
+    ]
+    return options[0] if len(options) == 1 and param.role in _GIVEN - {"number", "flag", "knob"} else None
 
 
 def _results(part: Part, param: Param, profile: Profile, match: Match, back: int) -> Iterator[Option]:
-    for how, path, names in _outputs(match.profile, param):
-        if path[-1] in match.options and param.role != "text":  # It gives back what it was given.
+    for how, path, names, is_item in _outputs(match.profile, param):
+        if path[0] in match.options and not path[1:] and param.role != "text":  # It gives back what it was given.
             continue
-        said = 0
-        for place, stemmed in part.stems.items():
-            is_own = path == (RESULT_TEXT,) and profile.explains(stemmed) >= FIRM
-            if not is_own and any(near(stemmed, name) >= _SAME_ROOT for name in names):
-                said |= 1 << place
+        said = sum(
+            1 << place
+            for place, stemmed in part.stems.items()
+            if not (path == (RESULT_TEXT,) and profile.explains(stemmed) >= FIRM) and _speaks(stemmed, names)
+        )
         if (back | said) or (param.required and how >= _FAIR):
             told = {
                 "ref": 1.0,
                 "ref.unlike": 1 - how,
-                "ref.said": float(said > 0),
                 "ref.spare": float(not param.required),
             }
             text = " ".join(sorted({*match.profile.nouns, *names}))
             evidence = Evidence.STEP if path[:-1] == () else Evidence.ASSUMED
             for mask in {back | said, 0} if param.required else (back | said,):
-                yield Option(Source(match, path, _is_item(match.profile, path, param)), evidence, told, mask, text)
+                yield Option(Source(match, path, is_item), evidence, told, mask, text)
 
 
-def _outputs(profile: Profile, param: Param) -> Iterator[tuple[float, tuple[str, ...], frozenset[str]]]:
-    """What of a tool's result could be a param's value: how well, the path, and the words that may name it."""
+_Output = tuple[float, tuple[str, ...], frozenset[str], bool]
+"""What of a result could be a value: how well, the path, the words that may name it, and is it but one item of a list?"""
+
+
+def _outputs(profile: Profile, param: Param) -> Iterator[_Output]:
+    """What of a tool's result could be a param's value."""
     own = set(param.words)
     if _POINTER in own and any(
         near(word, other) for word in own - {_POINTER} for other in (*profile.nouns, profile.verb)
     ):
-        yield 0.8, (RESULT_POINTER,), frozenset(profile.nouns)
+        yield 0.8, (RESULT_POINTER,), frozenset(profile.nouns), param.array
     if param.role == "text" and param.type == "string":
         told = (word for word, sure in profile.vocabulary.items() if sure >= _TOLD)
-        yield 0.6, (RESULT_TEXT,), frozenset((*profile.nouns, *told))
+        yield 0.6, (RESULT_TEXT,), frozenset((*profile.nouns, *told)), param.array
     for key, schema in profile.tool.outputs.items():
         inside = profile.tool.within(key).items() if param.role != "text" else ()
         for path, found in (((key,), schema), *inside):
             words = frozenset(map(stem, pieces(path[-1])))
-            how = _feeds(path[-1], words, found, param, profile) if _meets(found, param) else 0.0
+            is_item = param.array and not types_meet(found, param.schema)
+            meets = types_meet(found, param.schema.get("items", True) if is_item else param.schema)
+            how = _feeds(path[-1], words, found, param, profile) if meets else 0.0
             if how >= _FAIR or (how and not path[1:]):
-                yield how, path, words - {"id"}
-
-
-def _is_item(profile: Profile, path: tuple[str, ...], param: Param) -> bool:
-    """Is a result but one item of the list that a param takes?"""
-    schema = profile.tool.within(path[0])[path] if path[1:] else profile.tool.outputs.get(path[0], {"type": "string"})
-    return param.array and not types_meet(schema, param.schema)
-
-
-def _meets(schema: Any, param: Param) -> bool:
-    """Is it a value that a param takes, or an item of the list that it takes?"""
-    return types_meet(schema, param.schema) or (param.array and types_meet(schema, param.schema.get("items", True)))
+                yield how, path, words - {"id"}, is_item
 
 
 def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: Profile) -> float:
@@ -145,6 +137,10 @@ def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: 
         (0.5, text),
     )
     return max((how for how, holds in rules if holds), default=0.0)
+
+
+def _speaks(stemmed: str, names: Iterable[str]) -> bool:
+    return any(near(stemmed, name) >= _SAME_ROOT for name in names)
 
 
 def produced(match: Match, matcher: Matcher, is_usable: Callable[[str], bool]) -> dict[str, list[Option]]:
@@ -177,21 +173,21 @@ def _fed(
 
     :param feedings: what the tools gave to other params, by uid: one call may give several.
     """
-    how, path, names = max(_outputs(profile, param), key=lambda one: one[:2], default=(0.0, ("",), frozenset()))
+    nothing: _Output = (0.0, ("",), frozenset(), False)
+    how, path, names, is_item = max(_outputs(profile, param), key=lambda one: one[:2], default=nothing)
     if how < _FAIR or path[-1] in {one.name for one in profile.params}:
         return
-    part, mask = match.part, 0
-    for place, stemmed in part.stems.items():
-        is_own = place == part.verb_at or match.profile.explains(stemmed) >= FIRM
-        if not is_own and any(near(stemmed, noun) >= _SAME_ROOT for noun in profile.nouns):
-            mask |= 1 << place
-    uid, evidence = (
-        profile.tool.uid,
-        Evidence.STEP if not path[:-1] or matcher.is_gentle(match.profile.tool.uid) else Evidence.ASSUMED,
+    part, uid = match.part, profile.tool.uid
+    mask = sum(
+        1 << place
+        for place, stemmed in part.stems.items()
+        if place != part.verb_at and match.profile.explains(stemmed) < FIRM and _speaks(stemmed, profile.nouns)
     )
+    is_sure = not path[:-1] or matcher.is_gentle(match.profile.tool.uid)
+    evidence = Evidence.STEP if is_sure else Evidence.ASSUMED
     for feeding in feedings.get(uid, ()):
         again = {"fed.again": 1.0, "fed.unlike": 1 - how}
-        yield Option(Source(feeding, path, _is_item(profile, path, param)), evidence, again)
+        yield Option(Source(feeding, path, is_item), evidence, again)
     if uid not in feedings:
         shared = {
             name: [Option(one.value, one.evidence, {"fed.shared": 1.0}, 0, one.text)]
@@ -213,8 +209,6 @@ def _fed(
                 "fed.loose": sum(1 - one.fit for one in values),
             },
         )
-        taken = mask
-        for one in values:
-            taken |= one.mask
+        taken = mask | sum_of(one.mask for one in values)
         text = " ".join(sorted({*profile.nouns, *names}))
-        yield Option(Source(feeding, path, _is_item(profile, path, param)), evidence, told, taken, text)
+        yield Option(Source(feeding, path, is_item), evidence, told, taken, text)

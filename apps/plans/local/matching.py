@@ -11,7 +11,7 @@ from typing import Any, Final
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.options import FIRM, Option, Options, is_announced, together, weighed
 from apps.plans.local.params import Param
-from apps.plans.local.parts import HELD, Part, bits
+from apps.plans.local.parts import HELD, Part, bits, sum_of
 from apps.plans.local.words import FILLERS, GROUPS, SCORE, UNPLANNED, near, pieces
 from apps.plans.proposals import Evidence
 
@@ -80,9 +80,8 @@ class Matcher:
         :param offered: for params, values from elsewhere: earlier steps, producers.
         :param beside: another call that the part asks for, whose words and sure values are none of this one.
         """
-        taken = 0
-        for option in beside.options.values() if beside else ():
-            taken |= option.mask if option.evidence != Evidence.CUT and option.fit > FIRM else 0
+        others = beside.options.values() if beside else ()
+        taken = sum_of(one.mask for one in others if one.evidence != Evidence.CUT and one.fit > FIRM)
         options = Options(part, profile, self.library, self.context, (beside.profile, taken) if beside else None)
         choices = {param.name: options.of(param, offered.get(param.name, ())) for param in profile.params}
         states: list[_State] = [(0.0, 0, _NONE_USED, ())]
@@ -153,7 +152,7 @@ class _Whole:
             "optional": len(options) - required,
             "noun": sum(how * self.tells[noun] for noun, how in nouns.items()),
             "unnamed": not nouns,
-            "linked": part.sorts["meant"] > 0,
+            "linked": part.masks["meant"] > 0,
             "inverted": self._inversions(options),
             "plural": not self.gentle and self._is_plural(used),
         }
@@ -181,17 +180,17 @@ class _Whole:
                 told["synonym"] += FIRM <= sure < _SAME_ROOT
                 is_made = low == "new" and self.gentle and part.low(place - 1) in ("a", "an")
                 is_filler = (
-                    low in FILLERS or part.sorts["tying"] & bit or (low.endswith("ly") and len(low) > _SHORT_WORD)
+                    low in FILLERS or part.masks["tying"] & bit or (low.endswith("ly") and len(low) > _SHORT_WORD)
                 )
                 unexplained |= bit if is_made or not (sure or is_filler) else 0
                 told["weak"] += 0 < sure < FIRM and not is_made
-        held = unexplained & part.sorts["holding"]
+        held = unexplained & part.masks["held"]
         told["unexplained"], told["unexplained.held"] = (unexplained & ~held).bit_count(), held.bit_count()
-        told["unexplained.nowhere"] = (unexplained & part.sorts["foreign"]).bit_count()
+        told["unexplained.nowhere"] = (unexplained & part.masks["foreign"]).bit_count()
         told["unexplained.typed"] = (unexplained & part.typed).bit_count()
-        proper = part.sorts["proper"]
+        proper = part.masks["proper"]
         told["unexplained.apposed"] = (unexplained & ~proper & (used & proper) >> 1).bit_count()
-        told["unexplained.proper"] = (unexplained & part.sorts["proper"] & ~(1 << part.first)).bit_count()
+        told["unexplained.proper"] = (unexplained & part.masks["proper"] & ~(1 << part.first)).bit_count()
         return told, nouns, aside, unexplained
 
     def _inversions(self, options: Mapping[str, Option]) -> int:
@@ -248,9 +247,7 @@ class _Whole:
 
 def holding(part: Part, match: Match | None) -> tuple[str, ...]:
     """The words of a part that negate, condition, except or repeat it, or leave a choice, where no sure value holds them."""
-    kept = 0
-    for option in match.options.values() if match else ():
-        kept |= option.mask
+    kept = sum_of(one.mask for one in match.options.values()) if match else 0
     tokens = part.reading.tokens
     starts = {one.first for one in part.found}
     return tuple(

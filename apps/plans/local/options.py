@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from apps.plans.local.index import Library, Profile, sort_of
 from apps.plans.local.params import UNNAMING, Param, coerced, fits
-from apps.plans.local.parts import BOUNDS, HELD, PUNCTUATION, WHENS, Part, bits, mask_of, stretch
+from apps.plans.local.parts import BOUNDS, HELD, PUNCTUATION, WHENS, Part, bits, mask_of, stretch, sum_of
 from apps.plans.local.tokens import Found, Kind
 from apps.plans.local.words import GROUPS, SCORE, SMALL, near, stem
 from apps.plans.proposals import Evidence
@@ -30,7 +30,7 @@ _LONGEST: Final = {"text": 25, "query": 12, "name": 8, "code": 2}
 _NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
 _MEASURED: Final = (*_NUMBERS, Kind.MONEY, Kind.QUANTITY, Kind.DURATION)
 _MEASURES: Final = (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE)
-_SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling", "because"})
+SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling", "because"})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
 _TO: Final = frozenset({"to", "until", "till", "into", "through", "before"})
 _INTO: Final = _TO | {"in", "as"}
@@ -141,11 +141,11 @@ class Options:
         }
         self._owners: Counter[str] = Counter(word for own in self._own.values() for word in own)
         plain = [param for param in profile.params if param.role in _PLAIN and not param.choices]
-        self._known = sum(1 << place for place, sure in self.explained.items() if sure >= FIRM) & ~part.sorts["small"]
+        self._known = sum(1 << place for place, sure in self.explained.items() if sure >= FIRM) & ~part.masks["small"]
         self._nouns = sum(1 << place for place, stemmed in part.stems.items() if stemmed in profile.nouns)
         self._owned = sum(1 << place for place, stemmed in part.stems.items() if stemmed in self._owners)
         self._bound = (
-            part.typed | part.timed | self._known | part.sorts["small"] | part.sorts["bound"] | part.sorts["mark"]
+            part.typed | part.timed | self._known | part.masks["small"] | part.masks["bound"] | part.masks["mark"]
         ) | sum(1 << at for at, stemmed in part.stems.items() if at == part.verb_at or stemmed in profile.naming)
         self._first = plain[0].name if plain else ""
         self._kept = self._taken | sum(mask_of(one) for one in part.found if one.kind is Kind.QUOTED)
@@ -262,9 +262,7 @@ class Options:
             run.append(option)
             if len(run) > 1:
                 values = [item for one in run for item in (one.value if isinstance(one.value, list) else [one.value])]
-                mask = 0
-                for one in run:
-                    mask |= one.mask
+                mask = sum_of(one.mask for one in run)
                 told = {**run[0].told, "listed" if param.array else "each": len(run) - 1.0}
                 value = values if param.array else Each(tuple(values))
                 text = self.part.words(run[0].first, option.last)
@@ -325,8 +323,8 @@ class Options:
 
     def spans(self, longest: int) -> Iterator[tuple[int, int]]:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
-        part, bound, proper = self.part, self._bound, self.part.sorts["proper"]
-        places = stretch(part.first, part.stop - 1) & ~part.sorts["mark"]
+        part, bound, proper = self.part, self._bound, self.part.masks["proper"]
+        places = stretch(part.first, part.stop - 1) & ~part.masks["mark"]
         lasts = places & (bound >> 1 | 1 << (part.stop - 1) | proper & ~(proper >> 1))
         for first in bits(places & (bound << 1 | 1 << part.first | proper & ~(proper << 1))):
             for last in bits(lasts & stretch(first, first + longest - 1)):
@@ -339,7 +337,7 @@ class Options:
     def _cues(self, param: Param, first: int, last: int, sort: str, kind: Kind | None) -> dict[str, float]:
         """What the words around a value say of whether it is this param's."""
         part, own = self.part, self._own[param.name]
-        at = first - 1 if part.low(first - 1) in _SAYING else part.before(first)
+        at = first - 1 if part.low(first - 1) in SAYING else part.before(first)
         side = next((side for side, words in _ENDS.items() if words & set(param.words)), param.side)
         found = [self._before(param, at, sort), self._sided(param, side, at, kind)]
         if part.low(at) in SMALL or part.low(at) in PUNCTUATION:
@@ -365,7 +363,7 @@ class Options:
 
     def _introduced(self, param: Param, low: str, sort: str) -> str:
         """What a small word or a mark before a value says."""
-        if low in _SAYING:
+        if low in SAYING:
             is_lesser = not param.required and any(one.required and one.role == "name" for one in self.profile.params)
             return f"saying.{sort}" + (".lesser" if is_lesser else "" if param.role == "text" else ".other")
         if low in param.cues:
@@ -385,27 +383,27 @@ class Options:
 
 
 def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
-    sorts = part.sorts
+    masks = part.masks
     whole, head, tail = stretch(first, last), 1 << first, 1 << last
-    small, proper = sorts["small"], sorts["proper"]
+    small, proper = masks["small"], masks["proper"]
     content = (whole & part.content & ~part.typed).bit_count()
     if sort != "text":
         is_name = first > part.first and head & proper and tail & proper
-        if not content or part.low(first) in HELD or not (is_name or not (head | tail) & (small | sorts["tying"])):
+        if not content or part.low(first) in HELD or not (is_name or not (head | tail) & (small | masks["tying"])):
             return {}
     typed = (whole & part.typed).bit_count()
     capitals = (whole & proper & ~small & ~(1 << part.first)).bit_count()
     if typed and capitals and (part.low(last)[0].isdigit() or part.low(first)[0].isdigit()):  # Hall 7, 12 Elm Road
         typed -= 1
-    wordy = (whole & ~small & ~sorts["mark"]).bit_count()
-    inner = (whole & sorts["foreign"] & ~proper).bit_count() if head & proper and tail & proper else 0  # Gare du Nord
+    wordy = (whole & ~small & ~masks["mark"]).bit_count()
+    inner = (whole & masks["foreign"] & ~proper).bit_count() if head & proper and tail & proper else 0  # Gare du Nord
     shape = {
         "words": content,
         "many": max(0, content - 2),
         "typed": typed,
-        "inner": (whole & sorts["bound"]).bit_count(),
-        "held": whole & sorts["held"] > 0,
-        "crossed": (whole & ~head & sorts["turning"]).bit_count(),
+        "inner": (whole & masks["bound"]).bit_count(),
+        "held": whole & masks["unplanned"] > 0,
+        "crossed": (whole & ~head & masks["turning"]).bit_count(),
         "proper": 0 < capitals >= wordy - (first == part.first) - inner,
         "preposed": part.low(first) in GROUPS["preposition"],
         "article": part.low(first) in GROUPS["article"],

@@ -59,7 +59,9 @@ _CURRENCIES: Final = frozenset(words.CURRENCIES.values())
 _YEAR: Final = re.compile(r"\d+-01-01/\d+-12-31")
 _ABBREVIATED: Final = 3
 _PAST: Final = frozenset(("log", "track"))
-_AHEAD: Final = frozenset(("scheduled", "planned", "expected", "needed"))
+_AHEAD: Final = frozenset(("scheduled", "planned", "expected", "needed", "due", "deadline", "next", "until"))
+_LETTERS: Final = frozenset("cfghlms")
+"""Units at the end of a name: `distance_m`, but not `top_k`."""
 _DEGREES: Final = frozenset("CFK")
 
 
@@ -131,9 +133,10 @@ def _param(
     kind = _type(item)
     choices = _choices(item)
     side = next((side for side in ("start", "end") if words.PAIRS[side] & {*own, " ".join(own)}), "")
-    stay = [word for word in siblings if word in ("arrival", "departure")]
-    if len(stay) > 1 and own[-1:] in (stay[:1], stay[1:]):  # a guest arrives first, a train departs first
-        side = "start" if own[-1:] == stay[:1] else "end"
+    # A guest arrives first, a train departs first.
+    either = [word for word in siblings if word in words.PAIRS["start"] & words.PAIRS["end"]]
+    if either[1:] and own[-1:] == either[1:2]:
+        side = "end"
     for one, other in (("left", "right"), ("right", "left")):
         if (
             own
@@ -144,7 +147,7 @@ def _param(
     named = (
         piece
         for piece in reversed(own)
-        if (len(piece) > 1 or (own[1:] and piece in "cfgl")) and (piece != "min" or len(own) == 1)
+        if (len(piece) > 1 or (own[1:] and piece in _LETTERS)) and (piece != "min" or len(own) == 1)
     )
     unit = next((words.UNITS[piece] for piece in named if piece in words.UNITS), "")
     if not unit and kind in ("integer", "number"):
@@ -183,11 +186,12 @@ def _param(
         format=str(item.get("format", "")),
         past="since" in own
         or (
-            own[-1:] in (["on"], ["at"])
-            and any(word.endswith("ed") or word in words.IRREGULAR for word in own)
-            and not _AHEAD & set(own)
-        )
-        or (not side and not _PAST.isdisjoint(words.pieces(tool.name)[:1])),
+            not _AHEAD & set(own)
+            and (
+                (own[-1:] in (["on"], ["at"]) and any(one.endswith("ed") or one in words.IRREGULAR for one in own))
+                or (not side and not _PAST.isdisjoint(words.pieces(tool.name)[:1]))
+            )
+        ),
     )
 
 
@@ -233,7 +237,8 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
     if number:
         bounds = own[:1] in (["max"], ["maximum"], ["min"], ["minimum"], ["num"])
         kept = ("money", "duration", _KNOB) if bounds else ("money", "duration", _KNOB, "id", "coordinates")
-        told = "money" if not words.CURRENCIES.keys().isdisjoint((*own, *words.prose(description))) else "number"
+        priced = {*own, *words.prose(description)} & words.CURRENCIES.keys() - words.UNITS.keys()
+        told = "money" if priced else "number"
         return role if role in kept else told, kinds
     if kind == "object":
         return "json", (Kind.JSON,)

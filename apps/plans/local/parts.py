@@ -54,12 +54,12 @@ _LEADING: Final = frozenset({",", "to", "for"}).union(
 """Words that may stand before the verb."""
 
 
-_SORTS: Final = {
+_LISTED: Final = {
     "small": SMALL,
     "bound": BOUNDS,
     "mark": PUNCTUATION,
-    "held": UNPLANNED,
-    "holding": HELD,
+    "unplanned": UNPLANNED,
+    "held": HELD,
 }
 
 
@@ -86,8 +86,8 @@ class Part:
     """The place of the verb; -1 if there is none."""
     verb: str
     question: bool
-    sorts: Mapping[str, int]
-    """Tokens by what words they are: `small`, `bound`, `mark`, `held`, `holding`, `tying`, `foreign`, `proper`; `turning`:
+    masks: Mapping[str, int]
+    """Tokens by what words they are: `small`, `bound`, `mark`, `unplanned`, `held`, `tying`, `foreign`, `proper`; `turning`:
     where another part could begin, `meant`: those behind it that speak of what was before."""
 
     shapes: dict[tuple[int, int, str], tuple[dict[str, float], float]] = field(default_factory=dict)
@@ -139,10 +139,7 @@ def sum_of(masks: Iterable[int]) -> int:
 
 
 def mask_of(found: Found) -> int:
-    mask = stretch(found.first, found.last)
-    for place in found.rest:
-        mask |= 1 << place
-    return mask
+    return sum(1 << place for place in found.places)
 
 
 def read_part(reading: Reading, first: int, stop: int, number: int, library: Library) -> Part:
@@ -170,20 +167,21 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
         if any(map(str.isalnum, low)) and not small and not between:
             content |= 1 << place
     verb_at, question = _verb(tokens, stems, plain, library)
-    question = question or (verb_at < 0 and stop < len(tokens) and tokens[stop].text == "?")
+    behind = next((one.text for one in tokens[stop:] if one.low != "," and one.low not in GROUPS["polite"]), "")
+    question = question or (verb_at < 0 and behind == "?")
     verb = stems[verb_at] if verb_at >= 0 else ""
-    sorts = {
-        name: sum(1 << one.place for one in tokens[first:stop] if one.low in listed) for name, listed in _SORTS.items()
+    masks = {
+        name: sum(1 << one.place for one in tokens[first:stop] if one.low in listed) for name, listed in _LISTED.items()
     }
-    sorts["tying"] = sum(1 << place for place in plain if place != verb_at and _is_tying(tokens, place, stop))
-    sorts["bound"] |= sorts["tying"]
-    sorts["foreign"] = sum(1 << at for at in bits(content & ~typed) if not library.has(stems[at]))
-    sorts["turning"] = sum(1 << start for start in turnings(reading, stop, library) if first < start)
-    behind = range(next(bits(sorts["turning"]), stop), stop)
-    sorts["meant"] = sum(1 << at for at in behind if tokens[at].low in _MEANT)
-    sorts["proper"] = sum(1 << one.place for one in tokens[first:stop] if one.text[0].isupper())
+    masks["tying"] = sum(1 << place for place in plain if place != verb_at and _is_tying(tokens, place, stop))
+    masks["bound"] |= masks["tying"]
+    masks["foreign"] = sum(1 << at for at in bits(content & ~typed) if not library.has(stems[at]))
+    masks["turning"] = sum(1 << start for start in turnings(reading, stop, library) if first < start)
+    later = range(next(bits(masks["turning"]), stop), stop)
+    masks["meant"] = sum(1 << at for at in later if tokens[at].low in _MEANT)
+    masks["proper"] = sum(1 << one.place for one in tokens[first:stop] if one.text[0].isupper())
     return Part(
-        reading, first, stop, number, stems, found, typed, timed, content, joined, verb_at, verb, question, sorts
+        reading, first, stop, number, stems, found, typed, timed, content, joined, verb_at, verb, question, masks
     )
 
 

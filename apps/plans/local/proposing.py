@@ -20,11 +20,11 @@ from apps.plans.local.chaining import Source, given, produced
 from apps.plans.local.history import History
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.matching import Match, Matcher, holding
-from apps.plans.local.options import FIRM, Each, Option, is_proper, together, weighed
+from apps.plans.local.options import FIRM, SAYING, Each, Option, is_proper, together, weighed
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part, sum_of
 from apps.plans.local.tokens import Reading
 from apps.plans.local.values import read
-from apps.plans.local.words import ACTS, GROUPS, POSSIBLE, SMALL, SURE, near
+from apps.plans.local.words import ACTS, GROUPS, POSSIBLE, SMALL, SURE
 from apps.plans.proposals import (
     UNSURE,
     Asked,
@@ -54,7 +54,7 @@ _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _READY: Final = 0.8
 """A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
-_SHOWN, _OF_POSSIBLE = 0.9, 0.5
+_SHOWN, _OF_POSSIBLE = 1.0, 0.6
 """It is shown for confirmation, if the log-odds that it is right and a share of those that it is possible at all come to this."""
 _UNKNOWN: Final = 0.3
 """So much more for each word that nothing explains, if it changes something."""
@@ -70,8 +70,6 @@ _CLOSE: Final = 2.0
 _SHORT: Final = 2
 _EITHER: Final = frozenset({"or", "if", "but", "not"})
 _CLOSING: Final = frozenset(".!?,") | GROUPS["polite"]
-_ANNOUNCED: Final = frozenset({"named", "cue", "side"})
-_FORMED: Final = frozenset({Evidence.TYPED, Evidence.QUOTED, Evidence.CHOICE, Evidence.CONTEXT, Evidence.REQUEST})
 
 
 @dataclass(slots=True)
@@ -144,8 +142,12 @@ class _Proposing:
         text = asked.intent[:_MOST_CHARACTERS]
         self.reading: Reading = read(text, asked.now, library.spelt)
         self.stop = len(self.reading.tokens)
-        while self.stop and self.reading.tokens[self.stop - 1].low in _CLOSING:
+        tokens = self.reading.tokens
+        while self.stop and tokens[self.stop - 1].low in _CLOSING:
             self.stop -= 1
+        if self.stop and tokens[self.stop - 1].low in SAYING:  # "… saying thanks!"
+            said = (one.place for one in tokens if one.low in GROUPS["polite"])
+            self.stop = max(self.stop, 1 + max(said, default=-1))
         self.is_gentle, self.is_usable = cache(self._is_gentle), cache(self._is_usable)
         self.matcher = Matcher(library, context, self.is_gentle)
         self._done: dict[tuple[int, int, tuple[int, ...]], _Chosen] = {}
@@ -304,9 +306,11 @@ class _Proposing:
     # The answer
 
     def _concluded(self, draft: _Draft, *others: _Draft) -> Proposal:
-        right, possible = self._judged(draft, others)
+        measured = self.measured(draft, others)
+        right, possible = (sum(weights[name] * measured[name] for name in weights) for weights in (SURE, POSSIBLE))
         p = 1 / (1 + math.exp(-right))
-        doubt = 0.0 if self._is_all_gentle(draft) else _UNKNOWN * draft.unknown
+        gentle = all(self.is_gentle(match.profile.tool.uid) for _, match in draft.steps)
+        doubt = 0.0 if gentle else _UNKNOWN * draft.unknown
         is_shown = right + _OF_POSSIBLE * (_SETTLED if self.asked.tools else possible) >= _SHOWN + doubt
         is_sure = p >= _READY and self._is_plain(draft)
         steps: list[Step] = []
@@ -322,8 +326,11 @@ class _Proposing:
             step = steps[self._lay(match, chosen, p, steps, places)]
             before = [one for one in self._before(chosen, draft, steps, places) if one not in step.depends_on]
             told: dict[str, Any] = {"depends_on": (*before, *step.depends_on)}
-            if is_sure:
-                told["provenance"] = _with_names(step, match)
+            if is_sure:  # Capitals tell where names begin and end, though no quotes do.
+                told["provenance"] = {
+                    name: {**one, "source": str(Evidence.TYPED)} if is_proper(match.options.get(name)) else one
+                    for name, one in (step.provenance or {}).items()
+                }
             place = places[id(match)]
             steps[place] = step.model_copy(update=told)
             if reason := held or self._barred(chosen):
@@ -364,20 +371,11 @@ class _Proposing:
             )
         )
 
-    def _is_all_gentle(self, draft: _Draft) -> bool:
-        return all(self.is_gentle(match.profile.tool.uid) for _, match in draft.steps)
-
-    def _judged(self, draft: _Draft, others: Sequence[_Draft]) -> tuple[float, float]:
-        """The log-odds that a plan is right, and that the tools can do what is asked for.
+    def measured(self, draft: _Draft, others: Sequence[_Draft]) -> dict[str, float]:
+        """What tells of a plan whether it is right, and whether it is possible.
 
         :param others: the best plans of other cuts.
         """
-        measured = self.measured(draft, others)
-        sure, possible = (sum(weights[name] * measured[name] for name in weights) for weights in (SURE, POSSIBLE))
-        return sure, possible
-
-    def measured(self, draft: _Draft, others: Sequence[_Draft]) -> dict[str, float]:
-        """What tells of a plan whether it is right, and whether it is possible."""
         steps, told = draft.steps, draft.all_told
         profiles = {one.profile.tool.uid: one.profile for one in draft.matches}
         found = together(*(self._step(chosen, match, list(profiles.values())) for chosen, match in steps))
@@ -397,7 +395,6 @@ class _Proposing:
             "bias": 1.0,
             "clean": not draft.unknown + told["weak"],
             "covered": min((self._covered(match, list(profiles.values())) for _, match in steps), default=0.5),
-            "gain.least": min((one.gain for one in options), default=0.0),
             "gain.cut": min((one.gain for one in options if one.evidence == Evidence.CUT), default=0.0),
             "held": told["unexplained.held"],
             "margin": max(0.0, min([_MOST_MARGIN, *near])),
@@ -417,28 +414,14 @@ class _Proposing:
         cut = sum_of(one.mask for one in match.options.values() if one.evidence == Evidence.CUT)
         sure = sum_of(one.mask for one in match.options.values() if one.evidence != Evidence.CUT)
         known = {at: max(one.explains(part.stems[at]) for one in profiles) for at in bits(part.content & ~part.typed)}
-        plain = [
-            how for at, how in known.items() if not (cut | sure | match.unexplained) >> at & 1 and at != part.verb_at
-        ]
-        formed = [one for one in match.options.values() if one.evidence in _FORMED]
         rival = chosen.rivals[0] if chosen.rivals and match.score - chosen.rivals[0].score < _CLOSE else None
-        names = [name.rpartition(".")[2] for one in formed for name, value in one.told.items() if value]
         return {
             "alternative": sum(one.low in _EITHER for one in part.tokens),
-            "bare": acts and not match.options,
-            "chosen": sum(one.evidence == Evidence.CHOICE for one in formed),
             "cut.known": sum(known.get(at, 0.0) >= FIRM for at in bits(cut)),
-            "formed": len(formed),
-            "least": min(plain, default=0.0),
-            "other": sum(name in ("other", "unknown") for name in names),
             "question": part.question,
             "question.acts": part.question and acts,
-            "quoted": sum(one.evidence == Evidence.QUOTED for one in formed),
+            "quoted": sum(one.evidence == Evidence.QUOTED for one in match.options.values()),
             "rival.verb": rival is not None and rival.profile.verb == profile.verb,
-            "unannounced": sum(
-                not _ANNOUNCED.intersection(name.rpartition(".")[2] for name in one.told) for one in formed
-            ),
-            "unsaid": sum(1 - max(near(stemmed, noun) for stemmed in part.stems.values()) for noun in profile.nouns),
             "valued": (sure & part.content).bit_count(),
             "verb.less": not part.verb and not part.question,
             "verb.none": bool(part.verb) and not match.told["verb"],
@@ -448,7 +431,7 @@ class _Proposing:
         """How much of what the plain words of a part tell is the plan's tools', by weight."""
         part = match.part
         used = sum_of(one.mask for one in match.options.values())
-        said = {part.stems[at] for at in bits(part.content & ~part.typed & ~used & ~part.sorts["holding"])}
+        said = {part.stems[at] for at in bits(part.content & ~part.typed & ~used & ~part.masks["held"])}
         weights = {stemmed: self.library.idf(stemmed) for stemmed in sorted(said)}
         explained = sum(weight * max(one.explains(stemmed) for one in profiles) for stemmed, weight in weights.items())
         return explained / sum(weights.values()) if weights else 0.5
@@ -543,14 +526,6 @@ class _Proposing:
 def _mentioned(part: Part, profile: Profile) -> int:
     """The place in a part that speaks most of a tool."""
     return max(part.stems, key=lambda place: (profile.explains(part.stems[place]), -place), default=part.stop)
-
-
-def _with_names(step: Step, match: Match) -> dict[str, dict[str, Any]]:
-    """The provenance of a step, where names cut from plain words are sure if capitals tell where they begin and end."""
-    return {
-        name: {**one, "source": str(Evidence.TYPED)} if is_proper(match.options.get(name)) else one
-        for name, one in (step.provenance or {}).items()
-    }
 
 
 def _order(match: Match) -> tuple[float, str]:

@@ -16,7 +16,7 @@ from apps.plans.local.tokens import Found, Kind, Reading, Token, pairs, scan
 __all__ = ["Found", "Kind", "Reading", "Token", "read"]
 
 _RANGED: Final = frozenset((Kind.INTEGER, Kind.NUMBER, Kind.MONEY, Kind.QUANTITY))
-_LETTERS: Final = frozenset("shdwymglkbcf") | {"in"}
+_LETTERS: Final = frozenset(low for low in words.UNITS if low.isalpha() and not low[1:]) | {"in"}
 """Units that are told only right behind a number."""
 _PARTED: Final = frozenset("glmh")
 """Those of them that may also stand apart from its digits: "500 g"."""
@@ -142,9 +142,12 @@ def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> li
         last, after = last + 1, tokens[last + 2]
     if close and after.low in ("st", "nd", "rd", "th"):
         return [replace(alone, last=last + 1, role="ordinal")]
+    money = []
     if after.low in words.CURRENCIES and not (close and after.low in words.UNITS):
         code = words.CURRENCIES[after.low]
-        return [replace(alone, unit=code), replace(alone, kind=Kind.MONEY, last=last + 1, unit=code)]
+        money = [replace(alone, unit=code), replace(alone, kind=Kind.MONEY, last=last + 1, unit=code)]
+    if money and after.low not in words.UNITS:
+        return money
     unit = words.UNITS.get(after.low, "")
     close = close or (tokens[first].text[0].isdigit() and after.low in _PARTED)
     if not unit or (after.low in _LETTERS and not close):
@@ -153,7 +156,7 @@ def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> li
     if unit in words.SECONDS:
         whole = replace(whole, kind=Kind.DURATION, value=value * words.SECONDS[unit])
     named = [Found(Kind.UNIT, after.text, last + 1, last + 1, "", unit)] if not _unit_alone(after.low) else []
-    return [replace(alone, unit=unit), whole, *named]
+    return [*money, replace(alone, unit=unit), whole, *named]
 
 
 def _unit_alone(low: str) -> bool:
@@ -230,9 +233,13 @@ _TH: Final = r"(?:st|nd|rd|th)?"
 _UPTO: Final = r"\s?(?:-|–|to|and|until|through)\s?"
 _MOMENT: Final = r"[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?"
 _PM: Final = r"[ap](?:m\b|\.m\.)"
+_AMOUNT: Final = "|".join(
+    sorted(word for word in {*words.UNITS, *words.CURRENCIES} - {"in"} if word.isalpha() and word[1:])
+)
+_PRICED: Final = rf"(?!\s*(?:{_PM}|[%°:.,/-]\d|[%°$€£]|(?:percent|degrees|each|per|{_AMOUNT}|[a-z]+s)\b))"
 _CLOCK: Final = (
     rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?{_PM})?|(?:1[0-2]|0?[1-9])(?:\.[0-5]\d)?\s?{_PM}"
-    r"|(?<=at\s)(?:[01]?\d|2[0-3])\.[0-5]\d(?!\d)|(?:1[0-2]|[1-9])(?=\s+(?:in\s+the|this|tomorrow)\s+(?:morning|afternoon|evening)\b)"
+    rf"|(?<=at\s)(?:[01]?\d|2[0-3])\.[0-5]\d(?!\d){_PRICED}|(?:1[0-2]|[1-9])(?=\s+(?:in\s+the|this|tomorrow)\s+(?:morning|afternoon|evening)\b)"
 )
 _FORMS: Final = re.compile(
     rf"""(?ix)(?<![\w/.\#@])(?:(?=\d)|(?<!\w-))(?:
@@ -256,7 +263,7 @@ _FORMS: Final = re.compile(
     |(?P<past>half|(?:a\s+)?quarter)\s+(?P<to>past|to)\s+(?P<hour>1[0-2]|[1-9]|{_HOURS})\b
     |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK})
     |(?:from|between)\s+(?P<h1>[01]?\d|2[0-3]){_UPTO}(?P<h2>[01]?\d|2[0-3])(?=\s*(?:$|[,.;?!](?:\s|$)|(?:on|for|in|and|with|at|today|tomorrow)\b))
-    |(?:at|@)\s+(?P<at>[01]?\d|2[0-3])(?!\s*(?:{_PM}|[%°:.,/-]\d|%|°|percent|degrees|[a-z]+s\b))
+    |(?:at|@)\s+(?P<at>[01]?\d|2[0-3]){_PRICED}
     )(?![\w/])(?!-[a-z])"""
 )
 _AFTER: Final = frozenset(("since", "after", "from", "starting", "beginning"))
@@ -272,8 +279,12 @@ _OF_LATE: Final = 45
 """Up to so many days ago, a day without a year is the last such day."""
 _LATE: Final = frozenset(("tonight", "evening", "afternoon", "night", "pm"))
 _TO: Final = frozenset(("to", "until", "till", "through"))
-_DONE: Final = frozenset(("log", "logged", "spent", "paid", "bought", "made", "taken", "done", "happened", "recorded"))
+_DONE: Final = frozenset(
+    ("log", "logged", "track", "tracked", "recorded", "spent", "paid", "bought", "made", "taken", "done", "happened")
+)
 """Words that tell that a day is over."""
+_OF_DAYS: Final = ("iso", "m1", "m2", "dots", "slashes", "nth", "near", "day")
+"""The forms that tell one day."""
 _DASHES: Final = frozenset(("-", "–", "—"))
 _JOINERS: Final = frozenset(("at", "on", "by", "the", "from", "for", ","))
 
@@ -502,9 +513,10 @@ def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[
     day = now.date()
     late = not _LATE.isdisjoint(token.low for token in tokens)
     matches = list(_FORMS.finditer(text))
+    has_day = any(match[name] for match in matches for name in _OF_DAYS)
     for match in matches:
         first, last = starts.get(match.start()), ends.get(match.end())
-        if first is None or last is None or (match["h2"] and len(matches) == 1):
+        if first is None or last is None or (match["h2"] and not has_day):
             continue
         before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
         said = _Said(match, before[-1] if before else "", now, late=late)
