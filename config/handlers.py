@@ -210,5 +210,9 @@ def _coalescing(path: str) -> ResolverMatch | None:
     return None
 
 
-# To find a path among all patterns, one by one, takes longer than most views do.
-_kept_match: Final = lru_cache(maxsize=4096)(resolve)
+@lru_cache(maxsize=4096)
+def _kept_match(path: str) -> ResolverMatch:
+    """The view of a path: to find it among all patterns, one by one, takes longer than most views do."""
+    match = resolve(path)
+    match.tried = None  # a list of all patterns before it, 12 KB a path
+    return match
