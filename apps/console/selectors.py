@@ -22,7 +22,7 @@ from apps.tasks.shapes import QueueFigures
 from apps.tasks.states import Status
 from apps.workers.models import State, Worker
 
-# The tick that flushes runs every second; what is due for longer was passed over.
+# The tick that flushes runs twice a second; what is due for longer was passed over.
 FLUSHED_WITHIN: Final = timedelta(seconds=3)
 
 # Queues are named by whoever queues: the busiest have gauges of their own, by name over all tenants.

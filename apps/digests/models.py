@@ -150,7 +150,7 @@ class Thread(TenantModel):
             ),
         ]
         indexes = [
-            # Serves selectors.due_inboxes(), every second, by itself. Like the next one it knows the buffer by its
+            # Serves selectors.due_inboxes(), twice a second, by itself. Like the next one it knows the buffer by its
             # due time, which stands from the first receipt to the flush: counting the others up touches no index.
             models.Index(
                 fields=["flush_due_at"],

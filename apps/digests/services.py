@@ -1042,6 +1042,7 @@ def _keys(after: int) -> tuple[int | None, Counter[str]]:
         return None, Counter(left=1)
     return position, Counter(keys=deleted)
 
+_ALERTED: Final = 500
 
 def _in_parts(
     inbox_id: int | None, keys: Sequence[int], delete: Callable[[Sequence[int]], Counter[str]]
@@ -1100,7 +1101,9 @@ class WakeSender(Sender):
         if (_is_quiet(now) and _is_of_operators(target)) or not _worth_a_wake([target], now):
             return None
         mark = _mark_of(target)
-        page = selectors.newest_entries(mark.principal_id, limit=_NAMED)
+        # What operators are told counts and sums up all that is new; an agent reads its inbox.
+        is_of_operators = _is_of_operators(target)
+        page = selectors.newest_entries(mark.principal_id, limit=_ALERTED if is_of_operators else _NAMED)
         if page.visible < target.min_unacked:
             return None
         body = webhook_body(
@@ -1112,9 +1115,8 @@ class WakeSender(Sender):
             unread=page.unread,
             visible=page.visible,
             pending=page.pending,
-            newest=[entry.model_dump(include={"ref", "kind", "sequence", "count"}) for entry in page.entries],
-            # What people are told in a chat or mail; an agent reads its inbox.
-            text=_alert(target, page.entries) if _is_of_operators(target) else "",
+            newest=[entry.model_dump(include={"ref", "kind", "sequence", "count"}) for entry in page.entries[:_NAMED]],
+            text=_alert(target, page.entries) if is_of_operators else "",
         )
         # The id stays the same until there is something new, so that a receiver can drop the repetition.
         return Payload(

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.files.storage import storages
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
@@ -335,6 +335,8 @@ def test_free_text_stays_and_an_operator_finds_and_redacts_it(kee: Caller, capsy
 
     for row in (f"memory_memory:{seen.pk}", f"receipts_receipt:{posted.pk}"):
         call_command("redact_row", "acme", row)
+    with pytest.raises(CommandError, match="Give table:number"):
+        call_command("redact_row", "acme", f"receipts_receipt:{10**20}")
     with acting_as(kee):
         assert (observed(), Receipt.objects.get(pk=posted.pk).title) == ([], None)
         assert selectors.recall("zoo", caller=kee) == []

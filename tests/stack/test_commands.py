@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connection
 
 from apps.console import backups
@@ -204,6 +205,8 @@ def test_a_dump_reaches_the_database_as_the_product_does(
 def test_nothing_is_written_over(backup: Path) -> None:
     with pytest.raises(backups.Refused, match="not empty"):
         backups.back_up(backup, now=T0)
+    with pytest.raises(CommandError, match="Not a directory"):
+        call_command("backup", str(backup / backups.MANIFEST))
     with pytest.raises(backups.Refused, match=f"The database {connection.settings_dict['NAME']} is not empty"):
         backups.restore(backup)
     (backup / backups.SECRETS).write_text(json.dumps({"GATEHOUSE_LEASE_KEYS": "another"}))

@@ -18,7 +18,7 @@ class Command(BaseCommand):
         connection.ensure_connection()
         try:
             manifest = backups.back_up(folder.resolve(), now=timezone.now())
-        except backups.Refused as refusal:
+        except (backups.Refused, OSError) as refusal:
             raise CommandError(str(refusal)) from refusal
         self.stdout.write(
             f"{len(manifest['files'])} files in {folder}. It holds keys: keep it as safe as the database."

@@ -1,13 +1,16 @@
 """Redact one row of a tenant."""
 
 from argparse import ArgumentParser
-from typing import Any
+from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
 
 from apps.core import erasure
 from apps.principals.selectors import tenant_named
 from apps.principals.tenancy import acting_as_system
+
+# A bigint holds any number of so many.
+_DIGITS: Final = 18
 
 
 class Command(BaseCommand):
@@ -19,7 +22,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         table, _, number = options["row"].partition(":")
-        if table not in erasure.redactable() or not number.isdecimal():
+        if table not in erasure.redactable() or not number.isdecimal() or len(number) > _DIGITS:
             raise CommandError(f"Give table:number, where the table is one of {', '.join(erasure.redactable())}.")
         with acting_as_system("an operator redacts a row"), erasure.redacting():
             if not erasure.redact(tenant_named(options["tenant"]).pk, table, int(number)):

@@ -17,6 +17,6 @@ class Command(BaseCommand):
     def handle(self, *args: Any, folder: Path, **options: Any) -> None:
         try:
             backups.restore(folder.resolve())
-        except backups.Refused as refusal:
+        except (backups.Refused, OSError) as refusal:
             raise CommandError(str(refusal)) from refusal
         self.stdout.write(f"Restored. Start the product, then run {typed('doctor')}.")
