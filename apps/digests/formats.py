@@ -12,22 +12,9 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from apps.core import strict_json
-from apps.core.errors import DomainError, Malformed, NotFound
+from apps.core.errors import DomainError, Malformed
 from apps.core.ids import format_ref, parse_ref
 from apps.core.schemas import parse
-
-
-class UnknownEntry(NotFound):
-    """The inbox has no entry of this reference."""
-
-    code = "unknown_entry"
-
-
-class BadToken(Malformed):
-    """An as-of token that no read of this inbox has given out."""
-
-    code = "bad_token"
-
 
 ENTRY: Final = "ent"
 THREAD: Final = "thr"
@@ -94,14 +81,14 @@ def parse_through(text: str) -> Through:
         return Through(entry_id=parse_ref(ENTRY, text), as_of=None)
     match = _TOKEN.fullmatch(text) if len(text) <= MAX_TOKEN else None
     if match is None:
-        raise BadToken(f"{text[:40]!r} is not a token of the form ent_<number>@<number>.")
+        raise Malformed(f"{text[:40]!r} is not a token of the form ent_<number>@<number>.", code="bad_token")
     bound = _EVERYTHING
     if match["bound"]:
         try:
             padded = match["bound"] + "=" * (-len(match["bound"]) % 4)
             bound = parse(Bound, strict_json.loads(base64.urlsafe_b64decode(padded)))
         except (DomainError, ValueError) as exc:
-            raise BadToken("The part of the token after ~ can't be read.") from exc
+            raise Malformed("The part of the token after ~ can't be read.", code="bad_token") from exc
         if bound == _EVERYTHING:
-            raise BadToken("The part of the token after ~ binds nothing.")
+            raise Malformed("The part of the token after ~ binds nothing.", code="bad_token")
     return Through(entry_id=parse_ref(ENTRY, match["ref"]), as_of=int(match["as_of"]), bound=bound)

@@ -12,10 +12,11 @@ from django.conf import settings
 from django.db import connection
 
 from apps.core.ids import encode_cursor
+from apps.core.errors import NotFound
 from apps.core.schemas import Paged
 from apps.core.sql import fetch
 from apps.digests import formats, grouping, hooks, sql
-from apps.digests.formats import Bound, Through, UnknownEntry
+from apps.digests.formats import Bound, Through
 from apps.digests.grouping import Key, Policies, Policy, Received, count_entries
 from apps.digests.hooks import VALUE_LENGTH, Fact
 from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourceHour, Sweep
@@ -169,11 +170,11 @@ def unread_counts(principal_id: int) -> Unread:
 def entry(principal_id: int, entry_id: int) -> PastEntryOutput:
     """One entry of a principal's inbox, visible or not.
 
-    :raises UnknownEntry: if that inbox has none of this number.
+    :raises NotFound: `unknown_entry`, if that inbox has none of this number.
     """
     found = Entry.objects.filter(pk=entry_id, inbox_id=_inbox_of(principal_id)).select_related("thread").first()
     if found is None:
-        raise UnknownEntry(f"This inbox has no entry {formats.entry_ref(entry_id)}.")
+        raise NotFound(f"This inbox has no entry {formats.entry_ref(entry_id)}.", code="unknown_entry")
     return _past([found])[0]
 
 
@@ -230,7 +231,7 @@ def _past(rows: Sequence[Entry]) -> list[PastEntryOutput]:
 def expand(principal_id: int, entry_id: int, *, start: int = 0, limit: int = 50) -> ExpandedOutput:
     """The receipts inside an entry from a position on; of acked and superseded entries too.
 
-    :raises UnknownEntry: if that inbox has none of this number.
+    :raises NotFound: `unknown_entry`, if that inbox has none of this number.
     """
     found = entry(principal_id, entry_id)
     end = start + limit

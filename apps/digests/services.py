@@ -23,7 +23,7 @@ from django.db.models import Exists, F, OuterRef, Q
 from django.dispatch import Signal
 from django.urls import reverse
 
-from apps.core.errors import Conflict, DomainError, NotFound
+from apps.core.errors import Conflict, DomainError, Malformed, NotFound
 from apps.core.metrics import once_committed
 from apps.core.notifications import send_on_commit
 from apps.core.outbound import Answer, CallFailed
@@ -34,7 +34,7 @@ from apps.delivery.notifications import MOST_AT_ONCE, notify_on_commit
 from apps.delivery.notifications import notify as notify_delivery
 from apps.delivery.senders import Delivered, Payload, Refused, Sender, Verdict, webhook_body
 from apps.digests import formats, hooks, metrics, selectors, sql
-from apps.digests.formats import BadToken, Through, UnknownEntry, entry_ref
+from apps.digests.formats import Through, entry_ref
 from apps.digests.grouping import Key, Policies, Policy
 from apps.digests.hooks import Context, Fact
 from apps.digests.models import (
@@ -420,11 +420,7 @@ class Posted(Recorded):
 def post(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Posted:
     """Post one receipt.
 
-    :raises DuplicateReceipt: if the source has posted it before.
-    :raises DedupeConflict: if the source has used the key for another content.
-    :raises ReceiptIdConflict: if another receipt has the given id.
-    :raises ChainCycle: if the receipt would be its own cause.
-    :raises ChainTooLong: if that takes too long to find out.
+    :raises DomainError: as a verdict of :func:`apps.receipts.services.record_many`.
     """
     answer = post_many(poster=poster, drafts=[draft], now=now)[0]
     if isinstance(answer, DomainError):
@@ -784,7 +780,7 @@ def mark_delivered(*, receipt_pks: Collection[int], now: datetime) -> None:
 def ack(*, principal_id: int, entry_ids: Collection[int], now: datetime) -> AckedOutput:
     """Ack these entries, all or none.
 
-    :raises UnknownEntry: if the inbox lacks one of them.
+    :raises NotFound: `unknown_entry`, if the inbox lacks one of them.
     """
     inbox = lock(principal_id=principal_id)
     wanted = set(entry_ids)
@@ -804,8 +800,8 @@ def ack_through(*, principal_id: int, through: Through, now: datetime) -> AckedO
     With a state of the inbox: what was visible then, within what the read was bound to, and nothing else. Without:
     what is visible now up to the entry, and the entry itself even if it has been superseded.
 
-    :raises UnknownEntry: if the inbox has no such entry.
-    :raises BadToken: if the inbox has never been in that state.
+    :raises NotFound: `unknown_entry`, if the inbox has no such entry.
+    :raises Malformed: `bad_token`, if the inbox has never been in that state.
     """
     inbox = lock(principal_id=principal_id)
     anchor = Entry.objects.filter(inbox_id=inbox.id, pk=through.entry_id).first() if inbox else None
@@ -813,7 +809,7 @@ def ack_through(*, principal_id: int, through: Through, now: datetime) -> AckedO
         raise _unknown(through.entry_id)
     last_seq = Inbox.objects.values_list("last_seq", flat=True).get(pk=inbox.id)
     if through.as_of is not None and through.as_of > last_seq:
-        raise BadToken(f"This inbox has no state {through.as_of}; its newest is {last_seq}.")
+        raise Malformed(f"This inbox has no state {through.as_of}; its newest is {last_seq}.", code="bad_token")
     as_of = last_seq if through.as_of is None else through.as_of
     bound = through.bound
     given: dict[str, Any] = {
@@ -847,8 +843,8 @@ def ack_receipts(
     return _settle(inbox, acked, _mark_entries(acked, set(), now), now)
 
 
-def _unknown(entry_id: int) -> UnknownEntry:
-    return UnknownEntry(f"This inbox has no entry {entry_ref(entry_id)}.")
+def _unknown(entry_id: int) -> NotFound:
+    return NotFound(f"This inbox has no entry {entry_ref(entry_id)}.", code="unknown_entry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -1042,11 +1038,11 @@ def _keys(after: int) -> tuple[int | None, Counter[str]]:
         return None, Counter(left=1)
     return position, Counter(keys=deleted)
 
-_ALERTED: Final = 500
 
 def _in_parts(
     inbox_id: int | None, keys: Sequence[int], delete: Callable[[Sequence[int]], Counter[str]]
 ) -> Counter[str]:
+_ALERTED: Final = 500
     """Delete part by part, each under the lock of the inbox; stop at an inbox that is busy or fails."""
     found: Counter[str] = Counter()
     for start in range(0, len(keys), _AT_ONCE):

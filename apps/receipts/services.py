@@ -13,14 +13,14 @@ from uuid import UUID
 from django.db import connection, transaction
 
 from apps.core import strict_json
-from apps.core.errors import DomainError, Unavailable
+from apps.core.errors import Conflict, DomainError, Invalid, Unavailable
 from apps.core.ids import random_id
 from apps.core.sql import execute, fetch
 from apps.delivery.models import Delivery
 from apps.delivery.notifications import notify_on_commit
 from apps.principals.tenancy import Caller
 from apps.receipts import sql
-from apps.receipts.errors import ChainCycle, ChainTooLong, DedupeConflict, DuplicateReceipt, ReceiptIdConflict
+from apps.receipts.errors import DuplicateReceipt
 from apps.receipts.models import FlushClass, Obligation, Receipt, Surface
 
 # For the statements of other apps.
@@ -141,11 +141,11 @@ def record_many(
     The verdicts are those of drafts recorded one after another. What is refused is decided before anything is written,
     so that it changes nothing and does not affect the others:
 
-    - :class:`DuplicateReceipt`: the source has posted it before;
-    - :class:`DedupeConflict`: the source has used the key for other content;
-    - :class:`ReceiptIdConflict`: another receipt has the given id;
-    - :class:`ChainCycle`: the receipt would be its own cause;
-    - :class:`ChainTooLong`: whether it would be its own cause takes too long to find out.
+    - `duplicate_receipt`: the source has posted it before;
+    - `dedupe_conflict`: the source has used the key for other content;
+    - `receipt_id_conflict`: another receipt has the given id;
+    - `chain_cycle`: the receipt would be its own cause;
+    - `chain_too_long`: whether it would be its own cause takes too long to find out.
 
     A receipt closes the obligation that it pairs with if its poster is the debtor or the creditor. A queued task is
     closed by the poster that queued it, or handed on by its debtor with another task that is queued. A created plan is
@@ -336,12 +336,13 @@ class _Batch:
         """What is wrong with a draft's id, or with what it refers to; a repetition, whose key is used, may have any id."""
         own, references = self._ids[nth], _references(self._drafts[nth])
         if own in references:
-            return ChainCycle("A receipt can't refer to itself.")
+            return Invalid("A receipt can't refer to itself.", code="chain_cycle")
         if used:
             return None
         if (standing := self._met.standing.get(own)) is not None:
-            return ReceiptIdConflict(
+            return Conflict(
                 f"The receipt id {own!r} belongs to a receipt with another dedupe key.",
+                code="receipt_id_conflict",
                 existing_receipt_id=own,
                 existing_uuid=str(standing),
             )
@@ -350,8 +351,9 @@ class _Batch:
         given = {"waiting": self._met.waiting, "links": list(self._met.links.values()), "limit": _WALKED + 1}
         ((walked, is_cycle),) = fetch(sql.HANGING, given)
         if is_cycle:
-            return ChainCycle(f"{own} would be its own cause.")
-        return ChainTooLong(f"Over {_WALKED} receipts follow from {own}.") if walked > _WALKED else None
+            return Invalid(f"{own} would be its own cause.", code="chain_cycle")
+        too_long = Invalid(f"Over {_WALKED} receipts follow from {own}.", code="chain_too_long")
+        return too_long if walked > _WALKED else None
 
     def _store(self, accepted: Sequence[int], now: datetime) -> None:
         if not accepted:
@@ -421,11 +423,11 @@ class _Batch:
 _NO_GROUP: Final = asdict(Group())
 
 
-def _repetition(taken: _Taken, content_digest: bytes) -> DuplicateReceipt | DedupeConflict:
+def _repetition(taken: _Taken, content_digest: bytes) -> Conflict:
     ids: dict[str, Any] = {"existing_receipt_id": taken.receipt_id, "existing_uuid": str(taken.uuid)}
     if taken.content_digest == content_digest:
         return DuplicateReceipt("Receipt with this dedupe_key already exists", **ids)
-    return DedupeConflict("This dedupe_key was used for a receipt with other content", **ids)
+    return Conflict("This dedupe_key was used for a receipt with other content", code="dedupe_conflict", **ids)
 
 
 _WALKED: Final = 5_000

@@ -8,6 +8,7 @@ import pytest
 from django.db import IntegrityError, transaction
 from pytest_django import Settings
 
+from apps.core.errors import Conflict
 from apps.core.sql import database_now, fetch
 from apps.delivery import jobs
 from apps.delivery.models import Delivery, Endpoint, State, Target
@@ -20,7 +21,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import deliveries, services
 from apps.receipts.deliveries import ReceiptSender
-from apps.receipts.errors import DedupeConflict, DuplicateReceipt
+from apps.receipts.errors import DuplicateReceipt
 from apps.receipts.models import Surface
 from apps.receipts.selectors import chain, find, obligations
 from apps.receipts.services import Group, ObligationDraft, Poster
@@ -413,7 +414,7 @@ def test_repeated_post_makes_no_second_delivery(kee: Caller, lee: Caller) -> Non
     draft = make_draft(lee, dedupe_key="once")
     for verdict in (services.Recorded, DuplicateReceipt):
         assert type(services.record_many(poster=Poster.of(kee), drafts=[draft], now=T0)[0]) is verdict
-    with pytest.raises(DedupeConflict), transaction.atomic():
+    with pytest.raises(Conflict, match="other content"), transaction.atomic():
         post(lee, poster=kee, dedupe_key="once")
     assert Delivery.objects.count() == 1
 

@@ -9,17 +9,17 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from apps.core.errors import Conflict, NotFound
 from apps.core.ticks import run
 from apps.delivery.models import Delivery
 from apps.delivery.senders import Delivered, Refused
 from apps.delivery.services import sending
 from apps.digests import selectors, services
-from apps.digests.formats import UnknownEntry
 from apps.digests.models import Entry, Inbox, ReceiptState, Sweep, Thread
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as facts
-from apps.receipts.errors import DuplicateReceipt, ReceiptIdConflict, UnknownReceipt
+from apps.receipts.errors import DuplicateReceipt, UnknownReceipt
 from apps.receipts.models import Obligation, Receipt, ReceiptKey
 from apps.receipts.services import Group, ObligationDraft, Poster
 from tests.delivery.conftest import make_remote, move_away
@@ -157,7 +157,7 @@ def test_superseded_snapshot_with_unacked_receipts_is_kept(as_kee_then: Caller) 
     assert retain() == {}  # the second was superseded by the narrowing, whenever that was
     to_day(40)
     assert retain() == {"entries": 1}
-    with pytest.raises(UnknownEntry):
+    with pytest.raises(NotFound, match="no entry"):
         ack_through(kee, old_token)
     check_members()
 
@@ -238,7 +238,7 @@ def test_chain_keeps_a_tombstone(as_kee_then: Caller) -> None:
     assert facts.chain(root.receipt_id) == links
     with pytest.raises(UnknownReceipt):
         facts.find(middle.receipt_id)
-    with pytest.raises(ReceiptIdConflict):
+    with pytest.raises(Conflict, match="another dedupe key"):
         post(kee, receipt_id=middle.receipt_id)
     assert not Receipt.objects.exclude(pruned_at=None).exclude(summary="", metadata={}, dedupe_key="").exists()
 

@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from apps.core.errors import Malformed
+from apps.core.errors import Malformed, NotFound
 from apps.core.ids import decode_position
 from apps.digests import selectors, services
-from apps.digests.formats import BadToken, UnknownEntry, parse_entry, parse_through
+from apps.digests.formats import parse_entry, parse_through
 from apps.digests.models import Inbox, ReceiptState, Thread
 from apps.digests.shapes import AckedOutput, InboxOutput
 from apps.principals.models import Tenant
@@ -125,7 +125,7 @@ def test_as_of_before_the_entry_acks_what_was_visible_then(as_kee: Caller) -> No
     for _ in range(2):
         post(as_kee)
     last = post(as_kee)
-    with pytest.raises(BadToken, match="no state 4"):
+    with pytest.raises(Malformed, match="no state 4"):
         ack_through(as_kee, f"{last.entry_ref}@4")
     assert ack_through(as_kee, f"{last.entry_ref}@2").acked_receipts == 2
     assert receipt_ids(read(as_kee)) == [[last.receipt_id]]
@@ -187,9 +187,9 @@ def test_unknown_or_foreign_reference_acks_nothing(as_kee: Caller, tenant: Tenan
     mine, hexy = post(as_kee), make_caller(tenant, "Hexy")
     theirs = post(hexy, poster=as_kee)
     for ref in (theirs.entry_ref, "ent_1000000000000000"):
-        with pytest.raises(UnknownEntry, match="This inbox has no entry"):
+        with pytest.raises(NotFound, match="This inbox has no entry"):
             ack_entries(as_kee, parse_entry(mine.entry_ref or ""), parse_entry(ref or ""))
-        with pytest.raises(UnknownEntry):
+        with pytest.raises(NotFound):
             ack_through(as_kee, ref)
     assert ack_receipts(as_kee, theirs.id).acked_receipts == 0
     assert (read(as_kee).visible, read(hexy).visible) == (1, 1)

@@ -13,7 +13,7 @@ from django.utils import timezone
 from pydantic import Field, StringConstraints
 
 from apps.core import strict_json
-from apps.core.errors import Conflict, DomainError, FieldError, Forbidden, NotFound, RateLimited, TooLarge
+from apps.core.errors import Conflict, DomainError, FieldError, Forbidden, Invalid, NotFound, RateLimited, TooLarge
 from apps.core.metrics import once_committed
 from apps.core.operations import Coalesces, Route, operation
 from apps.core.schemas import Input, Name, Output, Text
@@ -25,7 +25,6 @@ from apps.principals import selectors as principals
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
-from apps.receipts.errors import LivesElsewhere
 from apps.receipts.models import MAX_METADATA, Surface
 from apps.receipts.services import Poster, ReceiptDraft
 from apps.receipts.shapes import GroupInput
@@ -203,7 +202,7 @@ def _post_one(caller: Caller, given: InboxReceipt, *, existing: str | None = Non
     answer: Posted | DomainError
     try:
         answer = _post(caller, [given], sends_on=existing is None)[0]
-    except LivesElsewhere as refusal:
+    except DomainError as refusal:
         answer = refusal
     if isinstance(answer, Posted):
         return answer
@@ -226,7 +225,7 @@ def _post(
 
     :param sends_on: whether a receipt may go to a recipient at another deployment.
     :param together: the receipts come from several calls. Leave out those that are grouped, which are posted alone.
-    :raises LivesElsewhere: if a receipt would have to be sent on and may not.
+    :raises Invalid: `lives_elsewhere`, if a receipt would have to be sent on and may not.
     """
     now = timezone.now()
     answers = _refused(caller, given, now)
@@ -249,7 +248,8 @@ def _post(
             once_committed(_refusals(caller, given[place], answer).inc)
         elif answer.goes_elsewhere and not sends_on:
             # Ends the transaction, and with it what has just been stored.
-            raise LivesElsewhere("The recipient lives elsewhere, and what comes by this endpoint is not sent on.")
+            message = "The recipient lives elsewhere, and what comes by this endpoint is not sent on."
+            raise Invalid(message, code="lives_elsewhere")
     if stored:
         services.count_posts(caller.tenant_id, stored, now)
     return answers
