@@ -6,8 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
-from django.contrib import admin
-from django.db.models import Max, Model, QuerySet
+from django.db.models import Max, QuerySet
 from django.urls import reverse
 
 from apps.console import selectors
@@ -138,17 +137,14 @@ def _deliveries() -> Card:
 def _workers() -> Card:
     unwell: dict[str, Tone] = {State.DEGRADED: "warning", State.OFFLINE: "warning", State.QUARANTINED: "danger"}
     there = Worker.objects.filter(unregistered_at=None)
-    counted = selectors.workers_by_health()
     return Card(
         title="MCP workers",
         figures=[
             _count(
                 state.capitalize(),
-                there,
+                there.filter(state=state),
                 {"state__exact": state, "unregistered_at__isnull": True},
                 bad=unwell.get(state, "plain"),
-                good="plain",
-                count=counted.get(state, 0),
             )
             for state in State
         ],
@@ -210,23 +206,20 @@ def _count(
     shown_by: Mapping[str, object],
     *,
     bad: Tone = "plain",
-    good: Tone = "good",
     says: str = "",
-    count: int | None = None,
 ) -> Figure:
-    """Counts as far as the list does, unless it was counted before.
-
-    `bad` is the tone of any, `good` that of none where any is bad.
-    """
-    count = rows.order_by()[:COUNTED].count() if count is None else count
-    none: Tone = "plain" if bad == "plain" else good
+    """Counts as far as the list does. `bad` is the tone of any."""
+    count = rows.order_by()[:COUNTED].count()
+    none: Tone = "plain" if bad == "plain" else "good"
     # What stands for tasks is listed as tasks.
-    link = _listing(Task if rows.model in {LiveTask, FinishedTask} else rows.model)
+    listed = Task if rows.model in {LiveTask, FinishedTask} else rows.model
+    meta = listed._meta  # noqa: SLF001  # Django documents _meta as public
+    link = reverse(f"admin:{meta.app_label}_{meta.model_name}_changelist")
     return Figure(
         label=label,
         value=counted(count),
         tone=bad if count else none,
-        link=f"{link}?{urlencode(shown_by)}" if link else "",
+        link=f"{link}?{urlencode(shown_by)}",
         says=says,
     )
 
@@ -274,9 +267,3 @@ def drawn() -> list[charts.Chart]:
 
 def _late(age: timedelta | None) -> Tone:
     return "warning" if age is not None and age > _LATE else "good"
-
-
-def _listing(model: type[Model]) -> str:
-    meta = model._meta  # noqa: SLF001  # Django documents _meta as public
-    shown = admin.site.is_registered(model)
-    return reverse(f"admin:{meta.app_label}_{meta.model_name}_changelist") if shown else ""

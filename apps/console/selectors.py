@@ -87,12 +87,6 @@ Gauge = tuple[str, Sequence[str], float]
 """The name of a gauge, its labels' values, and its value."""
 
 
-def workers_by_health() -> dict[str, int]:
-    """How many registered workers are in each state; every state is named."""
-    counted = dict(Worker.objects.filter(unregistered_at=None).values_list("state").annotate(Count("pk")))
-    return {str(state): counted.get(state, 0) for state in State}
-
-
 def gauges(*, now: datetime) -> Iterator[Gauge]:
     """The state of the whole deployment."""
 
@@ -135,7 +129,8 @@ def gauges(*, now: datetime) -> Iterator[Gauge]:
         age = notifications.heartbeat_age(who)
         single[f"gatehouse_{who}_silence_seconds"] = float("inf") if age is None else age.total_seconds()
     yield from ((name, (), value) for name, value in single.items())
-    yield from (("gatehouse_workers", (state,), count) for state, count in workers_by_health().items())
+    by_health = dict(Worker.objects.filter(unregistered_at=None).values_list("state").annotate(Count("pk")))
+    yield from (("gatehouse_workers", (str(state),), by_health.get(state, 0)) for state in State)
     yield from _queue_gauges()
     yield from _target_gauges()
 

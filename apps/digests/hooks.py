@@ -74,10 +74,6 @@ def register(hook: Hook) -> None:
     _hooks[hook.source_system] = hook
 
 
-def unregister(source_system: str) -> None:
-    del _hooks[source_system]
-
-
 def hook_of(source_system: str) -> Hook | None:
     return _hooks.get(source_system)
 

@@ -283,7 +283,7 @@ class Entry(TenantModel):
 
 
 class ReceiptState(TenantModel):
-    """Where one receipt stands in its inbox, and how far it has come: delivered, read, archived, acked.
+    """Where one receipt stands in its inbox, and how far it has come: delivered, archived, acked, which is read.
 
     A receipt is in one place: an item entry of its own, or a thread, there pending or visible. One row per
     receipt of the inbox surface; ledger receipts have none.
@@ -301,7 +301,6 @@ class ReceiptState(TenantModel):
     thread = models.ForeignKey(Thread, on_delete=models.PROTECT, null=True, related_name="receipts", db_index=False)
     pending = models.BooleanField(default=False)
     delivered_at = models.DateTimeField(null=True)
-    read_at = models.DateTimeField(null=True)
     archived_at = models.DateTimeField(null=True)
     acked_at = models.DateTimeField(null=True)
 
@@ -313,10 +312,6 @@ class ReceiptState(TenantModel):
             ),
             models.CheckConstraint(
                 condition=Q(pending=False) | Q(acked_at=None), name="digests_receiptstate_acked_is_not_pending"
-            ),
-            models.CheckConstraint(
-                condition=both_or_neither("read_at", "acked_at"),
-                name="digests_receiptstate_read_iff_acked",
             ),
             models.CheckConstraint(
                 condition=Q(archived_at=None) | Q(acked_at__isnull=False),

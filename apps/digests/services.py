@@ -451,18 +451,18 @@ def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) 
     # Facts first: rivals of one key meet there, before anybody holds an inbox.
     verdicts = receipts.record_many(poster=poster, drafts=drafts, now=now, extension=extension)
     new = [
-        _New(draft, verdict, key)
+        (_New(verdict.id, draft, key), verdict)
         for draft, verdict, key in zip(drafts, verdicts, keys, strict=True)
         if isinstance(verdict, Recorded)
     ]
-    for source, count in Counter(one.draft.source_system for one in new).items():
+    for source, count in Counter(one.draft.source_system for one, _ in new).items():
         once_committed(metrics.POSTED.labels(source).inc, count)
-    shown = [one for one in new if one.recorded.surface == Surface.INBOX]
-    placed = [one for one in shown if any(one.recorded.extra)]
-    entries = {one.recorded.id: one.recorded.extra[0] for one in placed}
-    due = {one.draft.recipient_id for one in placed if one.recorded.extra[1]}
-    _follow(poster.tenant_id, {one.draft.recipient_id for one in placed}, due, now)
-    if rest := [one for one in shown if not any(one.recorded.extra)]:
+    shown = [(one, verdict.extra) for one, verdict in new if verdict.surface == Surface.INBOX]
+    placed = [(one, extra) for one, extra in shown if any(extra)]
+    entries = {one.id: extra[0] for one, extra in placed}
+    due = {one.draft.recipient_id for one, extra in placed if extra[1]}
+    _follow(poster.tenant_id, {one.draft.recipient_id for one, _ in placed}, due, now)
+    if rest := [one for one, extra in shown if not any(extra)]:
         entries |= _place(poster.tenant_id, rest, now)
     return [
         Posted(
@@ -550,17 +550,7 @@ def _new(receipt: Receipt) -> "_New":
         delivery_handle=receipt.delivery_handle,
         group=Group(**{name: getattr(receipt, name) for name in Group.__dataclass_fields__}),
     )
-    recorded = Recorded(
-        id=receipt.pk,
-        receipt_id=receipt.receipt_id,
-        uuid=receipt.uuid,
-        dedupe_key=receipt.dedupe_key,
-        created_at=receipt.created_at,
-        surface=receipt.surface,
-        goes_elsewhere=False,
-        extra=(),
-    )
-    return _New(draft, recorded, selectors.group_of(receipt.tenant_id, draft))
+    return _New(receipt.pk, draft, selectors.group_of(receipt.tenant_id, draft))
 
 
 _ONE: Final = Extension(
@@ -574,9 +564,9 @@ _SEVERAL: Final = replace(_ONE, statements=sql.PLACE_SEVERAL)
 @dataclass(frozen=True, slots=True)
 class _New:
     """A new fact, and its group."""
+    id: int
 
     draft: ReceiptDraft
-    recorded: Recorded
     key: Key | None
 
 
@@ -616,7 +606,7 @@ def _place_items(
     of_draft = ("source_system", "delivery_handle")
     rows = [
         {
-            "id": one.recorded.id,
+            "id": one.id,
             "recipient": one.draft.recipient_id,
             **{name: getattr(one.draft, name) for name in of_draft},
         }
@@ -691,12 +681,7 @@ def _buffer(
                 reasons[thread_id] = reason
     once_committed(metrics.THREADS_OPENED.inc, sum(run.thread_id is None for run in runs))
     snapshots = {entry.thread_id: entry.pk for entry in flush_threads(held, reasons, now=now)}
-    return {
-        one.recorded.id: snapshots[thread_id]
-        for run, thread_id in filled
-        if thread_id in snapshots
-        for one in run.receipts
-    }
+    return {one.id: snapshots[thread_id] for run, thread_id in filled if thread_id in snapshots for one in run.receipts}
 
 
 def _open_threads(
@@ -751,7 +736,7 @@ def _fill(statement: str, tenant_id: int, runs: Sequence[_Run], now: datetime) -
         _asked(nth, run.group)
         | {
             "thread": run.thread_id,
-            "receipts": [one.recorded.id for one in run.receipts],
+            "receipts": [one.id for one in run.receipts],
             "rolls_over": run.rolls_over,
             "window": run.group.policy.window.total_seconds(),
         }
@@ -1042,7 +1027,6 @@ def _keys(after: int) -> tuple[int | None, Counter[str]]:
 def _in_parts(
     inbox_id: int | None, keys: Sequence[int], delete: Callable[[Sequence[int]], Counter[str]]
 ) -> Counter[str]:
-_ALERTED: Final = 500
     """Delete part by part, each under the lock of the inbox; stop at an inbox that is busy or fails."""
     found: Counter[str] = Counter()
     for start in range(0, len(keys), _AT_ONCE):
@@ -1058,6 +1042,7 @@ _ALERTED: Final = 500
             logger.warning("inbox %s is left to the next sweep of retention", inbox_id, exc_info=None if busy else exc)
             return found + Counter(left=1)
         found += deleted
+_ALERTED: Final = 500
     return found
 
 

@@ -168,7 +168,7 @@ class ReceiptOutput(Output):
             caused_by_receipt_id=fact.caused_by_ref,
             pairs_with=fact.pairs_with_ref,
             delivered_at=state.delivered_at if state else None,
-            read_at=state.read_at if state else None,
+            read_at=state.acked_at if state else None,
             archived_at=state.archived_at if state else None,
         )
         receipt._pk = fact.pk

@@ -318,8 +318,7 @@ select id, receipt_ids from digests_entry where id = %(anchor)s and acked_at is 
 _ACK: Final = """
 with acked as (
     update digests_receiptstate s
-    set acked_at = coalesce(s.acked_at, %(now)s), read_at = coalesce(s.read_at, %(now)s),
-        delivered_at = coalesce(s.delivered_at, %(now)s), pending = false,
+    set acked_at = coalesce(s.acked_at, %(now)s), delivered_at = coalesce(s.delivered_at, %(now)s), pending = false,
         archived_at = case when %(archive)s then coalesce(s.archived_at, %(now)s) else s.archived_at end
     where s.inbox_id = %(inbox)s and s.receipt_id = any({which})
           and (s.acked_at is null or (%(archive)s and s.archived_at is null))

@@ -93,14 +93,9 @@ def obligations(
     *, owed_by: int | None = None, awaited_by: int | None = None, after: int = 0, limit: int = 50
 ) -> ObligationsOutput:
     """Open obligations of a debtor, or those that a creditor awaits, oldest first, after the one with this key."""
-    sides = [sql.OWED_BY] if owed_by is not None else []
-    sides += [sql.AWAITED_BY] if awaited_by is not None else []
-    order = sql.BY_DEBTOR if owed_by is not None else sql.BY_CREDITOR if awaited_by is not None else ""
-    rows = fetch(
-        sql.OPEN_OBLIGATIONS.format(sides=" ".join(sides), order=order),
-        {"owed_by": owed_by, "awaited_by": awaited_by, "after": after, "limit": limit},
-        hot=True,
-    )
+    side, principal = ("debtor_id", owed_by) if owed_by is not None else ("creditor_id", awaited_by)
+    given = {"principal": principal, "after": after, "limit": limit}
+    rows = fetch(sql.OPEN_OBLIGATIONS.format(side=side), given, hot=True)
     return ObligationsOutput(
         obligations=[
             ObligationOutput(**dict(zip(ObligationOutput.model_fields, row[1:], strict=True))) for row in rows

@@ -218,8 +218,8 @@ where o.receipt_id = any(%(roots)s::bigint[]) and o.receipt_id = chosen.root and
 OPEN_OBLIGATIONS: Final = """
 with listed as materialized (
     select receipt_id, debtor_id, creditor_id, opened_at from receipts_obligation
-    where closed_at is null and receipt_id > %(after)s {sides}
-    order by {order}receipt_id limit %(limit)s
+    where closed_at is null and receipt_id > %(after)s and {side} = any(array[%(principal)s::bigint])
+    order by {side}, receipt_id limit %(limit)s
 )
 select listed.receipt_id, r.receipt_id, r.event_type, r.source_system, r.title, r.summary, debtor.name, creditor.name,
        r.suggested_next_step, listed.opened_at
@@ -229,10 +229,6 @@ cross join lateral (select name from principals_principal where id = listed.debt
 cross join lateral (select name from principals_principal where id = listed.creditor_id limit 1) creditor
 order by listed.receipt_id
 """
-OWED_BY: Final = "and debtor_id = any(array[%(owed_by)s::bigint])"
-AWAITED_BY: Final = "and creditor_id = any(array[%(awaited_by)s::bigint])"
-BY_DEBTOR: Final = "debtor_id, "
-BY_CREDITOR: Final = "creditor_id, "
 
 # What a receipt `at` is linked to, and what is linked to it. Indexes: the primary key; receipts_receipt_by_cause,
 # receipts_receipt_by_pair.

@@ -162,7 +162,7 @@ DAMAGE = {
     "a live snapshot holds what is acked": (
         "missing_heads",
         (
-            "update digests_receiptstate set acked_at = now(), read_at = now() where receipt_id in"
+            "update digests_receiptstate set acked_at = now() where receipt_id in"
             " (select receipt_ids[1] from digests_entry where kind = 'digest_snapshot' and acked_at is null"
             "  and superseded_by_seq is null)"
         ),

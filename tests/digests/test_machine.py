@@ -304,7 +304,7 @@ select i.principal_id, json_build_object(
         )), '[]') from digests_thread t where t.inbox_id = i.id),
     'receipts', (select coalesce(json_agg(json_build_array(
             s.receipt_id, s.acked_at is not null, s.delivered_at is not null, s.archived_at is not null,
-            s.read_at is not null, md5(r::text)
+            s.acked_at is not null, md5(r::text)
         ) order by s.receipt_id), '[]')
         from digests_receiptstate s join receipts_receipt r on r.id = s.receipt_id where s.inbox_id = i.id)
 ) from digests_inbox i order by i.principal_id

@@ -250,7 +250,6 @@ class Migration(migrations.Migration):
                     ),
                     ("pending", models.BooleanField(default=False)),
                     ("delivered_at", models.DateTimeField(null=True)),
-                    ("read_at", models.DateTimeField(null=True)),
                     ("archived_at", models.DateTimeField(null=True)),
                     ("acked_at", models.DateTimeField(null=True)),
                     reference("entry", "digests.entry", "items", null=True, lasting=True),
@@ -268,10 +267,6 @@ class Migration(migrations.Migration):
                         models.CheckConstraint(
                             name="digests_receiptstate_acked_is_not_pending",
                             condition=Q(pending=False) | Q(acked_at=None),
-                        ),
-                        models.CheckConstraint(
-                            name="digests_receiptstate_read_iff_acked",
-                            condition=both_or_neither("read_at", "acked_at"),
                         ),
                         models.CheckConstraint(
                             name="digests_receiptstate_archived_is_acked",
