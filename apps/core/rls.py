@@ -23,7 +23,7 @@ where relkind = 'r' and attname = 'tenant_id' and relnamespace = current_schema(
 
 # Foreign keys that don't carry the tenant, for an index more on their table would cost each insertion. One statement
 # writes row and reference, from the row that it refers to.
-WITHOUT_TENANT: Final = ("digests_entry.supersedes_id", "memory_searchterm.place", "memory_vector.place")
+WITHOUT_TENANT: Final = ("memory_searchterm.place", "memory_vector.place")
 
 # Has each foreign key between tables of tenants carry the tenant, so that no row can refer to another tenant's.
 CARRY_TENANT: Final = f"""

@@ -196,9 +196,6 @@ class Entry(TenantModel):
     flush_reason = models.CharField(max_length=9, choices=FlushReason, null=True)
     delivery_handle = models.CharField(max_length=500, null=True)
     visible_at = models.DateTimeField()
-    supersedes = models.ForeignKey(
-        "self", on_delete=models.SET_NULL, null=True, related_name="superseded_by", db_index=False
-    )
     superseded_by_seq = models.BigIntegerField(null=True)
     superseded_at = models.DateTimeField(null=True)
     acked_at = models.DateTimeField(null=True)
@@ -266,15 +263,11 @@ class Entry(TenantModel):
                 name="digests_entry_superseded",
                 condition=Q(acked_at=None, superseded_by_seq__isnull=False),
             ),
-            # Serves sql.NEXT_SUPERSEDED: what retention finds to remove.
+            # Serves sql.DROP_SUPERSEDED: what retention finds to remove.
             models.Index(
                 fields=["superseded_at", "id"],
                 name="digests_entry_superseded_since",
                 condition=Q(superseded_at__isnull=False),
-            ),
-            # Serves the removal of a superseded entry.
-            models.Index(
-                fields=["supersedes"], name="digests_entry_by_superseded", condition=Q(supersedes__isnull=False)
             ),
         ]
 

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from django.conf import settings
 from django.db import connection
+from django.db.models import OuterRef, QuerySet, Subquery
 
-from apps.core.ids import encode_cursor
 from apps.core.errors import NotFound
+from apps.core.ids import encode_cursor
 from apps.core.schemas import Paged
 from apps.core.sql import fetch
 from apps.digests import formats, grouping, hooks, sql
@@ -71,7 +72,7 @@ def newest_sequence(principal_id: int) -> int:
 _LONGEST_PAGE: Final = 500
 _OF_ENTRY: Final = (
     *("pk", "kind", "thread_id", "revision", "sequence", "count", "source_system", "first_at", "last_at"),
-    *("flush_reason", "supersedes_id", "delivery_handle"),
+    *("flush_reason", "delivery_handle", "supersedes_id"),
 )
 # As sql.READ returns them.
 _COLUMNS: Final = (*_OF_ENTRY, "title", "summary", "receipt_pks", "resource_ref", "event_family", "receipt_ids")
@@ -172,7 +173,7 @@ def entry(principal_id: int, entry_id: int) -> PastEntryOutput:
 
     :raises NotFound: `unknown_entry`, if that inbox has none of this number.
     """
-    found = Entry.objects.filter(pk=entry_id, inbox_id=_inbox_of(principal_id)).select_related("thread").first()
+    found = _entries(principal_id).filter(pk=entry_id).first()
     if found is None:
         raise NotFound(f"This inbox has no entry {formats.entry_ref(entry_id)}.", code="unknown_entry")
     return _past([found])[0]
@@ -187,7 +188,7 @@ def history(principal_id: int, *, before: int | None = None, limit: int = 50) ->
 
     A page ends early where its entries would name too many receipts; its first entry is always there.
     """
-    entries = Entry.objects.filter(inbox_id=_inbox_of(principal_id)).select_related("thread").order_by("-sequence")
+    entries = _entries(principal_id).order_by("-sequence")
     if before is not None:
         entries = entries.filter(sequence__lt=before)
     found = list(entries[:limit])
@@ -195,6 +196,14 @@ def history(principal_id: int, *, before: int | None = None, limit: int = 50) ->
     page = found[: max(1, fitting)]
     has_more = bool(page) and (len(page) < len(found) or len(found) == limit)
     return HistoryOutput(entries=_past(page), next=encode_cursor(page[-1].sequence) if has_more else None)
+
+
+def _entries(principal_id: int) -> "QuerySet[Entry]":
+    """All entries of an inbox, each with its thread and with the snapshot that it superseded."""
+    of_thread = Entry.objects.filter(tenant=OuterRef("tenant"), thread=OuterRef("thread"))
+    before = of_thread.filter(revision=OuterRef("revision") - 1, superseded_by_seq=OuterRef("sequence"))
+    found = Entry.objects.filter(inbox_id=_inbox_of(principal_id)).select_related("thread")
+    return found.annotate(supersedes_id=Subquery(before.values("pk")))
 
 
 def _past(rows: Sequence[Entry]) -> list[PastEntryOutput]:

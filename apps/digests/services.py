@@ -336,11 +336,11 @@ def _write(
         sequences.insert(0, following[one.inbox_id])
         following[one.inbox_id] -= 1
     given = {"threads": [one.thread_id for one in snapshots], "sequences": sequences}
-    superseded: dict[int, int] = dict(fetch(sql.SUPERSEDE, given | {"tenant": snapshots[0].tenant_id, "now": now}))
+    superseded = execute(sql.SUPERSEDE, given | {"tenant": snapshots[0].tenant_id, "now": now})
     texts = _texts(snapshots)
     for reason, number in Counter(reasons[one.thread_id] for one in snapshots).items():
         once_committed(metrics.SNAPSHOTS.labels(reason).inc, number)
-    once_committed(metrics.MERGES.inc, len(superseded))
+    once_committed(metrics.MERGES.inc, superseded)
     for one in snapshots:
         once_committed(metrics.GROUP_SIZE.observe, len(one.receipt_ids))
     return Entry.objects.bulk_create(
@@ -361,7 +361,6 @@ def _write(
             flush_reason=reasons[one.thread_id],
             delivery_handle=one.delivery_handle,
             visible_at=now,
-            supersedes_id=superseded.get(one.thread_id),
         )
         for one, sequence in zip(snapshots, sequences, strict=True)
     )
@@ -564,8 +563,8 @@ _SEVERAL: Final = replace(_ONE, statements=sql.PLACE_SEVERAL)
 @dataclass(frozen=True, slots=True)
 class _New:
     """A new fact, and its group."""
-    id: int
 
+    id: int
     draft: ReceiptDraft
     key: Key | None
 
@@ -924,7 +923,11 @@ def _sweep(name: str, step: _Step, patience: timedelta | None) -> Counter[str]:
     deadline = None if patience is None else time.monotonic() + patience.total_seconds()
     position: int | None = sweep.position
     while position is not None:
-        position, deleted = step(position)
+        try:
+            position, deleted = step(position)
+        except DatabaseError as exc:
+            logger.warning("%s stopped after %s, where the next call goes on", name, position, exc_info=exc)
+            return found + Counter(left=1)
         found += deleted
         with acting_as_system("retention"):
             sweep.position = position or 0
@@ -937,25 +940,11 @@ def _sweep(name: str, step: _Step, patience: timedelta | None) -> Counter[str]:
 
 def _superseded(after: int) -> tuple[int | None, Counter[str]]:
     """Superseded snapshots in the order in which they were superseded; the key is that moment in microseconds."""
-    given: dict[str, Any] = {
-        "after": _EPOCH + timedelta(microseconds=after),
-        "kept": settings.SUPERSEDED_ENTRIES_KEPT,
-        "limit": _RANGE,
-    }
-    with acting_as_system("retention"):
-        groups = fetch(sql.NEXT_SUPERSEDED, given)
-    found: Counter[str] = Counter()
-    for inbox_id, entries, _ in groups:
-        found += _in_parts(inbox_id, entries or (), partial(_delete_superseded, inbox_id))
-    if not groups:
-        return None, found
-    return (max(last for *_, last in groups) - _EPOCH) // timedelta(microseconds=1), found
-
-
-def _delete_superseded(inbox_id: int, entries: Sequence[int]) -> Counter[str]:
-    deleted = [pk for (pk,) in fetch(sql.STILL_SUPERSEDED, {"entries": list(entries), "inbox": inbox_id})]
-    Entry.objects.filter(pk__in=deleted).delete()
-    return Counter(entries=len(deleted))
+    since = _EPOCH + timedelta(microseconds=after)
+    given = {"after": since, "kept": settings.SUPERSEDED_ENTRIES_KEPT, "limit": _RANGE}
+    with _pruning():
+        ((last, deleted),) = fetch(sql.DROP_SUPERSEDED, given)
+    return None if last is None else (last - _EPOCH) // timedelta(microseconds=1), Counter(entries=deleted)
 
 
 def _receipts(after: int) -> tuple[int | None, Counter[str]]:
@@ -1013,14 +1002,10 @@ def _delete_states(tenant_id: int, inbox_id: int, receipt_pks: Collection[int]) 
 
 
 def _keys(after: int) -> tuple[int | None, Counter[str]]:
-    try:
-        with _pruning():
-            position, deleted = receipts.prune_keys(
-                after=after, limit=_RANGE, traces=settings.RECEIPT_TRACES_KEPT, kept=settings.RECEIPTS_KEPT
-            )
-    except DatabaseError as exc:
-        logger.warning("keys after %s are left to the next sweep of retention", after, exc_info=exc)
-        return None, Counter(left=1)
+    with _pruning():
+        position, deleted = receipts.prune_keys(
+            after=after, limit=_RANGE, traces=settings.RECEIPT_TRACES_KEPT, kept=settings.RECEIPTS_KEPT
+        )
     return position, Counter(keys=deleted)
 
 
@@ -1042,7 +1027,6 @@ def _in_parts(
             logger.warning("inbox %s is left to the next sweep of retention", inbox_id, exc_info=None if busy else exc)
             return found + Counter(left=1)
         found += deleted
-_ALERTED: Final = 500
     return found
 
 
@@ -1058,6 +1042,7 @@ def _pruning() -> Iterator[None]:
 # Wakes: a webhook is called when its principal's inbox has something new, once for a burst.
 
 _NAMED: Final = 5
+_ALERTED: Final = 500
 _ALERTS_NAMED: Final = 10
 _STOPPING: Final = frozenset({404, 409, 410, 422})
 """Answers that ask not to be called again."""

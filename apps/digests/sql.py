@@ -256,7 +256,6 @@ SUPERSEDE: Final = """
 update digests_entry e set superseded_by_seq = next.sequence, superseded_at = %(now)s
 from unnest(%(threads)s::bigint[], %(sequences)s::bigint[]) next(thread, sequence)
 where e.thread_id = next.thread and e.tenant_id = %(tenant)s and e.acked_at is null and e.superseded_by_seq is null
-returning e.thread_id, e.id
 """
 
 # Index: digests_receiptstate_by_thread.
@@ -270,11 +269,15 @@ update digests_thread set pending_count = 0, flush_due_at = null, revision = rev
 
 
 # One page of the inbox, with `as_of` from the same statement; no row if there is no inbox yet.
-# Index: digests_entry_live, or digests_entry_live_by_source.
+# Index: digests_entry_live, or digests_entry_live_by_source; digests_entry_revision_once.
 READ: Final = """
 select i.last_seq, i.visible_unread, i.pending_unread,
        e.id, e.kind, e.thread_id, e.revision, e.sequence, e.count, e.source_system, e.first_at, e.last_at,
-       e.flush_reason, e.supersedes_id, e.delivery_handle, coalesce(e.title, r.title), coalesce(e.summary, r.summary),
+       e.flush_reason, e.delivery_handle, (
+           select id from digests_entry before
+           where before.tenant_id = e.tenant_id and before.thread_id = e.thread_id
+                 and before.revision = e.revision - 1 and before.superseded_by_seq = e.sequence
+       ), coalesce(e.title, r.title), coalesce(e.summary, r.summary),
        e.receipt_ids, t.resource_ref, t.event_family, array(
            select named.receipt_id from unnest(e.receipt_ids) with ordinality member(id, nth)
            join receipts_receipt named on named.id = member.id where named.pruned_at is null order by member.nth
@@ -461,31 +464,25 @@ with snapshot as (
 )
 select id from snapshot where left_over = 0
 """
-# The next superseded snapshots that are old enough, in the order in which they were superseded. Those that still hold
-# something unacked are left. Indexes: digests_entry_superseded_since, digests_receiptstate_by_thread.
-NEXT_SUPERSEDED: Final = """
+# Removes the next superseded snapshots that are old enough, in the order in which they were superseded. Those that still
+# hold something unacked are left. What is acked stays acked, so this needs no lock of the inbox.
+# Indexes: digests_entry_superseded_since, digests_receiptstate_by_thread.
+DROP_SUPERSEDED: Final = """
 with next as materialized (
-    select id, inbox_id, thread_id, receipt_ids, superseded_at from digests_entry
+    select id, thread_id, receipt_ids, superseded_at from digests_entry
     where superseded_at > %(after)s and superseded_at <= gatehouse_now() - %(kept)s::interval
     order by superseded_at fetch first %(limit)s rows with ties
-)
-select inbox_id, array_agg(id order by id) filter (where not held), max(superseded_at)
-from (
-    select next.*, exists (
+), held as materialized (
+    select e.id from digests_entry e join next using (id)
+    where not exists (
         select from digests_receiptstate s
         where s.thread_id = next.thread_id and s.acked_at is null and s.receipt_id = any(next.receipt_ids)
-    ) as held
-    from next
-) judged
-group by inbox_id order by inbox_id
-"""
-# The same again under the lock.
-STILL_SUPERSEDED: Final = """
-select id from digests_entry e
-where id = any(%(entries)s) and inbox_id = %(inbox)s and superseded_at is not null and not exists (
-    select from digests_receiptstate s
-    where s.thread_id = e.thread_id and s.acked_at is null and s.receipt_id = any(e.receipt_ids)
+    )
+    for update of e skip locked
+), gone as (
+    delete from digests_entry where id = any(array(select id from held)) returning 1
 )
+select max(superseded_at), (select count(*) from gone) from next
 """
 
 # Counts the posts of sources, in the order of their names, which is that of the locks. A late hour counts for the one

@@ -288,7 +288,8 @@ select i.principal_id, json_build_object(
     'entries', (select coalesce(json_agg(json_build_object(
             'id', e.id, 'sequence', e.sequence, 'kind', e.kind, 'receipts', e.receipt_ids, 'revision', e.revision,
             'reason', e.flush_reason, 'superseded_by', e.superseded_by_seq, 'source', e.source_system,
-            'supersedes', e.supersedes_id,
+            'supersedes', (select p.id from digests_entry p where p.superseded_by_seq = e.sequence and p.inbox_id = i.id
+                           and p.thread_id = e.thread_id),
             'live', e.acked_at is null and e.superseded_by_seq is null,
             'content', md5(concat_ws('|', e.kind, e.sequence, e.thread_id, e.revision, e.source_system, e.receipt_ids,
                                      e.count, e.title, e.summary, e.first_at, e.last_at, e.flush_reason,

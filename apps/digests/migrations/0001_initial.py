@@ -146,7 +146,6 @@ class Migration(migrations.Migration):
                     ("superseded_by_seq", models.BigIntegerField(null=True)),
                     ("superseded_at", models.DateTimeField(null=True)),
                     ("acked_at", models.DateTimeField(null=True)),
-                    reference("supersedes", "digests.entry", "superseded_by", on_delete=models.SET_NULL, null=True),
                     tenant_field(),
                     reference("inbox", "digests.inbox", "entries", lasting=True),
                     reference("thread", "digests.thread", "snapshots", null=True),
@@ -169,11 +168,6 @@ class Migration(migrations.Migration):
                             name="digests_entry_superseded",
                             fields=["inbox", "superseded_by_seq"],
                             condition=Q(acked_at=None, superseded_by_seq__isnull=False),
-                        ),
-                        models.Index(
-                            name="digests_entry_by_superseded",
-                            fields=["supersedes"],
-                            condition=Q(supersedes__isnull=False),
                         ),
                         models.Index(
                             name="digests_entry_superseded_since",
@@ -345,7 +339,7 @@ class Migration(migrations.Migration):
         ),
         immutable(
             "digests_entry",
-            except_columns=("superseded_by_seq", "superseded_at", "acked_at", "supersedes_id"),
+            except_columns=("superseded_by_seq", "superseded_at", "acked_at"),
             redactable=("title", "summary"),
             prunable=("pruned",),
         ),
