@@ -435,7 +435,6 @@ CELERY_TASK_ROUTES = {
     "tasks.execute": {"queue": "execute"},
     "executions.*": {"queue": "execute"},
     "delivery.*": {"queue": "deliver"},
-    "digests.queue_wakes": {"queue": "deliver"},
 }
 CELERY_TASK_PUBLISH_RETRY_POLICY = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1

@@ -1156,16 +1156,14 @@ def _worth_a_wake(targets: Sequence[Target], now: datetime) -> list[Target]:
     return worth
 
 
-def queue_wakes(*, principals: Collection[int] | None = None) -> int:
-    """Queue a delivery to each webhook that is to be woken now, of these principals or of all; answers how many.
+def queue_wakes() -> int:
+    """Queue a delivery to each webhook that is to be woken now; answers how many.
 
     Opens its own transaction. A target that has a delivery pending gets no second one.
     """
     with acting_as_system("queue wakes"):
         pending = Delivery.objects.filter(target=OuterRef("pk"), state=State.PENDING)
         webhooks = Target.objects.filter(kind=TargetKind.WEBHOOK, stopped_at=None, principal__disabled_at=None)
-        if principals is not None:
-            webhooks = webhooks.filter(principal_id__in=principals)
         now = database_now()
         if _is_quiet(now):
             webhooks = webhooks.exclude(principal__name=principals_services.OPERATORS)

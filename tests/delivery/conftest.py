@@ -55,7 +55,7 @@ def deliver() -> None:
 
 def wake(target: Target) -> bool:
     """Queue and send the wakes of a target; says whether it was called."""
-    digests.queue_wakes(principals=[target.principal_id or 0])
+    digests.queue_wakes()
     return bool(sending.deliver_to(tenant_id=target.tenant_id, target_id=target.pk))
 
 

@@ -223,19 +223,6 @@ def test_post_to_a_remote_notifies_a_worker_through_the_broker(kee: Caller, lee:
     assert (len(remote.received), states()) == (1, {State.DELIVERED})
 
 
-def test_burst_of_posts_is_one_message_and_one_wake(kee: Caller, agent: Remote) -> None:
-    target = make_webhook(kee, agent.url).target
-    with listening_at("deliver") as queue:
-        for _ in range(50):
-            write(kee, kee)
-        (principals,) = take(queue, "digests.queue_wakes")
-        assert principals == [kee.principal_id]
-        app.tasks["digests.queue_wakes"](principals)
-        assert take(queue, "delivery.deliver") == []
-    app.tasks["delivery.deliver"]()
-    assert (len(agent.received), reloaded(target).sent) == (1, 1)
-
-
 def _and_close(run: Callable[[], object]) -> Callable[[], None]:
     def concurrent() -> None:
         run()

@@ -324,7 +324,7 @@ def test_answer_of_the_old_address_says_nothing_of_the_new_one(target: Target, a
 def test_tick_alone_queues_wakes(as_kee: Caller, agent: Remote) -> None:
     make_webhook(as_kee, agent.url)
     post(as_kee)
-    jobs.queue_all_wakes()
+    jobs.queue_wakes()
     assert sending.deliver_next()
     assert len(agent.received) == 1
 
