@@ -1,7 +1,7 @@
 """What migrations of several apps share: an operation that makes all tables of an app, and the fields that recur."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from django.db import models
 from django.db.migrations.operations.base import Operation, OperationCategory
@@ -9,30 +9,6 @@ from django.db.migrations.operations.models import CreateModel
 from django.db.migrations.state import ProjectState
 from django.db.models import F
 from django.db.models.lookups import Exact, IsNull
-
-# PostgreSQL reads the CHECKs of a table from its catalogue anew at each statement that writes to it, and those of a
-# domain once a session. Has those of single columns of the tables on a task's way be of a domain of the column. A
-# migration that changes such a rule changes the domain.
-CHECK_BY_DOMAIN: Final = r"""
-do $$
-declare
-    field record;
-begin
-    for field in
-        select conrelid::regclass as part, attname as name, conrelid::regclass || '_' || attname as domain,
-               format_type(atttypid, atttypmod) as kind, string_agg(format('drop constraint %I', conname), ', ') as dropped,
-               string_agg(format('constraint %I check (%s)', conname, regexp_replace(
-                   pg_get_expr(conbin, conrelid), '("?)\m' || attname || '\M\1', 'value', 'g')), ' ') as rules
-        from pg_constraint join pg_attribute on attrelid = conrelid and attnum = conkey[1]
-        where contype = 'c' and cardinality(conkey) = 1 and conrelid = any(array['tasks_task', 'task_live', 'tasks_run',
-            'task_history', 'receipts_receipt', 'digests_inbox', 'digests_entry']::regclass[])
-        group by conrelid, attname, atttypid, atttypmod
-    loop
-        execute format('create domain %I as %s %s', field.domain, field.kind, field.rules);
-        execute format('alter table %s %s, alter %I type %I', field.part, field.dropped, field.name, field.domain);
-    end loop;
-end $$
-"""
 
 
 class CreateModels(Operation):

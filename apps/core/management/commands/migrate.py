@@ -11,7 +11,6 @@ from django.db.migrations.loader import MigrationLoader
 from apps.core.management.commands.makemigrations import Autodetector
 from apps.core.rls import CARRY_TENANT, EXPECT_ONE_TENANT, FORCE_WALL
 from apps.core.sql import OWNER, SYSTEM, execute, logged_in_as
-from apps.core.tables import CHECK_BY_DOMAIN
 from config.typed import typed
 
 
@@ -34,7 +33,6 @@ class Command(Migrate):
             super().handle(*args, **options)
             execute(CARRY_TENANT)
             execute(FORCE_WALL)
-            execute(CHECK_BY_DOMAIN)
             execute(EXPECT_ONE_TENANT)
         finally:
             # The next connection starts in the default role; this one may be older than that default.
