@@ -54,7 +54,7 @@ _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _READY: Final = 0.8
 """A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
-_SHOWN, _OF_POSSIBLE = 1.0, 0.6
+_SHOWN, _OF_POSSIBLE = 1.1, 0.6
 """It is shown for confirmation, if the log-odds that it is right and a share of those that it is possible at all come to this."""
 _UNKNOWN: Final = 0.3
 """So much more for each word that nothing explains, if it changes something."""
