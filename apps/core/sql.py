@@ -323,6 +323,15 @@ def database_now() -> datetime:
     return row[0]
 
 
+def in_batches(do: Callable[[int], int], batch: int) -> int:
+    """Do it until less than a batch is left; returns how many. Each time is a transaction of its own."""
+    total = some = do(batch)
+    while some >= batch:
+        some = do(batch)
+        total += some
+    return total
+
+
 def violated_constraint(exc: Exception) -> str:
     """The name of the constraint that an IntegrityError reports; empty when it names none."""
     cause = exc.__cause__

@@ -662,8 +662,8 @@ def _heirs(uids: Collection[str], catalogue: Catalogue) -> dict[str, str]:
     by_name: dict[str, list[str]] = {}
     for tool in catalogue.tools:
         by_name.setdefault(tool.name, []).append(tool.uid)
-    names = workers.tool_names([uid for uid in uids if uid not in catalogue.by_uid])
-    return {uid: by_name[name][0] for uid, name in names.items() if len(by_name.get(name, ())) == 1}
+    gone = workers.tool_versions([uid for uid in uids if uid not in catalogue.by_uid])
+    return {uid: by_name[tool.name][0] for uid, tool in gone.items() if len(by_name.get(tool.name, ())) == 1}
 
 
 def unlearn(tenant_id: int, _plans: Collection[int] = ()) -> None:

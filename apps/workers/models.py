@@ -1,7 +1,6 @@
 """MCP workers, the versions of their tools, their offers, the outcome of calls, and the sources of discovery."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -71,24 +70,6 @@ REPORTED: Final[Mapping[str, State]] = {
 
 DOWN_AFTER: Final = 3
 UP_AFTER: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Reachability:
-    """The verdict on an endpoint, and how many probes in a row have contradicted it."""
-
-    reach: Reach
-    against: int = 0
-
-    def after(self, *, answered: bool) -> "Reachability":
-        """Return the verdict after one more probe. The first answer of an unknown endpoint counts at once."""
-        if answered and self.reach == Reach.UNKNOWN:
-            return Reachability(Reach.UP)
-        seen = Reach.UP if answered else Reach.DOWN
-        against = self.against + 1
-        if seen != self.reach and against < (UP_AFTER if answered else DOWN_AFTER):
-            return Reachability(self.reach, against)
-        return Reachability(seen)
 
 
 def pause_after(faults: int) -> timedelta:
@@ -283,9 +264,13 @@ class Worker(TenantModel):
             raise Conflict(f"{self.worker_id} cannot go from {self.state} to {state}.", code="illegal_transition")
         self.state = state
 
-    @property
-    def reachability(self) -> Reachability:
-        return Reachability(Reach(self.reach), self.probes_against)
+    def note_answer(self, *, answered: bool) -> None:
+        """Judge in memory by one more probe. The first answer of an unknown endpoint counts at once."""
+        seen = Reach.UP if answered else Reach.DOWN
+        enough = 1 if answered and self.reach == Reach.UNKNOWN else UP_AFTER if answered else DOWN_AFTER
+        self.probes_against += 1
+        if seen == self.reach or self.probes_against >= enough:
+            self.reach, self.probes_against = seen, 0
 
     @property
     def condition(self) -> State:
@@ -452,7 +437,6 @@ class WorkerSource(TenantModel):
     looked_at = models.DateTimeField(null=True)
     faults = models.IntegerField(default=0, help_text="Failed looks in a row.")
     fault = models.CharField(max_length=300, null=True)
-    added_at = models.DateTimeField()
 
     class Meta:
         constraints = [

@@ -65,11 +65,6 @@ def managers(*, tenant_id: int, worker_ids: Collection[str] | None = None) -> di
     return sql.managers(tenant_id=tenant_id, worker_ids=worker_ids)
 
 
-def tool_names(uids: Collection[str]) -> dict[str, str]:
-    """The names of tool versions by uid, offered or not."""
-    return dict(ToolVersion.objects.filter(uid__in=uids).values_list("uid", "name"))
-
-
 def tool_versions(uids: Collection[str]) -> dict[str, ToolVersion]:
     """Tool versions by uid, offered or not."""
     return {tool.uid: tool for tool in ToolVersion.objects.filter(uid__in=uids)}

@@ -22,7 +22,6 @@ from apps.workers.models import (
     TRANSITIONS,
     UP_AFTER,
     Reach,
-    Reachability,
     State,
     Worker,
     WorkerEvent,
@@ -158,10 +157,11 @@ def test_late_workers_are_marked_in_transactions_of_few(as_kee: Caller) -> None:
 
 @given(st.lists(st.booleans()))
 def test_verdict_changes_after_enough_probes_in_a_row(answers: list[bool]) -> None:
-    standing = Reachability(Reach.UNKNOWN)
+    worker = Worker()
     for number, answered in enumerate(answers, start=1):
-        before, standing = standing, standing.after(answered=answered)
-        if standing.reach == before.reach or (before.reach == Reach.UNKNOWN and answered):
+        before = worker.reach
+        worker.note_answer(answered=answered)
+        if worker.reach == before or (before == Reach.UNKNOWN and answered):
             continue
         needed = UP_AFTER if answered else DOWN_AFTER
         assert answers[number - needed : number] == [answered] * needed
@@ -169,21 +169,22 @@ def test_verdict_changes_after_enough_probes_in_a_row(answers: list[bool]) -> No
 
 @given(st.sampled_from(Reach), st.integers(0, DOWN_AFTER - 1), st.booleans())
 def test_equal_probes_settle_every_verdict(reach: Reach, against: int, answered: bool) -> None:
-    standing = Reachability(reach, against)
+    worker = Worker(reach=reach, probes_against=against)
 
     for _ in range(max(UP_AFTER, DOWN_AFTER)):
-        standing = standing.after(answered=answered)
+        worker.note_answer(answered=answered)
 
-    assert standing == Reachability(Reach.UP if answered else Reach.DOWN)
+    assert (worker.reach, worker.probes_against) == (Reach.UP if answered else Reach.DOWN, 0)
 
 
 @given(st.lists(st.booleans(), min_size=1))
 def test_agreeing_probe_resets_the_count(answers: list[bool]) -> None:
-    standing = Reachability(Reach.UP)
+    worker = Worker(reach=Reach.UP)
     for answered in answers:
-        standing = standing.after(answered=answered)
+        worker.note_answer(answered=answered)
 
-    assert standing.after(answered=standing.reach == Reach.UP).against == 0
+    worker.note_answer(answered=worker.reach == Reach.UP)
+    assert worker.probes_against == 0
 
 
 @given(st.integers(1, 100))

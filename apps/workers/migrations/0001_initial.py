@@ -240,7 +240,6 @@ class Migration(migrations.Migration):
                     ("looked_at", models.DateTimeField(null=True)),
                     ("faults", models.IntegerField(default=0)),
                     ("fault", models.CharField(max_length=300, null=True)),
-                    ("added_at", models.DateTimeField()),
                 ],
                 options={
                     "indexes": [

@@ -71,7 +71,6 @@ def add_source(
             "sealed_secret": seal(secret) if secret else "",
             "every": every,
             "next_at": now,
-            "added_at": now,
         },
     )
     if not created:

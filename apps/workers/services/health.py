@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from apps.core.outbound import CallFailed
-from apps.core.sql import GATEHOUSE_NOW, database_now, in_turn
+from apps.core.sql import GATEHOUSE_NOW, database_now, in_batches, in_turn
 from apps.principals.models import TenantModel
 from apps.principals.tenancy import Caller, acting_as_system, acting_in
 from apps.workers import manifests
@@ -75,17 +75,11 @@ def mark_late(*, batch: int = LATE_BATCH) -> int:
     Workers that send no heartbeats are left to the probes. Opens a transaction per batch, so that the heartbeat of a
     worker that returns need not wait for all others.
     """
-    marked = 0
-    while True:
-        with acting_as_system("late heartbeats"):
-            some = _mark_some(batch)
-        marked += some
-        if some < batch:
-            return marked
+    return in_batches(_mark_some, batch)
 
 
+@acting_as_system("late heartbeats")
 def _mark_some(most: int) -> int:
-    """Mark late workers of any tenant, at most so many; returns their number."""
     now = database_now()
     late = Q(last_heartbeat_at__lt=now - LATE_AFTER) & ~Q(state=State.DEGRADED)
     lost = Q(last_heartbeat_at__lt=now - OFFLINE_AFTER)
@@ -179,8 +173,7 @@ def note_probe(asked: Worker, seen: Seen | CallFailed) -> None:
 def _judge(worker: Worker, seen: Seen | CallFailed, now: datetime) -> bool:
     """Store the result of a probe; tells whether the worker has drifted since the last one."""
     drift_before = worker.drift
-    reachability = worker.reachability.after(answered=isinstance(seen, Seen))
-    worker.reach, worker.probes_against = reachability.reach, reachability.against
+    worker.note_answer(answered=isinstance(seen, Seen))
     since_last = timedelta(0) if worker.probed_at is None else now - worker.probed_at
     worker.probed_at = now
     if isinstance(seen, Seen):

@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, F, OuterRef, Q, Subquery
 
 from apps.core.errors import Conflict, NotFound
-from apps.core.sql import GATEHOUSE_NOW, database_now, violated_constraint
+from apps.core.sql import GATEHOUSE_NOW, database_now, in_batches, violated_constraint
 from apps.principals.models import Principal
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as_system
@@ -424,16 +424,15 @@ def revoke_key(*, tenant_id: int, key_id: str, why: str) -> int:
 
 def lapse_trust(*, batch: int = LAPSE_BATCH) -> int:
     """End the trust in workers whose signature has expired; returns their number. Opens a transaction per batch."""
-    lapsed = 0
-    while True:
-        with acting_as_system("expired signatures"):
-            now = database_now()
-            found = Worker.objects.trusted().filter(trust_ends_at__lte=now).order_by("id")
-            workers = found.select_for_update(skip_locked=True)[:batch]
-            some = _strip(workers, "the signature has ended", now, may_return=True)
-        lapsed += some
-        if some < batch:
-            return lapsed
+    return in_batches(_lapse_some, batch)
+
+
+@acting_as_system("expired signatures")
+def _lapse_some(most: int) -> int:
+    now = database_now()
+    found = Worker.objects.trusted().filter(trust_ends_at__lte=now).order_by("id")
+    workers = found.select_for_update(skip_locked=True)[:most]
+    return _strip(workers, "the signature has ended", now, may_return=True)
 
 
 def _strip(workers: Iterable[Worker], why: str, now: datetime, *, may_return: bool) -> int:
@@ -504,15 +503,15 @@ def fold_calls() -> int:
 
 def forget_events(*, batch: int = FORGET_BATCH) -> int:
     """Delete old events, except for each worker's last one; returns their number. Opens a transaction per batch."""
-    gone = 0
-    while True:
-        with acting_as_system("deleting old events of workers"):
-            later = WorkerEvent.objects.filter(
-                tenant_id=OuterRef("tenant_id"), worker_id=OuterRef("worker_id"), pk__gt=OuterRef("pk")
-            )
-            old = WorkerEvent.objects.filter(Exists(later), at__lt=database_now() - settings.WORKER_EVENTS_KEPT)
-            keys = list(old.order_by("pk").values_list("pk", flat=True)[:batch])
-            some, _ = WorkerEvent.objects.filter(pk__in=keys).delete()
-        gone += some
-        if some < batch:
-            return gone
+    return in_batches(_forget_some, batch)
+
+
+@acting_as_system("deleting old events of workers")
+def _forget_some(most: int) -> int:
+    later = WorkerEvent.objects.filter(
+        tenant_id=OuterRef("tenant_id"), worker_id=OuterRef("worker_id"), pk__gt=OuterRef("pk")
+    )
+    old = WorkerEvent.objects.filter(Exists(later), at__lt=database_now() - settings.WORKER_EVENTS_KEPT)
+    keys = list(old.order_by("pk").values_list("pk", flat=True)[:most])
+    gone, _ = WorkerEvent.objects.filter(pk__in=keys).delete()
+    return gone
