@@ -14,15 +14,16 @@ from enum import StrEnum
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
+
 from apps.core import foreign_schemas, outbound, strict_json
-from apps.core.errors import DomainError, FieldError, Forbidden, Invalid
+from apps.core.errors import DomainError, FieldError, Forbidden, Invalid, TooLarge, Unavailable
 from apps.core.ids import parse_ref
 from apps.core.outbound import legible
 from apps.executions import selectors
 from apps.executions.errors import (
     CallCanceled,
     OutcomeUnknown,
-    SizeExceeded,
     UnresolvedReference,
     UnusableAnswer,
     WorkerAsks,
@@ -48,6 +49,8 @@ from apps.workers.shapes import OfferView
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import CallToolResult, ElicitResult, ErrorData
+
+logger = structlog.get_logger(__name__)
 
 TASK_TYPE: Final = "mcp_worker_call"
 DIRECT: Final = timedelta(seconds=30)
@@ -173,9 +176,16 @@ def call_worker(
             if may_be_queued and refusal.code == "worker_timed_out":
                 return _queued(caller, request)
         raise
-    pointer = keep(caller=caller, value=called.payload, files=called.files)
     with caller.acting():
         record(target, called)
+    pointer: str | None = None
+    try:
+        pointer = keep(caller=caller, value=called.payload, files=called.files)
+    except Unavailable as away:
+        # The tool has run: whoever is told to try again would run it twice.
+        logger.warning(
+            "call.not_kept", worker_id=worker_id, tool=tool_name, files=len(called.files), reason=away.detail
+        )
     return CallOutcome(status="complete", result=called.payload, result_pointer=pointer)
 
 
@@ -257,13 +267,13 @@ def with_cause(target: Target, params: Mapping[str, Any], cause: str | None) -> 
 def check_params(target: Target, params: Mapping[str, Any]) -> None:
     """Check the parameters of a call.
 
-    :raises SizeExceeded: if they are larger than the worker accepts.
+    :raises TooLarge: if they are larger than the worker accepts (`payload_too_large`).
     :raises Invalid: with a pointer to each fault, if they don't fit the tool's schema (`invalid_params`).
     """
     size = strict_json.size(params)
     if size > target.max_params_bytes:
         detail = f"The parameters are {size} bytes; the MCP worker accepts {target.max_params_bytes}."
-        raise SizeExceeded(detail, code="payload_too_large", reached=False)
+        raise TooLarge(detail, code="payload_too_large")
     faults = foreign_schemas.faults(params, target.input_schema, under="params")
     if faults:
         detail = "; ".join(f"{fault.pointer}: {fault.message}" for fault in faults[:5])
@@ -389,7 +399,7 @@ def _refusal(failure: outbound.CallFailed, target: Target) -> DomainError:
         case outbound.GivenUp():
             refusal = CallCanceled(f"The call of {tool} was canceled.")
         case outbound.AnswerTooLarge():
-            refusal = SizeExceeded(str(failure), code="answer_too_large")
+            refusal = WorkerRefused(str(failure), code="answer_too_large")
         case outbound.Redirected():
             refusal = WorkerRefused(str(failure), code="worker_redirected", reached=False)
         case outbound.Refused(broke=True):
@@ -496,8 +506,7 @@ def record(target: Target, outcome: Called | DomainError) -> None:
 
     Only the worker's own failures count, not the caller's mistakes. Nobody records a canceled call.
     """
-    mistakes = {"payload_too_large", "worker_asks"}
-    is_failure = isinstance(outcome, WorkerCallFailed) and outcome.code not in mistakes
+    is_failure = isinstance(outcome, WorkerCallFailed) and not isinstance(outcome, WorkerAsks)
     if isinstance(outcome, DomainError) and not is_failure:
         return
     registry.record_call(

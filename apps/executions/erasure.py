@@ -7,7 +7,7 @@ from apps.tasks.erasure import FORGOTTEN_TASKS, forget_artifacts, give_artifacts
 
 _DEFINITION: Final = f"""jsonb_strip_nulls(jsonb_build_object('step_id', definition->'step_id', 'step_type', definition->'step_type',
     'worker_id', definition->'worker_id', 'tool_name', definition->'tool_name', 'executor', definition->'executor',
-    'decision_required', definition->'decision_required', 'params', '{FORGOTTEN}'::jsonb))"""
+    'decision_required', definition->'decision_required', 'done', definition->'done', 'params', '{FORGOTTEN}'::jsonb))"""
 # The pointer stays where it names an artifact: its file is found by it.
 _ENVELOPE: Final = f"""case when envelope->>'result_pointer' ~ '^artifact:sha256-[0-9a-f]{{64}}$'
     then '{FORGOTTEN}'::jsonb || jsonb_build_object('result_pointer', envelope->'result_pointer')

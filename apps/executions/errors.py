@@ -2,12 +2,10 @@
 
 from typing import Any, ClassVar, Final
 
-from apps.core.errors import Conflict, DomainError, Invalid, TooLarge, Unavailable
+from apps.core.errors import Conflict, DomainError, Invalid, Unavailable
 
 NEEDS_ESCALATION: Final = "needs_escalation"
 """The code of a step whose worker answered that somebody else has to do it."""
-BUDGET_EXCEEDED: Final = "budget_exceeded"
-"""The code of a step without a result that the budget does not allow to call again."""
 OUTCOME_UNKNOWN: Final = "outcome_unknown"
 """The code of a call whose tool may have run, gave no answer, and may not run twice."""
 
@@ -56,7 +54,7 @@ class WorkerAway(WorkerCallFailed, Unavailable):
 
 
 class WorkerRefused(WorkerCallFailed, Invalid):
-    """The worker answered that it won't or can't: `worker_refused`, `worker_redirected`, `job_failed`."""
+    """The worker answered that it won't or can't: `worker_refused`, `worker_redirected`, `answer_too_large`, `job_failed`."""
 
     code = "worker_refused"
 
@@ -69,10 +67,6 @@ class WorkerAsks(WorkerRefused):
 
 class UnusableAnswer(WorkerRefused):
     """The worker's answer can't be read or stored. Asked again, it would answer the same."""
-
-
-class SizeExceeded(WorkerCallFailed, TooLarge):
-    """The answer (`answer_too_large`) or the parameters (`payload_too_large`) are over the limit."""
 
 
 class OutcomeUnknown(WorkerCallFailed, Conflict):

@@ -10,19 +10,13 @@ import structlog
 from apps.core.errors import DomainError
 from apps.core.ids import parse_ref
 from apps.core.sql import database_now
-from apps.executions import calls, sql
-from apps.executions.errors import (
-    BUDGET_EXCEEDED,
-    OUTCOME_UNKNOWN,
-    CallCanceled,
-    UnusableAnswer,
-    WorkerCallFailed,
-    WorkerUnavailable,
-)
+from apps.executions import calls
+from apps.executions.errors import OUTCOME_UNKNOWN, CallCanceled, UnusableAnswer, WorkerCallFailed, WorkerUnavailable
+from apps.executions.models import ExecutionStep
 from apps.executions.services import worker_jobs
+from apps.executions.states import StepStatus
 from apps.tasks import selectors as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
-from apps.tasks.services import ending
 from apps.tasks.states import Status
 from apps.workers.models import Offer, WorkerRateLimited
 from apps.workers.services import registry
@@ -89,9 +83,11 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
         planned: str | None = None
         if job is None:
             # The workers of a plan were checked at its begin. A job is followed even if its tool has changed since.
-            step = sql.step_of_task(task_id=parse_ref("task", context.task_id))
-            planned = step.tool_uid
-            if not step.exists:
+            task_id = parse_ref("task", context.task_id)
+            step = ExecutionStep.objects.filter(task_id=task_id, status=StepStatus.QUEUED).first()
+            if step is not None:
+                planned = step.tool_uid
+            else:
                 calls.refuse_outside_pool(context.caller, worker_id)
         target = calls.target_of(worker_id=worker_id, tool_name=tool_name, tool_uid=planned)
     calls.note_run(context.task_id)
@@ -132,9 +128,8 @@ def _called(context: Context, target: calls.Target, given: Mapping[str, Any]) ->
     :raises Failed: if there is no answer, or the tool may not be called a second time.
     """
     params = given["params"]
-    costs = _admit(context, target, params)
-    marked = costs or not target.repeatable
-    if marked:
+    _admit(context, target, params)
+    if not target.repeatable:
         context.heartbeat(checkpoint=_CALLED)
     if context.cancelled:
         raise Canceled
@@ -151,7 +146,7 @@ def _called(context: Context, target: calls.Target, given: Mapping[str, Any]) ->
         raise Canceled from exc
     except DomainError as exc:
         _record(context, target, exc)
-        if marked and isinstance(exc, WorkerCallFailed) and not exc.reached:
+        if not target.repeatable and isinstance(exc, WorkerCallFailed) and not exc.reached:
             context.heartbeat(checkpoint=_NOT_CALLED)
         raise _failed(exc, target) from exc
 
@@ -204,43 +199,23 @@ def _followed(context: Context, target: calls.Target, job: worker_jobs.Job) -> R
     return Result(pointer=pointer, summary=called.summary)
 
 
-def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) -> bool:
-    """Check that this run may call; count the call, and charge it if an earlier run may have called.
-
-    :return: whether such calls cost anything, by the worker's price or by the plan's estimate.
-    :raises Canceled: if its execution is halted and an earlier run may have called.
-    """
-    task_id = parse_ref("task", context.task_id)
+def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) -> None:
+    """Check that this run may call, and count the call."""
     kept = context.checkpoint or {}
-    again = context.run_id > 1 and (bool(kept.get("called")) or "job" in kept)
-    if again and not target.repeatable:
+    if context.run_id > 1 and not target.repeatable and (kept.get("called") or "job" in kept):
         raise Failed(
             OUTCOME_UNKNOWN,
             f"An earlier run of {target.tool_name} may have done its work, and it may not be run twice.",
             retryable=False,
         )
-    with context.caller.acting():
-        step = sql.step_of_task(task_id=task_id)
-        if again and step.is_halted:
-            ending.cancel(caller=context.caller, task_id=task_id)
-    if again and step.is_halted:
-        raise Canceled
     try:
         calls.check_params(target, params)
         with context.caller.acting():
             registry.take_call(worker_id=target.worker_id)
-            paid = not again or sql.charge_again(task_id=task_id, cost=target.cost)
     except WorkerRateLimited as full:
         raise Postponed(timedelta(seconds=full.retry_after)) from full
     except DomainError as refusal:
         raise _failed(refusal, target) from refusal
-    if not paid:
-        raise Failed(
-            BUDGET_EXCEEDED,
-            f"{target.tool_name} was called before and may have run; the budget does not cover another call.",
-            retryable=False,
-        )
-    return target.cost > 0 or step.costs
 
 
 def _cancel(context: Context, target: calls.Target, job: worker_jobs.Job) -> None:

@@ -112,13 +112,10 @@ class Execution(TenantModel):
             raise Conflict(f"{self} can't go from {self.status} to {status}.", code="illegal_transition")
         self.status = status
 
-    def over_budget(self, cost: Decimal, *, spent: Decimal) -> str | None:
-        """Why the budget does not allow a call of this cost for a step; None if it does.
-
-        :param spent: the cost of earlier calls for the same step.
-        """
-        if self.max_cost_per_step is not None and spent + cost > self.max_cost_per_step:
-            return f"A step would cost {spent + cost} USD; the limit per step is {self.max_cost_per_step}."
+    def over_budget(self, cost: Decimal) -> str | None:
+        """Why the budget does not allow a step of this cost; None if it does."""
+        if self.max_cost_per_step is not None and cost > self.max_cost_per_step:
+            return f"A step would cost {cost} USD; the limit per step is {self.max_cost_per_step}."
         if self.max_total_cost is not None and self.total_cost + cost > self.max_total_cost:
             return f"{self.total_cost + cost} USD would be over the budget of {self.max_total_cost}."
         return None
@@ -129,10 +126,12 @@ class ExecutionStep(TenantModel):
 
     `attempts` counts the claims and is the fencing token of a direct call: whoever finishes a call must still hold the
     claim of its start. After `call_expires_at` another process may take the call over; `repeatable` says whether it may
-    then call the tool again. `reserved_cost` is the charge of a claim that is to become a task, before any call.
-    `away_looks`: how often the step has looked for its worker in vain. `end_number` numbers the steps in the order of their ends, for streams;
-    a step that ended under the replaced plan has none.
+    then call the tool again, or the claim is to become a task. `away_looks`: how often the step has looked for its
+    worker in vain.
     """
+
+    end_number: int | None = None
+    """Its position among the ends of the execution's steps, from 1; set where ends are streamed."""
 
     execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="steps", db_index=False)
     position = models.PositiveSmallIntegerField()
@@ -145,7 +144,6 @@ class ExecutionStep(TenantModel):
     attempts = models.PositiveIntegerField(default=0)
     call_expires_at = models.DateTimeField(null=True)
     repeatable = models.BooleanField(default=False)
-    reserved_cost = models.DecimalField(max_digits=14, decimal_places=6, null=True)
     away_looks = models.PositiveSmallIntegerField(default=0)
     retry_at = models.DateTimeField(null=True)
     task_id = models.BigIntegerField(null=True)
@@ -154,28 +152,17 @@ class ExecutionStep(TenantModel):
     cost = models.DecimalField(max_digits=14, decimal_places=6, default=Decimal(0))
     started_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField(null=True)
-    end_number = models.PositiveSmallIntegerField(null=True)
 
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "execution", "step_id"], name="executions_step_id_once"),
             models.UniqueConstraint(fields=["tenant", "execution", "position"], name="executions_step_position_once"),
-            models.UniqueConstraint(
-                fields=["tenant", "execution", "end_number"], name="executions_step_end_number_once"
-            ),
-            models.CheckConstraint(
-                condition=Q(end_number=None) | Q(ended_at__isnull=False), name="executions_step_numbered_when_ended"
-            ),
             models.CheckConstraint(condition=Q(status__in=StepStatus.values), name="executions_step_status_known"),
             models.CheckConstraint(condition=Q(step_type__in=StepType.values), name="executions_step_type_known"),
             models.CheckConstraint(
                 condition=Q(status=StepStatus.CALLING, call_expires_at__isnull=False)
                 | Q(~Q(status=StepStatus.CALLING), call_expires_at=None),
                 name="executions_step_claimed_iff_calling",
-            ),
-            models.CheckConstraint(
-                condition=Q(reserved_cost=None) | Q(status=StepStatus.CALLING),
-                name="executions_step_cost_reserved_by_claim",
             ),
             models.CheckConstraint(
                 condition=~Q(status__in=[StepStatus.CALLING, StepStatus.QUEUED])
@@ -187,11 +174,8 @@ class ExecutionStep(TenantModel):
                 | Q(receipt_id__isnull=False),
                 name="executions_step_asked_by_receipt",
             ),
-            models.CheckConstraint(
-                condition=Q(cost__gte=0) & (Q(reserved_cost=None) | Q(reserved_cost__gte=0)),
-                name="executions_step_money_not_negative",
-            ),
-            # Serves selectors.due() and sql.py: steps whose task has ended.
+            models.CheckConstraint(condition=Q(cost__gte=0), name="executions_step_money_not_negative"),
+            # Serves selectors.due() and the runs of tasks.
             models.UniqueConstraint(
                 fields=["tenant", "task_id"], condition=Q(status=StepStatus.QUEUED), name="executions_step_by_open_task"
             ),
@@ -219,11 +203,6 @@ class ExecutionStep(TenantModel):
         call = _ENDED_BY.get(StepType(self.step_type)) if self.status == StepStatus.AWAITING else None
         state = f"{self.step_id} of {self.execution} is {self.step_type}, {self.status}"
         return f"{state}." if call is None else f"{state}: end it with {call}."
-
-    @property
-    def may_be_claimed_again(self) -> bool:
-        """Whether a lost claim did nothing that may not be done twice."""
-        return self.repeatable or self.reserved_cost is not None
 
     @property
     def is_asked(self) -> bool:
@@ -282,4 +261,4 @@ class ExecutionStep(TenantModel):
             raise Conflict(f"{self} can't go from {self.status} to {status}.", code="illegal_transition")
         self.status = status
         if status != StepStatus.CALLING:
-            self.call_expires_at = self.reserved_cost = None
+            self.call_expires_at = None

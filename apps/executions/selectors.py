@@ -1,7 +1,7 @@
 """Questions about executions."""
 
 from collections.abc import Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from django.db.models import Exists, OuterRef
@@ -124,7 +124,11 @@ def progress_of_plan(caller: Caller, plan_id: str, *, after: int) -> ExecutionPr
     steps = [] if execution is None else steps_of(execution)
     if execution is None:
         plans.plan_for(plan_id, caller=caller)
-    ended = sorted([step for step in steps if step.end_number], key=lambda step: step.end_number or 0)
+    # Those with `done` ended under the plan that this one replaces.
+    fresh = [step for step in steps if step.ended_at and not step.definition.get("done")]
+    ended = sorted(fresh, key=attrgetter("ended_at"))
+    for number, step in enumerate(ended, 1):
+        step.end_number = number
     if after > len(ended):
         fault = f"is ahead of this execution, of which {len(ended)} steps have ended"
         raise Invalid(f"{after} {fault}.", code="ahead_of_execution", errors=[FieldError("/after", fault)])

@@ -47,8 +47,6 @@ class StepOutput(Output):
     """The step's ResultEnvelope: status, payload or result_pointer, provenance, error."""
     started_at: datetime | None
     ended_at: datetime | None
-    end_number: int | None
-    """The position of this end among the ends of the execution's steps, from 1."""
 
 
 class ExecutionReport(Output):

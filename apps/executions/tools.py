@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
+from operator import attrgetter
 from time import monotonic, sleep
 from typing import Annotated, Any, Final, Literal
 
@@ -17,7 +18,7 @@ from apps.executions.calls import CallMode
 from apps.executions.services import advancing, commands
 from apps.executions.services.commands import Decision
 from apps.executions.shapes import CallOutcome, ExecutionProgress, ExecutionReport, ExecutionSummary
-from apps.executions.states import FINAL, SETTLED, Mode, Status, StepStatus, Strategy
+from apps.executions.states import FINAL, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import execution_topic
 from apps.plans import selectors as plans
 from apps.plans import services as planning
@@ -316,10 +317,10 @@ def _needs_no_waiting(report: ExecutionReport) -> bool:
 
 
 def _progress(report: ExecutionReport) -> Progress | None:
-    ended = [step for step in report.steps if step.status in SETTLED]
+    ended = sorted((step for step in report.steps if step.ended_at), key=attrgetter("ended_at"))
     if report.strategy != Strategy.PROGRESSIVE or not ended:
         return None
-    last = max(ended, key=lambda step: step.end_number or 0)
+    last = ended[-1]
     summary = (last.envelope or {}).get("summary")
     message = f"{last.step_id}: {last.status}{f'. {summary}' if summary else ''}"
     return Progress(done=len(ended), total=report.steps_total, message=message[:_MESSAGE])

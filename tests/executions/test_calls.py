@@ -5,9 +5,11 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.files.storage import storages
 
 from apps.core.outbound import ForbiddenEndpoint
 from apps.core.sql import database_now
@@ -221,6 +223,18 @@ def writer_step(step_id: str = "a", **more: Any) -> dict[str, Any]:
 def revoke(caller: Caller) -> None:
     with caller.acting():
         workers.revoke_key(tenant_id=caller.tenant_id, key_id="bundled", why="stolen")
+
+
+@pytest.mark.usefixtures("own_artifacts")
+def test_answer_of_a_writing_tool_counts_though_it_can_not_be_kept(kee: Caller, server: WorkerServer) -> None:
+    make_writing_worker(kee, server)
+    Path(storages["artifacts"].path("")).write_text("no directory")
+    told = call(kee)
+    execution = run(kee, [writer_step(), REPORT])
+
+    assert (told.status, told.result["text"], told.result_pointer) == ("complete", "x", None)
+    (done, *_) = report(kee, execution).steps
+    assert (done.status, (done.envelope or {})["payload"]["length"], server.calls) == ("complete", 5, {"echo": 2})
 
 
 @pytest.mark.parametrize(("own", "place"), [("", "content"), ("the same", "content"), ("a title", "other_content")])

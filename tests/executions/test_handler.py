@@ -4,7 +4,6 @@ import json
 import threading
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -22,7 +21,6 @@ from apps.workers.models import Call, Worker
 from tests.executions.making import (
     REPORT,
     advance,
-    call_step,
     come_due,
     make_worker,
     make_writing_worker,
@@ -171,55 +169,6 @@ def test_run_without_its_lease_does_not_call(
         executor.join(30)
 
     assert texter.calls == {"echo": 1}
-
-
-@pytest.mark.parametrize("planned", [{}, {"estimated_cost": 0.01}], ids=["not estimated", "estimated too low"])
-@pytest.mark.parametrize("bound", ["max_total_cost", "max_cost_per_step"])
-@pytest.mark.parametrize(
-    ("most", "ended"), [("0.25", ("complete", Decimal("0.2"), 1)), ("0.15", ("budget_exceeded", Decimal("0.1"), 0))]
-)
-def test_each_run_that_may_have_called_is_charged(
-    kee: Caller,
-    server: WorkerServer,
-    bound: str,
-    *,
-    most: str,
-    ended: tuple[str, Decimal, int],
-    planned: dict[str, Any],
-) -> None:
-    make_worker(kee, server, hints={"expected_runtime": "fast", "cost_estimate": 0.1})
-    bounds: dict[str, Any] = {bound: float(most)}
-    execution = run(kee, [queue_step("a", **planned), REPORT], budget=Budget(**bounds))
-    leave_a_run_behind(kee)
-
-    execute_queue(kee.tenant_id, "execute")
-    advance(execution)
-
-    done = report(kee, execution)
-    assert (done.status, money(done.total_cost), server.calls["echo"]) == ended
-
-
-def test_run_after_a_halt_neither_calls_nor_charges(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server, hints={"expected_runtime": "fast", "cost_estimate": 0.1})
-    steps = [
-        queue_step("q"),
-        call_step("a", "complain"),
-        call_step("b", depends_on=["a"]),
-        {**REPORT, "depends_on": ["b"]},
-    ]
-    execution = run(kee, steps)
-    leave_a_run_behind(kee)
-    before = report(kee, execution)
-
-    execute_queue(kee.tenant_id, "execute")
-    advance(execution)
-
-    done = report(kee, execution)
-    assert (done.status, [step.status for step in done.steps]) == (
-        "failed",
-        ["canceled", "failed", "skipped", "skipped"],
-    )
-    assert (money(done.total_cost), server.calls) == (money(before.total_cost), {"complain": 1})
 
 
 def test_run_that_reached_nobody_is_not_charged(

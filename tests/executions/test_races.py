@@ -261,8 +261,9 @@ def test_locked_execution_does_not_hold_up_the_tick(kee: Caller) -> None:
     assert report(kee, held).status == "queued"
 
 
-def test_message_is_published_after_commit(kee: Caller) -> None:
-    execution = begin(kee, [REPORT])
+def test_message_is_published_after_commit(kee: Caller, texter: WorkerServer) -> None:
+    execution = begin(kee, [call_step("a"), REPORT])
+    advance(execution, patience=timedelta(0))
 
     with current_app.connection_for_read() as broker, closing(broker.SimpleQueue("execute")) as queue:
         while True:

@@ -272,7 +272,7 @@ MUTANTS: Final = (
         name="execution-budget",
         breaks="A step begins though its execution's budget does not cover it.",
         file="apps/executions/services/steps.py",
-        text="why = work.execution.over_budget(cost, spent=step.cost)",
+        text="why = work.execution.over_budget(cost)",
         replacement="why = None",
         tests=("tests/executions/test_claims.py",),
     ),

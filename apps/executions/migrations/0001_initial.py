@@ -114,7 +114,6 @@ class Migration(migrations.Migration):
                 ("attempts", models.PositiveIntegerField(default=0)),
                 ("call_expires_at", models.DateTimeField(null=True)),
                 ("repeatable", models.BooleanField(default=False)),
-                ("reserved_cost", models.DecimalField(null=True, max_digits=14, decimal_places=6)),
                 ("away_looks", models.PositiveSmallIntegerField(default=0)),
                 ("retry_at", models.DateTimeField(null=True)),
                 ("task_id", models.BigIntegerField(null=True)),
@@ -123,7 +122,6 @@ class Migration(migrations.Migration):
                 ("cost", models.DecimalField(default=Decimal(0), max_digits=14, decimal_places=6)),
                 ("started_at", models.DateTimeField(null=True)),
                 ("ended_at", models.DateTimeField(null=True)),
-                ("end_number", models.PositiveSmallIntegerField(null=True)),
                 reference("execution", "executions.execution", "steps", on_delete=models.CASCADE),
                 tenant_field(),
             ],
@@ -132,13 +130,6 @@ class Migration(migrations.Migration):
                     models.UniqueConstraint(name="executions_step_id_once", fields=["tenant", "execution", "step_id"]),
                     models.UniqueConstraint(
                         name="executions_step_position_once", fields=["tenant", "execution", "position"]
-                    ),
-                    models.UniqueConstraint(
-                        name="executions_step_end_number_once", fields=["tenant", "execution", "end_number"]
-                    ),
-                    models.CheckConstraint(
-                        name="executions_step_numbered_when_ended",
-                        condition=Q(end_number=None) | Q(ended_at__isnull=False),
                     ),
                     models.CheckConstraint(
                         name="executions_step_status_known",
@@ -167,10 +158,6 @@ class Migration(migrations.Migration):
                         | ~Q(status="calling") & Q(call_expires_at=None),
                     ),
                     models.CheckConstraint(
-                        name="executions_step_cost_reserved_by_claim",
-                        condition=Q(reserved_cost=None) | Q(status="calling"),
-                    ),
-                    models.CheckConstraint(
                         name="executions_step_workers_do_worker_steps",
                         condition=~Q(status__in=["calling", "queued"])
                         | Q(step_type__in=["call_worker", "queue_execution"]),
@@ -180,10 +167,7 @@ class Migration(migrations.Migration):
                         condition=~Q(status="awaiting", step_type__in=["aggregate", "escalate"])
                         | Q(receipt_id__isnull=False),
                     ),
-                    models.CheckConstraint(
-                        name="executions_step_money_not_negative",
-                        condition=Q(cost__gte=0) & (Q(reserved_cost=None) | Q(reserved_cost__gte=0)),
-                    ),
+                    models.CheckConstraint(name="executions_step_money_not_negative", condition=Q(cost__gte=0)),
                     models.UniqueConstraint(
                         name="executions_step_by_open_task",
                         fields=["tenant", "task_id"],

@@ -19,11 +19,12 @@ from typing import Any, Final
 
 import structlog
 
+from apps.core import strict_json
 from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import parse_ref
-from apps.core.sql import retried
-from apps.executions import calls, reports, routing, selectors, sql
-from apps.executions.errors import BUDGET_EXCEEDED, WorkerCallFailed
+from apps.core.sql import GATEHOUSE_NOW, retried
+from apps.executions import calls, reports, routing, selectors
+from apps.executions.errors import WorkerCallFailed
 from apps.executions.models import ExecutionStep
 from apps.executions.routing import Moves, next_moves
 from apps.executions.services.steps import (
@@ -92,7 +93,7 @@ class Claim:
     owner: Caller
     target: calls.Target
     cost: Decimal
-    """The charge for this call."""
+    """What this claim has charged; nothing, if an earlier claim of the step did."""
     envelopes: Mapping[str, Mapping[str, Any]]
     as_task: bool
     lost: threading.Event = field(default_factory=threading.Event)
@@ -195,8 +196,6 @@ def _take_in(work: UnitOfWork, step: ExecutionStep, record: FinishedTask, result
     else:
         error = record.error or {}
         code, message = error.get("code", "task_failed"), error.get("message", record.summary)
-        if code == BUDGET_EXCEEDED:
-            work.halt(Status.BUDGET_EXCEEDED, message)
         fail(work, step, code=code, message=message, retryable=False, run_id=run_id)
 
 
@@ -336,8 +335,9 @@ def _call(claim: Claim, params: Mapping[str, Any]) -> calls.Called | DomainError
 
 def _renew(claim: Claim) -> bool:
     """Renew the claim; returns whether it still stands. The call of a lost claim is given up."""
+    held = ExecutionStep.objects.filter(pk=claim.step.pk, attempts=claim.fencing_token, status=StepStatus.CALLING)
     with _acting(claim.tenant_id):
-        if sql.renew_claim(step_id=claim.step.pk, fencing_token=claim.fencing_token, period=CLAIM):
+        if held.update(call_expires_at=GATEHOUSE_NOW + CLAIM):
             return True
     claim.lost.set()
     return False
@@ -374,12 +374,16 @@ def _write(claim: Claim, outcome: calls.Called | DomainError) -> None:
     try:
         pointer = calls.keep(caller=claim.owner, value=outcome.payload, files=outcome.files)
     except DomainError as refusal:
-        retried(partial(_write_failure, claim, refusal))
-        return
+        fits = not outcome.files and strict_json.size(outcome.payload) <= reports.MAX_PAYLOAD_BYTES
+        if claim.target.repeatable or not fits or not isinstance(refusal, Unavailable):
+            retried(partial(_write_failure, claim, refusal))
+            return
+        # The tool may not run again, and the envelope holds it all.
+        pointer = None
     retried(partial(_write_result, claim, outcome, pointer))
 
 
-def _write_result(claim: Claim, outcome: calls.Called, pointer: str) -> None:
+def _write_result(claim: Claim, outcome: calls.Called, pointer: str | None) -> None:
     """Write a result if the claim still stands."""
     with _holding(claim) as held:
         if held is None:

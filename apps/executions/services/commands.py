@@ -17,7 +17,6 @@ from apps.executions.services.advancing import go_forward
 from apps.executions.services.steps import fail, report_of, succeed
 from apps.executions.services.work import UnitOfWork
 from apps.executions.states import MONEY, Mode, Status, StepStatus, Strategy
-from apps.executions.wakeups import wake_after_commit
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.models import Plan
@@ -39,7 +38,7 @@ def start(
     strategy: Strategy = Strategy.SEQUENTIAL,
     answers_inbox: bool = False,
 ) -> Execution:
-    """Start the execution of a plan, or return the execution that it already has.
+    """Start the execution of a plan, or return the execution that it already has. The caller or a tick continues it.
 
     The plan's own bounds hold too, where the budget is not tighter. A plan is executed once, so a repeated request does
     nothing twice. The owner is the caller; but a plan that one DeleGate asks of another is owned by the other, which has
@@ -88,7 +87,6 @@ def start(
             raise
         return _existing(plan_id, mode, strategy, most, per_step)
     _add_steps(execution, plan.document)
-    wake_after_commit(execution)
     return execution
 
 

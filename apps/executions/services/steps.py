@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from apps.core.errors import DomainError, Unavailable
 from apps.executions import calls, reports, selectors
-from apps.executions.errors import BUDGET_EXCEEDED, NEEDS_ESCALATION, OUTCOME_UNKNOWN, WorkerUnavailable
+from apps.executions.errors import NEEDS_ESCALATION, OUTCOME_UNKNOWN, WorkerUnavailable
 from apps.executions.models import ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.work import UnitOfWork
@@ -63,8 +63,7 @@ def claim(work: UnitOfWork, step: ExecutionStep) -> None:
         return
     if not _charge(work, step, target):
         return
-    step.repeatable = target.repeatable
-    step.reserved_cost = work.charges[step.pk] if as_task(work, step, target) else None
+    step.repeatable = target.repeatable or as_task(work, step, target)
     step.attempts += 1
     step.retry_at, step.away_looks = None, 0
     step.move_to(StepStatus.CALLING)
@@ -97,22 +96,22 @@ def take_calls(work: UnitOfWork) -> None:
 
 
 def _charge(work: UnitOfWork, step: ExecutionStep, target: calls.Target) -> bool:
-    """Charge a call to the budget before it is made, so that steps at once can't exceed the budget together.
+    """Charge a step to the budget before its first call, so that steps at once can't exceed the budget together.
 
-    Each call that may have run is charged: by the plan's estimate, or by the worker's present price if that is higher.
+    The charge is the plan's estimate, or the worker's present price if that is higher.
     """
+    if step.cost:
+        return True
     estimate = Decimal(str(step.definition.get("estimated_cost") or 0))
     cost = max(target.cost, estimate).quantize(MONEY)
-    why = work.execution.over_budget(cost, spent=step.cost)
+    why = work.execution.over_budget(cost)
     if why is None:
         step.cost += cost
         work.execution.total_cost += cost
         work.charges[step.pk] = cost
         return True
     work.halt(Status.BUDGET_EXCEEDED, why)
-    if step.attempts:
-        fail(work, step, code=BUDGET_EXCEEDED, message=f"It can't be called again. {why}", retryable=False)
-    else:
+    if not step.attempts:
         step.started_at = None
     return False
 
@@ -120,9 +119,7 @@ def _charge(work: UnitOfWork, step: ExecutionStep, target: calls.Target) -> bool
 def reclaim(work: UnitOfWork, step: ExecutionStep) -> None:
     """Take over a lost claim, unless the tool may have run and must not run twice."""
     work.touch(step)
-    again = step.may_be_claimed_again
-    work.unclaim(step)
-    if not again:
+    if not step.repeatable:
         _fail_as_unknown(work, step)
     elif step.attempts >= MAX_CLAIMS:
         fail(work, step, code="claims_exhausted", message="Every process that tried is gone.", retryable=True)
@@ -132,9 +129,7 @@ def reclaim(work: UnitOfWork, step: ExecutionStep) -> None:
 
 def give_up(work: UnitOfWork, step: ExecutionStep) -> None:
     """Settle a lost claim that is not wanted any more."""
-    again = step.may_be_claimed_again
-    work.unclaim(step)
-    if again:
+    if step.repeatable:
         work.settle(step, StepStatus.CANCELED)
     else:
         _fail_as_unknown(work, step)

@@ -22,8 +22,8 @@ from apps.principals.tenancy import Caller, on_behalf_of
 from apps.receipts.services import Poster, ReceiptDraft
 
 _STEP_FIELDS: Final = [
-    "status", "attempts", "call_expires_at", "repeatable", "reserved_cost", "away_looks", "retry_at", "task_id",
-    "receipt_id", "envelope", "cost", "started_at", "ended_at", "end_number",
+    "status", "attempts", "call_expires_at", "repeatable", "away_looks", "retry_at", "task_id", "receipt_id", "envelope",
+    "cost", "started_at", "ended_at",
 ]  # fmt: skip
 
 
@@ -98,21 +98,17 @@ class UnitOfWork:
     def settle(self, step: ExecutionStep, status: StepStatus) -> None:
         step.move_to(status)
         step.ended_at = self.now
-        step.end_number = 1 + max((other.end_number or 0 for other in self.steps), default=0)
         step.retry_at = None
         self.touch(step)
 
     def unclaim(self, step: ExecutionStep) -> None:
-        """Refund a claim that called no tool: one of this transaction, or one that was to become a task."""
+        """Refund a claim of this transaction, which has called no tool."""
         if any(claimed is step for claimed, _ in self.claims):
             self.claims = [claim for claim in self.claims if claim[0] is not step]
             step.attempts -= 1
             if step.attempts == 0:
                 step.started_at = None
             self.refund(step, self.charges.pop(step.pk, Decimal(0)))
-        elif step.reserved_cost is not None:
-            self.refund(step, step.reserved_cost)
-        step.reserved_cost = None
 
     def refund(self, step: ExecutionStep, cost: Decimal) -> None:
         """Undo the charge for a call that certainly did not run."""
