@@ -926,7 +926,9 @@ def _sweep(name: str, step: _Step, patience: timedelta | None) -> Counter[str]:
         try:
             position, deleted = step(position)
         except DatabaseError as exc:
-            logger.warning("%s stopped after %s, where the next call goes on", name, position, exc_info=exc)
+            logger.warning("%s stopped after %s; the next sweep tries again", name, position, exc_info=exc)
+            with acting_as_system("retention"):
+                Sweep.objects.filter(pk=sweep.pk).update(position=0, ended_at=database_now())
             return found + Counter(left=1)
         found += deleted
         with acting_as_system("retention"):

@@ -377,7 +377,8 @@ select greatest(%(now)s - r.created_at, interval '0') from receipts_receipt r jo
 _LEFT: Final = """
     exists (
         select from digests_entry e
-        where e.inbox_id = i.id and e.acked_at is null and e.superseded_by_seq is null and e.sequence <= mark.seq
+        where e.tenant_id = i.tenant_id and e.inbox_id = i.id and e.acked_at is null and e.superseded_by_seq is null
+              and e.sequence <= mark.seq
     ) or exists (
         select from digests_entry shown
         join digests_entry head on head.tenant_id = shown.tenant_id and head.thread_id = shown.thread_id
@@ -399,14 +400,14 @@ select mark.place, i.visible_unread, {_LEFT}
 from unnest(%(tenants)s::bigint[], %(principals)s::bigint[], %(marks)s::bigint[])
      with ordinality mark(tenant, principal, seq, place)
 cross join lateral (
-    select id, visible_unread from digests_inbox
+    select id, tenant_id, visible_unread from digests_inbox
     where tenant_id = mark.tenant and principal_id = mark.principal and last_seq > mark.seq and visible_unread > 0
     limit 1
 ) i
 cross join lateral (
     select from digests_entry e
-    where e.inbox_id = i.id and e.acked_at is null and e.superseded_by_seq is null and e.sequence > mark.seq
-          and {_IS_NEWS.format(tenant="mark.tenant", mark="mark.seq")}
+    where e.tenant_id = i.tenant_id and e.inbox_id = i.id and e.acked_at is null and e.superseded_by_seq is null
+          and e.sequence > mark.seq and {_IS_NEWS.format(tenant="mark.tenant", mark="mark.seq")}
     limit 1
 ) news
 order by mark.place

@@ -84,14 +84,14 @@ _MAY_CLOSE: Final = f"""
 # Of receipts that are made: each closes what it pairs with, which is known to be its to close. That is locked before
 # they are written, and so before any inbox.
 _CLOSABLE: Final = """, closable as materialized (
-    select ctid as spot from receipts_obligation
+    select receipt_id from receipts_obligation
     where receipt_id = any(array(select pairs_with from made)) and (closed_at is null) is true
     order by receipt_id for no key update
 )"""
 _CLOSED: Final = """closed as (
     update receipts_obligation o
     set closed_by_id = (select id from stored where pairs_with = o.receipt_id limit 1), closed_at = gatehouse_now()
-    where o.ctid = any(array(select spot from closable))
+    where o.receipt_id = any(array(select receipt_id from closable))
 )"""
 _MADE: Final = """(
     select nextval('receipts_receipt_id_seq') as id, uuidv7() as uuid, made.*, null::text as artifact_location,
@@ -117,7 +117,7 @@ def recording_made(made: str, *, closing: bool, **parts: str) -> str:
     """
     given = {"draft": made, "drafts": _MADE, "free": "true"}
     if closing:
-        free = "cardinality(array(select spot from closable)) >= 0"
+        free = "cardinality(array(select receipt_id from closable)) >= 0"
         given |= {"draft": made + _CLOSABLE, "free": free, "owed": _CLOSED}
     return recording(**given, **parts).replace("%(now)s::timestamptz", "at")
 

@@ -620,7 +620,7 @@ ending as materialized (
         task_id bigint, fencing_token int, holder bigint, status text, outcome text, reason text, error jsonb, summary text, channel text,
         pointer text, content text, checksum text, size bigint, media_type text, digest text, receipt text)
     cross join lateral (
-        select h.ctid as spot, h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fencing_token,
+        select h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fencing_token,
                (h.task_id << 16) + h.fencing_token as run_id, case when h.ready_at is not null then h.concurrency_key end as key
         from task_live h
         where h.task_id = g.task_id and (g.fencing_token is null or (
@@ -629,7 +629,8 @@ ending as materialized (
         for update
     ) h
 ), gone as (
-    delete from task_live where ctid = any(array(select spot from ending))
+    -- Not by its ctid: a row that others changed while it was waited for stands elsewhere.
+    delete from task_live where task_id = any(array(select task_id from ending))
 ), runs as (
     update tasks_run r
     set ended_at = gatehouse_now(), outcome = ending.outcome, error = ending.error, request_digest = ending.digest,

@@ -12,7 +12,7 @@ _TRIES: Final = 3
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    """Looks itself whether a connection of the pool still stands; its settings ask for no `CONN_HEALTH_CHECKS`."""
+    """Looks itself whether a connection of the pool still stands; with one, settings ask for no `CONN_HEALTH_CHECKS`."""
 
     def _set_autocommit(self, autocommit: bool) -> None:  # noqa: FBT001  # Django's signature
         # Those of a pool are given back as they are taken. Outside of a transaction psycopg does no more than this.

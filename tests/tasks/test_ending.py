@@ -39,7 +39,7 @@ from tests.tasks.making import (
     snapshot,
     terminal_receipts,
 )
-from tests.waiters import together
+from tests.waiters import Other, together, until_somebody_waits_for_this_transaction
 
 
 def test_completion_writes_record_receipt_and_inbox_entry(tenant: Tenant, kee: Caller, worker: Caller) -> None:
@@ -247,6 +247,25 @@ def test_rival_cancellations_in_any_order_do_not_deadlock(tenant: Tenant, kee: C
         answers = together(*(partial(cancel_many, kee, *order) for order in orders))
         assert answers == [dict.fromkeys(sorted(ids), "canceled")] * len(orders)
         assert [len(terminal_receipts(kee, task)) for task in ids] == [1] * len(ids)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("changes", [beat, cancel], ids=["heartbeat", "cancellation"])
+def test_an_end_that_waits_for_a_change_of_its_task_is_whole(
+    kee: Caller, worker: Caller, changes: Callable[..., Any]
+) -> None:
+    make_type(kee)
+    task = number(queue(kee))
+    grant = lease_one(worker)
+    with acting_as(kee):
+        changes(*(worker, grant) if changes is beat else (kee, task))
+        end = Other(partial(complete, worker, grant))
+        until_somebody_waits_for_this_transaction()
+
+    assert end.ends() is None
+    with acting_as(kee):
+        assert FinishedTask.objects.get(task_id=task).status == "succeeded"
+        assert not LiveTask.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)
