@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from apps.plans.local.values import Found, Kind, read
 
-NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
-"""A Tuesday."""
+NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)  # a Tuesday
 
 
 def found(text: str) -> set[tuple[object, ...]]:
@@ -31,9 +30,9 @@ def found(text: str) -> set[tuple[object, ...]]:
         ("install @scope/package", "path", "@scope/package"),
         ("all **/*.py files", "glob", "**/*.py"),
         ("add README.md", "file", "README.md"),
-        ("close #42", "number_ref", 42),
+        ("cite doi:10.1038/s41586-023-0611-2.", "id", "10.1038/s41586-023-0611-2"),
         ("close acme/shop#42", "number_ref", 42),
-        ("channel C024BE91L", "id", "C024BE91L"),
+        ("who came on Thursday the 19th", "date", "2026-11-19"),
         ("commit 3f2a9c1", "id", "3f2a9c1"),
         ("template email_1", "id", "email_1"),
         ("pay to DE89 3704 0044 0532 0130 00", "id", "DE89 3704 0044 0532 0130 00"),
@@ -64,7 +63,6 @@ def found(text: str) -> set[tuple[object, ...]]:
         ("2026-12-01 15:30", "datetime", "2026-12-01T15:30:00Z"),
         ("2026-12-01T15:30:00+02:00", "datetime", "2026-12-01T15:30:00+02:00"),
         ("tomorrow at 9", "datetime", "2026-11-25T09:00:00Z"),
-        ("tomorrow with Ann at 3pm", "datetime", "2026-11-25T15:00:00Z"),
         ("Friday, 5:30 p.m.", "datetime", "2026-11-27T17:30:00Z"),
         ("tomorrow at 12.30", "datetime", "2026-11-25T12:30:00Z"),
         ("tonight at 8", "datetime", "2026-11-24T20:00:00Z"),
@@ -114,7 +112,7 @@ def test_units_belong_to_both_ends_of_a_range() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["an hour and a half", "a 90-minute walk", "1 hour and 30 minutes", "90 minutes", "1h 30m", "1h30"]
+    "text", ["an hour and a half", "90-minute walk", "1 hour and 30 mins", "six quarters of an hour", "1h 30m", "1h30"]
 )
 def test_durations_are_seconds(text: str) -> None:
     assert ("duration", 5400) in found(text)
@@ -125,16 +123,18 @@ def test_durations_are_seconds(text: str) -> None:
     [
         ("between 2026-01-01 and 2026-01-31", "2026-01-01", "2026-01-31"),
         ("from Monday to Friday", "2026-11-30", "2026-12-04"),
-        ("from 3 to 6 January", "2027-01-03", "2027-01-06"),
+        ("from the 1st to the 15th of November", "2026-11-01", "2026-11-15"),
+        ("from the 1st of November to the 15th", "2026-11-01", "2026-11-15"),
+        ("from 3 to 17 July this year", "2026-07-03", "2026-07-17"),
         ("March 3-7, 2027", "2027-03-03", "2027-03-07"),
         ("from 10 Dec to 3 Jan", "2026-12-10", "2027-01-03"),
         ("from March to May 2025", "2025-03-01", "2025-05-31"),
         ("last week", "2026-11-16", "2026-11-22"),
         ("in March", "2026-03-01", "2026-03-31"),
-        ("Q3 2025", "2025-07-01", "2025-09-30"),
+        ("Q3 last year", "2025-07-01", "2025-09-30"),
         ("the last 7 days", "2026-11-17", "2026-11-24"),
         ("10am-2pm", "10:00", "14:00"),
-        ("from 11 to 1pm", "11:00", "13:00"),
+        ("from 11 to 1 in the afternoon", "11:00", "13:00"),
     ],
 )
 def test_periods_have_two_ends(text: str, start: str, end: str) -> None:
@@ -163,7 +163,7 @@ def test_numbers_within_dates_are_no_values_and_a_period_may_have_one_end() -> N
     assert found("since Monday") == {("date", "2026-11-23", "start")}
     assert found("since the 16th") == {("date", "2026-11-16", "start")}
     assert ("datetime", "2026-11-27T09:00:00Z", "start") in found("Friday from 9 to 10")
-    assert found("on Nov 25, 2027") == {("date", "2027-11-25")}
+    assert ("datetime", "2026-11-24T22:00:00Z", "end") in found("until 10 tonight")
     assert ("integer", 7) in found("the last 7 days")
     assert ("integer", 3, "start") in found("from 3 to 5 stars this month")
 

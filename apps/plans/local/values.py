@@ -92,7 +92,7 @@ def _numbers(tokens: Sequence[Token], digits: Mapping[int, float]) -> Iterator[F
 def _number(tokens: Sequence[Token], digits: Mapping[int, float], place: int) -> tuple[float, int] | None:
     """The number that begins at a place, in digits or words, and the place of its last token."""
     low, last = tokens[place].low, place
-    after = [token.low for token in tokens[place + 1 : place + 3]] + ["", ""]
+    after = [token.low for token in tokens[place + 1 : place + 5]] + ["", ""]
     if place in digits:
         total = digits[place]
     elif low in ("a", "an", "one"):
@@ -109,6 +109,8 @@ def _number(tokens: Sequence[Token], digits: Mapping[int, float], place: int) ->
         step = 2 if after[0] == "-" else 1
         if low.endswith("ty") and 0 < words.NUMBERS.get(after[step - 1], 0) < words.NUMBERS["ten"]:
             total, last = total + words.NUMBERS[after[step - 1]], place + step
+        elif after[step - 1 : step + 1] == ["quarters", "of"] and after[step + 1] in ("a", "an"):
+            total, last = total / 4, place + step + 2
     else:
         return None
     for one in tokens[last + 1 : last + 3]:
@@ -225,10 +227,11 @@ _MONTH: Final = (
 _DAY: Final = (
     r"(?:mon(?:day)?|tue(?:s(?:day)?)?|wed(?:nesday)?|thu(?:rs?(?:day)?)?|fri(?:day)?|sat(?:urday)?|sun(?:day)?)\b"
 )
+_ON: Final = rf"(?:{_DAY},?\s+)?(?:the\s+)?"
 _UNIT: Final = r"(?:second|minute|min|hour|hr|day|week|month|year)s?\b"
 _COUNT: Final = rf"(?:\d{{1,4}}|{'|'.join(sorted(_COUNTS, key=len, reverse=True))})"
 _HOURS: Final = "|".join(words.ONES.split()[1:13])
-_YEAR: Final = r"(?:19|20)\d\d(?![\d:/-]|\.\d)"
+_YEAR: Final = r"(?:(?:19|20)\d\d(?![\d:/-]|\.\d)|(?:this|next|last)\s+year\b)"
 _TH: Final = r"(?:st|nd|rd|th)?"
 _UPTO: Final = r"\s?(?:-|–|to|and|until|through)\s?"
 _MOMENT: Final = r"[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?"
@@ -239,18 +242,18 @@ _AMOUNT: Final = "|".join(
 _PRICED: Final = rf"(?!\s*(?:{_PM}|[%°:.,/-]\d|[%°$€£]|(?:percent|degrees|each|per|{_AMOUNT}|[a-z]+s)\b))"
 _CLOCK: Final = (
     rf"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?:\s?{_PM})?|(?:1[0-2]|0?[1-9])(?:\.[0-5]\d)?\s?{_PM}"
-    rf"|(?<=at\s)(?:[01]?\d|2[0-3])\.[0-5]\d(?!\d){_PRICED}|(?:1[0-2]|[1-9])(?=\s+(?:in\s+the|this|tomorrow)\s+(?:morning|afternoon|evening)\b)"
+    rf"|(?<=at\s)(?:[01]?\d|2[0-3])\.[0-5]\d(?!\d){_PRICED}|(?:1[0-2]|[1-9])(?=\s+(?:in\s+the|this|tomorrow)\s+(?:morning|afternoon|evening)\b)|(?<!for\s)(?<!of\s)(?:1[0-2]|[1-9])(?=\s+tonight\b)"
 )
 _FORMS: Final = re.compile(
     rf"""(?ix)(?<![\w/.\#@])(?:(?=\d)|(?<!\w-))(?:
     (?P<iso>\d{{4}}(?:-\d\d-\d\d(?:{_MOMENT})?|/\d\d/\d\d))
-    |(?:{_DAY},?\s+(?:the\s+)?)?(?:(?P<d0>\d\d?){_TH}{_UPTO})?(?P<d1>\d\d?){_TH}\s+(?:of\s+)?(?P<m1>{_MONTH})(?:,?\s+(?P<y1>{_YEAR}))?
-    |(?:{_DAY},?\s+)?(?P<m2>{_MONTH})\s+(?:the\s+)?(?P<d2>\d\d?){_TH}(?![\d:.])(?:{_UPTO}(?P<d3>\d\d?){_TH}(?![\d:.]))?
+    |{_ON}(?:(?P<d0>\d\d?){_TH}{_UPTO}{_ON})?(?P<d1>\d\d?){_TH}\s+(?:of\s+)?(?P<m1>{_MONTH})(?:,?\s+(?P<y1>{_YEAR}))?
+    |(?:{_DAY},?\s+)?(?P<m2>{_MONTH})\s+(?:the\s+)?(?P<d2>\d\d?){_TH}(?![\d:.])(?:{_UPTO}{_ON}(?P<d3>\d\d?){_TH}(?![\d:.]))?
      (?:,?\s+(?P<y2>{_YEAR}))?
     |(?P<dots>\d\d?\.\d\d?\.(?:19|20)\d\d)|(?P<slashes>\d\d?/\d\d?(?:/(?:19|20)\d\d)?)
     |(?:(?P<whichmonth>this|next|last)\s+)?(?P<m3>{_MONTH})(?:\s+(?:of\s+)?(?P<y3>{_YEAR}))?
     |q(?P<q>[1-4])(?:\s+(?:of\s+)?(?P<yq>{_YEAR}))?
-    |(?:the\s+)(?P<nth>\d\d?)(?:st|nd|rd|th)(?=\s*(?:$|[,.;?!]|(?:at|for|from|to|until|and|with)\b))
+    |(?:(?P<dow>{_DAY}),?\s+(?:the\s+)?|the\s+)(?P<nth>\d\d?)(?:st|nd|rd|th)(?(dow)|(?=\s*(?:$|[,.;?!]|(?:at|for|from|to|until|and|with)\b)))
     |(?P<near>(?:the\s+)?day\s+after\s+tomorrow|(?:the\s+)?day\s+before\s+yesterday|today|tonight|tomorrow|tmrw|yesterday
      |this\s+(?:morning|afternoon|evening))
     |end\s+of\s+(?:the|this)\s+(?P<close>week|month|quarter|year)
@@ -262,7 +265,7 @@ _FORMS: Final = re.compile(
     |(?P<noon>noon|midday|midnight)\b
     |(?P<past>half|(?:a\s+)?quarter)\s+(?P<to>past|to)\s+(?P<hour>1[0-2]|[1-9]|{_HOURS})\b
     |(?:(?P<since>1[0-2]|0?[1-9]){_UPTO})?(?P<clock>{_CLOCK})
-    |(?:from|between)\s+(?P<h1>[01]?\d|2[0-3]){_UPTO}(?P<h2>[01]?\d|2[0-3])(?=\s*(?:$|[,.;?!](?:\s|$)|(?:on|for|in|and|with|at|today|tomorrow)\b))
+    |(?:from|between)\s+(?P<h1>[01]?\d|2[0-3]){_UPTO}(?P<h2>[01]?\d|2[0-3])(?=\s*(?:$|[,.;?!](?:\s|$)|(?:on|for|in(?!\s+the\s+(?:after|eve))|and|with|at|today|tomorrow)\b))
     |(?:at|@)\s+(?P<at>[01]?\d|2[0-3]){_PRICED}
     )(?![\w/])(?!-[a-z])"""
 )
@@ -272,6 +275,7 @@ _MONTHLY: Final = _AFTER | _BEFORE | {"in", "during", "for", "of", "to", "betwee
 _DAILY: Final = _AFTER | _BEFORE | {"on", "to", "and", "or"}
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_SHIFTS: Final = {"this": 0, "current": 0, "next": 1, "coming": 1, "last": -1}
 _SHORT: Final = 4
 _A_YEAR: Final = 12
 _MANY: Final = 20
@@ -290,18 +294,19 @@ _JOINERS: Final = frozenset(("at", "on", "by", "the", "from", "for", ","))
 
 
 class _Said(dict[str, str]):
-    """The named groups of one match in lower case, and what stands around them."""
+    """The named groups of one match in lower case, what stands around them, and the year that was said, else 0."""
 
     def __init__(self, match: re.Match[str], before: str, now: datetime, *, late: bool) -> None:
         super().__init__({name: text.lower() for name, text in match.groupdict().items() if text})
-        self.before, self.now, self.today, self.late = before, now, now.date(), late
-        self.past = False
+        self.before, self.now, self.today, self.late, self.past = before, now, now.date(), late, False
+        year = next((text for name, text in self.items() if name[0] == "y"), "0")
+        self.year = int(year) if year.isdigit() else now.year + _SHIFTS[year.split()[0]]
 
-    def day(self, month: str, day: str, year: str | None) -> date:
+    def day(self, month: str, day: str) -> date:
         """A day of the year that was said, else the next such day; one that passed of late, or after "since", is the last."""
-        found = date(int(year or self.today.year), _month(month), int(day))
+        found = date(self.year or self.today.year, _month(month), int(day))
         ago = (self.today - found).days
-        if year or (ago > 0 and self.past) or 0 <= ago <= _OF_LATE:
+        if self.year or (ago > 0 and self.past) or 0 <= ago <= _OF_LATE:
             return found
         return found.replace(year=found.year + (-1 if self.past else int(ago > 0)))
 
@@ -338,8 +343,8 @@ def _iso(said: _Said) -> When:
 
 
 def _day_month(said: _Said) -> When:
-    month, day, year = said.get("m1") or said["m2"], said.get("d1") or said["d2"], said.get("y1") or said.get("y2")
-    one = said.day(month, said.get("d0", day), year)
+    month, day = said.get("m1") or said["m2"], said.get("d1") or said["d2"]
+    one = said.day(month, said.get("d0", day))
     other = one.replace(day=int(said.get("d3", day)))
     return one if one == other else (one, other) if one < other else None
 
@@ -351,7 +356,7 @@ def _numeric(said: _Said) -> When:
     """
     one, other, *years = (int(part) for part in re.split(r"[./]", said.get("dots") or said["slashes"]))
     if not years:
-        return said.day(_MONTHS[other - 1], str(one), None) if one > _A_YEAR >= other > 0 else None
+        return said.day(_MONTHS[other - 1], str(one)) if one > _A_YEAR >= other > 0 else None
     year = years[0]
     if "dots" in said or one > _A_YEAR or one == other:
         return date(year, other, one)
@@ -360,25 +365,26 @@ def _numeric(said: _Said) -> When:
 
 def _months(said: _Said) -> When:
     """A month without a year is one of this year. "next" and "last" go from now, and "since" is never ahead."""
-    which, month, year = said.get("whichmonth"), _month(said["m3"]), int(said.get("y3", said.today.year))
-    if "y3" in said:
-        return _whole(year, month)
+    which, month = said.get("whichmonth"), _month(said["m3"])
+    if said.year:
+        return _whole(said.year, month)
     if not which and said.before not in _MONTHLY and said["m3"][:3] in ("may", "mar"):
         return None
     ahead = month - said.today.month
     shift = int(which == "next" and ahead <= 0) - int((which == "last" and ahead >= 0) or (said.past and ahead > 0))
-    return _whole(year + shift, month)
+    return _whole(said.today.year + shift, month)
 
 
 def _quarter(said: _Said) -> When:
-    return _whole(int(said.get("yq", said.today.year)), 3 * int(said["q"]) - 2, 3)
+    return _whole(said.year or said.today.year, 3 * int(said["q"]) - 2, 3)
 
 
 def _nth(said: _Said) -> When:
-    """ "the 5th" is the next such day, today included, or the last one."""
-    shift = -(int(said["nth"]) > said.today.day) if said.past else int(said["nth"]) < said.today.day
-    first, last = _whole(said.today.year, said.today.month + shift)
-    return first.replace(day=int(said["nth"])) if int(said["nth"]) <= last.day else None
+    """ "the 5th" is the next such day, today included, or the last one. "Friday the 5th" is both, ahead first."""
+    order = (*range(2 * _OF_LATE), *range(-1, -_OF_LATE, -1))
+    days = (said.today + timedelta(days=-count if said.past else count) for count in order)
+    named = (day for day in days if _DAYS[day.weekday()].startswith(said.get("dow", "")[:3]))
+    return next((day for day in named if day.day == int(said["nth"])), None)
 
 
 def _near(said: _Said) -> When:
@@ -389,7 +395,7 @@ def _near(said: _Said) -> When:
 
 def _span(said: _Said) -> When:
     span, today = said["span"], said.today
-    shift = {"this": 0, "current": 0, "next": 1, "coming": 1}.get(said["which"], -1)
+    shift = _SHIFTS.get(said["which"], -1)
     if span.startswith("week"):
         monday = today + timedelta(days=7 * shift - today.weekday())
         return monday + timedelta(days=5 if span == "weekend" else 0), monday + timedelta(days=6)
@@ -520,8 +526,9 @@ def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[
             continue
         before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
         said = _Said(match, before[-1] if before else "", now, late=late)
-        said.today = day if "nth" in said else said.today
         said.past = said.before == "since" or not _DONE.isdisjoint((tokens[0].low, *before))
+        if "nth" in said:
+            said.today = day if said.before in _TO and not said.past else max(day, said.today)
         reader = next(reader for name, reader in _READERS.items() if name in said)
         try:
             past = when = reader(said)
@@ -531,7 +538,7 @@ def _spans(text: str, tokens: Sequence[Token], now: datetime) -> Iterator[tuple[
             said.past = True
             past = reader(said)
         if when is not None:
-            day = max(day, when) if type(when) is date else day
+            day = when if type(when) is date else day
             yield first, last, when, bool(said.keys() & {"d0", "d3", "since", "h2"}), past
 
 
