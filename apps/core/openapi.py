@@ -20,7 +20,7 @@ class FieldProblem(Output):
     message: str
 
 
-class Problem(Output):
+class ProblemDetails(Output):
     """An RFC 9457 problem document."""
 
     type: str
@@ -104,7 +104,7 @@ class OperationSchema(AutoSchema):
         if not operation.read_only:
             # A read that marks what it showed depends on the present state, too.
             refusals.add(409)
-        shape, media_type = Problem, "application/problem+json"
+        shape, media_type = ProblemDetails, "application/problem+json"
         if route.manner == "service":
             shape, media_type = ServiceRefusal, "application/json"  # type: ignore[assignment]  # another shape
         responses: dict[Any, OpenApiResponse] = {
