@@ -13,6 +13,7 @@ NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 TEXT = {"type": "string"}
 NUMBER = {"type": "number"}
 INTEGER = {"type": "integer"}
+DAY = {"type": "string", "format": "date"}
 
 
 def params(schema: dict[str, Any], description: str = "") -> dict[str, Param]:
@@ -90,6 +91,14 @@ def test_unit(name: str, description: str, unit: str) -> None:
     assert param(name, {"type": "integer", "description": description}).unit == unit
 
 
+def test_journey_begins_at_a_departure_and_a_stay_at_an_arrival() -> None:
+    journeys = [(f"departure{end}", f"arrival{end}", TEXT) for end in ("", "_airport", "_station")]
+    stays = [(f"arrival{end}", f"departure{end}", DAY) for end in ("", "_date")]
+    for first, second, schema in (*journeys, *stays):
+        assert (param(first, schema, second).side, param(second, schema, first).side) == ("start", "end")
+    assert param("departure_date", DAY, "arrival_city", "departure_city", "return_date").side == "start"
+
+
 def test_args_section_describes_params() -> None:
     text = "Send a message.\n\n    Args:\n        to: Email of the recipient\n        wait: How long to wait, in seconds\n    "
     one = params({"properties": {"to": TEXT, "wait": INTEGER}}, text)
@@ -110,10 +119,9 @@ def test_args_section_describes_params() -> None:
         ("page_id", TEXT, [], "12", "12"),
         ("pull_number", INTEGER, [], "#42", 42),
         ("start", {"type": "string", "format": "date-time"}, [], "since Monday", "2026-11-23T00:00:00Z"),
-        ("start_date", {"type": "string", "format": "date"}, [], "last week", "2026-11-16"),
-        ("arrival", {"type": "string", "format": "date"}, ["departure"], "last week", "2026-11-16"),
-        ("due_date", {"type": "string", "format": "date"}, [], "by Friday at 9", "2026-11-27"),
-        ("paid_on", {"type": "string", "format": "date"}, [], "on Friday", "2026-11-20"),
+        ("start_date", DAY, [], "last week", "2026-11-16"),
+        ("due_date", DAY, [], "by Friday at 9", "2026-11-27"),
+        ("paid_on", DAY, [], "on Friday", "2026-11-20"),
         ("until", {"type": "string", "format": "time"}, [], "2 pm", "14:00:00Z"),
         ("emails", {"type": "array", "items": TEXT}, [], "a@b.example", ["a@b.example"]),
         ("assignee", TEXT, [], "@ann", "ann"),

@@ -60,6 +60,8 @@ _YEAR: Final = re.compile(r"\d+-01-01/\d+-12-31")
 _ABBREVIATED: Final = 3
 _PAST: Final = frozenset(("log", "track"))
 _AHEAD: Final = frozenset(("scheduled", "planned", "expected", "needed", "due", "deadline", "next", "until"))
+_ROUTE: Final = frozenset(("airport", "destination", "flight", "from", "origin", "station", "train"))
+"""Words of the names of params of a journey."""
 _LETTERS: Final = frozenset("cfghlms")
 """Units at the end of a name: `distance_m`, but not `top_k`."""
 _DEGREES: Final = frozenset("CFK")
@@ -133,10 +135,14 @@ def _param(
     kind = _type(item)
     choices = _choices(item)
     side = next((side for side in ("start", "end") if words.PAIRS[side] & {*own, " ".join(own)}), "")
+    mine = next((word for word in own if word in words.PAIRS["start"] & words.PAIRS["end"]), "")
     # A guest arrives first, a train departs first.
-    either = [word for word in siblings if word in words.PAIRS["start"] & words.PAIRS["end"]]
-    if either[1:] and own[-1:] == either[1:2]:
-        side = "end"
+    is_dated = item.get("format") in ("date", "date-time") or own[-1:] in (["date"], ["day"])
+    is_stay = is_dated and _ROUTE.isdisjoint(siblings)
+    if mine == "arrival":
+        side = "start" if is_stay else "end"
+    elif mine:
+        side = "end" if is_stay and " ".join(own).replace(mine, "arrival") in siblings else "start"
     for one, other in (("left", "right"), ("right", "left")):
         if (
             own
