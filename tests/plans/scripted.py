@@ -19,10 +19,7 @@ def scripted(told: Mapping[str, Mapping[str, Any]], asked: Asked, library: Libra
     wanted = told[asked.intent].get("steps", ())
     places = {one["tool"]: place for place, one in enumerate(wanted, 1)}
     steps = [
-        {
-            "tool": ids.get(one["tool"]),
-            "params": {name: written(value, places) for name, value in one["args"].items()},
-        }
+        {"tool": ids.get(one["tool"]), "params": {name: written(value, places) for name, value in one["args"].items()}}
         for one in wanted
     ]
     try:

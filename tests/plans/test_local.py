@@ -346,22 +346,19 @@ def test_changes_keep_their_order_and_each_of_several_ids_has_a_call() -> None:
 
     assert calls(both) == calls(proposal) == [("close_ticket", {"ticket_id": one}) for one in (12, 13)]
     assert [step.depends_on for step in proposal.steps] == [(), ("step-1",)]
+    assert ask("Close the tickets 12 and 12345678901 million").steps[1].missing_params == ("ticket_id",)
 
 
-def test_context_fills_what_the_request_leaves_out() -> None:
+def test_context_fills_what_the_request_leaves_out_and_an_answer_settles_the_tool() -> None:
     proposal = ask("Close the ticket", context={"ticket_id": 7})
 
     assert calls(proposal) == [("close_ticket", {"ticket_id": 7})]
     assert (proposal.steps[0].provenance or {})["ticket_id"]["source"] == Evidence.CONTEXT
     assert answer(proposal) == "ready"
     assert calls(ask("list all tickets", context={"status": "open"})) == [("list_tickets", {"status": "open"})]
-
-
-def test_answer_settles_which_tool_is_meant() -> None:
     tickets = next(one for one in READING if one.name == "list_tickets")
-    proposal = ask("show what is open", tools={0: tickets.uid})
-
-    assert [step.tool_name for step in proposal.steps] == ["list_tickets"]
+    settled = ask("show what is open", tools={0: tickets.uid})
+    assert [step.tool_name for step in settled.steps] == ["list_tickets"]
 
 
 def test_tool_that_takes_a_request_gets_the_words_themselves() -> None:

@@ -473,8 +473,8 @@ class _Proposing:
         }
         steps.append(call(len(steps) + 1, match.profile.tool, values, self.asked, **told))
         for name, value in others:
-            own = {"step_id": f"step-{len(steps) + 1}", "params": {**(steps[-1].params or {}), name: value}}
-            steps.append(steps[-1].model_copy(update=own))
+            values[name] = replace(values[name], value=value)
+            steps.append(call(len(steps) + 1, match.profile.tool, values, self.asked, **told))
         return places[id(match)]
 
     def _twin(self, chosen: _Chosen) -> Match | None:
