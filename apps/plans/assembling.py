@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from apps.core.errors import pointer_to
 from apps.plans.catalogue import (
     GENTLE_EFFECTS,
     Catalogue,
@@ -24,7 +25,7 @@ from apps.plans.catalogue import (
     payload_bytes,
     reference_to,
 )
-from apps.plans.documents import SUBMITTED, ModelUse, Plan, PlanStatus, Step, partial_of
+from apps.plans.documents import SUBMITTED, ModelUse, Plan, PlanStatus, Step, parents_of, partial_of
 from apps.plans.proposals import Evidence, Lack, Missing, Proposal, guesses, question_for
 from apps.plans.shapes import OPENING, RESULT_POINTER, PlanConstraints, StepType
 from apps.plans.validation import Problem, estimates, validate
@@ -52,12 +53,17 @@ def draft_of(document: Mapping[str, Any], ended: Collection[str] = ()) -> Propos
     """
     told = partial_of(document)
     every = [Step.model_validate(one) for one in told["steps"]]
-    runs = {one.step_id for one in every if one.runs_tool}
     ended = {*ended, *(one.step_id for one in every if one.done)}
-    waited = {one.step_id: one.wait_for_step_ids or (one.step_id,) for one in every}
+    parents, left = parents_of(every), {one.step_id: one for one in every}
+    # The calls that each step comes after, or is; a step is placed once all before it are.
+    calls: dict[str, dict[str, None]] = {}
     steps = []
-    for step in (one for one in every if one.runs_tool):
-        above = dict.fromkeys(source for one in step.depends_on for source in waited[one] if source in runs)
+    while left:
+        step = left.pop(next(one for one in left if parents[one].isdisjoint(left)))
+        above = dict.fromkeys(source for one in calls if one in parents[step.step_id] for source in calls[one])
+        calls[step.step_id] = {step.step_id: None} if step.runs_tool else above
+        if not step.runs_tool:
+            continue
         more: dict[str, Any] = {"worker_id": None}
         if step.step_id in ended:
             above, more = dict.fromkeys(one for one in above if one in ended), {"done": True}
@@ -92,7 +98,15 @@ def assemble(
     work.look_for_workers()
     if not work.missing:
         made = work.whole()
-        problems = [one for one in validate(made, catalogue) if one.code != "param_missing" or not work.questions]
+        problems = validate(made, catalogue)
+        if work.questions:
+            lacking = {step.step_id for step in work.todo if step.missing_params}
+            places = {pointer_to("steps", n, "params") for n, one in enumerate(made.steps) if one.step_id in lacking}
+            problems = [
+                one
+                for one in problems
+                if one.code != "param_missing" and (one.code != "param_invalid" or one.path not in places)
+            ]
         work.missing += [_missing_of(problem, made) for problem in problems]
         if not work.missing and not work.questions:
             return made
@@ -112,7 +126,9 @@ class _Assembly:
         self.parents = self._parents()
         self.chosen: dict[str, Offer] = {}
         asked = {(one["step_id"], one.get("param")) for one in proposal.questions}
-        lacking = ((step, name) for step in self.steps for name in step.missing_params or ())
+        lacking = (
+            (step, name) for step in self.todo for name in step.missing_params or () if name not in (step.params or {})
+        )
         self.questions = [
             *proposal.questions,
             *(

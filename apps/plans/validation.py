@@ -259,6 +259,9 @@ def _tools(case: _Case) -> Iterator[Problem]:
     catalogue = case.catalogue
     for step in case.to_do:
         worker_id, tool_name = step.worker_id or "", step.tool_name or ""
+        if step.missing_params:
+            message = f"The plan is {case.plan.status}, and none of its steps lacks a param."
+            yield Problem(case.path(step.step_id, "missing_params"), "param_missing", message)
         match case.offer(step):
             case tool, offer:
                 yield from _fits(case, step, tool, offer)
@@ -267,7 +270,7 @@ def _tools(case: _Case) -> Iterator[Problem]:
                 message = f"{worker_id} offers no {tool_name}.{meant}"
                 yield Problem(case.path(step.step_id, "tool_name"), "unknown_tool", message)
             case None:
-                message = f"There is no worker {worker_id}."
+                message = f"There is no worker {worker_id}." if worker_id else "The step names no worker."
                 yield Problem(case.path(step.step_id, "worker_id"), "unknown_worker", message)
 
 

@@ -27,6 +27,7 @@ from tests.plans.making import (
     RESIZE,
     SCAN,
     SENTIMENT,
+    STRING,
     TRANSLATE,
     UNBARRED,
     assembled,
@@ -34,6 +35,7 @@ from tests.plans.making import (
     flagship,
     make_plan,
     make_proposal,
+    offer,
     shape,
     tool,
     translation,
@@ -89,7 +91,7 @@ UNKNOWN = tool("unknown", "Unknown.", shape())
 CUT = Value(value="hello world", evidence=Evidence.CUT, text="hello world")
 
 
-def test_guess_needs_a_confirmation_and_is_listed() -> None:
+def test_guess_and_a_near_second_tool_need_a_confirmation_and_are_listed() -> None:
     made = make_plan(call(TRANSLATE, text=CUT, target_language="French")).document()
 
     assert made["status"] == "needs_confirmation"
@@ -97,18 +99,13 @@ def test_guess_needs_a_confirmation_and_is_listed() -> None:
     assert made["unsure"] == [{"detail": said, "step_id": "step-1", "param": "text"}]
     assert made["steps"][0]["provenance"]["text"] == {"source": "cut", "text": "hello world"}
     assert next_step(made) == f'{said} Is it right? Then confirm_plan(plan_id="plan-1").'
+    near = translation().model_copy(update={"alternatives": ({"tool_name": "analyze_sentiment"},)})
+    doubted = make_plan(near, doubtful=True).document()
+    assert doubted["status"] == "needs_confirmation"
+    assert doubted["unsure"][0]["detail"] == "translate_text is meant, not analyze_sentiment."
 
 
-def test_near_second_tool_needs_a_confirmation() -> None:
-    made = make_plan(
-        translation().model_copy(update={"alternatives": ({"tool_name": "analyze_sentiment"},)}), doubtful=True
-    ).document()
-
-    assert made["status"] == "needs_confirmation"
-    assert made["unsure"][0]["detail"] == "translate_text is meant, not analyze_sentiment."
-
-
-def test_missing_param_is_asked_for() -> None:
+def test_param_that_lacks_or_has_no_exact_form_is_asked_for() -> None:
     asked = make_plan(call(RESIZE, image_path="/a.png")).document()
 
     assert asked["status"] == "needs_input"
@@ -118,6 +115,12 @@ def test_missing_param_is_asked_for() -> None:
     (half,) = asked["partial_plan"]["steps"]
     assert (half["params"], half["missing_params"]) == ({"image_path": "/a.png"}, ["width"])
     assert next_step(asked) == f'{text} Tell it with confirm_plan(plan_id="plan-1", answers={{"question-1": …}}).'
+    inexact = make_plan(call(SENTIMENT, text=Value(value=2**60, evidence=Evidence.CONTEXT))).document()
+    assert "give it as text" in inexact["questions"][0]["text"]
+    named = call(RESIZE, image_path="/a.png", width=5).model_copy(update={"missing_params": ("width",)})
+    assert make_plan(named).status == "ready"
+    some = tool("some", "Some.", {**shape("a", a=STRING), "minProperties": 1})
+    assert make_plan(call(some), catalogue=Catalogue(1, (some,), [offer("one", some)])).status == "needs_input"
 
 
 def test_refusal_says_the_reason_first() -> None:
@@ -127,6 +130,8 @@ def test_refusal_says_the_reason_first() -> None:
     assert (made["status"], made["confidence"]) == ("needs_escalation", 0.35)
     assert next_step(made) == "“unless” can't be held by a plan. Change the request."
     assert [one["tool_name"] for one in made["partial_plan"]["steps"]] == ["translate_text"]
+    barred = make_plan(call(REMOVE, path="/a")).document()
+    assert next_step(barred).endswith("approves it with: manage.py mcp_workers approve janitor --tool delete_file")
 
 
 @pytest.mark.parametrize(
@@ -154,19 +159,6 @@ def test_what_no_plan_can_hold_is_refused(steps: tuple[Any, ...], kind: str, sai
     assert first["kind"] == kind
     assert said in first["detail"]
     assert validate(made, FULL) == []
-
-
-def test_tool_that_may_not_be_used_is_refused_with_the_command_that_approves_it() -> None:
-    made = make_plan(call(REMOVE, path="/a")).document()
-
-    assert next_step(made).endswith("approves it with: manage.py mcp_workers approve janitor --tool delete_file")
-
-
-def test_value_without_an_exact_form_is_asked_for() -> None:
-    made = make_plan(call(SENTIMENT, text=Value(value=2**60, evidence=Evidence.CONTEXT))).document()
-
-    assert made["status"] == "needs_input"
-    assert "give it as text" in made["questions"][0]["text"]
 
 
 @pytest.mark.parametrize(
@@ -228,9 +220,15 @@ def test_worker_without_room_is_passed_over() -> None:
 def test_document_read_again_gives_the_same_plan(steps: tuple[Any, ...]) -> None:
     first = make_plan(*steps).document()
 
-    again = assembled(draft_of(first)).document()
+    for listed in (first["steps"], first["steps"][::-1]):
+        assert canonical(assembled(draft_of({**first, "steps": listed})).document()) == canonical(first)
 
-    assert canonical(again) == canonical(first)
+
+def test_call_after_an_aggregate_comes_after_what_it_puts_together() -> None:
+    document = make_plan(translation("one"), translation("two")).document()
+    document["steps"].insert(3, {**document["steps"][0], "step_id": "last", "depends_on": ["step-3"]})
+
+    assert [step.depends_on for step in draft_of(document).steps] == [(), (), ("step-1", "step-2")]
 
 
 TOOLS = (SENTIMENT, TRANSLATE, PAGE, SCAN, REMOVE, ANALYZE, MAIL)

@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +88,7 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
     ("not_eligible", "/steps/0/worker_id", top(constraints={"exclude_workers": ["code-analyzer-001"]})),
     ("tool_changed", "/steps/0/tool_uid", at(0, tool_uid="0" * 32)),
     ("param_missing", PATH, lambda d: step(d, 0)["params"].pop("repo_path")),
+    ("param_missing", "/steps/0/missing_params", at(0, missing_params=["language"])),
     ("param_invalid", PATH, params(0, repo_path=5)),
     ("param_unknown", "/steps/0/params/depth", params(0, depth=5)),
     ("reference_not_upstream", POINTER, at(2, depends_on=[])),
@@ -120,17 +121,14 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
 ]
 
 
-def test_good_plan_has_no_fault() -> None:
-    assert judged(good()) == []
-
-
 @pytest.mark.parametrize(("code", "path", "change"), CASES)
 def test_fault_is_named_with_its_place(code: str, path: str, change: Callable[[Document], object]) -> None:
     assert (code, path) in refusals(changed(change))
 
 
-def test_hash_and_estimates_are_optional() -> None:
+def test_good_plan_has_no_fault_and_its_hash_and_estimates_are_optional() -> None:
     document = good()
+    assert judged(document) == []
     assert judged({**document, "plan_hash": plan_hash(document)}) == []
     for name in ("estimated_total_runtime_seconds", "execution_cost_estimate", "can_run_parallel"):
         document.pop(name, None)
@@ -256,12 +254,13 @@ def test_choice_of_a_whole_schema_is_judged_unless_it_holds_a_reference() -> Non
 @pytest.mark.parametrize(
     ("change", "meant"),
     [
-        (at(0, tool_name="analyse_repository"), "analyze_repository"),
-        (params(0, langauge="python"), "language"),
+        (at(0, tool_name="analyse_repository"), " Did you mean analyze_repository?"),
+        (params(0, langauge="python"), " Did you mean language?"),
+        (at(0, worker_id=None), "The step names no worker."),
     ],
 )
-def test_misspelt_name_is_told_with_the_right_one(change: Callable[[Document], object], meant: str) -> None:
-    assert next(found.message for found in judged(changed(change))).endswith(f" Did you mean {meant}?")
+def test_wrong_name_is_told_with_the_right_one(change: Callable[[Document], object], meant: str) -> None:
+    assert next(found.message for found in judged(changed(change))).endswith(meant)
 
 
 def test_only_the_shape_is_told_where_it_is_wrong() -> None:
@@ -327,12 +326,7 @@ def test_any_replaced_member_gets_a_verdict(data: st.DataObject) -> None:
 
 def test_search_for_faults_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_for, document = itertools.count(), good()
-
-    def faulty(*_: object) -> Iterator[Problem]:
-        while True:
-            yield Problem("", "fault", f"The {next(looked_for)}th.")
-
-    monkeypatch.setattr(validation, "_RULES", (faulty,))
+    monkeypatch.setattr(validation, "_RULES", (lambda _: (Problem("", "fault", str(one)) for one in looked_for),))
 
     assert len(judged(document)) == MAX_PROBLEMS
     assert next(looked_for) == MAX_PROBLEMS
