@@ -55,6 +55,7 @@ def _distinct(ids: Sequence[str]) -> Sequence[str]:
 # The members are strict: a text is no number. Only lists and enumerations are read from their JSON form.
 List = Annotated[tuple[T, ...], Field(strict=False)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")]
+PrincipalName = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 StepId = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 StepIds = Annotated[List[StepId], Field(max_length=256), AfterValidator(_distinct)]
 ToolName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -180,8 +181,8 @@ class Plan(Member):
     """A bundle of instructions with references: what to do, never what came of it."""
 
     plan_id: Name
-    delegate_id: Name
-    principal_ai: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+    delegate_id: PrincipalName
+    principal_ai: PrincipalName
     intent: Annotated[str, StringConstraints(min_length=1, max_length=20_000)]
     created_at: Annotated[str, AfterValidator(_moment)]
     scope: Annotated[str, StringConstraints(max_length=200)]

@@ -87,7 +87,7 @@ def outside_pool(worker_ids: Collection[str], *, tenant_id: int, delegate: str) 
     or makes a call needs no registry in memory.
     """
     found = workers.managers(tenant_id=tenant_id, worker_ids=worker_ids) if worker_ids else {}
-    return sorted(worker_id for worker_id in worker_ids if found.get(worker_id, DELEGATE) != delegate)
+    return sorted(one for one in worker_ids if found.get(one, (0, DELEGATE))[1] != delegate)
 
 
 def picture(plan_id: str, *, marks: Mapping[str, drawing.Mark]) -> SafeString:
@@ -182,11 +182,13 @@ def judged(document: Mapping[str, Any], *, tenant_id: int) -> tuple[list[Problem
     """
     plan, problems = validation.parse(document)
     named = {step.worker_id for step in plan.steps if step.worker_id} if plan else ()
-    with shelf.held(tenant_id=tenant_id, delegate=plan.delegate_id if plan else DELEGATE) as held:
+    delegates = Principal.objects.named(plan.delegate_id).filter(kind=Kind.DELEGATE) if plan else ()
+    delegate = next(iter(delegates), None)
+    with shelf.held(tenant_id=tenant_id, delegate=delegate) as held:
         catalogue = held.catalogue.of_workers(named)
     if plan is not None:
         problems = [*validation.validate(plan, catalogue), *problems]
-        if not Principal.objects.named(plan.delegate_id).filter(kind=Kind.DELEGATE).exists():
+        if delegate is None:
             problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {plan.delegate_id}."))
     return problems[: validation.MAX_PROBLEMS], plan, catalogue
 

@@ -1,5 +1,6 @@
 """Commands on plans and DeleGates. Each plan is stored and proved by a receipt; one that takes another's place is a new one."""
 
+import hashlib
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +10,6 @@ from typing import Any, Final
 
 from django.conf import settings
 from django.db import transaction
-from django.utils.crypto import salted_hmac
 
 from apps.core.errors import Conflict, FieldError, Invalid, NotFound, pointer_to
 from apps.core.metrics import Histogram
@@ -289,7 +289,7 @@ def _texts(given: object) -> Iterable[str]:
 
 def _propose(caller: Caller, delegate: Principal, asked: Asked, bounds: PlanConstraints) -> Proposal:
     """What the proposers find: the local planner first, then the model if it is needed. Not within a transaction."""
-    with caller.acting(), shelf.held(tenant_id=caller.tenant_id, delegate=delegate.name) as held:
+    with caller.acting(), shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
         catalogue = held.catalogue.without(bounds.exclude_workers)
         found = propose_locally(asked, held.library, catalogue, held.history)
         near = held.library.shown(asked.intent[:_READ], asked.now, _SEARCHED)
@@ -351,7 +351,7 @@ def _make(
     :param head: further members of the plan.
     """
     reasons = {(one["worker_id"], one["tool_name"]): f"it failed before: {one['reason']}" for one in failed}
-    with shelf.held(tenant_id=caller.tenant_id, delegate=delegate.name) as held:
+    with shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
         catalogue = held.catalogue.without([*(constraints.exclude_workers if constraints else ()), *away])
         catalogue = catalogue.barring(lambda *offered: reasons.get(offered))
         proposed = proposed or propose_locally(asked, held.library, catalogue, held.history)
@@ -560,7 +560,8 @@ def _pinned(step: Step, catalogue: Catalogue) -> Step:
 
 def _key(delegate: Principal) -> str:
     """What a DeleGate is known by in every deployment, on the path of a wish."""
-    return salted_hmac("delegate", f"{delegate.tenant_id}/{delegate.name}").hexdigest()
+    told = f"{delegate.tenant_id}/{delegate.pk}/{delegate.created_at.isoformat()}"
+    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
 
 def _refuse_detours(delegate: Principal, path: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.local.history import History
 from apps.plans.local.index import Library
 from apps.plans.models import LearnedModel
+from apps.principals.models import Principal
 from apps.principals.services import DELEGATE
 from apps.workers import selectors as workers
 from apps.workers.shapes import OfferView as Offer
@@ -48,8 +49,8 @@ class _Kept:
     model: int = 0
     conditions: dict[str, tuple[object, ...]] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)
-    managers: Mapping[str, str] = field(default_factory=dict)
-    """By worker the DeleGate in whose pool it is; the root's are left out."""
+    managers: Mapping[str, int] = field(default_factory=dict)
+    """By worker the key of the DeleGate in whose pool it is; the root's are left out."""
 
 
 @lru_cache(maxsize=_MOST_TENANTS)
@@ -58,10 +59,10 @@ def _registry(_tenant_id: int) -> _Kept:
 
 
 @contextmanager
-def held(*, tenant_id: int, delegate: str = DELEGATE) -> Iterator[Held]:
+def held(*, tenant_id: int, delegate: Principal | None = None) -> Iterator[Held]:
     """What is offered now, for as long as the block lasts. The first to ask in a process reads the whole registry.
 
-    :param delegate: the name of the DeleGate that plans.
+    :param delegate: the DeleGate that plans; None: the root.
     """
     kept = _registry(tenant_id)
     with kept.lock:
@@ -72,11 +73,10 @@ def held(*, tenant_id: int, delegate: str = DELEGATE) -> Iterator[Held]:
         if number != kept.model:
             body = LearnedModel.objects.filter(pk=number).values_list("body", flat=True).first()
             kept.history, kept.model = History.loads(bytes(body)) if body else None, number
-        catalogue, why = kept.catalogue, f"it is not in the pool of {delegate}"
-        if kept.managers or delegate != DELEGATE:
-            catalogue = catalogue.barring(
-                lambda worker_id, _: None if kept.managers.get(worker_id, DELEGATE) == delegate else why
-            )
+        catalogue, why = kept.catalogue, f"it is not in the pool of {delegate or DELEGATE}"
+        pool = None if delegate is None or delegate.name == DELEGATE else delegate.pk
+        if kept.managers or pool is not None:
+            catalogue = catalogue.barring(lambda worker_id, _: None if kept.managers.get(worker_id) == pool else why)
         yield Held(catalogue=catalogue, library=kept.library, history=kept.history)
 
 
@@ -87,7 +87,7 @@ def _bring_up_to_date(kept: _Kept, tenant_id: int, epoch: int, history_epoch: in
         kept.conditions, kept.tried = {}, {}
     conditions, tried = kept.conditions, kept.tried
     if epoch != kept.catalogue.epoch:
-        kept.managers = workers.managers(tenant_id=tenant_id)
+        kept.managers = {one: pk for one, (pk, _) in workers.managers(tenant_id=tenant_id).items()}
         conditions = workers.conditions()
     if history_epoch != kept.history_epoch:
         tried = workers.tried()

@@ -55,8 +55,8 @@ def conditions() -> dict[str, tuple[object, ...]]:
     return {worker_id: tuple(rest) for worker_id, *rest in found}
 
 
-def managers(*, tenant_id: int, worker_ids: Collection[str] | None = None) -> dict[str, str]:
-    """The pool of each worker: the name of the DeleGate that registered it, else of the nearest one above.
+def managers(*, tenant_id: int, worker_ids: Collection[str] | None = None) -> dict[str, tuple[int, str]]:
+    """The pool of each worker: the key and the name of the DeleGate that registered it, else of the nearest one above.
 
     A DeleGate that registers itself is in the pool of the one above it. Workers of the root are left out.
 

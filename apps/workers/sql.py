@@ -30,13 +30,13 @@ with recursive upwards as (
     from upwards u join principals_principal p on p.id = u.parent_id and p.tenant_id = u.tenant_id
     where not u.manages
 )
-select worker_id, name from upwards where manages
+select worker_id, id, name from upwards where manages and name <> 'delegate'
 """
 
 
-def managers(*, tenant_id: int, worker_ids: Collection[str] | None) -> dict[str, str]:
+def managers(*, tenant_id: int, worker_ids: Collection[str] | None) -> dict[str, tuple[int, str]]:
     named = {"tenant": tenant_id, "workers": None if worker_ids is None else list(worker_ids)}
-    return dict(fetch(_MANAGERS, named, hot=True))
+    return {worker_id: (pk, name) for worker_id, pk, name in fetch(_MANAGERS, named, hot=True)}
 
 
 # One row by its unique key, which stays locked. A worker with less than one call an hour gets one in the time of its share.

@@ -55,7 +55,8 @@ def remember(*, limit: int = 100) -> int:
     managers = dict[str, str]()
     if workers:
         named = [worker.worker_id for worker in workers]
-        managers = selectors.managers(tenant_id=workers[0].tenant_id, worker_ids=named)
+        found = selectors.managers(tenant_id=workers[0].tenant_id, worker_ids=named)
+        managers = {worker_id: name for worker_id, (_, name) in found.items()}
     for worker in workers:
         try:
             with transaction.atomic():
