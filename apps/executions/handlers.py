@@ -80,16 +80,14 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
     job = worker_jobs.kept_job(context.checkpoint)
     worker_id, tool_name = params["worker_id"], params["tool_name"]
     with context.caller.acting():
-        planned: str | None = None
+        step = None
         if job is None:
             # The workers of a plan were checked at its begin. A job is followed even if its tool has changed since.
             task_id = parse_ref("task", context.task_id)
             step = ExecutionStep.objects.filter(task_id=task_id, status=StepStatus.QUEUED).first()
-            if step is not None:
-                planned = step.tool_uid
-            else:
-                calls.refuse_outside_pool(context.caller, worker_id)
-        target = calls.target_of(worker_id=worker_id, tool_name=tool_name, tool_uid=planned)
+        target = calls.target_of(worker_id=worker_id, tool_name=tool_name, tool_uid=step.tool_uid if step else None)
+        if job is None and step is None:
+            calls.refuse_outside_pool(context.caller, worker_id)
     calls.note_run(context.task_id)
     checkpoint = context.checkpoint or {}
     if _AWAY in checkpoint:

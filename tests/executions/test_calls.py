@@ -460,12 +460,14 @@ def test_delegate_may_not_call_a_siblings_worker(
 
 @pytest.mark.django_db(transaction=True)
 def test_task_of_a_delegate_may_not_call_a_siblings_worker(code: Caller, data: Caller, server: WorkerServer) -> None:
-    tasks = [queue_call(actor, "echo", {"text": "hello"}) for actor in (code, data)]
+    asked = ((code, "texter"), (code, "nobody"), (data, "texter"))
+    tasks = [queue_call(actor, "echo", {"text": "hello"}, worker_id=worker_id) for actor, worker_id in asked]
 
     execute_queue(code.tenant_id, "execute")
 
-    refused, called = (seen(actor, task) for actor, task in zip((code, data), tasks, strict=True))
-    assert (refused.status, refused.run_id, (refused.error or {})["code"]) == ("failed", 1, "outside_pool")
+    *others, called = (seen(actor, task) for (actor, _), task in zip(asked, tasks, strict=True))
+    for stopped, told in zip(others, ("outside_pool", "unknown_worker"), strict=True):
+        assert (stopped.status, stopped.run_id, (stopped.error or {})["code"]) == ("failed", 1, told)
     assert called.status == "succeeded"
     assert server.calls == {"echo": 1}
 
