@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -237,7 +237,10 @@ class Worker(Actor):
     def _end(self, verb: str, hands: list[Hand]) -> None:
         ends = [{**hand.proof, **_how(verb, hand)} for hand in hands]
         if ends:
-            self.client.insist(verb, *ends, until=self.stopping.is_set)
+            # A task worker beats in a thread of its own.
+            beats = [{**hand.proof, "sequence": hand.beats + 1} for hand in hands]
+            with self.client.beside("heartbeat", *beats) if self.chance.random() < 0.3 else nullcontext():
+                self.client.insist(verb, *ends, until=self.stopping.is_set)
             if self.chance.random() < 0.03:  # of all calls
                 self.client.ask(verb, self.chance.choice(ends))
 

@@ -5,7 +5,8 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -65,17 +66,22 @@ class Client:
         if dice < 3:  # of a hundred
             return self._exchange(self._kept(), verb, requests, "swallowed")
         if dice < 6:
-            other = threading.Thread(target=self._copy, args=(verb, requests[::-1], "doubled"))
-            other.start()
-            calls = self._exchange(self._kept(), verb, requests, "clear")
-            other.join()
-            return calls
+            with self.beside(verb, *requests[::-1], weather="doubled"):
+                return self._exchange(self._kept(), verb, requests, "clear")
         if dice < 8:
             timer = threading.Timer(self.chance.uniform(0.1, 4.0), self._copy, args=(verb, requests, "late"))
             timer.daemon = True
             timer.start()
             self._late.append(timer)
         return self._exchange(self._kept(), verb, requests, "clear")
+
+    @contextmanager
+    def beside(self, verb: str, *requests: Json, weather: str = "clear") -> Iterator[None]:
+        """Ask this at the same time as what the block asks."""
+        other = threading.Thread(target=self._copy, args=(verb, requests, weather))
+        other.start()
+        yield
+        other.join()
 
     def aside(self, method: str, path: str, body: Json | None = None) -> tuple[int, Json]:
         """Ask something that is no part of the history, until there is an answer."""
