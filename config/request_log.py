@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from inspect import iscoroutinefunction
+from ipaddress import ip_address
 from typing import Any, Final
 
 import structlog
@@ -23,8 +25,22 @@ logger = logging.getLogger("django_structlog.middlewares.request")
 _LEVELS: Final = {4: logging.WARNING, 5: logging.ERROR}
 
 
+def client_address(request: HttpRequest) -> str | None:
+    """Who asks, as the outermost of our proxies saw it; whoever connects to us, where no proxy says it.
+
+    Each proxy appends to `X-Forwarded-For`, so our proxies' words are the last ones. All before them is the client's.
+    """
+    proxies: int = settings.PROXIES
+    forwarded = request.META.get("HTTP_X_FORWARDED_FOR", "").split(",")
+    if 0 < proxies <= len(forwarded):
+        with suppress(ValueError):
+            return str(ip_address(forwarded[-proxies].strip()))
+    seen: str | None = request.META.get("REMOTE_ADDR")
+    return seen
+
+
 class RequestLog(RequestMiddleware):
-    """Logs with each line who asked: the address, as the proxies before us give it, as many as there are.
+    """Logs with each line who asked, by `client_address`.
 
     A query string may hold anybody's words, so it is not logged. The request id is that of the trace, which goes on
     from the header `traceparent`.
@@ -51,7 +67,7 @@ class RequestLog(RequestMiddleware):
         return response
 
     def prepare(self, request: HttpRequest) -> None:
-        self.bind_ip(request)
+        structlog.contextvars.bind_contextvars(ip=client_address(request))
 
     def handle_response(self, request: HttpRequest, response: Any) -> None:
         if isinstance(response, PendingResponse) and response.is_pending:
@@ -82,15 +98,6 @@ class RequestLog(RequestMiddleware):
     @staticmethod
     def format_request(request: HttpRequest) -> str:
         return f"{request.method} {escape_uri_path(request.path)}"
-
-    @staticmethod
-    def bind_ip(request: HttpRequest) -> None:
-        proxies: int = settings.AXES_IPWARE_PROXY_COUNT
-        forwarded = request.META.get("HTTP_X_FORWARDED_FOR", "") if proxies else ""
-        addresses = [address.strip() for address in forwarded.split(",") if address.strip()]
-        is_behind = len(addresses) >= proxies > 0
-        address = addresses[-proxies] if is_behind else request.META.get("REMOTE_ADDR")
-        structlog.contextvars.bind_contextvars(ip=address)
 
 
 def _carrier(request: HttpRequest) -> dict[str, str]:

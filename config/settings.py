@@ -516,8 +516,9 @@ AXES_COOLOFF_TIME = timedelta(minutes=15)
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS = True
 AXES_VERBOSE = False
-# How many proxies stand before the web process; what they say of the client's address is believed from there.
-AXES_IPWARE_PROXY_COUNT = env.int("GATEHOUSE_PROXIES", default=0)
+AXES_CLIENT_IP_CALLABLE = "config.request_log.client_address"
+# How many proxies stand before the web process. Each appends to X-Forwarded-For whom it saw; more is not believed.
+PROXIES = env.int("GATEHOUSE_PROXIES", default=0)
 if PRODUCTION:
     # Whether a request by plain HTTP is sent to HTTPS.
     SECURE_SSL_REDIRECT = env.bool("GATEHOUSE_SSL_REDIRECT", default=True)

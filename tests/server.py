@@ -14,6 +14,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from apps.principals.models import Tenant
+from config.stack.supervisor import WEB
 from tests.commands import with_database
 from tests.factories import make_tenant
 from tests.waiters import until_nobody_else_is_in_a_transaction
@@ -46,10 +47,10 @@ def start_server(
 ) -> tuple[subprocess.Popen[bytes], str]:
     """A deployment on the test's database, once it answers: one web process, or several that share its address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    uvicorn = [sys.executable, "-m", "uvicorn", "--workers", str(processes), "--log-level", "warning"]
+    line = WEB.format(fd=listener.fileno()).replace("config.asgi:application", application)
     try:
         process = subprocess.Popen(
-            [*uvicorn, "--fd", str(listener.fileno()), application],
+            [sys.executable, *line.split(), "--workers", str(processes), "--log-level", "warning"],
             pass_fds=[listener.fileno()],
             env=with_database(GATEHOUSE_PROCESS="web", GATEHOUSE_POOL="4") | environment,
         )

@@ -41,8 +41,9 @@ _LOADED = (
     *("config.asgi", "config.celery", "celery.bin.celery", "celery.apps.worker", "celery.apps.beat"),
     *("mcp", "uvicorn"),
 )
-# The web processes share a socket that the supervisor holds: a restart refuses no connection.
-WEB = "-m uvicorn config.asgi:application --no-access-log --timeout-graceful-shutdown 5 --fd {fd}"
+# The web processes share a socket that the supervisor holds: a restart refuses no connection. uvicorn itself would believe
+# any client that connects from this machine what it says of its address.
+WEB = "-m uvicorn config.asgi:application --no-access-log --no-proxy-headers --timeout-graceful-shutdown 5 --fd {fd}"
 _WORKER = "-m celery -A config worker --loglevel info --without-gossip --without-mingle"
 # Executions may be slow: they have a worker of their own, so that they never delay a flush or a delivery. Both wait for
 # others most of the time: in threads, so that a slow one costs a connection and no process.

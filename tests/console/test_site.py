@@ -4,6 +4,7 @@ import re
 from html import unescape
 from typing import Any
 
+import httpx2
 import pytest
 from django.apps import apps
 from django.contrib import admin
@@ -37,6 +38,7 @@ from apps.workers.models import Allowance, Call, Offer, Registry, SourceEntry, W
 from tests.digests.makers import ack_through, post, post_grouped, read
 from tests.factories import make_caller, make_principal, make_tenant
 from tests.memory import subjects
+from tests.server import end_server, start_server
 
 OURS = [model for model in apps.get_models() if model.__module__.startswith("apps.")]
 # Accounts of people and what they may see are edited here, by superusers; rules by operators who may.
@@ -145,6 +147,30 @@ def test_ten_wrong_passwords_close_the_door_to_the_right_one(superuser: Operator
     answers = [client.post("/admin/login/", {"username": "root", "password": "wrong"}) for _ in range(10)]
     assert [answer.status_code for answer in answers] == [200] * 9 + [429]
     assert client.post("/admin/login/", {"username": "root", "password": "a long enough password"}).status_code == 429
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("proxies", [0, 1])
+def test_guesses_are_counted_by_an_address_that_the_client_does_not_choose(proxies: int, acme: Tenant) -> None:
+    Operator.objects.create_superuser(username="root", password="a long enough password")
+    process, url = start_server(GATEHOUSE_PROXIES=str(proxies))
+
+    def login(password: str, told: str, address: str) -> int:
+        forwarded = f"{told}, {address}" if proxies else told
+        with httpx2.Client(base_url=url, headers={"X-Forwarded-For": forwarded, "X_Forwarded_For": told}) as client:
+            client.get("/admin/login/")
+            form = {"username": "root", "password": password, "csrfmiddlewaretoken": client.cookies["csrftoken"]}
+            return client.post("/admin/login/", data=form).status_code
+
+    try:
+        answers = [login("wrong", f"203.0.113.{number}", "192.0.2.7") for number in range(10)]
+        assert answers == [200] * 9 + [429]
+        assert login("a long enough password", "203.0.113.99", "192.0.2.7") == 429
+        # A guesser behind the same proxy closes the door to nobody else.
+        assert login("a long enough password", "192.0.2.7", "198.51.100.1") == (302 if proxies else 429)
+        assert login("a long enough password", "192.0.2.7", "no address") == (302 if proxies else 429)
+    finally:
+        end_server(process)
 
 
 def test_no_page_loads_anything_from_another_host(console: Client) -> None:

@@ -61,12 +61,13 @@ def test_failure_is_logged_with_its_traceback() -> None:
         (2, "203.0.113.9, 198.51.100.1", "203.0.113.9"),
         (2, "198.51.100.1", "192.0.2.7"),
         (1, None, "192.0.2.7"),
+        (1, "203.0.113.9, unknown", "192.0.2.7"),
     ],
 )
 def test_logged_address_is_taken_from_trusted_proxies(
     settings: Any, proxies: int, forwarded: str | None, address: str
 ) -> None:
-    settings.AXES_IPWARE_PROXY_COUNT = proxies
+    settings.PROXIES = proxies
     headers = {} if forwarded is None else {"X-Forwarded-For": forwarded}
     seen = []
 

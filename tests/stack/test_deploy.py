@@ -17,6 +17,7 @@ import yaml
 
 from apps.console import metrics
 from apps.workers import manifests
+from config.stack.supervisor import WEB
 from tests.commands import of_a_person, run, with_database
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +93,11 @@ def test_each_process_runs_the_same_command_everywhere() -> None:
         if item["kind"] == "Deployment"
     }
     assert composed == {part: deployed[part] for part in PARTS}
+    web = [line[4:] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("CMD ")]
+    assert [json.loads(line) for line in web] == [deployed["web"]]
+    # uvicorn would believe what a client says of its address.
+    for line in (" ".join(deployed["web"]), (DEPLOY / "gatehouse@.service").read_text(), WEB):
+        assert "--no-proxy-headers" in line
     assert [composed[part][composed[part].index("--queues") + 1] for part in PARTS[:-1]] == list(PARTS[:-1])
 
 
