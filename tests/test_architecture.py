@@ -134,7 +134,6 @@ def test_every_row_is_of_a_tenant_and_its_unique_keys_begin_with_it(model: type[
 def test_what_is_not_of_a_tenant_is_known() -> None:
     elsewhere = {model for model in OUR_MODELS if not issubclass(model, TenantModel)}
     assert {model._meta.label for model in elsewhere} == {
-        "digests.Sweep",  # how far retention has come in the whole deployment, in numbers
         "principals.Membership",
         "principals.Operator",
         Tenant._meta.label,

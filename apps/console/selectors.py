@@ -13,7 +13,6 @@ from django.db.models import Count, Min, Q, Sum
 from apps.core import notifications
 from apps.delivery.models import Delivery, Kind, Target
 from apps.delivery.models import State as DeliveryState
-from apps.digests import selectors as digests
 from apps.digests.models import Inbox, Thread
 from apps.receipts.models import Obligation
 from apps.tasks import selectors as tasks
@@ -69,7 +68,6 @@ GAUGES: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
     "gatehouse_inbox_pending": ("Receipts buffered for a digest.", ()),
     "gatehouse_digests_overdue": ("Digests past their moment.", ()),
     "gatehouse_digests_lateness_seconds": ("Of the digest longest overdue.", ()),
-    "gatehouse_retention_age_seconds": ("Since the last full sweep of retention.", ()),
     "gatehouse_obligations_open": ("What is owed.", ()),
     "delegate_receipt_retry_queue_size": ("Receipts queued for retry.", ()),
     "gatehouse_deliveries_oldest_seconds": ("Age of the oldest pending delivery.", ()),
@@ -90,8 +88,8 @@ Gauge = tuple[str, Sequence[str], float]
 def gauges(*, now: datetime) -> Iterator[Gauge]:
     """The state of the whole deployment."""
 
-    def since(moment: datetime | None, never: float = 0.0) -> float:
-        return (now - moment).total_seconds() if moment else never
+    def since(moment: datetime | None) -> float:
+        return (now - moment).total_seconds() if moment else 0.0
 
     # `task_live` holds no history.
     open_tasks = LiveTask.objects.aggregate(
@@ -118,7 +116,6 @@ def gauges(*, now: datetime) -> Iterator[Gauge]:
         "gatehouse_inbox_pending": inboxes["pending"],
         "gatehouse_digests_overdue": late["count"],
         "gatehouse_digests_lateness_seconds": since(late["oldest"]),
-        "gatehouse_retention_age_seconds": since(digests.last_retention(), never=float("inf")),
         "gatehouse_obligations_open": Obligation.objects.filter(closed_at=None).count(),
         "delegate_receipt_retry_queue_size": sent["count"],
         "gatehouse_deliveries_oldest_seconds": since(sent["oldest"]),

@@ -18,7 +18,10 @@ def flush_due() -> None:
     services.flush_due()
 
 
+_retention = services.Walk()
+
+
 @tick(every=timedelta(seconds=15))
 def retain() -> None:
-    """Delete for a second what has been kept long enough."""
-    services.retain()
+    """Delete for three seconds what has been kept long enough."""
+    _retention.go_on(seconds=3)

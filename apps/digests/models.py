@@ -332,21 +332,6 @@ class ReceiptState(TenantModel):
         return f"state of {self.receipt}"
 
 
-class Sweep(models.Model):
-    """How far retention has come through one kind of row: one row per kind, for the whole deployment.
-
-    `position` is the key that the last step ended at.
-    """
-
-    name = models.CharField(max_length=50, unique=True)
-    position = models.BigIntegerField(default=0)
-    begun_at = models.DateTimeField()
-    ended_at = models.DateTimeField(null=True)
-
-    def __str__(self) -> str:
-        return self.name
-
-
 # What rows lose when a subject is forgotten.
 register(
     Rows(

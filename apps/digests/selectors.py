@@ -20,7 +20,7 @@ from apps.digests import formats, grouping, hooks, sql
 from apps.digests.formats import Bound, Through
 from apps.digests.grouping import Key, Policies, Policy, Received, count_entries
 from apps.digests.hooks import VALUE_LENGTH, Fact
-from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourceHour, Sweep
+from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourceHour
 from apps.digests.shapes import (
     EntryOutput,
     ExpandedOutput,
@@ -592,10 +592,3 @@ def due_inboxes() -> list[DueInbox]:
 def due_threads(inbox_ids: Collection[int], *, limit: int) -> list[int]:
     """Some threads of each inbox whose buffer is due, the longest due first."""
     return _keys(sql.DUE_THREADS, {"inboxes": list(inbox_ids), "due": limit})
-
-
-def last_retention() -> datetime | None:
-    """When the oldest of the last full sweeps of retention ended; None until each kind has had one."""
-    sweeps = Sweep.objects.filter(name__startswith="retention.").values_list("ended_at", flat=True)
-    ended = [moment for moment in sweeps if moment is not None]
-    return min(ended) if ended and len(ended) == len(sweeps) else None

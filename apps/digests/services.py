@@ -6,6 +6,7 @@ it. The sections stand in this order: the lock, policies, flushing, posting, ack
 
 import json
 import logging
+import math
 import random
 import time
 from collections import Counter
@@ -45,7 +46,6 @@ from apps.digests.models import (
     Kind,
     ReceiptState,
     Source,
-    Sweep,
     Thread,
 )
 from apps.digests.shapes import AckedOutput, EntryOutput
@@ -881,7 +881,7 @@ def _settle(inbox: LockedInbox, acked: Collection[_Acked], entries: int, now: da
 _RANGE: Final = 2_000
 # Rows of one transaction: whoever posts to the inbox, or refers to one of the receipts, waits for its end.
 _AT_ONCE: Final = 250
-_REST: Final = timedelta(minutes=10)
+_REST: Final = 600.0
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -889,55 +889,52 @@ _Step = Callable[[int], tuple[int | None, Counter[str]]]
 """Deletes among the next rows after a key; answers the last one's key, None at the end, and the numbers by kind."""
 
 
-def retain(*, patience: timedelta | None = timedelta(seconds=1)) -> dict[str, int]:
+class Walk:
+    """How far one process has come in its sweep. Two processes at once are harmless."""
+
+    def __init__(self) -> None:
+        self._ranges: Iterator[Counter[str]] | None = None
+        self._due = -math.inf
+
+    def go_on(self, *, seconds: float) -> Counter[str]:
+        """Continue the sweep for a time, or begin one if the last began ten minutes ago; the rows deleted, by kind."""
+        now = time.monotonic()
+        if self._ranges is None and now >= self._due:
+            self._ranges, self._due = _sweep(), now + _REST
+        found: Counter[str] = Counter()
+        for deleted in self._ranges or ():
+            found.update(deleted)
+            if time.monotonic() > now + seconds:
+                return found
+        self._ranges = None
+        return found
+
+
+def retain() -> Counter[str]:
     """Delete what has been kept long enough, in all tenants; returns the number of rows by kind.
 
     These are superseded snapshots whose receipts are all acked; acked receipts with their entries and threads;
-    receipts of the ledger without an open obligation; and later tombstones and dedupe keys. Each sweep stops when
-    `patience` is over, and the next call continues it. Without a patience the call makes one whole sweep of each.
+    receipts of the ledger without an open obligation; and later tombstones and dedupe keys.
     Idempotent; two calls at once are harmless.
     """
     found: Counter[str] = Counter()
-    steps: tuple[tuple[str, _Step], ...] = (
-        ("retention.entries", _superseded),
-        ("retention.receipts", _receipts),
-        ("retention.keys", _keys),
-    )
-    for name, step in steps:
-        found.update(_sweep(name, step, patience))
-    return dict(found)
-
-
-def _sweep(name: str, step: _Step, patience: timedelta | None) -> Counter[str]:
-    """Continue a sweep, or begin one if the last began long enough ago. Each step opens its own transactions."""
-    found: Counter[str] = Counter()
-    with acting_as_system("retention"):
-        now = database_now()
-        sweep, _ = Sweep.objects.get_or_create(name=name, defaults={"begun_at": now})
-        is_over = sweep.ended_at is not None and sweep.ended_at >= sweep.begun_at
-        if patience is not None and is_over and sweep.begun_at + _REST > now:
-            return found
-        if patience is None or is_over:
-            sweep.begun_at, sweep.position = now, 0
-            sweep.save()
-    deadline = None if patience is None else time.monotonic() + patience.total_seconds()
-    position: int | None = sweep.position
-    while position is not None:
-        try:
-            position, deleted = step(position)
-        except DatabaseError as exc:
-            logger.warning("%s stopped after %s; the next sweep tries again", name, position, exc_info=exc)
-            with acting_as_system("retention"):
-                Sweep.objects.filter(pk=sweep.pk).update(position=0, ended_at=database_now())
-            return found + Counter(left=1)
-        found += deleted
-        with acting_as_system("retention"):
-            sweep.position = position or 0
-            sweep.ended_at = database_now() if position is None else sweep.ended_at
-            sweep.save(update_fields=["position", "ended_at"])
-        if deadline is not None and time.monotonic() > deadline:
-            break
+    for deleted in _sweep():
+        found.update(deleted)
     return found
+
+
+def _sweep() -> Iterator[Counter[str]]:
+    """Walk through each kind of row, a range at a time. Each range opens its own transactions."""
+    for step in (_superseded, _receipts, _keys):
+        position: int | None = 0
+        while position is not None:
+            try:
+                position, deleted = step(position)
+            except DatabaseError as exc:
+                where = f"{step.__name__} after {position}"
+                logger.warning("retention stopped in %s; the next sweep tries again", where, exc_info=exc)
+                position, deleted = None, Counter(left=1)
+            yield deleted
 
 
 def _superseded(after: int) -> tuple[int | None, Counter[str]]:

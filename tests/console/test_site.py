@@ -16,7 +16,7 @@ from django.urls import reverse
 
 from apps.core.admin import ReasonForm
 from apps.core.sql import database_now
-from apps.digests.models import Inbox, ReceiptState, Source, SourceHour, Sweep, Thread
+from apps.digests.models import Inbox, ReceiptState, Source, SourceHour, Thread
 from apps.memory.models import ConceptName, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
 from apps.plans.models import LearnedModel
 from apps.principals.models import Membership, Operator, Principal, Tenant
@@ -54,7 +54,7 @@ def address(model: type[models.Model], page: str, *args: object) -> str:
 WITHOUT_A_PAGE = {
     Allowance, Budget, Call, ConceptName, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer,
     QueueHistory, QueueMinute, RateWindow, ReceiptKey, ReceiptState, Registry, Run, SearchTerm, SearchTotals, SourceEntry,
-    SourceHour, Sweep, TermFrequency, Vector, WorkerEvent,
+    SourceHour, TermFrequency, Vector, WorkerEvent,
 }  # fmt: skip
 
 

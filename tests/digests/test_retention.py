@@ -10,12 +10,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.errors import Conflict, NotFound
-from apps.core.ticks import run
 from apps.delivery.models import Delivery
 from apps.delivery.senders import Delivered, Refused
 from apps.delivery.services import sending
 from apps.digests import selectors, services
-from apps.digests.models import Entry, Inbox, ReceiptState, Sweep, Thread
+from apps.digests.models import Entry, Inbox, ReceiptState, Thread
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as facts
@@ -42,7 +41,7 @@ def as_kee_then(as_kee: Caller) -> Caller:
 
 
 def retain() -> dict[str, int]:
-    return {kind: count for kind, count in services.retain(patience=None).items() if count}
+    return {kind: count for kind, count in services.retain().items() if count}
 
 
 def ack_everything(reader: Caller, *, days: float = 0) -> None:
@@ -295,13 +294,12 @@ def test_sweep_goes_in_steps_and_rests(as_kee_then: Caller, monkeypatch: pytest.
         post(as_kee_then)
     ack_everything(as_kee_then)
     to_day(100)
-    found = [services.retain(patience=timedelta(0)).get("receipts", 0) for _ in range(6)]
-    assert found == [3, 3, 3, 1, 0, 0]
-    walked = Sweep.objects.get(name="retention.receipts")
-    assert (walked.position, walked.ended_at is not None) == (0, True)
+    walk = services.Walk()
+    found = [walk.go_on(seconds=0)["receipts"] for _ in range(8)]
+    assert [count for count in found if count] == [3, 3, 3, 1]
     post(as_kee_then)
     with CaptureQueriesContext(connection) as captured:
-        services.retain()
+        walk.go_on(seconds=0)
     assert not [one for one in captured.captured_queries if "receipts_receipt" in one["sql"]]
 
 
@@ -326,13 +324,13 @@ def test_locked_inbox_is_left_to_the_next_sweep() -> None:
     holder.start()
     assert held.wait(20)
     try:
-        assert run("digests.retain")
+        services.retain()
     finally:
         let_go.set()
         holder.join(20)
     with acting_as_system("test"):
         assert set(Receipt.objects.values_list("recipient", flat=True)) == {kee.principal_id}
-        services.retain(patience=None)
+        services.retain()
         assert not Receipt.objects.exists()
 
 
@@ -369,7 +367,7 @@ def retaining(done: threading.Event) -> Callable[[], int]:
     def rounds() -> int:
         removed = 0
         while not done.is_set():
-            removed += sum(services.retain(patience=None).get(kind, 0) for kind in ("receipts", "stripped"))
+            removed += sum(services.retain().get(kind, 0) for kind in ("receipts", "stripped"))
             services.flush_due()
         return removed
 
@@ -413,7 +411,7 @@ def test_a_receipt_is_pruned_or_linked_to_never_both(kee: Caller) -> None:
 
         outcomes = at_once(
             acting(kee, lambda: post(kee, caused_by=root.receipt_id, pairs_with=root.receipt_id)),  # noqa: B023
-            lambda: services.retain(patience=None),
+            services.retain,
         )
         assert [one for one in outcomes if isinstance(one, Exception)] == []
         with acting_as(kee):

@@ -321,22 +321,8 @@ class Migration(migrations.Migration):
                     ],
                 },
             ),
-            migrations.CreateModel(
-                name="Sweep",
-                fields=[
-                    id_field(),
-                    ("name", models.CharField(max_length=50, unique=True)),
-                    ("position", models.BigIntegerField(default=0)),
-                    ("begun_at", models.DateTimeField()),
-                    ("ended_at", models.DateTimeField(null=True)),
-                ],
-            ),
         ),
         *(protect(f"digests_{name}") for name in ("inbox", "thread", "entry", "receiptstate", "source", "sourcehour")),
-        # Only the system sweeps; other roles may read how far a sweep has come.
-        migrations.RunSQL(
-            "revoke insert, update, delete on digests_sweep from gatehouse_app, gatehouse_operator",
-        ),
         immutable(
             "digests_entry",
             except_columns=("superseded_by_seq", "superseded_at", "acked_at"),

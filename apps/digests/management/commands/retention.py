@@ -31,7 +31,7 @@ class Command(BaseCommand):
         if options["tenant"] is not None:
             self._set(options["tenant"], options["days"])
         if options["run"]:
-            self.stdout.write(json.dumps(services.retain(patience=None)))
+            self.stdout.write(json.dumps(services.retain()))
         self._say()
 
     def _set(self, slug: str, days: int) -> None:
