@@ -3,6 +3,8 @@
 
 import os
 import sys
+from itertools import groupby
+from operator import itemgetter
 
 try:
     from django.core.management import BaseCommand, ManagementUtility, get_commands, load_command_class
@@ -16,7 +18,7 @@ _OF_DJANGO = {"flush", "makemigrations"}
 
 
 class Commands(ManagementUtility):
-    """`help` lists the product's own commands; the others of Django run too."""
+    """`help` lists the product's own commands by app; the others of Django run too."""
 
     def fetch_command(self, subcommand: str) -> BaseCommand:
         """The product's own commands start at once: `check` and `migrate` are there to check the settings."""
@@ -28,16 +30,16 @@ class Commands(ManagementUtility):
     def main_help_text(self, commands_only: bool = False) -> str:  # noqa: FBT001, FBT002  # as Django has it
         if commands_only:
             return super().main_help_text(commands_only)
-        own = {
-            name: app
-            for name, app in sorted(get_commands().items())
-            if app.startswith("apps.") and name not in _OF_DJANGO
-        }
-        told = [
-            f"{name:<16} {load_command_class(app, name).help.splitlines()[0].split('. ')[0]}"
-            for name, app in own.items()
+        own = [
+            (app, name) for name, app in get_commands().items() if app.startswith("apps.") and name not in _OF_DJANGO
         ]
-        return "\n".join([f"{self.prog_name} help COMMAND tells more. The commands of Gatehouse:", "", *told])
+        told = [f"{self.prog_name} help COMMAND tells more. The commands of Gatehouse, by their app:"]
+        for app, names in groupby(sorted(own), key=itemgetter(0)):
+            told += ["", f"[{app.removeprefix('apps.')}]"]
+            for _, name in names:
+                says = load_command_class(app, name).help.splitlines()[0].split(". ")[0]
+                told.append(f"    {name:<16} {says}")
+        return "\n".join(told)
 
 
 def main() -> None:

@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, get_commands
 from django.db import connection
 
 from apps.console import backups
@@ -16,6 +17,7 @@ from config.stack.__main__ import main
 from config.stack.folders import DataFolder
 from config.stack.processes import MARK, StackError, bound_log
 from config.stack.supervisor import DEFAULT_PORT, Supervisor, listen
+from manage import Commands
 from tests.commands import Ended, run
 from tests.factories import T0
 
@@ -71,6 +73,15 @@ def test_help_shows_every_command_with_its_options(capsys: pytest.CaptureFixture
         assert word in shown
     assert _typed("demo", "--help") == 0
     assert capsys.readouterr().out.startswith("usage: bin/demo [-h]")
+
+
+def test_help_groups_the_commands_of_the_product_and_hides_those_of_django() -> None:
+    shown = Commands(["manage.py"]).main_help_text()
+    assert re.findall(r"^\[(\w+)\]$", shown, re.MULTILINE) == sorted(
+        {app.removeprefix("apps.") for app in get_commands().values() if app.startswith("apps.")}
+    )
+    assert re.search(r"\n\[principals\]\n    issue_token +Issue a token; .*\n    source_tokens ", shown)
+    assert not {"flush", "makemigrations", "shell"} & set(shown.split())
 
 
 @pytest.mark.parametrize(
