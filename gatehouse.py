@@ -1,4 +1,4 @@
-"""The command ``gatehouse`` of the installed product.
+"""The command ``gatehouse`` of the installed product; in a working copy ``bin/up`` calls it.
 
 In the wheel this file is the package ``gatehouse``, and the product's packages lie in its folder.
 """
@@ -57,3 +57,7 @@ def main() -> None:
 
 def _user_folder() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "gatehouse"
+
+
+if __name__ == "__main__":
+    main()

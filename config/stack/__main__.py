@@ -53,6 +53,8 @@ def main(arguments: list[str]) -> int:
             parser.error(f"--{name} is {given}; it can be 1 to {most}")
     if options.command not in commands:
         parser.error(f"there is no command {options.command!r}; there are {', '.join(commands)}")
+    if options.path and options.command not in {"demo", "restore"}:
+        parser.error(f"{options.command} takes no {options.path!r}")
     data = DataFolder(_given(options.data or folder))
     if options.command in {"up", "demo", "restore"} and os.environ.get(MARK) != data.mark:
         # Forked processes are recognized by the environment that this process was started with.

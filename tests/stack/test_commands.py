@@ -89,6 +89,7 @@ def test_help_groups_the_commands_of_the_product_and_hides_those_of_django() -> 
     [
         (["staus"], ["staus", "status", "down", "reset", "demo"]),
         (["--prot", "3"], ["no option --prot"]),
+        (["up", "status"], ["up takes no 'status'"]),
         (["up", "--port", "70000"], ["70000", "65535"]),
         (["demo", "--port", "many"], ["many", "65535"]),
     ],
