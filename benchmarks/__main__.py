@@ -42,7 +42,9 @@ def _measure(asked: argparse.Namespace, environ: dict[str, str]) -> None:
 
     call_command("migrate", interactive=False, verbosity=0)
     call_command("sync_schedules", stdout=io.StringIO())
-    bench = Bench.begin(SCALES[asked.scale], data=Path(environ["GATEHOUSE_DATA"]), file=asked.data)
+    scale = SCALES[asked.scale]
+    scale = replace(scale, memories=asked.memories or scale.memories)
+    bench = Bench.begin(scale, data=Path(environ["GATEHOUSE_DATA"]), file=asked.data)
     rows = []
     # With --json the lines tell how far it is.
     told = sys.stderr if asked.json else sys.stdout
@@ -71,6 +73,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--data", metavar="PATH", type=Path, help="a file for recall or a folder for planning: docs/benchmarks.md"
     )
+    parser.add_argument("--memories", metavar="N", type=int, help="memory: how many to store (default: by the length)")
     parser.add_argument("--json", action="store_true", help="print one object for each row")
     asked = parser.parse_args(argv)
     if unknown := sorted(set(asked.suite) - suites.SUITES.keys()):

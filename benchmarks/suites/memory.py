@@ -17,12 +17,16 @@ from apps.memory.shapes import RememberFact
 from apps.memory.states import ItemType
 from apps.principals.tenancy import Caller
 from benchmarks.bench import HELLO, Bench
-from benchmarks.measure import Operation, Row, Work, apart, statements
+from benchmarks.measure import Operation, Row, Work, apart, side_by_side, statements
 
 # How many times its peer each may take.
 _GOALS: Final = {200: 0, 1_000: 12, 10_000: 20, 100_000: 35}
+# From so many memories on, the goal is the milliseconds of the median.
+_MANY: Final = 1_000_000
+_MANY_MS: Final = 10
 _SUBJECT: Final = "USER:typical"
-_AT_ONCE: Final = 500
+_AT_ONCE: Final = 400
+_WRITERS: Final = 2
 _SPEAKERS: Final = ("Nadia", "Tom")
 
 
@@ -35,13 +39,16 @@ def run(bench: Bench) -> Iterator[Row]:
 def _recalls(bench: Bench) -> Iterator[Row]:
     """Questions of a few words that some memory has, one at a time."""
     reader, held = bench.agents[0], 0
-    for size in [size for size in _GOALS if size <= bench.scale.memories]:
+    most = bench.scale.memories
+    for size in [*(size for size in _GOALS if size < most), most]:
         parts = [range(start, min(start + _AT_ONCE, size)) for start in range(held, size, _AT_ONCE)]
-        apart(partial(_store, reader, parts))
+        side_by_side([partial(_store, reader, parts[writer::_WRITERS]) for writer in range(_WRITERS)])
+        apart(_settle)
         held = size
-        work = partial(_recalling, reader)
-        row = _timed(bench, f"recall among {size:,} memories", work)
-        yield row.at_most(_GOALS[size]) if _GOALS[size] else row
+        row = _timed(bench, f"recall among {size:,} memories", partial(_recalling, reader))
+        if size >= _MANY:
+            row = row.judged(f"p50 under {_MANY_MS} ms", met=row.p50 is not None and row.p50 < _MANY_MS)
+        yield row.at_most(_GOALS[size]) if _GOALS.get(size) else row
 
 
 def _timed(bench: Bench, case: str, work: Work) -> Row:
@@ -69,6 +76,10 @@ def _store(author: Caller, parts: list[range]) -> None:
                 services.store_observation(
                     author=author, text=next(texts), now=timezone.now(), **(message if number % 2 else {})
                 )
+
+
+def _settle() -> None:
+    """What ticks and autovacuum do after a while."""
     search.fold_totals()
     search.count_frequencies()
     with psycopg.connect(settings.DATABASE_URL_OWNER, autocommit=True) as owner:
