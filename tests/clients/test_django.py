@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from django.conf import settings
 
 from gatehouse_client import Client
 from tests.clients.test_processes import KIT, environment
 from tests.server import Server
+from tests.waiters import until
 
 pytestmark = pytest.mark.ci
 
@@ -50,6 +52,16 @@ with transaction.atomic():
     transaction.set_rollback(True)
 defer(task_type="no_such_type")
 """
+# A Celery app finds the tasks of installed Django apps by itself.
+CELERY = """
+import os
+from celery import Celery
+
+app = Celery("shop", broker=os.environ["BROKER"])
+app.conf.broker_transport_options = {"global_keyprefix": "django-shop-"}
+app.conf.beat_schedule = {"gatehouse": {"task": "gatehouse_client.django.tasks.send", "schedule": 0.2}}
+app.autodiscover_tasks()
+"""
 
 
 @pytest.fixture
@@ -61,9 +73,13 @@ def shop(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(shop: Path, server: Server, token: str, *words: str) -> subprocess.CompletedProcess[str]:
+def _env(shop: Path, server: Server, token: str) -> dict[str, str]:
     env = environment(server, token) | {"PYTHONPATH": os.pathsep.join([str(shop), str(KIT / "src")])}
-    env["DJANGO_SETTINGS_MODULE"] = "shop_settings"
+    return env | {"DJANGO_SETTINGS_MODULE": "shop_settings", "BROKER": settings.CELERY_BROKER_URL}
+
+
+def run(shop: Path, server: Server, token: str, *words: str) -> subprocess.CompletedProcess[str]:
+    env = _env(shop, server, token)
     return subprocess.run([sys.executable, *words], cwd=shop, env=env, check=False, capture_output=True, text=True)
 
 
@@ -94,6 +110,20 @@ def test_app_defers_with_its_transaction_and_hears_of_the_end(
     shown = run(shop, server, token, "-c", "import django; django.setup()\n"
         "from gatehouse_client.django.models import DeferredTask\nprint(*DeferredTask.objects.order_by('pk'), sep='|')")  # fmt: skip
     assert shown.stdout.startswith(f"ship: {lease.task_id}|no_such_type: unknown_task_type: ")
+
+
+def test_celery_beat_sends_what_is_deferred(shop: Path, server: Server, token: str, client: Client) -> None:
+    client.register_type(name="ship")
+    manage(shop, server, token, "migrate")
+    (shop / "celery_of_shop.py").write_text(CELERY)
+    celery = [sys.executable, "-m", "celery", "-A", "celery_of_shop", "worker", "--beat", "--pool", "solo"]
+    with subprocess.Popen(celery, cwd=shop, env=_env(shop, server, token), stderr=subprocess.DEVNULL) as worker:
+        try:
+            assert run(shop, server, token, "-c", DEFERS).returncode == 0
+            (lease,) = until(lambda: client.lease(task_types=["ship"], capacity=10))
+        finally:
+            worker.terminate()
+    assert lease.params == {"order": 1}
 
 
 def test_entry_that_a_receiver_can_not_handle_stays_unread(
