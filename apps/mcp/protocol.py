@@ -61,7 +61,7 @@ _ELICITS: Final = "-elicits"
 # The package knows the names of no extension's methods.
 _NAMED_BY_TASK: Final = frozenset({"tasks/get", "tasks/update", "tasks/cancel"})
 
-SERVER: Final = Implementation(name="gatehouse", title="Gatehouse", version="0.1.0")
+SERVER: Final = Implementation(name="gatehouse", title="Gatehouse", version="0.2.0")
 _SERVER_INFO: Final = {SERVER_INFO_META_KEY: SERVER.model_dump(by_alias=True, exclude_none=True)}
 
 

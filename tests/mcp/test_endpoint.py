@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from django.test import Client
@@ -13,7 +12,6 @@ from pytest_django.fixtures import Settings
 from apps.core import strict_json
 from apps.mcp.calls import max_body_of_any
 from apps.mcp.prompts import HABITS
-from apps.mcp.protocol import SERVER
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.workers.services import registry
@@ -126,10 +124,6 @@ def test_handshake_agrees_on_a_version(token: str, version: str) -> None:
     assert result["protocolVersion"] == (version if version in HANDSHAKE_PROTOCOL_VERSIONS else "2025-11-25")
     assert "instructions" in result
     assert "Mcp-Session-Id" not in answer.headers
-
-
-def test_server_version_is_the_products() -> None:
-    assert f'version = "{SERVER.version}"' in Path("pyproject.toml").read_text()
 
 
 def _completion(kind: str, name: str, argument: str) -> dict[str, object]:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from importlib.resources import files
 from ipaddress import ip_network
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.commands import of_a_person, run, with_database
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 PARTS = ("notify", "deliver", "execute", "sweep", "beat")
 
 
@@ -58,20 +60,49 @@ def test_names_are_declared_and_scripts_exist() -> None:
 
 
 def test_containers_are_pinned_bounded_and_examined() -> None:
-    project = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert project is not None
     for name, service in _compose()["services"].items():
         image, _, tag = service["image"].partition(":")
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?", tag), name
-        assert tag == project[1] or not image.startswith("gatehouse")
+        assert tag == VERSION or not image.startswith("gatehouse")
         assert service["mem_limit"], name
         assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
         assert "healthcheck" in service or service["restart"] == "no", name
     for kind in ("Deployment", "Job"):
         for item in (item for item in _kubernetes() if item["kind"] == kind):
             (container,) = item["spec"]["template"]["spec"]["containers"]
-            assert container["image"] == f"gatehouse:{project[1]}"
+            assert container["image"] == f"gatehouse:{VERSION}"
             assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("CHANGELOG.md", r"^## \[(\d[^]]*)\]"),
+        (".github/ISSUE_TEMPLATE/bug.yml", r"placeholder: ([\d.]+),"),
+        ("apps/mcp/protocol.py", r'^SERVER.* version="(.*)"\)'),
+        ("clients/python/pyproject.toml", r'^version = "(.*)"'),
+        ("clients/typescript/package.json", r'"version": "(.*)"'),
+        ("clients/typescript/README.md", r"gatehouse-client-(.*)\.tgz"),
+        ("docs/deploy.md", r"/gatehouse:([\d.]+)"),
+    ],
+)
+def test_product_and_clients_are_of_one_version(file: str, told: str) -> None:
+    assert re.findall(told, (ROOT / file).read_text(), re.MULTILINE)[:1] == [VERSION]
+
+
+@pytest.mark.parametrize(("tag", "released"), [(f"v{VERSION}", True), ("v0.0.9", False)])
+def test_tag_releases_the_version_that_the_changelog_tells_of(tag: str, released: bool, tmp_path: Path) -> None:
+    workflow = _loaded(ROOT / ".github" / "workflows" / "ci.yml")
+    schema = files("check_jsonschema.builtin_schemas").joinpath("vendor/github-workflows.json").read_text()
+    # YAML reads the key `on` as true.
+    jsonschema_rs.validate(json.loads(schema), {"on" if key is True else key: told for key, told in workflow.items()})
+    (script,) = (step["run"] for step in workflow["jobs"]["release"]["steps"] if "changelog" in step.get("name", ""))
+    for file in ("pyproject.toml", "CHANGELOG.md"):
+        shutil.copy(ROOT / file, tmp_path)
+    done = run("bash", "-eo", "pipefail", "-c", script, env=of_a_person(GITHUB_REF_NAME=tag), cwd=tmp_path)
+    assert (done.returncode == 0) is released, done.stderr
+    if released:
+        assert "### Added" in (tmp_path / "notes.md").read_text()
 
 
 @pytest.mark.parametrize("version", ["1.30", kubernetes_validate.latest_version()])

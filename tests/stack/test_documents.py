@@ -21,7 +21,9 @@ from config.stack.servers import LOGINS
 from tests.commands import PATIENCE, ROOT, Ended, of_a_person, run, up
 
 NAV: Final = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-TOLD: Final = [page for kind in NAV for pages in kind.values() for named in pages for page in named.values()][:15]
+TOLD: Final = [
+    page for kind in NAV for name in ("Tutorials", "How-tos") for named in kind.get(name, ()) for page in named.values()
+]
 # The site's first page is README.md. The page on agents uses the token and the worker of an example.
 _MORE: Final = ("inbox", "memory", "envelopes", "recall", "planner", "executions")
 PAGES: Final = [
