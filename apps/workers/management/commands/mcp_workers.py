@@ -1,55 +1,14 @@
-"""MCP servers, sources, keys and the registry of MCP workers.
-
-Add an MCP server by its URL. The command shows its tools and what they claim to touch, and asks which to approve. Plans may
-use approved tools. Another version of a tool needs another approval:
-
-    manage.py mcp_workers add http://127.0.0.1:8765/mcp
-    manage.py mcp_workers add https://weather.example.com/mcp --tool get_weather --tool get_forecast
-    manage.py mcp_workers approve weather-1f2e3d4c --all
-
-Keys sign manifests. Enroll a key of this machine, which is made where its file does not exist, or the public half of another:
-
-    manage.py mcp_workers enroll-key --name bundled --ceiling verified --private-file key.json
-    manage.py mcp_workers enroll-key --name acme-ocr --ceiling sandbox --public-file acme.json
-    manage.py mcp_workers revoke-key --key-id acme-ocr-4f1c2a9b03de --why "the laptop is gone"
-
-Sources list MCP workers. A source is one MCP endpoint, a YAML file, etcd, or Consul:
-
-    manage.py mcp_workers add-source files --kind pull --address https://files.example.com/mcp --principal agent \\
-        --worker '{"worker_id": "files", "side_effects": {"filesystem": "read", "network": "none"}}'
-
-The file holds the password of etcd's user:
-
-    manage.py mcp_workers add-source shared --kind etcd --address https://etcd.example.com:2379 --principal agent \\
-        --prefix /workers/ --user gatehouse --secret-file password.txt
-
-The file holds Consul's token:
-
-    manage.py mcp_workers add-source services --kind consul --address https://consul.example.com:8501 \\
-        --principal agent --service mcp-worker --secret-file token.txt
-
-Change a source or remove it. A change, be it of nothing, asks all that it lists again:
-
-    manage.py mcp_workers change-source files --address https://files.example.com/v2/mcp --every 30
-    manage.py mcp_workers change-source shared --secret-file password.txt
-    manage.py mcp_workers list-sources
-    manage.py mcp_workers remove-source files
-
-Register the MCP workers again that memory holds and the registry has lost. Each is judged as if it registered now:
-
-    manage.py mcp_workers rebuild
-"""
+"""MCP servers, sources, keys and the registry of MCP workers. See docs/mcp-workers.md."""
 
 import json
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db.models import Prefetch
 from django.template.defaultfilters import pluralize
 from joserfc.jwk import OKPKey
 
@@ -59,7 +18,7 @@ from apps.principals.models import Principal
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors, trust
 from apps.workers.manifests import Seen
-from apps.workers.models import SourceEntry, SourceKind, WorkerSource
+from apps.workers.models import SourceKind
 from apps.workers.services import discovery, memory, registry
 from apps.workers.shapes import ToolShown
 from apps.workers.trust import Tier
@@ -81,7 +40,6 @@ class Command(BaseCommand):
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.formatter_class = RawDescriptionHelpFormatter
         verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
         server = verbs.add_parser("add", help="add an MCP server by its URL and approve its tools")
         server.add_argument("url")
@@ -125,13 +83,12 @@ class Command(BaseCommand):
         change.add_argument("--every", type=int, metavar="SECONDS")
         change.add_argument("--enabled", choices=["yes", "no"])
         change.add_argument("--secret-file", type=Path, help="holds another password or token")
-        listed = verbs.add_parser("list-sources", help="list the sources with their workers and faults")
         remove = verbs.add_parser("remove-source", help="remove a source, and the workers that only it lists")
         remove.add_argument("name")
         rebuild = verbs.add_parser(
             "rebuild", help="register the workers again that memory holds and the registry lacks"
         )
-        for one in (server, approve, enroll, revoke, add, change, listed, remove, rebuild):
+        for one in (server, approve, enroll, revoke, add, change, remove, rebuild):
             one.add_argument("--tenant", default="default")
 
     def handle(self, *_args: Any, verb: str, tenant: str, **given: Any) -> None:
@@ -237,14 +194,7 @@ class Command(BaseCommand):
             enabled=given["enabled"] and given["enabled"] == "yes",
             secret=_secret(given["secret_file"]) if given["secret_file"] else None,
         )
-        self.stdout.write(f"{name} is changed, and looked at within a second; see: manage.py mcp_workers list-sources")
-
-    def _list_sources(self, _tenant_id: int, **_: Any) -> None:
-        entries = Prefetch("entries", SourceEntry.objects.select_related("worker").order_by("key"))
-        for source in WorkerSource.objects.order_by("name").prefetch_related(entries):
-            self.stdout.write(f"{source.name}  {source.kind}  {source.address}  {source.fault or 'ok'}")
-            for entry in source.entries.all():
-                self.stdout.write(f"  {entry.key}  {entry.worker or '-'}  {entry.fault or 'ok'}")
+        self.stdout.write(f"{name} is changed, and looked at within a second")
 
     def _remove_source(self, tenant_id: int, *, name: str, **_: Any) -> None:
         left = discovery.remove_source(tenant_id=tenant_id, name=name)
