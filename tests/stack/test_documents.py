@@ -81,17 +81,20 @@ def _done(*command: str | Path, folder: Path = ROOT, **environment: str) -> Ende
     return done
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """The command of the wheel, in an environment that finds its libraries in ours."""
+@pytest.fixture(params=["our libraries", pytest.param("its own libraries", marks=pytest.mark.long)])
+def installed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The command of the wheel, in an environment that finds its libraries in ours, or got them as a person's does."""
     place, pip = tmp_path / "a new place", (sys.executable, "-m", "pip", "--disable-pip-version-check")
     wheel = ("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", tmp_path, ".")
     _done(*pip, *wheel)
     venv.create(place)
-    found = ("install", "--no-deps", "--no-index", "-f", tmp_path, "gatehouse")
-    _done(*pip, "--python", place / "bin" / "python", *found)
-    own = next(place.glob("lib/*/site-packages"))
-    (own / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    into, (built,) = (*pip, "--python", place / "bin" / "python", "install"), tmp_path.glob("gatehouse-*.whl")
+    if request.param == "its own libraries":
+        _done(*into, f"{built}[demo]")
+    else:
+        _done(*into, "--no-deps", "--no-index", built)
+        own = next(place.glob("lib/*/site-packages"))
+        (own / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     return place / "bin" / "gatehouse"
 
 
@@ -108,15 +111,14 @@ def alone(tmp_path: Path) -> Path:
     return python
 
 
-def _script(page: str, folder: Path, alone: Path) -> str:
+def _script(page: str, folder: Path, alone: Path, manage: str) -> str:
     """The blocks of a page for a shell of its own, which ends what it has left running."""
-    ours = shlex.quote(sys.executable)
-    python = shlex.quote(str(alone)) if page in _ALONE else ours
+    python = shlex.quote(str(alone) if page in _ALONE else sys.executable)
     lines = [f"echo '== {page}'", "trap 'for job in $(jobs -p); do kill $job; wait $job || true; done' EXIT"]
     for number, (kind, text) in enumerate(blocks(page)):
         if kind == "bash" and text != AGENT:
             typed = r'(?:"\$PRODUCT"/)?\.venv/bin/python( manage\.py)?'
-            lines.append(re.sub(typed, lambda found: f"{ours}{found[1]}" if found[1] else python, text))
+            lines.append(re.sub(typed, lambda found: manage if found[1] else python, text))
         elif kind == "python":
             file = folder / f"{Path(page).stem}-{number}.py"
             file.write_text(text)
@@ -125,8 +127,9 @@ def _script(page: str, folder: Path, alone: Path) -> str:
     return "\n".join(["(", *lines, ")"])
 
 
-def _said(pages: list[str], url: str, folder: Path, alone: Path, data: Path) -> str:
+def _said(pages: list[str], url: str, folder: Path, alone: Path, data: Path, *manage: str | Path) -> str:
     """Follow pages one after the other; what was printed."""
+    typed = shlex.join(map(str, manage))
     with socket.create_server(("127.0.0.1", 0)) as free:
         server = f"http://127.0.0.1:{free.getsockname()[1]}"
     (wheel,) = folder.glob("gatehouse_client-*.whl")
@@ -143,8 +146,8 @@ def _said(pages: list[str], url: str, folder: Path, alone: Path, data: Path) -> 
     }
     # A refusal ends the script; a stream that was read for long enough does not.
     curl = 'curl() { command curl --fail-with-body "$@" || test $? = 28; }'
-    agent = AGENT.replace(".venv/bin/python", shlex.quote(sys.executable))
-    script = "\n".join([curl, f"SERVER={server}/mcp", agent, *(_script(page, folder, alone) for page in pages)])
+    agent = AGENT.replace(".venv/bin/python manage.py", typed)
+    script = "\n".join([curl, f"SERVER={server}/mcp", agent, *(_script(page, folder, alone, typed) for page in pages)])
     for written, meant in here.items():
         script = script.replace(written, meant)
         for file in folder.glob("*.py"):
@@ -169,7 +172,8 @@ def test_the_wheel_runs_outside_the_working_copy_and_the_pages_work_as_they_are_
         own = str(installed.parent.parent)
         assert all(own in psutil.Process(stack["processes"][name]).cwd() for name in ("web", "worker-core"))
 
-        said = _said([page for page in PAGES if page not in _OF_LIBRARIES], stack["url"], tmp_path, alone, data)
+        pages = [page for page in PAGES if page not in _OF_LIBRARIES]
+        said = _said(pages, stack["url"], tmp_path, alone, data, installed, "manage")
 
         for words in (
             "quota on provider:openai: 40 receipts",
@@ -199,7 +203,7 @@ def test_the_pages_on_libraries_of_others_work_as_they_are_written(alone: Path, 
     data = tmp_path / "data"
     with up(data, "--no-workers"):
         url = json.loads((data / "stack.json").read_text())["url"]
-        said = _said(list(_OF_LIBRARIES), url, tmp_path, alone, data)
+        said = _said(list(_OF_LIBRARIES), url, tmp_path, alone, data, sys.executable, "manage.py")
     _done(ROOT / "bin" / "up", "reset", "--yes", "--data", str(data))
 
     assert '"access_token":"ght_' in said
