@@ -234,17 +234,20 @@ def partial_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def next_step(document: Mapping[str, Any]) -> str:
-    """What to do next with a plan, in one plain sentence."""
+    """What to do next with a plan, in one plain sentence that names the tool and the route."""
     plan_id, status = document["plan_id"], document.get("status", PlanStatus.READY)
+    route = f"over REST POST /api/v1/plans/{plan_id}"
     if status == PlanStatus.READY:
-        return f'Carry it out with execute_delegation_plan(plan_id="{plan_id}").'
+        return f'Carry it out with execute_delegation_plan(plan_id="{plan_id}"), over REST POST /api/v1/executions.'
     if status == PlanStatus.NEEDS_CONFIRMATION:
         first, more = _first(document.get("unsure"), "detail", "It rests on a guess.")
-        return f'{first}{more} Is it right? Then confirm_plan(plan_id="{plan_id}").'
+        return f'{first}{more} Is it right? Then confirm_plan(plan_id="{plan_id}"), {route}/confirm.'
     if status == PlanStatus.NEEDS_INPUT:
         first, more = _first(document.get("questions"), "text", "Something is missing.")
         asked = document["questions"][0]["question_id"] if document.get("questions") else "question-1"
-        return f'{first}{more} Tell it with confirm_plan(plan_id="{plan_id}", answers={{"{asked}": …}}).'
+        return (
+            f'{first}{more} Tell it with confirm_plan(plan_id="{plan_id}", answers={{"{asked}": …}}), {route}/answer.'
+        )
     steps = document.get("steps")
     return steps[0]["recommendation"] if steps else "It was forgotten on request: ask for another plan."
 

@@ -98,7 +98,8 @@ def test_guess_and_a_near_second_tool_need_a_confirmation_and_are_listed() -> No
     said = 'translate_text takes text = "hello world", from your words.'
     assert made["unsure"] == [{"detail": said, "step_id": "step-1", "param": "text"}]
     assert made["steps"][0]["provenance"]["text"] == {"source": "cut", "text": "hello world"}
-    assert next_step(made) == f'{said} Is it right? Then confirm_plan(plan_id="plan-1").'
+    confirmed = 'confirm_plan(plan_id="plan-1"), over REST POST /api/v1/plans/plan-1/confirm.'
+    assert next_step(made) == f"{said} Is it right? Then {confirmed}"
     near = translation().model_copy(update={"alternatives": ({"tool_name": "analyze_sentiment"},)})
     doubted = make_plan(near, doubtful=True).document()
     assert doubted["status"] == "needs_confirmation"
@@ -114,7 +115,8 @@ def test_param_that_lacks_or_has_no_exact_form_is_asked_for() -> None:
     assert asked["questions"] == [{**names, "text": text, "schema": {"type": "integer"}}]
     (half,) = asked["partial_plan"]["steps"]
     assert (half["params"], half["missing_params"]) == ({"image_path": "/a.png"}, ["width"])
-    assert next_step(asked) == f'{text} Tell it with confirm_plan(plan_id="plan-1", answers={{"question-1": …}}).'
+    told = 'confirm_plan(plan_id="plan-1", answers={"question-1": …}), over REST POST /api/v1/plans/plan-1/answer.'
+    assert next_step(asked) == f"{text} Tell it with {told}"
     inexact = make_plan(call(SENTIMENT, text=Value(value=2**60, evidence=Evidence.CONTEXT))).document()
     assert "give it as text" in inexact["questions"][0]["text"]
     named = call(RESIZE, image_path="/a.png", width=5).model_copy(update={"missing_params": ("width",)})

@@ -202,7 +202,8 @@ def test_plan_is_made_read_and_validated_over_rest(tenant: Tenant, smith_token: 
     assert {"estimated_total_runtime_seconds", "can_run_parallel"} <= set(plan)
     assert (plan["principal_ai"], plan["intent"], plan["proposer"]) == ("Kee", WISH, "local")
     beside = {name: plan.pop(name) for name in ("next_step", "receipt_id", "receipt_uuid")}
-    assert beside["next_step"] == f'Carry it out with execute_delegation_plan(plan_id="{plan["plan_id"]}").'
+    said = f'Carry it out with execute_delegation_plan(plan_id="{plan["plan_id"]}"), over REST POST /api/v1/executions.'
+    assert beside["next_step"] == said
     found = ask("GET", f"plans/{plan['plan_id']}", smith_token)[1]
     assert found["plan"] == plan
     assert {name: found[name] for name in beside} == beside
