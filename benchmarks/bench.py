@@ -217,6 +217,7 @@ def _machine() -> dict[str, Any]:
         server = connection.info.parameter_status("server_version")
     return {
         "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "load_before": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "postgresql": server,
