@@ -37,10 +37,10 @@ from apps.executions.shapes import CallOutcome
 from apps.plans import selectors as plans
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_in
-from apps.receipts.services import Group
+from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors as stored_results
 from apps.tasks.services import artifacts, queueing
-from apps.tasks.shapes import QueueRequest
+from apps.tasks.shapes import QueueTask
 from apps.workers import selectors as workers
 from apps.workers.models import ROUTABLE, State
 from apps.workers.services import registry
@@ -154,12 +154,12 @@ def call_worker(
         cause = caused_by or (None if execution is None else execution.plan_receipt_id)
         params = with_cause(target, params, cause)
         check_params(target, params)
-        request = QueueRequest(
+        request = QueueTask(
             task_type=TASK_TYPE,
             params={"worker_id": worker_id, "tool_name": tool_name, "params": dict(params)}
             | ({"answers": answers} if answers else {}),
             idempotency_key=idempotency_key,
-            caused_by=cause,
+            caused_by_receipt_id=cause,
             group=None if execution is None else group_of(execution),
         )
         may_be_queued = mode == CallMode.AUTO and target.repeatable
@@ -189,7 +189,7 @@ def call_worker(
     return CallOutcome(status="complete", result=called.payload, result_pointer=pointer)
 
 
-def _queued(caller: Caller, request: QueueRequest) -> CallOutcome:
+def _queued(caller: Caller, request: QueueTask) -> CallOutcome:
     queued = queueing.queue(requester=caller, request=request)
     return CallOutcome(**{**queued.model_dump(), "status": "queued"})
 
@@ -249,9 +249,9 @@ def refuse_outside_pool(caller: Caller, worker_id: str) -> None:
         raise Forbidden(f"{worker_id} is not in the pool of {caller.name}.", code="outside_pool")
 
 
-def group_of(execution: Execution) -> Group:
+def group_of(execution: Execution) -> GroupInput:
     """Groups the receipts of one execution's tasks into one thread of an inbox."""
-    return Group(
+    return GroupInput(
         resource_ref=f"execution:{execution.ref}",
         event_family=EVENT_FAMILY,
         summary_hint=f"Tasks of {execution.ref}: {execution.intent}"[:_HINT],

@@ -102,7 +102,7 @@ class Context(Protocol):
     run_id: int
     caller: Caller
     """Who asked for the task."""
-    checkpoint: Any
+    checkpoint: dict[str, Any] | None
     """What the run before this one has saved; None at first."""
 
     @property
@@ -115,7 +115,9 @@ class Context(Protocol):
         :raises ValueError: if that is no percentage.
         """
 
-    def heartbeat(self, *, progress: float | None = None, message: str | None = None, checkpoint: Any = None) -> None:
+    def heartbeat(
+        self, *, progress: float | None = None, message: str | None = None, checkpoint: dict[str, Any] | None = None
+    ) -> None:
         """Send a heartbeat now; a checkpoint is saved when this returns.
 
         :raises Canceled: if the lease is lost, or runs out before the heartbeat gets through. What was canceled otherwise

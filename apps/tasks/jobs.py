@@ -17,23 +17,25 @@ from celery import shared_task
 from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, connection
 
 from apps.core.errors import Conflict, DomainError, RateLimited, Unavailable
-from apps.core.ids import format_ref
 from apps.core.notifications import Publisher
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.tasks import handlers, results
 from apps.tasks.handlers import Canceled, Failed, Postponed
+from apps.tasks.lease_tokens import task_of
+from apps.tasks.models import Task
 from apps.tasks.services import artifacts, beating, dependencies, ending, leasing
 from apps.tasks.shapes import (
     Completion,
     Delivery,
-    FailedRun,
-    Failure,
-    Grant,
-    Heartbeat,
+    FailTask,
     HeartbeatAnswer,
-    Released,
+    HeldLease,
+    LeasedTask,
+    ProgressInput,
+    ReleaseTask,
+    TaskError,
 )
 from apps.tasks.signals import dependency_finished, task_queued
 
@@ -49,7 +51,7 @@ _MOST_AT_ONCE: Final = 16
 _AGAIN_SECONDS: Final = 0.1
 _ALL: Final = 100
 
-Ended = tuple[Delivery, str | None] | Failure | Canceled | Postponed
+Ended = tuple[Delivery, str | None] | FailTask | Canceled | Postponed
 
 
 def work(tenant_id: int, queue: str) -> bool:
@@ -64,17 +66,17 @@ def work(tenant_id: int, queue: str) -> bool:
             )
             if not grants:
                 return True
-            asked = Principal.objects.select_related("tenant").get(pk=grants[0].requester_id)
-        _Run(gate, grants[0], on_behalf_of(asked)).execute()
+            task = Task.objects.select_related("requester__tenant").get(pk=task_of(grants[0].task_id))
+        _Run(gate, grants[0], on_behalf_of(task.requester)).execute()
     return False
 
 
 class _Run:
     """One run: what its handler sees of it, the thread that renews its lease, and the report of its end."""
 
-    def __init__(self, gate: Caller, grant: Grant, requester: Caller) -> None:
-        self.task_id = format_ref("task", grant.task_id)
-        self.run_id = grant.fencing_token
+    def __init__(self, gate: Caller, grant: LeasedTask, requester: Caller) -> None:
+        self.task_id = grant.task_id
+        self.run_id = grant.run_id
         self.caller = requester
         self.checkpoint = grant.checkpoint
         self._gate, self._grant = gate, grant
@@ -90,7 +92,7 @@ class _Run:
         with self._kept_alive():
             ended = self._ended()
             if not self._is_reported(ended):
-                self._is_reported(_unrecordable(ended))
+                self._is_reported(self._unrecordable(ended))
 
     def _is_reported(self, ended: Ended) -> bool:
         """Report the end, again while the database is away for a moment: a repeated report is answered once.
@@ -143,7 +145,8 @@ class _Run:
         with self._saying:
             self._sequence += 1
             (percent, message), sequence = self._said, self._sequence
-        beat = Heartbeat(**self._proof(), percent=percent, message=message, checkpoint=checkpoint, sequence=sequence)
+        progress = ProgressInput(percent=percent, message=message)
+        beat = HeldLease(**self._proof, progress=progress, checkpoint=checkpoint, sequence=sequence)
         with self._gate.acting():
             (answer,) = beating.heartbeat(worker=self._gate, heartbeats=[beat])
         if answer.status == "ok":
@@ -180,60 +183,62 @@ class _Run:
         except Exception as exc:  # a handler's defect is its task's failure, told to whoever asked
             task_type = self._grant.task_type
             logger.exception("the handler of %s failed", task_type)
-            return Failure(code="handler_error", message=f"{type(exc).__name__} in {task_type}.", retryable=True)
+            return self._failure("handler_error", f"{type(exc).__name__} in {task_type}.", retryable=True)
 
     def _outcome(self) -> Ended:
         grant = self._grant
         try:
             result = handlers.handler_of(grant.task_type)(self, grant.params)
             results.check_result(pointer=result.pointer, summary=result.summary)
-            delivery = artifacts.prepare(tenant_id=self._gate.tenant_id, task_id=grant.task_id, pointer=result.pointer)
+            task_id = task_of(grant.task_id)
+            delivery = artifacts.prepare(tenant_id=self._gate.tenant_id, task_id=task_id, pointer=result.pointer)
         except (Canceled, Postponed) as stopped:
             return stopped
         except Failed as failed:
-            failure = Failure(code=failed.code, message=failed.message, retryable=failed.retryable)
+            return self._failure(failed.code, failed.message, retryable=failed.retryable)
         except DomainError as refusal:
-            failure = Failure(
-                code=refusal.code,
-                message=refusal.detail,
+            return self._failure(
+                refusal.code,
+                refusal.detail,
                 retryable=isinstance(refusal, Conflict | RateLimited | Unavailable),
-                retry_after=refusal.retry_after if isinstance(refusal, RateLimited) else None,
+                retry_after=results.pause(refusal.retry_after) if isinstance(refusal, RateLimited) else None,
             )
-        else:
-            return delivery, result.summary
-        return results.mended(failure)
+        return delivery, result.summary
+
+    def _failure(self, code: str, message: str, *, retryable: bool, retry_after: float | None = None) -> FailTask:
+        """A failure that can be recorded: long texts are cut, unstorable characters replaced."""
+        code = results.legible(code, results.LONGEST_CODE) or "failed"
+        error = TaskError(code=code, message=results.legible(message, results.LONGEST_ERROR) or code)
+        return FailTask(**self._proof, error=error, retryable=retryable, retry_after=retry_after)
 
     def _report(self, ended: Ended) -> None:
         """Report the end. A refusal is logged: the fencing token has kept that end out."""
-        proof = self._proof()
         answer: object
         with self._gate.acting():
             if isinstance(ended, tuple):
+                proof = {**self._proof, "task_id": task_of(self.task_id)}
                 done = Completion(**proof, delivery=ended[0], summary=ended[1])
                 answer = ending.complete_many([(self._gate, done)]).answers[0]
-            elif isinstance(ended, Failure):
-                (answer,) = ending.fail_many(worker=self._gate, failures=[FailedRun(**proof, failure=ended)])
+            elif isinstance(ended, FailTask):
+                answer = ending.fail(worker=self._gate, failure=ended)
             else:
-                released = Released(**proof, retry_after=_pause(ended))
-                (answer,) = ending.release_many(worker=self._gate, releases=[released])
+                releases = [ReleaseTask(**self._proof)]
+                (answer,) = ending.release_many(worker=self._gate, releases=releases, retry_after=_pause(ended))
         if isinstance(answer, DomainError):
             # Somebody else has the task, or it was canceled.
             level = logging.WARNING if isinstance(answer, Conflict) else logging.ERROR
             logger.log(level, "the end of %s run %s was not taken: %s", self.task_id, self.run_id, answer.detail)
 
+    @property
     def _proof(self) -> dict[str, Any]:
         return {"task_id": self._grant.task_id, "lease_token": self._grant.lease_token}
 
-
-def _unrecordable(ended: Ended) -> Ended:
-    """The end that is recorded for a run whose own end could not be recorded."""
-    if isinstance(ended, Canceled | Postponed):
-        return Canceled()
-    return Failure(
-        code="unrecordable_result",
-        message="What it ended with can't be recorded.",
-        retryable=isinstance(ended, Failure) and ended.retryable,
-    )
+    def _unrecordable(self, ended: Ended) -> Ended:
+        """The end that is recorded for a run whose own end could not be recorded."""
+        if isinstance(ended, Canceled | Postponed):
+            return Canceled()
+        retryable = isinstance(ended, FailTask) and ended.retryable
+        return self._failure("unrecordable_result", "What it ended with can't be recorded.", retryable=retryable)
 
 
 def _pause(stopped: Canceled | Postponed) -> float:

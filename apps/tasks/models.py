@@ -644,6 +644,10 @@ class Schedule(TenantModel):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def enabled(self) -> bool:
+        return self.next_at is not None
+
 
 class FairShare(TenantModel):
     """The order in which the requesters of a fair queue were last served."""

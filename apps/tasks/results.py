@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -11,7 +10,6 @@ from urllib.parse import unquote, urlsplit
 from apps.core import strict_json
 from apps.core.errors import Conflict, FieldError, Invalid, NotFound
 from apps.core.strict_json import NotJSON, UnstorableJSON
-from apps.tasks.shapes import Failure
 
 INLINE: Final = "inline"
 ARTIFACT: Final = "artifact"
@@ -121,17 +119,6 @@ def check_result(*, pointer: str | None, summary: str | None) -> None:
             strict_json.check(text, pointer=f"/{name}")
         except UnstorableJSON as exc:
             raise Invalid(exc.detail, errors=exc.errors, code="unrecordable_result") from exc
-
-
-def mended(failure: Failure) -> Failure:
-    """A failure that can be recorded: long texts are cut, unstorable characters replaced."""
-    code = legible(failure.code, LONGEST_CODE) or "failed"
-    return replace(
-        failure,
-        code=code,
-        message=legible(failure.message, LONGEST_ERROR) or code,
-        retry_after=None if failure.retry_after is None else pause(failure.retry_after),
-    )
 
 
 def pause(seconds: float) -> float:

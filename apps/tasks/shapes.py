@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from apps.core.errors import DomainError
-from apps.core.schemas import Input, Name, NewName, Output, Text
-from apps.receipts.services import Group
+from apps.core.schemas import Input, Moment, Name, NewName, Output, Text
+from apps.receipts.shapes import GroupInput
+from apps.tasks.results import LONGEST_CODE, LONGEST_ERROR, LONGEST_PAUSE_SECONDS, LONGEST_PROGRESS
 from apps.tasks.states import IfDependencyFails, Order
 
 # How often it makes sense to ask how far a task is.
@@ -24,6 +25,9 @@ HIGHEST_SEQUENCE: Final = 2**53 - 1
 
 TypeName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Host = Annotated[Text, Field(max_length=100)]
+TaskRef = Annotated[Text, Field(max_length=30)]
+LeaseToken = Annotated[Text, Field(max_length=120)]
+Reference = Annotated[Text, Field(min_length=1, max_length=100)]
 
 
 class BudgetInput(Input):
@@ -33,24 +37,32 @@ class BudgetInput(Input):
     cost_usd: Annotated[float, Field(ge=0.000001, le=MOST_COST_USD)] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRequest:
-    """What a requester asks for. `recipient` gets the receipt of the end; default: the requester."""
-
-    task_type: str
-    params: dict[str, Any]
-    recipient: str | None = None
-    queue: str | None = None
-    priority: int | None = None
-    idempotency_key: str | None = None
-    run_at: datetime | None = None
-    caused_by: str | None = None
-    group: Group | None = None
-    concurrency_key: str | None = None
-    depends_on: tuple[int, ...] | None = None
-    if_dependency_fails: IfDependencyFails | None = None
-    retry_of: int | None = None
+class QueueTask(Input):
+    task_type: TypeName
+    """A registered type."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """What the task is about, as the type's params_schema says. At most 256 KiB."""
+    recipient_ai: Name | None = None
+    """Who is told how it ends; left out, the caller."""
+    queue: NewName | None = None
+    """Another queue than the type's."""
+    priority: Annotated[int, Field(ge=1, le=10)] | None = None
+    """10 goes first; left out, the type's."""
+    idempotency_key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+    """The same key with the same request answers the first task again, and queues nothing."""
+    run_at: Moment | None = None
+    """Not before this moment."""
+    caused_by_receipt_id: Reference | None = None
+    """The receipt that this follows from, for the chain."""
     budget: BudgetInput | None = None
+    group: GroupInput | None = None
+    """What the receipt of its end belongs to."""
+    concurrency_key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+    """Of the tasks with the same key one runs at a time, whatever their types and queues."""
+    depends_on: Annotated[list[TaskRef], Field(max_length=100)] = Field(default_factory=list)
+    """Tasks of yours that must have succeeded before this one begins."""
+    on_dependency_failure: IfDependencyFails = IfDependencyFails.CANCEL
+    """What becomes of this one if one of them fails or is canceled."""
 
 
 class ScheduleTask(Input):
@@ -81,50 +93,54 @@ class QueuedTask(Output):
     poll_suggestion_seconds: int = POLL_SECONDS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """A lease: what to do, and the proof of the lease."""
-
-    task_id: int
-    fencing_token: int
+class LeasedTask(Output):
+    task_id: str
+    run_id: int
     lease_token: str
     task_type: str
     params: dict[str, Any]
     checkpoint: Any
+    """What the run before this one saved; null at first."""
     lease_ms: int
-    requester_id: int
-    queue: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """A heartbeat of one lease. `tokens` and `cost_usd` are sums of what its run has used so far, and count once.
+class ProgressInput(Input):
+    percent: Annotated[float, Field(ge=0, le=100)] | None = None
+    message: Annotated[Text, Field(max_length=LONGEST_PROGRESS)] | None = None
 
-    `sequence` grows with each heartbeat of a run. A heartbeat with a lower sequence replaces no newer progress
-    and no newer checkpoint. Without a sequence, the last one that arrives counts.
-    """
 
-    task_id: int
-    lease_token: str
-    percent: float | None = None
-    message: str | None = None
-    checkpoint: Any = None
-    tokens: int = 0
-    cost_usd: float = 0.0
-    sequence: int | None = None
+class SpendInput(Input):
+    """What this run has used so far, as a sum; repeated, it counts once."""
+
+    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 0
+    cost_usd: Annotated[float, Field(ge=0, le=MOST_COST_USD)] = 0.0
+
+
+class HeldLease(Input):
+    task_id: TaskRef
+    lease_token: LeaseToken
+    progress: ProgressInput | None = None
+    checkpoint: dict[str, Any] | None = None
+    """Saved when this is answered; the next run is given the last one."""
+    spend: SpendInput | None = None
+    sequence: Annotated[int, Field(ge=0, le=HIGHEST_SEQUENCE)] | None = None
+    """Grows with each heartbeat of a run. One that comes again, or late, still renews the lease, but replaces no newer
+    progress and no newer checkpoint. Left out, what arrives last counts."""
 
     @property
-    def has_progress(self) -> bool:
-        return self.percent is not None or self.message is not None or self.checkpoint is not None
+    def has_news(self) -> bool:
+        told = self.progress or ProgressInput()
+        return told.percent is not None or told.message is not None or self.checkpoint is not None
 
     @property
-    def spends(self) -> bool:
-        return bool(self.tokens or self.cost_usd)
+    def used(self) -> SpendInput | None:
+        """What it has used; None if nothing."""
+        return self.spend if self.spend is not None and (self.spend.tokens or self.spend.cost_usd) else None
 
     @property
     def must_last(self) -> bool:
         """Whether the answer promises that something survives a crash."""
-        return self.checkpoint is not None or self.spends
+        return self.checkpoint is not None or self.used is not None
 
 
 class BudgetLeft(Output):
@@ -165,22 +181,6 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why a run failed."""
-
-    code: str
-    message: str
-    details: dict[str, Any] | None = None
-    retryable: bool = False
-    retry_after: float | None = None
-
-    @property
-    def error(self) -> dict[str, Any]:
-        known = {"code": self.code, "message": self.message}
-        return known if self.details is None else {**known, "details": self.details}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """A run that succeeded."""
 
@@ -190,22 +190,25 @@ class Completion:
     summary: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedRun:
-    """A run that failed."""
-
-    task_id: int
-    lease_token: str
-    failure: Failure
+class TaskError(Input):
+    code: Annotated[Text, Field(min_length=1, max_length=LONGEST_CODE)]
+    message: Annotated[Text, Field(min_length=1, max_length=LONGEST_ERROR)]
+    details: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Released:
-    """A run that is released, at once or after a delay."""
+class FailTask(Input):
+    task_id: TaskRef
+    lease_token: LeaseToken
+    error: TaskError
+    retryable: bool
+    """Whether another attempt may succeed."""
+    retry_after: Annotated[float, Field(ge=0, le=LONGEST_PAUSE_SECONDS)] | None = None
+    """Seconds; left out, the type's backoff."""
 
-    task_id: int
-    lease_token: str
-    retry_after: float = 0.0
+
+class ReleaseTask(Input):
+    task_id: TaskRef
+    lease_token: LeaseToken
 
 
 class LeaseFrom(Input):
@@ -243,7 +246,7 @@ class Completed:
     """The answer to each completion, in order, and the leases granted with them."""
 
     answers: list[Finished | DomainError]
-    following: list[Grant]
+    following: list[LeasedTask]
 
 
 class UnsuccessfulRun(Output):

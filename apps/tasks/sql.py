@@ -288,10 +288,9 @@ claimed as (
     select run_id, tenant_id, %(holder)s::bigint, gatehouse_now(), '', %(host)s::text from claimed
 )"""
 _GRANTED: Final = """
-select c.task_id, c.fencing_token, c.name, asked_for.params, c.lease_ms, asked_for.requester_id, q.name, before.checkpoint, c.ready_at
+select c.task_id, c.fencing_token, c.name, asked_for.params, c.lease_ms, before.checkpoint, c.ready_at
 from claimed c
-join lateral (select params, requester_id from tasks_task where id = c.task_id) asked_for on true
-join open q on q.id = c.queue_id
+join lateral (select params from tasks_task where id = c.task_id) asked_for on true
 left join lateral (
     select r.checkpoint from tasks_run r
     where r.id > c.runs_after and r.id < c.run_id and r.checkpoint is not null
@@ -331,7 +330,7 @@ select * from (
     order by c.priority_rank, c.ready_at, c.task_id
 ) as granted
 union all
-select null, null, null, null, null, null, null, null, null
+select null, null, null, null, null, null, null
 where exists (select from able where limited) or exists (select from open where limited)
 """
 CLAIM: Final = {is_named: _CLAIM.format(lines=_NAMED_LINES if is_named else _OWN_LINES) for is_named in (True, False)}
@@ -745,7 +744,7 @@ with given as materialized (
     select g.nth, g.task_id, g.fencing_token, g.task_id << 16 as runs_after, (g.task_id << 16) + g.fencing_token as run_id
     from unnest(%(tasks)s::bigint[], %(fencing_tokens)s::int[]) with ordinality as g(task_id, fencing_token, nth)
 )
-select c.task_id, c.fencing_token, k.name, asked_for.params, live.lease_ms, asked_for.requester_id, q.name, before.checkpoint
+select c.task_id, c.fencing_token, k.name, asked_for.params, live.lease_ms, before.checkpoint
 from given c
 join lateral (
     select ceil(extract(epoch from h.lease_expires_at - gatehouse_now()) * 1000)::int as lease_ms
@@ -753,8 +752,7 @@ join lateral (
     where h.task_id = c.task_id and h.fencing_token = c.fencing_token and h.holder_id is not null
       and h.lease_expires_at > gatehouse_now()
 ) live on true
-join lateral (select params, requester_id, queue_id, task_type_id from tasks_task where id = c.task_id) asked_for on true
-join lateral (select name from tasks_queue where id = asked_for.queue_id) q on true
+join lateral (select params, task_type_id from tasks_task where id = c.task_id) asked_for on true
 join lateral (select name from tasks_tasktype where id = asked_for.task_type_id) k on true
 left join lateral (
     select r.checkpoint from tasks_run r

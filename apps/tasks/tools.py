@@ -4,17 +4,16 @@ import base64
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from django.utils import timezone
-from pydantic import Field, field_validator
+from pydantic import AliasPath, BeforeValidator, Field, field_validator
 
 from apps.core.errors import Conflict, DomainError, only
 from apps.core.ids import encode_cursor, format_ref
 from apps.core.operations import Coalesces, Progress, Reply, Route, Waits, operation
 from apps.core.schemas import Empty, FitForAPath, Input, Moment, Name, NewName, Output, Paged, Text
 from apps.principals.tenancy import Caller
-from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import Queue, Schedule, TaskType
@@ -22,11 +21,7 @@ from apps.tasks.results import (
     ARTIFACT,
     LONGEST_CHANNEL,
     LONGEST_CHECKSUM,
-    LONGEST_CODE,
-    LONGEST_ERROR,
-    LONGEST_PAUSE_SECONDS,
     LONGEST_POINTER,
-    LONGEST_PROGRESS,
     LONGEST_SUMMARY,
     MAX_INLINE_BYTES,
     UnreadableResult,
@@ -38,24 +33,21 @@ from apps.tasks.services import artifacts, beating, ending, leasing, operating, 
 from apps.tasks.services.artifacts import NOTHING
 from apps.tasks.services.types import TypeDraft
 from apps.tasks.shapes import (
-    HIGHEST_SEQUENCE,
-    MOST_COST_USD,
-    MOST_TOKENS,
-    BudgetInput,
     Completion,
-    FailedRun,
-    Failure,
+    FailTask,
     Finished,
-    Grant,
-    Heartbeat,
     HeartbeatAnswer,
+    HeldLease,
+    LeasedTask,
     LeaseFrom,
     LeaseNext,
+    LeaseToken,
     QueuedTask,
     QueueFigures,
-    QueueRequest,
-    Released,
+    QueueTask,
+    ReleaseTask,
     ScheduleTask,
+    TaskRef,
     TaskResult,
     TaskStatus,
     TaskSummary,
@@ -64,7 +56,7 @@ from apps.tasks.shapes import (
     UnsuccessfulRun,
 )
 from apps.tasks.signals import queue_topic, task_topic, type_topic
-from apps.tasks.states import IfDependencyFails, Order, Status
+from apps.tasks.states import Order, Status
 
 QUEUE = "tasks:queue"
 MANAGE = "tasks:manage"
@@ -72,41 +64,9 @@ WORK = "tasks:work"
 _RESULT_BODY = 4 * 1024 * 1024
 _LARGE_BODY = 8 * 1024 * 1024
 
-TaskRef = Annotated[Text, Field(max_length=30)]
-LeaseToken = Annotated[Text, Field(max_length=120)]
-Reference = Annotated[Text, Field(min_length=1, max_length=100)]
-
-
-class QueueTask(Input):
-    task_type: TypeName
-    """A registered type."""
-    params: dict[str, Any] = Field(default_factory=dict)
-    """What the task is about, as the type's params_schema says. At most 256 KiB."""
-    recipient_ai: Name | None = None
-    """Who is told how it ends; left out, the caller."""
-    queue: NewName | None = None
-    """Another queue than the type's."""
-    priority: Annotated[int, Field(ge=1, le=10)] | None = None
-    """10 goes first; left out, the type's."""
-    idempotency_key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
-    """The same key with the same request answers the first task again, and queues nothing."""
-    run_at: Moment | None = None
-    """Not before this moment."""
-    caused_by_receipt_id: Reference | None = None
-    """The receipt that this follows from, for the chain."""
-    budget: BudgetInput | None = None
-    group: GroupInput | None = None
-    """What the receipt of its end belongs to."""
-    concurrency_key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
-    """Of the tasks with the same key one runs at a time, whatever their types and queues."""
-    depends_on: Annotated[list[TaskRef], Field(max_length=100)] = Field(default_factory=list)
-    """Tasks of yours that must have succeeded before this one begins."""
-    on_dependency_failure: IfDependencyFails = IfDependencyFails.CANCEL
-    """What becomes of this one if one of them fails or is canceled."""
-
 
 def _queue_together(calls: Sequence[tuple[Caller, QueueTask]]) -> list[Reply | DomainError]:
-    answers = queueing.queue_for([(caller, request_of(given)) for caller, given in calls])
+    answers = queueing.queue_for(calls)
     return [_taken(answer) if isinstance(answer, QueuedTask) else answer for answer in answers]
 
 
@@ -134,26 +94,7 @@ def queue_task(caller: Caller, given: QueueTask) -> Reply:
     """Queue a task and go on: a receipt arrives in the recipient's inbox when it has ended. Give an
     idempotency_key if you may have to repeat the request.
     """
-    return _taken(queueing.queue(requester=caller, request=request_of(given)))
-
-
-def request_of(given: QueueTask) -> QueueRequest:
-    """The request as the services take it."""
-    return QueueRequest(
-        task_type=given.task_type,
-        params=given.params,
-        recipient=given.recipient_ai,
-        queue=given.queue,
-        priority=given.priority,
-        idempotency_key=given.idempotency_key,
-        run_at=given.run_at,
-        caused_by=given.caused_by_receipt_id,
-        group=None if given.group is None else given.group.as_group(),
-        concurrency_key=given.concurrency_key,
-        depends_on=tuple(task_of(ref) for ref in given.depends_on) or None,
-        if_dependency_fails=given.on_dependency_failure if given.depends_on else None,
-        budget=given.budget,
-    )
+    return _taken(queueing.queue(requester=caller, request=given))
 
 
 class TaskNamed(Input):
@@ -255,17 +196,6 @@ class LeaseTasks(LeaseFrom):
     """If there is nothing to do, wait up to so many seconds for something."""
 
 
-class LeasedTask(Output):
-    task_id: str
-    run_id: int
-    lease_token: str
-    task_type: str
-    params: dict[str, Any]
-    checkpoint: Any
-    """What the run before this one saved; null at first."""
-    lease_ms: int
-
-
 class LeasedTasks(Output):
     tasks: list[LeasedTask] = Field(default_factory=list)
 
@@ -302,45 +232,7 @@ def lease_tasks(caller: Caller, given: LeaseTasks) -> Reply:
     complete_task, fail_task or release_task. With wait_seconds the request waits for work.
     """
     grants = leasing.lease(worker=caller, **given.model_dump(exclude={"wait_seconds"}))
-    output = LeasedTasks(tasks=[leased(grant) for grant in grants])
-    return Reply(output, 200) if grants else Reply(None, 204)
-
-
-def leased(grant: Grant) -> LeasedTask:
-    """A lease as its holder sees it."""
-    return LeasedTask(
-        task_id=format_ref("task", grant.task_id),
-        run_id=grant.fencing_token,
-        lease_token=grant.lease_token,
-        task_type=grant.task_type,
-        params=grant.params,
-        checkpoint=grant.checkpoint,
-        lease_ms=grant.lease_ms,
-    )
-
-
-class ProgressInput(Input):
-    percent: Annotated[float, Field(ge=0, le=100)] | None = None
-    message: Annotated[Text, Field(max_length=LONGEST_PROGRESS)] | None = None
-
-
-class SpendInput(Input):
-    """What this run has used so far, as a sum; repeated, it counts once."""
-
-    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 0
-    cost_usd: Annotated[float, Field(ge=0, le=MOST_COST_USD)] = 0.0
-
-
-class HeldLease(Input):
-    task_id: TaskRef
-    lease_token: LeaseToken
-    progress: ProgressInput | None = None
-    checkpoint: dict[str, Any] | None = None
-    """Saved when this is answered; the next run is given the last one."""
-    spend: SpendInput | None = None
-    sequence: Annotated[int, Field(ge=0, le=HIGHEST_SEQUENCE)] | None = None
-    """Grows with each heartbeat of a run. One that comes again, or late, still renews the lease, but replaces no newer
-    progress and no newer checkpoint. Left out, what arrives last counts."""
+    return Reply(LeasedTasks(tasks=grants), 200) if grants else Reply(None, 204)
 
 
 class HeartbeatTasks(Input):
@@ -369,25 +261,7 @@ class HeartbeatAnswers(Output):
 )
 def heartbeat_tasks(caller: Caller, given: HeartbeatTasks) -> HeartbeatAnswers:
     """Renew your leases, well before lease_ms have passed, and get an order for each."""
-    return HeartbeatAnswers(results=beating.heartbeat(worker=caller, heartbeats=[_beat(held) for held in given.leases]))
-
-
-def _beat(held: HeldLease) -> Heartbeat:
-    progress, spend = held.progress or ProgressInput(), held.spend or SpendInput()
-    return Heartbeat(
-        task_id=task_of(held.task_id),
-        lease_token=held.lease_token,
-        percent=progress.percent,
-        message=progress.message,
-        checkpoint=held.checkpoint,
-        tokens=spend.tokens,
-        cost_usd=spend.cost_usd,
-        sequence=held.sequence,
-    )
-
-
-class HeartbeatTask(HeldLease):
-    pass
+    return HeartbeatAnswers(results=beating.heartbeat(worker=caller, heartbeats=given.leases))
 
 
 @operation(
@@ -397,9 +271,9 @@ class HeartbeatTask(HeldLease):
     idempotent=True,
     tool=False,
 )
-def heartbeat_task(caller: Caller, given: HeartbeatTask) -> HeartbeatAnswer:
+def heartbeat_task(caller: Caller, given: HeldLease) -> HeartbeatAnswer:
     """Renew one lease. Unlike the batch form, a lost lease is refused with 409."""
-    (answer,) = beating.heartbeat(worker=caller, heartbeats=[_beat(given)])
+    (answer,) = beating.heartbeat(worker=caller, heartbeats=[given])
     if answer.status == "lost":
         raise Conflict(f"This lease is lost: {answer.reason}.", reason=answer.reason, code="lease_lost")
     return answer
@@ -477,7 +351,7 @@ def _complete(
         completed = ending.complete_many(ready, lease_next=lease_next)
     answers = iter(completed.answers)
     results = [one if isinstance(one, DomainError) else next(answers) for one in prepared]
-    return results, [leased(grant) for grant in completed.following]
+    return results, completed.following
 
 
 def _prepared(caller: Caller, given: TaskCompletion) -> Completion | DomainError:
@@ -522,22 +396,6 @@ def complete_task(caller: Caller, given: CompleteTask) -> CompletedTask:
     return CompletedTask(**dict(only(answers)), next=following)
 
 
-class TaskError(Input):
-    code: Annotated[Text, Field(min_length=1, max_length=LONGEST_CODE)]
-    message: Annotated[Text, Field(min_length=1, max_length=LONGEST_ERROR)]
-    details: dict[str, Any] | None = None
-
-
-class FailTask(Input):
-    task_id: TaskRef
-    lease_token: LeaseToken
-    error: TaskError
-    retryable: bool
-    """Whether another attempt may succeed."""
-    retry_after: Annotated[float, Field(ge=0, le=LONGEST_PAUSE_SECONDS)] | None = None
-    """Seconds; left out, the type's backoff."""
-
-
 @operation(
     title="Fail a task",
     scope=WORK,
@@ -554,17 +412,7 @@ class FailTask(Input):
 )
 def fail_task(caller: Caller, given: FailTask) -> UnsuccessfulRun:
     """End a run as failed: the task is tried again after a delay, or becomes a dead letter. Safe to repeat."""
-    return only(ending.fail_many(worker=caller, failures=[_failed_run(given)]))
-
-
-def _failed_run(given: FailTask) -> FailedRun:
-    failure = Failure(**given.error.model_dump(), retryable=given.retryable, retry_after=given.retry_after)
-    return FailedRun(task_id=task_of(given.task_id), lease_token=given.lease_token, failure=failure)
-
-
-class ReleaseTask(Input):
-    task_id: TaskRef
-    lease_token: LeaseToken
+    return only([ending.fail(worker=caller, failure=given)])
 
 
 @operation(
@@ -579,11 +427,7 @@ class ReleaseTask(Input):
 )
 def release_task(caller: Caller, given: ReleaseTask) -> UnsuccessfulRun:
     """Return a task to its queue for another task worker; no attempt is counted. Safe to repeat."""
-    return only(ending.release_many(worker=caller, releases=[_released(given)]))
-
-
-def _released(given: ReleaseTask) -> Released:
-    return Released(task_id=task_of(given.task_id), lease_token=given.lease_token)
+    return only(ending.release_many(worker=caller, releases=[given]))
 
 
 # Many at once: one transaction, and for each what the single verb answers or refuses.
@@ -636,7 +480,7 @@ def queue_tasks(caller: Caller, given: QueueTasks) -> QueuedTasks:
     """Queue up to 1,000 tasks, as queue_task does. Each is answered or refused by itself. Give each an
     idempotency_key if you may have to repeat the request.
     """
-    answers = queueing.queue_many(requester=caller, requests=[request_of(one) for one in given.tasks])
+    answers = queueing.queue_many(requester=caller, requests=given.tasks)
     return QueuedTasks(results=[_queued(answer) for answer in answers])
 
 
@@ -653,9 +497,6 @@ class CompleteTasks(LeasesNext):
 class EndedOne(Verdictable):
     task_id: str
     receipt_id: str | None = None
-
-
-E = TypeVar("E", bound=EndedOne)
 
 
 class CompletedTasks(Output):
@@ -677,38 +518,16 @@ def complete_tasks(caller: Caller, given: CompleteTasks) -> CompletedTasks:
     is refused by itself. Safe to repeat.
     """
     answers, following = _complete([(caller, one) for one in given.completions], given.wanted())
-    return CompletedTasks(results=_each(EndedOne, given.completions, answers), next=following)
-
-
-class FailTasks(Input):
-    failures: Annotated[list[FailTask], Field(min_length=1, max_length=500)]
-
-
-class RunEnded(EndedOne):
-    will_retry: bool = False
-    retry_at: datetime | None = None
-
-
-class RunsEnded(Output):
-    results: list[RunEnded]
-    """One per run, in the order given."""
-
-
-@operation(
-    title="Fail many tasks",
-    scope=WORK,
-    routes=[Route("POST", "/api/v1/tasks/fail", max_body=_LARGE_BODY)],
-    idempotent=True,
-    tool=False,
-)
-def fail_tasks(caller: Caller, given: FailTasks) -> RunsEnded:
-    """End several runs as failed, as fail_task does. A lost lease is refused by itself. Safe to repeat."""
-    answers = ending.fail_many(worker=caller, failures=[_failed_run(one) for one in given.failures])
-    return RunsEnded(results=_each(RunEnded, given.failures, answers))
+    return CompletedTasks(results=_each(given.completions, answers), next=following)
 
 
 class ReleaseTasks(Input):
     releases: Annotated[list[ReleaseTask], Field(min_length=1, max_length=500)]
+
+
+class ReleasedTasks(Output):
+    results: list[EndedOne]
+    """One per task, in the order given."""
 
 
 @operation(
@@ -718,19 +537,17 @@ class ReleaseTasks(Input):
     idempotent=True,
     tool=False,
 )
-def release_tasks(caller: Caller, given: ReleaseTasks) -> RunsEnded:
+def release_tasks(caller: Caller, given: ReleaseTasks) -> ReleasedTasks:
     """Release several tasks, as when you drain or stop. A lost lease is refused by itself. Safe to repeat."""
-    answers = ending.release_many(worker=caller, releases=[_released(one) for one in given.releases])
-    return RunsEnded(results=_each(RunEnded, given.releases, answers))
+    answers = ending.release_many(worker=caller, releases=given.releases)
+    return ReleasedTasks(results=_each(given.releases, answers))
 
 
-def _each(
-    shape: type[E], asked: Sequence[TaskCompletion | FailTask | ReleaseTask], answers: Sequence[Output | DomainError]
-) -> list[E]:
+def _each(asked: Sequence[TaskCompletion | ReleaseTask], answers: Sequence[Output | DomainError]) -> list[EndedOne]:
     return [
-        shape(**_refused(answer).model_dump(), task_id=one.task_id)
+        EndedOne(**_refused(answer).model_dump(), task_id=one.task_id)
         if isinstance(answer, DomainError)
-        else shape(**dict(answer))
+        else EndedOne(**dict(answer))
         for one, answer in zip(asked, answers, strict=True)
     ]
 
@@ -1205,10 +1022,10 @@ def resume_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
 
 class ScheduleOutput(Output):
     name: str
-    task_type: str
+    task_type: str = Field(validation_alias=AliasPath("task_type", "name"))
     params: dict[str, Any]
-    recipient_ai: str
-    queue: str | None
+    recipient_ai: str = Field(validation_alias=AliasPath("recipient", "name"))
+    queue: str | None = Field(None, validation_alias=AliasPath("queue", "name"))
     priority: int | None
     cron: str | None
     every_seconds: int | None
@@ -1216,8 +1033,8 @@ class ScheduleOutput(Output):
     enabled: bool
     next_at: datetime | None
     last_at: datetime | None
-    last_task_id: str | None
-    last_refusal: str | None
+    last_task_id: Annotated[str | None, BeforeValidator(lambda pk: None if pk is None else format_ref("task", pk))]
+    last_refusal: Annotated[str | None, BeforeValidator(lambda said: said or None)]
     """Why the last task could not be queued; null if it was."""
 
 
@@ -1236,7 +1053,7 @@ def schedule_task(caller: Caller, given: ScheduleTask) -> Reply:
     The receipts of the ends arrive in the recipient's inbox.
     """
     schedule, is_new = scheduling.set_schedule(caller=caller, draft=given)
-    return Reply(_schedule(schedule), 201 if is_new else 200)
+    return Reply(ScheduleOutput.model_validate(schedule), 201 if is_new else 200)
 
 
 class Schedules(Output):
@@ -1257,7 +1074,7 @@ def list_schedules(caller: Caller, given: Paged) -> Schedules:
     page, following = given.of(
         Schedule.objects.filter(owner_id=caller.principal_id).select_related("task_type", "recipient", "queue")
     )
-    return Schedules(schedules=[_schedule(schedule) for schedule in page], next=following)
+    return Schedules(schedules=[ScheduleOutput.model_validate(one) for one in page], next=following)
 
 
 class ScheduleNamed(Input):
@@ -1280,17 +1097,3 @@ def remove_schedule(caller: Caller, given: ScheduleNamed) -> RemovedSchedule:
     """Remove a schedule of yours. Tasks that it has queued go on."""
     scheduling.remove_schedule(caller=caller, name=given.name)
     return RemovedSchedule(name=given.name)
-
-
-def _schedule(schedule: Schedule) -> ScheduleOutput:
-    return ScheduleOutput.model_validate(
-        {
-            **vars(schedule),
-            "task_type": schedule.task_type.name,
-            "recipient_ai": schedule.recipient.name,
-            "queue": None if schedule.queue is None else schedule.queue.name,
-            "enabled": schedule.next_at is not None,
-            "last_task_id": None if schedule.last_task_id is None else f"task_{schedule.last_task_id}",
-            "last_refusal": schedule.last_refusal or None,
-        }
-    )

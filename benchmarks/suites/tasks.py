@@ -15,10 +15,11 @@ from django.utils import timezone
 import gatehouse_client
 from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller
+from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import FinishedTask, Run, Task, run_key
 from apps.tasks.services import ending, leasing, queueing, types
 from apps.tasks.services.types import TypeDraft
-from apps.tasks.shapes import Completion, Delivery, QueueRequest
+from apps.tasks.shapes import Completion, Delivery, LeasedTask, QueueTask
 from benchmarks import PYTHON_CLIENT, measure
 from benchmarks.bench import AGENTS, Bench, Client
 from benchmarks.measure import Countdown, Measure, Operation, Row, Slice, Work
@@ -186,9 +187,9 @@ def _make_lines(owner: Caller, clients: int) -> None:
     _lease_and_complete(owner, "line_0", AGENTS)
 
 
-def _requests(name: str, numbers: Sequence[int]) -> list[QueueRequest]:
+def _requests(name: str, numbers: Sequence[int]) -> list[QueueTask]:
     """Tasks of which the agents receive the ends in turn."""
-    return [QueueRequest(task_type=name, params={"n": 1}, recipient=f"agent-{nth % AGENTS}") for nth in numbers]
+    return [QueueTask(task_type=name, params={"n": 1}, recipient_ai=f"agent-{nth % AGENTS}") for nth in numbers]
 
 
 def _queue_up(owner: Caller, name: str, tasks: int) -> None:
@@ -229,13 +230,15 @@ def _from_stock(owner: Caller, *, batch: int, clients: int, seconds: float, time
 def _lease_and_complete(worker: Caller, name: str, batch: int) -> int:
     with worker.acting():
         grants = leasing.lease(worker=worker, queues=[name], capacity=batch)
-    _complete(worker, [(grant.task_id, grant.lease_token) for grant in grants])
+    _complete(worker, grants)
     return len(grants)
 
 
-def _complete(worker: Caller, held: Sequence[tuple[int, str]]) -> None:
+def _complete(worker: Caller, held: Sequence[LeasedTask]) -> None:
     """:raises DomainError: if one is refused: what was not done must not count."""
-    completions = [Completion(task_id=task_id, lease_token=token, delivery=Delivery()) for task_id, token in held]
+    completions = [
+        Completion(task_id=task_of(one.task_id), lease_token=one.lease_token, delivery=Delivery()) for one in held
+    ]
     with worker.acting():
         answers = ending.complete_many([(worker, one) for one in completions]).answers
     for answer in answers:
@@ -297,7 +300,7 @@ def _queue_steadily(owner: Caller, rate: float, seconds: float, pending: Countdo
             moments: list[float] = []
             with owner.acting():
                 transaction.on_commit(lambda moments=moments: moments.append(time.monotonic()))  # type: ignore[misc]
-                queued = queueing.queue(requester=owner, request=QueueRequest(task_type=_WAKING, params={"n": 1}))
+                queued = queueing.queue(requester=owner, request=QueueTask(task_type=_WAKING, params={"n": 1}))
             committed[queued.task_id] = moments[0]
     return committed
 

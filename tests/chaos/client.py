@@ -22,7 +22,7 @@ _VERBS: Final[dict[str, tuple[str, str, str, str]]] = {
     "lease": ("POST", "/api/v1/tasks/lease", "", ""),
     "heartbeat": ("POST", "", "/api/v1/tasks/heartbeat", "leases"),
     "complete": ("POST", "/api/v1/tasks/{task_id}/complete", "/api/v1/tasks/complete", "completions"),
-    "fail": ("POST", "/api/v1/tasks/{task_id}/fail", "/api/v1/tasks/fail", "failures"),
+    "fail": ("POST", "/api/v1/tasks/{task_id}/fail", "", ""),
     "release": ("POST", "/api/v1/tasks/{task_id}/release", "/api/v1/tasks/release", "releases"),
     "cancel": ("POST", "/api/v1/tasks/{task_id}/cancel", "", ""),
     "post": ("POST", "/api/v1/receipts", "/api/v1/receipts/batch", "receipts"),
@@ -62,6 +62,8 @@ class Client:
 
     def ask(self, verb: str, *requests: Json) -> list[Call]:
         """One call, for one or for several. Its answer may get lost, and it may arrive twice."""
+        if len(requests) > 1 and not _VERBS[verb][2]:
+            return [call for request in requests for call in self.ask(verb, request)]
         dice = self.chance.randrange(100)
         if dice < 3:  # of a hundred
             return self._exchange(self._kept(), verb, requests, "swallowed")

@@ -92,7 +92,7 @@ def _work(kee: Caller, worker: Caller) -> None:
     tasks.queue(kee)
     held = tasks.lease_one(worker, host="build-7")
     tasks.queue(kee)
-    tasks.queue(kee, depends_on=(held.task_id,), budget=BudgetInput(tokens=1000, cost_usd=0.5))
+    tasks.queue(kee, depends_on=[held.task_id], budget=BudgetInput(tokens=1000, cost_usd=0.5))
     with acting_as(kee):
         scheduling.set_schedule(caller=kee, draft=ScheduleTask(name="nightly", task_type="index", cron="0 3 * * *"))
     _count_ends()

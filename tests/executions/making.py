@@ -28,10 +28,11 @@ from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Obligation
 from apps.receipts.services import Poster, ReceiptDraft
+from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import FinishedTask, LiveTask
 from apps.tasks.services import artifacts, ending, leasing
 from apps.tasks.services.artifacts import NOTHING
-from apps.tasks.shapes import Completion, Grant, Released
+from apps.tasks.shapes import Completion, LeasedTask, ReleaseTask
 from apps.workers.services import health
 from apps.workers.services import registry as workers
 from apps.workers.trust import Tier
@@ -235,12 +236,13 @@ def statuses(caller: Caller, execution: Execution) -> dict[str, str]:
 def do_task(worker: Caller, content: Any = NOTHING, *, pointer: str | None = None) -> int:
     """Lease the next task as an outside worker and complete it with this result; answers its number."""
     grant = lease_task(worker)
-    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content, pointer=pointer)
+    task_id = task_of(grant.task_id)
+    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=task_id, result=content, pointer=pointer)
     with worker.acting():
-        proof: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token}
+        proof: dict[str, Any] = {"task_id": task_id, "lease_token": grant.lease_token}
         completion = Completion(**proof, delivery=delivery, summary="Done by hand")
         only(ending.complete_many([(worker, completion)]).answers)
-    return grant.task_id
+    return task_id
 
 
 def cancel(caller: Caller, execution: Execution, reason: str | None = None) -> None:
@@ -274,15 +276,15 @@ def cancel_task(caller: Caller) -> int:
     return task_id
 
 
-def lease_task(worker: Caller) -> Grant:
+def lease_task(worker: Caller) -> LeasedTask:
     with worker.acting():
         (grant,) = leasing.lease(worker=worker, queues=("execute",), capacity=1)
     return grant
 
 
-def release_task(worker: Caller, grant: Grant) -> None:
+def release_task(worker: Caller, grant: LeasedTask) -> None:
     with worker.acting():
-        released = Released(task_id=grant.task_id, lease_token=grant.lease_token)
+        released = ReleaseTask(task_id=grant.task_id, lease_token=grant.lease_token)
         only(ending.release_many(worker=worker, releases=[released]))
 
 

@@ -16,7 +16,7 @@ from apps.tasks import selectors as task_selectors
 from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask
 from apps.tasks.services import beating, ending, leasing, queueing
-from apps.tasks.shapes import Heartbeat, QueuedTask, QueueRequest, TaskStatus
+from apps.tasks.shapes import HeldLease, QueuedTask, QueueTask, TaskStatus
 from apps.workers.models import Call, Worker
 from tests.executions.making import (
     REPORT,
@@ -46,7 +46,7 @@ def queue_call(
     whole = {"worker_id": worker_id, "tool_name": tool_name, "params": params}
     with caller.acting():
         return queueing.queue(
-            requester=caller, request=QueueRequest(task_type=task_type or "mcp_worker_call", params=whole)
+            requester=caller, request=QueueTask(task_type=task_type or "mcp_worker_call", params=whole)
         )
 
 
@@ -59,7 +59,7 @@ def leave_a_run_behind(caller: Caller) -> None:
     """What a process leaves that dies while the tool runs: an expired lease, and a checkpoint that says so."""
     with caller.acting():
         (grant,) = leasing.lease(worker=caller, queues=["execute"])
-        beat = Heartbeat(task_id=grant.task_id, lease_token=grant.lease_token, checkpoint={"called": True})
+        beat = HeldLease(task_id=grant.task_id, lease_token=grant.lease_token, checkpoint={"called": True})
         beating.heartbeat(worker=caller, heartbeats=[beat])
         LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
 

@@ -23,9 +23,10 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
 from apps.tasks.jobs import work as execute_queue
+from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import LiveTask
 from apps.tasks.services import artifacts, ending, leasing
-from apps.tasks.shapes import Completion, Grant
+from apps.tasks.shapes import Completion, LeasedTask
 from tests.executions.making import (
     REPORT,
     advance,
@@ -279,10 +280,11 @@ def looked_at(kee: Caller, execution: Execution) -> None:
         advancing.look(execution.pk, may_call=True)
 
 
-def complete(worker: Caller, grant: Grant) -> None:
-    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result={"text": "done"})
+def complete(worker: Caller, grant: LeasedTask) -> None:
+    task_id = task_of(grant.task_id)
+    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=task_id, result={"text": "done"})
     with worker.acting():
-        completion = Completion(task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
+        completion = Completion(task_id=task_id, lease_token=grant.lease_token, delivery=delivery)
         only(ending.complete_many([(worker, completion)]).answers)
 
 
@@ -305,7 +307,7 @@ def test_canceling_tasks_does_not_deadlock_with_their_ends(
 
     def complete_the_other() -> None:
         with hands.acting():
-            LiveTask.objects.select_for_update().get(pk=last.task_id)
+            LiveTask.objects.select_for_update().get(pk=task_of(last.task_id))
             started.wait(10)
             until_somebody_waits_for_this_transaction()
             complete(hands, last)

@@ -25,7 +25,7 @@ from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.tasks.services import artifacts, ending, scheduling
-from apps.tasks.shapes import FailedRun, Failure, Grant, ScheduleTask
+from apps.tasks.shapes import FailTask, LeasedTask, ScheduleTask, TaskError
 from apps.workers.services import registry as workers
 from tests.delivery.conftest import TOKEN, make_remote, make_webhook, move_away
 from tests.digests.makers import post, set_policy
@@ -127,39 +127,33 @@ def _tasks(planted: Planted) -> None:
     with acting_as(kee):
         scheduling.set_schedule(caller=kee, draft=nightly)
 
-    def leased() -> Grant:
+    def leased() -> LeasedTask:
         making.queue(kee, "survey", {"said": canary})
         return making.lease_one(kee, queues=(LINE,))
 
     dead, done, large, held = (leased() for _ in range(4))
-    failure = Failure(code="broken", message=f"No {canary}", retryable=False)
+    error = TaskError(code="broken", message=f"No {canary}")
     with acting_as(kee):
-        failed_run = FailedRun(task_id=dead.task_id, lease_token=dead.lease_token, failure=failure)
-        only(ending.fail_many(worker=kee, failures=[failed_run]))
+        only([ending.fail(worker=kee, failure=FailTask(**making.proof(dead), error=error, retryable=False))])
     making.complete(kee, done, content={"said": canary}, summary=f"Found {canary}")
     making.complete(kee, large, content={"said": [canary] * 9000}, summary=f"Found {canary}")
     waiting = making.queue(kee, "survey", {"said": canary}).task_id
     with acting_as(kee):
-        artifact = artifacts.fetch_result(caller=kee, task_id=large.task_id).result_pointer or ""
+        artifact = artifacts.fetch_result(caller=kee, task_id=making.number(large)).result_pointer or ""
 
-    lease = {"task_id": _ref(held), "lease_token": held.lease_token}
-    failed = {"error": {"code": "x", "message": "It broke."}, "retryable": False}
-    planted.know(task_id=_ref(done), digest=artifact.removeprefix("artifact:"))
+    lease = making.proof(held)
+    planted.know(task_id=done.task_id, digest=artifact.removeprefix("artifact:"))
     planted.know(task_type="survey", task_types=["survey"], queue=LINE, queues=[LINE], every_seconds=60)
-    planted.know(leases=[lease], completions=[lease], releases=[lease], failures=[{**lease, **failed}])
+    planted.know(leases=[lease], completions=[lease], releases=[lease])
     planted.ask("complete_task", "fail_task", "heartbeat_task", "release_task", **lease)
-    planted.ask("control_task", task_id=_ref(held))
-    planted.ask("check_task_status", "task_timeline", "retry_task", task_id=_ref(dead))
-    planted.ask("read_task_result", task_id=_ref(large))
+    planted.ask("control_task", task_id=held.task_id)
+    planted.ask("check_task_status", "task_timeline", "retry_task", task_id=dead.task_id)
+    planted.ask("read_task_result", task_id=large.task_id)
     planted.ask("cancel_task", task_id=waiting)
     planted.ask("queue_task", depends_on=[waiting], idempotency_key="once")
     planted.ask("queue_tasks", tasks=[{"task_type": "survey", "depends_on": [waiting]}])
     planted.ask("schedule_task", "remove_schedule", name="nightly")
     planted.ask("register_task_type", name="survey")
-
-
-def _ref(grant: Grant) -> str:
-    return format_ref("task", grant.task_id)
 
 
 def _workers(planted: Planted) -> None:

@@ -20,16 +20,18 @@ from apps.tasks.services.types import TypeDraft
 from apps.tasks.shapes import (
     Completed,
     Completion,
-    FailedRun,
-    Failure,
+    FailTask,
     Finished,
-    Grant,
-    Heartbeat,
     HeartbeatAnswer,
+    HeldLease,
+    LeasedTask,
     LeaseNext,
+    ProgressInput,
     QueuedTask,
-    QueueRequest,
-    Released,
+    QueueTask,
+    ReleaseTask,
+    SpendInput,
+    TaskError,
     UnsuccessfulRun,
 )
 from apps.tasks.states import Order
@@ -82,70 +84,81 @@ def resume(caller: Caller, name: str = "default") -> None:
 
 def queue(caller: Caller, task_type: str = "index", params: dict[str, Any] | None = None, **more: Any) -> QueuedTask:
     with acting_as(caller):
-        return queueing.queue(requester=caller, request=QueueRequest(task_type=task_type, params=params or {}, **more))
+        return queueing.queue(requester=caller, request=asked(task_type, params=params or {}, **more))
 
 
-def asked(task_type: str = "index", **more: Any) -> QueueRequest:
-    return QueueRequest(task_type=task_type, **{"params": {}, **more})
+def asked(task_type: str = "index", **more: Any) -> QueueTask:
+    return QueueTask(task_type=task_type, **more)
 
 
-def queue_many(caller: Caller, *requests: QueueRequest) -> list[Any]:
+def queue_many(caller: Caller, *requests: QueueTask) -> list[Any]:
     with acting_as(caller):
         return queueing.queue_many(requester=caller, requests=requests)
 
 
-def number(task: QueuedTask | str) -> int:
+def number(task: QueuedTask | LeasedTask | str) -> int:
     return int((task if isinstance(task, str) else task.task_id).removeprefix("task_"))
 
 
-def lease(worker: Caller, *, queues: tuple[str, ...] = ("default",), **more: Any) -> list[Grant]:
+def lease(worker: Caller, *, queues: tuple[str, ...] = ("default",), **more: Any) -> list[LeasedTask]:
     with acting_as(worker):
         return leasing.lease(worker=worker, queues=queues, **more)
 
 
-def lease_one(worker: Caller, **more: Any) -> Grant:
+def lease_one(worker: Caller, **more: Any) -> LeasedTask:
     (grant,) = lease(worker, **more)
     return grant
 
 
-def leased(kee: Caller, worker: Caller, **policy: Any) -> Grant:
+def leased(kee: Caller, worker: Caller, **policy: Any) -> LeasedTask:
     """A task of the type `index`, with this policy, that the worker holds."""
     make_type(kee, **policy)
     queue(kee)
     return lease_one(worker)
 
 
-def beats(*said: tuple[Grant, Mapping[str, Any]]) -> list[Heartbeat]:
+def proof(grant: LeasedTask) -> dict[str, Any]:
+    return {"task_id": grant.task_id, "lease_token": grant.lease_token}
+
+
+def beats(*said: tuple[LeasedTask, Mapping[str, Any]]) -> list[HeldLease]:
     """Heartbeats of these leases, each with what it says."""
-    return [Heartbeat(task_id=grant.task_id, lease_token=grant.lease_token, **more) for grant, more in said]
+    return [_beat(grant, **more) for grant, more in said]
 
 
-def beat_many(worker: Caller, *said: tuple[Grant, Mapping[str, Any]]) -> list[HeartbeatAnswer]:
+def _beat(grant: LeasedTask, *, checkpoint: Any = None, sequence: int | None = None, **more: Any) -> HeldLease:
+    progress = ProgressInput(**{name: more[name] for name in ("percent", "message") if name in more})
+    spend = SpendInput(**{name: more[name] for name in ("tokens", "cost_usd") if name in more})
+    return HeldLease(**proof(grant), progress=progress, checkpoint=checkpoint, spend=spend, sequence=sequence)
+
+
+def beat_many(worker: Caller, *said: tuple[LeasedTask, Mapping[str, Any]]) -> list[HeartbeatAnswer]:
     with acting_as(worker):
         return beating.heartbeat(worker=worker, heartbeats=beats(*said))
 
 
-def beat(worker: Caller, grant: Grant, **more: Any) -> HeartbeatAnswer:
+def beat(worker: Caller, grant: LeasedTask, **more: Any) -> HeartbeatAnswer:
     (answer,) = beat_many(worker, (grant, more))
     return answer
 
 
-def complete(worker: Caller, grant: Grant, content: Any = None, summary: str | None = None) -> Finished:
-    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content)
+def complete(worker: Caller, grant: LeasedTask, content: Any = None, summary: str | None = None) -> Finished:
+    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=number(grant), result=content)
     with acting_as(worker):
-        proof: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token}
-        completion = Completion(**proof, delivery=delivery, summary=summary)
+        completion = Completion(
+            task_id=number(grant), lease_token=grant.lease_token, delivery=delivery, summary=summary
+        )
         return only(ending.complete_many([(worker, completion)]).answers)
 
 
 def complete_many(
-    worker: Caller, grants: Sequence[Grant], *, lease_next: LeaseNext | None = None, content: Any = None
+    worker: Caller, grants: Sequence[LeasedTask], *, lease_next: LeaseNext | None = None, content: Any = None
 ) -> Completed:
     completions = [
         Completion(
-            task_id=grant.task_id,
+            task_id=number(grant),
             lease_token=grant.lease_token,
-            delivery=artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content),
+            delivery=artifacts.prepare(tenant_id=worker.tenant_id, task_id=number(grant), result=content),
         )
         for grant in grants
     ]
@@ -153,24 +166,25 @@ def complete_many(
         return ending.complete_many([(worker, one) for one in completions], lease_next=lease_next)
 
 
-def fail(worker: Caller, grant: Grant, *, retryable: bool = True, retry_after: float | None = None) -> UnsuccessfulRun:
-    failure = Failure(code="broken", message="It broke.", retryable=retryable, retry_after=retry_after)
+def fail(
+    worker: Caller, grant: LeasedTask, *, retryable: bool = True, retry_after: float | None = None
+) -> UnsuccessfulRun:
+    error = TaskError(code="broken", message="It broke.")
+    failure = FailTask(**proof(grant), error=error, retryable=retryable, retry_after=retry_after)
     with acting_as(worker):
-        failed = FailedRun(task_id=grant.task_id, lease_token=grant.lease_token, failure=failure)
-        return only(ending.fail_many(worker=worker, failures=[failed]))
+        return only([ending.fail(worker=worker, failure=failure)])
 
 
 def fail_next(worker: Caller) -> int:
     """Lease a task and fail it for good."""
     grant = lease_one(worker)
     fail(worker, grant, retryable=False)
-    return grant.task_id
+    return number(grant)
 
 
-def release(worker: Caller, grant: Grant) -> UnsuccessfulRun:
+def release(worker: Caller, grant: LeasedTask) -> UnsuccessfulRun:
     with acting_as(worker):
-        released = Released(task_id=grant.task_id, lease_token=grant.lease_token)
-        return only(ending.release_many(worker=worker, releases=[released]))
+        return only(ending.release_many(worker=worker, releases=[ReleaseTask(**proof(grant))]))
 
 
 def cancel(caller: Caller, task_id: int) -> str:

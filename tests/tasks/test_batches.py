@@ -1,7 +1,6 @@
 """Batches: an answer for each item, and as many statements as for one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -21,12 +20,10 @@ from apps.tasks.shapes import (
     Completed,
     Completion,
     Delivery,
-    FailedRun,
-    Failure,
-    Grant,
     HeartbeatAnswer,
+    LeasedTask,
     LeaseNext,
-    Released,
+    ReleaseTask,
 )
 from tests.factories import at, make_principal
 from tests.tasks.making import (
@@ -46,6 +43,7 @@ from tests.tasks.making import (
     make_type,
     number,
     own,
+    proof,
     queue,
     queue_many,
     release,
@@ -55,15 +53,8 @@ from tests.tasks.making import (
 from tests.waiters import together
 
 
-def fail_many(worker: Caller, grants: Sequence[Grant], *, retryable: bool = True) -> list[Any]:
-    failure = Failure(code="broken", message="It broke.", retryable=retryable, retry_after=60)
-    failures = [FailedRun(task_id=one.task_id, lease_token=one.lease_token, failure=failure) for one in grants]
-    with acting_as(worker):
-        return ending.fail_many(worker=worker, failures=failures)
-
-
-def release_many(worker: Caller, grants: Sequence[Grant]) -> list[Any]:
-    releases = [Released(task_id=one.task_id, lease_token=one.lease_token) for one in grants]
+def release_many(worker: Caller, grants: Sequence[LeasedTask]) -> list[Any]:
+    releases = [ReleaseTask(**proof(one)) for one in grants]
     with acting_as(worker):
         return ending.release_many(worker=worker, releases=releases)
 
@@ -83,26 +74,25 @@ def test_each_request_of_a_batch_is_answered_as_alone(tenant: Tenant, kee: Calle
         asked("closed"),
         asked(params={"path": 1}),
         asked(params=path, queue="nowhere"),
-        asked(params=path, recipient="Nobody"),
-        asked(params=path, priority=11),
+        asked(params=path, recipient_ai="Nobody"),
         asked(params=path, idempotency_key="before"),
         asked(params=path, idempotency_key="before", priority=1),
         asked(params=path, idempotency_key="new"),
         asked(params=path, idempotency_key="new"),
         asked(params=path, idempotency_key="new", priority=2),
-        asked("other", recipient="Hexy", priority=9),
+        asked("other", recipient_ai="Hexy", priority=9),
     )
 
     assert codes(answers) == [
         "queued",
-        *("unknown_task_type", "task_type_disabled", "invalid_params", "unknown_queue", "unknown_recipient", "invalid"),
+        *("unknown_task_type", "task_type_disabled", "invalid_params", "unknown_queue", "unknown_recipient"),
         *("queued", "idempotency_conflict", "queued", "queued", "idempotency_conflict", "queued"),
     ]
-    assert (answers[7].task_id, answers[7].is_duplicate) == (first.task_id, True)
-    assert (answers[10].task_id, answers[10].is_duplicate) == (answers[9].task_id, True)
-    assert answers[11].extra == {"existing_task_id": answers[9].task_id}
+    assert (answers[6].task_id, answers[6].is_duplicate) == (first.task_id, True)
+    assert (answers[9].task_id, answers[9].is_duplicate) == (answers[8].task_id, True)
+    assert answers[10].extra == {"existing_task_id": answers[8].task_id}
     with acting_as(kee):
-        made = [first.task_id, answers[0].task_id, answers[9].task_id, answers[12].task_id]
+        made = [first.task_id, answers[0].task_id, answers[8].task_id, answers[11].task_id]
         assert [str(task) for task in Task.objects.order_by("pk")] == made
         assert LiveTask.objects.count() == Obligation.objects.filter(closed_at=None).count() == 4
         assert set(IdempotencyKey.objects.values_list("key", flat=True)) == {"before", "new"}
@@ -151,9 +141,9 @@ def test_rival_batches_with_the_same_keys_make_each_task_once(kee: Caller) -> No
         assert Task.objects.count() == LiveTask.objects.count() == 20
 
 
-@pytest.mark.parametrize("end", [complete_many, fail_many, release_many])
+@pytest.mark.parametrize("end", [complete_many, release_many])
 def test_lost_lease_in_a_batch_does_not_affect_the_others(
-    kee: Caller, worker: Caller, end: Callable[[Caller, Sequence[Grant]], Any]
+    kee: Caller, worker: Caller, end: Callable[[Caller, Sequence[LeasedTask]], Any]
 ) -> None:
     rival = kee
     make_type(kee)
@@ -161,7 +151,7 @@ def test_lost_lease_in_a_batch_does_not_affect_the_others(
     done, one, other = lease(worker, capacity=3)
     foreign = lease_one(rival)
     complete(worker, done, "first")
-    before = len(terminal_receipts(kee, done.task_id))
+    before = len(terminal_receipts(kee, number(done)))
 
     answers = end(worker, [one, done, foreign, other])
     answers = answers.answers if isinstance(answers, Completed) else answers
@@ -169,29 +159,29 @@ def test_lost_lease_in_a_batch_does_not_affect_the_others(
     assert [isinstance(answer, DomainError) for answer in answers] == [False, True, True, False]
     assert codes(answers)[1:3] == ["already_decided", "bad_lease_token"]
     with acting_as(kee):
-        assert LiveTask.objects.get(task_id=foreign.task_id).holder_id == rival.principal_id
-        assert not LiveTask.objects.filter(task_id__in=[one.task_id, other.task_id], holder__isnull=False).exists()
-    assert len(terminal_receipts(kee, done.task_id)) == before == 1
+        assert LiveTask.objects.get(task_id=number(foreign)).holder_id == rival.principal_id
+        assert not LiveTask.objects.filter(task_id__in=[number(one), number(other)], holder__isnull=False).exists()
+    assert len(terminal_receipts(kee, number(done))) == before == 1
 
 
 def test_lease_twice_in_a_batch_ends_once(kee: Caller, worker: Caller) -> None:
     grant = leased(kee, worker)
     first, again = complete_many(worker, [grant, grant]).answers
     assert first == again
-    assert len(terminal_receipts(kee, grant.task_id)) == 1
+    assert len(terminal_receipts(kee, number(grant))) == 1
 
 
-def test_failures_of_a_batch_are_judged_by_their_tasks(kee: Caller, worker: Caller) -> None:
+def test_failures_are_judged_by_their_tasks(kee: Caller, worker: Caller) -> None:
     make_type(kee, "once", max_attempts=1)
     make_type(kee, "twice", max_attempts=2)
     for name in ("once", "twice", "twice"):
         queue(kee, name)
     once, twice, canceled = lease(worker, capacity=3)
     with acting_as(kee):
-        ending.cancel(caller=kee, task_id=canceled.task_id)
+        ending.cancel(caller=kee, task_id=number(canceled))
 
-    assert codes(fail_many(worker, [twice, once, canceled])) == ["scheduled", "failed", "canceled"]
-    assert [len(terminal_receipts(kee, grant.task_id)) for grant in (once, twice, canceled)] == [1, 0, 1]
+    assert codes([fail(worker, grant) for grant in (twice, once, canceled)]) == ["scheduled", "failed", "canceled"]
+    assert [len(terminal_receipts(kee, number(grant))) for grant in (once, twice, canceled)] == [1, 0, 1]
 
 
 def test_completion_leases_next_and_repeats_the_answer(kee: Caller, worker: Caller) -> None:
@@ -227,9 +217,9 @@ def test_repeated_next_leases_are_those_that_still_stand(kee: Caller, worker: Ca
     assert [two.lease_ms, three.lease_ms] == [2000, 2000]
 
     at(FUTURE + timedelta(seconds=1.5))
-    assert again().following == [replace(two, lease_ms=500), replace(three, lease_ms=500)]
+    assert again().following == [one.model_copy(update={"lease_ms": 500}) for one in (two, three)]
     release_many(worker, [two])
-    assert again().following == [replace(three, lease_ms=500)]
+    assert again().following == [three.model_copy(update={"lease_ms": 500})]
     at(FUTURE + timedelta(seconds=2))
     assert again().following == []
 
@@ -264,14 +254,13 @@ def test_rival_batches_end_each_task_once(tenant: Tenant, kee: Caller, worker: C
     for name in ("A", "B", "C"):
         make_principal(tenant, name)
     make_type(kee)
-    ids = [number(queue(kee, recipient=name)) for name in ("A", "B", "C") * 5]
+    ids = [number(queue(kee, recipient_ai=name)) for name in ("A", "B", "C") * 5]
     grants = lease(worker, capacity=len(ids))
 
     together(
         partial(complete_many, worker, grants),
         partial(complete_many, worker, grants[::-1]),
         partial(release_many, worker, grants[5:] + grants[:5]),
-        partial(fail_many, worker, grants[::2] + grants[1::2], retryable=False),
     )
 
     with acting_as(kee):
@@ -296,14 +285,13 @@ def test_statements_do_not_grow_with_the_batch(tenant: Tenant, kee: Caller, work
     make_type(kee)
 
     def counts(many: int, name: str) -> dict[str, int]:
-        requests = [asked(idempotency_key=f"{name}-{nth}", recipient=names[nth % 5]) for nth in range(many)]
+        requests = [asked(idempotency_key=f"{name}-{nth}", recipient_ai=names[nth % 5]) for nth in range(many)]
         found = {"queue": _statements(lambda: queue_many(kee, *requests))}
-        queue_many(kee, *(asked(recipient=names[nth % 5]) for nth in range(many * 4)))
+        queue_many(kee, *(asked(recipient_ai=names[nth % 5]) for nth in range(many * 4)))
         grants = lease(worker, capacity=many * 2)
         following = LeaseNext(capacity=many)
         found["complete"] = _statements(lambda: complete_many(worker, grants[:many]))
         found["complete and lease"] = _statements(lambda: complete_many(worker, grants[many:], lease_next=following))
-        found["fail"] = _statements(lambda: fail_many(worker, lease(worker, capacity=many), retryable=False))
         found["release"] = _statements(lambda: release_many(worker, lease(worker, capacity=many)))
         return found
 
@@ -327,7 +315,7 @@ def test_task_costs_three_statements(kee: Caller) -> None:
         assert _statements(lambda: leasing.lease(worker=kee, queues=["default"], capacity=10)) == 1
         queue(kee)
         (grant,) = leasing.lease(worker=kee, queues=["default"])
-        given = [Completion(task_id=grant.task_id, lease_token=grant.lease_token, delivery=Delivery())]
+        given = [Completion(task_id=number(grant), lease_token=grant.lease_token, delivery=Delivery())]
         # The end with its receipt, what that closes and its place.
         assert _statements(lambda: ending.complete_many([(kee, one) for one in given])) == 1
 
@@ -350,7 +338,7 @@ def test_each_verb_makes_few_statements(kee: Caller) -> None:
             "complete": (lambda: complete(kee, one), 1),
             "release": (lambda: release(kee, other), 2),
             "fail": (lambda: fail(kee, third), 2),
-            "cancel": (lambda: cancel(kee, fourth.task_id), 3),
+            "cancel": (lambda: cancel(kee, number(fourth)), 3),
         }
         counts = {verb: _statements(act, own_only=True) for verb, (act, _) in verbs.items()}
 
@@ -362,7 +350,7 @@ def test_heartbeats_touch_no_index(kee: Caller) -> None:
     make_type(kee)
     # All their versions have room in one page, whatever is pruned when.
     queue_many(kee, *[asked()] * 5)
-    said: list[tuple[Grant, dict[str, Any]]] = [(grant, {}) for grant in lease(kee, capacity=5)]
+    said: list[tuple[LeasedTask, dict[str, Any]]] = [(grant, {}) for grant in lease(kee, capacity=5)]
     with connection.cursor() as cursor:
         cursor.execute("select pg_stat_force_next_flush()")
         cursor.execute(_UPDATES)

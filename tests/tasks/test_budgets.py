@@ -8,7 +8,7 @@ from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import Budget, FinishedTask
 from apps.tasks.services import operating, sweeping
-from apps.tasks.shapes import BudgetInput, BudgetLeft, Grant
+from apps.tasks.shapes import BudgetInput, BudgetLeft, LeasedTask
 from tests.factories import at, refused
 from tests.tasks.making import (
     FUTURE,
@@ -31,11 +31,11 @@ from tests.tasks.making import (
 HUNDRED = BudgetInput(tokens=100)
 
 
-def begun(kee: Caller, worker: Caller, **asked: Any) -> Grant:
+def begun(kee: Caller, worker: Caller, **asked: Any) -> LeasedTask:
     """A task that its worker holds."""
     task = number(queue(kee, priority=10, **asked))
     grant = lease_one(worker)
-    assert grant.task_id == task
+    assert number(grant) == task
     return grant
 
 
@@ -62,7 +62,7 @@ def test_heartbeat_answers_what_is_left_of_the_budget(kee: Caller, worker: Calle
     answer = beat(worker, grant, tokens=140, cost_usd=0.5)
     assert (answer.status, answer.order, answer.reason) == ("ok", "cancel", "budget_exhausted")
     assert answer.budget_left == BudgetLeft(tokens=0, cost_usd=2.0)
-    assert spent(kee, grant.task_id) == (140, 0.5, True)
+    assert spent(kee, number(grant)) == (140, 0.5, True)
 
 
 def test_spend_is_a_sum_that_counts_once(kee: Caller, worker: Caller) -> None:
@@ -70,15 +70,15 @@ def test_spend_is_a_sum_that_counts_once(kee: Caller, worker: Caller) -> None:
     grant = begun(kee, worker, budget=HUNDRED)
     for said in (30, 30, 50, 30, 0, 50):
         beat(worker, grant, tokens=said)
-    assert spent(kee, grant.task_id) == (50, 0, False)
+    assert spent(kee, number(grant)) == (50, 0, False)
     # More of one thing but less of another.
     beat(worker, grant, tokens=60)
     beat(worker, grant, tokens=55, cost_usd=0.25)
-    assert spent(kee, grant.task_id) == (60, 0.25, False)
+    assert spent(kee, number(grant)) == (60, 0.25, False)
     # What another run has used comes on top.
     release(worker, grant)
     beat(worker, lease_one(worker), tokens=5)
-    assert spent(kee, grant.task_id) == (65, 0.25, False)
+    assert spent(kee, number(grant)) == (65, 0.25, False)
 
 
 @pytest.mark.parametrize("end", ["release", "fail", "expire", "revoke"])
@@ -86,7 +86,7 @@ def test_task_with_a_spent_budget_fails(kee: Caller, worker: Caller, end: str) -
     make_type(kee, lease_seconds=30)
     grant = begun(kee, worker, budget=BudgetInput(tokens=10))
     assert beat(worker, grant, tokens=10).order == "cancel"
-    assert status(kee, grant.task_id) == "canceling"
+    assert status(kee, number(grant)) == "canceling"
     if end == "release":
         assert release(worker, grant).status == "failed"
         assert release(worker, grant).status == "failed"
@@ -97,9 +97,9 @@ def test_task_with_a_spent_budget_fails(kee: Caller, worker: Caller, end: str) -
         assert sweeping.end_what_must() == 1
     else:
         with acting_as(kee):
-            assert operating.revoke_lease(task_id=grant.task_id) == "failed"
-    assert end_of(kee, grant.task_id) == ("failed", "budget_exhausted")
-    assert len(terminal_receipts(kee, grant.task_id)) == 1
+            assert operating.revoke_lease(task_id=number(grant)) == "failed"
+    assert end_of(kee, number(grant)) == ("failed", "budget_exhausted")
+    assert len(terminal_receipts(kee, number(grant))) == 1
     with pytest.raises(DomainError):
         complete(worker, grant)
 
@@ -119,7 +119,7 @@ def test_lease_of_a_spent_budget_is_not_renewed(kee: Caller, worker: Caller) -> 
     assert (answer.order, answer.lease_ms) == ("cancel", 0)
     assert lease(worker) == []
     assert sweeping.end_what_must() == 1
-    assert end_of(kee, grant.task_id) == ("failed", "budget_exhausted")
+    assert end_of(kee, number(grant)) == ("failed", "budget_exhausted")
 
 
 def test_budget_is_exceeded_by_one_heartbeat_at_most(kee: Caller, worker: Caller) -> None:
@@ -129,8 +129,8 @@ def test_budget_is_exceeded_by_one_heartbeat_at_most(kee: Caller, worker: Caller
     assert beat(worker, grant, tokens=250).order == "cancel"
     answer = beat(worker, grant, tokens=251)
     assert (answer.status, answer.order, answer.reason) == ("lost", "cancel", "budget_exhausted")
-    assert spent(kee, grant.task_id) == (250, 0, True)
-    assert end_of(kee, grant.task_id) == ("failed", "budget_exhausted")
+    assert spent(kee, number(grant)) == (250, 0, True)
+    assert end_of(kee, number(grant)) == ("failed", "budget_exhausted")
     before = snapshot(kee)
     assert beat(worker, grant, tokens=300).status == "lost"
     with refused("lease_lost"):
@@ -144,7 +144,7 @@ def test_overspending_run_does_not_affect_its_batch(kee: Caller, worker: Caller)
     beat(worker, first, tokens=100)
     answers = beat_many(worker, (first, {"tokens": 101}), (second, {"tokens": 60}))
     assert [(one.status, one.order) for one in answers] == [("lost", "cancel"), ("ok", "continue")]
-    assert (spent(kee, first.task_id), spent(kee, second.task_id)) == ((100, 0, True), (60, 0, False))
+    assert (spent(kee, number(first)), spent(kee, number(second))) == ((100, 0, True), (60, 0, False))
 
 
 def test_budget_needs_a_limit(kee: Caller) -> None:
@@ -159,7 +159,7 @@ def test_retried_task_has_its_budget_again(kee: Caller, worker: Caller) -> None:
     beat(worker, dead, tokens=50)
     release(worker, dead)
     with acting_as(kee):
-        anew = operating.retry(caller=kee, task_id=dead.task_id)
+        anew = operating.retry(caller=kee, task_id=number(dead))
     again = lease_one(worker)
-    assert again.task_id == number(anew)
+    assert number(again) == number(anew)
     assert beat(worker, again).budget_left == BudgetLeft(tokens=50, cost_usd=0.5)

@@ -17,7 +17,7 @@ from apps.tasks.models import FinishedTask, LiveTask, Task
 from apps.tasks.services import ending
 from tests.asgi import ask as request
 from tests.factories import T0, credential_of, make_tenant, make_token
-from tests.tasks.making import asked, cancel, complete, lease, make_type, queue_many
+from tests.tasks.making import asked, cancel, complete, lease, make_type, number, queue_many
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -53,9 +53,9 @@ def test_completions_that_meet_are_one_group_and_refused_alone(
     assert worker is not None
     good, lost, done, stopped = lease(worker, capacity=4)
     complete(worker, done, content="as before")
-    cancel(kee, stopped.task_id)
+    cancel(kee, number(stopped))
     with acting_as(worker):
-        LiveTask.objects.filter(task_id=lost.task_id).update(fencing_token=2)
+        LiveTask.objects.filter(task_id=number(lost)).update(fencing_token=2)
     groups: list[int] = []
     together = ending.complete_many
 
@@ -70,7 +70,7 @@ def test_completions_that_meet_are_one_group_and_refused_alone(
         ends = [(good, None), (lost, None), (done, "as before"), (done, "another"), (good, None), (stopped, None)]
         return await asyncio.gather(
             *(
-                post(token, f"/api/v1/tasks/task_{one.task_id}/complete", lease_token=one.lease_token, result=result)
+                post(token, f"/api/v1/tasks/{one.task_id}/complete", lease_token=one.lease_token, result=result)
                 for one, result in ends
             )
         )
@@ -83,7 +83,7 @@ def test_completions_that_meet_are_one_group_and_refused_alone(
     assert again == ended
     assert raced[1]["status"] == "succeeded"
     with acting_as(worker):
-        assert repeated[1]["receipt_id"] == FinishedTask.objects.get(task_id=done.task_id).receipt_id
+        assert repeated[1]["receipt_id"] == FinishedTask.objects.get(task_id=number(done)).receipt_id
         assert FinishedTask.objects.count() == Receipt.objects.filter(event_type="task_complete").count() == 3
 
 

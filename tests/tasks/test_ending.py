@@ -13,11 +13,11 @@ from apps.digests.models import Entry
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation
-from apps.receipts.services import Group
+from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors
 from apps.tasks.models import FinishedTask, LiveTask, Task
 from apps.tasks.services import artifacts, ending, operating, sweeping
-from apps.tasks.shapes import Grant, QueuedTask, UnsuccessfulRun
+from apps.tasks.shapes import LeasedTask, QueuedTask, UnsuccessfulRun
 from apps.tasks.states import MOST_RUNS
 from tests.factories import at, make_caller, make_principal, make_tenant, make_token, refused
 from tests.tasks.making import (
@@ -45,7 +45,7 @@ from tests.waiters import Other, together, until_somebody_waits_for_this_transac
 def test_completion_writes_record_receipt_and_inbox_entry(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     make_principal(tenant, "Hexy")
     make_type(kee, title="Index of a tree")
-    task = queue(kee, recipient="Hexy", caused_by=None)
+    task = queue(kee, recipient_ai="Hexy")
 
     finished = complete(worker, lease_one(worker), {"files": 3}, "Indexed 3 files")
 
@@ -68,7 +68,9 @@ def test_completion_writes_record_receipt_and_inbox_entry(tenant: Tenant, kee: C
 
 
 @pytest.mark.parametrize("call", [complete, fail, release])
-def test_repeated_ending_answers_the_same(kee: Caller, worker: Caller, call: Callable[[Caller, Grant], Any]) -> None:
+def test_repeated_ending_answers_the_same(
+    kee: Caller, worker: Caller, call: Callable[[Caller, LeasedTask], Any]
+) -> None:
     grant = leased(kee, worker)
     first = call(worker, grant)
     before = snapshot(kee)
@@ -79,7 +81,7 @@ def test_repeated_ending_answers_the_same(kee: Caller, worker: Caller, call: Cal
 
 @pytest.mark.parametrize(("first", "then"), list(permutations([complete, fail, release], 2)))
 def test_another_outcome_for_an_ended_run_is_refused(
-    kee: Caller, worker: Caller, first: Callable[[Caller, Grant], Any], then: Callable[[Caller, Grant], Any]
+    kee: Caller, worker: Caller, first: Callable[[Caller, LeasedTask], Any], then: Callable[[Caller, LeasedTask], Any]
 ) -> None:
     grant = leased(kee, worker)
     first(worker, grant)
@@ -142,7 +144,7 @@ def test_released_task_keeps_its_place_and_attempts(kee: Caller, worker: Caller)
     first, _ = queue(kee), queue(kee)
     for _ in range(5):
         grant = lease_one(worker)
-        assert grant.task_id == number(first)
+        assert number(grant) == number(first)
         release(worker, grant)
     with acting_as(kee):
         live = LiveTask.objects.get(task_id=number(first))
@@ -182,7 +184,7 @@ def test_canceling_task_may_still_complete(kee: Caller, worker: Caller) -> None:
 
 @pytest.mark.parametrize("obey", [release, fail])
 def test_obeyed_cancellation_ends_the_task(
-    kee: Caller, worker: Caller, obey: Callable[[Caller, Grant], UnsuccessfulRun]
+    kee: Caller, worker: Caller, obey: Callable[[Caller, LeasedTask], UnsuccessfulRun]
 ) -> None:
     make_type(kee)
     task = queue(kee)
@@ -206,7 +208,7 @@ def test_cancel_many_answers_the_status_of_each(tenant: Tenant, kee: Caller, wor
     complete(worker, lease_one(worker))
     lease_one(worker)
     cancel(kee, ended)
-    waiting = [number(queue(kee, recipient=name)) for name in ("Hexy", "Kee")]
+    waiting = [number(queue(kee, recipient_ai=name)) for name in ("Hexy", "Kee")]
 
     answer = cancel_many(kee, *reversed(waiting), held, done, ended)
 
@@ -241,7 +243,7 @@ def test_rival_cancellations_in_any_order_do_not_deadlock(tenant: Tenant, kee: C
         make_principal(tenant, name)
     make_type(kee)
     for _ in range(5):
-        ids = [number(queue(kee, recipient=name)) for name in others * 2]
+        ids = [number(queue(kee, recipient_ai=name)) for name in others * 2]
         # The tasks' recipients stand in the one order for one caller and in the other for the next.
         orders = [ids, ids[::-1], ids[::2] + ids[1::2], ids[4:] + ids[:4]]
         answers = together(*(partial(cancel_many, kee, *order) for order in orders))
@@ -308,24 +310,24 @@ def test_only_its_parties_cancel_and_read_a_task(tenant: Tenant, kee: Caller, wo
     assert snapshot(kee) == before
 
 
-def expires(worker: Caller, grant: Grant) -> None:
+def expires(worker: Caller, grant: LeasedTask) -> None:
     at(FUTURE + timedelta(minutes=5))
     assert lease(worker) == []
     sweeping.end_what_must()
 
 
-LAST_ENDS: list[Callable[[Caller, Grant], object]] = [
+LAST_ENDS: list[Callable[[Caller, LeasedTask], object]] = [
     lambda worker, grant: fail(worker, grant, retry_after=0),
     release,
     expires,
-    lambda _, grant: operating.revoke_lease(task_id=grant.task_id),
+    lambda _, grant: operating.revoke_lease(task_id=number(grant)),
     lambda worker, grant: [beat(worker, grant), beat(worker, grant)],  # the second is of a stuck run
 ]
 
 
 @pytest.mark.parametrize("end", LAST_ENDS)
 def test_task_ends_after_its_last_possible_run(
-    kee: Caller, worker: Caller, end: Callable[[Caller, Grant], object]
+    kee: Caller, worker: Caller, end: Callable[[Caller, LeasedTask], object]
 ) -> None:
     make_type(kee, max_attempts=9, max_expiries=9, stuck_after=2, revokes_stuck=True)
     first = number(queue(kee, priority=9))
@@ -336,7 +338,7 @@ def test_task_ends_after_its_last_possible_run(
 
         assert (FinishedTask.objects.get().task_id, LiveTask.objects.count()) == (first, 0)
         other = number(queue(kee))
-        assert lease_one(worker).task_id == other
+        assert number(lease_one(worker)) == other
 
 
 def retry(caller: Caller, task_id: int) -> QueuedTask:
@@ -347,7 +349,11 @@ def retry(caller: Caller, task_id: int) -> QueuedTask:
 def test_retry_makes_one_new_task_with_the_same_request(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     make_type(kee)
     hexy = make_caller(tenant, "Hexy")
-    asked: dict[str, Any] = {"recipient": "Hexy", "priority": 7, "group": Group(resource_ref="r", event_family="f")}
+    asked: dict[str, Any] = {
+        "recipient_ai": "Hexy",
+        "priority": 7,
+        "group": GroupInput(resource_ref="r", event_family="f"),
+    }
     dead = number(queue(kee, params={"path": "/x"}, **asked))
     fail_next(worker)
     first = retry(hexy, dead)

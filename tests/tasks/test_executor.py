@@ -190,7 +190,7 @@ def test_handler_stops_at_its_heartbeat_when_the_lease_is_lost(kee: Caller, take
         if taken:
             with acting_as(kee):
                 LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
-            assert [grant.fencing_token for grant in lease(rival, queues=("by_hand",))] == [2]
+            assert [grant.run_id for grant in lease(rival, queues=("by_hand",))] == [2]
             _go.set()
             assert _stopped.wait(30)
         else:

@@ -1,7 +1,6 @@
 """Runs of one worker differ by their fencing token alone: the hub's own executors lease as one principal."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -9,27 +8,27 @@ import pytest
 
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.services import sweeping
-from apps.tasks.shapes import Grant
+from apps.tasks.shapes import LeasedTask
 from tests.factories import at, refused
 from tests.tasks.making import FUTURE, beat, complete, fail, lease_one, make_type, queue, release, snapshot
 
 LEASE = timedelta(seconds=30)
 
 
-def fail_for_good(worker: Caller, grant: Grant) -> Any:
+def fail_for_good(worker: Caller, grant: LeasedTask) -> Any:
     return fail(worker, grant, retryable=False)
 
 
 ENDINGS = [complete, fail_for_good, fail, release]
 
 
-def leased_again(worker: Caller) -> tuple[Grant, Grant]:
+def leased_again(worker: Caller) -> tuple[LeasedTask, LeasedTask]:
     """The lost lease and the current one of a task that one worker has leased twice; the clock stands at the second."""
     at(FUTURE)
     stale = lease_one(worker)
     at(FUTURE + LEASE)
     current = lease_one(worker)
-    assert (stale.task_id, stale.fencing_token, current.fencing_token) == (current.task_id, 1, 2)
+    assert (stale.task_id, stale.run_id, current.run_id) == (current.task_id, 1, 2)
     return stale, current
 
 
@@ -49,7 +48,9 @@ def test_heartbeat_of_a_lost_run_does_not_renew_the_next_run(kee: Caller, worker
 
 
 @pytest.mark.parametrize("end", ENDINGS)
-def test_lost_run_does_not_end_the_next_run(kee: Caller, worker: Caller, end: Callable[[Caller, Grant], Any]) -> None:
+def test_lost_run_does_not_end_the_next_run(
+    kee: Caller, worker: Caller, end: Callable[[Caller, LeasedTask], Any]
+) -> None:
     make_type(kee, lease_seconds=30)
     queue(kee)
     with acting_as(kee):
@@ -66,13 +67,13 @@ def test_lost_run_does_not_end_the_next_run(kee: Caller, worker: Caller, end: Ca
 
 @pytest.mark.parametrize("end", ENDINGS)
 def test_lease_token_is_good_for_its_own_task_only(
-    kee: Caller, worker: Caller, end: Callable[[Caller, Grant], Any]
+    kee: Caller, worker: Caller, end: Callable[[Caller, LeasedTask], Any]
 ) -> None:
     make_type(kee)
     queue(kee)
     queue(kee)
     one, other = lease_one(worker), lease_one(worker)
-    swapped = replace(other, lease_token=one.lease_token)
+    swapped = other.model_copy(update={"lease_token": one.lease_token})
     before = snapshot(kee)
 
     with refused("bad_lease_token"):
@@ -83,21 +84,21 @@ def test_lease_token_is_good_for_its_own_task_only(
     assert snapshot(kee) == before
 
 
-def superseded(worker: Caller, grant: Grant) -> None:
+def superseded(worker: Caller, grant: LeasedTask) -> None:
     lease_one(worker)
 
 
-def requeued(worker: Caller, grant: Grant) -> None:
+def requeued(worker: Caller, grant: LeasedTask) -> None:
     assert sweeping.bring_back().requeued == 1
 
 
-def completed(worker: Caller, grant: Grant) -> None:
+def completed(worker: Caller, grant: LeasedTask) -> None:
     complete(worker, grant)
 
 
 @pytest.mark.parametrize("lose", [superseded, requeued, completed])
 def test_heartbeat_of_a_lost_run_writes_nothing(
-    kee: Caller, worker: Caller, lose: Callable[[Caller, Grant], None]
+    kee: Caller, worker: Caller, lose: Callable[[Caller, LeasedTask], None]
 ) -> None:
     make_type(kee, lease_seconds=30)
     queue(kee)

@@ -12,7 +12,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import FinishedTask, LiveTask, Run, run_key
 from apps.tasks.services import sweeping
-from apps.tasks.shapes import BudgetInput, Grant
+from apps.tasks.shapes import BudgetInput, LeasedTask
 from apps.tasks.states import Order
 from tests.factories import at, make_caller, make_token, refused
 from tests.tasks.making import (
@@ -140,7 +140,7 @@ def test_overtaken_checkpoint_does_not_answer_an_order(kee: Caller, worker: Call
     grant = leased(kee, worker)
     for n in (1, 2):
         beat(worker, grant, **saves(n))
-    order(kee, grant.task_id, Order.CHECKPOINT)
+    order(kee, number(grant), Order.CHECKPOINT)
     assert beat(worker, grant, **saves(1)).order == "checkpoint"
     assert [beat(worker, grant, **one).order for one in ({}, saves(3), {})] == ["checkpoint", "continue", "continue"]
 
@@ -153,7 +153,7 @@ def test_overtaken_heartbeat_is_no_progress(kee: Caller, worker: Caller) -> None
 
 def test_checkpoint_is_ordered_until_there_is_one(kee: Caller, worker: Caller) -> None:
     grant = leased(kee, worker)
-    order(kee, grant.task_id, Order.CHECKPOINT)
+    order(kee, number(grant), Order.CHECKPOINT)
     assert [beat(worker, grant).order for _ in range(2)] == ["checkpoint", "checkpoint"]
     assert beat(worker, grant, percent=10).order == "checkpoint"
     assert beat(worker, grant, checkpoint={"at": 1}).order == "continue"
@@ -161,10 +161,10 @@ def test_checkpoint_is_ordered_until_there_is_one(kee: Caller, worker: Caller) -
 
 def test_strongest_order_is_answered(kee: Caller, worker: Caller) -> None:
     grant = leased(kee, worker)
-    order(kee, grant.task_id, Order.CHECKPOINT)
-    order(kee, grant.task_id, Order.DRAIN)
+    order(kee, number(grant), Order.CHECKPOINT)
+    order(kee, number(grant), Order.DRAIN)
     assert beat(worker, grant).order == "drain"
-    cancel(kee, grant.task_id)
+    cancel(kee, number(grant))
     assert beat(worker, grant).order == "cancel"
 
 
@@ -172,8 +172,8 @@ def test_orders_end_with_the_run(kee: Caller, worker: Caller) -> None:
     make_type(kee, strict=True)
     queue(kee)
     first = lease_one(worker)
-    order(kee, first.task_id, Order.DRAIN)
-    order(kee, first.task_id, Order.CHECKPOINT)
+    order(kee, number(first), Order.DRAIN)
+    order(kee, number(first), Order.CHECKPOINT)
     release(worker, first)
     assert beat(worker, lease_one(worker)).order == "continue"
 
@@ -232,7 +232,7 @@ def test_stuck_run_is_revoked_and_counts_as_an_expiry(kee: Caller, worker: Calle
 
     second = lease_one(worker)
     with acting_as(kee):
-        assert (LiveTask.objects.get().expiries, second.fencing_token) == (1, 2)
+        assert (LiveTask.objects.get().expiries, second.run_id) == (1, 2)
     assert [beat(worker, second).status for _ in range(2)] == ["ok", "lost"]
     with acting_as(kee):
         record = FinishedTask.objects.get(task_id=number(task))
@@ -252,7 +252,7 @@ def test_silence_does_not_carry_over_to_the_next_run(kee: Caller, worker: Caller
         at(FUTURE + timedelta(seconds=10))
         sweeping.bring_back()
         again = lease_one(worker)
-        assert (again.fencing_token, beat(worker, again).status) == (2, "ok")
+        assert (again.run_id, beat(worker, again).status) == (2, "ok")
 
 
 def test_stuck_run_does_not_affect_its_batch(kee: Caller, worker: Caller) -> None:
@@ -267,7 +267,7 @@ def test_stuck_run_does_not_affect_its_batch(kee: Caller, worker: Caller) -> Non
 def test_completion_or_revocation_of_a_stuck_run_wins(kee: Caller, worker: Caller) -> None:
     make_type(kee, stuck_after=1, revokes_stuck=True, max_expiries=100)
 
-    def completes(grant: Grant) -> bool:
+    def completes(grant: LeasedTask) -> bool:
         try:
             return bool(complete(worker, grant))
         except Conflict as refusal:

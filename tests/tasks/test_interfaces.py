@@ -151,7 +151,7 @@ def test_operator_moves_what_nobody_holds_to_another_queue_and_priority(
     with acting_as(kee):
         tasks = {task.pk: (task.queue.name, task.priority) for task in Task.objects.select_related("queue")}
         assert tasks == {held: ("default", 5), **dict.fromkeys(moved, ("fair", 9))}
-    assert {grant.task_id for grant in lease(worker, queues=("fair",), capacity=5)} == set(moved)
+    assert {number(grant) for grant in lease(worker, queues=("fair",), capacity=5)} == set(moved)
 
 
 def test_list_of_tasks_shows_and_filters_by_status(console: Client, kee: Caller, worker: Caller) -> None:
@@ -166,7 +166,7 @@ def test_list_of_tasks_shows_and_filters_by_status(console: Client, kee: Caller,
         elif found != "queued":
             lease_one(worker)
     tasks["scheduled"] = number(queue(kee, run_at=FUTURE))
-    tasks["waiting"] = number(queue(kee, depends_on=(tasks["queued"],)))
+    tasks["waiting"] = number(queue(kee, depends_on=[f"task_{tasks['queued']}"]))
     cancel(kee, tasks["canceling"])
 
     def listed(**given: str) -> dict[str, int]:
@@ -194,7 +194,7 @@ def test_revoked_lease_costs_no_attempt(console: Client, kee: Caller, worker: Ca
     with refused("lease_lost"):
         complete(worker, grant)
     again = lease_one(worker)
-    assert again.fencing_token == 2
+    assert again.run_id == 2
     cancel(kee, task)
     act(console, "task", "revoke_lease", task)
     assert status(kee, task) == "canceled"

@@ -34,7 +34,7 @@ def test_priority_then_age_orders_leases(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     ids = [number(queue(kee, priority=priority)) for priority in (5, 10, 1, 10)]
 
-    granted = [grant.task_id for grant in lease(worker, capacity=4)]
+    granted = [number(grant) for grant in lease(worker, capacity=4)]
 
     assert granted == [ids[1], ids[3], ids[0], ids[2]]
 
@@ -101,7 +101,7 @@ def test_rival_workers_never_share_a_task(tenant: Tenant, kee: Caller) -> None:
     queue_many(kee, *[asked()] * 40)
 
     def take(worker: Caller) -> list[int]:
-        return [grant.task_id for _ in range(30) for grant in lease(worker, capacity=3)]
+        return [number(grant) for _ in range(30) for grant in lease(worker, capacity=3)]
 
     workers = [make_caller(tenant, f"W{index}", Kind.WORKER) for index in range(5)]
     granted = [task for taken in together(*(partial(take, worker) for worker in workers)) for task in taken]
@@ -115,15 +115,15 @@ def test_expired_lease_is_claimable_with_its_checkpoint(kee: Caller, worker: Cal
     with acting_as(kee):
         at(FUTURE)
         first = lease_one(worker)
-        beat(worker, first, checkpoint=[1, 2])
+        beat(worker, first, checkpoint={"n": [1, 2]})
         at(FUTURE + timedelta(seconds=29, microseconds=999_999))
         assert lease(rival) == []
         at(FUTURE + timedelta(seconds=30))
         second = lease_one(rival)
 
-        assert (second.fencing_token, second.checkpoint) == (2, [1, 2])
-        assert Run.objects.get(pk=run_key(first.task_id, 1)).outcome == "expired"
-        assert LiveTask.objects.get(task_id=first.task_id).expiries == 1
+        assert (second.run_id, second.checkpoint) == (2, {"n": [1, 2]})
+        assert Run.objects.get(pk=run_key(number(first), 1)).outcome == "expired"
+        assert LiveTask.objects.get(task_id=number(first)).expiries == 1
         assert (beat(worker, first).status, beat(worker, first).reason) == ("lost", "superseded")
         with refused("lease_lost") as refusal:
             complete(worker, first)
@@ -173,7 +173,7 @@ def test_forged_token_is_refused_before_any_query(kee: Caller, worker: Caller, s
         from django.test.utils import CaptureQueriesContext  # noqa: PLC0415
 
         with CaptureQueriesContext(connection) as queries, refused("bad_lease_token"):
-            ending.prove(worker=worker, task_id=grant.task_id, lease_token=spoil(grant.lease_token))
+            ending.prove(worker=worker, task_id=number(grant), lease_token=spoil(grant.lease_token))
         assert len(queries) == 0
 
 
@@ -202,8 +202,8 @@ def test_claim_looks_at_the_whole_queue_when_too_few_are_found(kee: Caller, work
     lease_one(worker)
     with acting_as(kee):
         _put_below(tasks[3])
-    assert [grant.task_id for grant in lease(worker, capacity=2)] == tasks[1:3]
-    assert [grant.task_id for grant in lease(worker, capacity=2)] == [tasks[3]]
+    assert [number(grant) for grant in lease(worker, capacity=2)] == tasks[1:3]
+    assert [number(grant) for grant in lease(worker, capacity=2)] == [tasks[3]]
 
 
 def test_task_released_elsewhere_is_next_within_a_second(
@@ -217,9 +217,9 @@ def test_task_released_elsewhere_is_next_within_a_second(
     with acting_as(kee):
         _put_below(tasks[3])
     moment += 0.9 * leasing.WHOLE_EVERY
-    assert lease_one(worker).task_id == tasks[1]
+    assert number(lease_one(worker)) == tasks[1]
     moment += 0.2 * leasing.WHOLE_EVERY
-    assert lease_one(worker).task_id == tasks[3]
+    assert number(lease_one(worker)) == tasks[3]
 
 
 @pytest.mark.usefixtures("begins_where_it_left_off")
@@ -227,9 +227,9 @@ def test_task_released_here_is_next_at_once(kee: Caller, worker: Caller) -> None
     make_type(kee)
     tasks = [number(queue(kee)) for _ in range(3)]
     first = lease_one(worker)
-    assert lease_one(worker).task_id == tasks[1]
+    assert number(lease_one(worker)) == tasks[1]
     release(worker, first)
-    assert lease_one(worker).task_id == first.task_id
+    assert number(lease_one(worker)) == number(first)
 
 
 def test_heartbeat_seconds_is_the_longest_silence(kee: Caller, worker: Caller) -> None:
@@ -245,7 +245,7 @@ def test_heartbeat_seconds_is_the_longest_silence(kee: Caller, worker: Caller) -
     assert lease(worker) == []
     at(FUTURE + timedelta(seconds=59))
     again = lease_one(worker)
-    assert (again.task_id, again.fencing_token, again.lease_ms) == (task, 2, 30_000)
+    assert (number(again), again.run_id, again.lease_ms) == (task, 2, 30_000)
     assert beat(worker, grant).reason == "superseded"
     at(FUTURE + timedelta(seconds=89))
     assert sweeping.bring_back().requeued == 1

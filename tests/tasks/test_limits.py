@@ -1,5 +1,6 @@
 """Limits and concurrency keys: never exceeded, and they hold back nothing else."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -11,9 +12,9 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors
-from apps.tasks.models import FairShare, LiveTask, Queue, RateWindow, Run
+from apps.tasks.models import FairShare, LiveTask, Queue, RateWindow, Run, Task
 from apps.tasks.services import dependencies, ending, leasing, queueing, sweeping, types
-from apps.tasks.shapes import Completed, LeaseNext
+from apps.tasks.shapes import Completed, LeasedTask, LeaseNext
 from apps.tasks.states import Status
 from tests.factories import at, make_caller, make_tenant, refused
 from tests.tasks.making import (
@@ -62,7 +63,7 @@ def test_expired_lease_counts_until_reclaimed(kee: Caller, worker: Caller) -> No
         first = lease_one(worker)
         at(FUTURE + timedelta(seconds=10))
         again = lease_one(worker)
-        assert (again.task_id, again.fencing_token) == (first.task_id, 2)
+        assert (again.task_id, again.run_id) == (first.task_id, 2)
         assert lease(worker) == []
 
 
@@ -87,7 +88,7 @@ def test_priority_orders_leases_within_limits(kee: Caller, worker: Caller) -> No
     wanted = (("wide", 3), ("narrow", 9), ("wide", 8), ("narrow", 1))
     answers = queue_many(kee, *(asked(name, priority=priority) for name, priority in wanted))
     order = [number(answers[place]) for place in (1, 2, 0)]
-    assert [grant.task_id for grant in lease(worker, capacity=9)] == order
+    assert [number(grant) for grant in lease(worker, capacity=9)] == order
 
 
 def test_work_out_of_reach_takes_no_room(kee: Caller, worker: Caller) -> None:
@@ -166,10 +167,16 @@ def _requesters(caller: Caller, worker: Caller, *, times: int, **more: Any) -> l
     found = []
     for _ in range(times):
         grants = lease(worker, **more)
-        found += [grant.requester_id for grant in grants]
+        found += _requesters_of(worker, grants)
         for grant in grants:
             complete(worker, grant)
     return found
+
+
+def _requesters_of(worker: Caller, grants: Sequence[LeasedTask]) -> list[int]:
+    with acting_as(worker):
+        tasks = Task.objects.in_bulk([number(grant) for grant in grants])
+        return [tasks[number(grant)].requester_id for grant in grants]
 
 
 def test_fair_queue_alternates_between_requesters(tenant: Tenant, kee: Caller, worker: Caller) -> None:
@@ -180,9 +187,11 @@ def test_fair_queue_alternates_between_requesters(tenant: Tenant, kee: Caller, w
     mine = [number(task) for task in queue_many(quiet, asked(priority=1), asked(priority=2), asked(priority=1))]
 
     first = lease(worker, capacity=4)
-    assert sorted(grant.requester_id for grant in first) == sorted([kee.principal_id, quiet.principal_id] * 2)
+    asking = _requesters_of(worker, first)
+    assert sorted(asking) == sorted([kee.principal_id, quiet.principal_id] * 2)
     # Within one requester the priority says who goes first.
-    assert [grant.task_id for grant in first if grant.requester_id == quiet.principal_id] == [mine[1], mine[0]]
+    given = [number(grant) for grant, who in zip(first, asking, strict=True) if who == quiet.principal_id]
+    assert given == [mine[1], mine[0]]
     queue_many(late, asked(), asked())
     turns = _requesters(kee, worker, times=5)
     assert turns.count(quiet.principal_id) == 1
@@ -219,7 +228,7 @@ def test_queue_limit_leaves_room_of_the_type_elsewhere(kee: Caller, worker: Call
     queue(kee, "narrow", queue="second", priority=1)
     narrow = number(queue(kee, "narrow", queue="second", priority=2))
     given = [lease(worker, queues=("first", "second"), capacity=4) for _ in range(3)]
-    assert [[grant.task_id for grant in grants] for grants in given] == [[wide], [narrow], []]
+    assert [[number(grant) for grant in grants] for grants in given] == [[wide], [narrow], []]
 
 
 def test_fair_queue_keeps_all_limits(tenant: Tenant, kee: Caller, worker: Caller) -> None:
@@ -310,9 +319,9 @@ def test_tasks_of_a_key_run_one_at_a_time_by_priority(kee: Caller, worker: Calle
     order = []
     for _ in range(3):
         grants = lease(worker, queues=("default", "second"), capacity=9)
-        keyed = [grant for grant in grants if grant.task_id != number(free)]
+        keyed = [grant for grant in grants if number(grant) != number(free)]
         assert len(keyed) == 1
-        order.append(keyed[0].task_id)
+        order.append(number(keyed[0]))
         complete(worker, keyed[0])
     assert order == [number(first), number(urgent), number(low)]
 
@@ -331,15 +340,15 @@ def test_retry_frees_the_key_and_release_keeps_it(kee: Caller, worker: Caller) -
         at(FUTURE)
         release(worker, lease_one(worker))
         grant = lease_one(worker)
-        assert grant.task_id == number(first)
+        assert number(grant) == number(first)
         fail(worker, grant, retry_after=10)
         other = lease_one(worker)
-        assert other.task_id == number(second)
+        assert number(other) == number(second)
         at(FUTURE + timedelta(seconds=10))
         assert lease(worker) == []
         assert selectors.status(first.task_id).status == Status.WAITING
         complete(worker, other)
-        assert lease_one(worker).task_id == number(first)
+        assert number(lease_one(worker)) == number(first)
 
 
 def test_due_task_takes_a_free_key(kee: Caller, worker: Caller) -> None:
@@ -350,7 +359,7 @@ def test_due_task_takes_a_free_key(kee: Caller, worker: Caller) -> None:
         assert [soon.status, later.status] == ["scheduled", "scheduled"]
         at(FUTURE + timedelta(seconds=10))
         sweeping.bring_back()
-        assert lease_one(worker).task_id == number(soon)
+        assert number(lease_one(worker)) == number(soon)
         at(FUTURE + timedelta(seconds=20))
         sweeping.bring_back()
         assert lease(worker) == []
@@ -367,7 +376,7 @@ def test_canceled_task_frees_its_key(kee: Caller, worker: Caller, *, leased: boo
         ending.cancel(caller=kee, task_id=number(first))
         at(FUTURE + timedelta(seconds=10))
         sweeping.end_what_must()
-        assert lease_one(worker).task_id == number(second)
+        assert number(lease_one(worker)) == number(second)
 
 
 def test_task_that_waits_for_more_is_passed_over(kee: Caller, worker: Caller) -> None:
@@ -375,19 +384,19 @@ def test_task_that_waits_for_more_is_passed_over(kee: Caller, worker: Caller) ->
     make_type(kee, "other", queue="second")
     needed = number(queue(kee, "other"))
     queue(kee, concurrency_key="k")
-    depending = number(queue(kee, concurrency_key="k", priority=10, depends_on=(needed,)))
+    depending = number(queue(kee, concurrency_key="k", priority=10, depends_on=[f"task_{needed}"]))
     later = number(queue(kee, concurrency_key="k", priority=10, run_at=FUTURE))
     ready = number(queue(kee, concurrency_key="k", priority=1))
 
     complete(worker, lease_one(worker))
     (grant,) = lease(worker, capacity=5)
-    assert grant.task_id == ready
+    assert number(grant) == ready
     complete(worker, grant)
     assert lease(worker, capacity=5) == []
 
     complete(worker, lease_one(worker, queues=("second",)))
     dependencies.release_dependants()
-    assert [grant.task_id for grant in lease(worker, capacity=5)] == [depending]
+    assert [number(grant) for grant in lease(worker, capacity=5)] == [depending]
     with acting_as(kee):
         assert LiveTask.objects.get(task_id=later).ready_at is None
 
@@ -435,7 +444,7 @@ def test_locked_task_gets_its_key_later(kee: Caller, worker: Caller) -> None:
     assert lease(worker) == []
 
     assert (sweeping.admit_waiting(), sweeping.admit_waiting()) == (1, 0)
-    assert lease_one(worker).task_id == waiting
+    assert number(lease_one(worker)) == waiting
 
 
 @pytest.mark.django_db(transaction=True)
@@ -455,7 +464,7 @@ def test_refused_rival_frees_its_concurrency_key(kee: Caller, worker: Caller) ->
 
     assert batch.failure is None
     assert codes(answers) == ["idempotency_conflict", "waiting"]
-    assert number(answers[1]) in {grant.task_id for grant in lease(worker, capacity=5)}
+    assert number(answers[1]) in {number(grant) for grant in lease(worker, capacity=5)}
 
 
 @pytest.mark.django_db(transaction=True)

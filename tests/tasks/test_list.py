@@ -33,10 +33,10 @@ def few(kee: Caller, lee: Caller, worker: Caller) -> dict[str, str]:
     making.make_type(kee, "index", schema={})
     making.make_type(kee, "mail", queue="post", schema={})
     done, dead, held = (making.queue(kee, "index", {"path": path}).task_id for path in ("/done", "/dead", "/held"))
-    grants = {f"task_{one.task_id}": one for one in (making.lease_one(worker) for _ in range(3))}
+    grants = {one.task_id: one for one in (making.lease_one(worker) for _ in range(3))}
     making.complete(worker, grants[done], summary="Indexed 100% of it")
     making.fail(worker, grants[dead], retryable=False)
-    queued = making.queue(kee, "mail", recipient="Lee").task_id
+    queued = making.queue(kee, "mail", recipient_ai="Lee").task_id
     return {"done": done, "dead": dead, "held": held, "queued": queued}
 
 

@@ -1,6 +1,5 @@
 """Queueing: once for each key, checked against its type, noted in the ledger."""
 
-from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,12 +10,12 @@ from apps.principals.models import Tenant
 from apps.principals.services import disable_principal
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
-from apps.receipts.services import Group
+from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors
 from apps.tasks.models import LiveTask, TaskType
 from apps.tasks.services import leasing, queueing, types
 from apps.tasks.services.types import TypeDraft
-from apps.tasks.shapes import BudgetInput, QueueRequest
+from apps.tasks.shapes import BudgetInput, QueueTask
 from apps.tasks.states import IfDependencyFails
 from tests.factories import T0, make_caller, make_principal, refused
 from tests.tasks.making import SCHEMA, lease, make_type, number, queue, snapshot
@@ -26,7 +25,7 @@ def test_queued_task_is_an_obligation_in_the_ledger(tenant: Tenant, kee: Caller)
     hexy = make_principal(tenant, "Hexy")
     make_type(kee, schema=SCHEMA)
 
-    queued = queue(kee, params={"path": "/x"}, recipient="Hexy", caused_by="rcpt_before")
+    queued = queue(kee, params={"path": "/x"}, recipient_ai="Hexy", caused_by_receipt_id="rcpt_before")
 
     with acting_as(kee):
         receipt = Receipt.objects.get(receipt_id=queued.receipt_id)
@@ -45,9 +44,7 @@ def test_queued_task_is_an_obligation_in_the_ledger(tenant: Tenant, kee: Caller)
         ("invalid_params", {"params": {"path": "/x", "extra": 1}}),
         ("params_too_large", {"params": {"path": "x" * 262_144}}),
         ("unknown_queue", {"params": {"path": "/x"}, "queue": "nowhere"}),
-        ("unknown_recipient", {"params": {"path": "/x"}, "recipient": "Nobody"}),
-        ("invalid", {"params": {"path": "/x"}, "priority": 11}),
-        ("invalid", {"params": {"path": "/x"}, "priority": 0}),
+        ("unknown_recipient", {"params": {"path": "/x"}, "recipient_ai": "Nobody"}),
     ],
 )
 def test_refused_request_leaves_nothing(kee: Caller, refusal: str, asked: dict[str, Any]) -> None:
@@ -96,9 +93,7 @@ def test_scheduled_task_is_leased_at_run_at(kee: Caller) -> None:
     make_type(kee)
     with acting_as(kee), connection.cursor() as cursor:
         cursor.execute("select set_config('gatehouse.now', %s, true)", [T0.isoformat()])
-        later = queueing.queue(
-            requester=kee, request=QueueRequest(task_type="index", params={}, run_at=T0 + timedelta(seconds=10))
-        )
+        later = queueing.queue(requester=kee, request=QueueTask(task_type="index", run_at=T0 + timedelta(seconds=10)))
         assert (later.status, selectors.status(later.task_id).next_run_at) == ("scheduled", T0 + timedelta(seconds=10))
         for seconds, given in ((9.999, 0), (10, 1)):
             cursor.execute(
@@ -146,7 +141,7 @@ def test_type_registered_again_is_changed(kee: Caller) -> None:
     assert (first.pk, second.priority, second.params_schema) == (second.pk, 7, SCHEMA)
 
 
-GROUP = Group(resource_ref="repo:1", event_family="builds", summary_hint="Builds of 1")
+GROUP = GroupInput(resource_ref="repo:1", event_family="builds", summary_hint="Builds of 1")
 OTHER_GROUPS: dict[str, Any] = {
     "resource_ref": "repo:2",
     "event_family": "tests",
@@ -160,16 +155,15 @@ OTHER_GROUPS: dict[str, Any] = {
 FIRST: dict[str, Any] = {
     "task_type": "index",
     "params": {"a": 1},
-    "recipient": "Hexy",
+    "recipient_ai": "Hexy",
     "queue": "default",
     "priority": 3,
     "run_at": T0,
-    "caused_by": "rcpt_before",
+    "caused_by_receipt_id": "rcpt_before",
     "group": GROUP,
     "concurrency_key": "tree",
-    "depends_on": None,
-    "if_dependency_fails": None,
-    "retry_of": None,
+    "depends_on": [],
+    "on_dependency_failure": IfDependencyFails.CANCEL,
     "budget": BudgetInput(tokens=100),
 }
 
@@ -180,17 +174,16 @@ OTHERS: list[tuple[str, Any]] = [
     ("params", {"a": 2}),
     ("params", {"a": 1, "b": None}),
     ("params", {"a": "1"}),
-    ("recipient", "Mallory"),
+    ("recipient_ai", "Mallory"),
     ("queue", "second"),
     ("priority", 4),
     ("run_at", T0 + timedelta(microseconds=1)),
-    ("caused_by", "rcpt_after"),
-    *(("group", replace(GROUP, **{name: value})) for name, value in OTHER_GROUPS.items()),
+    ("caused_by_receipt_id", "rcpt_after"),
+    *(("group", GROUP.model_copy(update={name: value})) for name, value in OTHER_GROUPS.items()),
     ("group", None),
     ("concurrency_key", "bush"),
     ("depends_on", EARLIER),
-    ("if_dependency_fails", IfDependencyFails.FAIL),
-    ("retry_of", 7),
+    ("on_dependency_failure", IfDependencyFails.FAIL),
     ("budget", BudgetInput(tokens=101)),
     ("budget", BudgetInput(tokens=100, cost_usd=1.0)),
     ("budget", None),
@@ -209,15 +202,15 @@ def asking(tenant: Tenant, kee: Caller) -> Caller:
 
 
 def test_every_field_of_a_request_is_listed() -> None:
-    names = {field.name for field in fields(QueueRequest)} - {"idempotency_key"}
+    names = set(QueueTask.model_fields) - {"idempotency_key"}
     assert set(FIRST) == names == {name for name, _ in OTHERS}
-    assert set(OTHER_GROUPS) == {field.name for field in fields(Group)}
+    assert set(OTHER_GROUPS) == set(GroupInput.model_fields)
 
 
 @pytest.mark.parametrize(("name", "value"), OTHERS)
 def test_key_with_another_value_of_any_field_conflicts(asking: Caller, name: str, value: Any) -> None:
     if value == EARLIER:
-        value = (number(queue(asking)),)
+        value = [queue(asking).task_id]
     first = queue(asking, **FIRST, idempotency_key="k")
     before = snapshot(asking)
 
@@ -235,13 +228,13 @@ def test_changed_types_and_recipients_hold_at_once(tenant: Tenant, kee: Caller) 
     """A process remembers both; the database says whether they are still so."""
     hexy = make_principal(tenant, "Hexy")
     make_type(kee)
-    queue(kee, recipient="Hexy")
+    queue(kee, recipient_ai="Hexy")
     make_type(kee, queue="other", schema=SCHEMA)
     with refused("invalid_params"):
-        queue(kee, params={}, recipient="Hexy")
-    queue(kee, params={"path": "/x"}, recipient="Hexy")
+        queue(kee, params={}, recipient_ai="Hexy")
+    queue(kee, params={"path": "/x"}, recipient_ai="Hexy")
     assert len(lease(kee, queues=("other",), capacity=2)) == 1
     with acting_as(kee):
         disable_principal(principal_id=hexy.pk, now=T0)
     with refused("unknown_recipient"):
-        queue(kee, params={"path": "/x"}, recipient="Hexy")
+        queue(kee, params={"path": "/x"}, recipient_ai="Hexy")

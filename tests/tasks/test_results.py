@@ -123,9 +123,9 @@ def delivered(kee: Caller, worker: Caller, **result: Any) -> str:
     make_type(kee)
     task = queue(kee)
     grant = lease_one(worker)
-    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, **result)
+    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=number(grant), **result)
     with acting_as(worker):
-        completion = Completion(task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
+        completion = Completion(task_id=number(grant), lease_token=grant.lease_token, delivery=delivery)
         only(ending.complete_many([(worker, completion)]).answers)
     return task.task_id
 

@@ -67,7 +67,7 @@ def test_dependency_is_kept(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     make_type(kee, "other", queue="other")
     first = number(queue(kee))
-    queue(kee, "other", depends_on=(first,))
+    queue(kee, "other", depends_on=[f"task_{first}"])
     complete(worker, lease_one(worker))
     later(91 * DAY)
     assert sweeping.Walk().forget() == 0

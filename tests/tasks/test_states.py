@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
@@ -16,7 +16,7 @@ from apps.digests.services import lock_or_create
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Run, Task
 from apps.tasks.services import artifacts, ending, recording, sweeping
-from apps.tasks.shapes import BudgetInput, Grant
+from apps.tasks.shapes import BudgetInput, LeasedTask
 from apps.tasks.states import CANCEL_REQUESTED, TRANSITIONS, Reason, Status, after_failure
 from tests.factories import at
 from tests.tasks.making import (
@@ -36,16 +36,14 @@ from tests.tasks.making import (
 )
 
 # A lease that was never granted.
-FORGED = Grant(
-    task_id=1,
-    fencing_token=1,
+FORGED = LeasedTask(
+    task_id="task_1",
+    run_id=1,
     lease_token="lt_1.1." + "A" * 43,
     task_type="index",
     params={},
     checkpoint=None,
     lease_ms=0,
-    requester_id=1,
-    queue="default",
 )
 
 
@@ -55,7 +53,7 @@ class World:
 
     caller: Caller
     task_id: int
-    grant: Grant
+    grant: LeasedTask
 
     @property
     def status(self) -> Status:
@@ -125,7 +123,7 @@ def test_verbs_make_exactly_the_declared_transitions(kee: Caller, before: Status
         with acting_as(kee):
             at(FUTURE)
             task = number(queue(kee))
-            world = World(kee, task, replace(FORGED, task_id=task))
+            world = World(kee, task, FORGED.model_copy(update={"task_id": f"task_{task}"}))
             for step in WAYS.get(before, [become_waiting]):
                 step(world)
             assert world.status == before

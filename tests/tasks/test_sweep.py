@@ -60,11 +60,11 @@ def _ended(caller: Caller) -> set[int]:
 def test_locked_inbox_delays_only_its_own_ends(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     hexy, _ = make_caller(tenant, "Hexy"), make_caller(tenant, "Ona")
     make_type(kee, max_expiries=1)
-    queue(kee, recipient="Hexy")
+    queue(kee, recipient_ai="Hexy")
     complete(worker, lease_one(worker))
     # More than a batch of the busy one's stands in front.
-    busy = {number(queue(kee, recipient="Hexy")) for _ in range(sweeping.SWEEP_BATCH + 1)}
-    others = {number(queue(kee, recipient="Ona")) for _ in range(3)}
+    busy = {number(queue(kee, recipient_ai="Hexy")) for _ in range(sweeping.SWEEP_BATCH + 1)}
+    others = {number(queue(kee, recipient_ai="Ona")) for _ in range(3)}
     lease(worker, capacity=len(busy) + len(others))
     expire(kee)
 
@@ -97,7 +97,7 @@ def test_sweep_reclaims_leases_of_every_tenant(tenant: Tenant, kee: Caller) -> N
         lease(caller, queues=(name,))
         expire(caller)
     # A claim brings back those of its own queues.
-    assert [grant.fencing_token for grant in lease(kee, queues=("first",))] == [2]
+    assert [grant.run_id for grant in lease(kee, queues=("first",))] == [2]
     assert sweeping.bring_back().requeued == 2
     assert sweeping.bring_back().requeued == 0
 
@@ -265,7 +265,7 @@ def test_task_past_its_deadline_is_not_leased(kee: Caller, worker: Caller) -> No
     queue(kee, priority=10)
     other = number(queue(kee, "endless", priority=1))
     later(61)
-    assert [grant.task_id for grant in lease(worker, capacity=5)] == [other]
+    assert [number(grant) for grant in lease(worker, capacity=5)] == [other]
     set_queue(kee, concurrency=5, fair=True)
     assert lease(worker, capacity=5) == []
     set_queue(kee, concurrency=5)

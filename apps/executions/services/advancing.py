@@ -48,7 +48,7 @@ from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.tenancy import Caller, acting_in
 from apps.tasks.models import FinishedTask
 from apps.tasks.services import queueing
-from apps.tasks.shapes import QueueRequest
+from apps.tasks.shapes import QueueTask
 from apps.tasks.states import Status as TaskStatus
 
 logger = structlog.get_logger(__name__)
@@ -350,12 +350,12 @@ def _queue(claim: Claim, params: Mapping[str, Any]) -> None:
             if held is None:
                 return
             work, step = held
-            request = QueueRequest(
+            request = QueueTask(
                 task_type=calls.TASK_TYPE,
                 params={"worker_id": step.worker_id, "tool_name": step.tool_name, "params": dict(params)},
-                recipient=work.execution.owner.name,
+                recipient_ai=work.execution.owner.name,
                 idempotency_key=f"{work.execution.ref}:{step.step_id}",
-                caused_by=claim.cause,
+                caused_by_receipt_id=claim.cause,
                 group=calls.group_of(work.execution),
             )
             task = queueing.queue(requester=work.owner, request=request)

@@ -55,7 +55,7 @@ class Job:
         return min(max(_GENEROSITY * timedelta(seconds=self.estimate), _LEAST), _MOST)
 
 
-LOST: Final[Mapping[str, Any]] = {"job": None}
+LOST: Final = {"job": None}
 """The checkpoint of a task whose job the worker does not know any more: the next run starts another."""
 
 

@@ -14,14 +14,14 @@ from apps.core.notifications import notify
 from apps.core.sql import execute, fetch
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
-from apps.tasks.lease_tokens import BadLeaseToken, Lease
+from apps.tasks.lease_tokens import BadLeaseToken, Lease, task_of
 from apps.tasks.models import LiveTask, run_key
 from apps.tasks.services import budgets, recording
 from apps.tasks.services.budgets import Balance
 from apps.tasks.services.ending import refuse_stranger
 from apps.tasks.services.leasing import reason_lost
 from apps.tasks.services.recording import Back, End, Hold
-from apps.tasks.shapes import Heartbeat, HeartbeatAnswer
+from apps.tasks.shapes import HeartbeatAnswer, HeldLease
 from apps.tasks.signals import task_topic
 from apps.tasks.states import (
     BUDGET_SPENT,
@@ -47,7 +47,7 @@ class _Kept:
 
 
 @transaction.atomic
-def heartbeat(*, worker: Caller, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatAnswer]:
+def heartbeat(*, worker: Caller, heartbeats: Sequence[HeldLease]) -> list[HeartbeatAnswer]:
     """Renew leases, each named once, and answer what to do, for each in order.
 
     A lost lease is an answer, not an error: the others of the batch are renewed. No lease outlives its task's deadline.
@@ -65,10 +65,10 @@ def heartbeat(*, worker: Caller, heartbeats: Sequence[Heartbeat]) -> list[Heartb
         for heartbeat, lease in zip(heartbeats, proved, strict=True)
         if lease is not None and lease in renewed
     }
-    news = _note_progress({lease: heartbeat for lease, heartbeat in kept.items() if heartbeat.has_progress})
+    news = _note_progress({lease: heartbeat for lease, heartbeat in kept.items() if heartbeat.has_news})
     notify(*(task_topic(worker.tenant_id, format_ref("task", lease.task_id)) for lease in news))
     overspent = budgets.spend(
-        spending={lease: heartbeat for lease, heartbeat in kept.items() if heartbeat.spends},
+        spending={lease: used for lease, heartbeat in kept.items() if (used := heartbeat.used) is not None},
         knowing={lease for lease in kept if renewed[lease].flags & BUDGET_SPENT},
     )
     balances = budgets.balances([lease.task_id for lease, one in renewed.items() if one.has_budget])
@@ -104,16 +104,15 @@ def control(*, caller: Caller, task_id: int, order: Order) -> None:
     LiveTask.objects.filter(task_id=task_id).update(flags=F("flags").bitor(_FLAGS[order]))
 
 
-def _proved(worker: Caller, heartbeat: Heartbeat) -> Lease | None:
+def _proved(worker: Caller, heartbeat: HeldLease) -> Lease | None:
+    mine = {"tenant_id": worker.tenant_id, "holder_id": worker.principal_id}
     try:
-        return lease_tokens.prove(
-            heartbeat.lease_token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=heartbeat.task_id
-        )
+        return lease_tokens.prove(heartbeat.lease_token, **mine, task_id=task_of(heartbeat.task_id))
     except BadLeaseToken:
         return None
 
 
-def _renew(worker: Caller, heartbeats: Sequence[Heartbeat], proved: Sequence[Lease | None]) -> dict[Lease, _Kept]:
+def _renew(worker: Caller, heartbeats: Sequence[HeldLease], proved: Sequence[Lease | None]) -> dict[Lease, _Kept]:
     """The leases that were renewed."""
     leases = list(dict.fromkeys(lease for lease in proved if lease is not None))
     if not leases:
@@ -130,7 +129,7 @@ def _renew(worker: Caller, heartbeats: Sequence[Heartbeat], proved: Sequence[Lea
     }
 
 
-def _note_progress(told: Mapping[Lease, Heartbeat]) -> dict[Lease, bool]:
+def _note_progress(told: Mapping[Lease, HeldLease]) -> dict[Lease, bool]:
     """Note progress; the leases with new progress, and whether a checkpoint was saved."""
     if not told:
         return {}
@@ -138,8 +137,8 @@ def _note_progress(told: Mapping[Lease, Heartbeat]) -> dict[Lease, bool]:
     beats = told.values()
     given = {
         "runs": list(leases),
-        "percents": [beat.percent for beat in beats],
-        "messages": [beat.message for beat in beats],
+        "percents": [beat.progress and beat.progress.percent for beat in beats],
+        "messages": [beat.progress and beat.progress.message for beat in beats],
         "checkpoints": [None if beat.checkpoint is None else json.dumps(beat.checkpoint) for beat in beats],
         "sequences": [beat.sequence for beat in beats],
     }
@@ -185,7 +184,7 @@ def _revocation(hold: Hold) -> End | Back:
 
 
 def _answer(
-    heartbeat: Heartbeat,
+    heartbeat: HeldLease,
     lease: Lease | None,
     held: Mapping[Lease, _Kept],
     lost: Mapping[Lease, str | None],
@@ -193,7 +192,7 @@ def _answer(
     *,
     stuck: bool,
 ) -> HeartbeatAnswer:
-    task_id = format_ref("task", heartbeat.task_id)
+    task_id = heartbeat.task_id
     reason = "bad_lease_token" if lease is None else lost.get(lease)
     if lease is not None and lease in held:
         kept = held[lease]

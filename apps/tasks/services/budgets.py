@@ -13,7 +13,7 @@ from apps.core.sql import fetch
 from apps.tasks import sql
 from apps.tasks.lease_tokens import Lease
 from apps.tasks.models import Budget, run_key
-from apps.tasks.shapes import BudgetInput, BudgetLeft, Heartbeat
+from apps.tasks.shapes import BudgetInput, BudgetLeft, SpendInput
 
 
 def check(draft: BudgetInput | None) -> None:
@@ -39,7 +39,7 @@ def keep(tenant_id: int, made: Mapping[int, tuple[BudgetInput | None, datetime]]
         Budget.objects.bulk_create(rows)
 
 
-def spend(*, spending: Mapping[Lease, Heartbeat], knowing: Collection[Lease]) -> set[Lease]:
+def spend(*, spending: Mapping[Lease, SpendInput], knowing: Collection[Lease]) -> set[Lease]:
     """Note what these runs have used in all, and take it from the budgets of their tasks, which are locked.
 
     Answers the runs that spend more although they know that the budget is spent. Nothing is noted of them.
@@ -52,8 +52,8 @@ def spend(*, spending: Mapping[Lease, Heartbeat], knowing: Collection[Lease]) ->
     given = {
         "runs": list(leases),
         "knowing": [lease in knowing for lease in spending],
-        "tokens": [beat.tokens for beat in spending.values()],
-        "costs": [beat.cost_usd for beat in spending.values()],
+        "tokens": [used.tokens for used in spending.values()],
+        "costs": [used.cost_usd for used in spending.values()],
     }
     return {leases[run] for (run,) in fetch(sql.SPEND, given, hot=True)}
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from django.db import DatabaseError
 
-from apps.core.errors import FieldError, Invalid, NotFound
+from apps.core.errors import NotFound
 from apps.core.ids import format_ref
 from apps.core.notifications import send_on_commit
 from apps.core.sql import execute, fetch
@@ -26,7 +26,6 @@ from apps.tasks.states import IfDependencyFails, Outcome, Reason, Status
 
 logger = logging.getLogger(__name__)
 
-MOST_DEPENDENCIES: Final = 100
 # So many dependants are released, or ended, in one transaction; a chain of ends takes one for each of its links.
 DEPENDANTS_BATCH: Final = 100
 _WHY: Final = "releasing dependants"
@@ -51,12 +50,8 @@ def open_among(*, requester: Caller, task_ids: Collection[int]) -> dict[int, boo
 def to_wait_for(task_ids: Sequence[int], known: Mapping[int, bool]) -> tuple[int, ...]:
     """The tasks that a new task has to wait for. It can name only existing tasks, so there are no cycles.
 
-    :raises Invalid: if they are too many.
     :raises NotFound: `unknown_task` if there is no such task, or its requester may not see it.
     """
-    if len(set(task_ids)) > MOST_DEPENDENCIES:
-        fault = f"names more than {MOST_DEPENDENCIES} tasks"
-        raise Invalid(f"A task depends on {MOST_DEPENDENCIES} at most.", errors=[FieldError("/depends_on", fault)])
     for task_id in task_ids:
         if task_id not in known:
             raise NotFound(f"There is no task {format_ref('task', task_id)}.", code="unknown_task")

@@ -15,7 +15,7 @@ from apps.core.ids import format_ref
 from apps.core.sql import execute
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
-from apps.tasks.lease_tokens import BadLeaseToken, Lease
+from apps.tasks.lease_tokens import BadLeaseToken, Lease, task_of
 from apps.tasks.models import FinishedTask, LiveTask, Task, run_key
 from apps.tasks.services import leasing, recording
 from apps.tasks.services.recording import Answer, Back, End, Ended, Hold
@@ -23,12 +23,11 @@ from apps.tasks.shapes import (
     Completed,
     Completion,
     Delivery,
-    FailedRun,
-    Failure,
+    FailTask,
     Finished,
-    Grant,
+    LeasedTask,
     LeaseNext,
-    Released,
+    ReleaseTask,
     UnsuccessfulRun,
 )
 from apps.tasks.states import (
@@ -56,7 +55,7 @@ def complete_many(
     is `already_decided`. So it is in the next ones.
     """
     calls = [
-        _call(worker, one, {"verb": "complete", "summary": one.summary, **_members(one.delivery)})
+        _call(worker, one.task_id, one, {"verb": "complete", "summary": one.summary, **_members(one.delivery)})
         for worker, one in completions
     ]
     ends = [
@@ -74,7 +73,7 @@ def complete_many(
     ]
     ended, _ = recording.settle(completions[0][0].tenant_id, ends) if ends else ([], [])
     answers = _answers(calls, {Lease(one.task_id, one.fencing_token): one.answer for one in ended})
-    following: list[Grant] = []
+    following: list[LeasedTask] = []
     if lease_next is not None and completions:
         before = [answer for answer in answers if isinstance(answer, dict)]
         following = _following(completions[0][0], lease_next, ended, before)
@@ -85,20 +84,25 @@ def complete_many(
 
 
 @transaction.atomic(savepoint=False)
-def fail_many(*, worker: Caller, failures: Sequence[FailedRun]) -> list[UnsuccessfulRun | DomainError]:
-    """End runs badly, each with its own answer: the task gets another attempt after a delay, or becomes a dead letter."""
-    calls = [_call(worker, one, {"verb": "fail", **_members(one.failure)}) for one in failures]
-    return _settled(worker, calls, lambda nth, digest, hold: _after_failure(failures[nth].failure, digest, hold))
+def fail(*, worker: Caller, failure: FailTask) -> UnsuccessfulRun | DomainError:
+    """End a run badly: the task gets another attempt after a delay, or becomes a dead letter."""
+    content = {"verb": "fail", **failure.model_dump(exclude={"task_id", "lease_token"})}
+    call = _call(worker, task_of(failure.task_id), failure, content)
+    return _settled(worker, [call], lambda digest, hold: _after_failure(failure, digest, hold))[0]
 
 
 @transaction.atomic(savepoint=False)
-def release_many(*, worker: Caller, releases: Sequence[Released]) -> list[UnsuccessfulRun | DomainError]:
-    """Return tasks to their places in their queues, each with its own answer and delay; no attempt is counted.
+def release_many(
+    *, worker: Caller, releases: Sequence[ReleaseTask], retry_after: float = 0.0
+) -> list[UnsuccessfulRun | DomainError]:
+    """Return tasks to their places in their queues, each with its own answer; no attempt is counted.
 
     A task that was to be canceled is canceled, and a task with a spent budget ends.
+
+    :param retry_after: after so many seconds, instead of at once.
     """
-    calls = [_call(worker, one, {"verb": "release"}) for one in releases]
-    return _settled(worker, calls, lambda nth, digest, hold: _after_release(releases[nth], digest, hold))
+    calls = [_call(worker, task_of(one.task_id), one, {"verb": "release"}) for one in releases]
+    return _settled(worker, calls, lambda digest, hold: _after_release(retry_after, digest, hold))
 
 
 def cancel(*, caller: Caller, task_id: int) -> Status:
@@ -222,15 +226,17 @@ class _Call:
     digest: bytes
 
 
-def _call(worker: Caller, one: Completion | FailedRun | Released, content: dict[str, Any]) -> _Call | BadLeaseToken:
+def _call(
+    worker: Caller, task_id: int, one: Completion | FailTask | ReleaseTask, content: dict[str, Any]
+) -> _Call | BadLeaseToken:
     try:
-        lease = prove(worker=worker, task_id=one.task_id, lease_token=one.lease_token)
+        lease = prove(worker=worker, task_id=task_id, lease_token=one.lease_token)
     except BadLeaseToken as refusal:
         return refusal
     return _Call(lease, strict_json.digest(content))
 
 
-def _members(content: Delivery | Failure) -> dict[str, Any]:
+def _members(content: Delivery) -> dict[str, Any]:
     return {name: getattr(content, name) for name in content.__dataclass_fields__}
 
 
@@ -261,13 +267,13 @@ def _answers(calls: Sequence[_Call | BadLeaseToken], fresh: Mapping[Lease, Answe
 
 
 def _settled(
-    worker: Caller, calls: Sequence[_Call | BadLeaseToken], decide: Callable[[int, bytes, Hold], End | Back]
+    worker: Caller, calls: Sequence[_Call | BadLeaseToken], decide: Callable[[bytes, Hold], End | Back]
 ) -> list[UnsuccessfulRun | DomainError]:
     """End these runs as `decide` says for each while its task is locked."""
     firsts = _firsts(calls)
     holds = recording.lock_leases(worker.principal_id, list(firsts))
     leases = {Lease(hold.task_id, hold.fencing_token): hold for hold in holds.values()}
-    decided = [decide(*firsts[lease], hold) for lease, hold in leases.items()]
+    decided = [decide(firsts[lease][1], hold) for lease, hold in leases.items()]
     ended, back = recording.settle(
         worker.tenant_id,
         [one for one in decided if isinstance(one, End)],
@@ -281,7 +287,8 @@ def _settled(
     ]
 
 
-def _after_failure(failure: Failure, digest: bytes, hold: Hold) -> End | Back:
+def _after_failure(failure: FailTask, digest: bytes, hold: Hold) -> End | Back:
+    error = failure.error.model_dump(exclude={"details"} if failure.error.details is None else None)
     reason = after_failure(
         flags=hold.flags,
         retryable=failure.retryable,
@@ -295,7 +302,7 @@ def _after_failure(failure: Failure, digest: bytes, hold: Hold) -> End | Back:
             task_id=hold.task_id,
             fencing_token=hold.fencing_token,
             outcome=Outcome.FAILED,
-            error=failure.error,
+            error=error,
             digest=digest,
             failures=1,
             delay=max(delay, 0.001),
@@ -307,19 +314,19 @@ def _after_failure(failure: Failure, digest: bytes, hold: Hold) -> End | Back:
         status=Status.CANCELED if canceled else Status.FAILED,
         outcome=Outcome.CANCELED if canceled else Outcome.FAILED,
         reason=reason,
-        error=failure.error,
-        summary=failure.message,
+        error=error,
+        summary=failure.error.message,
         digest=digest,
     )
 
 
-def _after_release(released: Released, digest: bytes, hold: Hold) -> End | Back:
+def _after_release(delay: float, digest: bytes, hold: Hold) -> End | Back:
     return recording.must_end(hold, outcome=Outcome.RELEASED, digest=digest) or Back(
         task_id=hold.task_id,
         fencing_token=hold.fencing_token,
         outcome=Outcome.RELEASED,
         digest=digest,
-        delay=released.retry_after,
+        delay=delay,
     )
 
 
@@ -329,7 +336,9 @@ def _backoff(hold: Hold) -> float:
     return random.uniform(0, ceiling)  # noqa: S311  # spreads load, hides nothing
 
 
-def _following(worker: Caller, wanted: LeaseNext, ended: Sequence[Ended], answers: Sequence[Answer]) -> list[Grant]:
+def _following(
+    worker: Caller, wanted: LeaseNext, ended: Sequence[Ended], answers: Sequence[Answer]
+) -> list[LeasedTask]:
     """The next leases: those of repeated calls that still stand, and new ones for the others."""
     before = leasing.granted(worker=worker, kept=[grant for answer in answers for grant in answer.get("next", ())])
     room = wanted.capacity - len(before)
@@ -347,7 +356,7 @@ def _following(worker: Caller, wanted: LeaseNext, ended: Sequence[Ended], answer
         waits=False,
     )
     if grants:
-        kept = [[grant.task_id, grant.fencing_token] for grant in grants]
+        kept = [[task_of(grant.task_id), grant.run_id] for grant in grants]
         run = run_key(ended[0].task_id, ended[0].fencing_token)
         execute(sql.KEEP_NEXT, {"run": run, "next": json.dumps(kept)}, hot=True)
     return before + grants

@@ -9,11 +9,12 @@ from typing import Any, Final
 from django.db import transaction
 
 from apps.core.errors import FieldError, Invalid
+from apps.core.ids import format_ref
 from apps.core.notifications import send_on_commit
 from apps.core.sql import execute, fetch
 from apps.principals.tenancy import Caller
 from apps.tasks import lease_tokens, sql
-from apps.tasks.shapes import Grant
+from apps.tasks.shapes import LeasedTask
 from apps.tasks.signals import task_queued
 
 Key = tuple[int, str]
@@ -59,7 +60,7 @@ def lease(
     lease_seconds: int | None = None,
     host: str = "",
     waits: bool = True,
-) -> list[Grant]:
+) -> list[LeasedTask]:
     """Lease up to `capacity` of the most urgent tasks that this task worker can do, queue by queue in the order
     named.
 
@@ -147,7 +148,7 @@ def look_at_all() -> None:
     _floors.forget()
 
 
-def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[Grant]:
+def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[LeasedTask]:
     """Those of the leases granted to this task worker before that still stand, by task and fencing token.
 
     Each has the time that is left.
@@ -177,11 +178,11 @@ def _reclaim(queues: list[str], task_types: list[str] | None) -> bool:
     return bool(freed or readied)
 
 
-def _grant(worker: Caller, row: tuple[Any, ...]) -> Grant:
-    task_id, fencing_token, task_type, params, lease_ms, requester_id, queue, checkpoint, _ = row
-    return Grant(
-        task_id=task_id,
-        fencing_token=fencing_token,
+def _grant(worker: Caller, row: tuple[Any, ...]) -> LeasedTask:
+    task_id, fencing_token, task_type, params, lease_ms, checkpoint, _ = row
+    return LeasedTask(
+        task_id=format_ref("task", task_id),
+        run_id=fencing_token,
         lease_token=lease_tokens.sign(
             tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=task_id, fencing_token=fencing_token
         ),
@@ -189,8 +190,6 @@ def _grant(worker: Caller, row: tuple[Any, ...]) -> Grant:
         params=json.loads(params),
         checkpoint=None if checkpoint is None else json.loads(checkpoint),
         lease_ms=lease_ms,
-        requester_id=requester_id,
-        queue=queue,
     )
 
 

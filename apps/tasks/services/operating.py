@@ -13,7 +13,7 @@ from apps.core.notifications import send_on_commit
 from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_behalf_of
-from apps.receipts.services import Group
+from apps.receipts.shapes import GroupInput
 from apps.tasks.models import Budget, BulkAction, FinishedTask, IdempotencyKey, LiveTask, Queue, Task, retry_key
 from apps.tasks.services import ending, recording
 from apps.tasks.services.ending import refuse_stranger, unknown
@@ -21,7 +21,7 @@ from apps.tasks.services.leasing import look_at_all
 from apps.tasks.services.queueing import as_before, queue_many
 from apps.tasks.services.recording import Back
 from apps.tasks.services.types import queue_named
-from apps.tasks.shapes import BudgetInput, QueuedTask, QueueRequest
+from apps.tasks.shapes import BudgetInput, QueuedTask, QueueTask
 from apps.tasks.signals import task_queued
 from apps.tasks.states import BulkVerb, Outcome, Status
 
@@ -86,24 +86,22 @@ def _retried(
         requester = on_behalf_of(Principal.objects.select_related("tenant").get(pk=requester_id))
         budgets = Budget.objects.in_bulk([task.pk for task in fresh])
         requests = [_request(task, dead[task.pk], budgets.get(task.pk)) for task in fresh]
-        answers |= dict(
-            zip([task.pk for task in fresh], queue_many(requester=requester, requests=requests), strict=True)
-        )
+        keys = [task.pk for task in fresh]
+        answers |= dict(zip(keys, queue_many(requester=requester, requests=requests, retried=keys), strict=True))
     return answers
 
 
-def _request(task: Task, record: FinishedTask, budget: Budget | None) -> QueueRequest:
-    return QueueRequest(
+def _request(task: Task, record: FinishedTask, budget: Budget | None) -> QueueTask:
+    return QueueTask(
         task_type=task.task_type.name,
         params=task.params,
-        recipient=task.recipient.name,
+        recipient_ai=task.recipient.name,
         queue=task.queue.name,
         priority=task.priority,
         concurrency_key=task.concurrency_key,
         idempotency_key=retry_key(task.pk),
-        caused_by=record.receipt_id,
-        group=None if task.group is None else Group(**task.group),
-        retry_of=task.pk,
+        caused_by_receipt_id=record.receipt_id,
+        group=None if task.group is None else GroupInput(**task.group),
         budget=None if budget is None else _anew(budget),
     )
 

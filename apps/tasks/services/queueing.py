@@ -1,7 +1,7 @@
 """Queueing tasks."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from django.db import transaction
@@ -17,15 +17,16 @@ from apps.principals.tenancy import Caller
 from apps.receipts import services as receipts
 from apps.receipts.services import Poster
 from apps.tasks import handlers, sql
+from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import RETRY_PREFIX, IdempotencyKey, Queue, TaskType
 from apps.tasks.services import budgets, dependencies, leasing, recording
 from apps.tasks.services.types import check_params, types_for
-from apps.tasks.shapes import QueuedTask, QueueRequest
+from apps.tasks.shapes import QueuedTask, QueueTask
 from apps.tasks.signals import task_queued
-from apps.tasks.states import IfDependencyFails, Status
+from apps.tasks.states import Status
 
 
-def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
+def queue(*, requester: Caller, request: QueueTask) -> QueuedTask:
     """Queue a task, with the ledger receipt that obliges AsyncGate to end it.
 
     The same idempotency key with the same request answers the first task again and changes nothing.
@@ -37,23 +38,31 @@ def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
     :raises NotFound: `unknown_recipient` if the tenant has no such principal.
     :raises NotFound: `unknown_task` if it depends on a task that does not exist, or not for its requester.
     :raises Conflict: `idempotency_conflict` if the key stands for another request.
-    :raises Invalid: if the key is reserved for retries, the priority is not 1 to 10, or the budget limits nothing.
+    :raises Invalid: if the key is reserved for retries, or the budget limits nothing.
+    :raises Malformed: if what it depends on is no reference to a task.
     """
     return only(queue_many(requester=requester, requests=[request]))
 
 
-def queue_many(*, requester: Caller, requests: Sequence[QueueRequest]) -> list[QueuedTask | DomainError]:
-    """Queue many tasks as :func:`queue` does. A refused request changes nothing and does not affect the others."""
-    return queue_for([(requester, request) for request in requests])
+def queue_many(
+    *, requester: Caller, requests: Sequence[QueueTask], retried: Sequence[int] = ()
+) -> list[QueuedTask | DomainError]:
+    """Queue many tasks as :func:`queue` does. A refused request changes nothing and does not affect the others.
+
+    :param retried: the dead letters of which they are the retries, in the same order.
+    """
+    return queue_for([(requester, request) for request in requests], retried=retried)
 
 
 # No savepoint: a refusal is an answer, and changes nothing.
 @transaction.atomic(savepoint=False)
-def queue_for(calls: Sequence[tuple[Caller, QueueRequest]]) -> list[QueuedTask | DomainError]:
+def queue_for(
+    calls: Sequence[tuple[Caller, QueueTask]], *, retried: Sequence[int] = ()
+) -> list[QueuedTask | DomainError]:
     """As :func:`queue_many`, for several requesters of one tenant. Only one of them may name dependencies."""
     if not calls:
         return []
-    batch = _Batch(calls)
+    batch = _Batch(calls, retried)
     known = batch.answered()
     taken: dict[int, QueuedTask | DomainError] = {}
     # First by what this process saw last. What that does not serve is judged by what is there now; then there are left
@@ -89,9 +98,11 @@ _seen: Final[dict[int, dict[str, TaskType]]] = {}
 class _Batch:
     """Requests of one transaction, and what they refer to."""
 
-    def __init__(self, calls: Sequence[tuple[Caller, QueueRequest]]) -> None:
+    def __init__(self, calls: Sequence[tuple[Caller, QueueTask]], retried: Sequence[int]) -> None:
         self._requesters = [requester for requester, _ in calls]
         self._requests = requests = [request for _, request in calls]
+        self._retry_of: Sequence[int | None] = retried or [None] * len(calls)
+        self._depends_on = [[task_of(ref) for ref in request.depends_on] for request in requests]
         self._tenant_id = calls[0][0].tenant_id
         # Only a key is ever compared by it.
         self._digests = [b"" if request.idempotency_key is None else _digest(request) for request in requests]
@@ -132,7 +143,7 @@ class _Batch:
         lines = {} if as_seen else self._lines(places)
         known = dependencies.open_among(
             requester=self._requesters[places[0]],
-            task_ids={task_id for nth in places for task_id in self._requests[nth].depends_on or ()},
+            task_ids={task_id for nth in places for task_id in self._depends_on[nth]},
         )
         drafts: dict[int, _Draft] = {}
         answers: dict[int, QueuedTask | DomainError] = {}
@@ -142,7 +153,7 @@ class _Batch:
             if self._used_key(nth) in keys or name not in types:
                 continue
             try:
-                waits_for = dependencies.to_wait_for(request.depends_on or (), known)
+                waits_for = dependencies.to_wait_for(self._depends_on[nth], known)
                 drafts[nth] = replace(
                     self._draft(nth, only([types[name]]), params, lines, recipients),
                     waits_for=waits_for,
@@ -162,7 +173,7 @@ class _Batch:
         if as_seen:
             return _seen.get(tenant_id, {}), None
         types = types_for(tenant_id=tenant_id, names=names)
-        recipients = {name for nth in places if (name := self._requests[nth].recipient) is not None}
+        recipients = {name for nth in places if (name := self._requests[nth].recipient_ai) is not None}
         seen = _seen.setdefault(tenant_id, {})
         seen |= {name: one for name, one in types.items() if isinstance(one, TaskType)}
         if len(_seen) + len(seen) > _MOST_SEEN:
@@ -184,7 +195,7 @@ class _Batch:
         recipients: Mapping[str, int] | None,
     ) -> _Draft:
         request = self._requests[nth]
-        if request.retry_of is None and (request.idempotency_key or "").startswith(RETRY_PREFIX):
+        if self._retry_of[nth] is None and (request.idempotency_key or "").startswith(RETRY_PREFIX):
             raise Invalid(
                 f"Keys that begin with {RETRY_PREFIX} are those of dead letters that are queued again.",
                 errors=[FieldError("/idempotency_key", f"begins with {RETRY_PREFIX}")],
@@ -197,17 +208,17 @@ class _Batch:
         if line is None:
             raise NotFound(f"There is no queue {(request.queue or '')[:50]!r}.", code="unknown_queue")
         recipient_id: int | None = self._requesters[nth].principal_id
-        if request.recipient is not None:
-            recipient_id = None if recipients is None else recipients.get(request.recipient)
+        if request.recipient_ai is not None:
+            recipient_id = None if recipients is None else recipients.get(request.recipient_ai)
             if recipient_id is None and recipients is not None:
                 raise NotFound(
-                    f"There is no principal {request.recipient[:50]!r} to report to.", code="unknown_recipient"
+                    f"There is no principal {request.recipient_ai!r} to report to.", code="unknown_recipient"
                 )
         return _Draft(
             task_type=task_type,
             line=line,
             recipient_id=recipient_id,
-            priority=_priority(request, task_type),
+            priority=request.priority or task_type.priority,
             params=params,
             receipt_id=random_id("rcpt"),
         )
@@ -217,7 +228,9 @@ class _Batch:
             return {}
         waiting = self._waiting(drafts)
         gate = Poster(tenant_id=self._tenant_id, principal_id=recording.gate_of(self._tenant_id), name=ASYNCGATE)
-        causes = receipts.refer_to(gate, {one for nth in drafts if (one := self._requests[nth].caused_by) is not None})
+        causes = receipts.refer_to(
+            gate, {one for nth in drafts if (one := self._requests[nth].caused_by_receipt_id) is not None}
+        )
         rows = [
             {**self._row(nth, draft, causes, as_seen=as_seen), **waiting.get(nth, {})} for nth, draft in drafts.items()
         ]
@@ -230,10 +243,7 @@ class _Batch:
             return {}
         dependencies.keep(
             self._tenant_id,
-            {
-                task_id: (drafts[nth].waits_for, self._requests[nth].if_dependency_fails or IfDependencyFails.CANCEL)
-                for nth, task_id, *_ in made
-            },
+            {task_id: (drafts[nth].waits_for, self._requests[nth].on_dependency_failure) for nth, task_id, *_ in made},
         )
         budgets.keep(self._tenant_id, {task_id: (self._requests[nth].budget, at) for nth, task_id, at, _ in made})
         ready = {
@@ -273,10 +283,10 @@ class _Batch:
         return self._tenant_id, self._requests[nth].concurrency_key or ""
 
     def _row(self, nth: int, draft: _Draft, causes: Mapping[str, int], *, as_seen: bool) -> dict[str, Any]:
-        requester, request = self._requesters[nth], self._requests[nth]
+        requester, request, retry_of = self._requesters[nth], self._requests[nth], self._retry_of[nth]
         told = {
-            "depends_on": [format_ref("task", task_id) for task_id in request.depends_on or ()] or None,
-            "retry_of": request.retry_of and format_ref("task", request.retry_of),
+            "depends_on": request.depends_on,
+            "retry_of": retry_of and format_ref("task", retry_of),
         }
         row = {
             "nth": nth,
@@ -288,16 +298,16 @@ class _Batch:
             "task_type": draft.task_type.pk,
             "version": draft.task_type.version if as_seen else None,
             "recipient_id": draft.recipient_id,
-            "recipient_ai": request.recipient if draft.recipient_id is None else None,
+            "recipient_ai": request.recipient_ai if draft.recipient_id is None else None,
             "fair_requester": requester.principal_id if draft.line.fair else None,
             "priority": draft.priority,
             "params": draft.params,
             "run_at": None if request.run_at is None else request.run_at.isoformat(),
             "concurrency_key": request.concurrency_key,
-            "retry_of": request.retry_of,
-            "group": None if request.group is None else asdict(request.group),
-            "caused_by": request.caused_by,
-            "cause": causes.get(request.caused_by or ""),
+            "retry_of": retry_of,
+            "group": None if request.group is None else request.group.model_dump(),
+            "caused_by": request.caused_by_receipt_id,
+            "cause": causes.get(request.caused_by_receipt_id or ""),
             "receipt": draft.receipt_id,
             "open_dependencies": len(draft.waits_for),
             "has_budget": request.budget is not None,
@@ -315,12 +325,10 @@ _TASKS: Final = digests.Making(
 )
 
 
-def _digest(request: QueueRequest) -> bytes:
+def _digest(request: QueueTask) -> bytes:
     """What makes two requests the same: everything but the key."""
-    document: dict[str, Any] = asdict(request)
-    del document["idempotency_key"]
+    document = request.model_dump(exclude={"idempotency_key"})
     document["run_at"] = None if request.run_at is None else request.run_at.isoformat()
-    document["budget"] = None if request.budget is None else request.budget.model_dump()
     return strict_json.digest(document)
 
 
@@ -342,10 +350,3 @@ def as_before(first: IdempotencyKey) -> QueuedTask:
         is_duplicate=True,
         receipt_id=first.answer["receipt_id"],
     )
-
-
-def _priority(request: QueueRequest, task_type: TaskType) -> int:
-    priority = task_type.priority if request.priority is None else request.priority
-    if not 1 <= priority <= 10:  # noqa: PLR2004  # 10 goes first
-        raise Invalid("A priority is 1 to 10.", errors=[FieldError("/priority", "is not 1 to 10")])
-    return priority

@@ -14,7 +14,7 @@ from apps.tasks import timetables
 from apps.tasks.models import Schedule
 from apps.tasks.services.queueing import queue
 from apps.tasks.services.types import check_params, queue_named, type_for
-from apps.tasks.shapes import QueueRequest, ScheduleTask
+from apps.tasks.shapes import QueueTask, ScheduleTask
 from apps.tasks.timetables import Timetable
 
 logger = logging.getLogger(__name__)
@@ -153,10 +153,10 @@ def _queue(schedule: Schedule, moment: datetime) -> int:
         raise NotFound(f"{schedule.owner.name} is disabled.", code="unknown_recipient")
     queued = queue(
         requester=on_behalf_of(schedule.owner),
-        request=QueueRequest(
+        request=QueueTask(
             task_type=schedule.task_type.name,
             params=schedule.params,
-            recipient=schedule.recipient.name,
+            recipient_ai=schedule.recipient.name,
             queue=None if schedule.queue is None else schedule.queue.name,
             priority=schedule.priority,
             idempotency_key=f"schedule:{schedule.pk}:{moment.isoformat()}",

@@ -66,7 +66,6 @@ class AsyncClient:
     complete = _awaited(Client.complete)
     complete_many = _awaited(Client.complete_many)
     fail = _awaited(Client.fail)
-    fail_many = _awaited(Client.fail_many)
     release = _awaited(Client.release)
     release_many = _awaited(Client.release_many)
     post = _awaited(Client.post)

@@ -280,22 +280,6 @@ class TaskCompletion(TypedDict, total=False):
     """What the requester reads in its inbox."""
 
 
-class TaskError(TypedDict, total=False):
-    code: Required[str]
-    message: Required[str]
-    details: Mapping[str, Any] | None
-
-
-class FailTask(TypedDict, total=False):
-    task_id: Required[str]
-    lease_token: Required[str]
-    error: Required[TaskError]
-    retryable: Required[bool]
-    """Whether another attempt may succeed."""
-    retry_after: float | None
-    """Seconds; left out, the type's backoff."""
-
-
 class HeldLease(TypedDict, total=False):
     task_id: Required[str]
     lease_token: Required[str]

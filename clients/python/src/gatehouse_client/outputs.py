@@ -155,27 +155,6 @@ class Recollection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunEnded:
-    status: str
-    """The task's; `refused` where nothing was done."""
-    code: str | None
-    detail: str | None
-    reason: str | None
-    """Of a lost lease: how it was lost."""
-    errors: list[Fault]
-    task_id: str
-    receipt_id: str | None
-    will_retry: bool
-    retry_at: datetime | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunsEnded:
-    results: list[RunEnded]
-    """One per run, in the order given."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScheduleOutput:
     name: str
     task_type: str
@@ -372,6 +351,12 @@ class InboxOutput:
     """Unread receipts in buffers; they will surface within the inbox's window."""
     more_waiting: int
     """Unread receipts that are not in these entries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedTasks:
+    results: list[EndedOne]
+    """One per task, in the order given."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from gatehouse_client.decoding import decode
 from gatehouse_client.errors import Refused
 from gatehouse_client.exchange import encoded, page, path
 from gatehouse_client.inputs import (
-    FailTask,
     HeldLease,
     LeaseFrom,
     LeaseTasks,
@@ -32,6 +31,7 @@ from gatehouse_client.outputs import (
     AckedOutput,
     CompletedTask,
     CompletedTasks,
+    EndedOne,
     FormattedEnvelope,
     HeartbeatAnswer,
     HeartbeatAnswers,
@@ -44,8 +44,7 @@ from gatehouse_client.outputs import (
     QueuePolicy,
     Queues,
     Recollection,
-    RunEnded,
-    RunsEnded,
+    ReleasedTasks,
     ScheduleOutput,
     Schedules,
     StoredMemory,
@@ -273,10 +272,6 @@ class Verbs(ABC):
         }
         return decode(UnsuccessfulRun, self._ask("POST", path("tasks", lease.task_id, "fail"), body))
 
-    def fail_many(self, failures: Sequence[FailTask]) -> list[RunEnded]:
-        """Fail up to 500 runs; returns an answer for each, in their order. A refused one has a `code`."""
-        return decode(RunsEnded, self._ask("POST", path("tasks", "fail"), {"failures": failures})).results
-
     def release(self, lease: LeasedTask) -> UnsuccessfulRun:
         """Release a task. If it was to be canceled, this cancels it.
 
@@ -285,10 +280,10 @@ class Verbs(ABC):
         body = {"lease_token": lease.lease_token}
         return decode(UnsuccessfulRun, self._ask("POST", path("tasks", lease.task_id, "release"), body))
 
-    def release_many(self, leases: Sequence[LeasedTask]) -> list[RunEnded]:
+    def release_many(self, leases: Sequence[LeasedTask]) -> list[EndedOne]:
         """Release up to 500 tasks; returns an answer for each, in their order. A refused one has a `code`."""
         releases: list[ReleaseTask] = [{"task_id": one.task_id, "lease_token": one.lease_token} for one in leases]
-        return decode(RunsEnded, self._ask("POST", path("tasks", "release"), {"releases": releases})).results
+        return decode(ReleasedTasks, self._ask("POST", path("tasks", "release"), {"releases": releases})).results
 
     # Receipts
 
