@@ -14,7 +14,6 @@ from django.db.models import OuterRef, QuerySet, Subquery
 
 from apps.core.errors import NotFound
 from apps.core.ids import encode_cursor
-from apps.core.schemas import Paged
 from apps.core.sql import fetch
 from apps.digests import formats, grouping, hooks, sql
 from apps.digests.formats import Bound, Through
@@ -30,9 +29,7 @@ from apps.digests.shapes import (
     PolicyOutput,
     ReceiptOutput,
     ReplayOutput,
-    SourceOutput,
     SourcePolicyOutput,
-    SourcesOutput,
 )
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
@@ -539,18 +536,6 @@ def see_posts(tenant_id: int, source: str, hour: datetime, posted: int) -> None:
 
 def hour_of(now: datetime) -> datetime:
     return now.replace(minute=0, second=0, microsecond=0)
-
-
-def sources(given: Paged) -> SourcesOutput:
-    """A page of the sources for which something is set, in the order of their setting."""
-    page, following = given.of(Source.objects.all())
-    return SourcesOutput(sources=[source_output(row) for row in page], next=following)
-
-
-def source_output(row: Source) -> SourceOutput:
-    return SourceOutput(
-        source_system=row.name, rate_per_hour=row.rate_per_hour, groups_by_dedupe_key=row.groups_by_dedupe_key
-    )
 
 
 def group_of(tenant_id: int, draft: ReceiptDraft) -> Key | None:

@@ -253,17 +253,3 @@ class ReplayOutput(Output):
     """The receipts are all that came since then."""
     truncated: bool
     """More receipts came than are looked at, so `since` is later than you asked."""
-
-
-class SourceOutput(Output):
-    source_system: str
-    rate_per_hour: int | None
-    """How many receipts it may post in an hour; null: the deployment's limit."""
-    groups_by_dedupe_key: bool
-    """Its receipts are grouped by the event type and entity in their dedupe keys."""
-
-
-class SourcesOutput(Output):
-    sources: list[SourceOutput]
-    next: str | None
-    """The cursor of the next page; null on the last."""

@@ -23,7 +23,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_in
 from apps.receipts.models import Receipt
 from tests.commands import run
 from tests.digests.makers import set_source
-from tests.factories import T0, ask, make_caller, make_tenant, make_token
+from tests.factories import T0, make_caller, make_tenant, make_token
 
 
 def rule(owner: Caller, name: str) -> tuple[int | None, bool]:
@@ -104,19 +104,6 @@ def test_viewer_or_stranger_sets_no_source(tenant: Tenant, console: Client) -> N
             assert console.post(page, given).status_code == 404
         assert rules(forbidden) == [("github", None, False)]
     assert not LogEntry.objects.exists()
-
-
-def test_an_admin_sets_and_lists_sources_page_by_page(tenant: Tenant) -> None:
-    admin = make_token(tenant, "Admin", scopes=[Scope.ADMIN])
-    for name in ("a", "b/c", "d"):
-        expected = {"source_system": name, "rate_per_hour": 5, "groups_by_dedupe_key": True}
-        assert ask("PUT", "sources", admin, expected) == (200, expected)
-    status, first = ask("GET", "sources?limit=2", admin)
-    assert (status, [one["source_system"] for one in first["sources"]]) == (200, ["a", "b/c"])
-    _, second = ask("GET", f"sources?limit=2&cursor={first['next']}", admin)
-    assert ([one["source_system"] for one in second["sources"]], second["next"]) == (["d"], None)
-    cleared = {"source_system": "a", "rate_per_hour": None, "groups_by_dedupe_key": False}
-    assert ask("PUT", "sources", admin, {"source_system": "a"}) == (200, cleared)
 
 
 ENDPOINTS = ["/internal/inbox/receipt", "/internal/receipt", "/api/v1/receipts"]

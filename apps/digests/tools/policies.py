@@ -1,4 +1,4 @@
-"""How an inbox buffers receipts: its policy, those of single sources, a replay of its past, and rules of sources."""
+"""How an inbox buffers receipts: its policy, those of single sources, and a replay of its past."""
 
 from datetime import timedelta
 from typing import Annotated, Final
@@ -7,10 +7,10 @@ from django.utils import timezone
 from pydantic import Field
 
 from apps.core.operations import Route, operation
-from apps.core.schemas import Input, Moment, Paged
+from apps.core.schemas import Input, Moment
 from apps.digests import selectors, services
 from apps.digests.models import THREAD_LIMIT
-from apps.digests.shapes import PolicyOutput, ReplayOutput, Source, SourceOutput, SourcesOutput
+from apps.digests.shapes import PolicyOutput, ReplayOutput, Source
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -129,41 +129,3 @@ def replay_inbox_policy(caller: Caller, given: ReplayPolicy) -> ReplayOutput:
         max_items=given.max_items,
         source_system=given.source_system,
     )
-
-
-@operation(
-    title="List sources",
-    scope=Scope.ADMIN,
-    routes=[Route("GET", "/api/v1/sources")],
-    read_only=True,
-    tool=False,
-)
-def list_sources(caller: Caller, given: Paged) -> SourcesOutput:
-    """The source systems for which something is set, in the order of their setting; all others have the defaults."""
-    return selectors.sources(given)
-
-
-class SetSource(Input):
-    """All that is set for a source; left out is the default."""
-
-    source_system: Source
-    rate_per_hour: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    groups_by_dedupe_key: bool = False
-
-
-@operation(
-    title="Set a source",
-    scope=Scope.ADMIN,
-    routes=[Route("PUT", "/api/v1/sources")],
-    idempotent=True,
-    tool=False,
-)
-def set_source(caller: Caller, given: SetSource) -> SourceOutput:
-    """Set how much a source may post and whether it is grouped by its keys. Pending receipts keep their due time."""
-    stored = services.set_source(
-        tenant_id=caller.tenant_id,
-        name=given.source_system,
-        rate_per_hour=given.rate_per_hour,
-        groups_by_dedupe_key=given.groups_by_dedupe_key,
-    )
-    return selectors.source_output(stored)
