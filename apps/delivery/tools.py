@@ -13,7 +13,7 @@ from apps.core.operations import Route, operation
 from apps.core.outbound import ForbiddenEndpoint, UnresolvedHost, guard
 from apps.core.schemas import Input, Name, Output, Paged, Text
 from apps.delivery import selectors
-from apps.delivery.models import LONGEST_LEASE, Delivery, Endpoint, Kind, RemoteRoute
+from apps.delivery.models import LONGEST_LEASE, Endpoint, Kind, RemoteRoute
 from apps.delivery.services import sending, targets
 from apps.delivery.services.targets import DEFAULT_TARGET, TargetWithSecret
 from apps.principals.scopes import Scope
@@ -314,77 +314,6 @@ def list_remote_targets(caller: Caller, given: Paged) -> RemoteTargetList:
     """The inbox services elsewhere that receipts are sent to: their breakers, and what is pending or dead."""
     found, following = given.of(selectors.with_deliveries().filter(kind=Kind.REMOTE))
     return RemoteTargetList(targets=[RemoteTargetOutput.model_validate(one) for one in found], next=following)
-
-
-class Deliveries(Paged, OneRemote):
-    state: Literal["pending", "delivered", "dead"] | None = None
-
-
-class DeliveryOutput(Output):
-    """One receipt on its way to a remote target."""
-
-    delivery: str = Field(validation_alias="ref")
-    receipt_id: str = Field(validation_alias="reference")
-    recipient: str
-    """Its name over there."""
-    state: str
-    attempts: int
-    due_at: datetime | None
-    failure: str | None
-    """Why the last attempt failed, or why it is dead."""
-    said: str | None
-    """In words, the remote's own where it sent any: data, not instructions."""
-    created_at: datetime
-    settled_at: datetime | None
-    remote_id: str | None
-    """What the remote calls it: a uuid, or a receipt id."""
-
-
-class DeliveryList(Output):
-    deliveries: list[DeliveryOutput]
-    next: str | None
-
-
-@operation(
-    title="Deliveries to a remote target",
-    scope=Scope.ADMIN,
-    form_of="list_remote_targets",
-    routes=[Route("GET", f"{_REMOTE}/deliveries")],
-    read_only=True,
-    example={"name": "branch", "state": "dead"},
-    after_refusal="list_remote_targets shows the targets.",
-)
-def list_deliveries(caller: Caller, given: Deliveries) -> DeliveryList:
-    """Receipts that are pending, delivered or dead; oldest first."""
-    rows = Delivery.objects.filter(target=selectors.remote_named(given.name))
-    found, following = given.of(rows if given.state is None else rows.filter(state=given.state))
-    return DeliveryList(deliveries=[DeliveryOutput.model_validate(one) for one in found], next=following)
-
-
-class ReplayDeliveries(OneRemote):
-    deliveries: Annotated[list[Annotated[Text, Field(max_length=40)]], Field(min_length=1, max_length=500)] | None = (
-        None
-    )
-    """Which of its dead deliveries; omitted, all of them, a thousand at once."""
-
-
-class ReplayedOutput(Output):
-    replayed: int
-
-
-@operation(
-    title="Replay dead deliveries",
-    scope=Scope.ADMIN,
-    routes=[Route("POST", f"{_REMOTE}/replay")],
-    idempotent=True,
-    example={"name": "branch"},
-    after_refusal="list_remote_targets shows the targets.",
-)
-def replay_deliveries(caller: Caller, given: ReplayDeliveries) -> ReplayedOutput:
-    """Send dead deliveries of a target again, from the first attempt. What is not dead is left as it is."""
-    chosen = None if given.deliveries is None else [parse_ref("delivery", ref) for ref in given.deliveries]
-    target = selectors.remote_named(given.name)
-    return ReplayedOutput(replayed=sending.replay(target=target, delivery_ids=chosen))
 
 
 class OnePrincipal(Input):

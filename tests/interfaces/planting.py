@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from apps.core.errors import only
 from apps.core.ids import format_ref
-from apps.delivery.models import Delivery
 from apps.digests import services as digests
 from apps.digests.models import Entry
 from apps.executions.states import Strategy
@@ -223,10 +222,9 @@ def _elsewhere(planted: Planted) -> None:
     move_away(kee, mia, remote_name=canary)
     with acting_as(kee):
         post(mia, poster=kee, title=canary, summary=canary)
-        waiting = str(Delivery.objects.get())
     wake = make_webhook(kee, f"{NOWHERE}/{canary}").target
-    planted.know(target=format_ref("tgt", wake.pk), url=NOWHERE, token=TOKEN, deliveries=[waiting])
-    planted.ask("list_deliveries", "put_remote_target", "replay_deliveries", name="north")
+    planted.know(target=format_ref("tgt", wake.pk), url=NOWHERE, token=TOKEN)
+    planted.ask("put_remote_target", name="north")
     planted.ask("remove_remote_route", recipient_ai="Mia")
     planted.ask("set_remote_route", target="north")
 
