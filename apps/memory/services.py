@@ -521,7 +521,7 @@ def add_subject(
         created_at=now,
         revised_at=now,
     )
-    _refuse_nobody(author, given.get("share_with"), before=None)
+    principals.refuse_unknown(given.get("share_with") or (), tenant_id=author.tenant_id)
     _apply(subject, given, preferences)
     try:
         with transaction.atomic():
@@ -557,7 +557,7 @@ def update_subject(
                 f"Only who added {subject.key[:60]!r}, or an administrator, may change who may read it.",
                 code="shared_by_another",
             )
-        _refuse_nobody(author, given["share_with"], before=subject.share_with)
+        principals.refuse_unknown(given["share_with"] or (), tenant_id=author.tenant_id)
     if not may_lift and _lifts(subject, given):
         raise Forbidden(
             f"Only who added {subject.key[:60]!r}, or an administrator, may lift its rules.",
@@ -584,16 +584,6 @@ def _lifts(subject: Subject, given: Mapping[str, Any]) -> bool:
         or to_be["anonymize_dates"] < subject.anonymize_dates
         or (days is not None and (kept is None or kept > days))
     )
-
-
-def _refuse_nobody(author: Caller, share_with: Sequence[str] | None, *, before: Sequence[str] | None) -> None:
-    """Refuse new names that are unknown. A name that is there already may be of somebody who was renamed.
-
-    :raises NotFound: `unknown_principal`.
-    """
-    added = set(share_with or ()).difference(before or ())
-    if added:
-        principals.refuse_unknown(sorted(added), tenant_id=author.tenant_id)
 
 
 def _apply(subject: Subject, given: Mapping[str, Any], preferences: Preferences) -> None:
@@ -642,7 +632,7 @@ def set_memory_policy(
         if value is not None:
             setattr(policy, name, value)
     if share_with is not None or share_with_everybody:
-        _refuse_nobody(author, share_with, before=policy.share_with)
+        principals.refuse_unknown(share_with or (), tenant_id=author.tenant_id)
         policy.share_with = None if share_with is None else list(share_with)
     policy.author_id = author.principal_id
     policy.revised_at = now

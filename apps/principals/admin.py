@@ -77,10 +77,6 @@ def _valid(tokens: QuerySet[Token]) -> QuerySet[Token]:
     return tokens.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()), revoked_at=None)
 
 
-class RenameForm(ReasonForm):
-    name = forms.CharField(max_length=50, widget=UnfoldAdminTextInputWidget)
-
-
 class AddPrincipalForm(ReasonForm):
     tenant = forms.ModelChoiceField(Tenant.objects.all(), widget=UnfoldAdminSelectWidget)
     name = forms.CharField(max_length=50, widget=UnfoldAdminTextInputWidget)
@@ -90,7 +86,7 @@ class AddPrincipalForm(ReasonForm):
 @admin.register(Principal)
 class PrincipalAdmin(OperatorAdmin):
     actions_list = ["add_principal"]
-    actions_detail = ["disable", "enable", "rename", "revoke_tokens"]
+    actions_detail = ["disable", "enable", "revoke_tokens"]
     list_display = ["name", "kind", "tenant", linked("parent", "Reports to"), "created_at", "disabled_at"]
     list_filter = ["kind", "tenant"]
     list_select_related = ["tenant", "parent"]
@@ -155,18 +151,6 @@ class PrincipalAdmin(OperatorAdmin):
     def enable(self, principal: Principal, given: Mapping[str, Any]) -> str:
         services.enable_principal(principal_id=principal.pk)
         return f"{principal} can act."
-
-    @verb(
-        "Rename",
-        explanation="Inbox, tokens and history stay; receipts to the old name are refused from now on.",
-        permission="principals.rename_principal",
-        form=RenameForm,
-        possible=_is_not_ours,
-        initial=lambda principal: {"name": principal.name},
-    )
-    def rename(self, principal: Principal, given: Mapping[str, Any]) -> str:
-        services.rename_principal(principal_id=principal.pk, name=given["name"])
-        return f"{principal} is called {given['name']}."
 
     @verb(
         "Revoke all tokens",

@@ -116,7 +116,6 @@ class Principal(TenantModel):
         ]
         permissions = [
             ("disable_principal", "Can disable and enable principals"),
-            ("rename_principal", "Can rename principals"),
             ("revoke_principal_tokens", "Can revoke tokens"),
             ("connect_client", "Can let OAuth clients act as principals"),
         ]

@@ -17,7 +17,7 @@ class Scope(TextChoices):
     PLANS = "plans", "Make plans and have them carried out"
     MEMORY = "memory", "Read and write what memory holds for it"
     MEMORY_FORGET = "memory:forget", "Forget subjects, with every row that names them"
-    ADMIN = "admin", "Disable and rename principals, and revoke tokens"
+    ADMIN = "admin", "Disable principals and revoke tokens"
 
 
 class Kind(TextChoices):

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Never
+from typing import Final
 
 from django.contrib.auth.models import Group
 from django.db import IntegrityError, transaction
@@ -87,7 +87,9 @@ def add_principal(
                 tenant=Tenant.objects.get(pk=tenant_id), name=name, kind=kind, parent=parent, created_at=now
             )
     except IntegrityError as exc:
-        _refuse_taken(exc, name)
+        if violated_constraint(exc) != "principals_principal_name_once":
+            raise
+        raise NameTaken(f"There is a principal {name!r} already.") from exc
 
 
 @transaction.atomic
@@ -235,7 +237,6 @@ def accept_token(*, tenant_id: int, source_system: str, text: str, label: str, n
         raise Invalid(
             f"{label} is not a text of 32 to 200 visible characters, of which enough are different.", code="weak_secret"
         )
-    # Before the principal, which may have been renamed since.
     known = Token.objects.filter(digest=secret.digest).first()
     if known is not None:
         if (known.tenant_id, known.source_systems, known.label) != (tenant_id, [source_system], label):
@@ -333,24 +334,6 @@ def enable_principal(*, principal_id: int) -> Principal:
     return principal
 
 
-@transaction.atomic
-def rename_principal(*, principal_id: int, name: str) -> Principal:
-    """Give a principal another name. Inbox, tokens and history stay; the old name leads nowhere and is free.
-
-    :raises UnknownPrincipal: if the tenant has none of this key.
-    :raises Conflict: for the gates' own principals.
-    :raises NameTaken: if the tenant has another one of that name.
-    """
-    principal = _changeable(principal_id)
-    principal.name = name
-    try:
-        with transaction.atomic():
-            principal.save(update_fields=["name"])
-    except IntegrityError as exc:
-        _refuse_taken(exc, name)
-    return principal
-
-
 def _changeable(principal_id: int) -> Principal:
     principal = Principal.objects.select_for_update(no_key=True).filter(pk=principal_id).first()
     if principal is None:
@@ -358,12 +341,6 @@ def _changeable(principal_id: int) -> Principal:
     if principal.name in BUILT_IN:
         raise Conflict(f"{principal.name} is a gate's own principal.", code="built_in_principal")
     return principal
-
-
-def _refuse_taken(exc: IntegrityError, name: str) -> Never:
-    if violated_constraint(exc) != "principals_principal_name_once":
-        raise exc
-    raise NameTaken(f"There is a principal {name!r} already.") from exc
 
 
 @transaction.atomic

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from apps.core.errors import NotFound
 from apps.core.operations import Route, operation
-from apps.core.schemas import Empty, Input, Name, NewName, Output, Paged
+from apps.core.schemas import Empty, Input, Name, Output, Paged
 from apps.principals import selectors, services
 from apps.principals.models import Token
 from apps.principals.scopes import Scope
@@ -147,10 +147,6 @@ class OfPrincipal(Input):
     name: Name
 
 
-class RenamePrincipal(OfPrincipal):
-    new_name: NewName
-
-
 @operation(
     title="Disable a principal",
     scope=Scope.ADMIN,
@@ -177,19 +173,6 @@ def enable_principal(caller: Caller, given: OfPrincipal) -> PrincipalOutput:
     """Let a disabled principal act again."""
     principal = selectors.any_principal_named(given.name)
     return PrincipalOutput.model_validate(services.enable_principal(principal_id=principal.pk))
-
-
-@operation(
-    title="Rename a principal",
-    scope=Scope.ADMIN,
-    routes=[Route("POST", "/api/v1/principals/{name}/rename")],
-    tool=False,
-)
-def rename_principal(caller: Caller, given: RenamePrincipal) -> PrincipalOutput:
-    """Give a principal another name; inbox, tokens and history stay, and the old name leads nowhere."""
-    principal = selectors.any_principal_named(given.name)
-    changed = services.rename_principal(principal_id=principal.pk, name=given.new_name)
-    return PrincipalOutput.model_validate(changed)
 
 
 @operation(

@@ -36,7 +36,7 @@ from apps.tasks.models import (
 )
 from apps.workers.models import Allowance, Call, Offer, Registry, SourceEntry, WorkerEvent
 from tests.digests.makers import ack_through, post, post_grouped, read
-from tests.factories import make_caller, make_principal, make_tenant
+from tests.factories import ask, make_caller, make_principal, make_tenant, make_token
 from tests.memory import subjects
 from tests.server import end_server, start_server
 
@@ -253,14 +253,14 @@ def test_an_action_needs_a_sent_form_and_its_reason(console: Client, kee: Princi
 
 def test_an_action_is_shown_to_and_done_by_who_holds_its_permission(tenant: Tenant, kee: Principal) -> None:
     page = reverse("admin:principals_principal_change", args=[kee.pk])
-    may_rename = operator("rename_principal", tenant=tenant)
-    shown = may_rename.get(page).content.decode()
-    assert (action(kee) in shown, action(kee, "rename") in shown) == (False, True)
-    assert may_rename.post(action(kee), SENT).status_code == 403
+    may_revoke = operator("revoke_principal_tokens", tenant=tenant)
+    token = make_token(tenant, "Kee")
+    shown = may_revoke.get(page).content.decode()
+    assert (action(kee) in shown, action(kee, "revoke_tokens") in shown) == (False, True)
+    assert may_revoke.post(action(kee), SENT).status_code == 403
     assert not is_disabled(kee)
-    may_rename.post(action(kee, "rename"), {**SENT, "name": "Kay"})
-    with acting_as_system("test"):
-        assert Principal.objects.get(pk=kee.pk).name == "Kay"
+    may_revoke.post(action(kee, "revoke_tokens"), SENT)
+    assert ask("GET", "whoami", token)[0] == 401
 
 
 def test_another_tenants_thing_is_not_there(tenant: Tenant) -> None:
@@ -272,11 +272,13 @@ def test_another_tenants_thing_is_not_there(tenant: Tenant) -> None:
 
 def test_a_refusal_is_shown_and_nothing_is_noted(console: Client, tenant: Tenant) -> None:
     with acting_as_system("test"):
-        gate, kee = Principal.objects.get(name="asyncgate"), make_principal(tenant, "Kee")
-    refused = [(gate, "disable", "be done now with asyncgate"), (kee, "rename", "There is a principal")]
-    for one, name, why in refused:
-        console.post(action(one, name), {**SENT, "name": "asyncgate"})
-        assert why in console.get(reverse("admin:principals_principal_change", args=[one.pk])).content.decode()
+        gate = Principal.objects.get(name="asyncgate")
+    console.post(action(gate), SENT)
+    shown = console.get(reverse("admin:principals_principal_change", args=[gate.pk])).content.decode()
+    assert "be done now with asyncgate" in shown
+    given = {**SENT, "tenant": tenant.pk, "name": "asyncgate", "kind": "ai"}
+    console.post(reverse("admin:principals_principal_add_principal"), given)
+    assert "There is a principal" in console.get(reverse("admin:index")).content.decode()
     assert not LogEntry.objects.exists()
 
 

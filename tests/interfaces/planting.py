@@ -95,7 +95,7 @@ def _principals(planted: Planted) -> None:
         issued = principals.issue_token(principal=kee, scopes=[Scope.INBOX], label=planted.canary, now=T0)
     planted.know(ai_name="Kee", principal_ai="Kee", recipient_ai="Kee", tenant_id=f"TENANT:{planted.tenant.slug}")
     planted.know(token_id=issued.token.pk, new_name="Leo")
-    planted.ask("disable_principal", "enable_principal", "rename_principal", name="Lee")
+    planted.ask("disable_principal", "enable_principal", name="Lee")
     planted.ask("revoke_principal_tokens", name="Kee")
 
 

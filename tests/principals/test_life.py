@@ -1,4 +1,4 @@
-"""Principals and their tokens: made, refused without saying why, renamed, rotated, disabled, revoked."""
+"""Principals and their tokens: made, refused without saying why, rotated, disabled, revoked."""
 
 from datetime import timedelta
 
@@ -32,32 +32,12 @@ def test_disabled_principal_is_refused_until_enabled(tenant: Tenant, admin: str)
     assert ask("GET", "whoami", kee)[0] == 200
 
 
-def test_renamed_principal_keeps_its_token(tenant: Tenant, admin: str) -> None:
-    kee = make_token(tenant, "Kee")
-    assert ask("POST", "principals/Kee/rename", admin, {"new_name": "Kay"})[1]["name"] == "Kay"
-    assert ask("GET", "whoami", kee)[1]["principal"] == "Kay"
-    assert ask("POST", "principals/Kee/disable", admin)[1]["code"] == "unknown_principal"
-
-
-def test_taken_or_unusable_name_is_refused(tenant: Tenant, admin: str) -> None:
-    make_token(tenant, "Kee")
-    make_token(tenant, "Hexy")
-    status, answer = ask("POST", "principals/Kee/rename", admin, {"new_name": "Hexy"})
-    assert (status, answer["code"]) == (409, "name_taken")
-    assert ask("POST", "principals/Kee/rename", admin, {"new_name": "a/b"})[0] == 422
-    assert ask("POST", "principals/Kee/rename", admin, {"new_name": "Kee"})[0] == 200
-    with acting_as_system("test"):
-        assert set(Principal.objects.values_list("name", flat=True)) >= {"Kee", "Hexy"}
-
-
 @pytest.mark.parametrize("name", sorted(services.BUILT_IN))
 def test_built_in_principal_is_not_changed(tenant: Tenant, name: str) -> None:
     with acting_as(make_caller(tenant)):
         gate = Principal.objects.get(name=name)
         with pytest.raises(Conflict, match="own principal"):
             services.disable_principal(principal_id=gate.pk, now=T0)
-        with pytest.raises(Conflict, match="own principal"):
-            services.rename_principal(principal_id=gate.pk, name="other")
         with pytest.raises(UnknownPrincipal):
             services.disable_principal(principal_id=0, now=T0)
         gate.refresh_from_db()
