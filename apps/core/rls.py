@@ -1,4 +1,4 @@
-"""Row-level security as migration operations.
+"""Row-level security, which each `migrate` sees to, and triggers as migration operations.
 
 Every tenant table has three policies. The application's role sees the rows of the tenant that the transaction has
 set, and none if it has set none. The operator's role sees the rows of a set of tenants. The system role sees all rows.
@@ -57,17 +57,27 @@ end $$
 # Tables of operators, their sessions, and what they have let in.
 OF_OPERATORS: Final = "^(auth|axes|oauth2_provider|django_(admin|session)|principals_(operator|membership))"
 
-# Has the wall bind the owner, too, and takes from the application's role what is of operators.
-FORCE_WALL: Final = f"""
+# Puts each table of tenants behind the wall, and takes from the application's role what is of operators.
+BUILD_WALL: Final = f"""
 do $$
 declare
     part regclass;
+    tenant name;
 begin
-    for part in select oid from pg_class where relnamespace = current_schema()::regnamespace
-        and relrowsecurity and not relforcerowsecurity
+    for part, tenant in
+        select pg_class.oid, attname from pg_class join pg_attribute on attrelid = pg_class.oid
+        where relnamespace = current_schema()::regnamespace and relkind = 'r' and not relrowsecurity
+            and relname !~ '{OF_OPERATORS}'
+            and attname = case relname when 'principals_tenant' then 'id' else 'tenant_id' end
     loop
-        execute format('alter table %s force row level security', part);
+        execute format('alter table %s enable row level security, force row level security', part);
         execute format('create policy owner on %s for select to current_user using (true)', part);
+        execute format('create policy system on %s to gatehouse_system using (true) with check (true)', part);
+        execute format('create policy tenant on %1$s to gatehouse_app
+                        using (%2$I = gatehouse_tenant()) with check (%2$I = gatehouse_tenant())', part, tenant);
+        execute format('create policy operator on %1$s to gatehouse_operator
+                        using (%2$I = any(gatehouse_tenants())) with check (%2$I = any(gatehouse_tenants()))',
+                       part, tenant);
     end loop;
     for part in select oid from pg_class where relnamespace = current_schema()::regnamespace
         and relkind in ('r', 'S') and relname ~ '{OF_OPERATORS}'
@@ -79,21 +89,6 @@ begin
     execute format('revoke temporary on database %I from public', current_database());
 end $$
 """  # noqa: S608  # names of tables
-
-
-def protect(table: str, *, column: str = "tenant_id") -> migrations.RunSQL:
-    """Put a table behind the tenant wall. Belongs into the migration that creates the table."""
-    return migrations.RunSQL(
-        sql=f"""
-            alter table {table} enable row level security;
-            create policy tenant on {table} to gatehouse_app
-                using ({column} = gatehouse_tenant()) with check ({column} = gatehouse_tenant());
-            create policy operator on {table} to gatehouse_operator
-                using ({column} = any(gatehouse_tenants())) with check ({column} = any(gatehouse_tenants()));
-            create policy system on {table} to gatehouse_system using (true) with check (true);
-        """,
-        reverse_sql=migrations.RunSQL.noop,  # the policies go with the table
-    )
 
 
 def immutable(

@@ -3,7 +3,7 @@ from datetime import timedelta
 from django.db import migrations, models
 from django.db.models import F, Q
 
-from apps.core.rls import immutable, protect
+from apps.core.rls import immutable
 from apps.core.tables import id_field, reference, tenant_field
 
 
@@ -161,7 +161,6 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        *(protect(f"delivery_{name}") for name in ("target", "delivery", "remoteroute")),
         immutable(
             "delivery_delivery",
             except_columns=(

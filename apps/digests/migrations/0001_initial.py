@@ -4,7 +4,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
 from django.db.models import F, Func, Q
 
-from apps.core.rls import held_by, immutable, kept, protect
+from apps.core.rls import held_by, immutable, kept
 from apps.core.tables import CreateModels, both_or_neither, id_field, reference, tenant_field
 
 # Room in each page for the new versions of rows that are updated again and again without touching an index.
@@ -322,7 +322,6 @@ class Migration(migrations.Migration):
                 },
             ),
         ),
-        *(protect(f"digests_{name}") for name in ("inbox", "thread", "entry", "receiptstate", "source", "sourcehour")),
         immutable(
             "digests_entry",
             except_columns=("superseded_by_seq", "superseded_at", "acked_at"),

@@ -4,7 +4,6 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
 from django.db.models import F, Q
 
-from apps.core.rls import protect
 from apps.core.tables import id_field, reference, tenant_field
 
 FINAL = ["budget_exceeded", "canceled", "complete", "failed", "partial"]
@@ -189,5 +188,4 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        *(protect(f"executions_{name}") for name in ("execution", "executionstep")),
     ]

@@ -8,7 +8,7 @@ from django.db.models import Index, Q
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce, Least
 
-from apps.core.rls import immutable, protect
+from apps.core.rls import immutable
 from apps.core.tables import CreateModels, id_field, tenant_field
 from apps.memory.models import RealField
 
@@ -569,24 +569,6 @@ class Migration(migrations.Migration):
                 options={"indexes": [Index(fields=["tenant", "scope", "embedder"], name="memory_vector_of_scope")]},
             ),
         ),
-        *(
-            protect(f"memory_{name}")
-            for name in (
-                "subject",
-                "memorypolicy",
-                "promotionpolicy",
-                "envelopeloaded",
-                "session",
-                "memory",
-                "revision",
-                "conceptname",
-                "relationship",
-                "searchterm",
-                "termfrequency",
-                "searchtotals",
-                "vector",
-            )
-        ),  # fmt: skip
         immutable(
             "memory_memory",
             # What supersedes it, whom it is about once its session has a subject, and what belongs to the search index.

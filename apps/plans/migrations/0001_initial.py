@@ -2,7 +2,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
 from django.db.models import Q
 
-from apps.core.rls import immutable, protect
+from apps.core.rls import immutable
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 
@@ -63,7 +63,6 @@ class Migration(migrations.Migration):
                 },
             ),
         ),
-        *(protect(f"plans_{name}") for name in ("plan", "learnedmodel")),
         immutable(
             "plans_plan", except_columns=("waits_until", "completed"), redactable=("intent", "status", "document")
         ),

@@ -7,7 +7,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
 from django.db.models import F, Q
 
-from apps.core.rls import kept, protect
+from apps.core.rls import kept
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 # The application's role is bound by row-level security to one tenant, the operator's to those of its memberships,
@@ -240,9 +240,6 @@ class Migration(migrations.Migration):
             ),
         ),
         migrations.RunSQL(TOKEN_LOOKUP, "drop function gatehouse_token(bytea)"),
-        protect("principals_tenant", column="id"),
-        protect("principals_principal"),
-        protect("principals_token"),
         kept("principals_tenant"),
         kept("principals_principal"),
     ]

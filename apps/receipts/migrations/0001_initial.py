@@ -1,7 +1,7 @@
 from django.db import migrations, models
 from django.db.models import F, Q
 
-from apps.core.rls import held_by, immutable, kept, protect
+from apps.core.rls import held_by, immutable, kept
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 _SAID = (
@@ -194,7 +194,6 @@ class Migration(migrations.Migration):
                 },
             ),
         ),
-        *(protect(f"receipts_{name}") for name in ("receipt", "receiptkey", "obligation")),
         immutable(
             "receipts_receipt",
             except_columns=("caused_by_id", "pairs_with_id"),

@@ -2,7 +2,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
 from django.db.models import F, Q
 
-from apps.core.rls import immutable, kept, protect
+from apps.core.rls import immutable, kept
 from apps.core.tables import CreateModels, Named, both_or_neither, id_field, reference, tenant_field
 
 # Short-lived rows that are updated at every heartbeat: room in each page for new versions, and dead ones removed
@@ -616,27 +616,6 @@ class Migration(migrations.Migration):
                     ],
                 },
             ),
-        ),
-        *(
-            protect(name)
-            for name in (
-                "tasks_queue",
-                "tasks_tasktype",
-                "tasks_task",
-                "task_live",
-                "tasks_run",
-                "task_history",
-                "tasks_artifact",
-                "tasks_idempotencykey",
-                "tasks_queueminute",
-                "tasks_queuehistory",
-                "tasks_bulkaction",
-                "tasks_schedule",
-                "tasks_dependency",
-                "tasks_ratewindow",
-                "tasks_fairshare",
-                "tasks_budget",
-            )
         ),
         immutable("tasks_task", except_columns=("queue_id", "priority"), redactable=("params", "group", "caused_by")),
         immutable(

@@ -5,7 +5,7 @@ from django.db import migrations, models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from apps.core.rls import immutable, protect
+from apps.core.rls import immutable
 from apps.core.tables import CreateModels, id_field, reference, tenant_field
 
 # Room in each page for new versions of its rows; manifests, which no heartbeat changes, are stored out of line.
@@ -299,21 +299,6 @@ class Migration(migrations.Migration):
                     ],
                 },
             ),
-        ),
-        *(
-            protect(f"workers_{name}")
-            for name in (
-                "registry",
-                "signingkey",
-                "worker",
-                "workerevent",
-                "toolversion",
-                "offer",
-                "call",
-                "workersource",
-                "sourceentry",
-                "allowance",
-            )
         ),
         immutable("workers_workerevent"),
         immutable("workers_toolversion"),

@@ -9,7 +9,7 @@ from django.db import connection, connections
 from django.db.migrations.loader import MigrationLoader
 
 from apps.core.management.commands.makemigrations import Autodetector
-from apps.core.rls import CARRY_TENANT, EXPECT_ONE_TENANT, FORCE_WALL
+from apps.core.rls import BUILD_WALL, CARRY_TENANT, EXPECT_ONE_TENANT
 from apps.core.sql import OWNER, SYSTEM, execute, logged_in_as
 from config.typed import typed
 
@@ -32,7 +32,7 @@ class Command(Migrate):
             _refuse_strange_history()
             super().handle(*args, **options)
             execute(CARRY_TENANT)
-            execute(FORCE_WALL)
+            execute(BUILD_WALL)
             execute(EXPECT_ONE_TENANT)
         finally:
             # The next connection starts in the default role; this one may be older than that default.
