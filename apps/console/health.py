@@ -25,7 +25,7 @@ from apps.core.sql import SYSTEM, database_now, execute, fetch, logged_in_as
 from apps.delivery.models import Delivery, Kind, State, Target
 from apps.digests import soundness
 from apps.digests.models import Thread
-from apps.memory import selectors as memory
+from apps.memory import vectors
 from apps.principals.tenancy import acting_as_system
 
 POSTGRESQL: Final = 18
@@ -285,28 +285,22 @@ def _inboxes() -> Finding:
 
 
 def _embedder() -> Finding:
-    with acting_as_system("readiness"):
-        found = memory.embedder_status()
-    if not found.named:
+    asked = vectors.embedder()
+    if asked is None:
         return Finding(part="embedder", ok=True, says="none: recall goes by words alone", needed=False)
-    if not found.comparable:
-        return Finding(
-            part="embedder",
-            ok=False,
-            says="the database can't compare vectors; recall goes by words alone",
-            mend="Let a superuser install pgvector here: create extension vector.",
-            needed=False,
-        )
-    waits = f"{found.waiting:,} memories wait for it" if found.waiting else "knows every memory"
-    if found.refused:
-        waits += f", but for {found.refused:,} that it refuses"
-    return Finding(
-        part="embedder",
-        ok=not found.lacks_index,
-        says=waits if found.indexed else f"{waits}, none stands in an index, a tenant has {found.largest:,}",
-        mend="manage.py index_vectors",
-        needed=False,
-    )
+    with acting_as_system("readiness"):
+        if not vectors.has_vectors():
+            return Finding(
+                part="embedder",
+                ok=False,
+                says="the database can't compare vectors; recall goes by words alone",
+                mend="Let a superuser install pgvector here: create extension vector.",
+                needed=False,
+            )
+        lacks_index, waiting = vectors.state_of(asked)
+    lack = "; a tenant has so many vectors that they need an index" if lacks_index else ""
+    says = f"{waiting:,} memories wait for it{lack}"
+    return Finding(part="embedder", ok=not lacks_index, says=says, mend="manage.py index_vectors", needed=False)
 
 
 def _artifacts() -> Finding:

@@ -524,8 +524,3 @@ def _exported(row: Mapping[str, Any], *, hidden: bool) -> dict[str, Any]:
     return {
         name: first_moment(value) if hidden and isinstance(value, datetime) else value for name, value in row.items()
     }
-
-
-def embedder_status() -> vectors.Status:
-    """The state of the embedder. Runs as the system."""
-    return vectors.status()

@@ -331,50 +331,21 @@ def keep_vectors(embedder: int, texts: Mapping[int, str], vectors: Mapping[int, 
 
 
 _COUNTED: Final = 100_000
-_STATUS: Final = """
-select exists(select from pg_indexes where schemaname = current_schema() and indexname = %(index)s),
-       coalesce((select max(vectors) from (
-           select count(*) as vectors from memory_vector where embedder = %(embedder)s group by tenant_id) of_tenants), 0),
+_STATE: Final = """
+select not exists(select from pg_indexes where schemaname = current_schema() and indexname = %(index)s)
+       and exists(select from memory_vector where embedder = %(embedder)s group by tenant_id having count(*) > %(few)s),
        (select count(*) from (
-           select from memory_memory where embedder is distinct from %(embedder)s limit %(counted)s) waiting),
-       (select count(*) from (
-           select from memory_memory m where embedder = %(embedder)s
-           and not exists(select from memory_vector v where v.place = m.place) limit %(counted)s) refused)
+           select from memory_memory where embedder is distinct from %(embedder)s limit %(counted)s) waiting)
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """The state of the embedder."""
-
-    named: bool = True
-    """This deployment names an embedder."""
-    comparable: bool = False
-    """The database has pgvector."""
-    indexed: bool = False
-    """An index holds the vectors of this embedder."""
-    largest: int = 0
-    """The most vectors that a tenant has."""
-    waiting: int = 0
-    """How many memories have no current vector; counted up to a bound."""
-    refused: int = 0
-    """How many memories the embedder refuses; words alone find them. Counted up to a bound."""
-
-    @property
-    def lacks_index(self) -> bool:
-        """Whether an index is missing for a tenant with more vectors than are compared one by one."""
-        return not self.indexed and self.largest > LOOKED_AT
-
-
-def status() -> Status:
-    """The state of the embedder. Runs as the system."""
-    asked = embedder()
-    if asked is None or not has_vectors():
-        return Status(named=asked is not None)
-    with connection.cursor() as cursor:
-        cursor.execute(_STATUS, {"index": index_name(asked.mark), "embedder": asked.mark, "counted": _COUNTED})
-        indexed, largest, waiting, refused = cursor.fetchone()
-    return Status(comparable=True, indexed=indexed, largest=largest, waiting=waiting, refused=refused)
+def state_of(asked: Embedder) -> tuple[bool, int]:
+    """Whether an index is missing for a tenant with more vectors than are compared one by one; and how many memories
+    have no current vector, counted up to a bound. Runs as the system.
+    """
+    given = {"index": index_name(asked.mark), "embedder": asked.mark, "few": LOOKED_AT, "counted": _COUNTED}
+    ((lacks_index, waiting),) = fetch(_STATE, given)
+    return lacks_index, waiting
 
 
 # Asking the embedder.
