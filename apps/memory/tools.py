@@ -180,14 +180,6 @@ class AddRelationship(Input):
     description: Annotated[Text, StringConstraints(max_length=65_536)] | None = None
 
 
-class StoredRelationship(Output):
-    status: str = "stored"
-    from_concept: str = Field(validation_alias=AliasPath("source", "name"))
-    to_concept: str = Field(validation_alias=AliasPath("target", "name"))
-    rel_type: str = Field(validation_alias="type")
-    description: str
-
-
 @operation(
     title="Relate two concepts",
     scope="memory",
@@ -195,11 +187,11 @@ class StoredRelationship(Output):
     idempotent=True,
     example={"from_concept": "Celery", "to_concept": "Redis", "rel_type": "uses"},
 )
-def memory_add_concept_relationship(caller: Caller, given: AddRelationship) -> StoredRelationship:
+def memory_add_concept_relationship(caller: Caller, given: AddRelationship) -> RelationshipOutput:
     """Store the relation of one concept to another. Concepts named for the first time are created."""
     services.permit_knowledge(author=caller)
     relationship = services.add_relationship(author=caller, now=timezone.now(), **given.model_dump())
-    return StoredRelationship.model_validate(relationship)
+    return RelationshipOutput.model_validate(relationship)
 
 
 class ListRelationships(Paged):
