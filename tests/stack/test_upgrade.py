@@ -101,6 +101,12 @@ def test_an_upgrade_under_load_loses_nothing(tmp_path: Path, monkeypatch: pytest
         _migrate(ground, new, "contract", _CONTRACT)
         time.sleep(5)
         _manage(ground, "doctor")
+        # The way back.
+        monkeypatch.setattr(processes, "PRODUCT", old)
+        for name in product:
+            _replace(ground, name)
+        time.sleep(5)
+        _manage(ground, "doctor")
 
     # While a web process ends, an answer may get lost on a kept connection. None may be a failure.
     history = run(tasks=1, seed=20261129, deal=lambda _: [Breakage(name="upgrade", apply=upgrade, harms=("web",))])

@@ -1,5 +1,6 @@
 """Real Celery workers, killed and cut off in the middle of their work."""
 
+import json
 import os
 import signal
 import subprocess
@@ -97,6 +98,19 @@ def _assert_ended_once(caller: Caller, task: QueuedTask, *, run: int) -> None:
         assert sorted(receipts.values_list("event_type", flat=True)) == ["task_complete", "task_queued"]
 
 
+def test_a_worker_that_is_asked_to_end_finishes_what_it_runs(caller: Caller, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
+    with _worker(tmp_path / "log") as first:
+        until((tmp_path / "running-1").exists)
+        first.terminate()
+        time.sleep(4)  # longer than the lease
+        assert first.poll() is None
+        (tmp_path / "go").touch()
+        assert first.wait(timeout=30) == 0
+    _assert_ended_once(caller, task, run=1)
+
+
 def test_task_survives_the_kill_of_its_worker(caller: Caller, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
@@ -155,7 +169,7 @@ def test_rival_clocks_queue_each_time_once(caller: Caller, tmp_path: Path) -> No
     assert len(queued()) == len(keys)
 
 
-def test_one_trace_leads_from_an_mcp_call_to_the_mcp_worker(tmp_path: Path) -> None:
+def test_one_trace_leads_from_an_mcp_call_to_the_mcp_worker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tenant = make_tenant("acme")
     caller = make_caller(tenant, "Kee")
     # Of each span its parent, name and service, by its id.
@@ -210,8 +224,11 @@ def test_one_trace_leads_from_an_mcp_call_to_the_mcp_worker(tmp_path: Path) -> N
             until(lambda: f'"request_id": "{trace}"' in (tmp_path / "log").read_text(), (tmp_path / "log").read_text)
         finally:
             end_server(web)
+            logged = capfd.readouterr()
             collector.shutdown()
             collector.server_close()
+    asked = [line for line in (logged.out + logged.err).splitlines() if '"POST /mcp"' in line]
+    assert [json.loads(line)["request_id"] for line in asked] == [trace]
     way = []
     while found in spans:
         found, *said = spans[found]
