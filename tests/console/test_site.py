@@ -149,6 +149,17 @@ def test_ten_wrong_passwords_close_the_door_to_the_right_one(superuser: Operator
     assert client.post("/admin/login/", {"username": "root", "password": "a long enough password"}).status_code == 429
 
 
+def test_a_session_outlives_a_new_key_until_the_old_one_is_dropped(superuser: Operator, settings: Any) -> None:
+    used, idle = Client(), Client()
+    for client in (used, idle):
+        client.post("/admin/login/", {"username": "root", "password": "a long enough password"})
+    settings.SECRET_KEY_FALLBACKS, settings.SECRET_KEY = [settings.SECRET_KEY], "a new key in front"
+    assert used.get("/admin/").status_code == 200
+    settings.SECRET_KEY_FALLBACKS = []
+    assert used.get("/admin/").status_code == 200
+    assert idle.get("/admin/").headers["Location"].startswith("/admin/login/")
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("proxies", [0, 1])
 def test_guesses_are_counted_by_an_address_that_the_client_does_not_choose(proxies: int, acme: Tenant) -> None:

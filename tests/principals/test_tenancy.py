@@ -123,9 +123,19 @@ def test_row_of_another_tenant_is_neither_seen_nor_written(db: None) -> None:
         assert not Principal.objects.filter(name="intruder").exists()
 
 
+# Foreign keys of which `fill` makes no row. PostgreSQL says of them too that they carry the tenant.
+UNTRIED = """
+executions_execution.halted_by_id executions_execution.owner_id executions_execution.requested_by_id
+executions_executionstep.execution_id memory_memory.session_id memory_promotionpolicy.author_id
+memory_promotionpolicy.delegate_id memory_revision.author_id memory_revision.memory_id plans_plan.replaces_id
+principals_principal.parent_id tasks_schedule.queue_id workers_allowance.worker_id workers_call.offer_id
+workers_sourceentry.source_id workers_sourceentry.worker_id workers_workersource.principal_id
+"""
+
+
 def test_no_row_refers_to_another_tenants(db: None) -> None:
     ours, theirs = fill("acme").tenant_id, fill("globex").tenant_id
-    tried, plain = 0, set()
+    untried, plain = set(), set()
     with as_owner() as cursor:
         cursor.execute("select conname, conrelid::regclass::text, pg_get_constraintdef(oid) from pg_constraint")
         for name, child, rule in cursor.fetchall():
@@ -140,14 +150,14 @@ def test_no_row_refers_to_another_tenants(db: None) -> None:
             cursor.execute(f"select max({key[4]}) from {key[3]} where tenant_id = {theirs}")
             (foreign,) = cursor.fetchone()
             if row is None or foreign is None:
+                untried.add(f"{child}.{key[2]}")
                 continue
-            tried += 1
             change = f"""alter table {child} disable trigger user; set constraints all deferred;
                          set constraints {name} immediate; delete from {child} where tenant_id = {theirs};
                          update {child} set {key[2]} = %s where ctid = %s"""
             with pytest.raises(IntegrityError, match=name), transaction.atomic():
                 cursor.execute(change, [foreign, row])
-    assert (plain, tried > 25) == ({*WITHOUT_TENANT}, True)
+    assert (plain, untried) == ({*WITHOUT_TENANT}, {*UNTRIED.split()})
 
 
 def test_tenant_ends_with_the_transaction(transactional_db: None) -> None:

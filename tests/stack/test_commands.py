@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from django.core.files.base import ContentFile
+from django.core.files.storage import storages
 from django.core.management import CommandError, call_command, get_commands
 from django.db import connection
 
@@ -221,6 +223,10 @@ def test_nothing_is_written_over(backup: Path) -> None:
         call_command("backup", str(backup / backups.MANIFEST))
     with pytest.raises(backups.Refused, match=f"The database {connection.settings_dict['NAME']} is not empty"):
         backups.restore(backup)
+    (kept := storages["artifacts"]).save("there", ContentFile(b"already"))
+    with pytest.raises(backups.Refused, match="There are artifacts already, in "):
+        backups.restore(backup)
+    kept.delete("there")
     (backup / backups.SECRETS).write_text(json.dumps({"GATEHOUSE_LEASE_KEYS": "another"}))
     _change(backup, files={})
     with pytest.raises(backups.Refused, match="Set GATEHOUSE_LEASE_KEYS as in"):

@@ -1,5 +1,6 @@
 """bin/up and bin/demo, as a person meets them: real processes in folders with awkward names."""
 
+import base64
 import json
 import os
 import shutil
@@ -122,6 +123,15 @@ def _has_a_neighbour(data: Path) -> None:
     _call("up", "reset", "--yes", "--data", str(other))
 
 
+def _long_result(hub: httpx2.Client) -> str:
+    """A task whose result is an artifact."""
+    assert hub.post("/api/v1/tasks", json={"task_type": "copy", "params": {}}).is_success
+    (run,) = hub.post("/api/v1/tasks/lease", json={"queues": ["default"]}).json()["tasks"]
+    done = {"lease_token": run["lease_token"], "result": {"text": "long " * 20_000}}
+    assert hub.post(f"/api/v1/tasks/{run['task_id']}/complete", json=done).is_success
+    return str(run["task_id"])
+
+
 @pytest.mark.ci
 def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -> None:
     backup, elsewhere, acknowledged, over = tmp_path / "backup", tmp_path / "elsewhere", list[str](), threading.Event()
@@ -137,6 +147,7 @@ def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -
         headers = {"Authorization": f"Bearer {token}"}
         with httpx2.Client(base_url=_stack(data)["url"], headers=headers, trust_env=False) as hub:
             assert hub.post("/api/v1/task-types", json={"name": "copy"}).is_success
+            long = _long_result(hub)
             with ThreadPoolExecutor(1) as pool:
                 loading = pool.submit(load, hub)
                 _wait(lambda: len(acknowledged) > 1_000 or loading.done(), loading.exception)
@@ -146,12 +157,16 @@ def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -
                 over.set()
         assert written.returncode == 0, written.stderr
         assert after > len(before)
+        assert [path for path in (backup / "artifacts").rglob("*") if path.is_file()]
+        assert _call("up", "restore", str(backup), "--data", str(data)).returncode == 1, "a folder that is in use"
+        restored = _call("up", "restore", str(backup), "--data", str(elsewhere))
+        assert restored.returncode == 0, restored.stderr
+        with up(elsewhere, "--no-workers"):
+            assert _works(elsewhere)
+        assert _works(data), "the original goes on beside it"
         for process in [*marked(DataFolder(data).mark), psutil.Process(child.pid)]:
             process.kill()
 
-    assert _call("up", "restore", str(backup), "--data", str(data)).returncode == 1, "a folder that is in use"
-    restored = _call("up", "restore", str(backup), "--data", str(elsewhere))
-    assert restored.returncode == 0, restored.stderr
     with up(elsewhere, "--no-workers"):
         with httpx2.Client(base_url=_stack(elsewhere)["url"], headers=headers, trust_env=False) as hub:
             found, page = set[str](), ""
@@ -159,6 +174,8 @@ def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -
                 answer = hub.get("/api/v1/tasks", params={"limit": 500, **({"cursor": page} if page else {})}).json()
                 found |= {task["task_id"] for task in answer["tasks"]}
                 page = answer["next"]
+            result = hub.get(f"/api/v1/tasks/{long}/result/content", params={"limit": 200_000}).json()
+            assert json.loads(base64.b64decode(result["base64"])) == {"text": "long " * 20_000}
         assert before <= found
         with psycopg.connect(_stack(elsewhere)["database_url"]) as requests, pytest.raises(InsufficientPrivilege):
             requests.execute("select * from principals_operator")
