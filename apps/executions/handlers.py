@@ -17,6 +17,7 @@ from apps.executions.services import worker_jobs
 from apps.executions.states import StepStatus
 from apps.tasks import selectors as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
+from apps.tasks.shapes import Backoff, RegisterTaskType
 from apps.tasks.states import Status
 from apps.workers.models import Offer, WorkerRateLimited
 from apps.workers.services import registry
@@ -58,13 +59,15 @@ def for_worker(task_type: str, params: Mapping[str, Any]) -> dict[str, Any] | No
 
 
 @handler(
-    task_type=calls.TASK_TYPE,
-    params_schema=_SCHEMA,
-    title="Call of an MCP worker",
-    lease=timedelta(seconds=10),
-    max_expiries=10,
-    backoff=timedelta(seconds=1),
-    backoff_cap=timedelta(seconds=60),
+    RegisterTaskType(
+        name=calls.TASK_TYPE,
+        params_schema=_SCHEMA,
+        queue="execute",
+        title="Call of an MCP worker",
+        lease_seconds=10,
+        max_expiries=10,
+        backoff=Backoff(base_seconds=1, cap_seconds=60),
+    ),
     alias=for_worker,
 )
 def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:

@@ -1,6 +1,6 @@
 """How other apps declare what Celery executes::
 
-    @handler(task_type="thumbnail", params_schema={…}, lease=timedelta(seconds=15))
+    @handler(RegisterTaskType(name="thumbnail", params_schema={…}, queue="execute", lease_seconds=15))
     def thumbnail(context: Context, params: dict[str, Any]) -> Result:
         …
 
@@ -8,54 +8,45 @@ A handler runs outside any transaction, possibly twice (`context.task_id` is the
 whoever asked for the task: `with context.caller.acting(): …`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol, TypeVar
 
 from apps.principals.tenancy import Caller
+from apps.tasks.shapes import RegisterTaskType
 
 Params = dict[str, Any]
+Alias = Callable[[str, Params], Params | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What a handler declares about its type."""
-
-    task_type: str
-    params_schema: Mapping[str, Any]
-    queue: str
-    title: str
-    lease_seconds: int
-    max_attempts: int
-    max_expiries: int
-    backoff_seconds: float
-    backoff_cap_seconds: float
-    run: "Run" = field(repr=False)
-    alias: Callable[[str, Params], Params | None] | None = field(default=None, repr=False)
-    """Reads another type name as this one: its params as this type's, or None if it is not meant."""
+class _Handler:
+    declared: RegisterTaskType
+    run: "Run"
+    alias: Alias | None
 
 
-_policies: Final[dict[str, Policy]] = {}
+_handlers: Final[dict[str, _Handler]] = {}
 
 
-def policy_of(task_type: str) -> Policy | None:
+def declaration(task_type: str) -> RegisterTaskType | None:
     """What a type's handler declares; None if the type has no handler here."""
-    return _policies.get(task_type)
+    return _handlers[task_type].declared if task_type in _handlers else None
 
 
 def names() -> list[str]:
     """The names of the task types that have handlers."""
-    return sorted(_policies)
+    return sorted(_handlers)
 
 
 def unalias(task_type: str, params: Params) -> tuple[str, Params]:
     """The type and params that a request means: its own, unless a handler reads its type as an alias."""
-    if task_type in _policies:
+    if task_type in _handlers:
         return task_type, params
-    for policy in _policies.values():
-        if policy.alias is not None and (meant := policy.alias(task_type, params)) is not None:
-            return policy.task_type, meant
+    for name, found in _handlers.items():
+        if found.alias is not None and (meant := found.alias(task_type, params)) is not None:
+            return name, meant
     return task_type, params
 
 
@@ -131,37 +122,16 @@ Run = Callable[[Context, Params], Result]
 R = TypeVar("R", bound=Run)
 
 
-def handler(
-    *,
-    task_type: str,
-    params_schema: Mapping[str, Any],
-    queue: str = "execute",
-    title: str = "",
-    lease: timedelta = timedelta(seconds=15),
-    max_attempts: int = 3,
-    max_expiries: int = 5,
-    backoff: timedelta = timedelta(seconds=2),
-    backoff_cap: timedelta = timedelta(minutes=5),
-    alias: Callable[[str, Params], Params | None] | None = None,
-) -> Callable[[R], R]:
-    """Declare a function as the handler of a task type, with the type's schema and policy."""
+def handler(declared: RegisterTaskType, *, alias: Alias | None = None) -> Callable[[R], R]:
+    """Declare a function as the handler of a task type, with the type's schema and policy.
+
+    :param alias: reads another type name as this one: its params as this type's, or None if it is not meant.
+    """
 
     def declare(function: R) -> R:
-        if task_type in _policies:
-            raise ValueError(f"The task type {task_type!r} has two handlers.")
-        _policies[task_type] = Policy(
-            task_type=task_type,
-            params_schema=params_schema,
-            queue=queue,
-            title=title or task_type.replace("_", " ").capitalize(),
-            lease_seconds=round(lease.total_seconds()),
-            max_attempts=max_attempts,
-            max_expiries=max_expiries,
-            backoff_seconds=backoff.total_seconds(),
-            backoff_cap_seconds=backoff_cap.total_seconds(),
-            run=function,
-            alias=alias,
-        )
+        if declared.name in _handlers:
+            raise ValueError(f"The task type {declared.name!r} has two handlers.")
+        _handlers[declared.name] = _Handler(declared=declared, run=function, alias=alias)
         return function
 
     return declare
@@ -169,4 +139,4 @@ def handler(
 
 def handler_of(task_type: str) -> Run:
     """:raises KeyError: if no handler is declared for the type."""
-    return _policies[task_type].run
+    return _handlers[task_type].run

@@ -287,7 +287,7 @@ def listen() -> None:
 
 
 def _announced(*, tenant_id: int, queue: str, task_type: str, **_: Any) -> None:
-    if handlers.policy_of(task_type) is not None:
+    if handlers.declaration(task_type) is not None:
         _publisher.publish(tenant_id, queue)
 
 

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from apps.core.errors import DomainError
-from apps.core.schemas import Input, Moment, Name, NewName, Output, Text
+from apps.core.schemas import FitForAPath, Input, Moment, Name, NewName, Output, Text
 from apps.receipts.shapes import GroupInput
 from apps.tasks.results import LONGEST_CODE, LONGEST_ERROR, LONGEST_PAUSE_SECONDS, LONGEST_PROGRESS
 from apps.tasks.states import IfDependencyFails, Order
@@ -391,3 +392,84 @@ class QueueFigures(QueueHealth):
         """Whether tasks wait for over a minute, nothing holds them back, and nobody has taken one lately."""
         is_idle = not self.paused and self.queued > 0 and not self.leased and not self.finished_per_minute
         return is_idle and self.oldest_wait_seconds > 60  # noqa: PLR2004  # a minute
+
+
+class Backoff(Input):
+    base_seconds: Annotated[float, Field(ge=0, le=86_400)] = 2.0
+    cap_seconds: Annotated[float, Field(ge=0, le=604_800)] = 300.0
+    """Cuts `base_seconds` too."""
+
+
+class Rate(Input):
+    leases: Annotated[int, Field(ge=1, le=100_000)]
+    per_seconds: Annotated[float, Field(gt=0, le=86_400)]
+
+
+def rate_columns(rate: Rate | None) -> dict[str, Any]:
+    """A rate as queues and types store it."""
+    return {"rate": rate.leases if rate else None, "rate_seconds": rate.per_seconds if rate else None}
+
+
+class TaskPolicy(BaseModel):
+    """What is said of a task type."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    name: Annotated[TypeName, FitForAPath]
+    params_schema: dict[str, Any] = Field(default_factory=dict)
+    """JSON Schema of the params; references to other documents are refused."""
+    queue: NewName = "default"
+    title: Annotated[Text, Field(max_length=200)] = ""
+    requires: Annotated[list[Name], Field(max_length=20)] = Field(default_factory=list)
+    """Capabilities that a task worker must name to be given such a task."""
+    priority: Annotated[int, Field(ge=1, le=10)] = 5
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    max_expiries: Annotated[int, Field(ge=1, le=100)] = 3
+    lease_seconds: Annotated[int, Field(ge=1, le=86_400)] = 60
+    max_lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """Cuts `lease_seconds` too. Left out, an hour, or `lease_seconds` if that is longer."""
+    heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """The longest silence of a worker: however long a lease it asks for, so long after its last heartbeat the lease
+    ends. Left out, when the lease does."""
+    backoff: Backoff = Field(default_factory=Backoff)
+    concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """At most so many of it are leased at a time, over all queues."""
+    rate: Rate | None = None
+    """At most so many leases of it are granted in any such period."""
+    deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
+    """How long a task has, from when it may begin: then it fails, whoever holds it, and no lease is longer. Left out,
+    for ever."""
+    retention_seconds: Annotated[int, Field(ge=86_400, le=2_000_000_000)] | None = None
+    """How long what is known of a task is kept after its end; left out, as long as the deployment keeps it."""
+    stuck_after: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """So many heartbeats that say nothing new, and a run is stuck."""
+    revoke_stuck: bool = False
+    """Whether a stuck run is revoked, which counts as an expiry; else it is only shown."""
+    strict: bool = False
+    """Whether an expired lease is refused even before anybody else has claimed the task."""
+    enabled: bool = True
+
+
+class RegisterTaskType(TaskPolicy, Input):
+    @cached_property
+    def columns(self) -> dict[str, Any]:
+        """What is stored of it beside its name and its queue."""
+        cap = self.max_lease_seconds or max(3600, self.lease_seconds)
+        return {
+            **self.model_dump(exclude={"name", "queue", "backoff", "rate", "revoke_stuck"}),
+            "title": self.title or self.name.replace("_", " ").capitalize(),
+            "requires": sorted(set(self.requires)),
+            "lease_seconds": min(self.lease_seconds, cap),
+            "max_lease_seconds": cap,
+            "backoff_seconds": min(self.backoff.base_seconds, self.backoff.cap_seconds),
+            "backoff_cap_seconds": self.backoff.cap_seconds,
+            **rate_columns(self.rate),
+            "revokes_stuck": self.revoke_stuck,
+        }
+
+
+class TaskTypeOutput(TaskPolicy, Output):
+    max_lease_seconds: int
+    paused: bool
+    executed_here: bool
+    """Whether this hub's own Celery processes do it."""

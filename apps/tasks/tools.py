@@ -12,7 +12,7 @@ from pydantic import AliasPath, BeforeValidator, Field, field_validator
 from apps.core.errors import Conflict, DomainError, only
 from apps.core.ids import encode_cursor, format_ref
 from apps.core.operations import Coalesces, Progress, Reply, Route, Waits, operation
-from apps.core.schemas import Empty, FitForAPath, Input, Moment, Name, NewName, Output, Paged, Text
+from apps.core.schemas import Empty, Input, Moment, Name, NewName, Output, Paged, Text
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors
 from apps.tasks.lease_tokens import task_of
@@ -31,7 +31,6 @@ from apps.tasks.results import (
 )
 from apps.tasks.services import artifacts, beating, ending, leasing, operating, queueing, scheduling, types
 from apps.tasks.services.artifacts import NOTHING
-from apps.tasks.services.types import TypeDraft
 from apps.tasks.shapes import (
     Completion,
     FailTask,
@@ -45,12 +44,15 @@ from apps.tasks.shapes import (
     QueuedTask,
     QueueFigures,
     QueueTask,
+    Rate,
+    RegisterTaskType,
     ReleaseTask,
     ScheduleTask,
     TaskRef,
     TaskResult,
     TaskStatus,
     TaskSummary,
+    TaskTypeOutput,
     TimelineEvent,
     TypeName,
     UnsuccessfulRun,
@@ -607,77 +609,6 @@ def read_artifact(caller: Caller, given: ArtifactNamed) -> ArtifactOutput:
     )
 
 
-class Backoff(Input):
-    base_seconds: Annotated[float, Field(ge=0, le=86_400)] = 2.0
-    cap_seconds: Annotated[float, Field(ge=0, le=604_800)] = 300.0
-    """Cuts `base_seconds` too."""
-
-
-class Rate(Input):
-    leases: Annotated[int, Field(ge=1, le=100_000)]
-    per_seconds: Annotated[float, Field(gt=0, le=86_400)]
-
-
-class RegisterTaskType(Input):
-    name: Annotated[TypeName, FitForAPath]
-    params_schema: dict[str, Any] = Field(default_factory=dict)
-    """JSON Schema of the params; references to other documents are refused."""
-    queue: NewName = "default"
-    title: Annotated[Text, Field(max_length=200)] = ""
-    requires: Annotated[list[Name], Field(max_length=20)] = Field(default_factory=list)
-    """Capabilities that a task worker must name to be given such a task."""
-    priority: Annotated[int, Field(ge=1, le=10)] = 5
-    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    max_expiries: Annotated[int, Field(ge=1, le=100)] = 3
-    lease_seconds: Annotated[int, Field(ge=1, le=86_400)] = 60
-    max_lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    """Cuts `lease_seconds` too. Left out, an hour, or `lease_seconds` if that is longer."""
-    heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    """The longest silence of a worker: however long a lease it asks for, so long after its last heartbeat the lease
-    ends. Left out, when the lease does."""
-    backoff: Backoff = Field(default_factory=Backoff)
-    concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """At most so many of it are leased at a time, over all queues."""
-    rate: Rate | None = None
-    """At most so many leases of it are granted in any such period."""
-    deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
-    """How long a task has, from when it may begin: then it fails, whoever holds it, and no lease is longer. Left out,
-    for ever."""
-    retention_seconds: Annotated[int, Field(ge=86_400, le=2_000_000_000)] | None = None
-    """How long what is known of a task is kept after its end; left out, as long as the deployment keeps it."""
-    stuck_after: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """So many heartbeats that say nothing new, and a run is stuck."""
-    revoke_stuck: bool = False
-    """Whether a stuck run is revoked, which counts as an expiry; else it is only shown."""
-    strict: bool = False
-    """Whether an expired lease is refused even before anybody else has claimed the task."""
-    enabled: bool = True
-
-
-class TaskTypeOutput(Output):
-    name: str
-    queue: str
-    title: str
-    params_schema: dict[str, Any]
-    requires: list[str]
-    priority: int
-    max_attempts: int
-    max_expiries: int
-    lease_seconds: int
-    max_lease_seconds: int
-    heartbeat_seconds: int | None
-    backoff: Mapping[str, float]
-    concurrency: int | None
-    rate: Mapping[str, float] | None
-    deadline_seconds: int | None
-    retention_seconds: int | None
-    strict: bool
-    enabled: bool
-    paused: bool
-    executed_here: bool
-    """Whether this hub's own Celery processes do it."""
-
-
 @operation(
     title="Register a task type",
     keywords="define kind job timeout retries",
@@ -690,19 +621,7 @@ class TaskTypeOutput(Output):
 )
 def register_task_type(caller: Caller, given: RegisterTaskType) -> Reply:
     """Add a task type: the schema of its params and the policy of its runs. The same name again changes it."""
-    cap = given.max_lease_seconds or max(3600, given.lease_seconds)
-    own = {"name", "queue", "params_schema", "title", "requires"}
-    policy = {
-        **given.model_dump(exclude={*own, "backoff", "rate", "revoke_stuck"}),
-        "lease_seconds": min(given.lease_seconds, cap),
-        "max_lease_seconds": cap,
-        "backoff_seconds": min(given.backoff.base_seconds, given.backoff.cap_seconds),
-        "backoff_cap_seconds": given.backoff.cap_seconds,
-        **rate_columns(given.rate),
-        "revokes_stuck": given.revoke_stuck,
-    }
-    draft = TypeDraft(**given.model_dump(include=own), policy=policy)
-    task_type, is_new = types.register_type(tenant_id=caller.tenant_id, draft=draft, now=timezone.now())
+    task_type, is_new = types.register_type(tenant_id=caller.tenant_id, given=given, now=timezone.now())
     return Reply(task_type_output(task_type), 201 if is_new else 200)
 
 
@@ -722,11 +641,6 @@ def list_task_types(caller: Caller, given: Empty) -> TaskTypes:
     return TaskTypes(
         task_types=[task_type_output(task_type) for task_type in selectors.task_types(tenant_id=caller.tenant_id)]
     )
-
-
-def rate_columns(rate: Rate | None) -> dict[str, Any]:
-    """A rate as queues and types store it."""
-    return {"rate": rate.leases if rate else None, "rate_seconds": rate.per_seconds if rate else None}
 
 
 def rate_output(limited: Queue | TaskType) -> Mapping[str, float] | None:
@@ -935,8 +849,15 @@ class QueuePolicy(Output):
 )
 def set_queue_limits(caller: Caller, given: SetQueueLimits) -> QueuePolicy:
     """Replace the limits of a queue; what is left out is not limited. register_task_type limits a single type."""
-    limits: dict[str, Any] = {"concurrency": given.concurrency, "fair": given.fair, **rate_columns(given.rate)}
-    return _policy(types.set_queue(tenant_id=caller.tenant_id, name=given.queue, **limits))
+    return _policy(
+        types.set_queue(
+            tenant_id=caller.tenant_id,
+            name=given.queue,
+            concurrency=given.concurrency,
+            rate=given.rate,
+            fair=given.fair,
+        )
+    )
 
 
 class QueueNamed(Input):

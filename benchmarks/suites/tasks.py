@@ -18,8 +18,7 @@ from apps.principals.tenancy import Caller
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import FinishedTask, Run, Task, run_key
 from apps.tasks.services import ending, leasing, queueing, types
-from apps.tasks.services.types import TypeDraft
-from apps.tasks.shapes import Completion, Delivery, LeasedTask, QueueTask
+from apps.tasks.shapes import Completion, Delivery, LeasedTask, QueueTask, RegisterTaskType
 from benchmarks import PYTHON_CLIENT, measure
 from benchmarks.bench import AGENTS, Bench, Client
 from benchmarks.measure import Countdown, Measure, Operation, Row, Slice, Work
@@ -182,7 +181,9 @@ def _make_lines(owner: Caller, clients: int) -> None:
     own = [f"{name}_{number}" for number in range(clients) for name in ("line", "stock")]
     for name in (_WAKING, _OUT_OF_THE_BOX, _ABANDONED, *own):
         with owner.acting():
-            types.register_type(tenant_id=owner.tenant_id, draft=TypeDraft(name=name, queue=name), now=timezone.now())
+            types.register_type(
+                tenant_id=owner.tenant_id, given=RegisterTaskType(name=name, queue=name), now=timezone.now()
+            )
     _queue_up(owner, "line_0", AGENTS)
     _lease_and_complete(owner, "line_0", AGENTS)
 

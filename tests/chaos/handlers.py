@@ -1,21 +1,21 @@
 """A handler that may fail, or take longer than a lease."""
 
 import time
-from datetime import timedelta
 from typing import Any
 
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
+from apps.tasks.shapes import Backoff, RegisterTaskType
 from tests.chaos import EXECUTED
 
 
 @handler(
-    task_type=EXECUTED,
-    params_schema={"type": "object"},
-    lease=timedelta(seconds=2),
-    max_attempts=3,
-    max_expiries=20,
-    backoff=timedelta(seconds=0.2),
-    backoff_cap=timedelta(seconds=1),
+    RegisterTaskType(
+        name=EXECUTED,
+        queue="execute",
+        lease_seconds=2,
+        max_expiries=20,
+        backoff=Backoff(base_seconds=0.2, cap_seconds=1),
+    )
 )
 def executed(context: Context, params: dict[str, Any]) -> Result:
     plan = params["plan"]

@@ -16,7 +16,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks.models import QueueHistory
 from apps.tasks.services import scheduling, sweeping
-from apps.tasks.shapes import BudgetInput, ScheduleTask
+from apps.tasks.shapes import BudgetInput, Rate, ScheduleTask
 from tests.delivery.conftest import make_remote, make_webhook, move_away
 from tests.digests.makers import post, post_grouped, set_policy
 from tests.factories import T0, make_caller, make_tenant, make_token
@@ -84,7 +84,7 @@ def _write_away(kee: Caller, lee: Caller) -> None:
 def _work(kee: Caller, worker: Caller) -> None:
     tasks.make_type(kee)
     tasks.make_type(kee, "by turns", queue="fair")
-    tasks.set_queue(kee, "fair", concurrency=5, rate=100, rate_seconds=60.0, fair=True)
+    tasks.set_queue(kee, "fair", concurrency=5, rate=Rate(leases=100, per_seconds=60), fair=True)
     tasks.queue(kee, "by turns")
     tasks.lease_one(worker, queues=("fair",))
     tasks.queue(kee, idempotency_key="once")

@@ -43,7 +43,7 @@ def fixtures(acme: Tenant) -> Iterator[str]:
     """The address of a product of two web processes that has what the suite looks for."""
     kee = make_caller(acme)
     for name in ("slow", "slowly", "fails", "vanishes"):
-        making.make_type(kee, name, stuck_after=2, revokes_stuck=True, max_expiries=1)
+        making.make_type(kee, name, stuck_after=2, revoke_stuck=True, max_expiries=1)
     process, url = start_server(
         "tests.mcp.conformance_fixtures:application",
         processes=2,

@@ -16,7 +16,6 @@ from apps.receipts.models import Obligation, Receipt
 from apps.tasks import selectors
 from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Run, Task, TaskType
 from apps.tasks.services import artifacts, beating, ending, leasing, queueing, types
-from apps.tasks.services.types import TypeDraft
 from apps.tasks.shapes import (
     Completed,
     Completion,
@@ -29,6 +28,7 @@ from apps.tasks.shapes import (
     ProgressInput,
     QueuedTask,
     QueueTask,
+    RegisterTaskType,
     ReleaseTask,
     SpendInput,
     TaskError,
@@ -61,7 +61,9 @@ def make_type(
     with acting_as(caller):
         made, _ = types.register_type(
             tenant_id=caller.tenant_id,
-            draft=TypeDraft(name=name, queue=queue, params_schema=schema or {}, requires=requires or [], policy=policy),
+            given=RegisterTaskType(
+                name=name, queue=queue, params_schema=schema or {}, requires=requires or [], **policy
+            ),
             now=T0,
         )
     return made

@@ -1,19 +1,23 @@
 """A handler for tests with real workers: says that it runs, then waits to be let go."""
 
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
+from apps.tasks.shapes import RegisterTaskType
 
 PATIENCE = 60.0
 
 
 @handler(
-    task_type="slow_for_tests",
-    params_schema={"type": "object", "properties": {"folder": {"type": "string"}}, "required": ["folder"]},
-    lease=timedelta(seconds=3),
+    RegisterTaskType(
+        name="slow_for_tests",
+        params_schema={"type": "object", "properties": {"folder": {"type": "string"}}, "required": ["folder"]},
+        queue="execute",
+        lease_seconds=3,
+        max_expiries=5,
+    )
 )
 def slow(context: Context, params: dict[str, Any]) -> Result:
     folder = Path(params["folder"])

@@ -400,7 +400,7 @@ def test_checkpoint_and_spend_are_durable_when_acknowledged(
 
 @pytest.mark.parametrize("revokes", [False, True])
 def test_revocation_by_a_heartbeat_is_durable(kee: Caller, *, revokes: bool) -> None:
-    said = beats((leased(kee, kee, stuck_after=1, revokes_stuck=revokes), {}))
+    said = beats((leased(kee, kee, stuck_after=1, revoke_stuck=revokes), {}))
     answers: list[HeartbeatAnswer] = []
     with acting_as(kee):
         waits = _waits_for_the_disk(lambda: answers.extend(beating.heartbeat(worker=kee, heartbeats=said)))

@@ -115,7 +115,7 @@ def test_repeated_release_is_answered_after_the_task_went_on(kee: Caller, worker
 
 
 def test_retryable_failures_are_retried_up_to_max_attempts(kee: Caller, worker: Caller) -> None:
-    make_type(kee, max_attempts=3, backoff_seconds=10.0, backoff_cap_seconds=10.0)
+    make_type(kee, max_attempts=3, backoff={"base_seconds": 10, "cap_seconds": 10})
     task = queue(kee)
     with acting_as(kee):
         at(FUTURE)
@@ -329,7 +329,7 @@ LAST_ENDS: list[Callable[[Caller, LeasedTask], object]] = [
 def test_task_ends_after_its_last_possible_run(
     kee: Caller, worker: Caller, end: Callable[[Caller, LeasedTask], object]
 ) -> None:
-    make_type(kee, max_attempts=9, max_expiries=9, stuck_after=2, revokes_stuck=True)
+    make_type(kee, max_attempts=9, max_expiries=9, stuck_after=2, revoke_stuck=True)
     first = number(queue(kee, priority=9))
     with acting_as(kee):
         LiveTask.objects.update(fencing_token=MOST_RUNS - 1)

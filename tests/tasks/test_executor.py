@@ -16,6 +16,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import jobs as executor
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
 from apps.tasks.models import FinishedTask, LiveTask, Run
+from apps.tasks.shapes import RegisterTaskType
 from tests.factories import as_owner, make_caller, make_tenant
 from tests.tasks.making import cancel, lease, number, queue
 from tests.waiters import until
@@ -27,7 +28,7 @@ _seen: list[str] = []
 _begun, _go, _beaten, _stopped = (threading.Event() for _ in range(4))
 
 
-@handler(task_type="quick_for_tests", params_schema={"type": "object"}, queue="by_hand", lease=timedelta(seconds=3))
+@handler(RegisterTaskType(name="quick_for_tests", queue="by_hand", lease_seconds=3, max_expiries=5))
 def quick(context: Context, params: dict[str, Any]) -> Result:
     if params.get("fail"):
         raise Failed("broken", "It broke.", retryable=params["fail"] == "again")
@@ -50,7 +51,7 @@ def _note_beat(execute: Callable[..., Any], sql: str, *more: Any) -> Any:
     return done
 
 
-@handler(task_type="saves_for_tests", params_schema={"type": "object"}, queue="by_hand", lease=timedelta(seconds=3))
+@handler(RegisterTaskType(name="saves_for_tests", queue="by_hand", lease_seconds=3, max_expiries=5))
 def saves(context: Context, params: dict[str, Any]) -> Result:
     if context.run_id > 1:
         return Result(summary=str(context.checkpoint))
@@ -66,7 +67,7 @@ def saves(context: Context, params: dict[str, Any]) -> Result:
     raise Failed("broken", "It broke.", retryable=True)
 
 
-@handler(task_type="tells_for_tests", params_schema={"type": "object"}, queue="by_hand", lease=timedelta(seconds=3))
+@handler(RegisterTaskType(name="tells_for_tests", queue="by_hand", lease_seconds=3, max_expiries=5))
 def tells(context: Context, params: dict[str, Any]) -> Result:
     context.progress(10, "first")
     context.heartbeat(progress=90, message="NUL is no text: \x00")
@@ -81,7 +82,7 @@ _UNRECORDABLE: dict[str, Callable[[], Result]] = {
 }
 
 
-@handler(task_type="returns_for_tests", params_schema={"type": "object"}, queue="by_hand", lease=timedelta(seconds=3))
+@handler(RegisterTaskType(name="returns_for_tests", queue="by_hand", lease_seconds=3, max_expiries=5))
 def returns(context: Context, params: dict[str, Any]) -> Result:
     if params.get("fails"):
         raise Failed("c" * 101, "a\x00b" + "x" * 4000, retryable=True)

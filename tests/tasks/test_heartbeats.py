@@ -218,7 +218,7 @@ def test_run_without_progress_is_stuck(kee: Caller, worker: Caller) -> None:
 
 
 def test_stuck_run_is_revoked_and_counts_as_an_expiry(kee: Caller, worker: Caller) -> None:
-    make_type(kee, stuck_after=2, revokes_stuck=True, max_expiries=2)
+    make_type(kee, stuck_after=2, revoke_stuck=True, max_expiries=2)
     task = queue(kee)
     first = lease_one(worker)
     beat(worker, first)
@@ -244,7 +244,7 @@ def test_stuck_run_is_revoked_and_counts_as_an_expiry(kee: Caller, worker: Calle
 
 
 def test_silence_does_not_carry_over_to_the_next_run(kee: Caller, worker: Caller) -> None:
-    make_type(kee, lease_seconds=10, stuck_after=2, revokes_stuck=True)
+    make_type(kee, lease_seconds=10, stuck_after=2, revoke_stuck=True)
     queue(kee)
     with acting_as(kee):
         at(FUTURE)
@@ -256,7 +256,7 @@ def test_silence_does_not_carry_over_to_the_next_run(kee: Caller, worker: Caller
 
 
 def test_stuck_run_does_not_affect_its_batch(kee: Caller, worker: Caller) -> None:
-    make_type(kee, stuck_after=1, revokes_stuck=True)
+    make_type(kee, stuck_after=1, revoke_stuck=True)
     queue_many(kee, *[asked()] * 2)
     still, moving = lease(worker, capacity=2)
     answers = beat_many(worker, (still, {}), (moving, {"percent": 1}))
@@ -265,7 +265,7 @@ def test_stuck_run_does_not_affect_its_batch(kee: Caller, worker: Caller) -> Non
 
 @pytest.mark.django_db(transaction=True)
 def test_completion_or_revocation_of_a_stuck_run_wins(kee: Caller, worker: Caller) -> None:
-    make_type(kee, stuck_after=1, revokes_stuck=True, max_expiries=100)
+    make_type(kee, stuck_after=1, revoke_stuck=True, max_expiries=100)
 
     def completes(grant: LeasedTask) -> bool:
         try:

@@ -14,7 +14,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors
 from apps.tasks.models import FairShare, LiveTask, Queue, RateWindow, Run, Task
 from apps.tasks.services import dependencies, ending, leasing, queueing, sweeping, types
-from apps.tasks.shapes import Completed, LeasedTask, LeaseNext
+from apps.tasks.shapes import Completed, LeasedTask, LeaseNext, Rate
 from apps.tasks.states import Status
 from tests.factories import at, make_caller, make_tenant, refused
 from tests.tasks.making import (
@@ -101,7 +101,7 @@ def test_work_out_of_reach_takes_no_room(kee: Caller, worker: Caller) -> None:
 
 @pytest.mark.parametrize("of_type", [False, True])
 def test_rate_holds_in_any_period(kee: Caller, worker: Caller, *, of_type: bool) -> None:
-    rate: dict[str, Any] = {"rate": 3, "rate_seconds": 60.0}
+    rate: dict[str, Any] = {"rate": Rate(leases=3, per_seconds=60)}
     make_type(kee, **(rate if of_type else {}))
     set_queue(kee, **({} if of_type else rate))
     queue_many(kee, *[asked()] * 20)
@@ -116,7 +116,7 @@ def test_rate_holds_in_any_period(kee: Caller, worker: Caller, *, of_type: bool)
         assert given == [1, 2, 0, 1, 0, 2, 3]
         # What no period reaches any more is not kept, nor anything without a rate.
         assert RateWindow.objects.count() == 1
-    make_type(kee, rate=None, rate_seconds=None)
+    make_type(kee)
     set_queue(kee)
     with acting_as(kee):
         assert not RateWindow.objects.exists()
@@ -124,7 +124,7 @@ def test_rate_holds_in_any_period(kee: Caller, worker: Caller, *, of_type: bool)
 
 def test_retries_and_next_leases_count_against_a_rate(kee: Caller, worker: Caller) -> None:
     make_type(kee)
-    set_queue(kee, rate=2, rate_seconds=60.0)
+    set_queue(kee, rate=Rate(leases=2, per_seconds=60))
     queue_many(kee, *[asked()] * 5)
     at(FUTURE)
     fail(worker, lease_one(worker), retry_after=0)
@@ -294,7 +294,7 @@ def test_rivals_never_exceed_concurrency(tenant: Tenant, kee: Caller, *, of_type
 @pytest.mark.django_db(transaction=True)
 def test_rivals_never_exceed_a_rate(tenant: Tenant, kee: Caller) -> None:
     make_type(kee)
-    set_queue(kee, rate=5, rate_seconds=1.0)
+    set_queue(kee, rate=Rate(leases=5, per_seconds=1))
     queue_many(kee, *[asked()] * 60)
 
     _rivals(tenant)

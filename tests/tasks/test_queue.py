@@ -14,8 +14,7 @@ from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors
 from apps.tasks.models import LiveTask, TaskType
 from apps.tasks.services import leasing, queueing, types
-from apps.tasks.services.types import TypeDraft
-from apps.tasks.shapes import BudgetInput, QueueTask
+from apps.tasks.shapes import BudgetInput, QueueTask, RegisterTaskType
 from apps.tasks.states import IfDependencyFails
 from tests.factories import T0, make_caller, make_principal, refused
 from tests.tasks.making import SCHEMA, lease, make_type, number, queue, snapshot
@@ -131,9 +130,7 @@ def test_type_in_code_is_made_at_first_use(kee: Caller) -> None:
         assert (made.in_code, made.lease_seconds, made.queue.name) == (True, 3, "execute")
         assert LiveTask.objects.get(task_id=number(queued)).lease_seconds == 3
         with refused("task_type_in_code"):
-            types.register_type(
-                tenant_id=kee.tenant_id, draft=TypeDraft(name="slow_for_tests", queue="default"), now=T0
-            )
+            types.register_type(tenant_id=kee.tenant_id, given=RegisterTaskType(name="slow_for_tests"), now=T0)
 
 
 def test_type_registered_again_is_changed(kee: Caller) -> None:

@@ -17,7 +17,7 @@ from apps.receipts.models import Receipt
 from apps.tasks import handlers, selectors, sql
 from apps.tasks.models import FinishedTask, LiveTask, Run, TaskType, run_key
 from apps.tasks.services import ending, sweeping, types
-from apps.tasks.shapes import LeaseNext
+from apps.tasks.shapes import LeaseNext, Rate
 from apps.tasks.signals import task_queued, tasks_finished
 from tests.factories import as_owner, at, make_caller, make_tenant, refused
 from tests.tasks.making import (
@@ -121,7 +121,7 @@ def test_unannounced_work_is_found_once_a_queue(kee: Caller) -> None:
 
 @pytest.mark.parametrize("limited", ["queue", "type"])
 def test_work_kept_back_by_a_limit_is_found(kee: Caller, limited: str) -> None:
-    rate: dict[str, Any] = {"rate": 1, "rate_seconds": 3600.0}
+    rate: dict[str, Any] = {"rate": Rate(leases=1, per_seconds=3600)}
     make_type(kee)
     make_type(kee, "slow", **(rate if limited == "type" else {}))
     for name in ("index", "slow"):

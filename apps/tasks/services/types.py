@@ -3,7 +3,6 @@
 import difflib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,8 +14,8 @@ from apps.core.notifications import send_on_commit
 from apps.core.sql import database_now, execute, fetch
 from apps.principals.tenancy import acting_as_system
 from apps.tasks import handlers, selectors, sql
-from apps.tasks.handlers import Policy
 from apps.tasks.models import Queue, RateWindow, TaskType
+from apps.tasks.shapes import Rate, RegisterTaskType, rate_columns
 from apps.tasks.signals import task_queued
 
 MAX_PARAMS_BYTES: Final = 262_144
@@ -50,21 +49,8 @@ def check_params(params: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypeDraft:
-    """A type as its owner wants it; what is left out has the model's default."""
-
-    name: str
-    queue: str
-    params_schema: dict[str, Any] = field(default_factory=dict)
-    title: str = ""
-    requires: list[str] = field(default_factory=list)
-    policy: dict[str, Any] = field(default_factory=dict)
-    """Members of TaskType by name: priority, max_attempts, lease_seconds, …"""
-
-
 @transaction.atomic
-def register_type(*, tenant_id: int, draft: TypeDraft, now: datetime) -> tuple[TaskType, bool]:
+def register_type(*, tenant_id: int, given: RegisterTaskType, now: datetime) -> tuple[TaskType, bool]:
     """Add a type to a tenant, or change it; says whether it is new. Its queue is made if needed.
 
     Open tasks keep the attempts and expiries that they were queued with.
@@ -72,25 +58,22 @@ def register_type(*, tenant_id: int, draft: TypeDraft, now: datetime) -> tuple[T
     :raises Invalid: `invalid_schema` if the schema can't be used.
     :raises Conflict: `task_type_in_code` if a handler of the product owns the name.
     """
-    check_schema(draft.params_schema)
-    if handlers.policy_of(draft.name) is not None:
+    check_schema(given.params_schema)
+    if handlers.declaration(given.name) is not None:
         raise Conflict(
-            f"The task type {draft.name!r} belongs to a handler of this deployment.", code="task_type_in_code"
+            f"The task type {given.name!r} belongs to a handler of this deployment.", code="task_type_in_code"
         )
-    values = {
-        "queue": _queue(tenant_id, draft.queue, now),
-        "params_schema": draft.params_schema,
-        "title": draft.title or draft.name.replace("_", " ").capitalize(),
-        "requires": sorted(set(draft.requires)),
-        "changed_at": now,
-        **draft.policy,
-    }
-    task_type, is_new = TaskType.objects.update_or_create(
-        tenant_id=tenant_id, name=draft.name, defaults=values, create_defaults={**values, "created_at": now}
-    )
+    task_type, is_new = _stored(tenant_id, given, now)
     if not is_new and task_type.rate is None:
         RateWindow.objects.filter(queue=None, task_type=task_type).delete()
     return task_type, is_new
+
+
+def _stored(tenant_id: int, given: RegisterTaskType, now: datetime, **more: Any) -> tuple[TaskType, bool]:
+    values = {**given.columns, "queue": _queue(tenant_id, given.queue, now), "changed_at": now, **more}
+    return TaskType.objects.update_or_create(
+        tenant_id=tenant_id, name=given.name, defaults=values, create_defaults={**values, "created_at": now}
+    )
 
 
 def types_for(*, tenant_id: int, names: Collection[str]) -> dict[str, TaskType | NotFound]:
@@ -128,21 +111,16 @@ def _unknown(tenant_id: int, name: str) -> NotFound:
 
 
 def _followed(tenant_id: int, name: str, found: TaskType | None) -> TaskType | None:
-    policy = handlers.policy_of(name)
-    if policy is None or (found is not None and _follows(found, policy)):
+    declared = handlers.declaration(name)
+    if declared is None or (found is not None and _follows(found, declared)):
         return found
-    now = database_now()
-    values = {
-        **_members(policy),
-        "queue": _queue(tenant_id, policy.queue, now),
-        "max_lease_seconds": max(policy.lease_seconds, 3600),
-        "requires": [],
-        "changed_at": now,
-    }
-    made, _ = TaskType.objects.update_or_create(
-        tenant_id=tenant_id, name=name, defaults=values, create_defaults={**values, "created_at": now}
-    )
+    made, _ = _stored(tenant_id, declared, database_now(), in_code=True)
     return made
+
+
+def _follows(found: TaskType, declared: RegisterTaskType) -> bool:
+    columns = {**declared.columns, "in_code": True}
+    return found.queue.name == declared.queue and all(getattr(found, name) == value for name, value in columns.items())
 
 
 def queue_named(*, tenant_id: int, name: str) -> Queue:
@@ -162,8 +140,7 @@ def set_queue(
     tenant_id: int,
     name: str,
     concurrency: int | None = None,
-    rate: int | None = None,
-    rate_seconds: float | None = None,
+    rate: Rate | None = None,
     fair: bool = False,
 ) -> Queue:
     """Replace the limits of a queue; None is no limit. Leases that are held go on.
@@ -171,14 +148,13 @@ def set_queue(
     :raises NotFound: `unknown_queue` if there is none: a queue comes with its first type.
     """
     line = queue_named(tenant_id=tenant_id, name=name)
-    line.concurrency, line.rate, line.rate_seconds, line.fair = concurrency, rate, rate_seconds, fair
-    line.save(update_fields=["concurrency", "rate", "rate_seconds", "fair"])
-    if line.fair:
+    Queue.objects.filter(pk=line.pk).update(concurrency=concurrency, fair=fair, **rate_columns(rate))
+    if fair:
         _settle_fair_shares()
-    if line.rate is None:
+    if rate is None:
         RateWindow.objects.filter(queue=line, task_type=None).delete()
     _announce(tenant_id=tenant_id, queue=line.pk)
-    return line
+    return queue_named(tenant_id=tenant_id, name=name)
 
 
 def settle_fair_shares() -> int:
@@ -252,23 +228,3 @@ def _announce(*, tenant_id: int, queue: int | None = None, task_type: int | None
 
 def _queue(tenant_id: int, name: str, now: datetime) -> Queue:
     return Queue.objects.get_or_create(tenant_id=tenant_id, name=name, defaults={"created_at": now})[0]
-
-
-_FROM_POLICY: Final = (
-    "title",
-    "lease_seconds",
-    "max_attempts",
-    "max_expiries",
-    "backoff_seconds",
-    "backoff_cap_seconds",
-)
-
-
-def _members(policy: Policy) -> dict[str, Any]:
-    own = {name: getattr(policy, name) for name in _FROM_POLICY}
-    return {**own, "params_schema": dict(policy.params_schema), "in_code": True}
-
-
-def _follows(found: TaskType, policy: Policy) -> bool:
-    members = _members(policy)
-    return found.queue.name == policy.queue and all(getattr(found, name) == value for name, value in members.items())
