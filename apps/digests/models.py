@@ -49,9 +49,6 @@ class Source(TenantModel):
         constraints = [
             # Serves selectors.source_rule().
             models.UniqueConstraint(fields=["tenant", "name"], name="digests_source_name_once"),
-            models.CheckConstraint(
-                condition=Q(rate_per_hour=None) | Q(rate_per_hour__gt=0), name="digests_source_rate_above_zero"
-            ),
         ]
 
     def __str__(self) -> str:
@@ -103,11 +100,6 @@ class Inbox(TenantModel):
         verbose_name_plural = "inboxes"
         constraints = [
             models.UniqueConstraint(fields=["tenant", "principal"], name="digests_inbox_once"),
-            models.CheckConstraint(condition=Q(window__gte=timedelta(0)), name="digests_inbox_window_possible"),
-            models.CheckConstraint(
-                condition=Q(max_items__range=(1, THREAD_LIMIT)), name="digests_inbox_max_items_possible"
-            ),
-            models.CheckConstraint(condition=Q(max_thread_age__gt=timedelta(0)), name="digests_inbox_max_age_possible"),
         ]
 
     def __str__(self) -> str:

@@ -62,10 +62,6 @@ class Execution(TenantModel):
         constraints = [
             models.UniqueConstraint(fields=["tenant", "plan_id"], name="executions_execution_once_per_plan"),
             models.CheckConstraint(condition=Q(status__in=Status.values), name="executions_execution_status_known"),
-            models.CheckConstraint(condition=Q(mode__in=Mode.values), name="executions_execution_mode_known"),
-            models.CheckConstraint(
-                condition=Q(strategy__in=Strategy.values), name="executions_execution_strategy_known"
-            ),
             models.CheckConstraint(
                 condition=Q(status__in=sorted(FINAL), ended_at__isnull=False, wake_at=None)
                 | Q(~Q(status__in=sorted(FINAL)), ended_at=None, terminal_receipt_id=None),
@@ -158,7 +154,6 @@ class ExecutionStep(TenantModel):
             models.UniqueConstraint(fields=["tenant", "execution", "step_id"], name="executions_step_id_once"),
             models.UniqueConstraint(fields=["tenant", "execution", "position"], name="executions_step_position_once"),
             models.CheckConstraint(condition=Q(status__in=StepStatus.values), name="executions_step_status_known"),
-            models.CheckConstraint(condition=Q(step_type__in=StepType.values), name="executions_step_type_known"),
             models.CheckConstraint(
                 condition=Q(status=StepStatus.CALLING, call_expires_at__isnull=False)
                 | Q(~Q(status=StepStatus.CALLING), call_expires_at=None),

@@ -76,9 +76,6 @@ class Membership(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["operator", "tenant"], name="principals_membership_once"),
-            models.CheckConstraint(
-                condition=Q(role__in=["viewer", "operator", "owner"]), name="principals_membership_role_known"
-            ),
         ]
 
     def __str__(self) -> str:
@@ -111,7 +108,6 @@ class Principal(TenantModel):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "name"], name="principals_principal_name_once"),
-            models.CheckConstraint(condition=Q(kind__in=Kind.values), name="principals_principal_kind_known"),
             models.CheckConstraint(condition=~Q(parent=F("id")), name="principals_principal_not_its_own_parent"),
         ]
         permissions = [

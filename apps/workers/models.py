@@ -110,7 +110,6 @@ class SigningKey(TenantModel):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "key_id"], name="workers_signingkey_id_once"),
-            models.CheckConstraint(condition=Q(ceiling__in=Tier.values), name="workers_signingkey_ceiling_known"),
         ]
         permissions = [("operate_signingkey", "Can enroll and revoke keys of MCP workers")]
 
@@ -205,9 +204,6 @@ class Worker(TenantModel):
                 condition=Q(effective_tier=Tier.UNTRUSTED)
                 | Q(signing_key__isnull=False, signed_at__isnull=False, trust_ends_at__isnull=False),
                 name="workers_worker_trust_is_signed",
-            ),
-            models.CheckConstraint(
-                condition=Q(current_load__gte=0, current_load__lte=1), name="workers_worker_load_is_a_share"
             ),
             models.CheckConstraint(
                 condition=Q(reach__in=Reach.values, reported__in=State.values), name="workers_worker_reach_known"
@@ -399,13 +395,6 @@ class WorkerEvent(TenantModel):
     at = models.DateTimeField()
 
     class Meta:
-        constraints = [
-            models.CheckConstraint(
-                condition=Q(kind__in=["registered", "replaced", "trust", "state", "drifted", "unregistered"]),
-                name="workers_workerevent_kind_known",
-            ),
-            models.CheckConstraint(condition=Q(state__in=State.values), name="workers_workerevent_state_known"),
-        ]
         indexes = [
             # Serves the history of one worker in the console, newest first.
             models.Index(name="workers_workerevent_history", fields=["tenant", "worker", "-id"]),
@@ -441,10 +430,6 @@ class WorkerSource(TenantModel):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "name"], name="workers_workersource_name_once"),
-            models.CheckConstraint(condition=Q(kind__in=SourceKind.values), name="workers_workersource_kind_known"),
-            models.CheckConstraint(
-                condition=Q(every__gte=timedelta(seconds=5)), name="workers_workersource_not_too_often"
-            ),
         ]
         indexes = [
             # Serves discovery.discover(), every second.

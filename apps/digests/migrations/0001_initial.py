@@ -66,15 +66,6 @@ class Migration(migrations.Migration):
                     "verbose_name_plural": "inboxes",
                     "constraints": [
                         models.UniqueConstraint(name="digests_inbox_once", fields=["tenant", "principal"]),
-                        models.CheckConstraint(
-                            name="digests_inbox_window_possible", condition=Q(window__gte=timedelta(0))
-                        ),
-                        models.CheckConstraint(
-                            name="digests_inbox_max_items_possible", condition=Q(max_items__range=(1, 500))
-                        ),
-                        models.CheckConstraint(
-                            name="digests_inbox_max_age_possible", condition=Q(max_thread_age__gt=timedelta(0))
-                        ),
                     ],
                 },
             ),
@@ -299,10 +290,6 @@ class Migration(migrations.Migration):
                 options={
                     "constraints": [
                         models.UniqueConstraint(name="digests_source_name_once", fields=["tenant", "name"]),
-                        models.CheckConstraint(
-                            name="digests_source_rate_above_zero",
-                            condition=Q(rate_per_hour=None) | Q(rate_per_hour__gt=0),
-                        ),
                     ],
                 },
             ),

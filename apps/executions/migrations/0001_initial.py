@@ -65,14 +65,6 @@ class Migration(migrations.Migration):
                         ),
                     ),
                     models.CheckConstraint(
-                        name="executions_execution_mode_known",
-                        condition=Q(mode__in=["auto", "direct_only", "async_only"]),
-                    ),
-                    models.CheckConstraint(
-                        name="executions_execution_strategy_known",
-                        condition=Q(strategy__in=["sequential", "progressive", "partial", "escalate"]),
-                    ),
-                    models.CheckConstraint(
                         name="executions_execution_ended_iff_final",
                         condition=Q(ended_at__isnull=False, status__in=FINAL, wake_at=None)
                         | ~Q(status__in=FINAL) & Q(ended_at=None, terminal_receipt_id=None),
@@ -143,12 +135,6 @@ class Migration(migrations.Migration):
                                 "skipped",
                                 "canceled",
                             ]
-                        ),
-                    ),
-                    models.CheckConstraint(
-                        name="executions_step_type_known",
-                        condition=Q(
-                            step_type__in=["call_worker", "queue_execution", "wait_for", "aggregate", "escalate"]
                         ),
                     ),
                     models.CheckConstraint(

@@ -106,10 +106,6 @@ class Migration(migrations.Migration):
                         models.UniqueConstraint(fields=("tenant", "key"), name="memory_subject_key_once"),
                         models.CheckConstraint(condition=Q(rev__gte=1), name="memory_subject_rev_counts_from_1"),
                         models.CheckConstraint(
-                            condition=Q(delete_after_days=None) | Q(delete_after_days__gte=1),
-                            name="memory_subject_is_kept_a_day_at_least",
-                        ),
-                        models.CheckConstraint(
                             condition=Q(expires_at=None) | Q(delete_after_days__isnull=False),
                             name="memory_subject_that_keeps_all_never_expires",
                         ),
@@ -131,14 +127,6 @@ class Migration(migrations.Migration):
                     "verbose_name_plural": "memory policies",
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant",), name="memory_memorypolicy_once"),
-                        models.CheckConstraint(
-                            condition=Q(fact_days__gte=1, narrative_days__gte=1, pattern_days__gte=1),
-                            name="memory_memorypolicy_windows_last_a_day",
-                        ),
-                        models.CheckConstraint(
-                            condition=Q(fact_days__lte=36500, narrative_days__lte=36500, pattern_days__lte=36500),
-                            name="memory_memorypolicy_windows_end",
-                        ),
                     ],
                 },
             ),
@@ -157,10 +145,6 @@ class Migration(migrations.Migration):
                     "verbose_name_plural": "promotion policies",
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant", "delegate"), name="memory_promotionpolicy_once"),
-                        models.CheckConstraint(
-                            condition=Q(confidence_threshold__gte=0, confidence_threshold__lte=1),
-                            name="memory_promotionpolicy_threshold_between_0_and_1",
-                        ),
                     ],
                 },
             ),

@@ -169,10 +169,6 @@ class Migration(migrations.Migration):
                     "constraints": [
                         models.UniqueConstraint(name="principals_principal_name_once", fields=["tenant", "name"]),
                         models.CheckConstraint(
-                            name="principals_principal_kind_known",
-                            condition=Q(kind__in=["ai", "service", "worker", "delegate"]),
-                        ),
-                        models.CheckConstraint(
                             name="principals_principal_not_its_own_parent", condition=~Q(parent=F("id"))
                         ),
                     ],
@@ -202,10 +198,6 @@ class Migration(migrations.Migration):
                 options={
                     "constraints": [
                         models.UniqueConstraint(name="principals_membership_once", fields=["operator", "tenant"]),
-                        models.CheckConstraint(
-                            name="principals_membership_role_known",
-                            condition=Q(role__in=["viewer", "operator", "owner"]),
-                        ),
                     ],
                 },
             ),

@@ -1,5 +1,3 @@
-from datetime import timedelta
-
 from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
 from django.db.models import F, Q
@@ -52,7 +50,6 @@ class Migration(migrations.Migration):
                     "permissions": [("operate_signingkey", "Can enroll and revoke keys of MCP workers")],
                     "constraints": [
                         models.UniqueConstraint(name="workers_signingkey_id_once", fields=["tenant", "key_id"]),
-                        models.CheckConstraint(name="workers_signingkey_ceiling_known", condition=Q(ceiling__in=TIERS)),
                     ],
                 },
             ),
@@ -124,9 +121,6 @@ class Migration(migrations.Migration):
                             | Q(signed_at__isnull=False, signing_key__isnull=False, trust_ends_at__isnull=False),
                         ),
                         models.CheckConstraint(
-                            name="workers_worker_load_is_a_share", condition=Q(current_load__gte=0, current_load__lte=1)
-                        ),
-                        models.CheckConstraint(
                             name="workers_worker_reach_known",
                             condition=Q(reach__in=["unknown", "up", "down"], reported__in=STATES),
                         ),
@@ -147,15 +141,6 @@ class Migration(migrations.Migration):
                 options={
                     "indexes": [
                         models.Index(name="workers_workerevent_history", fields=["tenant", "worker", "-id"]),
-                    ],
-                    "constraints": [
-                        models.CheckConstraint(
-                            name="workers_workerevent_kind_known",
-                            condition=Q(
-                                kind__in=["registered", "replaced", "trust", "state", "drifted", "unregistered"]
-                            ),
-                        ),
-                        models.CheckConstraint(name="workers_workerevent_state_known", condition=Q(state__in=STATES)),
                     ],
                 },
             ),
@@ -247,13 +232,6 @@ class Migration(migrations.Migration):
                     ],
                     "constraints": [
                         models.UniqueConstraint(name="workers_workersource_name_once", fields=["tenant", "name"]),
-                        models.CheckConstraint(
-                            name="workers_workersource_kind_known",
-                            condition=Q(kind__in=["pull", "static", "etcd", "consul"]),
-                        ),
-                        models.CheckConstraint(
-                            name="workers_workersource_not_too_often", condition=Q(every__gte=timedelta(seconds=5))
-                        ),
                     ],
                 },
             ),
