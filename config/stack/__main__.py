@@ -124,7 +124,6 @@ def demo(options: argparse.Namespace, data: DataFolder) -> int:
             GATEHOUSE_URL=stack["url"],
             GATEHOUSE_TOKEN=data.secrets()["tokens"][stack["database_url"]]["kee"],
             GATEHOUSE_DEMO_STACK="own" if data.lock and not options.watch else "running",
-            GATEHOUSE_DEMO_WORKERS="bundled" if stack["with_workers"] else "none",
         )
         if options.watch and data.lock and not code:
             say("It stays for you to look around. Stop: Ctrl-C")

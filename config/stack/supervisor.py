@@ -296,7 +296,6 @@ class Supervisor:
                 if name in self.environment
             },
             "url": self.url,
-            "with_workers": bool(self.workers),
             "processes": {name: one.child.pid for name, one in self.kept.items()},
         }
         self.data.write(self.data.stack_file, written)

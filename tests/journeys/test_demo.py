@@ -112,7 +112,7 @@ def test_demo_ends_well_twice_on_the_same_data(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stdout + again.stderr
     assert "exec_2" in again.stdout
     assert "start it with bin/up" in again.stdout
-    assert "earlier run" not in again.stdout
+    assert "an earlier run" not in again.stdout
     assert "Python files: 1, functions: 0" in again.stdout
 
 

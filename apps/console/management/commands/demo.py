@@ -11,10 +11,9 @@ import shutil
 import signal
 import sys
 import time
-import unicodedata
 import webbrowser
 from argparse import ArgumentParser
-from collections import defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -120,15 +119,6 @@ class Agent:
             await asyncio.sleep(_LOOK)
         return found
 
-    async def report(self, plan: Json) -> Json:
-        """How far a plan is.
-
-        :raises WentWrong: if it has ended badly.
-        """
-        report = await self.call("get_plan_status", plan_id=plan["plan_id"])
-        _expect(report["status"] not in _OVER, f"The plan ended as {report['status']}: {report['summary']}")
-        return report
-
     def step(self, title: str, detail: object = "") -> None:
         """Show the next step with the time since the start."""
         self.screen.print(f"[dim]{time.monotonic() - self.began:6.2f} s[/]  [bold cyan]{title}[/]  {detail}")
@@ -150,18 +140,20 @@ async def _journey(screen: Console, url: str, token: str, root: Path, *, watch: 
             plan = await _delegate(kee, root)
             execution = await kee.call("execute_delegation_plan", plan_id=plan["plan_id"])
             kee.step("execute_delegation_plan", f"{execution['execution_id']}: {execution['status']}")
+            number = execution["execution_id"].removeprefix("exec_")
+            page = f"{url}/admin/executions/execution/{number}/change/"
             if watch:
-                number = execution["execution_id"].removeprefix("exec_")
-                page = f"{url}/admin/executions/execution/{number}/change/"
                 kee.tell(f"Its page, which renews itself: {page}")
                 webbrowser.open(page)
             async with _canceled_if_it_fails(kee, execution):
-                task_id = await _watch_first_task(kee, plan)
-                handed_over = await _be_asked(kee, plan, execution)
-                summary, task_ids = await _synthesize(kee, plan, execution, task_id, handed_over)
+                report = await _be_asked(kee, plan)
+                summary, task_ids = await _synthesize(kee, execution["execution_id"], report)
             await _hear_of_it(kee, task_ids)
             await _end(kee, plan, summary)
-            _where_to_look(kee, execution)
+            kee.tell(f"Where to look: {page}")
+            if os.environ.get("GATEHOUSE_DEMO_STACK") == "own":
+                kee.tell(f"This stack ends now; start it with {typed('up')}.")
+            screen.print(f"\n[bold green]Done in {time.monotonic() - kee.began:.1f} s.[/]")
 
 
 @asynccontextmanager
@@ -181,18 +173,15 @@ async def _begin(kee: Agent) -> None:
     policy = await kee.http.put(f"{kee.url}/api/v1/inbox/policy", json={"window_ms": 1000})
     _expect(policy.is_success, f"The digest window can't be set: {policy.text[:500]}")
     kee.step("Connected", f"as {who['principal']} over MCP {kee.client.protocol_version}; digest window one second")
-    if left := (await kee.call("memory_bootstrap"))["inbox_unread_count"]:
-        while (inbox := await kee.call("read_inbox"))["entries"] or inbox["pending"]:
-            if inbox["entries"]:
-                await kee.call("ack_through", through=inbox["entries"][-1]["token"])
-            await asyncio.sleep(_LOOK)
-        kee.tell(f"[yellow]{left} receipts of an earlier run were still unread; they are acked now.[/]")
+    if left := (await kee.call("read_inbox", limit=500))["entries"]:
+        await kee.call("ack_through", through=left[-1]["token"])
+        kee.tell("[yellow]What an earlier run has left unread is acked now.[/]")
     await _bootstrap(kee)
 
 
 async def _bootstrap(kee: Agent) -> None:
     unread = (await kee.call("memory_bootstrap"))["inbox_unread_count"]
-    _expect(unread == 0, f"{unread} receipts are still unread.")
+    _expect(unread == 0, f"Unread receipts: {unread}.")
     kee.step("memory_bootstrap", "inbox empty")
 
 
@@ -200,12 +189,12 @@ async def _delegate(kee: Agent, root: Path) -> Json:
     """Step 2: one intent, one plan."""
 
     async def registered() -> bool:
-        return None not in [await _worker_of(kee, tool) for tool in (_ANALYZES, _SUGGESTS)]
+        tools = {tool for worker in (await kee.call("list_workers"))["workers"] for tool in worker["tools"]}
+        return {_ANALYZES, _SUGGESTS} <= tools
 
-    if os.environ.get("GATEHOUSE_DEMO_WORKERS") == "none" and not await registered():
-        raise WentWrong(f"What runs was started without the bundled workers: end it and start it with {typed('up')}.")
-    await kee.until("The bundled workers", registered)
-    plan = await kee.call("create_delegation_plan", **_wish(str(root)))
+    await kee.until(f"The bundled workers, which {typed('up')} starts,", registered)
+    intent = f'Analyze the Python codebase at "{root}" and suggest optimizations'
+    plan = await kee.call("create_delegation_plan", intent=intent)
     kee.step("create_delegation_plan", f"{plan['plan_id']}, receipt {plan['receipt_id']}")
     if plan["status"] == "needs_confirmation":
         kee.tell("; ".join(one["detail"] for one in plan["plan"]["unsure"]))
@@ -221,87 +210,54 @@ async def _delegate(kee: Agent, root: Path) -> Json:
     return plan
 
 
-def _wish(path: str) -> Json:
-    """What is asked of the DeleGate: the path in quotes, or in the context where quotes can't hold it as it is."""
-    if '"' in path or unicodedata.normalize("NFC", path).strip() != path:
-        intent = "Analyze the Python codebase at repo_path and suggest optimizations"
-        return {"intent": intent, "context": {"repo_path": path}}
-    return {"intent": f'Analyze the Python codebase at "{path}" and suggest optimizations'}
-
-
-async def _worker_of(kee: Agent, tool: str) -> str | None:
-    for worker in (await kee.call("list_workers"))["workers"]:
-        if tool in worker["tools"]:
-            return str(worker["worker_id"])
-    return None
-
-
-async def _watch_first_task(kee: Agent, plan: Json) -> str:
-    """Step 3, first half: a Celery worker leases the task and tells how far it is."""
-
-    async def queued() -> str | None:
-        return next((step["task_id"] for step in (await kee.report(plan))["steps"] if step["task_id"]), None)
-
-    task_id = str(await kee.until("A task for the plan's first step", queued))
-    with kee.screen.status(f"{task_id}: queued") as shown:
-
-        async def finished() -> Json | None:
-            status = await kee.call("list_tasks", task_id=task_id)
-            told = status["progress"] or {}
-            shown.update(f"{task_id}: {told.get('percent') or 0:.0f} % {told.get('message') or status['status']}")
-            return status if status["complete"] else None
-
-        status = await kee.until(f"The end of {task_id}", finished)
-    said = (status["error"] or {}).get("message", "")
-    _expect(status["status"] in {"complete", "succeeded"}, f"{task_id} ended as {status['status']}: {said}")
-    kee.step(f"{task_id} is done", f"run {status['run_id']}, result at {status['result_pointer']}")
-    return task_id
-
-
-async def _be_asked(kee: Agent, plan: Json, execution: Json) -> Json:
-    """Step 3, second half: the other worker has been called, and the results are handed to the agent."""
+async def _be_asked(kee: Agent, plan: Json) -> Json:
+    """Step 3: a Celery worker leases one step's task, the other is called; then the agent is asked to combine."""
 
     async def asked() -> Json | None:
-        for entry in (await kee.call("read_inbox", source_system="executions"))["entries"]:
-            for receipt in (await kee.call("expand_entry", ref=entry["ref"]))["receipts"]:
-                about = receipt["metadata"]
-                if about.get("execution_id") == execution["execution_id"] and "step_id" in about:
-                    return dict(receipt)
-        await kee.report(plan)
-        return None
+        report = await kee.call("get_plan_status", plan_id=plan["plan_id"], wait=20)
+        _expect(report["status"] not in _OVER, f"The plan ended as {report['status']}: {report['summary']}")
+        return report if report["wait_for_receipts"] else None
 
-    receipt: Json = await kee.until("The hand-over of the results", asked)
-    for result in receipt["metadata"]["results"]:
-        if result["task_id"] is None:
-            said = result["key_findings"].get("summary", "")
-            kee.step(f"{result['step_id']} was called directly", f"{result['worker_id']}: {said}")
-    kee.step("The results are handed over", f"{receipt['receipt_id']}: {receipt['summary']}")
-    return receipt
+    report: Json = await kee.until("The hand-over of the results", asked)
+    for result in (one for one in report["results"] if one["status"] == "complete"):
+        how = f"{result['task_id']} is done" if result["task_id"] else f"{result['step_id']} was called directly"
+        said = result["key_findings"].get("summary", "")
+        kee.step(how, f"{result['worker_id']}: {said} Result at {result['result_pointer']}")
+    return report
 
 
-async def _synthesize(
-    kee: Agent, plan: Json, execution: Json, task_id: str, handed_over: Json
-) -> tuple[str, list[str]]:
+async def _synthesize(kee: Agent, execution_id: str, report: Json) -> tuple[str, list[str]]:
     """The agent's own work: it reads both results, looks closer where it is worst, and combines what it found.
 
     Returns the summary of its findings, and the tasks of which it will hear.
     """
+    by_tool = {step["tool_name"]: step for step in report["steps"]}
+    task_id, suggests = by_tool[_ANALYZES]["task_id"], by_tool[_SUGGESTS]
     analysis = (await kee.call("fetch_task_result", task_id=task_id))["content"] or {}
     kee.step("fetch_task_result", analysis.get("summary", ""))
-    steps = (await kee.report(plan))["steps"]
-    suggested = next((one["envelope"]["payload"] for one in steps if one["tool_name"] == _SUGGESTS), None) or {}
-    best = suggested.get("suggestions", [])[:5]
-    closer = await _look_closer(kee, execution, analysis)
-    first = f"{best[0]['title']} in {best[0]['path']}" if best else "none"
+    best = (suggests["envelope"]["payload"] or {}).get("suggestions", [])[:5]
+    # What can be learned about the worst files alone is queued for each; the ends arrive as a burst.
+    issues = analysis.get("issues", [])
+    closer: dict[str, str] = {}
+    for path, _ in Counter(issue["path"] for issue in issues).most_common(_CLOSER_LOOKS):
+        queued = await kee.call(
+            "call_worker_tool",
+            worker_id=suggests["worker_id"],
+            tool_name=_SUGGESTS,
+            params={"analysis_pointer": {"issues": [issue for issue in issues if issue["path"] == path]}},
+            mode="async",
+            execution_id=execution_id,
+        )
+        closer[queued["task_id"]] = path
+    kee.step("call_worker_tool", f"a closer look at {', '.join(closer.values()) or 'nothing'}")
     summary = (
-        f"{_counted(analysis.get('files', 0), 'file')}, {_counted(analysis.get('issues_total', 0), 'issue')}, "
-        f"mean complexity {analysis.get('complexity_score', 0)}; "
-        f"{_counted(suggested.get('suggestions_count', len(best)), 'suggestion')}, first: {first}."
+        f"Files: {analysis.get('files', 0)}, issues: {analysis.get('issues_total', 0)}, "
+        f"mean complexity: {analysis.get('complexity_score', 0)}, suggestions: {len(best)}."
     )
-    step_id = handed_over["metadata"]["step_id"]
+    (step_id,) = [step["step_id"] for step in report["steps"] if step["receipt_id"] in report["wait_for_receipts"]]
     moved = await kee.call(
         "submit_step_result",
-        execution_id=execution["execution_id"],
+        execution_id=execution_id,
         step_id=step_id,
         result={"hotspots": analysis.get("hotspots", [])[:5], "suggestions": best, "closer_looks": closer},
         summary=summary,
@@ -314,41 +270,19 @@ async def _synthesize(
     return summary, [task_id, *closer]
 
 
-async def _look_closer(kee: Agent, execution: Json, analysis: Json) -> dict[str, str]:
-    """Queue what can be learned about the worst modules one by one; the ends arrive as a burst."""
-    parts: dict[str, Json] = defaultdict(lambda: {"issues": [], "hotspots": []})
-    for kind in ("issues", "hotspots"):
-        for finding in analysis.get(kind, []):
-            parts[finding["path"]][kind].append(finding)
-    worst = sorted(parts, key=lambda path: (-sum(map(len, parts[path].values())), path))[:_CLOSER_LOOKS]
-    closer: dict[str, str] = {}
-    for path in worst:
-        queued = await kee.call(
-            "call_worker_tool",
-            worker_id=await _worker_of(kee, _SUGGESTS),
-            tool_name=_SUGGESTS,
-            params={"analysis_pointer": parts[path]},
-            mode="async",
-            execution_id=execution["execution_id"],
-        )
-        closer[str(queued["task_id"])] = path
-    kee.step("call_worker_tool", f"a closer look at {', '.join(worst)}" if worst else "nothing to look at")
-    return closer
-
-
 async def _hear_of_it(kee: Agent, task_ids: list[str]) -> None:
     """Step 4: the burst of completions is one digest; it is read, and acked as far as it was shown."""
 
     async def flushed() -> Json | None:
-        inbox = await kee.call("read_inbox")
+        inbox = await kee.call("read_inbox", limit=500, wait=20)
         ended = sum(entry["count"] for entry in inbox["entries"] if "asyncgate" in entry["source_systems"])
         return inbox if not inbox["pending"] and ended >= len(task_ids) else None
 
     inbox = await kee.until("The digest of the completions", flushed)
-    kee.step("read_inbox", f"{_counted(len(inbox['entries']), 'entry')} for {_counted(inbox['visible'], 'receipt')}")
+    kee.step("read_inbox", f"entries: {len(inbox['entries'])}, receipts: {inbox['visible']}")
     for entry in inbox["entries"]:
         title = entry["title"] or entry["summary"].splitlines()[0]
-        kee.tell(f"{entry['token']}  {entry['kind']}  {_counted(entry['count'], 'receipt')}  [bold]{title}[/]")
+        kee.tell(f"{entry['token']}  {entry['kind']}  receipts: {entry['count']}  [bold]{title}[/]")
     largest = max((entry["count"] for entry in inbox["entries"] if entry["kind"] == "digest_snapshot"), default=0)
     # The first task ended alone; the closer looks were asked for at once.
     _expect(largest > 1 or len(task_ids) <= 2, "The burst of completions did not become one digest.")  # noqa: PLR2004
@@ -356,8 +290,7 @@ async def _hear_of_it(kee: Agent, task_ids: list[str]) -> None:
         kee.step("fetch_task_result", f"{task_id}: {(await kee.call('fetch_task_result', task_id=task_id))['summary']}")
     token = inbox["entries"][-1]["token"]
     acked = await kee.call("ack_through", through=token)
-    entries, receipts = _counted(acked["acked_entries"], "entry"), _counted(acked["acked_receipts"], "receipt")
-    kee.step("ack_through", f"{token}: {entries}, {receipts}")
+    kee.step("ack_through", f"{token}; entries: {acked['acked_entries']}, receipts: {acked['acked_receipts']}")
 
 
 async def _end(kee: Agent, plan: Json, summary: str) -> None:
@@ -393,17 +326,3 @@ def _tree(chain: list[Json]) -> Tree:
             f"  [dim]{link['receipt_id']}  {link['surface']}[/]  [{colour}]{link['obligation'] or ''}[/]"
         )
     return root
-
-
-def _where_to_look(kee: Agent, execution: Json) -> None:
-    number, own = execution["execution_id"].removeprefix("exec_"), os.environ.get("GATEHOUSE_DEMO_STACK") == "own"
-    how = f"this stack ends now; start it with {typed('up')}, then open" if own else "in the console"
-    kee.screen.print(f"\n[bold]Where to look[/]: {how}")
-    kee.tell(f"{'/admin' if own else f'{kee.url}/admin'}/executions/execution/{number}/change/")
-    kee.screen.print(f"\n[bold green]Done in {time.monotonic() - kee.began:.1f} s.[/]")
-
-
-def _counted(count: int, noun: str) -> str:
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
