@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
-from typing import Final, Protocol
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from celery.schedules import ParseException, crontab_parser
@@ -15,13 +15,9 @@ from apps.core.errors import Invalid
 # The 29th of February falls on a given weekday every 28 years, and once in 40 across a century.
 _SEARCHED: Final = timedelta(days=366 * 41)
 _HOURS: Final = 24
+_FIELDS: Final = {"minute": (0, 59), "hour": (0, 23), "day of month": (1, 31), "month": (1, 12), "day of week": (0, 6)}
 # As a day, not as a step.
 _SEVEN: Final = re.compile(r"(?<![\d/])7(?!\d)")
-
-
-class Timetable(Protocol):
-    def following(self, after: datetime) -> datetime | None:
-        """The first time after this one; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,8 @@ class Every:
     span: timedelta
     anchor: datetime
 
-    def following(self, after: datetime) -> datetime | None:
+    def following(self, after: datetime) -> datetime:
+        """The first time after this one."""
         return self.anchor + max(1, (after - self.anchor) // self.span + 1) * self.span
 
 
@@ -43,14 +40,16 @@ class Cron:
     unless the expression names every hour.
     """
 
+    # Not by croniter, which runs nightly work twice in autumn, nor by cronsim, which leaves out `*/15 2 * * *` in spring.
+    zone: ZoneInfo
     minutes: frozenset[int]
     hours: frozenset[int]
     days_of_month: frozenset[int]
     months: frozenset[int]
     days_of_week: frozenset[int]
-    zone: ZoneInfo
 
     def following(self, after: datetime) -> datetime | None:
+        """The first time after this one; None if there is none."""
         first = after.astimezone(self.zone).date() - timedelta(days=1)
         for day in self._days(first):
             for moment in _moments(self, day):
@@ -86,6 +85,9 @@ def _moments(cron: Cron, day: date) -> list[datetime]:
     )
 
 
+Timetable = Every | Cron
+
+
 def read(*, cron: str | None, every_seconds: int | None, timezone: str, anchor: datetime) -> Timetable:
     """The timetable that is meant.
 
@@ -97,7 +99,7 @@ def read(*, cron: str | None, every_seconds: int | None, timezone: str, anchor: 
         raise _invalid("Give either cron or every_seconds, and not both.")
     fields = cron.split()
     if len(fields) != len(_FIELDS):
-        ranges = ", ".join(f"{field.name} ({field.first}-{field.last})" for field in _FIELDS)
+        ranges = ", ".join(f"{name} ({first}-{last})" for name, (first, last) in _FIELDS.items())
         raise _invalid(f"A cron expression has five fields: {ranges}. {cron!r} has {len(fields)}.")
     # Sunday is 0, and 7 too.
     fields[-1] = _SEVEN.sub("0", fields[-1].replace("0-7", "0-6"))
@@ -105,39 +107,17 @@ def read(*, cron: str | None, every_seconds: int | None, timezone: str, anchor: 
         zone = ZoneInfo(timezone)
     except (ValueError, KeyError, OSError) as exc:
         raise _invalid(f"Unknown time zone {timezone!r}. An example is 'Europe/Vienna'.") from exc
-    minutes, hours, days, months, weekdays = (
-        frozenset(field.read(text)) for field, text in zip(_FIELDS, fields, strict=True)
-    )
-    return Cron(minutes=minutes, hours=hours, days_of_month=days, months=months, days_of_week=weekdays, zone=zone)
+    return Cron(zone, *map(_numbers, _FIELDS, fields))
 
 
 def _invalid(detail: str) -> Invalid:
     return Invalid(detail, code="invalid_timetable")
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A field of a cron expression, and its range."""
-
-    name: str
-    first: int
-    last: int
-
-    def read(self, text: str) -> set[int]:
-        """The numbers that are meant."""
-        try:
-            found: set[int] = crontab_parser(self.last - self.first + 1, self.first).parse(text)
-        except (ParseException, ValueError) as exc:
-            raise _invalid(
-                f"The {self.name} {text!r} of this cron expression is invalid: it must be {self.first}-{self.last}."
-            ) from exc
-        return found
-
-
-_FIELDS: Final = (
-    _Field("minute", 0, 59),
-    _Field("hour", 0, 23),
-    _Field("day of month", 1, 31),
-    _Field("month", 1, 12),
-    _Field("day of week", 0, 6),
-)
+def _numbers(name: str, text: str) -> frozenset[int]:
+    """What is meant by the text of a field."""
+    first, last = _FIELDS[name]
+    try:
+        return frozenset(crontab_parser(last - first + 1, first).parse(text))
+    except (ParseException, ValueError) as exc:
+        raise _invalid(f"The {name} {text!r} of this cron expression is invalid: it must be {first}-{last}.") from exc
