@@ -499,6 +499,8 @@ class CompleteTasks(LeasesNext):
 class EndedOne(Verdictable):
     task_id: str
     receipt_id: str | None = None
+    retry_at: datetime | None = None
+    """When a released task can be leased again."""
 
 
 class CompletedTasks(Output):

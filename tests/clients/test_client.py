@@ -66,8 +66,10 @@ def test_task_is_released_and_failed(client: Client) -> None:
     client.register_type(name="greeting", max_attempts=1)
     queued = client.queue(task_type="greeting")
 
-    released = client.release(_lease_one(client))
-    assert (released.status, released.will_retry) == ("queued", True)
+    lease = _lease_one(client)
+    released, (again,) = client.release(lease), client.release_many([lease])
+    assert (released.status, released.will_retry) == (again.status, True) == ("queued", True)
+    assert released.retry_at == again.retry_at is not None
     error: Any = {"code": "no_voice", "message": "I have lost my voice.", "details": {"cold": True}}
     failed = client.fail(_lease_one(client), **error, retryable=True)
 

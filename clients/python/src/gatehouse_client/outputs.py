@@ -286,6 +286,8 @@ class EndedOne:
     errors: list[Fault]
     task_id: str
     receipt_id: str | None
+    retry_at: datetime | None
+    """When a released task can be leased again."""
 
 
 @dataclass(frozen=True, kw_only=True)
