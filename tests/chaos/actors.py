@@ -53,6 +53,7 @@ class Actor(threading.Thread):
         self.chance = client.chance
         self.stopping = threading.Event()
         self.failure: BaseException | None = None
+        self.ease = 1.0
 
     def act(self) -> None:
         """Do one thing."""
@@ -72,7 +73,7 @@ class Actor(threading.Thread):
         """Finish what is at hand."""
 
     def rest(self, longest: float) -> None:
-        self.stopping.wait(self.chance.uniform(0, longest))
+        self.stopping.wait(self.chance.uniform(0, longest * self.ease))
 
 
 class Requester(Actor):

@@ -36,8 +36,9 @@ from tests.chaos.readings import reading
 
 # When nobody asks for more, so long may pass without one task less that is open.
 _REST: Final = 180.0
-# Of one soak.
+# Of one soak. Its actors rest so many times as long, so that the machine is not full.
 _READINGS: Final = 10
+_EASE: Final = 6.0
 # Of each requester.
 _ASKED_FOR: Final = 300
 # Violations that are printed.
@@ -126,10 +127,8 @@ class _Run:
             with closing(self._client(f"asker-{tenant}-1")) as client:
                 _register_types(client)
         self._start_actors(manifest)
-        for _ in range(_READINGS if self.soak else 0):
-            since = now()
-            self._wait(self.soak / _READINGS)
-            self._tell(json.dumps(reading(self.ground, self.history, since)))
+        if self.soak:
+            self._soak()
         dice = random.Random(self.seed)  # noqa: S311  # no secret
         left = self.deal(dice)
         deck = list(left)
@@ -142,6 +141,16 @@ class _Run:
             self._wait(dice.uniform(0, 2 * self.pause))
         self._rest()
         self._read()
+
+    def _soak(self) -> None:
+        for actor in self.actors:
+            actor.ease = _EASE
+        for _ in range(_READINGS):
+            since = now()
+            self._wait(self.soak / _READINGS)
+            self._tell(json.dumps(reading(self.ground, self.history, since)))
+        for actor in self.actors:
+            actor.ease = 1.0
 
     def _client(self, name: str) -> Client:
         return Client(
