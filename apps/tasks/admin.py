@@ -46,7 +46,7 @@ from apps.tasks import selectors, waterfall
 from apps.tasks.models import Artifact, Budget, BulkAction, Queue, Schedule, Task, TaskType
 from apps.tasks.results import ARTIFACT, artifact_digest
 from apps.tasks.services import ending, operating, scheduling, types
-from apps.tasks.shapes import QueueFigures
+from apps.tasks.shapes import QueueFigures, Rate
 from apps.tasks.states import TERMINAL, BulkVerb, Status
 
 _SHOWN_RUNS: Final = 50
@@ -231,7 +231,8 @@ class QueueAdmin(OperatorAdmin):
         initial=lambda queue: {name: getattr(queue, name) for name in _LIMITS},
     )
     def limit(self, queue: Queue, given: Mapping[str, Any]) -> str:
-        limits = {name: given[name] for name in _LIMITS}
+        rate = Rate(leases=given["rate"], per_seconds=given["rate_seconds"]) if given["rate"] else None
+        limits = {"concurrency": given["concurrency"], "rate": rate, "fair": given["fair"]}
         with acting_in(queue.tenant_id, _WHY):
             types.set_queue(tenant_id=queue.tenant_id, name=queue.name, **limits)
         return f"The limits of {queue} are set."
