@@ -452,8 +452,8 @@ class FinishedTask(TenantModel):
         indexes = [
             # Serves the count of dead letters, and their list in the admin, newest first.
             models.Index(name="task_history_dead", fields=["tenant", "task_id"], condition=Q(status=Status.FAILED)),
-            # Serves sql.COUNT_MINUTES.
-            models.Index(name="task_history_by_end", fields=["finished_at"]),
+            # Serves sql.PACE, sql.KEEP_HISTORY and sql.FORGET.
+            models.Index(name="task_history_by_end", fields=["finished_at", "tenant"]),
             # Serves selectors.found, which looks at those that ended last.
             models.Index(
                 name="task_history_not_succeeded",
@@ -504,40 +504,6 @@ class Artifact(TenantModel):
 
     def __str__(self) -> str:
         return f"artifact:sha256-{self.digest}"
-
-
-class QueueMinute(TenantModel):
-    """How many tasks of a queue ended in one minute with one status and one class of latency.
-
-    `latency` is the class of the time from a task's earliest start to its end (see `sql.CLASSES_PER_DOUBLING`).
-    `expiries` counts the expired leases of those tasks. All ends up to the latest `counted_to` are counted.
-    """
-
-    queue = models.ForeignKey(Queue, on_delete=models.DO_NOTHING, related_name="+", db_index=False, db_constraint=False)
-    minute_at = models.DateTimeField()
-    status = models.CharField(max_length=10, choices=Status)
-    latency = models.SmallIntegerField()
-    tasks = models.BigIntegerField()
-    expiries = models.BigIntegerField()
-    counted_to = models.DateTimeField()
-
-    class Meta:
-        constraints = [
-            # Serves sql.PACE too.
-            models.UniqueConstraint(
-                fields=["tenant", "queue", "minute_at", "status", "latency"], name="tasks_queueminute_once"
-            ),
-            models.CheckConstraint(
-                condition=Q(tasks__gte=1, expiries__gte=0), name="tasks_queueminute_counts_something"
-            ),
-        ]
-        indexes = [
-            # Serves sql.COUNT_MINUTES, which goes on where the last minute ends, and sql.FORGET_MINUTES.
-            models.Index(name="tasks_queueminute_by_time", fields=["minute_at"])
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.queue_id} {self.minute_at:%H:%M}"
 
 
 class QueueHistory(TenantModel):

@@ -5,8 +5,7 @@ import hashlib
 import json
 import mimetypes
 import os
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -69,9 +68,9 @@ from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, FENCING_TOKEN_BITS
 # What is worth carrying in an answer; larger artifacts are fetched by their own route.
 MAX_SHOWN_BYTES: Final = 1_048_576
 
-# Whole minutes, and what there is of the current one.
 PACE_WINDOW: Final = timedelta(minutes=5)
-DEAD_LETTERS_COUNTED: Final = 10_000
+# Of all queues together.
+ENDS_LOOKED_AT: Final = 10_000
 TASKS_LOOKED_AT: Final = 5_000
 NAMED_LOOKED_AT: Final = 200_000
 _SUMMARY: Final = tuple(name for name in TaskSummary.model_fields if name != "task_id")
@@ -328,6 +327,7 @@ def story(task: Task, standing: Standing, *, after: int = 0, limit: int = 20) ->
 
 
 _HEALTH: Final = ("queue_id", *QueueHealth.model_fields)
+_PACE: Final = [name for name in QueueFigures.model_fields if name not in {*_HEALTH, "dead_letters"}]
 
 
 def queue_health(*, tenant_id: int | None, up_to: int | None = None) -> dict[int, QueueHealth]:
@@ -343,59 +343,16 @@ def queue_health(*, tenant_id: int | None, up_to: int | None = None) -> dict[int
 def queue_figures(*, tenant_id: int | None, up_to: int | None = None) -> dict[int, QueueFigures]:
     """Health, statistics and dead letters of every queue, as :func:`queue_health`; with `up_to`, no dead letters."""
     healths = queue_health(tenant_id=tenant_id, up_to=up_to)
-    letters = DEAD_LETTERS_COUNTED if up_to is None else 0
-    given: dict[str, Any] = {"tenant": tenant_id, "window": PACE_WINDOW, "limit": letters}
-    with connection.cursor() as cursor:
-        cursor.execute(sql.PACE, given)
-        ended: dict[int, list[tuple[str, int, int, int]]] = {}
-        for queue_id, *counted in cursor.fetchall():
-            ended.setdefault(queue_id, []).append(tuple(counted))
-        dead = {}
-        if letters:
-            cursor.execute(sql.DEAD_LETTERS, given)
-            dead = dict(cursor.fetchall())
-    now = database_now()
-    spanned = (PACE_WINDOW + (now - now.replace(second=0, microsecond=0))) / timedelta(minutes=1)
+    given = {"tenant": tenant_id, "since": database_now() - PACE_WINDOW, "limit": ENDS_LOOKED_AT}
+    paces = {pk: dict(zip(_PACE, row, strict=True)) for pk, *row in fetch(sql.PACE, given, hot=True)}
+    dead = {} if up_to is not None else dict(fetch(sql.DEAD_LETTERS, given))
     return {
-        pk: QueueFigures(**health.model_dump(), **_pace(ended.get(pk, []), spanned), dead_letters=dead.get(pk, 0))
+        pk: QueueFigures(**health.model_dump(), **paces.get(pk, {}), dead_letters=dead.get(pk, 0))
         for pk, health in healths.items()
     }
 
 
-def _pace(ended: list[tuple[str, int, int, int]], minutes_spanned: float) -> dict[str, Any]:
-    by_status: Counter[str] = Counter()
-    by_class: Counter[int] = Counter()
-    for status, latency, tasks, _ in ended:
-        by_status[status] += tasks
-        by_class[latency] += tasks
-    decided = by_status[Status.SUCCEEDED] + by_status[Status.FAILED]
-    p50, p95, p99 = quantiles(by_class, (0.5, 0.95, 0.99))
-    return {
-        "finished_per_minute": by_status.total() / minutes_spanned,
-        "failure_rate": by_status[Status.FAILED] / decided if decided else 0.0,
-        "latency_p50_seconds": p50,
-        "latency_p95_seconds": p95,
-        "latency_p99_seconds": p99,
-        "expiries": sum(expiries for *_, expiries in ended),
-    }
-
-
-def quantiles(counts: Mapping[int, int], wanted: Sequence[float]) -> list[float | None]:
-    """The latencies, in seconds, within which these shares of all stay, by counts of latency classes."""
-    found: list[float | None] = []
-    for share in wanted:
-        passed = 0
-        for latency_class in sorted(counts):
-            passed += counts[latency_class]
-            if passed >= share * sum(counts.values()):
-                found.append(2.0 ** (latency_class / sql.CLASSES_PER_DOUBLING) / 1000)
-                break
-        else:
-            found.append(None)
-    return found
-
-
-# The last minute is in the history when the next tick has come after the counts that it waits for.
+# The last minute is in the history when the next tick has come after its ends are settled.
 _IN_HISTORY_WITHIN: Final = timedelta(seconds=40)
 
 

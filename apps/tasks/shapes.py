@@ -373,16 +373,18 @@ class QueueHealth(Output):
 
 
 class QueueFigures(QueueHealth):
-    """The tasks of a queue, and its statistics of the last five minutes."""
+    """The tasks of a queue, and the statistics of its ends in the last five minutes. Ends are looked at that are among the
+    newest ten thousand of all queues.
+    """
 
-    finished_per_minute: float
-    failure_rate: float
+    finished_per_minute: float = 0.0
+    failure_rate: float = 0.0
     """The share of what succeeded or failed; what was canceled is no failure."""
-    latency_p50_seconds: float | None
+    latency_p50_seconds: float | None = None
     """From when a task might have begun to its end; null where nothing ended."""
-    latency_p95_seconds: float | None
-    latency_p99_seconds: float | None
-    expiries: int
+    latency_p95_seconds: float | None = None
+    latency_p99_seconds: float | None = None
+    expiries: int = 0
     """Leases that expired of the tasks that ended."""
     dead_letters: int
     """Of the newest ten thousand of all queues."""

@@ -18,10 +18,6 @@ from apps.tasks.states import (
     STRICT,
 )
 
-# A class of latencies ends at 2 ** (class / 4) milliseconds, so it is at most a fifth wider than the one before. The last
-# class begins after a century.
-CLASSES_PER_DOUBLING: Final = 4
-LAST_CLASS: Final = 167
 # What a call that ended a run is answered, as it is kept with the run.
 _ANSWER: Final = """jsonb_build_object(
             'task_id', 'task_' || {end}.task_id, 'status', {end}.status, 'receipt_id', {end}.receipt, 'will_retry', false)"""
@@ -840,59 +836,23 @@ where %(tenant)s::bigint is null or q.tenant_id = %(tenant)s::bigint
 order by q.tenant_id, q.name
 """
 
-# Who else is counting: two counts at once would add the same ends twice.
-COUNT_MINUTES_ALONE: Final = "select pg_try_advisory_xact_lock(hashtextextended('tasks.minutes', 0))"
-# Ends into minutes, from where the last count stopped up to what by now has surely been committed: a few thousand, and
-# all that ended at the same moment as the last of them. Index: task_history_by_end.
-COUNT_MINUTES: Final = f"""
-with since as materialized (
-    select coalesce(
-        (select max(m.counted_to) from tasks_queueminute m
-         where m.minute_at = (select max(l.minute_at) from tasks_queueminute l)),
-        gatehouse_now() - interval '1 hour') as moment
-), ended as materialized (
-    select d.tenant_id, d.task_id, d.status, d.finished_at, d.task_id << 16 as runs_after, (d.task_id << 16) + d.fencing_token as last_run
-    from task_history d
-    where d.finished_at > (select moment from since) and d.finished_at <= gatehouse_now() - %(settled)s::interval
-    order by d.finished_at
-    fetch first %(limit)s rows with ties
-), added as (
-    insert into tasks_queueminute (tenant_id, queue_id, minute_at, status, latency, tasks, expiries, counted_to)
-    select e.tenant_id, t.queue_id, date_trunc('minute', e.finished_at), e.status, took.class, count(*),
-           sum(lost.leases), max(e.finished_at)
-    from ended e
-    join lateral (select queue_id, greatest(created_at, run_at) as begun from tasks_task where id = e.task_id) t on true
-    cross join lateral (
-        select least({LAST_CLASS}, greatest(0, ceil({CLASSES_PER_DOUBLING} * ln(
-            greatest(1, extract(epoch from e.finished_at - t.begun)::float8 * 1000)) / ln(2))))::smallint as class
-    ) as took
-    cross join lateral (
-        select count(*) as leases from tasks_run r
-        where r.id > e.runs_after and r.id <= e.last_run and r.outcome = 'expired'
-    ) as lost
-    group by e.tenant_id, t.queue_id, date_trunc('minute', e.finished_at), e.status, took.class
-    on conflict (tenant_id, queue_id, minute_at, status, latency) do update
-    set tasks = tasks_queueminute.tasks + excluded.tasks, expiries = tasks_queueminute.expiries + excluded.expiries,
-        counted_to = greatest(tasks_queueminute.counted_to, excluded.counted_to)
-)
-select count(*) from ended
-"""
-FORGET_MINUTES: Final = """
-delete from tasks_queueminute where minute_at < gatehouse_now() - %(kept)s::interval
-"""
 # The minutes that are over and not yet in the history, an hour back at most, of the queues in which most happens. What
-# waits now is told of the last one alone. Index: tasks_queueminute_by_time, tasks_queuehistory_by_time.
+# waits now is told of the last one alone. Index: task_history_by_end, tasks_queuehistory_by_time.
 KEEP_HISTORY: Final = """
 with since as materialized (
     select date_trunc('minute', gatehouse_now() - %(settled)s::interval) as until,
            greatest(coalesce((select max(minute_at) + interval '1 minute' from tasks_queuehistory), '-infinity'),
                     date_trunc('minute', gatehouse_now()) - interval '1 hour') as first
 ), ended as (
-    select m.tenant_id, m.queue_id, m.minute_at, sum(m.tasks)::bigint as ended,
-           coalesce(sum(m.tasks) filter (where m.status = 'failed'), 0)::bigint as failed
-    from tasks_queueminute m, since
-    where m.minute_at >= since.first and m.minute_at < since.until
-    group by m.tenant_id, m.queue_id, m.minute_at
+    select d.tenant_id, t.queue_id, date_trunc('minute', d.finished_at) as minute_at, count(*) as ended,
+           count(*) filter (where d.status = 'failed') as failed
+    from since
+    cross join lateral (
+        select tenant_id, task_id, status, finished_at from task_history
+        where finished_at >= since.first and finished_at < since.until
+    ) as d
+    cross join lateral (select queue_id from tasks_task where id = d.task_id limit 1) as t
+    group by 1, 2, 3
 ), waiting as (
     select h.tenant_id, h.queue_id, since.until - interval '1 minute' as minute_at, count(*) as queued
     from task_live h, since
@@ -921,18 +881,38 @@ where h.minute_at >= %(since)s::timestamptz
   and (%(queue)s::bigint is null or h.tenant_id = q.tenant_id and h.queue_id = %(queue)s::bigint)
 group by at, q.id, q.name
 """
-# What ended in each queue since the last whole minutes began. Index: tasks_queueminute_once.
+# Of the newest ends in all queues, by queue: how many in a minute, the share of failures, the time from when a task might
+# have begun to its end, and the leases that expired. Index: task_history_by_end, from a moment that is given: row-level
+# security keeps gatehouse_now() out of index conditions. Of a hot statement the planner expects so many ends that it takes
+# them in their order.
 PACE: Final = """
-select q.id, m.status, m.latency, m.tasks, m.expiries
-from tasks_queue q
-cross join lateral (
-    select status, latency, sum(tasks)::bigint as tasks, sum(expiries)::bigint as expiries
-    from tasks_queueminute
-    where tenant_id = q.tenant_id and queue_id = q.id
-      and minute_at >= date_trunc('minute', gatehouse_now()) - %(window)s::interval
-    group by status, latency
-) as m
-where %(tenant)s::bigint is null or q.tenant_id = %(tenant)s::bigint
+with ended as materialized (
+    select d.task_id, d.status, d.finished_at, d.fencing_token, d.task_id << 16 as runs_after,
+           (d.task_id << 16) + d.fencing_token as last_run
+    from task_history d
+    where d.finished_at > %(since)s::timestamptz and (%(tenant)s::bigint is null or d.tenant_id = %(tenant)s::bigint)
+    order by d.finished_at desc limit %(limit)s::bigint
+), spanned as (
+    select gatehouse_now() - case when count(*) < %(limit)s::bigint then %(since)s::timestamptz else min(finished_at) end as span
+    from ended
+), told as (
+    select t.queue_id, count(*) as ended, count(*) filter (where e.status = 'failed')::float8 as failed,
+           nullif(count(*) filter (where e.status <> 'canceled'), 0) as decided, sum(lost.leases)::bigint as expiries,
+           percentile_cont(array[0.5, 0.95, 0.99]) within group (
+               order by extract(epoch from greatest(e.finished_at - t.begun, interval '0'))::float8) as latencies
+    from ended e
+    cross join lateral (
+        select queue_id, greatest(created_at, run_at) as begun from tasks_task where id = e.task_id limit 1
+    ) as t
+    cross join lateral (
+        select count(*) as leases from tasks_run r
+        where e.fencing_token > 1 and r.id > e.runs_after and r.id <= e.last_run and r.outcome = 'expired'
+    ) as lost
+    group by t.queue_id
+)
+select queue_id, ended * 60 / greatest(extract(epoch from span), 1)::float8, coalesce(failed / decided, 0),
+       latencies[1], latencies[2], latencies[3], expiries
+from told, spanned
 """
 
 # The newest dead letters by queue. Index: task_history_dead.

@@ -51,14 +51,6 @@ def release_dependants() -> None:
             return
 
 
-@tick(every=timedelta(seconds=5))
-def count_minutes() -> None:
-    """Count what has ended."""
-    for _ in range(10):
-        if sweeping.count_minutes() < sweeping.MINUTES_BATCH:
-            return
-
-
 @tick(every=timedelta(seconds=1))
 def go_on_with_bulk_actions() -> None:
     """Cancel, retry and move what operators have selected."""
@@ -74,9 +66,9 @@ def keep_history() -> None:
 
 
 @tick(every=timedelta(minutes=10))
-def forget_minutes() -> None:
-    """Delete old counts."""
-    sweeping.forget_minutes()
+def forget_history() -> None:
+    """Delete old minutes of queues."""
+    sweeping.forget_history()
 
 
 @tick(every=timedelta(seconds=20))

@@ -30,7 +30,6 @@ from apps.tasks.models import (
     IdempotencyKey,
     LiveTask,
     QueueHistory,
-    QueueMinute,
     RateWindow,
     Run,
 )
@@ -53,7 +52,7 @@ def address(model: type[models.Model], page: str, *args: object) -> str:
 # Counters, the search index, and rows that stand on the page of their worker, source, task, queue, execution or inbox.
 WITHOUT_A_PAGE = {
     Allowance, Budget, Call, ConceptName, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer,
-    QueueHistory, QueueMinute, RateWindow, ReceiptKey, ReceiptState, Registry, Run, SearchTerm, SearchTotals, SourceEntry,
+    QueueHistory, RateWindow, ReceiptKey, ReceiptState, Registry, Run, SearchTerm, SearchTotals, SourceEntry,
     SourceHour, TermFrequency, Vector, WorkerEvent,
 }  # fmt: skip
 

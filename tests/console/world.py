@@ -95,14 +95,13 @@ def _work(kee: Caller, worker: Caller) -> None:
     tasks.queue(kee, depends_on=[held.task_id], budget=BudgetInput(tokens=1000, cost_usd=0.5))
     with acting_as(kee):
         scheduling.set_schedule(caller=kee, draft=ScheduleTask(name="nightly", task_type="index", cron="0 3 * * *"))
-    _count_ends()
+    _keep_history()
 
 
-def _count_ends() -> None:
-    """What has ended is counted some seconds later."""
+def _keep_history() -> None:
+    """The minute in which something ended is kept when it is over."""
     with acting_as_system("test"), connection.cursor() as cursor:
         cursor.execute("select set_config('gatehouse.now', (now() + interval '75 seconds')::text, true)")
-        sweeping.count_minutes()
         sweeping.keep_history()
         QueueHistory.objects.update(minute_at=F("minute_at") - timedelta(minutes=5))
         cursor.execute("select set_config('gatehouse.now', '', true)")

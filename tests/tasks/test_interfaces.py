@@ -1,11 +1,9 @@
 """Tasks over HTTP, in the console, and the figures of queues."""
 
-import math
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -13,9 +11,10 @@ from django.utils import timezone
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.tasks import selectors, sql
+from apps.tasks import selectors
 from apps.tasks.models import LiveTask, QueueHistory, Run, Task
 from apps.tasks.services import operating, sweeping
+from apps.tasks.shapes import QueueFigures
 from apps.tasks.states import BulkVerb
 from tests.console.test_site import SENT
 from tests.factories import make_token, refused
@@ -211,38 +210,27 @@ def test_paused_queue_or_type_gives_out_nothing(console: Client, kee: Caller, wo
     lease_one(worker)
 
 
-def test_ends_are_counted_once_by_queue_and_status(kee: Caller, worker: Caller) -> None:
+def test_figures_are_those_of_the_newest_ends(kee: Caller, worker: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     make_type(kee)
     queue_many(kee, *[asked()] * 4)
     for _ in range(3):
         complete(worker, lease_one(worker))
     fail_next(worker)
-    assert sweeping.count_minutes() == 0, "what has just ended may not be committed everywhere"
-    later(6)
+    later(100)
 
-    assert [sweeping.count_minutes(), sweeping.count_minutes()] == [4, 0]
-    with acting_as(kee):
-        (found,) = selectors.queue_figures(tenant_id=kee.tenant_id).values()
+    (found,) = figures(kee)
     assert (found.failure_rate, found.expiries, found.dead_letters) == (0.25, 0, 1)
-    assert 4 / 6 <= found.finished_per_minute <= 4 / 5
+    assert found.finished_per_minute == 4 / 5
+    assert found.latency_p50_seconds is not None
     assert found.latency_p99_seconds is not None
-    assert 0 < found.latency_p99_seconds < 60
-    queue(kee)
-    complete(worker, lease_one(worker))
-    later(12)
-    assert sweeping.count_minutes() == 1
-
-
-def test_ends_at_one_moment_are_counted_together(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.tasks.services.sweeping.MINUTES_BATCH", 2)
-    make_type(kee)
-    queue_many(kee, *[asked()] * 5)
-    with connection.cursor() as cursor, acting_as(kee):
-        cursor.execute(
-            """insert into task_history (task_id, tenant_id, status, fencing_token, summary, receipt_id, finished_at)
-               select task_id, tenant_id, 'succeeded', 0, '', 'r', now() - interval '1 minute' from task_live"""
-        )
-    assert [sweeping.count_minutes(), sweeping.count_minutes()] == [5, 0]
+    assert 0 < found.latency_p50_seconds <= found.latency_p99_seconds < 60
+    monkeypatch.setattr(selectors, "ENDS_LOOKED_AT", 2)
+    (found,) = figures(kee)
+    assert found.failure_rate == 0.5
+    assert 2 / 2 < found.finished_per_minute < 2 * 60 / 99
+    later(301)
+    (found,) = figures(kee)
+    assert (found.finished_per_minute, found.latency_p50_seconds) == (0, None)
 
 
 def test_expired_leases_are_counted_with_the_end(kee: Caller, worker: Caller) -> None:
@@ -252,15 +240,14 @@ def test_expired_leases_are_counted_with_the_end(kee: Caller, worker: Caller) ->
         lease_one(worker)
         with acting_as(kee):
             LiveTask.objects.update(lease_expires_at=LONG_AGO)
+    assert [found.expiries for found in figures(kee)] == [0]
     complete(worker, lease_one(worker))
-    later(6)
-    sweeping.count_minutes()
-    with acting_as(kee):
-        (found,) = selectors.queue_figures(tenant_id=kee.tenant_id).values()
-    assert found.expiries == 2
-    assert sweeping.forget_minutes() == 0
-    later(3 * 86_400)
-    assert sweeping.forget_minutes() == 1
+    assert [found.expiries for found in figures(kee)] == [2]
+
+
+def figures(caller: Caller) -> list[QueueFigures]:
+    with acting_as(caller):
+        return list(selectors.queue_figures(tenant_id=caller.tenant_id).values())
 
 
 def test_each_minute_of_a_queue_is_kept_once(kee: Caller, worker: Caller) -> None:
@@ -269,27 +256,12 @@ def test_each_minute_of_a_queue_is_kept_once(kee: Caller, worker: Caller) -> Non
     complete(worker, lease_one(worker))
     fail_next(worker)
     later(90)
-    sweeping.count_minutes()
     assert [sweeping.keep_history() > 0, sweeping.keep_history() > 0] == [True, False]
     later(150)
     with acting_as(kee):
         kept = selectors.history(step=timedelta(hours=2), steps=1)
     assert [(one.ended, one.failed, one.queued) for one in kept] == [(2, 1, {"default": 1})]
     later(31 * 86_400)
-    assert sweeping.forget_minutes() > 1
+    assert sweeping.forget_history() > 0
     with acting_as(kee):
         assert not QueueHistory.objects.exists()
-
-
-@pytest.mark.parametrize("seconds", [0.001, 0.01, 0.5, 3, 60, 86_400])
-def test_quantile_is_at_most_a_fifth_too_high(seconds: float) -> None:
-    measured = max(0, math.ceil(sql.CLASSES_PER_DOUBLING * math.log2(seconds * 1000)))
-    (p50,) = selectors.quantiles({measured: 10}, [0.5])
-    assert p50 is not None
-    assert seconds <= p50 * 1.000001 <= seconds * 1.2
-
-
-def test_quantiles_are_told_apart() -> None:
-    counts = {0: 50, 40: 45, 80: 5}
-    assert selectors.quantiles(counts, [0.5, 0.95, 0.99]) == [2 ** (c / 4) / 1000 for c in (0, 40, 80)]
-    assert selectors.quantiles({}, [0.5]) == [None]

@@ -330,7 +330,7 @@ class Migration(migrations.Migration):
                         models.Index(
                             name="task_history_dead", fields=["tenant", "task_id"], condition=Q(status="failed")
                         ),
-                        models.Index(name="task_history_by_end", fields=["finished_at"]),
+                        models.Index(name="task_history_by_end", fields=["finished_at", "tenant"]),
                         models.Index(
                             name="task_history_not_succeeded",
                             fields=["status", "finished_at"],
@@ -375,33 +375,6 @@ class Migration(migrations.Migration):
                     "constraints": [
                         models.UniqueConstraint(
                             name="tasks_idempotencykey_once", fields=["tenant", "principal", "key"]
-                        ),
-                    ],
-                },
-            ),
-            migrations.CreateModel(
-                name="QueueMinute",
-                fields=[
-                    id_field(),
-                    ("minute_at", models.DateTimeField()),
-                    ("status", models.CharField(max_length=10)),
-                    ("latency", models.SmallIntegerField()),
-                    ("tasks", models.BigIntegerField()),
-                    ("expiries", models.BigIntegerField()),
-                    ("counted_to", models.DateTimeField()),
-                    _loose("queue", "tasks.queue"),
-                    tenant_field(),
-                ],
-                options={
-                    "indexes": [
-                        models.Index(name="tasks_queueminute_by_time", fields=["minute_at"]),
-                    ],
-                    "constraints": [
-                        models.UniqueConstraint(
-                            name="tasks_queueminute_once", fields=["tenant", "queue", "minute_at", "status", "latency"]
-                        ),
-                        models.CheckConstraint(
-                            name="tasks_queueminute_counts_something", condition=Q(expiries__gte=0, tasks__gte=1)
                         ),
                     ],
                 },

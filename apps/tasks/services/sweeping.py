@@ -107,24 +107,11 @@ def ready_again() -> list[ReadyQueue]:
     return [ReadyQueue(tenant_id=row[0], queue=row[1], task_type=row[2]) for row in rows]
 
 
-MINUTES_BATCH: Final = 5_000
 # An end is dated when its statement begins; after this long it is committed, or counts in no figure.
 _SETTLED: Final = timedelta(seconds=5)
-_KEPT: Final = timedelta(hours=2)
 HISTORY_DAYS: Final = 30
 # Of each minute: what bounds the rows of the history.
 _QUEUES_IN_HISTORY: Final = 50
-
-
-def count_minutes() -> int:
-    """Count a few thousand ends into their minutes; says how many. Opens its own transaction.
-
-    Safe to repeat and to overlap.
-    """
-    given: dict[str, Any] = {"settled": _SETTLED, "limit": MINUTES_BATCH}
-    with acting_as_system("counting what ended"):
-        alone = fetch(sql.COUNT_MINUTES_ALONE, hot=True) == [(True,)]
-        return int(fetch(sql.COUNT_MINUTES, given, hot=True)[0][0]) if alone else 0
 
 
 def keep_history() -> int:
@@ -132,17 +119,15 @@ def keep_history() -> int:
 
     Safe to repeat and to overlap.
     """
-    # Ends of the last seconds are counted some seconds later.
-    given: dict[str, Any] = {"settled": 3 * _SETTLED, "queues": _QUEUES_IN_HISTORY}
+    given: dict[str, Any] = {"settled": _SETTLED, "queues": _QUEUES_IN_HISTORY}
     with acting_as_system("keeping the history of queues"):
         return int(execute(sql.KEEP_HISTORY, given, hot=True))
 
 
-def forget_minutes() -> int:
-    """Delete old minutes and old history; says how many rows. Opens its own transaction."""
-    given: dict[str, Any] = {"kept": _KEPT, "history": timedelta(days=HISTORY_DAYS)}
+def forget_history() -> int:
+    """Delete old history; says how many rows. Opens its own transaction."""
     with acting_as_system("forgetting old minutes"):
-        return execute(sql.FORGET_MINUTES, given, hot=True) + execute(sql.FORGET_HISTORY, given, hot=True)
+        return execute(sql.FORGET_HISTORY, {"history": timedelta(days=HISTORY_DAYS)}, hot=True)
 
 
 FORGET_BATCH: Final = 1_000

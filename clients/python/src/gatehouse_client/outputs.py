@@ -62,7 +62,10 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueFigures:
-    """The tasks of a queue, and its statistics of the last five minutes."""
+    """
+    The tasks of a queue, and the statistics of its ends in the last five minutes. Ends are looked at that are among the
+    newest ten thousand of all queues.
+    """
 
     queue: str
     paused: bool
