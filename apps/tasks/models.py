@@ -34,15 +34,6 @@ def retry_key(task_id: int) -> str:
     return f"{RETRY_PREFIX}task_{task_id}"
 
 
-def _limits_bite() -> Q:
-    """A limit is null or at least one, and a rate has a period."""
-    return (
-        (Q(concurrency=None) | Q(concurrency__gte=1))
-        & (Q(rate=None) | Q(rate__gte=1))
-        & (Q(rate=None, rate_seconds=None) | Q(rate__isnull=False, rate_seconds__isnull=False, rate_seconds__gt=0))
-    )
-
-
 class Queue(TenantModel):
     """A queue of tasks. A paused queue grants no leases; leases that are held go on.
 
@@ -62,7 +53,9 @@ class Queue(TenantModel):
         permissions = [("operate_queue", "Can pause and resume queues")]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "name"], name="tasks_queue_name_once"),
-            models.CheckConstraint(condition=_limits_bite(), name="tasks_queue_limits_bite"),
+            models.CheckConstraint(
+                condition=both_or_neither("rate", "rate_seconds"), name="tasks_queue_rate_has_a_period"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -111,10 +104,6 @@ class TaskType(TenantModel):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "name"], name="tasks_tasktype_name_once"),
-            models.CheckConstraint(condition=Q(priority__range=(1, 10)), name="tasks_tasktype_priority_1_to_10"),
-            models.CheckConstraint(
-                condition=Q(max_attempts__gte=1, max_expiries__gte=1), name="tasks_tasktype_tries_at_least_once"
-            ),
             models.CheckConstraint(
                 condition=Q(lease_seconds__gte=1, max_lease_seconds__gte=F("lease_seconds")),
                 name="tasks_tasktype_lease_within_its_cap",
@@ -123,13 +112,8 @@ class TaskType(TenantModel):
                 condition=Q(backoff_seconds__gte=0, backoff_cap_seconds__gte=F("backoff_seconds")),
                 name="tasks_tasktype_backoff_within_its_cap",
             ),
-            models.CheckConstraint(condition=_limits_bite(), name="tasks_tasktype_limits_bite"),
             models.CheckConstraint(
-                condition=(Q(heartbeat_seconds=None) | Q(heartbeat_seconds__gte=1))
-                & (Q(deadline_seconds=None) | Q(deadline_seconds__gte=1))
-                & (Q(retention_seconds=None) | Q(retention_seconds__gte=1))
-                & (Q(stuck_after=None) | Q(stuck_after__gte=1)),
-                name="tasks_tasktype_spans_at_least_one",
+                condition=both_or_neither("rate", "rate_seconds"), name="tasks_tasktype_rate_has_a_period"
             ),
         ]
 
@@ -167,7 +151,6 @@ class Task(TenantModel):
 
     class Meta:
         permissions = [("operate_task", "Can cancel tasks, retry dead letters and revoke leases")]
-        constraints = [models.CheckConstraint(condition=Q(priority__range=(1, 10)), name="tasks_task_priority_1_to_10")]
         # Serves sql.LISTED, newest first.
         indexes = [models.Index(name="tasks_task_newest", fields=["tenant", "id"])]
 
@@ -302,9 +285,6 @@ class Dependency(TenantModel):
             models.CheckConstraint(
                 condition=Q(on_task_id__lt=F("task_id")), name="tasks_dependency_on_what_was_before"
             ),
-            models.CheckConstraint(
-                condition=Q(if_it_fails__in=IfDependencyFails.values), name="tasks_dependency_failure_policy_known"
-            ),
         ]
         indexes = [
             # Serves sql.WAITED_ENOUGH and sql.RELEASE, and sql.END, which tells whether anything waits.
@@ -351,7 +331,6 @@ class Run(TenantModel):
             models.CheckConstraint(
                 condition=Q(outcome=None) | Q(outcome__in=Outcome.values), name="tasks_run_outcome_known"
             ),
-            models.CheckConstraint(condition=Q(spent_cost_usd__gte=0), name="tasks_run_spent_not_negative"),
         ]
 
     def __str__(self) -> str:
@@ -383,13 +362,8 @@ class Budget(TenantModel):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=(Q(max_tokens__isnull=False) | Q(max_cost_usd__isnull=False))
-                & (Q(max_tokens=None) | Q(max_tokens__gte=1))
-                & (Q(max_cost_usd=None) | Q(max_cost_usd__gt=0)),
+                condition=Q(max_tokens__isnull=False) | Q(max_cost_usd__isnull=False),
                 name="tasks_budget_limits_something",
-            ),
-            models.CheckConstraint(
-                condition=Q(spent_tokens__gte=0, spent_cost_usd__gte=0), name="tasks_budget_spent_not_negative"
             ),
             models.CheckConstraint(
                 condition=(
@@ -442,7 +416,6 @@ class FinishedTask(TenantModel):
                 condition=Q(status__in=[str(status) for status in sorted(TERMINAL)]),
                 name="task_history_status_terminal",
             ),
-            models.CheckConstraint(condition=Q(reason__in=Reason.values), name="task_history_reason_known"),
             models.CheckConstraint(
                 condition=Q(status=Status.SUCCEEDED, reason=None)
                 | (~Q(status=Status.SUCCEEDED) & Q(reason__isnull=False)),
@@ -518,9 +491,7 @@ class QueueHistory(TenantModel):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "queue", "minute_at"], name="tasks_queuehistory_once"),
-            models.CheckConstraint(
-                condition=Q(ended__gte=F("failed"), failed__gte=0, queued__gte=0), name="tasks_queuehistory_counts"
-            ),
+            models.CheckConstraint(condition=Q(ended__gte=F("failed")), name="tasks_queuehistory_counts"),
         ]
         # Serves selectors.history, and sql.KEEP_HISTORY, which goes on after the last minute.
         indexes = [models.Index(name="tasks_queuehistory_by_time", fields=["minute_at"])]
@@ -550,10 +521,7 @@ class BulkAction(TenantModel):
 
     class Meta:
         constraints = [
-            models.CheckConstraint(condition=Q(done__lte=F("position")), name="tasks_bulkaction_done_of_those_over"),
-            models.CheckConstraint(
-                condition=Q(to_priority=None) | Q(to_priority__range=(1, 10)), name="tasks_bulkaction_priority_1_to_10"
-            ),
+            models.CheckConstraint(condition=Q(done__lte=F("position")), name="tasks_bulkaction_done_of_those_over")
         ]
         # Serves services.operating.go_on.
         indexes = [models.Index(name="tasks_bulkaction_open", fields=["id"], condition=Q(ended_at=None))]
@@ -596,9 +564,6 @@ class Schedule(TenantModel):
             models.CheckConstraint(
                 condition=Q(cron__isnull=False, every_seconds=None) | Q(cron=None, every_seconds__gte=1),
                 name="tasks_schedule_has_one_timetable",
-            ),
-            models.CheckConstraint(
-                condition=Q(priority=None) | Q(priority__range=(1, 10)), name="tasks_schedule_priority_1_to_10"
             ),
         ]
         permissions = [("operate_schedule", "Can stop and resume schedules")]
@@ -649,7 +614,6 @@ class RateWindow(TenantModel):
                 condition=Q(queue=None, task_type__isnull=False) | Q(queue__isnull=False, task_type=None),
                 name="tasks_ratewindow_of_a_queue_or_a_type",
             ),
-            models.CheckConstraint(condition=Q(leases__gte=1), name="tasks_ratewindow_counts_something"),
         ]
         indexes = [
             # Serve sql.CLAIM_WITHIN_LIMITS, which sums what was granted lately.

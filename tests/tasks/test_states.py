@@ -222,7 +222,7 @@ def test_impossible_values_are_refused(kee: Caller) -> None:
             ("holder", None),
         ],
         Run: [("outcome", "lost"), ("ended_at", FUTURE), ("spent_tokens", -1), ("progress_sequence", -1)],
-        Inbox: [("visible_unread", -1), ("max_items", 0)],
+        Inbox: [("visible_unread", -1)],
     }
     with acting_as(kee):
         lock_or_create(tenant_id=kee.tenant_id, principal_id=kee.principal_id)
