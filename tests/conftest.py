@@ -1,6 +1,7 @@
 """Fixtures of every test: rows are made by services, as the application's role, never as the owner."""
 
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from apps.principals.models import Operator, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import make_caller, make_tenant
+from tests.interfaces.asking import ROUTED
 from tests.mcp.node import packages
 from tests.server import acme, server, started_server
 
@@ -23,6 +25,23 @@ __all__ = ["acme", "packages", "server", "started_server"]
 settings.register_profile("alike", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("anew", settings.get_profile("alike"), derandomize=False)
 settings.load_profile("alike")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Say how much tests/interfaces/test_fuzz.py asked of the API. Of all routes it must be 3,000 cases."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    found = [dict(one.user_properties) for one in reporter.getreports("passed")] if reporter else []
+    asked = [properties["asked"] for properties in found if "asked" in properties]
+    if total := sum(sum(one.values()) for one in asked):
+        done = sum(
+            number for one in asked for status, number in one.items() if int(status) < HTTPStatus.MULTIPLE_CHOICES
+        )
+        reporter.write_line(f"\n{total:,} cases asked of {len(asked)} routes: {done:,} were done, the others refused.")
+        if len(asked) >= len(ROUTED) and total < _FEWEST_CASES:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+_FEWEST_CASES = 3_000
 
 
 class QuickHasher(PBKDF2PasswordHasher):
