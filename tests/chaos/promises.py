@@ -131,8 +131,9 @@ def idempotent(history: History) -> Iterator[str]:
     for calls in same.values():
         done = [call for call in calls if call.ok]
         # The verb for several says more than the verb for one.
-        if len({(call.body["status"], call.body.get("receipt_id"), call.body.get("retry_at")) for call in done}) > 1:
-            yield f"{done[0]} and its repetitions were answered differently"
+        said = {(call.body["status"], call.body.get("receipt_id"), call.body.get("retry_at")) for call in done}
+        if len(said) > 1:
+            yield f"{done[0]} and its repetitions were answered differently: {said}"
         first = min((call.end for call in done), default=NEVER)
         yield from (f"{call} had succeeded before" for call in calls if call.refused and call.begin > first)
 

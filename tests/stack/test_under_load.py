@@ -1,10 +1,15 @@
-"""A release takes the place of another one while that works."""
+"""What happens to a whole product at work: an upgrade, a full disk, a web process that freezes."""
 
 import io
+import os
+import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +18,7 @@ import pytest
 from config.stack import processes
 from config.stack.supervisor import WEB, readiness
 from tests.chaos.ground import Breakage, Ground
+from tests.chaos.history import now
 from tests.chaos.promises import violations
 from tests.chaos.run import run
 from tests.commands import PATIENCE, ROOT
@@ -34,6 +40,11 @@ migrations.RunSQL("create index concurrently {table}_later on {table} (later)"),
 """
 _CONTRACT: Final = 'migrations.RemoveField("{model}", "later")'
 _HOT: Final = {"tasks": ("Task", "tasks_task"), "receipts": ("Receipt", "receipts_receipt")}
+
+
+def _add_web(ground: Ground) -> None:
+    assert ground._listener is not None
+    ground.add("web-2", *WEB.format(fd=ground._listener.fileno()).split(), GATEHOUSE_PROCESS="web")
 
 
 def _git(*arguments: str) -> bytes:
@@ -80,13 +91,12 @@ def _replace(ground: Ground, name: str) -> None:
 
 
 @pytest.mark.long
-def test_an_upgrade_under_load_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upgrade_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = _tree(tmp_path / "old", _released()), _tree(tmp_path / "new", "HEAD")
     monkeypatch.setattr(processes, "PRODUCT", old)
 
     def upgrade(ground: Ground, _: object) -> None:
-        assert ground._listener is not None
-        ground.add("web-2", *WEB.format(fd=ground._listener.fileno()).split(), GATEHOUSE_PROCESS="web")
+        _add_web(ground)
         product = [name for name in ground.kept if name.startswith(("web", "worker", "beat"))]
         time.sleep(5)
         monkeypatch.setattr(processes, "PRODUCT", new)
@@ -113,3 +123,73 @@ def test_an_upgrade_under_load_loses_nothing(tmp_path: Path, monkeypatch: pytest
     assert violations(history) == []
     assert [call for call in history.calls if (call.status or 0) >= 500] == []
     assert min(len(history.accepted), len(history.receipts)) > 300
+
+
+@contextmanager
+def _small_disk(ground: Ground) -> Iterator[Path]:
+    """PostgreSQL's cluster on a disk of 512 MB, and afterwards where it was."""
+    cluster = ground.data.servers / "postgres"
+    away = cluster.with_name("away")
+
+    def move(source: Path, target: Path) -> None:
+        ground.kept["postgres"].child.send_signal(signal.SIGINT)
+        ground.kept["postgres"].child.wait(timeout=PATIENCE)
+        subprocess.run(["cp", "-a", f"{source}/.", target], check=True)
+
+    move(cluster, away)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", cluster], check=True)
+    try:
+        subprocess.run(["cp", "-a", f"{away}/.", cluster], check=True)
+        ground.start_server("postgres")
+        yield cluster
+        shutil.rmtree(away)
+        move(cluster, away)
+    finally:
+        subprocess.run(["umount", "--lazy", cluster], check=True)
+    subprocess.run(["cp", "-a", f"{away}/.", cluster], check=True)
+    ground.start_server("postgres")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root mounts a disk")
+def test_a_full_disk_of_the_database_costs_only_answers() -> None:
+    full: list[float] = []
+
+    def fill(ground: Ground, _: object) -> None:
+        with _small_disk(ground) as cluster:
+            time.sleep(5)
+            full.append(now())
+            ballast = cluster / "ballast"
+            assert (
+                b"No space"
+                in subprocess.run(["dd", "if=/dev/zero", f"of={ballast}"], check=False, capture_output=True).stderr
+            )
+            time.sleep(20)
+            ballast.unlink()
+            if ground.ended():  # as what runs PostgreSQL starts it again
+                ground.start_server("postgres")
+            until(lambda: readiness(ground.url)[0] == 200, ground.logs, seconds=PATIENCE)
+            full.append(now())
+            time.sleep(5)
+
+    history = run(tasks=1, seed=20261129, deal=lambda _: [Breakage(name="fill", apply=fill, harms=("database",))])
+    assert violations(history) == []
+    during = [call for call in history.calls if full[0] < call.begin < full[1]]
+    assert {call.status for call in during if (call.status or 0) >= 500} == {503}
+    assert [call for call in history.calls if call.ok and call.begin > full[1]]
+
+
+@pytest.mark.long
+def test_a_frozen_web_process_harms_only_whom_it_answers() -> None:
+    def freeze(ground: Ground, _: object) -> None:
+        _add_web(ground)
+        until(lambda: "startup complete" in ground.data.log("web-2").read_text(), ground.logs, seconds=PATIENCE)
+        time.sleep(5)
+        ground.pause("web-2", 75)  # longer than PostgreSQL waits for a transaction that does nothing
+        time.sleep(5)
+
+    history = run(tasks=1, seed=20261130, deal=lambda _: [Breakage(name="freeze", apply=freeze, harms=("web",))])
+    assert violations(history) == []
+    (fault,) = (one for one in history.faults if one.name == "freeze")
+    late = [call for call in history.calls if fault.begin + 40 < call.begin < fault.end - 10]
+    assert sum(call.ok for call in late) > len(late) / 2
