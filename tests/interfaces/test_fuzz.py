@@ -35,7 +35,7 @@ from apps.digests.models import Entry
 from apps.mcp import calls
 from apps.memory.models import Subject
 from apps.plans.models import Plan
-from apps.principals.models import Principal, Tenant, TenantModel
+from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import acting_as_system
 from apps.receipts.models import Receipt
@@ -73,7 +73,7 @@ _CONFIG: Final = {
 }
 
 
-_MODELS: Final[dict[str, type[TenantModel]]] = {
+_MODELS: Final[dict[str, Any]] = {
     "receipt_id": Receipt,
     "ref": Entry,
     "plan_id": Plan,
@@ -107,16 +107,10 @@ class Site:
 
     def ask(self, who: str, call: Callable[[dict[str, str]], Any]) -> Any:
         """An answer to whom may call. A case may have revoked the token: once it is replaced, none is refused."""
-        for _ in range(2):
-            if who not in self.tokens:
-                # On a thread, and so on a connection, of its own: a test's transaction is never committed.
-                with ThreadPoolExecutor(1) as thread:
-                    self.tokens[who] = thread.submit(self._issue, who).result()
-            token = self.tokens[who]
-            answer = call({"Authorization": f"Bearer {token}"})
-            if answer.status_code != HTTPStatus.UNAUTHORIZED:
-                break
+        answer = call(self._carried(who))
+        if answer.status_code == HTTPStatus.UNAUTHORIZED:
             del self.tokens[who]
+            answer = call(self._carried(who))
         assert answer.status_code != HTTPStatus.UNAUTHORIZED
         self.asked[answer.status_code] += 1
         if _is_json(answer):
@@ -140,6 +134,13 @@ class Site:
             if there and (name, there[-1]) != ("name", "Kee"):
                 given[name] = there[-1 - turn % min(2, len(there))]
             self.refer(value, turn)
+
+    def _carried(self, who: str) -> dict[str, str]:
+        if who not in self.tokens:
+            # On a thread, and so on a connection, of its own: a test's transaction is never committed.
+            with ThreadPoolExecutor(1) as thread:
+                self.tokens[who] = thread.submit(self._issue, who).result()
+        return {"Authorization": f"Bearer {self.tokens[who]}"}
 
     def _issue(self, who: str) -> str:
         with closing(connection):
