@@ -84,7 +84,7 @@ class Inbox(TenantModel):
     """
 
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="inboxes", db_index=False)
-    last_seq = models.PositiveBigIntegerField(default=0, db_default=0)
+    last_seq = models.BigIntegerField(default=0, db_default=0)
     visible_unread = models.PositiveIntegerField(default=0, db_default=0)
     pending_unread = models.PositiveIntegerField(default=0, db_default=0)
     # The policy: how receipts with a group are buffered.
@@ -180,7 +180,7 @@ class Entry(TenantModel):
     source_system = models.CharField(max_length=50)
     receipt_ids = ArrayField(models.BigIntegerField())
     count = models.IntegerField()
-    pruned = models.PositiveIntegerField(default=0, db_default=0)
+    pruned = models.IntegerField(default=0, db_default=0)
     title = models.CharField(max_length=200, null=True)
     summary = models.TextField(null=True)
     first_at = models.DateTimeField()

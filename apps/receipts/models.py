@@ -95,10 +95,6 @@ class Receipt(TenantModel):
         constraints = [
             models.UniqueConstraint(fields=["tenant", "receipt_id"], name="receipts_receipt_id_once"),
             models.UniqueConstraint(fields=["tenant", "uuid"], name="receipts_receipt_uuid_once"),
-            models.CheckConstraint(condition=Q(surface__in=Surface.values), name="receipts_receipt_surface_known"),
-            models.CheckConstraint(
-                condition=Q(flush_class__in=FlushClass.values), name="receipts_receipt_flush_class_known"
-            ),
             models.CheckConstraint(
                 condition=~Q(id__in=[F("caused_by"), F("pairs_with")]), name="receipts_receipt_not_its_own_cause"
             ),

@@ -214,14 +214,8 @@ def test_impossible_values_are_refused(kee: Caller) -> None:
     make_type(kee)
     leased(kee, kee)
     values: dict[type[Model], list[tuple[str, object]]] = {
-        LiveTask: [
-            ("failures", -1),
-            ("silent_beats", -1),
-            ("fencing_token", 65536),
-            ("priority_rank", 10),
-            ("holder", None),
-        ],
-        Run: [("outcome", "lost"), ("ended_at", FUTURE), ("spent_tokens", -1), ("progress_sequence", -1)],
+        LiveTask: [("open_dependencies", -1), ("fencing_token", 65536), ("holder", None)],
+        Run: [("ended_at", FUTURE)],
         Inbox: [("visible_unread", -1)],
     }
     with acting_as(kee):

@@ -51,7 +51,7 @@ class Migration(migrations.Migration):
                 name="Inbox",
                 fields=[
                     id_field(),
-                    ("last_seq", models.PositiveBigIntegerField(default=0, db_default=0)),
+                    ("last_seq", models.BigIntegerField(default=0, db_default=0)),
                     ("visible_unread", models.PositiveIntegerField(default=0, db_default=0)),
                     ("pending_unread", models.PositiveIntegerField(default=0, db_default=0)),
                     ("enabled", models.BooleanField(default=True)),
@@ -140,7 +140,7 @@ class Migration(migrations.Migration):
                     tenant_field(),
                     reference("inbox", "digests.inbox", "entries", lasting=True),
                     reference("thread", "digests.thread", "snapshots", null=True),
-                    ("pruned", models.PositiveIntegerField(default=0, db_default=0)),
+                    ("pruned", models.IntegerField(default=0, db_default=0)),
                 ],
                 options={
                     "verbose_name_plural": "entries",

@@ -74,10 +74,6 @@ class Migration(migrations.Migration):
                         models.UniqueConstraint(name="receipts_receipt_id_once", fields=["tenant", "receipt_id"]),
                         models.UniqueConstraint(name="receipts_receipt_uuid_once", fields=["tenant", "uuid"]),
                         models.CheckConstraint(
-                            name="receipts_receipt_flush_class_known",
-                            condition=Q(flush_class__in=["normal", "immediate"]),
-                        ),
-                        models.CheckConstraint(
                             name="receipts_receipt_not_its_own_cause",
                             condition=~Q(id__in=[F("caused_by"), F("pairs_with")]),
                         ),
@@ -85,10 +81,6 @@ class Migration(migrations.Migration):
                             name="receipts_receipt_link_has_a_reference",
                             condition=(Q(caused_by=None) | Q(caused_by_ref__isnull=False))
                             & (Q(pairs_with=None) | Q(pairs_with_ref__isnull=False)),
-                        ),
-                        models.CheckConstraint(
-                            name="receipts_receipt_surface_known",
-                            condition=Q(surface__in=["inbox", "ledger", "remote"]),
                         ),
                     ],
                     "indexes": [
