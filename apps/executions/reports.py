@@ -233,13 +233,14 @@ def next_actions(ref: str, status: Status, steps: Steps, *, is_delegate: bool) -
     :param is_delegate: the owner is a DeleGate, whose knowledge is promoted by its promotion policy alone.
     """
     found: list[str] = []
-    for step in steps:
-        if step.is_asked and step.step_type == StepType.AGGREGATE:
-            found.append(
-                f"Combine the results and hand them in: submit_step_result({_quoted(ref, step)}, result={{…}}, summary=…)."
-            )
-        elif step.is_asked:
-            found.append(f'Decide: submit_step_result({_quoted(ref, step)}, decision="accept" | "reject").')
+    for step in (step for step in steps if step.is_asked):
+        named = f'execution_id="{ref}", step_id="{step.step_id}"'
+        route = f"over REST POST /api/v1/executions/{ref}/steps/{step.step_id}"
+        if step.step_type == StepType.AGGREGATE:
+            call = f"submit_step_result({named}, result={{…}}, summary=…)"
+            found.append(f"Combine the results and hand them in: {call}, {route}/result.")
+        else:
+            found.append(f'Decide: submit_step_result({named}, decision="accept" | "reject"), {route}/decide.')
     if status in {Status.COMPLETE, Status.PARTIAL}:
         found += [_reading(step) for step in steps if step.result_pointer][:5]
         found += _promotions(steps, is_delegate=is_delegate)
@@ -248,15 +249,13 @@ def next_actions(ref: str, status: Status, steps: Steps, *, is_delegate: bool) -
     return found
 
 
-def _quoted(ref: str, step: ExecutionStep) -> str:
-    return f'execution_id="{ref}", step_id="{step.step_id}"'
-
-
 def _reading(step: ExecutionStep) -> str:
     if step.task_ref:
-        return f'Read {step.step_id} with fetch_task_result(task_id="{step.task_ref}").'
+        route = f"GET /api/v1/tasks/{step.task_ref}/result"
+        return f'Read {step.step_id} with fetch_task_result(task_id="{step.task_ref}"), over REST {route}.'
     if str(step.result_pointer).startswith("artifact:"):
-        return f'Read {step.step_id} with read_artifact(digest="{step.result_pointer}"), by call_tool.'
+        call = f'read_artifact(digest="{step.result_pointer}"), by call_tool'
+        return f"Read {step.step_id} with {call}, over REST GET /api/v1/artifacts/{{digest}}."
     return f"Read {step.step_id} behind {step.result_pointer}."
 
 
