@@ -76,7 +76,7 @@ def test_the_roles_of_the_pages_can_be_made() -> None:
 
 
 def _done(*command: str | Path, folder: Path = ROOT, **environment: str) -> Ended:
-    done = run(*command, env=of_a_person(**environment), cwd=folder)
+    done = run(*command, env=of_a_person(**environment), cwd=folder, timeout=3 * PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
