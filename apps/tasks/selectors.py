@@ -376,18 +376,11 @@ def task_types(*, tenant_id: int) -> list[TaskType]:
     return list(TaskType.objects.filter(tenant_id=tenant_id).select_related("queue").order_by("name"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPage:
-    """Some tasks, newest first; `following` is where the next page begins."""
-
-    tasks: list[TaskSummary]
-    following: int | None
-
-
 def tasks_of(
     *, principal_id: int, before: int | None, limit: int, status: str | None, since: datetime | None, **fitting: Any
-) -> TaskPage:
-    """The tasks of which a principal is the requester or recipient and which fit.
+) -> tuple[list[TaskSummary], int | None]:
+    """The tasks of which a principal is the requester or recipient and which fit, newest first, and where the next page
+    begins.
 
     A page looks at a bounded number of the tenant's tasks. It may be short or empty although another follows.
     """
@@ -410,11 +403,11 @@ def tasks_of(
             for pk, *rest in rows[:limit]
         ]
         if len(rows) > limit:
-            return TaskPage(tasks=tasks, following=rows[limit - 1][0])
+            return tasks, rows[limit - 1][0]
         cursor.execute(sql.LOOKED_AT[kind], given)
         looked_at, last, asked_at = cursor.fetchone()
     is_over = looked_at < TASKS_LOOKED_AT or (since is not None and asked_at < since)
-    return TaskPage(tasks=tasks, following=None if is_over else last)
+    return tasks, None if is_over else last
 
 
 def retried_as(task_id: int) -> int | None:

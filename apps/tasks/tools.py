@@ -784,10 +784,10 @@ def list_tasks(caller: Caller, given: ListTasks) -> TaskList:
     """The tasks of which you are the requester or recipient, newest first, those that fit. Failed ones are dead
     letters. With a task_id it shows one in full. list_queues, by call_tool, counts what is open.
     """
-    page = selectors.tasks_of(
+    tasks, following = selectors.tasks_of(
         principal_id=caller.principal_id, before=given.position, **given.model_dump(exclude={"cursor"})
     )
-    return TaskList(tasks=page.tasks, next=None if page.following is None else encode_cursor(page.following))
+    return TaskList(tasks=tasks, next=None if following is None else encode_cursor(following))
 
 
 @operation(
