@@ -21,6 +21,7 @@ from django_celery_beat.models import PeriodicTask
 from apps.console import selectors
 from apps.core import notifications, ticks
 from apps.core.admin import COUNTED, counted
+from apps.core.rls import OPEN_TABLES
 from apps.core.sql import SYSTEM, database_now, execute, fetch, logged_in_as
 from apps.delivery.models import Delivery, Kind, State, Target
 from apps.digests import soundness
@@ -162,11 +163,12 @@ def _shipped() -> frozenset[tuple[str, str]]:
 
 
 def _migrations() -> Finding:
-    waiting = _shipped() - set(MigrationRecorder(connection).applied_migrations())
+    waiting = len(_shipped() - set(MigrationRecorder(connection).applied_migrations()))
+    ((unwalled,),) = fetch(OPEN_TABLES)
     return Finding(
         part="migrations",
-        ok=not waiting,
-        says=f"{len(waiting)} not applied" if waiting else "all applied",
+        ok=not waiting and not unwalled,
+        says=f"{waiting} not applied" if waiting else f"{unwalled} ended half-way" if unwalled else "all applied",
         mend="manage.py migrate",
     )
 

@@ -32,7 +32,11 @@ _OF_QUEUES: Final[Mapping[str, tuple[str, Callable[[Sequence[float]], float], st
     "waiting": ("scheduled", sum, "Tasks of the queue that wait for a moment or a task."),
     "leased": ("leased", sum, "Tasks of the queue that a worker holds."),
     "oldest_ready_seconds": ("oldest_wait_seconds", max, "Age of the oldest ready task of the queue."),
-    "finished_per_minute": ("finished_per_minute", sum, "Tasks of the queue that ended, over five minutes."),
+    "finished_per_minute": (
+        "finished_per_minute",
+        sum,
+        "Tasks of the queue that ended, over five minutes or the newest 10,000 of all queues.",
+    ),
     "failure_ratio": ("failure_rate", max, "Share of failures among them."),
     "expiries": ("expiries", sum, "Leases that expired of tasks that ended in five minutes."),
     "dead_letters": ("dead_letters", sum, "Of the newest dead letters, those of the queue."),

@@ -23,5 +23,5 @@ _retention = services.Walk()
 
 @tick(every=timedelta(seconds=15))
 def retain() -> None:
-    """Delete for three seconds what has been kept long enough."""
-    _retention.go_on(seconds=3)
+    """Delete for a second what has been kept long enough."""
+    _retention.go_on(seconds=1)

@@ -836,13 +836,13 @@ where %(tenant)s::bigint is null or q.tenant_id = %(tenant)s::bigint
 order by q.tenant_id, q.name
 """
 
-# The minutes that are over and not yet in the history, an hour back at most, of the queues in which most happens. What
+# The minutes that are over and not yet in the history, ten minutes back at most, of the queues in which most happens. What
 # waits now is told of the last one alone. Index: task_history_by_end, tasks_queuehistory_by_time.
 KEEP_HISTORY: Final = """
 with since as materialized (
     select date_trunc('minute', gatehouse_now() - %(settled)s::interval) as until,
            greatest(coalesce((select max(minute_at) + interval '1 minute' from tasks_queuehistory), '-infinity'),
-                    date_trunc('minute', gatehouse_now()) - interval '1 hour') as first
+                    date_trunc('minute', gatehouse_now()) - interval '10 minutes') as first
 ), ended as (
     select d.tenant_id, t.queue_id, date_trunc('minute', d.finished_at) as minute_at, count(*) as ended,
            count(*) filter (where d.status = 'failed') as failed

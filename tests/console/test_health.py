@@ -24,7 +24,7 @@ from redis.retry import Retry
 
 from apps.console import alerts, health, metrics, selectors
 from apps.core import notifications
-from apps.core.sql import database_now
+from apps.core.sql import database_now, execute
 from apps.delivery.models import Target
 from apps.delivery.services import sending
 from apps.digests import services as inboxes
@@ -93,6 +93,12 @@ def test_without_a_migration_it_is_not_ready(db: None, monkeypatch: pytest.Monke
     monkeypatch.setattr(health, "_shipped", lambda: frozenset({("memory", "9999_not_there")}))
     status, checks = readyz()
     assert (status, checks["migrations"]["says"]) == (503, "1 not applied")
+
+
+def test_with_a_table_before_the_wall_it_is_not_ready(db: None) -> None:
+    execute("set local role none")
+    execute("alter table plans_plan no force row level security")
+    assert readyz()[1]["migrations"]["says"] == "1 ended half-way"
 
 
 def test_the_doctor_finds_the_test_stack_well_once_beat_lives(db: None) -> None:

@@ -173,9 +173,14 @@ async def _begin(kee: Agent) -> None:
     policy = await kee.http.put(f"{kee.url}/api/v1/inbox/policy", json={"window_ms": 1000})
     _expect(policy.is_success, f"The digest window can't be set: {policy.text[:500]}")
     kee.step("Connected", f"as {who['principal']} over MCP {kee.client.protocol_version}; digest window one second")
-    if left := (await kee.call("read_inbox", limit=500))["entries"]:
-        await kee.call("ack_through", through=left[-1]["token"])
-        kee.tell("[yellow]What an earlier run has left unread is acked now.[/]")
+
+    async def emptied() -> bool:
+        if left := (await kee.call("read_inbox", limit=500))["entries"]:
+            await kee.call("ack_through", through=left[-1]["token"])
+            kee.tell("[yellow]What an earlier run has left unread is acked now.[/]")
+        return bool((await kee.call("memory_bootstrap"))["inbox_unread_count"] == 0)
+
+    await kee.until("An empty inbox", emptied)
     await _bootstrap(kee)
 
 

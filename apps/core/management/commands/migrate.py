@@ -30,9 +30,12 @@ class Command(Migrate):
             cursor.execute("set statement_timeout = 0")
         try:
             _refuse_strange_history()
-            super().handle(*args, **options)
+            try:
+                super().handle(*args, **options)
+            finally:
+                # What a migration before the one that failed has made stays.
+                execute(BUILD_WALL)
             execute(CARRY_TENANT)
-            execute(BUILD_WALL)
             execute(EXPECT_ONE_TENANT)
         finally:
             # The next connection starts in the default role; this one may be older than that default.
