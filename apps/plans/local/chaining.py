@@ -7,33 +7,24 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from apps.plans.catalogue import types_meet
-from apps.plans.local.index import Profile
-from apps.plans.local.matching import Match, Matcher
+from apps.plans.local.index import LOOKED_UP, Profile
+from apps.plans.local.matching import SAME_ROOT, Match, Matcher
 from apps.plans.local.options import FIRM, Option, together
 from apps.plans.local.params import Param
-from apps.plans.local.parts import Part, sum_of
+from apps.plans.local.parts import Part, mask_of
 from apps.plans.local.words import GROUPS, near, pieces, stem
 from apps.plans.proposals import Evidence
 from apps.plans.shapes import RESULT_POINTER, RESULT_TEXT
 
-_GIVERS: Final = 20
-_MOST_GIVERS: Final = 4
+_GIVERS, _MOST_GIVERS = 20, 4
 _FAIR: Final = 0.7
 """From here on a result serves a param though no word of the request says so."""
-_TOLD: Final = 0.6
-_SAME_ROOT: Final = 0.8
-_FOUND: Final = frozenset({"id", "email", "user", "phone", "channel", "slug", "path"})
-"""Roles whose values people look up by a name."""
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
 _POINTER: Final = stem("pointer")
-_GIVEN: Final = frozenset({"date", "datetime", "time", "period", "duration", "number", "money", "knob", "flag"})
+_GIVEN: Final = frozenset("date datetime time period duration number money knob flag".split())
 """Roles whose values only the asker knows."""
-_SURELY: Final = frozenset({Evidence.TYPED, Evidence.QUOTED})
 _TEXTS: Final = frozenset(
-    map(
-        stem,
-        ("text", "content", "body", "transcript", "markdown", "summary", "translation", "result", "output", "message"),
-    )
+    map(stem, "text content body transcript markdown summary translation result output message".split())
 )
 
 
@@ -52,7 +43,7 @@ def given(
 ) -> dict[str, list[Option]]:
     """Return what the parts before can give to the params of a tool: their results, and what they were given."""
     found: dict[str, list[Option]] = {}
-    back = sum(1 << token.place for token in part.tokens if token.low in _BACK)
+    back = mask_of(token.place for token in part.tokens if token.low in _BACK)
     for match in reversed(earlier):
         for param in profile.params:
             options = found.setdefault(param.name, [])
@@ -63,15 +54,14 @@ def given(
             if same is not None and not param.choices and not is_result and (back or param.required):
                 evidence = same.evidence if back or is_gentle(profile.tool.uid) else Evidence.CUT
                 # "book it for Ann": one word may stand for several values.
-                options += [Option(same.value, evidence, {}, mask, same.text) for mask in {back, 0}]
+                options += [Option(same.value, evidence, {}, mask, same.text) for mask in sorted({back, 0})]
     return found
 
 
 def _like(param: Param, match: Match) -> Option | None:
     """The only value of a match that is one of the same role: its day, for a night."""
-    options = [
-        match.options[one.name] for one in match.profile.params if one.role == param.role and one.name in match.options
-    ]
+    alike = (one.name for one in match.profile.params if one.role == param.role)
+    options = [match.options[name] for name in alike if name in match.options]
     return options[0] if len(options) == 1 and param.role in _GIVEN - {"number", "flag", "knob"} else None
 
 
@@ -79,20 +69,14 @@ def _results(part: Part, param: Param, profile: Profile, match: Match, back: int
     for how, path, names, is_item in _outputs(match.profile, param):
         if path[0] in match.options and not path[1:] and param.role != "text":  # It gives back what it was given.
             continue
-        said = sum(
-            1 << place
-            for place, stemmed in part.stems.items()
-            if not (path == (RESULT_TEXT,) and profile.explains(stemmed) >= FIRM) and _speaks(stemmed, names)
-        )
+        is_text = path == (RESULT_TEXT,)
+        stems = [(at, one) for at, one in part.stems.items() if not (is_text and profile.explains(one) >= FIRM)]
+        said = mask_of(at for at, one in stems if _speaks(one, names))
         if (back | said) or (param.required and how >= _FAIR):
-            told = {
-                "ref": 1.0,
-                "ref.unlike": 1 - how,
-                "ref.spare": float(not param.required),
-            }
+            told = {"ref": 1.0, "ref.unlike": 1 - how, "ref.spare": float(not param.required)}
             text = " ".join(sorted({*match.profile.nouns, *names}))
             evidence = Evidence.STEP if path[:-1] == () else Evidence.ASSUMED
-            for mask in {back | said, 0} if param.required else (back | said,):
+            for mask in sorted({back | said, 0}) if param.required else (back | said,):
                 yield Option(Source(match, path, is_item), evidence, told, mask, text)
 
 
@@ -102,16 +86,15 @@ _Output = tuple[float, tuple[str, ...], frozenset[str], bool]
 
 def _outputs(profile: Profile, param: Param) -> Iterator[_Output]:
     """What of a tool's result could be a param's value."""
-    own = set(param.words)
-    if _POINTER in own and any(
-        near(word, other) for word in own - {_POINTER} for other in (*profile.nouns, profile.verb)
-    ):
+    own, is_text = set(param.words), param.role == "text"
+    whose = own - {_POINTER}
+    if _POINTER in own and any(near(one, other) for one in whose for other in (*profile.nouns, profile.verb)):
         yield 0.8, (RESULT_POINTER,), frozenset(profile.nouns), param.array
-    if param.role == "text" and param.type == "string":
-        told = (word for word, sure in profile.vocabulary.items() if sure >= _TOLD)
+    if is_text and param.type == "string":
+        told = (word for word, sure in profile.vocabulary.items() if sure >= FIRM)
         yield 0.6, (RESULT_TEXT,), frozenset((*profile.nouns, *told)), param.array
     for key, schema in profile.tool.outputs.items():
-        inside = profile.tool.within(key).items() if param.role != "text" else ()
+        inside = () if is_text else profile.tool.within(key).items()
         for path, found in (((key,), schema), *inside):
             words = frozenset(map(stem, pieces(path[-1])))
             is_item = param.array and not types_meet(found, param.schema)
@@ -122,25 +105,22 @@ def _outputs(profile: Profile, param: Param) -> Iterator[_Output]:
 
 
 def _feeds(key: str, words: frozenset[str], schema: Any, param: Param, profile: Profile) -> float:
-    own = frozenset(param.words)
+    own, text = frozenset(param.words), param.role == "text"
     said = schema.get("format") if isinstance(schema, Mapping) else None
     common = (own & words) - {"id", "name"}
-    text = param.role == "text"
-    rules = (
-        (1.0, (key == param.name and words != {"id"}) or words == own),
-        (0.9, words == {"id"} and "id" in own and bool((own - {"id"}) & set(profile.nouns))),
-        (0.8, bool(said) and said == param.schema.get("format")),
-        (0.8, param.role in _FOUND and param.role in words and param.role != "id"),
-        (0.75, text and bool(words & _TEXTS)),
-        (_FAIR, bool(common) and (len(words) == 1 or len(own) == 1)),
-        (_FAIR, key == param.name),
-        (0.5, text),
-    )
-    return max((how for how, holds in rules if holds), default=0.0)
+    if (key == param.name and words != {"id"}) or words == own:
+        return 1.0
+    if words == {"id"} and "id" in own and (own - {"id"}) & set(profile.nouns):
+        return 0.9
+    if (said and said == param.format) or (param.role in LOOKED_UP and param.role in words and param.role != "id"):
+        return 0.8
+    if (text and words & _TEXTS) or (common and 1 in (len(words), len(own))) or key == param.name:
+        return 0.75 if text else _FAIR
+    return 0.5 if text else 0.0
 
 
 def _speaks(stemmed: str, names: Iterable[str]) -> bool:
-    return any(near(stemmed, name) >= _SAME_ROOT for name in names)
+    return any(near(stemmed, name) >= SAME_ROOT for name in names)
 
 
 def produced(match: Match, matcher: Matcher, is_usable: Callable[[str], bool]) -> dict[str, list[Option]]:
@@ -149,12 +129,9 @@ def produced(match: Match, matcher: Matcher, is_usable: Callable[[str], bool]) -
     feedings: dict[str, list[Match]] = {}
     for param in match.profile.params:
         filled = match.options.get(param.name)
-        if (
-            not (param.required or (param.role in _FOUND and match.unexplained))
-            or param.choices
-            or param.role in _GIVEN
-            or (filled is not None and filled.evidence != Evidence.CUT and filled.fit >= _FAIR)
-        ):
+        is_sure = filled is not None and filled.evidence != Evidence.CUT and filled.fit >= _FAIR
+        is_sought = param.required or (param.role in LOOKED_UP and match.unexplained)
+        if not is_sought or is_sure or param.choices or param.role in _GIVEN:
             continue
         options: list[Option] = []
         for profile in matcher.library.givers(param, _GIVERS):
@@ -178,37 +155,30 @@ def _fed(
     if how < _FAIR or path[-1] in {one.name for one in profile.params}:
         return
     part, uid = match.part, profile.tool.uid
-    mask = sum(
-        1 << place
-        for place, stemmed in part.stems.items()
-        if place != part.verb_at and match.profile.explains(stemmed) < FIRM and _speaks(stemmed, profile.nouns)
-    )
+    own = {at: one for at, one in part.stems.items() if at != part.verb_at and match.profile.explains(one) < FIRM}
+    mask = mask_of(at for at, one in own.items() if _speaks(one, profile.nouns))
     is_sure = not path[:-1] or matcher.is_gentle(match.profile.tool.uid)
     evidence = Evidence.STEP if is_sure else Evidence.ASSUMED
     for feeding in feedings.get(uid, ()):
-        again = {"fed.again": 1.0, "fed.unlike": 1 - how}
-        yield Option(Source(feeding, path, is_item), evidence, again)
+        yield Option(Source(feeding, path, is_item), evidence, {"fed.again": 1.0, "fed.unlike": 1 - how})
     if uid not in feedings:
+        names_of = {other.name for other in profile.params if not other.choices}
         shared = {
             name: [Option(one.value, one.evidence, {"fed.shared": 1.0}, 0, one.text)]
             for name, one in match.options.items()
-            if one.evidence in _SURELY and any(name == other.name and not other.choices for other in profile.params)
+            if one.evidence in (Evidence.TYPED, Evidence.QUOTED) and name in names_of
         }
-        found = matcher.match(part, profile, shared, match)[:2]
-        feedings[uid] = [one for one in found if not one.missing]
+        feedings[uid] = [one for one in matcher.match(part, profile, shared, match)[:2] if not one.missing]
     for feeding in feedings[uid]:
         values = feeding.options.values()
-        told = together(
-            *(one.told for one in values),
-            {
-                "fed": 1.0,
-                "fed.unlike": 1 - how,
-                "fed.foreign": float(bool(path[:-1]) and param.role != "id"),
-                "fed.named": float(mask > 0),
-                "fed.empty": float(not values),
-                "fed.loose": sum(1 - one.fit for one in values),
-            },
-        )
-        taken = mask | sum_of(one.mask for one in values)
+        facts = {
+            "fed": 1.0,
+            "fed.unlike": 1 - how,
+            "fed.foreign": float(bool(path[:-1]) and param.role != "id"),
+            "fed.named": float(mask > 0),
+            "fed.empty": float(not values),
+            "fed.loose": sum(1 - one.fit for one in values),
+        }
+        told = together(*(one.told for one in values), facts)
         text = " ".join(sorted({*profile.nouns, *names}))
-        yield Option(Source(feeding, path, is_item), evidence, told, taken, text)
+        yield Option(Source(feeding, path, is_item), evidence, told, mask | feeding.used, text)

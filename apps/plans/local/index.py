@@ -10,7 +10,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -23,39 +23,18 @@ from apps.core.lexical import K1, B
 from apps.plans.catalogue import Tool
 from apps.plans.local.params import UNNAMING, Param, params_of
 from apps.plans.local.values import read
-from apps.plans.local.words import (
-    ACTS,
-    COMMON,
-    COMMON_SPELLINGS,
-    GROUPS,
-    SMALL,
-    VERBS,
-    clusters,
-    near,
-    pieces,
-    prose,
-    stem,
-)
+from apps.plans.local.words import ACTS, COMMON, GROUPS, SMALL, VERBS, clusters, near, pieces, prose, stem
 
 _PLACES: Final = 5
 # Of the tools that a model is shown: the nearest, and those of them whose ids are looked for.
 _NEAREST, _ASKING = 10, 4
-_LOOKED_UP: Final = frozenset({"id", "email", "user", "phone"})
-_SURE: Final = 0.85
-_SYNONYM: Final = 0.75
-_SYNONYM_WEIGHT: Final = 0.6
-_KIND_WEIGHT: Final = 1.0
-_LONG: Final = 7
-_SENTENCE: Final = 16
-_OPENING: Final = 40
+LOOKED_UP: Final = frozenset({"id", "email", "user", "phone", "channel", "slug", "path"})
+"""Roles whose values people look up by a name."""
+_SURE, _SYNONYM, _SYNONYM_WEIGHT = 0.85, 0.75, 0.6
+_SENTENCE, _OPENING, _TYPICAL = 16, 40, 30
 """So many words at the beginning of a description say what the tool does; the others are details and examples."""
-_DEFINING: Final = GROUPS["be"] | GROUPS["modal"]
-"""Words near the beginning of a description that defines the tool's name and says no command."""
-_TYPICAL: Final = 30
-_LEAST_REPAIRED: Final = 4
+_LEAST_REPAIRED, _LONG, _TWO_EDITS = 4, 7, 9
 """Words of so many letters are repaired where two letters changed places; longer ones also lack one; long ones have a wrong one."""
-_TINY: Final = ("the", "and", "for")
-_TWO_EDITS: Final = 9
 _UNNAMED: Final = (
     GROUPS["question"] | GROUPS["be"] | {"to", "of", "from", "by", "for", "on", "off", "in", "at", "and", "with"}
 )
@@ -89,9 +68,6 @@ class Index:
         self._terms: dict[int, tuple[str, ...]] = {}
         self._live: NDArray[np.bool_] = np.zeros(1024, dtype=np.bool_)
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
     def put(self, key: str, document: Mapping[str, float]) -> None:
         """Add a document, or replace the one of this key."""
         self.remove(key)
@@ -103,9 +79,7 @@ class Index:
         self._live[number] = True
         self._terms[number] = tuple(document)
         for term, frequency in document.items():
-            postings = self._postings.get(term)
-            if postings is None:
-                postings = self._postings[term] = _Postings()
+            postings = self._postings.setdefault(term, _Postings())
             postings.docs.append(number)
             postings.impacts.append(frequency / (K1 + frequency))
             postings.count += 1
@@ -113,11 +87,10 @@ class Index:
     def remove(self, key: str) -> None:
         """Take a document out, if it is there."""
         number = self._numbers.pop(key, None)
-        if number is None:
-            return
-        self._live[number] = False
-        for term in self._terms.pop(number):
-            self._postings[term].count -= 1
+        if number is not None:
+            self._live[number] = False
+            for term in self._terms.pop(number):
+                self._postings[term].count -= 1
 
     @property
     def is_stale(self) -> bool:
@@ -173,7 +146,7 @@ class Profile:
     naming: frozenset[str]
     """Stems that may stand before the values of its params."""
     forms: frozenset[str]
-    """The words of its name and description, as they stand there."""
+    """The words of its name, description and params, as they stand there."""
     acts: bool
     """Is its verb one that does more than show something?"""
 
@@ -182,9 +155,7 @@ class Profile:
         best = self.vocabulary.get(stemmed, 0.0)
         if best >= _SURE:
             return best
-        for cluster in clusters(stemmed):
-            best = max(best, _SYNONYM * self.meanings.get(cluster, 0.0))
-        return best
+        return max([best, *(_SYNONYM * self.meanings.get(one, 0.0) for one in clusters(stemmed))])
 
 
 class Library:
@@ -194,10 +165,11 @@ class Library:
         self._index = Index()
         self._profiles: dict[str, Profile] = {}
         self._verbs: Counter[str] = Counter()
-        self._sorts: dict[tuple[str, ...], Counter[str]] = {}
-        """What ids are of, with the letters that their examples begin with."""
-        self._kin: dict[str, frozenset[tuple[str, ...]]] = {}
+        self._sorts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        """The letters that examples of ids begin with, and what those are of."""
         self._spellings: dict[tuple[str, str, int], set[str]] = {}
+        for word in sorted(COMMON):
+            self._spellings.setdefault((word[0], word[-1], len(word)), set()).add(word)
 
     def __len__(self) -> int:
         return len(self._profiles)
@@ -210,26 +182,18 @@ class Library:
         self.remove(tool.uid)
         profile = _profile(tool, frozenset(stem(word) for name in services for word in pieces(name)))
         self._profiles[tool.uid] = profile
-        self._kin.clear()
         self._verbs[profile.verb] += 1
-        for param in profile.params:
-            if param.role == "id" or param.prefixes:
-                self._sorts.setdefault(sort_of(param, profile.nouns), Counter()).update((*param.prefixes, ""))
+        self._sorts.update(_sorts_in(profile))
         self._index.put(tool.uid, _document(profile))
-        for word in profile.forms:
-            if word.isalpha():
-                self._spellings.setdefault((word[0], word[-1], len(word)), set()).add(word)
+        for word in filter(str.isalpha, profile.forms):
+            self._spellings.setdefault((word[0], word[-1], len(word)), set()).add(word)
 
     def remove(self, uid: str) -> None:
         """Take a tool out, if it is there."""
         profile = self._profiles.pop(uid, None)
         if profile is not None:
-            self._kin.clear()
             self._verbs[profile.verb] -= 1
-            for param in profile.params:
-                if param.role == "id" or param.prefixes:
-                    self._sorts[sort_of(param, profile.nouns)] -= Counter((*param.prefixes, ""))
-                    self._sorts = {sort: count for sort, count in self._sorts.items() if count}
+            self._sorts -= Counter(_sorts_in(profile))
             self._index.remove(uid)
             if self._index.is_stale:
                 self._index = Index()
@@ -244,7 +208,7 @@ class Library:
 
         :param kinds: the kinds of the values in the request.
         """
-        query: dict[str, float] = {f"={kind}": _KIND_WEIGHT for kind in kinds}
+        query: dict[str, float] = {f"={kind}": 1.0 for kind in kinds}
         for stemmed in stems:
             query[stemmed] = 1.0
             known = clusters(stemmed)
@@ -255,16 +219,13 @@ class Library:
     def shown(self, request: str, now: datetime, limit: int) -> list[Tool]:
         """Return the tools that a model may choose from: the nearest ten, what may give them their ids, then further ones."""
         reading = read(request, now, self.spelt)
-        kinds = {str(one.kind) for one in reading.found}
-        stems = {token.stem for token in reading.tokens}.union(
-            *(sort for one in reading.found for sort in self.sorts(str(one.value)))
-        )
-        nearest = [found for found, _ in self.search(stems, kinds, limit)]
+        stems = {token.stem for token in reading.tokens}.union(*(self.sorts(str(one.value)) for one in reading.found))
+        nearest = [found for found, _ in self.search(stems, {str(one.kind) for one in reading.found}, limit)]
         giving = [
             giver
             for found in nearest[:_ASKING]
             for param in found.params
-            if param.required and param.role in _LOOKED_UP
+            if param.required and param.role in LOOKED_UP
             for giver in self.givers(param, 3)
         ]
         ordered = [*nearest[:_NEAREST], *giving, *nearest[_NEAREST:]]
@@ -279,12 +240,9 @@ class Library:
 
     def givers(self, param: Param, limit: int) -> list[Profile]:
         """Return the tools whose results may hold a value for a param, likeliest first."""
-        query = {f">{param.role}": 1.0, f">{param.name}": 3.0}
-        for word in param.words:
-            query[f">{word}"] = 1.0
-            if len(param.words) > 1:
-                query[word] = 0.5
-                query.update({f"~{cluster}": 0.3 for cluster in clusters(word)})
+        query = {f">{param.role}": 1.0, f">{param.name}": 3.0, **{f">{word}": 1.0 for word in param.words}}
+        for word in param.words if len(param.words) > 1 else ():
+            query |= {word: 0.5, **{f"~{cluster}": 0.3 for cluster in clusters(word)}}
         return [self._profiles[uid] for uid, _ in self._index.search(query, limit)]
 
     def is_verb(self, stemmed: str) -> bool:
@@ -297,7 +255,7 @@ class Library:
 
     def knows(self, stemmed: str) -> bool:
         """Is it a word of some tool, or of general English?"""
-        return self._index.has(stemmed) or bool(clusters(stemmed)) or stemmed in VERBS
+        return self.has(stemmed) or bool(clusters(stemmed)) or stemmed in VERBS
 
     def has(self, stemmed: str) -> bool:
         """Is it a word of some tool?"""
@@ -310,19 +268,14 @@ class Library:
         """How much a word tells of a tool: 0.35 where most tools have it, 1.6 where few have it."""
         return min(1.6, max(0.35, self._index.idf(stemmed) / 2.2))
 
-    def sorts(self, value: str) -> frozenset[tuple[str, ...]]:
-        """What an id may be of by the letters that it begins with: those in examples, or short for a noun."""
+    def sorts(self, value: str) -> frozenset[str]:
+        """The words for what an id may be of by the letters that it begins with: those in examples, or short for a noun."""
         told = _PREFIXED.match(value)
         if told is None:
             return frozenset()
-        if told[0] not in self._kin:
-            self._kin[told[0]] = self._sorts_of(told)
-        return self._kin[told[0]]
-
-    def _sorts_of(self, told: re.Match[str]) -> frozenset[tuple[str, ...]]:
         prefix = told[1].lower()
-        by_example = {sort for sort, examples in self._sorts.items() if told[0] in examples}
-        by_name = {sort for sort in self._sorts if any(_is_short(prefix, noun) for noun in sort)}
+        by_example = {noun for known, nouns in self._sorts if known == told[0] for noun in nouns}
+        by_name = {noun for _, nouns in self._sorts for noun in nouns if _is_short(prefix, noun)}
         return frozenset(by_example or by_name)
 
     def spelt(self, word: str) -> str:
@@ -330,26 +283,25 @@ class Library:
         if self.knows(stem(word)) or word in COMMON:
             return word
         if len(word) < _LEAST_REPAIRED:
-            return next((one for one in _TINY if sorted(one) == sorted(word)), word)
+            return next((one for one in ("the", "and", "for") if sorted(one) == sorted(word)), word)
         most = 1 if len(word) < _TWO_EDITS else 2
-        ends, plain = sorted({word[-1], word[-2]}), _DOUBLED.sub(r"\1", word)
-        near = [
-            (distance, known is COMMON_SPELLINGS, other)
-            for known in (self._spellings, COMMON_SPELLINGS)
-            for length in range(len(word) - 2, len(word) + most + 1)
-            for end in ends
-            for other in known.get((word[0], end, length), ())
-            if (distance := 0 if _DOUBLED.sub(r"\1", other) == plain else OSA.distance(word, other, score_cutoff=most))
-            <= most
-            and (
-                not distance
-                or len(other) > max(len(word), _LEAST_REPAIRED)
-                or len(word) >= _LONG
-                or sorted(word) == sorted(other)
-            )
-            and (known is COMMON_SPELLINGS or self._index.has(stem(other)))
-        ]
-        return min(near)[2] if near else word
+        plain = _DOUBLED.sub(r"\1", word)
+        lengths = range(len(word) - 2, len(word) + most + 1)
+        keys = [(word[0], end, length) for end in sorted({word[-1], word[-2]}) for length in lengths]
+        found = []
+        for other in (one for key in keys for one in self._spellings.get(key, ())):
+            same = _DOUBLED.sub(r"\1", other) == plain
+            distance = 0 if same else OSA.distance(word, other, score_cutoff=most)
+            longer = len(other) > max(len(word), _LEAST_REPAIRED) or len(word) >= _LONG
+            is_close = distance <= most and (same or longer or sorted(word) == sorted(other))
+            if is_close and (other in COMMON or self.has(stem(other))):
+                found.append((distance, other in COMMON, other))
+        return min(found)[2] if found else word
+
+
+def _sorts_in(profile: Profile) -> list[tuple[str, tuple[str, ...]]]:
+    ids = [one for one in profile.params if one.role == "id" or one.prefixes]
+    return [(prefix, sort_of(one, profile.nouns)) for one in ids for prefix in (*one.prefixes, "")]
 
 
 def sort_of(param: Param, nouns: Sequence[str]) -> tuple[str, ...]:
@@ -366,31 +318,25 @@ def _is_short(prefix: str, noun: str) -> bool:
 def _profile(tool: Tool, services: frozenset[str]) -> Profile:
     params = params_of(tool)
     name = [stem(word) for word in pieces(tool.name)]
-    said = [stem(word) for word in prose(tool.description) if word not in SMALL]
-    verb = _verb(name, said, prose(tool.description)[1:5])
+    told = prose(tool.description)
+    said = [stem(word) for word in told if word not in SMALL]
+    verb = _verb(name, said, told[1:5])
     nouns = tuple(dict.fromkeys(word for word in name if word not in _UNNAMED and word != verb))
-    found: dict[str, float] = {}
-
-    def learn(words: Iterable[str], sure: float) -> None:
-        for word in words:
-            found[word] = max(found.get(word, 0.0), sure)
-
-    learn(name, 1.0)
-    learn(services, 0.9)
-    first = len(
-        [word for word in prose(re.split(r"(?<=[.!?])\s|\n", tool.description, maxsplit=1)[0]) if word not in SMALL]
-    )
-    learn(said[: min(first, _SENTENCE)], 0.85)
-    learn(said[first:_OPENING], 0.6)
-    learn(said[_OPENING:], 0.35)
+    opening = prose(re.split(r"(?<=[.!?])\s|\n", tool.description, maxsplit=1)[0])
+    first = min(sum(word not in SMALL for word in opening), _SENTENCE)
+    groups = [(1.0, name), (0.9, services), (0.85, said[:first]), (0.6, said[first:_OPENING]), (0.35, said[_OPENING:])]
     for param in params:
-        learn(param.words, 0.5 if param.type == "boolean" else 0.75)
-        learn((word for choice in param.choices for word in choice.split()), 0.55)
-        learn((stem(word) for word in prose(str(param.schema.get("description", ""))) if word not in SMALL), 0.5)
+        about = [stem(word) for word in prose(str(param.schema.get("description", ""))) if word not in SMALL]
+        choices = [word for choice in param.choices for word in choice.split()]
+        groups += [(0.5 if param.type == "boolean" else 0.75, param.words), (0.55, choices), (0.5, about)]
+    found: dict[str, float] = {}
     meanings: dict[int, float] = {}
-    for word, sure in found.items():
-        for cluster in clusters(word):
-            meanings[cluster] = max(meanings.get(cluster, 0.0), sure)
+    for sure, listed in groups:
+        for word in listed:
+            found[word] = max(found.get(word, 0.0), sure)
+            for cluster in clusters(word):
+                meanings[cluster] = max(meanings.get(cluster, 0.0), sure)
+    own = [part for one in params for part in pieces(" ".join(map(str, (one.name, *one.choices.values()))))]
     return Profile(
         tool=tool,
         params=params,
@@ -399,34 +345,19 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         vocabulary=found,
         meanings=meanings,
         naming=frozenset(word for param in params for word in (*param.words, *param.cues)),
-        forms=frozenset(
-            (
-                *pieces(tool.name),
-                *prose(tool.description),
-                *(word for one in params for word in pieces(" ".join(map(str, (one.name, *one.choices.values()))))),
-            )
-        ),
+        forms=frozenset((*pieces(tool.name), *told, *own)),
         acts=bool(verb) and not any(near(verb, shown) for shown in ACTS["showing"]),
     )
 
 
 def _verb(name: list[str], said: list[str], opening: list[str]) -> str:
     """What a tool does: the first verb of its name, unless its description begins with another and has that as a noun."""
-    commands = bool(name) and said[:1] == name[:1] and not _DEFINING.intersection(opening)
+    defines = not (GROUPS["be"] | GROUPS["modal"]).isdisjoint(opening)
+    commands = bool(name) and said[:1] == name[:1] and not defines
     named = name[0] if commands else next((word for word in name if word in VERBS), "")
     told = said[0] if said and said[0] in VERBS else ""
-    if told and (
-        not named or (told in name and name[0] not in ACTS["generic"]) or (named in said and told in ACTS["showing"])
-    ):
-        return told
-    return named
-
-
-def _paths(tool: Tool) -> Iterator[tuple[str, ...]]:
-    """Where the values of a tool's result stand, those in its lists and objects as well."""
-    for name in tool.outputs:
-        yield (name,)
-        yield from tool.within(name)
+    is_noun = (told in name and name[0] not in ACTS["generic"]) or (named in said and told in ACTS["showing"])
+    return told if told and (not named or is_noun) else named
 
 
 def _document(profile: Profile) -> dict[str, float]:
@@ -438,9 +369,8 @@ def _document(profile: Profile) -> dict[str, float]:
             found[f"~{cluster}"] = max(found.get(f"~{cluster}", 0.0), found[word])
     size = 1 - B + B * len(profile.vocabulary) / _TYPICAL
     found = {term: frequency / size for term, frequency in found.items()}
-    for param in profile.params:
-        for kind in param.kinds if param.required else ():
-            found[f"={kind}"] = 1.0
-    for path in _paths(profile.tool):
-        found.update({f">{term}": 1.0 for term in (path[-1], *map(stem, pieces(path[-1])))})
+    found.update({f"={kind}": 1.0 for param in profile.params if param.required for kind in param.kinds})
+    for name in profile.tool.outputs:
+        for path in ((name,), *profile.tool.within(name)):
+            found.update({f">{term}": 1.0 for term in (path[-1], *map(stem, pieces(path[-1])))})
     return found

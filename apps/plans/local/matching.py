@@ -9,21 +9,17 @@ from itertools import accumulate
 from typing import Any, Final
 
 from apps.plans.local.index import Library, Profile
-from apps.plans.local.options import FIRM, Option, Options, is_announced, together, weighed
+from apps.plans.local.options import FIRM, SCORE, Option, Options, together, weighed
 from apps.plans.local.params import Param
-from apps.plans.local.parts import HELD, Part, bits, sum_of
-from apps.plans.local.words import FILLERS, GROUPS, SCORE, UNPLANNED, near, pieces
+from apps.plans.local.parts import Part, bits, mask_of
+from apps.plans.local.words import GROUPS, HELD, UNPLANNED, near, pieces
 from apps.plans.proposals import Evidence
 
-_BEAM: Final = 20
-FINALISTS: Final = 4
-_ASKED_WITHIN: Final = 3
+_BEAM, _FINALISTS, _ASKED_WITHIN, _LONG_WORD = 20, 4, 3, 6
 _PASSING: Final = 0.3
 """How well a verb agrees that is some word of the tool's, but not its verb."""
-_SHORT_WORD: Final = 5
-_SAME_ROOT: Final = 0.8
+SAME_ROOT: Final = 0.8
 _SIDES: Final = {"first": "second", "second": "first"}
-_NONE_USED: Final[Mapping[str, int]] = {"first": 0, "second": 0}
 _State = tuple[float, int, Mapping[str, int], tuple[tuple[str, Option], ...]]
 """A score, the tokens used, those that each side of ranges and pairs uses, and the options taken."""
 
@@ -51,16 +47,16 @@ class Match:
         return {name: option.value for name, option in self.options.items()}
 
     @property
-    def unknown(self) -> list[str]:
-        """The words that nothing explains."""
-        return [self.part.reading.tokens[place].text for place in bits(self.unexplained)]
-
-    @property
     def all_told(self) -> dict[str, float]:
         """What speaks for it and against it, with its values."""
         return together(self.told, *(one.told for one in self.options.values()))
 
-    def add(self, **told: float) -> None:
+    @property
+    def used(self) -> int:
+        """The tokens of its values."""
+        return mask_of(at for one in self.options.values() for at in bits(one.mask))
+
+    def add(self, told: Mapping[str, float]) -> None:
         """Let more speak for it."""
         self.told |= told
         self.score += weighed(told)
@@ -81,15 +77,15 @@ class Matcher:
         :param beside: another call that the part asks for, whose words and sure values are none of this one.
         """
         others = beside.options.values() if beside else ()
-        taken = sum_of(one.mask for one in others if one.evidence != Evidence.CUT and one.fit > FIRM)
+        taken = mask_of(at for one in others if one.evidence != Evidence.CUT and one.fit > FIRM for at in bits(one.mask))
         options = Options(part, profile, self.library, self.context, (beside.profile, taken) if beside else None)
         choices = {param.name: options.of(param, offered.get(param.name, ())) for param in profile.params}
-        states: list[_State] = [(0.0, 0, _NONE_USED, ())]
+        states: list[_State] = [(0.0, 0, {"first": 0, "second": 0}, ())]
         for param in sorted(profile.params, key=lambda one: (not one.required, len(choices[one.name]), one.name)):
             if choices[param.name]:
-                states = _extended(states, param, choices[param.name], part.content)
+                states = _extended(states, param, choices[param.name], part.masks["content"])
         whole = _Whole(self, part, profile, options.explained)
-        found = [whole.match(used, dict(got)) for _, used, _, got in states[:FINALISTS]]
+        found = [whole.match(used, dict(got)) for _, used, _, got in states[:_FINALISTS]]
         return sorted(found, key=lambda one: -one.score)
 
 
@@ -118,20 +114,10 @@ class _Whole:
         self.part, self.profile, self.library, self.explained = part, profile, matcher.library, explained
         self.gentle = matcher.is_gentle(profile.tool.uid)
         # "Email Ann", where no tool emails and one sends emails.
-        self.is_verbal = (
-            bool(part.verb)
-            and profile.acts
-            and not self.library.does(part.verb)
-            and any(near(part.verb, noun) >= _SAME_ROOT for noun in profile.nouns)
-        )
-        self.opens = part.verb_at >= 0 and not part.content & ((1 << part.verb_at) - 1)
-        self.nouns = {place: self._nouns_at(place) for place in explained if part.content >> place & 1}
-        tells = self.library.tells
-        self.facts = [
-            (1 << place, place, part.low(place), sure, tells(part.stems[place]) if sure >= FIRM else 0.0)
-            for place, sure in explained.items()
-        ]
-        self.tells = {noun: tells(noun) for noun in profile.nouns}
+        is_noun = any(near(part.verb, noun) >= SAME_ROOT for noun in profile.nouns)
+        self.is_verbal = bool(part.verb) and profile.acts and not self.library.does(part.verb) and is_noun
+        self.opens = part.verb_at >= 0 and not part.masks["content"] & ((1 << part.verb_at) - 1)
+        self.nouns = {place: self._nouns_at(place) for place in bits(part.masks["content"])}
 
     def match(self, used: int, options: dict[str, Option]) -> Match:
         part, profile = self.part, self.profile
@@ -146,15 +132,15 @@ class _Whole:
             told["act_in_answer" if profile.acts else "asked"] = 1.0 if profile.acts else verb
         missing = tuple(param.name for param in profile.params if param.required and param.name not in options)
         required = sum(param.required and param.name in options for param in profile.params)
+        plural = (part.low(at) for at, said in self.nouns.items() if said and not used >> at & 1)
         told |= {
             "missing": len(missing),
             "required": required,
             "optional": len(options) - required,
-            "noun": sum(how * self.tells[noun] for noun, how in nouns.items()),
+            "noun": sum(how * self.library.tells(noun) for noun, how in sorted(nouns.items())),
             "unnamed": not nouns,
-            "linked": part.masks["meant"] > 0,
             "inverted": self._inversions(options),
-            "plural": not self.gentle and self._is_plural(used),
+            "plural": not self.gentle and any(low.endswith("s") and low not in profile.forms for low in plural),
         }
         named = max(nouns.values(), default=aside / 2 if profile.nouns else 0.8)
         return Match(profile, part, told, options, missing, unexplained, named)
@@ -163,10 +149,10 @@ class _Whole:
         self, used: int, options: Mapping[str, Option]
     ) -> tuple[defaultdict[str, float], dict[str, float], float, int]:
         """What the words that are no values tell, the nouns they say, how sure the surest other is, and the unexplained."""
-        part = self.part
-        told, nouns = defaultdict[str, float](float), dict[str, float]()
-        aside, unexplained = 0.0, 0
-        for bit, place, low, sure, tell in self.facts:
+        part, masks = self.part, self.part.masks
+        told, nouns, aside, unexplained = defaultdict[str, float](float), dict[str, float](), 0.0, 0
+        for place, sure in self.explained.items():
+            bit, low = 1 << place, part.low(place)
             if used & bit:
                 continue
             if low in HELD:
@@ -174,23 +160,21 @@ class _Whole:
             elif said := self.nouns.get(place):
                 for noun, how in said:
                     nouns[noun] = max(nouns.get(noun, 0.0), how)
-            elif part.content & bit and place != part.verb_at:
+            elif masks["content"] & bit and place != part.verb_at:
                 aside = max(aside, sure)
-                told["firm"] += sure * tell
-                told["synonym"] += FIRM <= sure < _SAME_ROOT
+                told["firm"] += sure * self.library.tells(part.stems[place]) if sure >= FIRM else 0.0
+                told["synonym"] += FIRM <= sure < SAME_ROOT
                 is_made = low == "new" and self.gentle and part.low(place - 1) in ("a", "an")
-                is_filler = (
-                    low in FILLERS or part.masks["tying"] & bit or (low.endswith("ly") and len(low) > _SHORT_WORD)
-                )
+                adverb = low.endswith("ly") and len(low) >= _LONG_WORD
+                is_filler = low in GROUPS["filler"] or masks["tying"] & bit or adverb
                 unexplained |= bit if is_made or not (sure or is_filler) else 0
                 told["weak"] += 0 < sure < FIRM and not is_made
-        held = unexplained & part.masks["held"]
+        held, proper = unexplained & masks["held"], masks["proper"]
         told["unexplained"], told["unexplained.held"] = (unexplained & ~held).bit_count(), held.bit_count()
-        told["unexplained.nowhere"] = (unexplained & part.masks["foreign"]).bit_count()
-        told["unexplained.typed"] = (unexplained & part.typed).bit_count()
-        proper = part.masks["proper"]
+        told["unexplained.nowhere"] = (unexplained & masks["foreign"]).bit_count()
+        told["unexplained.typed"] = (unexplained & masks["typed"]).bit_count()
         told["unexplained.apposed"] = (unexplained & ~proper & (used & proper) >> 1).bit_count()
-        told["unexplained.proper"] = (unexplained & part.masks["proper"] & ~(1 << part.first)).bit_count()
+        told["unexplained.proper"] = (unexplained & proper & ~(1 << part.first)).bit_count()
         return told, nouns, aside, unexplained
 
     def _inversions(self, options: Mapping[str, Option]) -> int:
@@ -200,13 +184,8 @@ class _Whole:
         return sum(
             one.kind is not None and one.kind == other.kind and one.first > other.first
             for one, other in pairs
-            if not (is_announced(one) or is_announced(other))
+            if not (one.is_announced or other.is_announced)
         )
-
-    def _is_plural(self, used: int) -> bool:
-        """Does the part speak of several of what the tool speaks of as one?"""
-        words = (self.part.low(place) for place in self.nouns if self.nouns[place] and not used >> place & 1)
-        return any(low.endswith("s") and low not in self.profile.forms for low in words)
 
     def _verb(self, used: int) -> float:
         """How well the part's verb is the tool's; as a value, it agrees."""
@@ -217,23 +196,21 @@ class _Whole:
             asking = [part.stems[place] for place in range(part.first, min(part.stop, part.first + _ASKED_WITHIN))]
             return max(near(stemmed, profile.verb) for stemmed in asking)
         same = near(part.verb, profile.verb) if part.verb and profile.verb else 0.0
-        if self.is_verbal and not same:
-            return 1.0
         low = part.low(part.verb_at)
-        if low != part.verb and low in pieces(profile.tool.name):  # I paid it: mark_paid
+        if (self.is_verbal and not same) or (low != part.verb and low in pieces(profile.tool.name)):  # I paid: mark_paid
             return 1.0
         return same or (_PASSING if profile.vocabulary.get(part.verb, 0.0) >= FIRM else 0.0)
 
     def _nouns_at(self, place: int) -> tuple[tuple[str, float], ...]:
         """The nouns of the tool's name that a word says."""
-        found = ((noun, near(self.part.stems[place], noun)) for noun in self.profile.nouns)
-        if place != self.part.verb_at:
-            return tuple((noun, how) for noun, how in found if how)
-        if self.opens and not self.is_verbal:
+        if place == self.part.verb_at and self.opens and not self.is_verbal:
             return ()
-        return tuple((noun, FIRM * how) for noun, how in found if how)
+        share = FIRM if place == self.part.verb_at else 1.0
+        found = ((noun, share * near(self.part.stems[place], noun)) for noun in self.profile.nouns)
+        return tuple((noun, how) for noun, how in found if how)
 
     def _is_harmless(self, place: int, low: str, options: Mapping[str, Option]) -> bool:
+        """Does a word that changes what is asked for change nothing here?"""
         if low in GROUPS["bulk"]:
             return self.gentle
         if low in GROUPS["question"] and self.part.question:
@@ -247,20 +224,15 @@ class _Whole:
 
 def holding(part: Part, match: Match | None) -> tuple[str, ...]:
     """The words of a part that negate, condition, except or repeat it, or leave a choice, where no sure value holds them."""
-    kept = sum_of(one.mask for one in match.options.values()) if match else 0
-    tokens = part.reading.tokens
+    tokens, kept = part.reading.tokens, match.used if match else 0
     starts = {one.first for one in part.found}
-    return tuple(
-        tokens[place].text
-        for place in bits(((1 << part.stop) - 1) & ~((1 << part.first) - 1) & ~kept)
-        if any(
-            said in UNPLANNED or (said == "or" and match and match.profile.acts)
-            for said in accumulate((one.low for one in part.tokens[place - part.first :][:3]), "{} {}".format)
-        )
-        and not (place + 1 in starts and tokens[place].low in ("until", "till", "but"))
-        and not (
-            part.question
-            and tokens[place].low in GROUPS["question"]
-            and (part.low(place), part.low(place + 1)) != ("when", "the")
-        )
-    )
+    found = []
+    for place in range(part.first, part.stop):
+        low, ahead = part.low(place), [one.low for one in part.tokens[place - part.first :][:3]]
+        is_choice = match is not None and match.profile.acts
+        holds = any(said in UNPLANNED or (said == "or" and is_choice) for said in accumulate(ahead, "{} {}".format))
+        is_end = place + 1 in starts and low in ("until", "till", "but")
+        asks = part.question and low in GROUPS["question"] and (low, part.low(place + 1)) != ("when", "the")
+        if holds and not (kept >> place & 1 or is_end or asks):
+            found.append(tokens[place].text)
+    return tuple(found)

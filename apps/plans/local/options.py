@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001 - people type these marks
 """The values that a part of a request may give a param, and what speaks for and against each.
 
-Values are proposed generously. What speaks for them is named, not weighed: the weights are learned, see `words.txt`.
+Values are proposed generously. What speaks for them is named, not weighed: the weights are learned.
 """
 
 from __future__ import annotations
@@ -13,22 +13,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from apps.plans.local.index import Library, Profile, sort_of
-from apps.plans.local.params import UNNAMING, Param, coerced, fits
-from apps.plans.local.parts import BOUNDS, HELD, PUNCTUATION, WHENS, Part, bits, mask_of, stretch, sum_of
-from apps.plans.local.tokens import Found, Kind
-from apps.plans.local.words import GROUPS, SCORE, SMALL, near, stem
+from apps.plans.local.params import Param, coerced, fits
+from apps.plans.local.parts import MARKS, Part, bits, mask_of, stretch
+from apps.plans.local.tokens import NUMERIC, WHENS, Found, Kind
+from apps.plans.local.words import BOUNDS, GROUPS, HELD, SMALL, WEIGHTS, near, stem
 from apps.plans.proposals import Evidence
 
 FIRM: Final = 0.6
 """A word counts as explained from this certainty on; below it, it is a weak trace."""
-_MOST: Final = 10
+_MOST, _MANY = 10, 1000
 _COVERED: Final = 0.2
-_UNSUITED: Final = 0.4
-_MANY: Final = 1000
 _LONGEST: Final = {"text": 25, "query": 12, "name": 8, "code": 2}
 """How many words a value of each sort has at most."""
 _NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
-_MEASURED: Final = (*_NUMBERS, Kind.MONEY, Kind.QUANTITY, Kind.DURATION)
 _MEASURES: Final = (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE)
 SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling", "because"})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
@@ -38,13 +35,14 @@ _ENDS: Final = {
     "start": frozenset(map(stem, ("source", "src", "from", "old", "origin", "sender"))),
     "end": frozenset(map(stem, ("destination", "dest", "target", "to", "new", "recipient"))),
 }
-_ON: Final = frozenset({"on", "enable", "enabled", "activate", "activated", "true", "yes"})
-_OFF: Final = frozenset({"off", "disable", "disabled", "deactivate", "deactivated", "false", "no"})
+_SWITCHES: Final = {
+    **dict.fromkeys(("on", "enable", "enabled", "activate", "activated", "true", "yes"), True),
+    **dict.fromkeys(("off", "disable", "disabled", "deactivate", "deactivated", "false", "no"), False),
+}
 _NEGATING: Final = GROUPS["negation"] | {"non"}
 _ROW: Final = frozenset({"and", "&", ","})
 _COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least", "beyond", "exceeding"})
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
-_OF_CUTS: Final = ("named_inside", "known", "own", "noun", "head", "head.own", "tail")
 _PLAIN: Final = {
     "text": "text",
     "query": "query",
@@ -52,7 +50,8 @@ _PLAIN: Final = {
     **dict.fromkeys(("slug", "repo", "id", "path", "version"), "code"),
 }
 """The roles that plain words may serve, each with its sort."""
-_POINTER: Final = stem("pointer")
+_ANNOUNCED: Final = (".named", ".cue", ".named_after", ".named_before")
+SCORE: Final = WEIGHTS["score"]
 
 
 @dataclass(slots=True)
@@ -77,6 +76,17 @@ class Option:
 
     def __post_init__(self) -> None:
         self.gain = weighed(self.told)
+
+    @property
+    def is_announced(self) -> bool:
+        """Do the words around it say whose value it is?"""
+        return any(name.endswith(_ANNOUNCED) for name in self.told)
+
+    @property
+    def is_proper(self) -> bool:
+        """Is it a name cut from plain words, and do capitals tell where it begins and ends?"""
+        is_cut = self.evidence == Evidence.CUT
+        return is_cut and any(f"c.proper.{sort}" in self.told and f"c.short.{sort}" not in self.told for sort in _LONGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +113,6 @@ def weighed(told: Mapping[str, float]) -> float:
     return total
 
 
-_Told = tuple[dict[str, float], float]
-"""What is told, and its weight."""
-
-
-def _told(told: dict[str, float]) -> _Told:
-    return told, weighed(told)
-
-
 class Options:
     """The options of one part for the params of one tool."""
 
@@ -129,33 +131,30 @@ class Options:
         self.part, self.profile, self.library, self.context = part, profile, library, context
         self._taken = beside[1] if beside else 0
         tools = (profile, beside[0]) if beside else (profile,)
+        masks = part.masks
         self.explained = {
-            place: 0.0 if part.typed >> place & 1 else max(one.explains(stemmed) for one in tools)
+            place: 0.0 if masks["typed"] >> place & 1 else max(one.explains(stemmed) for one in tools)
             for place, stemmed in part.stems.items()
         }
-        names = sum("name" in param.words for param in profile.params)
-        unnaming = UNNAMING - {"name"} if names == 1 else UNNAMING
-        self._own = {
-            param.name: frozenset(word for word in param.words if word not in unnaming) or frozenset(param.words)
-            for param in profile.params
-        }
-        self._owners: Counter[str] = Counter(word for own in self._own.values() for word in own)
+        self._owners = Counter(word for param in profile.params for word in param.own)
+        self._known = mask_of(at for at, sure in self.explained.items() if sure >= FIRM) & ~masks["small"]
+        self._nouns = mask_of(at for at, stemmed in part.stems.items() if stemmed in profile.nouns)
+        self._owned = mask_of(at for at, stemmed in part.stems.items() if stemmed in self._owners)
+        naming = mask_of(at for at, stemmed in part.stems.items() if at == part.verb_at or stemmed in profile.naming)
+        self._bound = naming | self._known
+        for name in ("typed", "timed", "small", "bound", "mark"):
+            self._bound |= masks[name]
         plain = [param for param in profile.params if param.role in _PLAIN and not param.choices]
-        self._known = sum(1 << place for place, sure in self.explained.items() if sure >= FIRM) & ~part.masks["small"]
-        self._nouns = sum(1 << place for place, stemmed in part.stems.items() if stemmed in profile.nouns)
-        self._owned = sum(1 << place for place, stemmed in part.stems.items() if stemmed in self._owners)
-        self._bound = (
-            part.typed | part.timed | self._known | part.masks["small"] | part.masks["bound"] | part.masks["mark"]
-        ) | sum(1 << at for at, stemmed in part.stems.items() if at == part.verb_at or stemmed in profile.naming)
         self._first = plain[0].name if plain else ""
-        self._kept = self._taken | sum(mask_of(one) for one in part.found if one.kind is Kind.QUOTED)
+        quoted = (at for one in part.found if one.kind is Kind.QUOTED for at in one.places)
+        self._kept = self._taken | mask_of(quoted)
 
     def of(self, param: Param, offered: Sequence[Option]) -> list[Option]:
-        """The likeliest values of a param, best first."""
+        """The likeliest values of a param."""
         part = self.part
         if param.name in self.context:
             value = self.context[param.name]
-            said = sum(1 << one.place for one in part.tokens if one.text == value)
+            said = mask_of(one.place for one in part.tokens if one.text == value)
             return [Option(value, Evidence.CONTEXT, {"context": float(param.required or said > 0)}, said, param.name)]
         if param.role == "secret" or param.name == "delegation_path":  # which is the plan's own
             return []
@@ -163,14 +162,12 @@ class Options:
             whole = self._option(part.text, Evidence.REQUEST, {"request": 1.0}, part.first, part.stop - 1)
             # The verb still says which tool is meant.
             return [replace(whole, mask=whole.mask & ~(1 << part.verb_at)) if part.verb else whole]
-        choices = list(self._choices(param))
-        found = [*offered, *choices, *self._lists(param, choices)]
+        found = [*offered]
+        sure = [*self._choices(param), *(() if param.closed else self._typed(param))]
+        found += [*sure, *(self._lists(param, sure) if param.array or param.required else ())]
         if param.type == "boolean":
             found += self._switches(param)
-        elif not param.closed:
-            typed = list(self._typed(param))
-            found += [*typed, *(self._lists(param, typed) if param.array or param.required else ())]
-        if param.role in _PLAIN and _POINTER not in param.words and not param.choices and param.type in ("string", ""):
+        if param.role in _PLAIN and stem("pointer") not in param.words and not param.choices and param.type in ("string", ""):
             found += self._cut(param)
         return found
 
@@ -186,16 +183,15 @@ class Options:
                 low = part.low(place)
                 if low in GROUPS["article"] and not (place > part.first and part.reading.tokens[place].text == "A"):
                     continue
-                if part.typed >> place & 1:
+                if part.masks["typed"] >> place & 1:
                     how = float(stem(low.strip("'\"`")) == " ".join(wanted))
                 else:
                     how = min(near(part.stems[place + step], wanted[step]) for step in range(size))
                 if not how or (how < 1 and (size > 1 or low in SMALL)):
                     continue
                 told = {"e.exact" if how == 1 else "e.like": 1.0}
-                if place == part.verb_at:
+                if place == part.verb_at:  # "Close the ticket" asks for an act.
                     told["e.acts" if how == 1 else "e.acts_like"] = 1.0
-                    # "Close the ticket" asks for an act.
                     told["e.acts_on"] = float(part.low(place + 1) in GROUPS["article"])
                 if how < 1 and self.profile.vocabulary.get(part.stems[place], 0.0) >= FIRM:
                     told["e.own_like"] = 1.0
@@ -210,28 +206,26 @@ class Options:
             ahead = [part.stems[at] for at in range(place, min(part.stop, place + len(key) + 2))]
             begins = max(near(ahead[0], word) for word in key)
             is_own = part.low(place) in SMALL or ahead[0] in self.profile.nouns
-            if part.typed >> place & 1 or not begins or (begins < 1 and is_own):
+            if part.masks["typed"] >> place & 1 or not begins or (begins < 1 and is_own):
                 continue
             hows = [how for word in key if (how := max(near(one, word) for one in ahead))]
             negated = [at for at in range(max(part.first, place - 2), place) if part.low(at) in _NEGATING]
-            whole = len(hows) == len(key) and min(hows) == 1 and near(ahead[0], key[0]) == 1
+            whole = len(hows) == len(key) and min(hows) == 1 and ahead[0] == key[0]
             last = min(place + len(key) - 1 if whole else place, part.stop - 1)
             told = {"s": 1.0, "s.unlike": 1 - min(hows), "s.lacking": 1 - len(hows) / len(key)}
             yield self._option(not negated, Evidence.CHOICE, told, min([place, *negated]), last)
         for token in part.tokens if param.required or not key else ():
-            if (token.low in _ON or token.low in _OFF) and not part.typed >> token.place & 1:
-                yield self._option(token.low in _ON, Evidence.CHOICE, {"s.on": 1.0}, token.place, token.place)
+            if token.low in _SWITCHES and not part.masks["typed"] >> token.place & 1:
+                yield self._option(_SWITCHES[token.low], Evidence.CHOICE, {"s.on": 1.0}, token.place, token.place)
 
     def _typed(self, param: Param) -> Iterator[Option]:
         for found in self.part.found:
-            how = fits(param, found)
+            how, mask = fits(param, found), mask_of(found.places)
             is_number = found.kind in _NUMBERS and not (found.unit and param.role == "money")
-            if param.array and found.kind is Kind.PATH and "file" in param.words and "." not in found.value:
-                how *= _UNSUITED  # a folder is no list of files
             first, last = min(found.places), max(found.places)
             is_compared = is_number and self.part.low(self.part.before(first)) in _COMPARING
-            is_measure = is_compared or (found.kind in _MEASURED and found.unit)
-            if not how or mask_of(found) & self._taken or (is_measure and param.role in ("knob", "id")):
+            is_measure = is_compared or (found.kind in NUMERIC and found.unit)
+            if not how or mask & self._taken or (is_measure and param.role in ("knob", "id")):
                 continue
             sort = "n" if is_number else "t"
             role = _PLAIN.get(param.role, param.role if is_number else "form")
@@ -244,14 +238,14 @@ class Options:
             evidence = Evidence.QUOTED if found.kind is Kind.QUOTED else Evidence.TYPED
             side = "" if not found.role else "first" if found.role in ("start", "left") else "second"
             option = self._option(coerced(param, found), evidence, told, first, last)
-            yield replace(option, mask=mask_of(found), kind=found.kind, fit=how, side=side)
+            yield replace(option, mask=mask, kind=found.kind, fit=how, side=side)
 
     def _sort(self, param: Param, found: Found) -> dict[str, float]:
         """What the letters of an id say of whether it is one of the param's: `msg-774` is no event."""
         sorts = self.library.sorts(str(found.value)) if found.kind in (Kind.ID, Kind.SLUG) else frozenset()
         if not sorts or _PLAIN.get(param.role) in ("text", "query"):
             return {}
-        return {"sort.own" if sort_of(param, self.profile.nouns) in sorts else "sort.other": 1.0}
+        return {"sort.other" if sorts.isdisjoint(sort_of(param, self.profile.nouns)) else "sort.own": 1.0}
 
     def _lists(self, param: Param, several: Sequence[Option]) -> Iterator[Option]:
         """Values of one kind side by side, as one list, or each for a call of its own."""
@@ -262,11 +256,11 @@ class Options:
             run.append(option)
             if len(run) > 1:
                 values = [item for one in run for item in (one.value if isinstance(one.value, list) else [one.value])]
-                mask = sum_of(one.mask for one in run)
                 told = {**run[0].told, "listed" if param.array else "each": len(run) - 1.0}
                 value = values if param.array else Each(tuple(values))
-                text = self.part.words(run[0].first, option.last)
-                yield replace(run[0], value=value, mask=mask, told=told, last=option.last, text=text)
+                found = self._option(value, run[0].evidence, told, run[0].first, option.last)
+                mask = mask_of(at for one in run for at in bits(one.mask))
+                yield replace(found, mask=mask, kind=run[0].kind, fit=run[0].fit)
 
     def _is_joined(self, one: Option, other: Option) -> bool:
         """Do two values stand in a row of equals: "L-701, L-702 and L-703"?"""
@@ -278,50 +272,46 @@ class Options:
     # Words cut out of the part
 
     def _cut(self, param: Param) -> Iterator[Option]:
-        sort = _PLAIN[param.role]
-        longest = _LONGEST["text" if param.array else sort]
-        inside, knowing, owning, noun, head, head_own, tail = (f"c.{name}.{sort}" for name in _OF_CUTS)
-        own = self._own[param.name]
-        cues, found = dict[int, _Told](), []
-        for first, last in self.spans(longest):
+        sort, own, found = _PLAIN[param.role], param.own, []
+        for first, last in self._spans(_LONGEST["text" if param.array else sort]):
             shape, gain = self._shape(first, last, sort)
             if not shape:
                 continue
-            if first not in cues:
-                cues[first] = _told(self._cues(param, first, last, "c", None))
             whole = stretch(first, last)
             known = (whole & self._known).bit_count()
             facts = {
-                inside: whole & self._owned > 0,
-                knowing: known,
-                owning: 0 < known == shape["wordy"],
-                noun: (whole & self._nouns).bit_count(),
-                head: whole & -whole & (self._owned | self._nouns) > 0,
-                head_own: self.part.stems[first] in own,
-                tail: self.part.stems[last] in own,
+                f"c.named_inside.{sort}": whole & self._owned > 0,
+                f"c.known.{sort}": known,
+                f"c.own.{sort}": 0 < known == shape["wordy"],
+                f"c.noun.{sort}": (whole & self._nouns).bit_count(),
+                f"c.head.{sort}": whole & -whole & (self._owned | self._nouns) > 0,
+                f"c.head.own.{sort}": self.part.stems[first] in own,
+                f"c.tail.{sort}": self.part.stems[last] in own,
                 "c.named_after": self.part.stems.get(last + 1, "") in own,
             }
             told = {name: float(fact) for name, fact in facts.items() if fact}
-            gain += cues[first][1] + weighed(told) + _COVERED * (last - first + 1)
-            found.append((gain, first, last, told | shape))
+            told |= {f"c.{param.role}": 1.0, "c.later": float(param.name != self._first)}
+            told |= self._cues(param, first, last, "c", None)
+            found.append((gain + weighed(told) + _COVERED * (last - first + 1), first, last, told | shape))
         for _, first, last, told in sorted(found, key=lambda one: -one[0])[:_MOST]:
             text = self.part.words(first, last)
             text = text if sort in ("text", "query") else re.sub(r"['’]s$", "", text)
-            value = _listed(text) if param.array else text
-            role = "upper" if f"c.upper.{sort}" in told and sort == "code" else param.role
-            all_told = {f"c.{role}": 1.0, "c.later": float(param.name != self._first), **told, **cues[first][0]}
-            yield self._option(value, Evidence.CUT, all_told, first, last)
-            several = [] if param.array or sort == "text" else _listed(re.sub(r"['’]s\b", "", text))
+            if param.array:
+                yield self._option(_items(text), Evidence.CUT, told, first, last)
+                continue
+            yield self._option(text, Evidence.CUT, told, first, last)
+            several = [] if sort == "text" else _items(re.sub(r"['’]s\b", "", text))
             if len(several) > 1:
-                yield self._option(Each(tuple(several)), Evidence.CUT, {**all_told, "each.cut": 1.0}, first, last)
+                yield self._option(Each(tuple(several)), Evidence.CUT, {**told, "each.cut": 1.0}, first, last)
 
-    def _shape(self, first: int, last: int, sort: str) -> _Told:
+    def _shape(self, first: int, last: int, sort: str) -> tuple[dict[str, float], float]:
         """What a stretch of words is like, whatever the tool, and its weight; nothing: it is no value at all."""
         if (first, last, sort) not in self.part.shapes:
-            self.part.shapes[first, last, sort] = _told(_shape(self.part, first, last, sort))
+            shape = _shape(self.part, first, last, sort)
+            self.part.shapes[first, last, sort] = shape, weighed(shape)
         return self.part.shapes[first, last, sort]
 
-    def spans(self, longest: int) -> Iterator[tuple[int, int]]:
+    def _spans(self, longest: int) -> Iterator[tuple[int, int]]:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
         part, bound, proper = self.part, self._bound, self.part.masks["proper"]
         places = stretch(part.first, part.stop - 1) & ~part.masks["mark"]
@@ -329,18 +319,17 @@ class Options:
         for first in bits(places & (bound << 1 | 1 << part.first | proper & ~(proper << 1))):
             for last in bits(lasts & stretch(first, first + longest - 1)):
                 whole = stretch(first, last)
-                if not whole & self._kept and not (first == last and part.typed & whole):
+                if not whole & self._kept and not (first == last and part.masks["typed"] & whole):
                     yield first, last
 
     # What announces a value
 
     def _cues(self, param: Param, first: int, last: int, sort: str, kind: Kind | None) -> dict[str, float]:
         """What the words around a value say of whether it is this param's."""
-        part, own = self.part, self._own[param.name]
+        part, own = self.part, param.own
         at = first - 1 if part.low(first - 1) in SAYING else part.before(first)
-        side = next((side for side, words in _ENDS.items() if words & set(param.words)), param.side)
-        found = [self._before(param, at, sort), self._sided(param, side, at, kind)]
-        if part.low(at) in SMALL or part.low(at) in PUNCTUATION:
+        found = [self._before(param, at, sort), self._sided(param, at, kind)]
+        if part.low(at) in SMALL or part.low(at) in MARKS:
             back = part.stems.get(part.before(at), "")
             whose = "named" if back in own else "other" if back in self._owners else ""
             found.append(whose and f"{sort}.{whose}_{'of' if part.low(at) == 'of' else 'before'}")
@@ -351,47 +340,45 @@ class Options:
         return {name: 1.0 for name in found if name}
 
     def _before(self, param: Param, at: int, sort: str) -> str:
-        part, own = self.part, self._own[param.name]
+        """What the word before a value says."""
+        part, own = self.part, param.own
         low, stemmed = part.low(at), part.stems.get(at, "")
-        if low in SMALL or low in PUNCTUATION or low in BOUNDS:
-            return self._introduced(param, low, sort)
+        if low in SAYING:
+            is_lesser = not param.required and any(one.required and one.role == "name" for one in self.profile.params)
+            return f"saying.{sort}" + (".lesser" if is_lesser else "" if param.role == "text" else ".other")
+        if low in SMALL or low in MARKS or low in BOUNDS:
+            small = f"{sort}.preposition" if low in GROUPS["preposition"] else f"{sort}.small" if low in SMALL else ""
+            return f"{sort}.cue" if low in param.cues else small
         if not low or (at == part.verb_at and stemmed not in own - {self.profile.verb}):
             return ""
         if stemmed in self._owners:
             return f"{sort}.named" if stemmed in own else f"{sort}.other"
         return f"{sort}.unknown" if self.explained[at] < FIRM and stemmed not in param.cues else ""
 
-    def _introduced(self, param: Param, low: str, sort: str) -> str:
-        """What a small word or a mark before a value says."""
-        if low in SAYING:
-            is_lesser = not param.required and any(one.required and one.role == "name" for one in self.profile.params)
-            return f"saying.{sort}" + (".lesser" if is_lesser else "" if param.role == "text" else ".other")
-        if low in param.cues:
-            return f"{sort}.cue"
-        return f"{sort}.preposition" if low in GROUPS["preposition"] else f"{sort}.small" if low in SMALL else ""
-
-    def _sided(self, param: Param, side: str, at: int, kind: Kind | None) -> str:
+    def _sided(self, param: Param, at: int, kind: Kind | None) -> str:
         """What "from" and "to" say of a param that is where something begins or ends."""
         low = self.part.low(at)
+        side = next((side for side, words in _ENDS.items() if not words.isdisjoint(param.words)), param.side)
         if side not in ("start", "end") or not low:
             return ""
-        if kind in _MEASURES and kind in param.kinds and (self.part.typed >> at & 1 or low in _INTO):
-            return "side" if (low in _INTO) == (side == "end") else "side.other"
-        if low not in _FROM and low not in _TO:
-            return ""
-        return "side" if (low in _FROM) == (side == "start") else "side.other"
+        is_to = low in _INTO
+        if not (kind in _MEASURES and kind in param.kinds and (self.part.masks["typed"] >> at & 1 or is_to)):
+            if low not in _FROM and low not in _TO:
+                return ""
+            is_to = low in _TO
+        return "side" if is_to == (side == "end") else "side.other"
 
 
 def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
     masks = part.masks
     whole, head, tail = stretch(first, last), 1 << first, 1 << last
     small, proper = masks["small"], masks["proper"]
-    content = (whole & part.content & ~part.typed).bit_count()
+    content = (whole & masks["content"] & ~masks["typed"]).bit_count()
     if sort != "text":
         is_name = first > part.first and head & proper and tail & proper
         if not content or part.low(first) in HELD or not (is_name or not (head | tail) & (small | masks["tying"])):
             return {}
-    typed = (whole & part.typed).bit_count()
+    typed = (whole & masks["typed"]).bit_count()
     capitals = (whole & proper & ~small & ~(1 << part.first)).bit_count()
     if typed and capitals and (part.low(last)[0].isdigit() or part.low(first)[0].isdigit()):  # Hall 7, 12 Elm Road
         typed -= 1
@@ -417,22 +404,6 @@ def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
     return {"wordy": wordy} | {f"c.{name}.{sort}": float(value) for name, value in shape.items() if value}
 
 
-def is_announced(option: Option) -> bool:
-    """Do the words around it say whose value it is?"""
-    return any(name.endswith((".named", ".cue", ".named_after", ".named_before")) for name in option.told)
-
-
-def is_proper(option: Option | None) -> bool:
-    """Is it a name cut from plain words, and do capitals tell where it begins and ends?"""
-    told = option.told if option is not None and option.evidence == Evidence.CUT else {}
-    return any(f"c.proper.{sort}" in told and f"c.short.{sort}" not in told for sort in {*_PLAIN.values()})
-
-
-def _listed(text: str) -> list[str]:
+def _items(text: str) -> list[str]:
     """The items of a list in words."""
-    items = (item.strip() for item in text.replace(" and ", ",").split(","))
-    return [
-        next((item[len(one) :] for one in ("the ", "a ", "an ") if item.startswith(one)), item)
-        for item in items
-        if item
-    ]
+    return [re.sub(r"^(?:the|an?) ", "", item.strip()) for item in text.replace(" and ", ",").split(",") if item.strip()]

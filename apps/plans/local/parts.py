@@ -1,8 +1,6 @@
-# ruff: noqa: RUF001 - people type these marks
-"""The parts of a request: where it can be cut, and what each stretch says before any tool is looked at.
+"""The parts of a request: where it may be cut, and what each stretch says before any tool is looked at.
 
-A request is cut before verbs and questions, at "and", "then", commas and full stops. Sets of words are bit masks over the
-places of tokens.
+Sets of words are bit masks over the places of tokens.
 """
 
 from __future__ import annotations
@@ -13,54 +11,27 @@ from itertools import combinations
 from typing import Final
 
 from apps.plans.local.index import Library
-from apps.plans.local.tokens import Found, Kind, Reading, Token
-from apps.plans.local.words import COMMON, GROUPS, HOLDING, SMALL, UNPLANNED, VERBS, stem
+from apps.plans.local.tokens import WHENS, Found, Kind, Reading, Token
+from apps.plans.local.words import BOUNDS, GROUPS, HELD, SMALL, UNPLANNED, VERBS, stem
 
-MOST_PARTS: Final = 6
-_MOST_PLAIN_CUTS: Final = 2
-_MOST_CUTS: Final = 4
-_SHORTEST: Final = 4
+_MOST_PLAIN_CUTS, _MOST_CUTS, _MOST_SEQUELS = 2, 4, 5
 _VERB_WITHIN: Final = 6
-PUNCTUATION: Final = frozenset(",:;.?!()–—-")
+_SHORTEST: Final = 4
+MARKS: Final = frozenset(",:;.?!()–—-")  # noqa: RUF001
 DETERMINERS: Final = GROUPS["article"] | {"my", "our", "your", "his", "her", "their", "its", "some", "=", "#"}
-HELD: Final = frozenset().union(*(GROUPS[name] for name in HOLDING))
-"""Words that change what is asked for, so that somebody must explain them."""
-BOUNDS: Final = (
-    GROUPS["preposition"]
-    | GROUPS["named"]
-    | GROUPS["joiner"]
-    | GROUPS["be"]
-    | {"who", "which", "because", "than", "between", "until", "till", "since", "after", "before", "near", "under"}
-    | {"below", "above", "per", "by", "due", "without", "except", "that", "whose", "where", "containing", "matching"}
-    | {"mentioning", "regarding", "concerning", "including", "inside"}
-)
-"""Words that a value cut out of plain words neither begins nor ends with."""
-WHENS: Final = frozenset({Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD, Kind.DURATION})
-_STOPS: Final = frozenset((",", ";", ".", "!", "?", "–", "—"))
-_JOINERS: Final = frozenset({"and", "then", "also", "please", "finally", "afterwards", "next", "plus"})
+_STOPS: Final = frozenset((",", ";", ".", "!", "?", "–", "—"))  # noqa: RUF001
 _SEQUELS: Final = frozenset({"then", "finally", "afterwards", "next"})
+_JOINERS: Final = _STOPS | _SEQUELS | {"and", "also", "please", "plus"}
 _PARTICLES: Final = frozenset({"up", "over", "rid", "down", "back", "out", "in", "off", "on", "away"})
-_WORDLIKE: Final = frozenset({Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT, Kind.PERIOD, Kind.DATE, Kind.SLUG})
-_DETERMINERS_OF_ACTS: Final = frozenset({"the", "my", "our", "a", "an", "this", "all"})
+_WORDLIKE: Final = frozenset(map(Kind, ("language", "country", "currency", "unit", "period", "date", "slug")))
+_OBJECTS: Final = frozenset({"the", "my", "our", "a", "an", "this", "all", "it", "its", "them", "him", "her"})
 """Words that stand behind a verb, so that what stands before them is one: "vacuum the kitchen"."""
-_OF_ONE: Final = frozenset({"a", "an", "the", "its", "my", "their", "one"})
-_OBJECTS: Final = _DETERMINERS_OF_ACTS | {"it", "its", "them", "him", "her"}
-_MEANT: Final = frozenset({"it", "its", "them", "there", "him", "her"})
-_ANYONE: Final = frozenset({"i", "we", "it", "they", "anybody", "anyone", "the"})
 _ASKING: Final = GROUPS["question"] | GROUPS["be"] | GROUPS["have"] | {"any"}
 _LEADING: Final = frozenset({",", "to", "for"}).union(
     *(GROUPS[name] for name in ("polite", "modal", "pronoun", "joiner", "time"))
 )
 """Words that may stand before the verb."""
-
-
-_LISTED: Final = {
-    "small": SMALL,
-    "bound": BOUNDS,
-    "mark": PUNCTUATION,
-    "unplanned": UNPLANNED,
-    "held": HELD,
-}
+_LISTED: Final = {"small": SMALL, "bound": BOUNDS, "mark": MARKS, "unplanned": UNPLANNED, "held": HELD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +45,13 @@ class Part:
     stems: Mapping[int, str]
     """The stem of each token."""
     found: tuple[Found, ...]
-    typed: int
-    """Tokens of values with a form of their own."""
-    timed: int
-    """Tokens of dates, times and durations."""
-    content: int
-    """Tokens that somebody must explain."""
-    joined: int
-    """Tokens that belong to the verb before: the "back" of "roll back"."""
     verb_at: int
     """The place of the verb; -1 if there is none."""
-    verb: str
     question: bool
     masks: Mapping[str, int]
-    """Tokens by what words they are: `small`, `bound`, `mark`, `unplanned`, `held`, `tying`, `foreign`, `proper`; `turning`:
-    where another part could begin, `meant`: those behind it that speak of what was before."""
-
+    """Tokens by what they are: `typed` values with a form of their own, `timed` ones, `content` that somebody must explain,
+    `small`, `bound`, `mark`, `unplanned`, `held`, `tying`, `foreign`, `proper` words, and `turning`: where another part could
+    begin."""
     shapes: dict[tuple[int, int, str], tuple[dict[str, float], float]] = field(default_factory=dict)
     """What was found out about its stretches of words."""
 
@@ -100,6 +62,10 @@ class Part:
     @property
     def text(self) -> str:
         return self.words(self.first, self.stop - 1)
+
+    @property
+    def verb(self) -> str:
+        return self.stems.get(self.verb_at, "")
 
     def low(self, place: int) -> str:
         """The token at a place in lower case; empty beyond the part."""
@@ -130,67 +96,52 @@ def stretch(first: int, last: int) -> int:
     return (1 << (last + 1)) - (1 << first)
 
 
-def sum_of(masks: Iterable[int]) -> int:
-    """All places of some masks."""
+def mask_of(places: Iterable[int]) -> int:
+    """The mask of some places."""
     whole = 0
-    for mask in masks:
-        whole |= mask
+    for place in places:
+        whole |= 1 << place
     return whole
-
-
-def mask_of(found: Found) -> int:
-    return sum(1 << place for place in found.places)
 
 
 def read_part(reading: Reading, first: int, stop: int, number: int, library: Library) -> Part:
     """Prepare a stretch of tokens: its verb, its values, and the words that need an explanation."""
     tokens = reading.tokens
+    within = tokens[first:stop]
     found = tuple(one for one in reading.found if first <= min(one.places) and max(one.places) < stop)
-    typed = timed = 0
-    for one in found:
-        typed |= 0 if _is_wordlike(one, tokens) else mask_of(one)
-        timed |= mask_of(one) if one.kind in WHENS else 0
-    plain = [place for place in range(first, stop) if not typed >> place & 1]
-    stems = {place: tokens[place].low if typed >> place & 1 else tokens[place].stem for place in range(first, stop)}
+    masks = {name: mask_of(one.place for one in within if one.low in listed) for name, listed in _LISTED.items()}
+    masks["typed"] = typed = mask_of(at for one in found if not _is_wordlike(one, tokens) for at in one.places)
+    masks["timed"] = mask_of(at for one in found if one.kind in WHENS or one.kind is Kind.DURATION for at in one.places)
+    plain = [one.place for one in within if not typed >> one.place & 1]
+    stems = {one.place: one.low if typed >> one.place & 1 else one.stem for one in within}
     joined = 0
-    for place in plain:
-        if place - 1 in stems and tokens[place].low in _PARTICLES and not typed >> (place - 1) & 1:
+    for place in plain:  # "roll back" is one verb
+        if tokens[place].low in _PARTICLES and place - 1 in stems and not typed >> (place - 1) & 1:
             whole = stem(tokens[place - 1].low + tokens[place].low)
             if library.knows(whole):
                 stems[place - 1] = whole
                 joined |= 1 << place
-    content = 0
-    for place in stems:
-        low = tokens[place].low
-        small = low in SMALL or low in BOUNDS or joined >> place & 1
-        between = low == "x" and place > 0 and typed >> (place - 1) & 1 and typed >> (place + 1) & 1
-        if any(map(str.isalnum, low)) and not small and not between:
-            content |= 1 << place
+    masks["content"] = mask_of(
+        one.place
+        for one in within
+        if any(map(str.isalnum, one.low)) and not (one.low in SMALL or one.low in BOUNDS or joined >> one.place & 1)
+    )
     verb_at, question = _verb(tokens, stems, plain, library)
     behind = next((one.text for one in tokens[stop:] if one.low != "," and one.low not in GROUPS["polite"]), "")
-    question = question or (verb_at < 0 and behind == "?")
-    verb = stems[verb_at] if verb_at >= 0 else ""
-    masks = {
-        name: sum(1 << one.place for one in tokens[first:stop] if one.low in listed) for name, listed in _LISTED.items()
-    }
-    masks["tying"] = sum(1 << place for place in plain if place != verb_at and _is_tying(tokens, place, stop))
+    masks["tying"] = mask_of(place for place in plain if place != verb_at and _is_tying(tokens, place, stop))
     masks["bound"] |= masks["tying"]
-    masks["foreign"] = sum(1 << at for at in bits(content & ~typed) if not library.has(stems[at]))
-    masks["turning"] = sum(1 << start for start in turnings(reading, stop, library) if first < start)
-    later = range(next(bits(masks["turning"]), stop), stop)
-    masks["meant"] = sum(1 << at for at in later if tokens[at].low in _MEANT)
-    masks["proper"] = sum(1 << one.place for one in tokens[first:stop] if one.text[0].isupper())
-    return Part(
-        reading, first, stop, number, stems, found, typed, timed, content, joined, verb_at, verb, question, masks
-    )
+    masks["foreign"] = mask_of(at for at in bits(masks["content"] & ~typed) if not library.has(stems[at]))
+    masks["turning"] = mask_of(start for start in turnings(reading, stop, library) if first < start)
+    masks["proper"] = mask_of(one.place for one in within if one.text[0].isupper())
+    asks = question or (verb_at < 0 and behind == "?")
+    return Part(reading, first, stop, number, stems, found, verb_at, asks, masks)
 
 
 def _is_wordlike(found: Found, tokens: Sequence[Token]) -> bool:
     """Is it a plain word that may as well mean something else: a language, a country, "one"?"""
     word = tokens[found.first]
-    if found.first != found.last or not word.text.isalpha():
-        return False
-    return found.kind in _WORDLIKE or word.low in ("one", "a", "an")
+    is_plain = found.first == found.last and word.text.isalpha()
+    return (is_plain and (found.kind in _WORDLIKE or word.low in ("one", "a", "an"))) or found.role in ("left", "right")
 
 
 def _verb(
@@ -198,18 +149,18 @@ def _verb(
 ) -> tuple[int, bool]:
     """The place of the verb, and whether the part is a question."""
     first = next(iter(stems))
-    if tokens[first].low in GROUPS["modal"] and first + 1 in stems and tokens[first + 1].low in _ANYONE:
+    if tokens[first].low in GROUPS["modal"] and first + 1 in stems and tokens[first + 1].low in ("i", "we", "it", "they", "the"):
         return -1, True
     begun = next((place for place in stems if tokens[place].low not in _LEADING), -1)
     if begun in plain:
         follows = tokens[begun + 1].low if begun + 1 in stems else ""
         if tokens[begun].low in _ASKING and not (tokens[begun].low == "have" and follows in _OBJECTS):
             return -1, True
-        acts = library.is_verb(stems[begun]) or (follows in _DETERMINERS_OF_ACTS and library.knows(stems[begun]))
+        acts = library.is_verb(stems[begun]) or (follows in _OBJECTS and library.knows(stems[begun]))
         if acts and not _is_plural(tokens[begun].low):
             return begun, False
     state = next((place + 1 for place in plain if tokens[place].low in GROUPS["be"] and place + 1 in plain), -1)
-    if state > 0 and (stems[state] in VERBS or tokens[state].low == "done"):
+    if state > 0 and stems[state] in VERBS:
         return state, False
     early = (
         place
@@ -222,14 +173,13 @@ def _verb(
 
 def _is_tying(tokens: Sequence[Token], place: int, stop: int) -> bool:
     """Does a word only tie what follows to what stands before it: "leaving at", "assigned to"?"""
-    low = tokens[place].low
-    follows = tokens[place + 1].low if place + 1 < stop else ""
+    low, follows = tokens[place].low, tokens[place + 1].low if place + 1 < stop else ""
     return place > 0 and low.endswith(("ing", "ed")) and len(low) > _SHORTEST and follows in BOUNDS
 
 
 def _is_plural(low: str) -> bool:
     """Is it several things rather than an act: "emails", "orders"?"""
-    return low.endswith("s") and not low.endswith(("ss", "us", "is")) and low not in COMMON
+    return low.endswith("s") and not low.endswith(("ss", "us", "is")) and stem(low) != low
 
 
 def turnings(reading: Reading, stop: int, library: Library) -> dict[int, int]:
@@ -240,12 +190,11 @@ def turnings(reading: Reading, stop: int, library: Library) -> dict[int, int]:
     for token in tokens[1 : max(stop - 1, 1)]:
         if token.place in held or (token.low not in _STOPS and token.low not in ("and", "then")):
             continue
-        start = token.place + 1
-        while start < stop and (tokens[start].low in _JOINERS or tokens[start].low in _STOPS):
+        start, end = token.place + 1, token.place
+        while start < stop and tokens[start].low in _JOINERS:
             start += 1
         if start >= stop or start in held or not (_begins(tokens, start, library) or token.low in (".", "!", "?")):
             continue
-        end = token.place
         while end > 1 and (tokens[end - 1].low in _STOPS or tokens[end - 1].low in ("and", "then")):
             end -= 1
         found.setdefault(start, end)
@@ -253,42 +202,36 @@ def turnings(reading: Reading, stop: int, library: Library) -> dict[int, int]:
 
 
 def cuts(reading: Reading, stop: int, library: Library) -> list[tuple[tuple[int, int], ...]]:
-    """Return the ways to cut a request into stretches of tokens, the whole first.
+    """Return the ways to cut a request into stretches of tokens, the whole first. "then" always cuts, but for the whole.
 
     :param stop: the end of the request, its last punctuation left out.
     """
     places = sorted(turnings(reading, stop, library).items())
-    plain = [one for one in places if not is_sequel(reading, one[0])]
-    sure = [one for one in places if one not in plain][: MOST_PARTS - 1]
+    sure = [one for one in places if is_sequel(reading, one[0])][:_MOST_SEQUELS]
+    plain = [one for one in places if one not in sure][:_MOST_CUTS]
     ways = []
     for base in ([], sure) if sure else ([],):
-        for count in range(_MOST_PLAIN_CUTS + 1):
-            for chosen in combinations(plain[:_MOST_CUTS], count):
-                both = sorted((*base, *chosen))
-                starts = [0, *(start for start, _ in both)]
-                stops = [*(end for _, end in both), stop]
-                ways.append(tuple(zip(starts, stops, strict=True)))
+        for chosen in (one for count in range(_MOST_PLAIN_CUTS + 1) for one in combinations(plain, count)):
+            both = sorted((*base, *chosen))
+            starts, stops = [0, *(start for start, _ in both)], [*(end for _, end in both), stop]
+            ways.append(tuple(zip(starts, stops, strict=True)))
     return ways
 
 
 def is_sequel(reading: Reading, start: int) -> bool:
     """Does a part begin with "then" or the like: not before the one before it has ended?"""
-    before = [token.low for token in reading.tokens[max(0, start - 3) : start]]
-    return bool(_SEQUELS.intersection(before))
+    return not _SEQUELS.isdisjoint(token.low for token in reading.tokens[max(0, start - 3) : start])
 
 
 def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
     """Does something begin here that could be asked for: a verb, or a question?"""
-    low = tokens[start].low
+    low, before = tokens[start].low, tokens[start - 1].low
     following = tokens[start + 1].low if start + 1 < len(tokens) else ""
-    if following == ":":
-        return False
-    if low == "have" and following in _OBJECTS:
+    if low in GROUPS["question"] or (low in GROUPS["be"] and before in ("and", ",")):
         return True
-    if low in GROUPS["question"] or (low in GROUPS["be"] and tokens[start - 1].low in ("and", ",")):
+    if low in ("a", "an", "the", "its", "my", "their") and before in ("and", "plus", "also"):  # the price, and its colour
         return True
-    if low in _OF_ONE and tokens[start - 1].low in ("and", "plus", "also"):  # the price of it, and its colour
-        return True
-    joined = stem(low + following) if following in _PARTICLES else ""
-    acts = following in _OBJECTS and library.knows(tokens[start].stem)
-    return low not in SMALL and (acts or library.is_verb(tokens[start].stem) or bool(joined and library.knows(joined)))
+    whole = tokens[start].stem if following not in _PARTICLES else stem(low + following)
+    acts = library.is_verb(tokens[start].stem) or (following in _OBJECTS and library.knows(tokens[start].stem))
+    acts = acts or (following in _PARTICLES and library.knows(whole))
+    return following != ":" and ((low not in SMALL and acts) or (low == "have" and following in _OBJECTS))

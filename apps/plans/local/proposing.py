@@ -20,60 +20,39 @@ from apps.plans.local.chaining import Source, given, produced
 from apps.plans.local.history import History
 from apps.plans.local.index import Library, Profile
 from apps.plans.local.matching import Match, Matcher, holding
-from apps.plans.local.options import FIRM, SAYING, Each, Option, is_proper, together, weighed
-from apps.plans.local.parts import Part, bits, cuts, is_sequel, read_part, sum_of
-from apps.plans.local.tokens import Reading
+from apps.plans.local.options import FIRM, SAYING, Each, Option, together, weighed
+from apps.plans.local.parts import Part, bits, cuts, is_sequel, mask_of, read_part
 from apps.plans.local.values import read
-from apps.plans.local.words import ACTS, GROUPS, POSSIBLE, SMALL, SURE
-from apps.plans.proposals import (
-    UNSURE,
-    Asked,
-    Evidence,
-    Lack,
-    Likely,
-    Missing,
-    Proposal,
-    Value,
-    call,
-)
+from apps.plans.local.words import ACTS, GROUPS, SMALL, WEIGHTS
+from apps.plans.proposals import UNSURE, Asked, Evidence, Lack, Likely, Missing, Proposal, Value, call
 
 PROPOSER: Final = "local"
-_CANDIDATES: Final = 8
-_BARRED: Final = 4
-_SEARCHED: Final = 40
-_MOST_TOKENS: Final = 300
-_MOST_CHARACTERS: Final = 6_000
-_RIVALS: Final = 4
-_PROMISING: Final = 3
+_CANDIDATES, _BARRED, _SEARCHED = 8, 4, 40
+_MOST_TOKENS, _MOST_CHARACTERS = 300, 6_000
+_RIVALS, _PROMISING, _SHORT, _MOST_IN_WISH = 4, 3, 2, 4
 _AGREES: Final = 0.75
 """How well a verb is the tool's, for tools that are not among the most promising to be looked at still."""
-_MOST_MARGIN: Final = 6.0
-_NEAR: Final = 0.3
-_LINKED: Final = 0.5
+_MOST_MARGIN, _NEAR, _CLOSE = 6.0, 0.3, 2.0
+"""The largest margin that counts, the margin of twins, and how much worse a rival is at most, to be looked at."""
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _READY: Final = 0.8
 """A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
-_SHOWN, _OF_POSSIBLE = 1.1, 0.6
-"""It is shown for confirmation, if the log-odds that it is right and a share of those that it is possible at all come to this."""
-_UNKNOWN: Final = 0.3
-"""So much more for each word that nothing explains, if it changes something."""
+_SHOWN, _OF_POSSIBLE, _UNKNOWN = 1.1, 0.6, 0.3
+"""It is shown for confirmation, if the log-odds that it is right and a share of those that it is possible at all come to this,
+and so much more for each word that nothing explains, if it changes something."""
 _SETTLED: Final = 3.0
 """The log-odds that it is possible, where the asker said which tool is meant."""
 _ASKED: Final = 0.02
 """What a param lacks is asked for, if the answer makes the plan right so surely."""
-_HABITUAL: Final = 0.7
+_HABITUAL, _LINKED = 0.7, 0.5
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
-_MOST_IN_WISH: Final = 4
-_CLOSE: Final = 2.0
-"""How much worse a rival is at most, to be looked at."""
-_SHORT: Final = 2
 _EITHER: Final = frozenset({"or", "if", "but", "not"})
 _CLOSING: Final = frozenset(".!?,") | GROUPS["polite"]
 
 
 @dataclass(slots=True)
-class _Chosen:
+class Chosen:
     """What is done about a part: a match, the next best ones, and the best of what may not be used."""
 
     part: Part
@@ -86,52 +65,44 @@ class _Chosen:
     wish: bool = False
 
 
-class _Draft:
+class Draft:
     """A whole plan."""
 
-    def __init__(self, chosen: Sequence[_Chosen]) -> None:
+    def __init__(self, chosen: Sequence[Chosen]) -> None:
         self.chosen = chosen
-        own = [("wish" if one.wish else "lost") for one in chosen if one.match is None]
-        calls = permutations(((one.match.profile.tool.uid, one.match.values) for one in chosen if one.match), 2)
+        own = ["wish" if one.wish else "lost" for one in chosen if one.match is None]
+        calls = permutations(((match.profile.tool.uid, match.values) for _, match in self.steps), 2)
         own += ["twice" for (uid, one), (same, other) in calls if uid == same and one.items() <= other.items()]
-        self._own = together({"cut": len(chosen) - 1.0}, *({name: 1.0} for name in own))
-        self.score = weighed(self._own) + sum(one.match.score for one in chosen if one.match)
+        own_told = together({"cut": len(chosen) - 1.0}, *({name: 1.0} for name in own))
+        self.told = together(own_told, *(match.all_told for _, match in self.steps))
+        """What speaks for it and against it."""
+        self.score = weighed(own_told) + sum(match.score for _, match in self.steps)
+        self.unknown = sum(self.told[name] for name in ("unexplained", "unexplained.verb", "unexplained.held"))
+        """How many words nothing explains."""
 
     @property
-    def steps(self) -> list[tuple[_Chosen, Match]]:
+    def steps(self) -> list[tuple[Chosen, Match]]:
         return [(one, one.match) for one in self.chosen if one.match is not None]
-
-    @property
-    def matches(self) -> list[Match]:
-        """Its steps, and those that they take values from."""
-        found = [match for _, match in self.steps]
-        for match in found:
-            sources = (one.value.match for one in match.options.values() if isinstance(one.value, Source))
-            found += [one for one in sources if all(one is not other for other in found)]
-        return found
 
     @property
     def tools(self) -> list[str]:
         return [match.profile.tool.uid for _, match in self.steps]
 
     @property
-    def all_told(self) -> defaultdict[str, float]:
-        """What speaks for it and against it."""
-        return together(self._own, *(match.all_told for _, match in self.steps))
-
-    @property
-    def unknown(self) -> float:
-        """How many words nothing explains."""
-        told = self.all_told
-        return told["unexplained"] + told["unexplained.verb"] + told["unexplained.held"]
+    def profiles(self) -> list[Profile]:
+        """The tools of its steps, and of those that they take values from."""
+        matches = [match for _, match in self.steps]
+        for match in matches:
+            matches += [one.value.match for one in match.options.values() if isinstance(one.value, Source)]
+        return list({one.profile.tool.uid: one.profile for one in matches}.values())
 
 
 def propose(asked: Asked, library: Library, catalogue: Catalogue, history: History | None = None) -> Proposal:
     """Propose steps for a request, or say what is missing."""
-    return _Proposing(asked, library, catalogue, history).proposal()
+    return Proposing(asked, library, catalogue, history).proposal()
 
 
-class _Proposing:
+class Proposing:
     """The work on one request."""
 
     def __init__(self, asked: Asked, library: Library, catalogue: Catalogue, history: History | None) -> None:
@@ -140,9 +111,9 @@ class _Proposing:
         if asked.delegation_path:
             context["delegation_path"] = list(asked.delegation_path)
         text = asked.intent[:_MOST_CHARACTERS]
-        self.reading: Reading = read(text, asked.now, library.spelt)
-        self.stop = len(self.reading.tokens)
+        self.reading = read(text, asked.now, library.spelt)
         tokens = self.reading.tokens
+        self.stop = len(tokens)
         while self.stop and tokens[self.stop - 1].low in _CLOSING:
             self.stop -= 1
         if self.stop and tokens[self.stop - 1].low in SAYING:  # "… saying thanks!"
@@ -150,9 +121,8 @@ class _Proposing:
             self.stop = max(self.stop, 1 + max(said, default=-1))
         self.is_gentle, self.is_usable = cache(self._is_gentle), cache(self._is_usable)
         self.matcher = Matcher(library, context, self.is_gentle)
-        self._done: dict[tuple[int, int, tuple[int, ...]], _Chosen] = {}
+        self._done: dict[tuple[int, int, tuple[int, ...]], Chosen] = {}
         self.likely = Likely() if history is None else history.likely(text, library.relevance(text))
-        self._likely = dict(self.likely.tools)
 
     def _is_gentle(self, uid: str) -> bool:
         """Does a tool change nothing, whoever runs it?"""
@@ -163,64 +133,52 @@ class _Proposing:
         return bool(self.catalogue.open_offers(uid))
 
     def proposal(self) -> Proposal:
-        stop = self.stop
-        if not stop:
+        """The best plan, as the caller gets it."""
+        if not self.stop:
             nothing = Missing(kind=Lack.CONFIDENCE, detail="The request asks for nothing.")
             return Proposal(proposer=PROPOSER, missing=(nothing,))
-        if stop > _MOST_TOKENS or len(self.asked.intent) > _MOST_CHARACTERS:
+        if self.stop > _MOST_TOKENS or len(self.asked.intent) > _MOST_CHARACTERS:
             limit = f"{_MOST_TOKENS} words or {_MOST_CHARACTERS} characters"
-            long = Missing(
-                kind=Lack.LIMIT, detail=f"The request has more than {limit}. Hand long values over in context."
-            )
-            return Proposal(proposer=PROPOSER, missing=(long,))
-        found = self._concluded(*self.drafts(stop))
-        return found if self.history is None or found.is_ready else self._recalled(found, self.history, stop)
+            long = f"The request has more than {limit}. Hand long values over in context."
+            return Proposal(proposer=PROPOSER, missing=(Missing(kind=Lack.LIMIT, detail=long),))
+        found = self.concluded(*self.drafts())
+        return found if self.history is None or found.is_ready else self._recalled(found, self.history)
 
-    def drafts(self, stop: int) -> list[_Draft]:
+    def drafts(self) -> list[Draft]:
         """The best plan of each way to cut the request, best first."""
-        drafts = [self._draft(way) for way in cuts(self.reading, stop, self.library)]
+        drafts = [self._draft(way) for way in cuts(self.reading, self.stop, self.library)]
         return sorted(drafts, key=lambda one: -one.score)
 
-    def _recalled(self, found: Proposal, history: History, stop: int) -> Proposal:
+    def _recalled(self, found: Proposal, history: History) -> Proposal:
         """What past plans for such words used, if they say it more surely than the words of the tools."""
-        tools = {step.tool_uid for step in found.steps}
         likely = {uid: p for uid, p in self.likely.tools if self.is_usable(uid) and self.library.profile(uid)}
         is_surer = bool(found.missing) or self.likely.confidence > found.confidence
-        if not likely or likely.keys() == tools or not is_surer:
+        if not likely or likely.keys() == {step.tool_uid for step in found.steps} or not is_surer:
             return found
-        part = read_part(self.reading, 0, stop, 0, self.library)
-        matches = {
-            uid: self.matcher.match(part, profile, {})[0] for uid in likely if (profile := self.library.profile(uid))
-        }
+        part = read_part(self.reading, 0, self.stop, 0, self.library)
+        profiles = {uid: profile for uid in likely if (profile := self.library.profile(uid))}
+        matches = {uid: self.matcher.match(part, profile, {})[0] for uid, profile in profiles.items()}
         steps: list[Step] = []
-        for uid in history.ordered({uid: _mentioned(part, one.profile) for uid, one in matches.items()}):
+        for uid in history.ordered({uid: _mentioned(part, profile) for uid, profile in profiles.items()}):
             values = {
                 name: Value(value=option.value, evidence=option.evidence, text=option.text)
                 for name, option in matches[uid].options.items()
                 if not isinstance(option.value, Source)
             }
-            tool, above = matches[uid].profile.tool, steps[-1:]
-            if above and (history.links(str(above[0].tool_uid), uid) or 0) < _LINKED:
-                above = []
+            above = [one for one in steps[-1:] if (history.links(str(one.tool_uid), uid) or 0) >= _LINKED]
             told = {"clause": part.number, "confidence": likely[uid], "depends_on": [one.step_id for one in above]}
-            steps.append(call(len(steps) + 1, tool, values, self.asked, **told))
+            steps.append(call(len(steps) + 1, profiles[uid].tool, values, self.asked, **told))
         is_held = any(holding(part, one) for one in matches.values())
         is_sure = self.likely.confidence >= _HABITUAL and all(map(self.is_gentle, likely)) and not is_held
         missing = () if is_sure else found.missing or (Missing(kind=Lack.CONFIDENCE, detail=_BY_HABIT, text=part.text),)
-        return replace(
-            found,
-            steps=steps,
-            confidence=self.likely.confidence,
-            questions=(),
-            missing=missing,
-            doubtful=True,
-            assumptions=(*found.assumptions, "Past plans for such requests used these tools."),
-        )
+        told = {"confidence": self.likely.confidence, "questions": (), "missing": missing, "doubtful": True}
+        said = (*found.assumptions, "Past plans for such requests used these tools.")
+        return replace(found, steps=steps, assumptions=said, **told)
 
     # The best tools for the parts
 
-    def _draft(self, way: Sequence[tuple[int, int]]) -> _Draft:
-        chosen: list[_Chosen] = []
+    def _draft(self, way: Sequence[tuple[int, int]]) -> Draft:
+        chosen: list[Chosen] = []
         for number, (first, stop) in enumerate(way):
             earlier = [one.match for one in chosen if one.match is not None]
             key = (first, stop, tuple(map(id, earlier)))
@@ -228,26 +186,20 @@ class _Proposing:
                 part = read_part(self.reading, first, stop, number, self.library)
                 self._done[key] = self._chosen(part, earlier)
             chosen.append(self._done[key])
-        return _Draft(chosen)
+        return Draft(chosen)
 
-    def _chosen(self, part: Part, earlier: Sequence[Match]) -> _Chosen:
+    def _chosen(self, part: Part, earlier: Sequence[Match]) -> Chosen:
         usable: list[list[Match]] = []
         barred: list[Match] = []
         for profile, told in self._candidates(part):
-            offered = given(part, profile, earlier, self.is_gentle)
-            found = self._matches(part, profile, offered, told)
+            found = self._matches(part, profile, given(part, profile, earlier, self.is_gentle), told)
             if self.is_usable(profile.tool.uid):
                 usable.append(found)
             else:
                 barred.append(found[0])
         usable.sort(key=lambda one: _order(one[0]))
-        agreeing = (
-            n
-            for n, one in enumerate(usable[_PROMISING:], _PROMISING)
-            if one[0].missing and one[0].told["verb"] >= _AGREES
-        )
-        for place in (*range(min(_PROMISING, len(usable))), *islice(agreeing, 2)):
-            matches = usable[place]
+        agreeing = (one for one in usable[_PROMISING:] if one[0].missing and one[0].told["verb"] >= _AGREES)
+        for matches in (*usable[:_PROMISING], *islice(agreeing, 2)):
             best = matches[0]
             unsure = any(one.evidence in UNSURE or one.fit < 1 for one in best.options.values())
             made = produced(best, self.matcher, self.is_usable) if best.missing or best.unexplained or unsure else {}
@@ -255,22 +207,22 @@ class _Proposing:
                 for name, options in given(part, best.profile, earlier, self.is_gentle).items():
                     made[name] = [*made.get(name, []), *options]
                 told = {name: best.told[name] for name in ("search", "likely")}
-                both = [*matches, *self._matches(part, best.profile, made, told)]
-                usable[place] = sorted(both, key=lambda one: -one.score)
+                matches += self._matches(part, best.profile, made, told)
+                matches.sort(key=lambda one: -one.score)
         usable.sort(key=lambda one: _order(one[0]))
         barred.sort(key=_order)
-        first = usable[0] if usable else [None]
-        wish = part.number > 0 and _is_wish(part, first[0])
+        first = usable[0] if usable else []
+        wish = part.number > 0 and _is_wish(part, first[0] if first else None)
         rivals = [one[0] for one in usable[1 : _RIVALS + 1]]
-        others = [one for one in first[1:] if one]
-        return _Chosen(part, None if wish else first[0], rivals, others, barred[0] if barred else None, wish)
+        match = None if wish or not first else first[0]
+        return Chosen(part, match, rivals, first[1:], barred[0] if barred else None, wish)
 
     def _matches(
         self, part: Part, profile: Profile, offered: Mapping[str, Sequence[Option]], told: Mapping[str, float]
     ) -> list[Match]:
         found = self.matcher.match(part, profile, offered)
         for one in found:
-            one.add(**told)
+            one.add(told)
         return found
 
     def _candidates(self, part: Part) -> list[tuple[Profile, dict[str, float]]]:
@@ -278,61 +230,56 @@ class _Proposing:
         settled = self.asked.tools.get(part.number)
         if settled is not None and (profile := self.library.profile(settled)) is not None:
             return [(profile, {})]
-        stems = {
-            stemmed
-            for place, stemmed in part.stems.items()
-            if not part.typed >> place & 1 and part.reading.tokens[place].low not in SMALL
-        }
+        plain = (at for at in part.stems if not part.masks["typed"] >> at & 1 and part.low(at) not in SMALL)
+        stems = {part.stems[at] for at in plain}
         if part.question:
-            stems |= {part.stems[place] for place in range(part.first, min(part.stop, part.first + 2))}
-        kinds = {str(one.kind) for one in part.found}
-        stems |= {noun for one in part.found for sort in self.library.sorts(str(one.value)) for noun in sort}
+            stems |= {part.stems[at] for at in range(part.first, min(part.stop, part.first + 2))}
+        stems = stems.union(*(self.library.sorts(str(one.value)) for one in part.found))
+        best = self.library.search(stems, {str(one.kind) for one in part.found}, _SEARCHED)
+        likely = dict(self.likely.tools)
         found: dict[str, tuple[Profile, float]] = {}
         counts = {True: 0, False: 0}
-        best = self.library.search(stems, kinds, _SEARCHED)
         for profile, score in best:
             usable = self.is_usable(profile.tool.uid)
             if counts[usable] < (_CANDIDATES if usable else _BARRED) and self.catalogue.offers_of(profile.tool.uid):
                 counts[usable] += 1
                 found[profile.tool.uid] = profile, score / best[0][1] - 1
-        for uid, _ in self.likely.tools[:_CANDIDATES]:
-            if (profile := self.library.profile(uid)) is not None and self.is_usable(uid):
-                found.setdefault(uid, (profile, -1.0))
-        return [
-            (profile, {"search": share, "likely": self._likely.get(uid, 0.0)})
-            for uid, (profile, share) in found.items()
-        ]
+        for uid in list(likely)[:_CANDIDATES]:
+            if (profile_of := self.library.profile(uid)) is not None and self.is_usable(uid):
+                found.setdefault(uid, (profile_of, -1.0))
+        return [(one, {"search": share, "likely": likely.get(uid, 0.0)}) for uid, (one, share) in found.items()]
 
     # The answer
 
-    def _concluded(self, draft: _Draft, *others: _Draft) -> Proposal:
+    def concluded(self, draft: Draft, *others: Draft) -> Proposal:
+        """What the caller gets of the best plan: the plan, questions, or what is missing.
+
+        :param others: the best plans of other cuts.
+        """
         measured = self.measured(draft, others)
-        right, possible = (sum(weights[name] * measured[name] for name in weights) for weights in (SURE, POSSIBLE))
+        right, possible = (
+            sum(weight * measured.get(name, 0.0) for name, weight in WEIGHTS[judge].items())
+            for judge in ("right", "possible")
+        )
         p = 1 / (1 + math.exp(-right))
-        gentle = all(self.is_gentle(match.profile.tool.uid) for _, match in draft.steps)
+        gentle = all(map(self.is_gentle, draft.tools))
         doubt = 0.0 if gentle else _UNKNOWN * draft.unknown
         is_shown = right + _OF_POSSIBLE * (_SETTLED if self.asked.tools else possible) >= _SHOWN + doubt
         is_sure = p >= _READY and self._is_plain(draft)
-        steps: list[Step] = []
-        places: dict[int, int] = {}
+        laid = _Laid(self.asked, p, sure=is_sure)
         missing: list[Missing] = []
         questions: list[dict[str, Any]] = []
         for chosen in draft.chosen:
-            match = chosen.match
-            held = self._held(chosen)
+            match, held = chosen.match, self._held(chosen)
             if match is None:
                 missing += [held] if held else [] if chosen.wish else [self._lacking(chosen)]
                 continue
-            step = steps[self._lay(match, chosen, p, steps, places)]
-            before = [one for one in self._before(chosen, draft, steps, places) if one not in step.depends_on]
-            told: dict[str, Any] = {"depends_on": (*before, *step.depends_on)}
-            if is_sure:  # Capitals tell where names begin and end, though no quotes do.
-                told["provenance"] = {
-                    name: {**one, "source": str(Evidence.TYPED)} if is_proper(match.options.get(name)) else one
-                    for name, one in (step.provenance or {}).items()
-                }
-            place = places[id(match)]
-            steps[place] = step.model_copy(update=told)
+            before = next((one.match for one in reversed(draft.chosen[: chosen.part.number]) if one.match), None)
+            is_sequent = before is not None and (
+                is_sequel(self.reading, chosen.part.first)
+                or not all(self.is_gentle(one.profile.tool.uid) for one in (before, match))
+            )
+            step = laid.lay(match, chosen, before if is_sequent else None)
             if reason := held or self._barred(chosen):
                 missing.append(reason)
             elif match.missing and p >= _ASKED:
@@ -344,41 +291,34 @@ class _Proposing:
                 questions.append(asked)
             elif not is_shown:
                 missing.append(self._lacking(chosen))
-        if not steps and not missing:
+        if not laid.steps and not missing:
             missing.append(Missing(kind=Lack.TOOL, detail="No tool does this.", text=self.asked.intent))
         p *= _HELD if any(one.kind == Lack.CONDITION for one in missing) else 1.0
         return Proposal(
             proposer=PROPOSER,
-            steps=steps,
-            confidence=round(p, 4) if steps else 0.0,
+            steps=laid.steps,
+            confidence=round(p, 4) if laid.steps else 0.0,
             questions=questions,
             missing=missing,
             doubtful=not is_sure,
             wishes=[one.part.text for one in draft.chosen if one.wish],
         )
 
-    def _is_plain(self, draft: _Draft) -> bool:
+    def _is_plain(self, draft: Draft) -> bool:
         """Does nothing speak against running it at once: an unexplained word, a lookup that nobody spoke of, an act on what is not
         named, or on several?"""
         acts = [(one, match) for one, match in draft.steps if not self.is_gentle(match.profile.tool.uid)]
-        told = draft.all_told
-        return (
-            not draft.unknown
-            and told["fed"] <= told["fed.named"]
-            and not any(
-                one.part.question or match.told["plural"] or not (match.named or len(match.options) > 1)
-                for one, match in acts
-            )
+        is_vague = any(
+            one.part.question or match.told["plural"] or not (match.named or len(match.options) > 1)
+            for one, match in acts
         )
+        return not draft.unknown and draft.told["fed"] <= draft.told["fed.named"] and not is_vague
 
-    def measured(self, draft: _Draft, others: Sequence[_Draft]) -> dict[str, float]:
-        """What tells of a plan whether it is right, and whether it is possible.
-
-        :param others: the best plans of other cuts.
-        """
-        steps, told = draft.steps, draft.all_told
-        profiles = {one.profile.tool.uid: one.profile for one in draft.matches}
-        found = together(*(self._step(chosen, match, list(profiles.values())) for chosen, match in steps))
+    def measured(self, draft: Draft, others: Sequence[Draft]) -> dict[str, float]:
+        """What tells of a plan whether it is right, and whether it is possible."""
+        steps, told = draft.steps, draft.told
+        profiles = draft.profiles
+        found = together(*(self._step(chosen, match, profiles) for chosen, match in steps))
         options = [option for _, match in steps for option in match.options.values()]
         near = [match.score - other.score for chosen, match in steps for other in chosen.rivals]
         alike = [
@@ -387,71 +327,106 @@ class _Proposing:
             for one in chosen.others
             if not one.values.items() <= match.values.items()
         ]
-        cuts = [draft.score - one.score for one in others if one.tools != draft.tools]
+        apart = [draft.score - one.score for one in others if one.tools != draft.tools]
+        content = sum(match.part.masks["content"].bit_count() for _, match in steps)
         return {
-            **dict.fromkeys((*SURE, *POSSIBLE), 0.0),
             **{name: told[name] for name in ("fed.empty", "lost", "optional", "ref", "unexplained.proper")},
             **found,
             "bias": 1.0,
             "clean": not draft.unknown + told["weak"],
-            "covered": min((self._covered(match, list(profiles.values())) for _, match in steps), default=0.5),
+            "covered": min((self._covered(match, profiles) for _, match in steps), default=0.5),
             "gain.cut": min((one.gain for one in options if one.evidence == Evidence.CUT), default=0.0),
             "held": told["unexplained.held"],
             "margin": max(0.0, min([_MOST_MARGIN, *near])),
-            "margin.cut": max(-_MOST_MARGIN / 2, min([_MOST_MARGIN, *cuts])),
+            "margin.cut": max(-_MOST_MARGIN / 2, min([_MOST_MARGIN, *apart])),
             "margin.values": max(0.0, min([_MOST_MARGIN / 2, *alike])),
             "misfit": sum(1 - one.fit for one in options),
             "missing.unnamed": told["missing"] * told["unnamed"],
             "score": max(-1.0, min(1.0, draft.score / 10)),
-            "short": sum(match.part.content.bit_count() for _, match in steps) <= _SHORT,
+            "short": content <= _SHORT,
             "steps": len(draft.chosen) - 1,
-            "unknown.share": draft.unknown / max(1, sum(match.part.content.bit_count() for _, match in steps)),
+            "unknown.share": draft.unknown / max(1, content),
         }
 
-    def _step(self, chosen: _Chosen, match: Match, profiles: Sequence[Profile]) -> dict[str, float]:
+    def _step(self, chosen: Chosen, match: Match, profiles: Sequence[Profile]) -> dict[str, float]:
         """What tells of one step."""
-        part, profile, acts = match.part, match.profile, not self.is_gentle(match.profile.tool.uid)
-        cut = sum_of(one.mask for one in match.options.values() if one.evidence == Evidence.CUT)
-        sure = sum_of(one.mask for one in match.options.values() if one.evidence != Evidence.CUT)
-        known = {at: max(one.explains(part.stems[at]) for one in profiles) for at in bits(part.content & ~part.typed)}
+        part, profile = match.part, match.profile
+        masks = part.masks
+        cut = mask_of(at for one in match.options.values() if one.evidence == Evidence.CUT for at in bits(one.mask))
+        explained = (max(one.explains(part.stems[at]) for one in profiles) for at in bits(cut & masks["content"] & ~masks["typed"]))
         rival = chosen.rivals[0] if chosen.rivals and match.score - chosen.rivals[0].score < _CLOSE else None
         return {
             "alternative": sum(one.low in _EITHER for one in part.tokens),
-            "cut.known": sum(known.get(at, 0.0) >= FIRM for at in bits(cut)),
+            "cut.known": sum(one >= FIRM for one in explained),
             "question": part.question,
-            "question.acts": part.question and acts,
+            "question.acts": part.question and not self.is_gentle(profile.tool.uid),
             "quoted": sum(one.evidence == Evidence.QUOTED for one in match.options.values()),
             "rival.verb": rival is not None and rival.profile.verb == profile.verb,
-            "valued": (sure & part.content).bit_count(),
+            "valued": (match.used & ~cut & masks["content"]).bit_count(),
             "verb.less": not part.verb and not part.question,
             "verb.none": bool(part.verb) and not match.told["verb"],
         }
 
     def _covered(self, match: Match, profiles: Sequence[Profile]) -> float:
         """How much of what the plain words of a part tell is the plan's tools', by weight."""
-        part = match.part
-        used = sum_of(one.mask for one in match.options.values())
-        said = {part.stems[at] for at in bits(part.content & ~part.typed & ~used & ~part.masks["held"])}
-        weights = {stemmed: self.library.idf(stemmed) for stemmed in sorted(said)}
-        explained = sum(weight * max(one.explains(stemmed) for one in profiles) for stemmed, weight in weights.items())
-        return explained / sum(weights.values()) if weights else 0.5
+        part, masks = match.part, match.part.masks
+        said = sorted({part.stems[at] for at in bits(masks["content"] & ~(masks["typed"] | match.used | masks["held"]))})
+        explained = sum(self.library.idf(one) * max(profile.explains(one) for profile in profiles) for one in said)
+        return explained / sum(map(self.library.idf, said)) if said else 0.5
 
-    def _before(
-        self, chosen: _Chosen, draft: _Draft, steps: Sequence[Step], places: Mapping[int, int]
-    ) -> tuple[str, ...]:
-        """The step of the part before, if the order matters: "then", or one of the two changes something."""
-        before = [one.match for one in draft.chosen[: chosen.part.number] if one.match and id(one.match) in places]
-        if not before or chosen.match is None:
-            return ()
-        gentle = all(self.is_gentle(one.profile.tool.uid) for one in (before[-1], chosen.match))
-        if gentle and not is_sequel(self.reading, chosen.part.first):
-            return ()
-        return (steps[places[id(before[-1])]].step_id,)
+    def _twin(self, chosen: Chosen) -> Match | None:
+        """Another tool that fits as well."""
+        match = chosen.match
+        if match is None or chosen.part.number in self.asked.tools:
+            return None
+        return next((one for one in chosen.rivals if match.score - one.score < _NEAR and not one.missing), None)
 
-    def _lay(self, match: Match, chosen: _Chosen | None, p: float, steps: list[Step], places: dict[int, int]) -> int:
-        """Add a match as a step, after the steps that it takes values from, and return its place."""
-        if id(match) in places:
-            return places[id(match)]
+    def _held(self, chosen: Chosen) -> Missing | None:
+        """What is said that a plan can't hold, if there is such a thing."""
+        held = holding(chosen.part, chosen.match)
+        if not held:
+            return None
+        detail = f"The request says “{held[0]}”, and a plan can't hold a condition, an exception or a repetition."
+        return Missing(kind=Lack.CONDITION, detail=detail, text=chosen.part.text)
+
+    def _barred(self, chosen: Chosen) -> Missing | None:
+        """Why the tool that fits best may not be used, if there is such a one."""
+        barred, match = chosen.barred, chosen.match
+        if barred is None or barred.unexplained.bit_count() > 1 or (match and match.score > barred.score - 1.0):
+            return None
+        tool = barred.profile.tool
+        offer = self.catalogue.offers_of(tool.uid)[0]
+        detail = f"{tool.name} of {offer.worker_id} does this and may not be used: {self.catalogue.bar(offer)}."
+        named = {"tool_name": tool.name, "tool_uid": tool.uid}
+        return Missing(kind=Lack.PERMISSION, detail=detail, text=chosen.part.text, **named)
+
+    def _lacking(self, chosen: Chosen) -> Missing:
+        part, match = chosen.part, chosen.match
+        if (reason := self._barred(chosen)) is not None:
+            return reason
+        if match is None:
+            return Missing(kind=Lack.TOOL, detail=f"No registered tool does “{part.text}”.", text=part.text)
+        tool = match.profile.tool
+        if unknown := [part.reading.tokens[at].text for at in bits(match.unexplained)][:3]:
+            told = ", ".join(f"“{word}”" for word in unknown)
+            detail = f"No registered tool does this: {tool.name} comes nearest, and nothing of it explains {told}."
+            return Missing(kind=Lack.TOOL, detail=detail, text=part.text, tool_name=tool.name)
+        detail = f"{tool.name} comes nearest to “{part.text}”, and it is not sure that it is meant."
+        return Missing(kind=Lack.CONFIDENCE, detail=detail, text=part.text, tool_name=tool.name)
+
+
+class _Laid:
+    """The steps of a plan, as they are laid one after the other."""
+
+    def __init__(self, asked: Asked, p: float, *, sure: bool) -> None:
+        self.asked, self.p, self.sure = asked, p, sure
+        self.steps: list[Step] = []
+        self._places: dict[int, int] = {}
+
+    def lay(self, match: Match, chosen: Chosen | None = None, before: Match | None = None) -> Step:
+        """Add a match as a step, after the steps that it takes values from and the one before, and return it."""
+        if id(match) in self._places:
+            return self.steps[self._places[id(match)]]
         values: dict[str, Value] = {}
         others: list[tuple[str, Any]] = []
         for name, option in match.options.items():
@@ -460,67 +435,27 @@ class _Proposing:
                 others += [(name, one) for one in value.values[1:]]
                 value = value.values[0]
             if isinstance(value, Source):
-                step = steps[self._lay(value.match, None, p, steps, places)]
-                cited = reference_to(step.step_id, *value.path)
+                cited = reference_to(self.lay(value.match).step_id, *value.path)
                 value = [cited] if value.listed else cited
-            values[name] = Value(value=value, evidence=option.evidence, text=option.text)
-        places[id(match)] = len(steps)
-        rivals = [(one.profile.tool, _share(one, match)) for one in (chosen.rivals[:3] if chosen else ())]
+            # Capitals tell where names begin and end, though no quotes do.
+            evidence = Evidence.TYPED if self.sure and chosen and option.is_proper else option.evidence
+            values[name] = Value(value=value, evidence=evidence, text=option.text)
+        place = self._places[id(match)] = len(self.steps)
+        rivals = [(one, 1 / (1 + math.exp(match.score - one.score))) for one in (chosen.rivals[:3] if chosen else ())]
         told = {
             "clause": chosen.part.number if chosen is not None else None,
-            "confidence": round(p, 4),
-            "alternatives": [{"tool_name": one.name, "tool_uid": one.uid, "score": share} for one, share in rivals],
+            "confidence": round(self.p, 4),
+            "depends_on": [self.lay(before).step_id] if before else [],
+            "alternatives": [
+                {"tool_name": one.profile.tool.name, "tool_uid": one.profile.tool.uid, "score": round(share, 4)}
+                for one, share in rivals
+            ],
         }
-        steps.append(call(len(steps) + 1, match.profile.tool, values, self.asked, **told))
-        for name, value in others:
-            values[name] = replace(values[name], value=value)
-            steps.append(call(len(steps) + 1, match.profile.tool, values, self.asked, **told))
-        return places[id(match)]
-
-    def _twin(self, chosen: _Chosen) -> Match | None:
-        """Another tool that fits as well."""
-        match = chosen.match
-        if match is None or chosen.part.number in self.asked.tools:
-            return None
-        return next((one for one in chosen.rivals if match.score - one.score < _NEAR and not one.missing), None)
-
-    def _held(self, chosen: _Chosen) -> Missing | None:
-        """What is said that a plan can't hold, if there is such a thing."""
-        held = holding(chosen.part, chosen.match)
-        if not held:
-            return None
-        detail = f"The request says “{held[0]}”, and a plan can't hold a condition, an exception or a repetition."
-        return Missing(kind=Lack.CONDITION, detail=detail, text=chosen.part.text)
-
-    def _barred(self, chosen: _Chosen) -> Missing | None:
-        """Why the tool that fits best may not be used, if there is such a one."""
-        barred, match = chosen.barred, chosen.match
-        if (
-            barred is None
-            or barred.unexplained.bit_count() > 1
-            or (match is not None and match.score > barred.score - 1.0)
-        ):
-            return None
-        tool = barred.profile.tool
-        offer = self.catalogue.offers_of(tool.uid)[0]
-        reason = self.catalogue.bar(offer)
-        detail = f"{tool.name} of {offer.worker_id} does this and may not be used: {reason}."
-        named = {"tool_name": tool.name, "tool_uid": tool.uid}
-        return Missing(kind=Lack.PERMISSION, detail=detail, text=chosen.part.text, **named)
-
-    def _lacking(self, chosen: _Chosen) -> Missing:
-        part, match = chosen.part, chosen.match
-        if (reason := self._barred(chosen)) is not None:
-            return reason
-        if match is None:
-            return Missing(kind=Lack.TOOL, detail=f"No registered tool does “{part.text}”.", text=part.text)
-        tool = match.profile.tool
-        if match.unknown:
-            told = ", ".join(f"“{word}”" for word in match.unknown[:3])
-            detail = f"No registered tool does this: {tool.name} comes nearest, and nothing of it explains {told}."
-            return Missing(kind=Lack.TOOL, detail=detail, text=part.text, tool_name=tool.name)
-        detail = f"{tool.name} comes nearest to “{part.text}”, and it is not sure that it is meant."
-        return Missing(kind=Lack.CONFIDENCE, detail=detail, text=part.text, tool_name=tool.name)
+        for name, value in [("", None), *others]:
+            if name:
+                values[name] = replace(values[name], value=value)
+            self.steps.append(call(len(self.steps) + 1, match.profile.tool, values, self.asked, **told))
+        return self.steps[place]
 
 
 def _mentioned(part: Part, profile: Profile) -> int:
@@ -532,13 +467,9 @@ def _order(match: Match) -> tuple[float, str]:
     return -match.score, match.profile.tool.uid
 
 
-def _share(one: Match, best: Match) -> float:
-    return round(1 / (1 + math.exp(best.score - one.score)), 4)
-
-
 def _is_wish(part: Part, match: Match | None) -> bool:
     """Does a part ask for what the asker itself makes of the results, and no tool does it?"""
     if match is not None and not match.missing and not match.unexplained and match.named:
         return False
-    content = [part.stems[place] for place in bits(part.content)]
+    content = [part.stems[place] for place in bits(part.masks["content"])]
     return len(content) <= _MOST_IN_WISH and any(one in ACTS["wish"] for one in content)

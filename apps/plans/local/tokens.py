@@ -2,60 +2,27 @@
 """The tokens of a request. A value with a form of its own, such as a path or an id, is one token."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from operator import attrgetter
 from typing import Any, Final
 
 from apps.plans.local import words
 
+Kind = StrEnum(
+    "Kind",
+    "QUOTED URL EMAIL PATH GLOB FILE REPO DOTTED CHANNEL USER NUMBER_REF ID UUID VERSION DATE DATETIME TIME PERIOD DURATION"
+    " INTEGER NUMBER MONEY QUANTITY CURRENCY UNIT PHONE LANGUAGE COUNTRY TIMEZONE SQL JSON EXPRESSION COORDINATES DOMAIN IP"
+    " COLOR SLUG",
+)
+"""What a value is.
 
-class Kind(StrEnum):
-    """What a value is.
-
-    The halves of a pair (REPO `a/b`, DOTTED `a.b`) are SLUGs and those of COORDINATES are NUMBERs, with the roles `left` and
-    `right`. The ends of a PERIOD are DATEs or DATETIMEs with the roles `start` and `end`. A DURATION counts seconds. MONEY,
-    QUANTITY and DURATION are a number with its unit, which also are values alone.
-    """
-
-    QUOTED = "quoted"
-    URL = "url"
-    EMAIL = "email"
-    PATH = "path"
-    GLOB = "glob"
-    FILE = "file"
-    REPO = "repo"
-    DOTTED = "dotted"
-    CHANNEL = "channel"
-    USER = "user"
-    NUMBER_REF = "number_ref"
-    ID = "id"
-    UUID = "uuid"
-    VERSION = "version"
-    DATE = "date"
-    DATETIME = "datetime"
-    TIME = "time"
-    PERIOD = "period"
-    DURATION = "duration"
-    INTEGER = "integer"
-    NUMBER = "number"
-    MONEY = "money"
-    QUANTITY = "quantity"
-    CURRENCY = "currency"
-    UNIT = "unit"
-    PHONE = "phone"
-    LANGUAGE = "language"
-    COUNTRY = "country"
-    TIMEZONE = "timezone"
-    SQL = "sql"
-    JSON = "json"
-    EXPRESSION = "expression"
-    COORDINATES = "coordinates"
-    DOMAIN = "domain"
-    IP = "ip"
-    COLOR = "color"
-    SLUG = "slug"
+The halves of a pair (REPO `a/b`, DOTTED `a.b`) are SLUGs and those of COORDINATES are NUMBERs, with the roles `left` and
+`right`. The ends of a PERIOD are DATEs or DATETIMEs with the roles `start` and `end`. A DURATION counts seconds. MONEY,
+QUANTITY and DURATION are a number with its unit, which also are values alone.
+"""
+NUMERIC: Final = frozenset((Kind.INTEGER, Kind.NUMBER, Kind.MONEY, Kind.QUANTITY, Kind.DURATION))
+WHENS: Final = frozenset((Kind.DATE, Kind.DATETIME, Kind.TIME, Kind.PERIOD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,107 +141,74 @@ _SCANNER: Final = re.compile(
 )
 _LONGEST: Final = 15
 """Longer numbers are not exact as floats: they are ids."""
-_INITIAL: Final = 2
-_CODE: Final = re.compile(r"0\d+$")
-_DECIMAL: Final = re.compile(r",\d\d?$")
-# What may be an id, though it reads as a number, a date or several words as well: 7C, 2026-0418, 214/8830, KT 4471.
-_GLUED: Final = re.compile(r"(?<!\d)\d+[A-Z](?!\w)|(?<!\d)(?!\d[/-]\d(?!\d))\d+(?:[/-]\d+)+(?![\w/-])")
-_SPACED: Final = [
-    re.compile(rf"(?<![\w-])(?=[A-Z ]*\d)(?=[\d ]*[A-Z])[A-Z\d]{{1,4}}(?: [A-Z\d]{{1,4}}){{{parts}}}(?![\w-])")
-    for parts in (1, 2)
+_SPANS: Final = [
+    # What may be an id, though it reads as a number, a date or several words as well: 7C, 2026-0418, 214/8830, KT 4471.
+    (Kind.ID, r"(?<!\d)\d+[A-Z](?!\w)|(?<!\d)(?!\d[/-]\d(?!\d))\d+(?:[/-]\d+)+(?![\w/-])"),
+    (Kind.ID, r"(?<![\w-])(?=[A-Z ]*\d)(?=[\d ]*[A-Z])[A-Z\d]{1,4}(?: [A-Z\d]{1,4}){1,2}(?![\w-])"),
+    (Kind.REPO, r"(?<![\w./-])(?P<left>[A-Za-z][\w.-]*)/(?P<right>[A-Za-z][\w.-]*\w)(?![\w/])"),
+    (Kind.DOTTED, r"(?<![\w./-])(?P<left>[A-Za-z_]\w+)\.(?P<right>[A-Za-z_]\w*)(?![\w/])"),
+    (Kind.SLUG, r"(?<![\w./-])[A-Za-z]\w*(?:-\w+)+(?![\w/])"),
+    (Kind.COORDINATES, r"(?P<left>-?\d\d?\.\d+), ?(?P<right>-?\d{1,3}\.\d+)"),
+    (Kind.EXPRESSION, r"(?<!\S)(?P<left>\d+)[xX×](?P<right>\d+)(?!\S)"),
 ]
-_DATED: Final = (Kind.DATE, Kind.DATETIME, Kind.TIME)
+"""Values of several tokens: their halves are values as well."""
+_SPANNING: Final = [(kind, re.compile(pattern)) for kind, pattern in _SPANS]
 
 
-def scan(text: str) -> tuple[list[Token], list[Found], dict[int, float]]:
-    """The tokens of a text in order, the values that are told by their form, and the numbers in digits by place."""
+def scan(text: str) -> tuple[list[Token], list[Found]]:
+    """The tokens of a text in order, and the values that are told by their form."""
     tokens: list[Token] = []
     found: list[Found] = []
-    digits: dict[int, float] = {}
     for match in _SCANNER.finditer(text):
         place, said, group = len(tokens), match.group(), match.lastgroup
         low = said.lower().replace("’", "'")
-        kind = None if group in (None, "word", "digits") else Kind("date" if group == "date_mark" else group)
+        kind = None if group in (None, "word", "digits") else Kind("date" if group == "date_mark" else str(group))
         tokens.append(Token(place, match.start(), match.end(), said, low, low if kind else words.stem(said)))
-        if group == "digits" and len(said) <= _LONGEST and not _CODE.match(said):
-            digits[place] = float(said.replace(",", "." if _DECIMAL.search(said) else ""))
-        elif group == "digits":
+        if group == "digits" and number_of(said) is None:
             found.append(Found(Kind.ID, said, place, place))
         elif kind is Kind.DURATION:
             found.append(Found(kind, _seconds(low), place, place, "", "minute"))
-        elif kind and kind not in _DATED:
-            value = {Kind.QUOTED: said[1:-1].strip(), Kind.NUMBER_REF: said[1:]}.get(kind, said)
-            found.append(Found(kind, int(value) if kind is Kind.NUMBER_REF else value, place, place))
-    starts, ends = ({at(token): token.place for token in tokens} for at in (attrgetter("start"), attrgetter("end")))
-    known = {(one.first, one.last) for one in found if one.kind is Kind.ID}
-    for match in (one for form in (_GLUED, *_SPACED) for one in form.finditer(text)):
-        first, last = starts.get(match.start()), ends.get(match.end())
-        if first is not None and last is not None and (first, last) not in known:
-            found.append(Found(Kind.ID, match.group(), first, last))
-    return tokens, found, digits
+        elif kind is Kind.NUMBER_REF:
+            found.append(Found(kind, int(said[1:]), place, place))
+        elif kind and kind not in WHENS:
+            found.append(Found(kind, said[1:-1].strip() if kind is Kind.QUOTED else said, place, place))
+    starts, ends = {one.start: one.place for one in tokens}, {one.end: one.place for one in tokens}
+    known = {(one.first, one.last) for one in found}
+    for kind, form in _SPANNING:
+        for match in form.finditer(text):
+            first, last = starts.get(match.start()), ends.get(match.end())
+            is_pair = "left" in match.re.groupindex
+            if first is None or last is None or (first, last) in known or (is_pair and first == last):
+                continue
+            found.append(Found(kind, match.group(), first, last))
+            for side in ("left", "right") if is_pair else ():
+                half = match[side]
+                at, to = starts.get(match.start(side), first), ends.get(match.end(side), last)
+                number = number_of(half)
+                sort = Kind.SLUG if number is None else Kind.INTEGER if "." not in half else Kind.NUMBER
+                found.append(Found(sort, half if number is None else number, at, to, side))
+    return tokens, found
+
+
+def number_of(text: str) -> float | int | None:
+    """The number that a text is in digits. What is too long, or begins with a zero, is none."""
+    if not re.fullmatch(r"-?\d[\d,.]*", text) or len(text) > _LONGEST or re.fullmatch(r"0\d+", text):
+        return None
+    try:
+        value = float(text.replace(",", "." if re.search(r",\d\d?$", text) else ""))
+    except ValueError:
+        return None
+    return int(value) if value == int(value) else value
 
 
 def _seconds(text: str) -> float:
     """How long "1h 30m" is; a number without a unit counts minutes."""
     counted = re.findall(r"(\d+)\s?([dhms]?)", text)
-    return sum(
-        int(number) * words.SECONDS[{"d": "day", "h": "hour", "s": "second"}.get(unit, "minute")]
-        for number, unit in counted
-    )
+    return sum(int(number) * words.RATIOS[words.UNITS[unit.replace("m", "") or "minute"]][1] for number, unit in counted)
 
 
-def pairs(tokens: list[Token], digits: dict[int, float]) -> Iterator[Found]:
-    """Values of several tokens without a space between: `a/b`, `a.b`, `fix-login`, `640x480`; and coordinates."""
-    place = 0
-    while place + 2 < len(tokens):
-        run = [place]
-        while run[-1] + 2 < len(tokens) and _joined(tokens, run[-1]):
-            run.append(run[-1] + 2)
-        if len(run) > 1:
-            yield from _joint(tokens, run)
-        elif place in digits and place + 2 in digits:
-            yield from _sides(tokens, digits, place)
-        place = run[-1] + 1
-
-
-def _joined(tokens: list[Token], place: int) -> bool:
-    one, mark, other = tokens[place : place + 3]
-    return (
-        mark.text in ("/", ".", "-")
-        and one.end == mark.start
-        and mark.end == other.start
-        and one.text[-1].isalnum()
-        and other.text[0].isalnum()
-        and not (one.text[0].isdigit() and other.text[0].isdigit())
-        and not (mark.text != "-" and one.low in words.SMALL and other.low in words.SMALL)
-    )
-
-
-def _joint(tokens: list[Token], run: list[int]) -> Iterator[Found]:
-    first, last = run[0], run[-1]
-    text = "".join(token.text for token in tokens[first : last + 1])
-    marks = [tokens[place + 1].text for place in run[:-1]]
-    mark = "/" if "/" in marks else "." if "." in marks else "-"
-    left, _, right = text.partition(mark)
-    if mark == "-":
-        yield Found(Kind.SLUG, text, first, last)
-    elif len(left) > 1 or mark == "/" or len(right) > _INITIAL:
-        middle = run[marks.index(mark)]
-        yield Found(Kind.REPO if mark == "/" else Kind.DOTTED, text, first, last)
-        yield Found(Kind.SLUG, left, first, middle, "left")
-        yield Found(Kind.SLUG, right, middle + 2, last, "right")
-
-
-def _sides(tokens: list[Token], digits: dict[int, float], place: int) -> Iterator[Found]:
-    """The two numbers of 640x480, or of 48.2082, 16.3738. 2024-001 is no range but an id."""
-    one, mark, other = tokens[place : place + 3]
-    if mark.low in ("x", "×"):
-        for side, at in (("left", place), ("right", place + 2)):
-            yield Found(Kind.INTEGER, int(digits[at]), at, at, side)
-    elif mark.text == "," and "." in one.text and "." in other.text and abs(digits[place]) <= _POLE:
-        yield Found(Kind.COORDINATES, f"{one.text},{other.text}", place, place + 2)
-        for side, at in (("left", place), ("right", place + 2)):
-            yield Found(Kind.NUMBER, digits[at], at, at, side)
-
-
-_POLE: Final = 90
+def is_range(tokens: Sequence[Token], first: int, last: int) -> bool:
+    """Whether the value at these places and the one two places on are the ends of a range."""
+    mark, before = tokens[last + 1].low, tokens[first - 1].low if first else ""
+    upto = mark in ("to", "until", "till", "through") and before != "to"
+    return mark in ("-", "–", "—") or upto or (mark == "and" and before == "between")

@@ -1,0 +1,345 @@
+# ruff: noqa: RUF001 - people type these marks
+"""The dates, times and periods that a request names, relative to the time that it was asked at."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import date, datetime, time, timedelta
+from typing import Final
+
+from dateutil.relativedelta import relativedelta
+
+from apps.plans.local import words
+from apps.plans.local.tokens import Found, Kind, Token, is_range
+
+Moment = date | datetime | time
+When = Moment | tuple[Moment, Moment] | None
+"""What a form says: a day, a moment, a time of day, or a period with its first and last; None: nothing for sure."""
+
+_COUNTS: Final = {**words.NUMBERS, "a": 1, "an": 1, "a couple of": 2, "couple of": 2}
+_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_SHIFTS: Final = {"this": 0, "current": 0, "next": 1, "coming": 1, "last": -1, "past": -1, "previous": -1}
+_PARTS: Final = {
+    "MONTH": r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
+    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?",
+    "DAY": r"(?:mon(?:day)?|tue(?:s(?:day)?)?|wed(?:nesday)?|thu(?:rs?(?:day)?)?|fri(?:day)?|sat(?:urday)?|sun(?:day)?)\b",
+    "UNIT": r"(?:second|minute|min|hour|hr|day|week|month|year)s?\b",
+    "COUNT": rf"(?:\d{{1,4}}|{'|'.join(sorted(_COUNTS, key=len, reverse=True))})\b",
+    "YEAR": r"(?:(?:19|20)\d\d(?![\d:/-]|\.\d)|(?:this|next|last)\s+year\b)",
+    "TO": r"\s?(?:-|–|to|and|until|through)\s?",
+    "PM": r"\s?[ap](?:m\b|\.m\.)",
+    "TH": r"(?:st|nd|rd|th)?(?![\d:.])",
+}
+_LATE: Final = frozenset(("tonight", "evening", "afternoon", "night", "pm"))
+_DONE: Final = frozenset("log logged track tracked recorded spent paid bought made taken done happened".split())
+"""Words that tell that a day is over."""
+_AFTER: Final = frozenset(("since", "after", "from", "starting", "beginning"))
+_BEFORE: Final = frozenset(("until", "till", "before", "by", "through"))
+_MONTHLY: Final = _AFTER | _BEFORE | {"in", "during", "for", "of", "to", "between", "and"}
+_DAILY: Final = _AFTER | _BEFORE | {"on", "to", "and", "or"}
+_JOINERS: Final = frozenset(("at", "on", "by", "the", "from", "for", ","))
+_FOLLOWING: Final = _JOINERS | {"", ".", "!", "?", "with", "to", "until", "and", "in", "today", "tomorrow", "this"}
+"""What may stand behind an hour or a day that is but a number."""
+_OF_LATE: Final = 45
+"""Up to so many days ago, a day without a year is the last such day."""
+_MANY: Final = 20
+_A_YEAR, _SHORT, _DAY_LONG = 12, 4, 24
+
+
+@dataclass(slots=True)
+class _Around:
+    """What a form stands in."""
+
+    now: datetime
+    today: date
+    before: str
+    after: str
+    late: bool
+    past: bool
+
+    def day(self, year: str | None, month: int, day: str) -> date:
+        """A day of the year that was said, else the next such day; one that passed of late, or after "since", is the last."""
+        found = date(self.year(year) or self.today.year, month, int(day))
+        ago = (self.today - found).days
+        if year or (ago > 0 and self.past) or 0 <= ago <= _OF_LATE:
+            return found
+        return found.replace(year=found.year + (-1 if self.past else int(ago > 0)))
+
+    def year(self, said: str | None) -> int:
+        return 0 if said is None else int(said) if said.isdigit() else self.now.year + _SHIFTS[said.split()[0]]
+
+    def shifted(self, count: int, unit: str) -> date | datetime:
+        name = words.UNITS[unit]
+        other = self.now + relativedelta(**{f"{name}s": count})  # type: ignore[arg-type]  # its names are its fields
+        return other if name in ("second", "minute", "hour") else other.date()
+
+
+def _whole(year: int, month: int, months: int = 1) -> tuple[date, date]:
+    """The first and last day of some months; a month below 1 or above 12 is one of another year."""
+    first = date(year, 1, 1) + relativedelta(months=month - 1)
+    return first, first + relativedelta(months=months, days=-1)
+
+
+def _count(text: str | None) -> int:
+    return 1 if text is None else int(text) if text.isdigit() else _COUNTS[text]
+
+
+def _iso(around: _Around, day: str, clock: str | None) -> When:
+    moment = datetime.fromisoformat(day + (clock or "").upper().replace("UTC", "Z").replace(" Z", "Z").replace(" +", "+"))
+    return moment.date() if clock is None else moment if moment.tzinfo else moment.replace(tzinfo=around.now.tzinfo)
+
+
+def _day_month(around: _Around, first: str | None, day: str | None, month: str, year: str | None) -> When:
+    number = _MONTHS.index(month[:3]) + 1
+    one = around.day(year, number, first or day or "")
+    other = one.replace(day=int(day or one.day))
+    return one if one == other else (one, other) if one < other else None
+
+
+def _numeric(around: _Around, one: str, mark: str, other: str, year: str | None) -> When:
+    """25.11.2026 begins with the day. In 11/25/2026 and 28/11 the larger number is the day; 3/4 says nothing for sure."""
+    if mark == "." or int(one) > _A_YEAR or (year and one == other):
+        return around.day(year, int(other), one) if year or mark == "/" else None
+    return around.day(year, int(one), other) if year and int(other) > _A_YEAR else None
+
+
+def _month(around: _Around, which: str | None, month: str, year: str | None) -> When:
+    """A month without a year is one of this year. "next" and "last" go from now, and "since" is never ahead."""
+    number = _MONTHS.index(month[:3]) + 1
+    if year:
+        return _whole(around.year(year), number)
+    if not which and around.before not in _MONTHLY and month in ("may", "march", "mar"):
+        return None
+    ahead = number - around.today.month
+    shift = int(which == "next" and ahead <= 0) - int((which == "last" and ahead >= 0) or (around.past and ahead > 0))
+    return _whole(around.today.year + shift, number)
+
+
+def _nth(around: _Around, dow: str | None, nth: str) -> When:
+    """ "the 5th" is the next such day, today included, or the last one. "Friday the 5th" is both, ahead first."""
+    if dow is None and around.after not in _FOLLOWING:
+        return None
+    order = (*range(2 * _OF_LATE), *range(-1, -_OF_LATE, -1))
+    days = (around.today + timedelta(days=-count if around.past else count) for count in order)
+    named = (day for day in days if _DAYS[day.weekday()].startswith((dow or "")[:3]))
+    return next((day for day in named if day.day == int(nth)), None)
+
+
+def _near(around: _Around, near: str) -> When:
+    shift = int("tom" in near or "tmrw" in near) - int("yesterday" in near)
+    return around.today + timedelta(days=shift * (2 if "day " in near else 1))
+
+
+def _span(around: _Around, span: str, which: str = "this") -> tuple[date, date]:
+    today, shift = around.today, _SHIFTS[which]
+    if span.startswith("week"):
+        monday = today + timedelta(days=7 * shift - today.weekday())
+        return monday + timedelta(days=5 if span == "weekend" else 0), monday + timedelta(days=6)
+    months = {"month": 1, "quarter": 3, "year": 12}[span]
+    return _whole(today.year, (today.month - 1) // months * months + 1 + months * shift, months)
+
+
+def _back(around: _Around, back: str, count: str | None, unit: str) -> When:
+    """The last seven days end now, the next seven begin now."""
+    ahead = back in ("next", "coming")
+    other = around.shifted(_count(count) * (1 if ahead else -1), unit)
+    now = around.now if isinstance(other, datetime) else around.today
+    return (now, other) if ahead else (other, now)
+
+
+def _weekday(around: _Around, which: str | None, day: str) -> When:
+    """The next such day after today, or the last one. "every Monday" is no day."""
+    if around.before in ("every", "each") or not (which or around.before in _DAILY or len(day) > _SHORT):
+        return None
+    ahead = (_DAYS.index(day[:3]) - around.today.weekday()) % 7 or 7
+    return around.today + timedelta(days=ahead - (7 if which in ("last", "past") or around.past else 0))
+
+
+def _hour(around: _Around, hour: str, minute: str | None, pm: str | None) -> time:
+    """A time of day. Without am or pm, hours count from 0 to 23, or from noon where the request says "tonight" or the like."""
+    count = _count(hour)
+    if pm or (around.late and 0 < count < _A_YEAR):
+        count = count % _A_YEAR + (0 if (pm or "").strip().startswith("a") else _A_YEAR)
+    return time(count, int(minute or 0))
+
+
+def _clock(around: _Around, since: str | None, hour: str, minute: str | None, pm: str | None) -> When:
+    end = _hour(around, hour, minute, pm)
+    if since is None:
+        return end
+    start = time(int(since) % _A_YEAR + (_A_YEAR if int(since) + _A_YEAR <= end.hour else 0))
+    return (start, end) if start < end else None
+
+
+def _past(around: _Around, part: str, way: str, hour: str) -> When:
+    minutes = (30 if part == "half" else 15) * (-1 if way == "to" else 1)
+    count, minute = divmod(_count(hour) % _A_YEAR * 60 + minutes + 60 * _A_YEAR * around.late, 60)
+    return time(count % _DAY_LONG, minute)
+
+
+def _hours(around: _Around, one: str, other: str) -> When:
+    is_told = around.after in _FOLLOWING and int(one) < int(other)
+    return (_hour(around, one, None, None), _hour(around, other, None, None)) if is_told else None
+
+
+def _at(around: _Around, hour: str, minute: str | None) -> When:
+    is_amount = around.after in words.UNITS or around.after in words.CURRENCIES or around.after in ("each", "per", "%")
+    return None if is_amount or around.after.endswith("s") else _hour(around, hour, minute, None)
+
+
+_READERS: Final[list[tuple[str, Callable[..., When]]]] = [
+    (r"(?P<day>\d{4}-\d\d-\d\d)(?P<clock>[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?)?", _iso),
+    (r"(?:DAY,?\s+)?(?:the\s+)?(?:(?P<first>\d\d?)TH TO(?:DAY,?\s+)?(?:the\s+)?)?(?P<day>\d\d?)TH\s+(?:of\s+)?(?P<month>MONTH)"
+     r"(?:,?\s+(?P<year>YEAR))?", _day_month),
+    (r"(?:DAY,?\s+)?(?P<month>MONTH)\s+(?:the\s+)?(?P<first>\d\d?)TH(?:TO(?:the\s+)?(?P<day>\d\d?)TH)?(?:,?\s+(?P<year>YEAR))?",
+     _day_month),
+    (r"(?P<one>\d\d?)(?P<mark>[./])(?P<other>\d\d?)(?:(?P=mark)(?P<year>(?:19|20)\d\d))?", _numeric),
+    (r"(?:(?P<which>this|next|last)\s+)?(?P<month>MONTH)(?:\s+(?:of\s+)?(?P<year>YEAR))?", _month),
+    (r"q(?P<q>[1-4])(?:\s+(?:of\s+)?(?P<year>YEAR))?",
+     lambda around, q, year: _whole(around.year(year) or around.today.year, 3 * int(q) - 2, 3)),
+    (r"(?:(?P<dow>DAY),?\s+(?:the\s+)?|the\s+)(?P<nth>\d\d?)(?:st|nd|rd|th)\b", _nth),
+    (r"(?P<near>(?:the\s+)?day\s+(?:after\s+tomorrow|before\s+yesterday)|today|tonight|tomorrow|tmrw|yesterday"
+     r"|this\s+(?:morning|afternoon|evening))\b", _near),
+    (r"end\s+of\s+(?:the|this)\s+(?P<span>week|month|quarter|year)\b", lambda around, span: _span(around, span)[1]),
+    (r"(?P<which>this|next|last|previous|past|coming|current)\s+(?P<span>week(?:end)?|month|year|quarter)\b", _span),
+    (r"(?P<back>last|past|previous|next|coming)\s+(?:(?P<count>COUNT)\s+)?(?P<unit>UNIT)", _back),
+    (r"in\s+(?P<count>COUNT)\s+(?P<unit>UNIT)(?!\s+or\b)", lambda around, count, unit: around.shifted(_count(count), unit)),
+    (r"(?P<count>COUNT)\s+(?P<unit>UNIT)\s+(?P<way>ago|from\s+now|from\s+today)\b",
+     lambda around, count, unit, way: around.shifted(_count(count) * (-1 if way == "ago" else 1), unit)),
+    (r"(?:(?P<which>this|next|last|past|coming)\s+)?(?P<day>DAY)", _weekday),
+    (r"(?P<noon>noon|midday|midnight)\b", lambda _, noon: time(0 if noon == "midnight" else 12)),
+    (rf"(?P<part>half|(?:a\s+)?quarter)\s+(?P<way>past|to)\s+(?P<hour>1[0-2]|[1-9]|{'|'.join(words.ONES.split()[1:13])})\b", _past),
+    (r"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::[0-5]\d)?(?P<pm>PM)?", _clock),
+    (r"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>1[0-2]|0?[1-9])(?:\.(?P<minute>[0-5]\d))?(?P<pm>PM)", _clock),
+    (r"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>1[0-2]|[1-9])(?P<minute>)(?P<pm>)(?=\s+(?:(?:in\s+the|this|tomorrow)\s+(?:morning|afternoon|evening)|tonight)\b)",
+     _clock),
+    (r"(?:from|between)\s+(?P<one>[01]?\d|2[0-3])TO(?P<other>[01]?\d|2[0-3])(?![\d:.])", _hours),
+    (r"(?:at|@)\s+(?P<hour>[01]?\d|2[0-3])(?:\.(?P<minute>[0-5]\d))?(?![\d:])", _at),
+]  # fmt: skip
+"""The forms of dates and times, first come first served, and what reads each."""
+
+
+def _compiled(form: str) -> re.Pattern[str]:
+    for name, part in _PARTS.items():
+        form = re.sub(rf"(?<![A-Za-z]){name}(?![A-Z])", lambda _, part=part: part, form)  # type: ignore[misc]
+    return re.compile(form, re.IGNORECASE)
+
+
+_FORMS: Final = [(_compiled(form), reader) for form, reader in _READERS]
+_Match = tuple[int, int, When, bool, When]
+"""First and last place of what a form says, whether it names both ends of a range, and what it says of what is over."""
+
+
+def dates_in(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token], now: datetime) -> Iterator[Found]:
+    """Dates, times and periods of a request. After "since" a date is a start only, and after "until" an end only.
+
+    :param spans: where the tokens stand in the text, in which typos may have been repaired.
+    """
+    found = list(_matches(text, spans, tokens, now))
+    has_day = any(type(when) is date for _, _, when, _, _ in found)
+    found = [one for one in found if has_day or tokens[one[0]].low not in ("from", "between")]  # "from 9 to 11" are hours
+    skipped = -1
+    for number, (first, last, when, whole, past) in enumerate(found):
+        if number == skipped:
+            continue
+        after = found[number + 1] if number + 1 < len(found) else None
+        before = tokens[first - 1].low if first else ""
+        role = "" if whole else "start" if before in _AFTER else "end" if before in _BEFORE else ""
+        is_joined = after is not None and after[0] == last + 2 and is_range(tokens, first, last)
+        if is_joined and after and (ends := _ends(when, after[2], tokens[after[1]])):
+            skipped = number + 1
+            yield Found(Kind.PERIOD, "/".join(map(stamp, ends)), first, after[1])
+            yield Found(_kind(ends[0]), stamp(ends[0]), first, last, "start")
+            yield Found(_kind(ends[1]), stamp(ends[1]), after[0], after[1], "end")
+        elif isinstance(when, tuple):
+            if before == "from" and stamp(when[1])[:10] < now.date().isoformat():
+                role = ""
+            if not role:
+                yield Found(Kind.PERIOD, "/".join(map(stamp, when)), first, last)
+            for one, side in zip(when, ("start", "end"), strict=True):
+                if role in ("", side):
+                    yield Found(_kind(one), stamp(one), first, last, side)
+        elif when is not None:
+            over = stamp(past) if isinstance(past, date) and past != when else None
+            yield Found(_kind(when), stamp(when), first, last, role, past=over)
+
+
+def _matches(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token], now: datetime) -> Iterator[_Match]:
+    ends = {end - (2 if tokens[at].low.endswith("'s") else 0): at for at, (_, end) in enumerate(spans)}
+    late = not _LATE.isdisjoint(token.low for token in tokens)
+    day, next_place, has_day = now.date(), 0, False
+    for first, (start, _) in enumerate(spans):
+        if first < next_place or (start and text[start - 1] in "-/.#"):
+            continue
+        before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
+        past = before[-1:] == ["since"] or not _DONE.isdisjoint((tokens[0].low, *before))
+        for form, reader in _FORMS:
+            match = form.match(text, start)
+            last = ends.get(match.end()) if match else None
+            if match is None or last is None or text[match.end() : match.end() + 1] in ("-", "/"):
+                continue
+            after = tokens[last + 1].low if last + 1 < len(tokens) else ""
+            around = _Around(now, now.date(), before[-1] if before else "", after, late, past)
+            if reader is _nth:
+                around.today = day if around.before in ("to", "until", "through") and not past else max(day, around.today)
+            said = {name: value and value.lower() for name, value in match.groupdict().items()}
+            try:
+                when, over = reader(around, **said), None
+            except (ValueError, OverflowError):
+                break  # no such day: "31 February", "in 9000 years"
+            if when is None:
+                continue
+            around.past = True
+            with suppress(ValueError, OverflowError):
+                over = reader(around, **said)
+            day = when if type(when) is date else day
+            next_place = last + 1
+            yield first, last, when, bool(isinstance(when, tuple) and {"first", "since", "one"} & said.keys()), over
+            break
+
+
+def _ends(one: When, other: When, last: Token) -> tuple[Moment, Moment] | None:
+    """The ends of a range of two dates or periods. Where the year was said once, it holds for both."""
+    start, end = one[0] if isinstance(one, tuple) else one, other[1] if isinstance(other, tuple) else other
+    if isinstance(start, time) and isinstance(end, time):
+        return start, end
+    if start is None or end is None or isinstance(start, time) or isinstance(end, time) or type(start) is not type(end):
+        return None
+    if start > end and last.low[:3] in _DAYS:
+        end += timedelta(days=7)
+    elif start > end:
+        start += relativedelta(year=end.year)
+    return (start, end) if start <= end else None
+
+
+def _kind(when: Moment) -> Kind:
+    return Kind.TIME if isinstance(when, time) else Kind.DATETIME if isinstance(when, datetime) else Kind.DATE
+
+
+def moments(tokens: Sequence[Token], found: Sequence[Found], now: datetime) -> Iterator[Found]:
+    """The date-times that the days and times of a request make together. A time without a day is one of today, if ahead."""
+    spans = {(one.first, one.last) for one in found if one.kind is Kind.PERIOD}
+    days = [one for one in found if one.kind is Kind.DATE and (one.first, one.last) not in spans][:_MANY]
+    for clock in [one for one in found if one.kind is Kind.TIME][:_MANY]:
+        for day in days:
+            one, other = sorted((day, clock), key=lambda item: item.first)
+            near = all(token.low in _JOINERS for token in tokens[one.last + 1 : other.first])
+            if not near and len(days) > 1:
+                continue
+            moment = datetime.combine(date.fromisoformat(day.value), time.fromisoformat(clock.value), now.tzinfo)
+            whole = Found(Kind.DATETIME, stamp(moment), one.first, other.last, clock.role or day.role)
+            if clock.role or not near:
+                whole = replace(whole, first=clock.first, last=clock.last, rest=tuple(range(day.first, day.last + 1)))
+            yield whole
+        today = datetime.combine(now.date(), time.fromisoformat(clock.value), now.tzinfo)
+        if not days and (today > now or (clock.role == "start" and today < now)):
+            yield Found(Kind.DATETIME, stamp(today), clock.first, clock.last, clock.role)
+
+
+def stamp(when: Moment) -> str:
+    """The ISO form: a date, a date-time with its zone, or a time to the minute."""
+    if isinstance(when, datetime):
+        return when.replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    return when.isoformat("minutes") if isinstance(when, time) else when.isoformat()
