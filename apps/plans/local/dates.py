@@ -21,13 +21,14 @@ _COUNTS: Final = {**words.NUMBERS, "a": 1, "an": 1, "a couple of": 2, "couple of
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SHIFTS: Final = {"this": 0, "current": 0, "next": 1, "coming": 1, "last": -1, "past": -1, "previous": -1}
-_PARTS: Final = {
+_MENTIONED: Final = {
     "MONTH": r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
     r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?",
     "DAY": r"(?:mon(?:day)?|tue(?:s(?:day)?)?|wed(?:nesday)?|thu(?:rs?(?:day)?)?|fri(?:day)?|sat(?:urday)?|sun(?:day)?)\b",
     "UNIT": r"(?:second|minute|min|hour|hr|day|week|month|year)s?\b",
     "COUNT": rf"(?:\d{{1,4}}|{'|'.join(sorted(_COUNTS, key=len, reverse=True))})\b",
     "YEAR": r"(?:(?:19|20)\d\d(?![\d:/-]|\.\d)|(?:this|next|last)\s+year\b)",
+    "WHICH": "(?P<which>this|next|last|previous|past|coming|current)",
     "TO": r"\s?(?:-|–|to|and|until|through)\s?",
     "PM": r"\s?[ap](?:m\b|\.m\.)",
     "TH": r"(?:st|nd|rd|th)?(?![\d:.])",
@@ -37,15 +38,14 @@ _DONE: Final = frozenset("log logged track tracked recorded spent paid bought ma
 """Words that tell that a day is over."""
 _AFTER: Final = frozenset(("since", "after", "from", "starting", "beginning"))
 _BEFORE: Final = frozenset(("until", "till", "before", "by", "through"))
-_MONTHLY: Final = _AFTER | _BEFORE | {"in", "during", "for", "of", "to", "between", "and"}
-_DAILY: Final = _AFTER | _BEFORE | {"on", "to", "and", "or"}
+_TIED: Final = _AFTER | _BEFORE | {"in", "during", "for", "of", "on", "to", "or", "between", "and"}
+"""What stands before a month or a day that may be another word: "may", "sun"."""
 _JOINERS: Final = frozenset(("at", "on", "by", "the", "from", "for", ","))
 _FOLLOWING: Final = _JOINERS | {"", ".", "!", "?", "with", "to", "until", "and", "in", "today", "tomorrow", "this"}
 """What may stand behind an hour or a day that is but a number."""
 _OF_LATE: Final = 45
 """Up to so many days ago, a day without a year is the last such day."""
-_MANY: Final = 20
-_A_YEAR, _SHORT, _DAY_LONG = 12, 4, 24
+_MANY, _A_YEAR, _SHORT = 20, 12, 4
 
 
 @dataclass(slots=True)
@@ -92,8 +92,7 @@ def _iso(around: _Around, day: str, clock: str | None) -> When:
 
 
 def _day_month(around: _Around, first: str | None, day: str | None, month: str, year: str | None) -> When:
-    number = _MONTHS.index(month[:3]) + 1
-    one = around.day(year, number, first or day or "")
+    one = around.day(year, _MONTHS.index(month[:3]) + 1, first or day or "")
     other = one.replace(day=int(day or one.day))
     return one if one == other else (one, other) if one < other else None
 
@@ -110,7 +109,7 @@ def _month(around: _Around, which: str | None, month: str, year: str | None) -> 
     number = _MONTHS.index(month[:3]) + 1
     if year:
         return _whole(around.year(year), number)
-    if not which and around.before not in _MONTHLY and month in ("may", "march", "mar"):
+    if not which and around.before not in _TIED and month in ("may", "march", "mar"):
         return None
     ahead = number - around.today.month
     shift = int(which == "next" and ahead <= 0) - int((which == "last" and ahead >= 0) or (around.past and ahead > 0))
@@ -119,12 +118,10 @@ def _month(around: _Around, which: str | None, month: str, year: str | None) -> 
 
 def _nth(around: _Around, dow: str | None, nth: str) -> When:
     """ "the 5th" is the next such day, today included, or the last one. "Friday the 5th" is both, ahead first."""
-    if dow is None and around.after not in _FOLLOWING:
-        return None
     order = (*range(2 * _OF_LATE), *range(-1, -_OF_LATE, -1))
     days = (around.today + timedelta(days=-count if around.past else count) for count in order)
     named = (day for day in days if _DAYS[day.weekday()].startswith((dow or "")[:3]))
-    return next((day for day in named if day.day == int(nth)), None)
+    return next((day for day in named if day.day == int(nth)), None) if dow or around.after in _FOLLOWING else None
 
 
 def _near(around: _Around, near: str) -> When:
@@ -141,23 +138,31 @@ def _span(around: _Around, span: str, which: str = "this") -> tuple[date, date]:
     return _whole(today.year, (today.month - 1) // months * months + 1 + months * shift, months)
 
 
-def _back(around: _Around, back: str, count: str | None, unit: str) -> When:
+def _quarter(around: _Around, number: str, year: str | None) -> When:
+    nth = "123".find(number[0]) + 1 or {"f": 1, "s": 2, "t": 3}.get(number[0], 4)
+    return _whole(around.year(year) or around.today.year, 3 * nth - 2, 3)
+
+
+def _back(around: _Around, which: str, count: str | None, unit: str) -> When:
     """The last seven days end now, the next seven begin now."""
-    ahead = back in ("next", "coming")
-    other = around.shifted(_count(count) * (1 if ahead else -1), unit)
+    other = around.shifted(_count(count) * (_SHIFTS[which] or 1), unit)
     now = around.now if isinstance(other, datetime) else around.today
-    return (now, other) if ahead else (other, now)
+    return (now, other) if _SHIFTS[which] >= 0 else (other, now)
+
+
+def _ago(around: _Around, count: str, unit: str, way: str = "in") -> When:
+    return around.shifted(_count(count) * (-1 if way == "ago" else 1), unit)
 
 
 def _weekday(around: _Around, which: str | None, day: str) -> When:
     """The next such day after today, or the last one. "every Monday" is no day."""
-    if around.before in ("every", "each") or not (which or around.before in _DAILY or len(day) > _SHORT):
+    if around.before in ("every", "each") or not (which or around.before in _TIED or len(day) > _SHORT):
         return None
     ahead = (_DAYS.index(day[:3]) - around.today.weekday()) % 7 or 7
     return around.today + timedelta(days=ahead - (7 if which in ("last", "past") or around.past else 0))
 
 
-def _hour(around: _Around, hour: str, minute: str | None, pm: str | None) -> time:
+def _hour(around: _Around, hour: str, minute: str | None = None, pm: str | None = None) -> time:
     """A time of day. Without am or pm, hours count from 0 to 23, or from noon where the request says "tonight" or the like."""
     count = _count(hour)
     if pm or (around.late and 0 < count < _A_YEAR):
@@ -176,58 +181,69 @@ def _clock(around: _Around, since: str | None, hour: str, minute: str | None, pm
 def _past(around: _Around, part: str, way: str, hour: str) -> When:
     minutes = (30 if part == "half" else 15) * (-1 if way == "to" else 1)
     count, minute = divmod(_count(hour) % _A_YEAR * 60 + minutes + 60 * _A_YEAR * around.late, 60)
-    return time(count % _DAY_LONG, minute)
+    return time(count % (2 * _A_YEAR), minute)
 
 
-def _hours(around: _Around, one: str, other: str) -> When:
-    is_told = around.after in _FOLLOWING and int(one) < int(other)
-    return (_hour(around, one, None, None), _hour(around, other, None, None)) if is_told else None
+def _hours(around: _Around, since: str, hour: str) -> When:
+    is_told = around.after in _FOLLOWING and int(since) < int(hour)
+    return (_hour(around, since), _hour(around, hour)) if is_told else None
 
 
 def _at(around: _Around, hour: str, minute: str | None) -> When:
-    is_amount = around.after in words.UNITS or around.after in words.CURRENCIES or around.after in ("each", "per", "%")
-    return None if is_amount or around.after.endswith("s") else _hour(around, hour, minute, None)
+    amounts = (*words.UNITS, *words.CURRENCIES, "each", "per", "%")
+    return None if around.after in amounts or around.after.endswith("s") else _hour(around, hour, minute)
 
 
-_READERS: Final[list[tuple[str, Callable[..., When]]]] = [
-    (r"(?P<day>\d{4}-\d\d-\d\d)(?P<clock>[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?)?", _iso),
-    (r"(?:DAY,?\s+)?(?:the\s+)?(?:(?P<first>\d\d?)TH TO(?:DAY,?\s+)?(?:the\s+)?)?(?P<day>\d\d?)TH\s+(?:of\s+)?(?P<month>MONTH)"
-     r"(?:,?\s+(?P<year>YEAR))?", _day_month),
-    (r"(?:DAY,?\s+)?(?P<month>MONTH)\s+(?:the\s+)?(?P<first>\d\d?)TH(?:TO(?:the\s+)?(?P<day>\d\d?)TH)?(?:,?\s+(?P<year>YEAR))?",
-     _day_month),
-    (r"(?P<one>\d\d?)(?P<mark>[./])(?P<other>\d\d?)(?:(?P=mark)(?P<year>(?:19|20)\d\d))?", _numeric),
-    (r"(?:(?P<which>this|next|last)\s+)?(?P<month>MONTH)(?:\s+(?:of\s+)?(?P<year>YEAR))?", _month),
-    (r"q(?P<q>[1-4])(?:\s+(?:of\s+)?(?P<year>YEAR))?",
-     lambda around, q, year: _whole(around.year(year) or around.today.year, 3 * int(q) - 2, 3)),
-    (r"(?:(?P<dow>DAY),?\s+(?:the\s+)?|the\s+)(?P<nth>\d\d?)(?:st|nd|rd|th)\b", _nth),
-    (r"(?P<near>(?:the\s+)?day\s+(?:after\s+tomorrow|before\s+yesterday)|today|tonight|tomorrow|tmrw|yesterday"
-     r"|this\s+(?:morning|afternoon|evening))\b", _near),
-    (r"end\s+of\s+(?:the|this)\s+(?P<span>week|month|quarter|year)\b", lambda around, span: _span(around, span)[1]),
-    (r"(?P<which>this|next|last|previous|past|coming|current)\s+(?P<span>week(?:end)?|month|year|quarter)\b", _span),
-    (r"(?P<back>last|past|previous|next|coming)\s+(?:(?P<count>COUNT)\s+)?(?P<unit>UNIT)", _back),
-    (r"in\s+(?P<count>COUNT)\s+(?P<unit>UNIT)(?!\s+or\b)", lambda around, count, unit: around.shifted(_count(count), unit)),
-    (r"(?P<count>COUNT)\s+(?P<unit>UNIT)\s+(?P<way>ago|from\s+now|from\s+today)\b",
-     lambda around, count, unit, way: around.shifted(_count(count) * (-1 if way == "ago" else 1), unit)),
-    (r"(?:(?P<which>this|next|last|past|coming)\s+)?(?P<day>DAY)", _weekday),
-    (r"(?P<noon>noon|midday|midnight)\b", lambda _, noon: time(0 if noon == "midnight" else 12)),
-    (rf"(?P<part>half|(?:a\s+)?quarter)\s+(?P<way>past|to)\s+(?P<hour>1[0-2]|[1-9]|{'|'.join(words.ONES.split()[1:13])})\b", _past),
-    (r"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::[0-5]\d)?(?P<pm>PM)?", _clock),
-    (r"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>1[0-2]|0?[1-9])(?:\.(?P<minute>[0-5]\d))?(?P<pm>PM)", _clock),
-    (r"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>1[0-2]|[1-9])(?P<minute>)(?P<pm>)(?=\s+(?:(?:in\s+the|this|tomorrow)\s+(?:morning|afternoon|evening)|tonight)\b)",
-     _clock),
-    (r"(?:from|between)\s+(?P<one>[01]?\d|2[0-3])TO(?P<other>[01]?\d|2[0-3])(?![\d:.])", _hours),
-    (r"(?:at|@)\s+(?P<hour>[01]?\d|2[0-3])(?:\.(?P<minute>[0-5]\d))?(?![\d:])", _at),
-]  # fmt: skip
+_LATER: Final = r"(?=\s+(?:(?:in\s+the|this|tomorrow)\s+(?:morning|afternoon|evening)|tonight)\b)"
+_READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (
+    (_iso, r"(?P<day>\d{4}-\d\d-\d\d)(?P<clock>[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?)?"),
+    (
+        _day_month,
+        r"(?:DAY,?\s+)?(?:the\s+)?(?:(?P<first>\d\d?)TH TO(?:DAY,?\s+)?(?:the\s+)?)?(?P<day>\d\d?)TH\s+(?:of\s+)?"
+        r"(?P<month>MONTH)(?:,?\s+(?P<year>YEAR))?",
+    ),
+    (
+        _day_month,
+        r"(?:DAY,?\s+)?(?P<month>MONTH)\s+(?:the\s+)?(?P<first>\d\d?)TH(?:TO(?:the\s+)?(?P<day>\d\d?)TH)?"
+        r"(?:,?\s+(?P<year>YEAR))?",
+    ),
+    (_numeric, r"(?P<one>\d\d?)(?P<mark>[./])(?P<other>\d\d?)(?:(?P=mark)(?P<year>(?:19|20)\d\d))?"),
+    (_month, r"(?:(?P<which>this|next|last)\s+)?(?P<month>MONTH)(?:\s+(?:of\s+)?(?P<year>YEAR))?"),
+    (_quarter, r"(?:q(?P<number>[1-4])(?:\s+(?:of\s+)?(?P<year>YEAR))?)"),
+    (_quarter, r"(?:the\s+)?(?P<number>first|second|third|fourth)\s+quarter\b(?:\s+(?:of\s+)?(?P<year>YEAR))?"),
+    (_nth, r"(?:(?P<dow>DAY),?\s+(?:the\s+)?|the\s+)(?P<nth>\d\d?)(?:st|nd|rd|th)\b"),
+    (
+        _near,
+        r"(?P<near>(?:the\s+)?day\s+(?:after\s+tomorrow|before\s+yesterday)|today|tonight|tomorrow|tmrw|yesterday"
+        r"|this\s+(?:morning|afternoon|evening))\b",
+    ),
+    (lambda around, span: _span(around, span)[1], r"end\s+of\s+(?:the|this)\s+(?P<span>week|month|quarter|year)\b"),
+    (_span, r"WHICH\s+(?P<span>week(?:end)?|month|year|quarter)\b"),
+    (_back, r"WHICH\s+(?:(?P<count>COUNT)\s+)?(?P<unit>UNIT)"),
+    (_ago, r"in\s+(?P<count>COUNT)\s+(?P<unit>UNIT)(?!\s+or\b)"),
+    (_ago, r"(?P<count>COUNT)\s+(?P<unit>UNIT)\s+(?P<way>ago|from\s+now|from\s+today)\b"),
+    (_weekday, r"(?:WHICH\s+)?(?P<day>DAY)"),
+    (lambda _, noon: time(0 if noon == "midnight" else 12), r"(?P<noon>noon|midday|midnight)\b"),
+    (
+        _past,
+        r"(?P<part>half|(?:a\s+)?quarter)\s+(?P<way>past|to)\s+"
+        rf"(?P<hour>1[0-2]|[1-9]|{'|'.join(words.ONES.split()[1:13])})\b",
+    ),
+    (_clock, r"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::[0-5]\d)?(?P<pm>PM)?"),
+    (_clock, r"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>1[0-2]|0?[1-9])(?:\.(?P<minute>[0-5]\d))?(?P<pm>PM)"),
+    (_clock, rf"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>1[0-2]|[1-9])(?P<minute>)(?P<pm>){_LATER}"),
+    (_hours, r"(?:from|between)\s+(?P<since>[01]?\d|2[0-3])TO(?P<hour>[01]?\d|2[0-3])(?![\d:.])"),
+    (_at, r"(?:at|@)\s+(?P<hour>[01]?\d|2[0-3])(?:\.(?P<minute>[0-5]\d))?(?![\d:])"),
+)
 """The forms of dates and times, first come first served, and what reads each."""
 
 
 def _compiled(form: str) -> re.Pattern[str]:
-    for name, part in _PARTS.items():
-        form = re.sub(rf"(?<![A-Za-z]){name}(?![A-Z])", lambda _, part=part: part, form)  # type: ignore[misc]
-    return re.compile(form, re.IGNORECASE)
+    whole = re.sub(rf"(?<![A-Za-z])({'|'.join(_MENTIONED)})(?![A-Z])", lambda name: _MENTIONED[name[1]], form)
+    return re.compile(whole.replace(r"TH TO", "THTO"), re.IGNORECASE)
 
 
-_FORMS: Final = [(_compiled(form), reader) for form, reader in _READERS]
+_FORMS: Final = [(_compiled(form), reader) for reader, form in _READERS]
 _Match = tuple[int, int, When, bool, When]
 """First and last place of what a form says, whether it names both ends of a range, and what it says of what is over."""
 
@@ -269,9 +285,9 @@ def dates_in(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token
 def _matches(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token], now: datetime) -> Iterator[_Match]:
     ends = {end - (2 if tokens[at].low.endswith("'s") else 0): at for at, (_, end) in enumerate(spans)}
     late = not _LATE.isdisjoint(token.low for token in tokens)
-    day, next_place, has_day = now.date(), 0, False
+    day, following = now.date(), 0
     for first, (start, _) in enumerate(spans):
-        if first < next_place or (start and text[start - 1] in "-/.#"):
+        if first < following or (start and text[start - 1] in "-/.#"):
             continue
         before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
         past = before[-1:] == ["since"] or not _DONE.isdisjoint((tokens[0].low, *before))
@@ -283,21 +299,21 @@ def _matches(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token
             after = tokens[last + 1].low if last + 1 < len(tokens) else ""
             around = _Around(now, now.date(), before[-1] if before else "", after, late, past)
             if reader is _nth:
-                around.today = day if around.before in ("to", "until", "through") and not past else max(day, around.today)
+                around.today = day if around.before in ("to", "until", "through") and not past else max(day, now.date())
             said = {name: value and value.lower() for name, value in match.groupdict().items()}
+            over: When = None
             try:
-                when, over = reader(around, **said), None
+                when = reader(around, **said)
             except (ValueError, OverflowError):
+                following = last + 1
                 break  # no such day: "31 February", "in 9000 years"
-            if when is None:
-                continue
-            around.past = True
-            with suppress(ValueError, OverflowError):
-                over = reader(around, **said)
-            day = when if type(when) is date else day
-            next_place = last + 1
-            yield first, last, when, bool(isinstance(when, tuple) and {"first", "since", "one"} & said.keys()), over
-            break
+            if when is not None:
+                around.past = True
+                with suppress(ValueError, OverflowError):
+                    over = reader(around, **said)
+                day, following = when if type(when) is date else day, last + 1
+                yield first, last, when, isinstance(when, tuple) and not said.keys().isdisjoint(("first", "since")), over
+                break
 
 
 def _ends(one: When, other: When, last: Token) -> tuple[Moment, Moment] | None:

@@ -20,6 +20,7 @@ _PARTED: Final = frozenset("glmh")
 """Units of one letter that may stand apart from their digits: "500 g"."""
 _RANGED: Final = frozenset((Kind.INTEGER, Kind.NUMBER, Kind.MONEY, Kind.QUANTITY))
 _TIMES: Final = frozenset(unit for unit, (base, _) in words.RATIOS.items() if base == "time")
+_TABLES: Final = ((Kind.LANGUAGE, words.LANGUAGES), (Kind.CURRENCY, words.CURRENCIES), (Kind.COUNTRY, words.COUNTRIES))
 _CODE: Final = 2
 
 
@@ -41,23 +42,15 @@ def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) ->
             text, tokens = meant, again
     dated = list(dates_in(meant, spans, tokens, now))
     has_day = any(one.kind is Kind.DATE for one in dated)
+    parts = {at for one in found if one.kind is Kind.ID and _is_code(tokens[one.first : one.last + 1]) for at in one.places}
+    for one in dated:  # a year alone, and "at 9" where no day is named, are numbers as well
+        if one.last > one.first and (one.kind is not Kind.TIME or has_day or tokens[one.first].low not in ("at", "@")):
+            parts |= one.places
     taken = {one.first for one in found if one.kind in _RANGED}
-    # A year alone, and "at 9" where no day is named, are numbers as well.
-    within = {
-        place
-        for one in dated
-        if one.last > one.first and (one.kind is not Kind.TIME or has_day or tokens[one.first].low not in ("at", "@"))
-        for place in one.places
-    }
-    others = [
-        one
-        for one in (*_numbers(tokens), *_named(tokens))
-        if one.first not in taken
-        and ((one.unit in _TIMES and one.kind is not Kind.UNIT) or not within & one.places)
-    ]
-    found += [*_ranges(tokens, others), *dated, *moments(tokens, dated, now)]
-    order = sorted(range(len(found)), key=lambda n: (found[n].first, -found[n].last, n))
-    return Reading(text=text, tokens=tuple(tokens), found=tuple(found[n] for n in order))
+    others = (one for one in (*_numbers(tokens), *_named(tokens)) if one.first not in taken)
+    others = (one for one in others if (one.unit in _TIMES and one.kind is not Kind.UNIT) or not parts & one.places)
+    found += [*_ranges(tokens, list(others)), *dated, *moments(tokens, dated, now)]
+    return Reading(text, tuple(tokens), tuple(sorted(found, key=lambda one: (one.first, -one.last))))
 
 
 def _repaired(text: str, tokens: Sequence[Token], spelt: Callable[[str], str]) -> str:
@@ -69,6 +62,11 @@ def _repaired(text: str, tokens: Sequence[Token], spelt: Callable[[str], str]) -
             if word != one.low and (one.text.islower() or is_english):
                 text = f"{text[: one.start]}{word}{text[one.end :]}"
     return text
+
+
+def _is_code(tokens: Sequence[Token]) -> bool:
+    """Are the numbers in it no values: 2026-0418, but not 10-20?"""
+    return len(tokens) > 1 and any(one.text[0] == "0" or len(one.text) > _CODE + 1 for one in tokens)
 
 
 def _numbers(tokens: Sequence[Token]) -> Iterator[Found]:
@@ -87,9 +85,12 @@ def _numbers(tokens: Sequence[Token]) -> Iterator[Found]:
             if one.kind is Kind.DURATION:
                 durations.append(one)
         place = last + 1
-    for one, other in pairwise(durations):
-        between = [token.low for token in tokens[one.last + 1 : other.first]]
-        if between in ([], ["and"], [","]) and words.RATIOS[one.unit][1] > words.RATIOS[other.unit][1]:
+    for one, other in pairwise([*durations, None]):
+        between = [token.low for token in tokens[one.last + 1 : other.first if other else one.last + 4]]
+        ratio = words.RATIOS[one.unit][1]
+        if between[:3] == ["and", "a", "half"]:
+            yield replace(one, value=one.value + ratio / 2, last=one.last + 3)
+        elif other and between in ([], ["and"], [","]) and ratio > words.RATIOS[other.unit][1]:
             yield replace(one, value=one.value + other.value, last=other.last, unit=other.unit)
 
 
@@ -108,14 +109,12 @@ def _number(tokens: Sequence[Token], place: int) -> tuple[float, int] | None:
         total, step = float(words.NUMBERS[low]), 2 if after[0] == "-" else 1
         if low.endswith("ty") and 0 < words.NUMBERS.get(after[step - 1], 0) < words.NUMBERS["ten"]:
             total, last = total + words.NUMBERS[after[step - 1]], place + step
-    if total is None:
-        return None
-    for one in tokens[last + 1 : last + 3]:
-        thousands = one.low == "k" and tokens[last].end == one.start
-        if not thousands and one.low not in words.SCALES:
+    for one in tokens[last + 1 : last + 3] if total is not None else ():
+        scale = 1000 if one.low == "k" and tokens[last].end == one.start else words.SCALES.get(one.low)
+        if not scale:
             break
-        total, last = total * (1000 if thousands else words.SCALES[one.low]), last + 1
-    return total, last
+        total, last = total * scale, last + 1  # type: ignore[operator]  # it is a number here
+    return None if total is None else (total, last)
 
 
 def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> list[Found]:
@@ -137,11 +136,10 @@ def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> li
         last, after = last + 1, tokens[last + 2]
     if close and after.low in ("st", "nd", "rd", "th"):
         return [replace(alone, last=last + 1, role="ordinal")]
-    found = []
-    if after.low in words.CURRENCIES and not (close and after.low in words.UNITS):
+    found, unit = [], words.UNITS.get(after.low, "")
+    if after.low in words.CURRENCIES and not (close and unit):
         code = words.CURRENCIES[after.low]
         found = [replace(alone, unit=code), replace(alone, kind=Kind.MONEY, last=last + 1, unit=code)]
-    unit = words.UNITS.get(after.low, "")
     apart = (after.low.isalpha() and len(after.low) == 1 and after.low not in _PARTED) or after.low == "in"
     if not unit or (apart and not close):
         return found or [alone]
@@ -153,10 +151,9 @@ def _counted(tokens: Sequence[Token], value: float, first: int, last: int) -> li
 
 def _named(tokens: Sequence[Token]) -> Iterator[Found]:
     """Languages, countries, currencies and units by their names."""
-    tables = ((Kind.LANGUAGE, words.LANGUAGES), (Kind.CURRENCY, words.CURRENCIES), (Kind.COUNTRY, words.COUNTRIES))
     for token in tokens:
         place, low = token.place, token.low
-        for kind, table in tables:
+        for kind, table in _TABLES:
             if low in table and low.isalpha() and (len(low) > _CODE or token.text.isupper()):
                 yield Found(kind, table[low] if kind is Kind.CURRENCY else token.text, place, place, "", table[low])
         if low in words.UNITS and len(low) > 1 and low not in words.SMALL:
