@@ -28,7 +28,7 @@ from benchmarks.suites import planning  # noqa: E402
 _SETS: Final = Path(__file__).parent / "sets"
 _FILE: Final = Path(words.__file__).with_name("weights.txt")
 _RIDGE, _JUDGES_RIDGE, _STEPS = 1.0, 1.0, 300
-_MOST: Final = 80
+_MOST: Final = 50
 _WIDTH: Final = 150
 Request = Mapping[str, Any]
 Told = Mapping[str, float]
@@ -152,7 +152,9 @@ def judged(shelf: planning.Shelf, requests: Sequence[Request]) -> tuple[list[tup
 def main(folders: Sequence[str]) -> None:
     sets = read_sets(folders)
     before = {name: dict(weights) for name, weights in words.WEIGHTS.items()}
-    plans = {name: [found for one in requests if (found := candidates(shelf, one))] for name, (shelf, requests) in sets.items()}
+    plans = {
+        name: [found for one in requests if (found := candidates(shelf, one))] for name, (shelf, requests) in sets.items()
+    }
     folds, rows = {}, {}
     for name, (shelf, requests) in sets.items():
         folds[name] = fit_ranker([one for other, found in plans.items() if other != name for one in found], before["score"])

@@ -49,20 +49,13 @@ def given(
             options = found.setdefault(param.name, [])
             if param.required or param.role == "text":
                 options += _results(part, param, profile, match, back)
-            same = match.options.get(param.name) or (_like(param, match) if back and param.required else None)
+            same = match.options.get(param.name)
             is_result = param.role == "text" and bool(options)  # which is meant by "it", not what it was made of
             if same is not None and not param.choices and not is_result and (back or param.required):
                 evidence = same.evidence if back or is_gentle(profile.tool.uid) else Evidence.CUT
                 # "book it for Ann": one word may stand for several values.
                 options += [Option(same.value, evidence, {}, mask, same.text) for mask in sorted({back, 0})]
     return found
-
-
-def _like(param: Param, match: Match) -> Option | None:
-    """The only value of a match that is one of the same role: its day, for a night."""
-    alike = (one.name for one in match.profile.params if one.role == param.role)
-    options = [match.options[name] for name in alike if name in match.options]
-    return options[0] if len(options) == 1 and param.role in _GIVEN - {"number", "flag", "knob"} else None
 
 
 def _results(part: Part, param: Param, profile: Profile, match: Match, back: int) -> Iterator[Option]:

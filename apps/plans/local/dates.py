@@ -233,6 +233,7 @@ _READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (
     (_clock, r"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>1[0-2]|0?[1-9])(?:\.(?P<minute>[0-5]\d))?(?P<pm>PM)"),
     (_clock, rf"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>1[0-2]|[1-9])(?P<minute>)(?P<pm>){_LATER}"),
     (_hours, r"(?:from|between)\s+(?P<since>[01]?\d|2[0-3])TO(?P<hour>[01]?\d|2[0-3])(?![\d:.])"),
+    (_at, r"(?<=day\s)(?P<hour>[01]?\d|2[0-3])\.(?P<minute>[0-5]\d)(?![\d:])"),
     (_at, r"(?:at|@)\s+(?P<hour>[01]?\d|2[0-3])(?:\.(?P<minute>[0-5]\d))?(?![\d:])"),
 )
 """The forms of dates and times, first come first served, and what reads each."""
@@ -290,7 +291,8 @@ def _matches(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token
         if first < following or (start and text[start - 1] in "-/.#"):
             continue
         before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
-        past = before[-1:] == ["since"] or not _DONE.isdisjoint((tokens[0].low, *before))
+        is_over = not _DONE.isdisjoint((tokens[0].low, *before)) and _BEFORE.isdisjoint(before[-1:])
+        past = before[-1:] == ["since"] or is_over
         for form, reader in _FORMS:
             match = form.match(text, start)
             last = ends.get(match.end()) if match else None

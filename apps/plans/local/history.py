@@ -11,7 +11,7 @@ import io
 import itertools
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -87,7 +87,6 @@ class History:
         self._chosen: Vector = arrays["chosen"].astype(np.float64)
         self._dual: Vector = arrays["dual"].astype(np.float64)
         self._mean, self._times = self._chosen.mean(axis=0), self._chosen.sum(axis=0)
-        self._together: Vector = self._chosen.T @ self._chosen
         self._weights = np.array(told["weights"])
 
     def dumps(self) -> bytes:
@@ -162,12 +161,10 @@ class History:
             found[self._arrays["holders"][part]] += weight / norm * self._arrays["impacts"][part]
         return found
 
-    # Order.
-
     def links(self, source: str, target: str) -> float | None:
         """The share of the plans with both tools in which the first handed on to the second; None: never seen together."""
         places = self._place.get(source), self._place.get(target)
-        both = 0.0 if None in places else float(self._together[places])
+        both = 0.0 if None in places else float((self._chosen[:, places[0]] * self._chosen[:, places[1]]).sum())
         return self._told["linked"].get(f"{source} {target}", 0.0) / both if both else None
 
     def ordered(self, mentioned: Mapping[str, int]) -> list[str]:
@@ -183,11 +180,8 @@ class History:
             return math.log((there + 0.3) / (back + 0.3)) + (math.copysign(_MENTION, ahead) if ahead else 0.0)
 
         first = sorted(mentioned, key=lambda uid: (mentioned[uid], uid))
-        if len(first) > _PERMUTED:
-            return first
-        return list(
-            max(itertools.permutations(first), key=lambda way: round(sum(itertools.starmap(gain, pairwise(way))), 9))
-        )
+        ways = itertools.permutations(first) if len(first) <= _PERMUTED else [tuple(first)]
+        return list(max(ways, key=lambda way: round(sum(itertools.starmap(gain, pairwise(way))), 9)))
 
 
 def log_odds(chances: Iterable[float]) -> float:
@@ -244,29 +238,26 @@ def learn(plans: Sequence[Past], content: Content) -> History:
 
 
 def _counted(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
-    found: Counter[str] = Counter()
+    found = defaultdict[str, float](float)
     for pair, weight in pairs:
-        found[pair] += weight  # type: ignore[assignment]  # a Counter of shares
+        found[pair] += weight
     return {pair: round(count, 4) for pair, count in sorted(found.items())}
 
 
 def _fitted(found: History, plans: Sequence[Past], counted: Sequence[Counter[str]], content: Content) -> dict[str, Any]:
     """What the features weigh, and how sure a set of tools is: each of the latest plans judged by what the others say of it."""
-    rows, right, weights = [], [], []
-    for number in range(max(len(plans) - FITTED_ON, 0), len(plans)):
+    rows, right = [], []
+    latest = range(max(len(plans) - FITTED_ON, 0), len(plans))
+    for number in latest:
         uids, told = found.features(counted[number], content(plans[number].request), without=number)
         rows.append(told)
         right.append(np.array([uid in plans[number].tools for uid in uids], dtype=np.float64))
-        weights.append(np.full(len(uids), plans[number].weight))
-    prior = np.array(_PRIOR)
-    learned = _logistic(np.concatenate(rows), np.concatenate(right), np.concatenate(weights), prior, trust=1.0)
-    sets = []
-    for told, came in zip(rows, right, strict=True):
-        chances = _chances(told, learned)
-        sets.append((1.0, log_odds(chances), bool(((chances >= KEPT) == (came > 0)).all())))
-    odds = np.array([[one, other] for one, other, _ in sets])
-    came = np.array([hit for *_, hit in sets], dtype=np.float64)
-    sureness = _logistic(odds, came, np.ones(len(sets)), np.array(_SHIPPED_SURENESS), trust=10.0)
+    held = np.concatenate([np.full(len(told), plans[number].weight) for number, told in zip(latest, rows, strict=True)])
+    learned = _logistic(np.concatenate(rows), np.concatenate(right), held, np.array(_PRIOR), trust=1.0)
+    chances = [_chances(told, learned) for told in rows]
+    odds = np.array([[1.0, log_odds(one)] for one in chances])
+    came = np.array([((one >= KEPT) == (hit > 0)).all() for one, hit in zip(chances, right, strict=True)], dtype=np.float64)
+    sureness = _logistic(odds, came, np.ones(len(odds)), np.array(_SHIPPED_SURENESS), trust=10.0)
     return {"weights": learned.round(6).tolist(), "sureness": sureness.round(6).tolist()}
 
 

@@ -41,6 +41,7 @@ _UNNAMED: Final = (
 """Words of a name that say neither what the tool does nor what it works on."""
 _PREFIXED: Final = re.compile(r"([A-Za-z]{1,8})(?:-[A-Z]{1,8})?[_-](?=\w*\d)")
 """The beginning of an id, with letters for what it is of."""
+WAYS: Final = frozenset({"on", "off", "in", "out", "up", "down"})
 _DOUBLED: Final = re.compile(r"(.)\1+")
 _LOOKED_AT: Final = 30
 _NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -149,6 +150,8 @@ class Profile:
     """The words of its name, description and params, as they stand there."""
     acts: bool
     """Is its verb one that does more than show something?"""
+    ways: frozenset[str]
+    """The words of its name that another tool may have the contrary of: `on`, `off`."""
 
     def explains(self, stemmed: str) -> float:
         """How surely a word of a request speaks of this tool: 1 its own word, 0 not at all."""
@@ -346,6 +349,7 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         meanings=meanings,
         naming=frozenset(word for param in params for word in (*param.words, *param.cues)),
         forms=frozenset((*pieces(tool.name), *told, *own)),
+        ways=frozenset(pieces(tool.name)) & WAYS,
         acts=bool(verb) and not any(near(verb, shown) for shown in ACTS["showing"]),
     )
 

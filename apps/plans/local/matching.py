@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
 
-from apps.plans.local.index import Library, Profile
-from apps.plans.local.options import FIRM, SCORE, Option, Options, together, weighed
+from apps.plans.local.index import WAYS, Library, Profile
+from apps.plans.local.options import FIRM, SCORE, SECOND, Option, Options, together, weighed
 from apps.plans.local.params import Param
 from apps.plans.local.parts import Part, bits, mask_of
-from apps.plans.local.words import GROUPS, HELD, UNPLANNED, near, pieces
+from apps.plans.local.words import ACTS, GROUPS, HELD, UNPLANNED, near, pieces
 from apps.plans.proposals import Evidence
 
 _BEAM, _FINALISTS, _ASKED_WITHIN, _LONG_WORD = 20, 4, 3, 6
 _PASSING: Final = 0.3
 """How well a verb agrees that is some word of the tool's, but not its verb."""
 SAME_ROOT: Final = 0.8
-_SIDES: Final = {"first": "second", "second": "first"}
-_State = tuple[float, int, Mapping[str, int], tuple[tuple[str, Option], ...]]
-"""A score, the tokens used, those that each side of ranges and pairs uses, and the options taken."""
+_LOW: Final = (1 << SECOND) - 1
+_State = tuple[float, int, tuple[tuple[str, Option], ...]]
+"""A score, what the values claim, and the values."""
 
 
 @dataclass(slots=True)
@@ -78,32 +78,36 @@ class Matcher:
         """
         others = beside.options.values() if beside else ()
         taken = mask_of(at for one in others if one.evidence != Evidence.CUT and one.fit > FIRM for at in bits(one.mask))
-        options = Options(part, profile, self.library, self.context, (beside.profile, taken) if beside else None)
-        choices = {param.name: options.of(param, offered.get(param.name, ())) for param in profile.params}
-        states: list[_State] = [(0.0, 0, {"first": 0, "second": 0}, ())]
+        options = Options(part, (profile, beside.profile) if beside else (profile,), self.library, taken)
+        choices = {}
+        for param in profile.params:
+            if param.name in self.context:
+                value = self.context[param.name]
+                said = mask_of(one.place for one in part.tokens if one.text == value)
+                told = {"context": float(param.required or said > 0)}
+                choices[param.name] = [Option(value, Evidence.CONTEXT, told, said, param.name)]
+            else:
+                choices[param.name] = [*offered.get(param.name, ()), *options.of(param)]
+        states: list[_State] = [(0.0, 0, ())]
         for param in sorted(profile.params, key=lambda one: (not one.required, len(choices[one.name]), one.name)):
             if choices[param.name]:
                 states = _extended(states, param, choices[param.name], part.masks["content"])
         whole = _Whole(self, part, profile, options.explained)
-        found = [whole.match(used, dict(got)) for _, used, _, got in states[:_FINALISTS]]
+        found = [whole.match((used | used >> SECOND) & _LOW, dict(got)) for _, used, got in states[:_FINALISTS]]
         return sorted(found, key=lambda one: -one.score)
 
 
 def _extended(states: Iterable[_State], param: Param, found: Sequence[Option], content: int) -> list[_State]:
     """The best states with one more param, left out or filled."""
     price, gain = (SCORE["missing"], SCORE["required"]) if param.required else (0.0, SCORE["optional"])
-    word = -SCORE["unexplained"]
-    later: list[_State] = []
-    for score, used, sides, got in states:
-        if all(one.evidence != Evidence.CONTEXT for one in found):  # which nobody leaves out
-            later.append((score + price, used, sides, got))
+    word, is_given = SCORE["unexplained"], any(one.evidence == Evidence.CONTEXT for one in found)
+    # What the context gives nobody leaves out.
+    later = [] if is_given else [(score + price, used, got) for score, used, got in states]
+    for score, used, got in states:
         for option in found:
-            clash = option.mask & used
-            if clash and (not option.side or clash & ~sides[_SIDES[option.side]] or clash & sides[option.side]):
-                continue
-            after = {**sides, option.side: sides[option.side] | option.mask} if option.side else sides
-            later.append((score + gain + option.gain, used | option.mask, after, (*got, (param.name, option))))
-    later.sort(key=lambda one: -(one[0] + word * (one[1] & content).bit_count()))
+            if not option.claim & used:
+                later.append((score + gain + option.gain, used | option.claim, (*got, (param.name, option))))
+    later.sort(key=lambda one: word * ((one[1] | one[1] >> SECOND) & content).bit_count() - one[0])
     return later[:_BEAM]
 
 
@@ -115,7 +119,8 @@ class _Whole:
         self.gentle = matcher.is_gentle(profile.tool.uid)
         # "Email Ann", where no tool emails and one sends emails.
         is_noun = any(near(part.verb, noun) >= SAME_ROOT for noun in profile.nouns)
-        self.is_verbal = bool(part.verb) and profile.acts and not self.library.does(part.verb) and is_noun
+        is_making = any(near(profile.verb, one) for one in ACTS["making"])
+        self.is_verbal = bool(part.verb) and is_making and not self.library.does(part.verb) and is_noun
         self.opens = part.verb_at >= 0 and not part.masks["content"] & ((1 << part.verb_at) - 1)
         self.nouns = {place: self._nouns_at(place) for place in bits(part.masks["content"])}
 
@@ -133,13 +138,15 @@ class _Whole:
         missing = tuple(param.name for param in profile.params if param.required and param.name not in options)
         required = sum(param.required and param.name in options for param in profile.params)
         plural = (part.low(at) for at, said in self.nouns.items() if said and not used >> at & 1)
+        ways = {part.low(at) for at in part.stems if not used >> at & 1} & WAYS if profile.ways else frozenset()
         told |= {
+            "way": len(ways & profile.ways),
+            "way.other": bool(ways) and ways.isdisjoint(profile.ways),
             "missing": len(missing),
             "required": required,
             "optional": len(options) - required,
             "noun": sum(how * self.library.tells(noun) for noun, how in sorted(nouns.items())),
             "unnamed": not nouns,
-            "inverted": self._inversions(options),
             "plural": not self.gentle and any(low.endswith("s") and low not in profile.forms for low in plural),
         }
         named = max(nouns.values(), default=aside / 2 if profile.nouns else 0.8)
@@ -166,7 +173,7 @@ class _Whole:
                 told["synonym"] += FIRM <= sure < SAME_ROOT
                 is_made = low == "new" and self.gentle and part.low(place - 1) in ("a", "an")
                 adverb = low.endswith("ly") and len(low) >= _LONG_WORD
-                is_filler = low in GROUPS["filler"] or masks["tying"] & bit or adverb
+                is_filler = low in GROUPS["filler"] or adverb
                 unexplained |= bit if is_made or not (sure or is_filler) else 0
                 told["weak"] += 0 < sure < FIRM and not is_made
         held, proper = unexplained & masks["held"], masks["proper"]
@@ -176,16 +183,6 @@ class _Whole:
         told["unexplained.apposed"] = (unexplained & ~proper & (used & proper) >> 1).bit_count()
         told["unexplained.proper"] = (unexplained & proper & ~(1 << part.first)).bit_count()
         return told, nouns, aside, unexplained
-
-    def _inversions(self, options: Mapping[str, Option]) -> int:
-        """How many values of one kind stand in another order than their params."""
-        taken = [options[param.name] for param in self.profile.params if param.name in options]
-        pairs = ((one, other) for number, one in enumerate(taken) for other in taken[number + 1 :])
-        return sum(
-            one.kind is not None and one.kind == other.kind and one.first > other.first
-            for one, other in pairs
-            if not (one.is_announced or other.is_announced)
-        )
 
     def _verb(self, used: int) -> float:
         """How well the part's verb is the tool's; as a value, it agrees."""
@@ -215,7 +212,9 @@ class _Whole:
             return self.gentle
         if low in GROUPS["question"] and self.part.question:
             return True
-        if low in ("until", "till") and any(one.first == place + 1 for one in options.values()):
+        ahead = [one for one in options.values() if one.first == place + 1]
+        is_repeated = low in GROUPS["repeat"] and any(one.evidence == Evidence.CHOICE for one in ahead)
+        if is_repeated or (low in ("until", "till") and ahead):
             return True
         refers = any(one.evidence in (Evidence.STEP, Evidence.ASSUMED, Evidence.CONTEXT) for one in options.values())
         is_known = not self.part.number and (self.part.question or self.part.found or any(self.nouns.values()))
@@ -225,6 +224,9 @@ class _Whole:
 def holding(part: Part, match: Match | None) -> tuple[str, ...]:
     """The words of a part that negate, condition, except or repeat it, or leave a choice, where no sure value holds them."""
     tokens, kept = part.reading.tokens, match.used if match else 0
+    for one in match.options.values() if match else ():
+        if one.evidence == Evidence.CHOICE and part.low(one.first - 1) in GROUPS["repeat"]:  # every Monday
+            kept |= 1 << (one.first - 1)
     starts = {one.first for one in part.found}
     found = []
     for place in range(part.first, part.stop):

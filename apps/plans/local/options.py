@@ -1,7 +1,8 @@
 # ruff: noqa: RUF001 - people type these marks
 """The values that a part of a request may give a param, and what speaks for and against each.
 
-Values are proposed generously. What speaks for them is named, not weighed: the weights are learned.
+Values are proposed generously. What speaks for them is named, not weighed: the weights are learned. Names begin with the sort
+of the value: `n` a number, `t` another typed one, `e` a choice, `s` a switch, `c` words cut out of the part.
 """
 
 from __future__ import annotations
@@ -15,22 +16,28 @@ from typing import Any, Final
 from apps.plans.local.index import Library, Profile, sort_of
 from apps.plans.local.params import Param, coerced, fits
 from apps.plans.local.parts import MARKS, Part, bits, mask_of, stretch
-from apps.plans.local.tokens import NUMERIC, WHENS, Found, Kind
+from apps.plans.local.tokens import NUMERIC, WHENS, Kind
 from apps.plans.local.words import BOUNDS, GROUPS, HELD, SMALL, WEIGHTS, near, stem
 from apps.plans.proposals import Evidence
 
+SCORE: Final = WEIGHTS["score"]
 FIRM: Final = 0.6
 """A word counts as explained from this certainty on; below it, it is a weak trace."""
-_MOST, _MANY = 10, 1000
-_COVERED: Final = 0.2
+SECOND: Final = 512
+"""So far up the masks are the places of values that are the second of a range or a pair."""
+_MOST, _MANY, _COVERED = 10, 1000, 0.2
 _LONGEST: Final = {"text": 25, "query": 12, "name": 8, "code": 2}
 """How many words a value of each sort has at most."""
-_NUMBERS: Final = (Kind.INTEGER, Kind.NUMBER)
-_MEASURES: Final = (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE)
+_PLAIN: Final = {
+    "text": "text",
+    "query": "query",
+    **dict.fromkeys(("name", "other", "user", "channel"), "name"),
+    **dict.fromkeys(("slug", "repo", "id", "path", "version"), "code"),
+}
+"""The roles that plain words may serve, each with its sort."""
 SAYING: Final = frozenset({"saying", "says", "say", "that", "reading", ":", "telling", "because"})
 _FROM: Final = frozenset({"from", "between", "since", "starting", "after"})
-_TO: Final = frozenset({"to", "until", "till", "into", "through", "before"})
-_INTO: Final = _TO | {"in", "as"}
+_TO: Final = frozenset({"to", "until", "till", "into", "through", "before", "in", "as"})
 _ENDS: Final = {
     "start": frozenset(map(stem, ("source", "src", "from", "old", "origin", "sender"))),
     "end": frozenset(map(stem, ("destination", "dest", "target", "to", "new", "recipient"))),
@@ -39,19 +46,9 @@ _SWITCHES: Final = {
     **dict.fromkeys(("on", "enable", "enabled", "activate", "activated", "true", "yes"), True),
     **dict.fromkeys(("off", "disable", "disabled", "deactivate", "deactivated", "false", "no"), False),
 }
-_NEGATING: Final = GROUPS["negation"] | {"non"}
-_ROW: Final = frozenset({"and", "&", ","})
-_COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least", "beyond", "exceeding"})
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
-_PLAIN: Final = {
-    "text": "text",
-    "query": "query",
-    **dict.fromkeys(("name", "other", "user", "color", "channel"), "name"),
-    **dict.fromkeys(("slug", "repo", "id", "path", "version"), "code"),
-}
-"""The roles that plain words may serve, each with its sort."""
-_ANNOUNCED: Final = (".named", ".cue", ".named_after", ".named_before")
-SCORE: Final = WEIGHTS["score"]
+_ROW: Final = frozenset({"and", "&", ",", "in", "on", "for", "the"})
+_COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least", "beyond", "exceeding"})
 
 
 @dataclass(slots=True)
@@ -78,9 +75,9 @@ class Option:
         self.gain = weighed(self.told)
 
     @property
-    def is_announced(self) -> bool:
-        """Do the words around it say whose value it is?"""
-        return any(name.endswith(_ANNOUNCED) for name in self.told)
+    def claim(self) -> int:
+        """What no other value may claim with it: its tokens, for both sides or its own."""
+        return self.mask if self.side == "first" else self.mask << SECOND | (0 if self.side else self.mask)
 
     @property
     def is_proper(self) -> bool:
@@ -116,60 +113,49 @@ def weighed(told: Mapping[str, float]) -> float:
 class Options:
     """The options of one part for the params of one tool."""
 
-    def __init__(
-        self,
-        part: Part,
-        profile: Profile,
-        library: Library,
-        context: Mapping[str, Any],
-        beside: tuple[Profile, int] | None = None,
-    ) -> None:
+    def __init__(self, part: Part, profiles: Sequence[Profile], library: Library, taken: int) -> None:
         """Prepare the options.
 
-        :param beside: another tool that the part speaks of, and the tokens of its values.
+        :param profiles: the tool, and further ones that the part speaks of.
+        :param taken: the tokens of the further ones' values.
         """
-        self.part, self.profile, self.library, self.context = part, profile, library, context
-        self._taken = beside[1] if beside else 0
-        tools = (profile, beside[0]) if beside else (profile,)
-        masks = part.masks
+        self.part, self.profile, self.library, self._taken, masks = part, profiles[0], library, taken, part.masks
         self.explained = {
-            place: 0.0 if masks["typed"] >> place & 1 else max(one.explains(stemmed) for one in tools)
+            place: 0.0 if masks["typed"] >> place & 1 else max(one.explains(stemmed) for one in profiles)
             for place, stemmed in part.stems.items()
         }
-        self._owners = Counter(word for param in profile.params for word in param.own)
+        params = self.profile.params
+        self._owners = Counter(word for param in params for word in param.own)
         self._known = mask_of(at for at, sure in self.explained.items() if sure >= FIRM) & ~masks["small"]
-        self._nouns = mask_of(at for at, stemmed in part.stems.items() if stemmed in profile.nouns)
+        self._nouns = mask_of(at for at, stemmed in part.stems.items() if stemmed in self.profile.nouns)
+        self._spoken = {
+            param.name: mask_of(at for at, stemmed in part.stems.items() if stemmed in param.own and at != part.verb_at)
+            for param in params
+        }
         self._owned = mask_of(at for at, stemmed in part.stems.items() if stemmed in self._owners)
-        naming = mask_of(at for at, stemmed in part.stems.items() if at == part.verb_at or stemmed in profile.naming)
+        naming = mask_of(at for at, stemmed in part.stems.items() if at == part.verb_at or stemmed in self.profile.naming)
         self._bound = naming | self._known
         for name in ("typed", "timed", "small", "bound", "mark"):
             self._bound |= masks[name]
-        plain = [param for param in profile.params if param.role in _PLAIN and not param.choices]
-        self._first = plain[0].name if plain else ""
-        quoted = (at for one in part.found if one.kind is Kind.QUOTED for at in one.places)
-        self._kept = self._taken | mask_of(quoted)
+        self._first = next((one.name for one in params if one.role in _PLAIN and not one.choices), "")
+        self._kept = taken | mask_of(at for one in part.found if one.kind is Kind.QUOTED for at in one.places)
 
-    def of(self, param: Param, offered: Sequence[Option]) -> list[Option]:
-        """The likeliest values of a param."""
+    def of(self, param: Param) -> Iterator[Option]:
+        """The values that a param may take."""
         part = self.part
-        if param.name in self.context:
-            value = self.context[param.name]
-            said = mask_of(one.place for one in part.tokens if one.text == value)
-            return [Option(value, Evidence.CONTEXT, {"context": float(param.required or said > 0)}, said, param.name)]
         if param.role == "secret" or param.name == "delegation_path":  # which is the plan's own
-            return []
-        if param.role == "request" and param.required:
+            return
+        if param.role == "request" and param.required:  # The verb still says which tool is meant.
             whole = self._option(part.text, Evidence.REQUEST, {"request": 1.0}, part.first, part.stop - 1)
-            # The verb still says which tool is meant.
-            return [replace(whole, mask=whole.mask & ~(1 << part.verb_at)) if part.verb else whole]
-        found = [*offered]
+            yield replace(whole, mask=whole.mask & ~(1 << part.verb_at) if part.verb else whole.mask)
+            return
         sure = [*self._choices(param), *(() if param.closed else self._typed(param))]
-        found += [*sure, *(self._lists(param, sure) if param.array or param.required else ())]
+        yield from sure
+        yield from self._lists(param, sure) if param.array or param.required else ()
         if param.type == "boolean":
-            found += self._switches(param)
+            yield from self._switches(param)
         if param.role in _PLAIN and stem("pointer") not in param.words and not param.choices and param.type in ("string", ""):
-            found += self._cut(param)
-        return found
+            yield from self._cut(param)
 
     def _option(self, value: Any, evidence: Evidence, told: Mapping[str, float], first: int, last: int) -> Option:
         return Option(value, evidence, told, stretch(first, last), self.part.words(first, last), first, last)
@@ -180,7 +166,7 @@ class Options:
             wanted = choice.split() or [choice]
             size = len(wanted)
             for place in range(part.first, part.stop - size + 1):
-                low = part.low(place)
+                low, last = part.low(place), place + size - 1
                 if low in GROUPS["article"] and not (place > part.first and part.reading.tokens[place].text == "A"):
                     continue
                 if part.masks["typed"] >> place & 1:
@@ -189,92 +175,80 @@ class Options:
                     how = min(near(part.stems[place + step], wanted[step]) for step in range(size))
                 if not how or (how < 1 and (size > 1 or low in SMALL)):
                     continue
-                told = {"e.exact" if how == 1 else "e.like": 1.0}
+                told = {"e.exact" if how == 1 else "e.like": 1.0} | self._cues(param, place, last, "e")
                 if place == part.verb_at:  # "Close the ticket" asks for an act.
                     told["e.acts" if how == 1 else "e.acts_like"] = 1.0
                     told["e.acts_on"] = float(part.low(place + 1) in GROUPS["article"])
                 if how < 1 and self.profile.vocabulary.get(part.stems[place], 0.0) >= FIRM:
                     told["e.own_like"] = 1.0
-                told |= self._cues(param, place, place + size - 1, "e", None)
-                yield self._option([value] if param.array else value, Evidence.CHOICE, told, place, place + size - 1)
+                yield self._option([value] if param.array else value, Evidence.CHOICE, told, place, last)
 
     def _switches(self, param: Param) -> Iterator[Option]:
         """A flag that is named is set; one that is named and negated is not: "without telling the attendees"."""
         part = self.part
         key = [word for word in param.words if word not in _UNTOLD]
-        for place in range(part.first, part.stop) if key else ():
+        for place in (at for at in part.stems if not part.masks["typed"] >> at & 1):
+            low = part.low(place)
+            if low in _SWITCHES and (param.required or not key):
+                yield self._option(_SWITCHES[low], Evidence.CHOICE, {"s.on": 1.0}, place, place)
             ahead = [part.stems[at] for at in range(place, min(part.stop, place + len(key) + 2))]
-            begins = max(near(ahead[0], word) for word in key)
-            is_own = part.low(place) in SMALL or ahead[0] in self.profile.nouns
-            if part.masks["typed"] >> place & 1 or not begins or (begins < 1 and is_own):
+            begins = max((near(ahead[0], word) for word in key), default=0.0)
+            if not begins or (begins < 1 and (low in SMALL or ahead[0] in self.profile.nouns)):
                 continue
             hows = [how for word in key if (how := max(near(one, word) for one in ahead))]
-            negated = [at for at in range(max(part.first, place - 2), place) if part.low(at) in _NEGATING]
+            negated = [at for at in range(max(part.first, place - 2), place) if part.low(at) in GROUPS["negation"]]
             whole = len(hows) == len(key) and min(hows) == 1 and ahead[0] == key[0]
             last = min(place + len(key) - 1 if whole else place, part.stop - 1)
             told = {"s": 1.0, "s.unlike": 1 - min(hows), "s.lacking": 1 - len(hows) / len(key)}
             yield self._option(not negated, Evidence.CHOICE, told, min([place, *negated]), last)
-        for token in part.tokens if param.required or not key else ():
-            if token.low in _SWITCHES and not part.masks["typed"] >> token.place & 1:
-                yield self._option(_SWITCHES[token.low], Evidence.CHOICE, {"s.on": 1.0}, token.place, token.place)
 
     def _typed(self, param: Param) -> Iterator[Option]:
         for found in self.part.found:
             how, mask = fits(param, found), mask_of(found.places)
-            is_number = found.kind in _NUMBERS and not (found.unit and param.role == "money")
+            is_number = found.kind in (Kind.INTEGER, Kind.NUMBER) and not (found.unit and param.role == "money")
             first, last = min(found.places), max(found.places)
             is_compared = is_number and self.part.low(self.part.before(first)) in _COMPARING
             is_measure = is_compared or (found.kind in NUMERIC and found.unit)
             if not how or mask & self._taken or (is_measure and param.role in ("knob", "id")):
                 continue
-            sort = "n" if is_number else "t"
-            role = _PLAIN.get(param.role, param.role if is_number else "form")
-            told = {f"{sort}.{role}": 1.0, f"{sort}.misfit": 1 - how}
-            told |= self._cues(param, first, last, sort, found.kind) | self._sort(param, found)
+            sort, role = "n" if is_number else "t", _PLAIN.get(param.role, param.role if is_number else "form")
+            told = {f"{sort}.{role}": 1.0, f"{sort}.misfit": 1 - how} | self._cues(param, first, last, sort, found.kind)
             if is_number and param.role == "knob" and found.value >= _MANY:
                 told["n.large"] = 1.0
             if found.kind is Kind.QUOTED:
                 told[f"t.quoted.{role}"] = 1.0
+            sorts = self.library.sorts(str(found.value)) if found.kind in (Kind.ID, Kind.SLUG) else frozenset()
+            if sorts and role not in ("text", "query"):  # `msg-774` is no event
+                told["sort.other" if sorts.isdisjoint(sort_of(param, self.profile.nouns)) else "sort.own"] = 1.0
             evidence = Evidence.QUOTED if found.kind is Kind.QUOTED else Evidence.TYPED
             side = "" if not found.role else "first" if found.role in ("start", "left") else "second"
             option = self._option(coerced(param, found), evidence, told, first, last)
             yield replace(option, mask=mask, kind=found.kind, fit=how, side=side)
 
-    def _sort(self, param: Param, found: Found) -> dict[str, float]:
-        """What the letters of an id say of whether it is one of the param's: `msg-774` is no event."""
-        sorts = self.library.sorts(str(found.value)) if found.kind in (Kind.ID, Kind.SLUG) else frozenset()
-        if not sorts or _PLAIN.get(param.role) in ("text", "query"):
-            return {}
-        return {"sort.other" if sorts.isdisjoint(sort_of(param, self.profile.nouns)) else "sort.own": 1.0}
-
     def _lists(self, param: Param, several: Sequence[Option]) -> Iterator[Option]:
-        """Values of one kind side by side, as one list, or each for a call of its own."""
+        """Values of one kind side by side, as one list, or each for a call of its own: "L-701, L-702 and L-703"."""
+        is_list = any(other.array for other in self.profile.params)
         run: list[Option] = []
         for option in sorted(several, key=lambda one: one.first):
-            if run and (option.kind != run[-1].kind or not (param.array or self._is_joined(run[-1], option))):
-                run = []
-            run.append(option)
+            between = {self.part.low(place) for place in range(run[-1].last + 1, option.first)} if run else set()
+            is_row = bool(between) and between <= _ROW and not (option.side or is_list) and option.kind not in WHENS
+            run = [*run, option] if run and option.kind == run[-1].kind and (param.array or is_row) else [option]
             if len(run) > 1:
                 values = [item for one in run for item in (one.value if isinstance(one.value, list) else [one.value])]
                 told = {**run[0].told, "listed" if param.array else "each": len(run) - 1.0}
                 value = values if param.array else Each(tuple(values))
                 found = self._option(value, run[0].evidence, told, run[0].first, option.last)
-                mask = mask_of(at for one in run for at in bits(one.mask))
-                yield replace(found, mask=mask, kind=run[0].kind, fit=run[0].fit)
-
-    def _is_joined(self, one: Option, other: Option) -> bool:
-        """Do two values stand in a row of equals: "L-701, L-702 and L-703"?"""
-        between = {self.part.low(place) for place in range(one.last + 1, other.first)}
-        is_list = any(param.array and one.kind in param.kinds for param in self.profile.params)
-        joined = bool(between & _ROW) and between <= _ROW | {"in", "on", "for", "the"}
-        return joined and not (one.side or is_list) and one.kind not in WHENS
+                yield replace(found, mask=mask_of(at for one in run for at in bits(one.mask)), kind=option.kind)
 
     # Words cut out of the part
 
     def _cut(self, param: Param) -> Iterator[Option]:
         sort, own, found = _PLAIN[param.role], param.own, []
         for first, last in self._spans(_LONGEST["text" if param.array else sort]):
-            shape, gain = self._shape(first, last, sort)
+            if (first, last, sort) not in self.part.shapes:
+                shape = _shape(self.part, first, last, sort)
+                self.part.shapes[first, last, sort] = shape, weighed(shape)
+            shape, gain = self.part.shapes[first, last, sort]
             if not shape:
                 continue
             whole = stretch(first, last)
@@ -288,28 +262,15 @@ class Options:
                 f"c.head.own.{sort}": self.part.stems[first] in own,
                 f"c.tail.{sort}": self.part.stems[last] in own,
                 "c.named_after": self.part.stems.get(last + 1, "") in own,
+                "c.later": param.name != self._first,
             }
             told = {name: float(fact) for name, fact in facts.items() if fact}
-            told |= {f"c.{param.role}": 1.0, "c.later": float(param.name != self._first)}
-            told |= self._cues(param, first, last, "c", None)
+            told |= {f"c.{param.role}": 1.0} | self._cues(param, first, last, "c")
             found.append((gain + weighed(told) + _COVERED * (last - first + 1), first, last, told | shape))
         for _, first, last, told in sorted(found, key=lambda one: -one[0])[:_MOST]:
             text = self.part.words(first, last)
             text = text if sort in ("text", "query") else re.sub(r"['’]s$", "", text)
-            if param.array:
-                yield self._option(_items(text), Evidence.CUT, told, first, last)
-                continue
-            yield self._option(text, Evidence.CUT, told, first, last)
-            several = [] if sort == "text" else _items(re.sub(r"['’]s\b", "", text))
-            if len(several) > 1:
-                yield self._option(Each(tuple(several)), Evidence.CUT, {**told, "each.cut": 1.0}, first, last)
-
-    def _shape(self, first: int, last: int, sort: str) -> tuple[dict[str, float], float]:
-        """What a stretch of words is like, whatever the tool, and its weight; nothing: it is no value at all."""
-        if (first, last, sort) not in self.part.shapes:
-            shape = _shape(self.part, first, last, sort)
-            self.part.shapes[first, last, sort] = shape, weighed(shape)
-        return self.part.shapes[first, last, sort]
+            yield self._option(_items(text) if param.array else text, Evidence.CUT, told, first, last)
 
     def _spans(self, longest: int) -> Iterator[tuple[int, int]]:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
@@ -322,61 +283,55 @@ class Options:
                 if not whole & self._kept and not (first == last and part.masks["typed"] & whole):
                     yield first, last
 
-    # What announces a value
-
-    def _cues(self, param: Param, first: int, last: int, sort: str, kind: Kind | None) -> dict[str, float]:
+    def _cues(self, param: Param, first: int, last: int, sort: str, kind: Kind | None = None) -> dict[str, float]:
         """What the words around a value say of whether it is this param's."""
         part, own = self.part, param.own
         at = first - 1 if part.low(first - 1) in SAYING else part.before(first)
-        found = [self._before(param, at, sort), self._sided(param, at, kind)]
-        if part.low(at) in SMALL or part.low(at) in MARKS:
-            back = part.stems.get(part.before(at), "")
-            whose = "named" if back in own else "other" if back in self._owners else ""
-            found.append(whose and f"{sort}.{whose}_{'of' if part.low(at) == 'of' else 'before'}")
-        if param.role in _PLAIN and part.low(at) in (",", ":", "of"):
-            found.append(f"{sort}.{part.low(at)}.{'first' if param.name == self._first else 'later'}")
-        if sort != "c" and part.stems.get(last + 1, "") in own:
-            found.append(f"{sort}.named_after")
-        return {name: 1.0 for name in found if name}
-
-    def _before(self, param: Param, at: int, sort: str) -> str:
-        """What the word before a value says."""
-        part, own = self.part, param.own
         low, stemmed = part.low(at), part.stems.get(at, "")
+        is_small = low in SMALL or low in MARKS or low in BOUNDS
+        told = ""
         if low in SAYING:
-            is_lesser = not param.required and any(one.required and one.role == "name" for one in self.profile.params)
-            return f"saying.{sort}" + (".lesser" if is_lesser else "" if param.role == "text" else ".other")
-        if low in SMALL or low in MARKS or low in BOUNDS:
-            small = f"{sort}.preposition" if low in GROUPS["preposition"] else f"{sort}.small" if low in SMALL else ""
-            return f"{sort}.cue" if low in param.cues else small
-        if not low or (at == part.verb_at and stemmed not in own - {self.profile.verb}):
-            return ""
-        if stemmed in self._owners:
-            return f"{sort}.named" if stemmed in own else f"{sort}.other"
-        return f"{sort}.unknown" if self.explained[at] < FIRM and stemmed not in param.cues else ""
-
-    def _sided(self, param: Param, at: int, kind: Kind | None) -> str:
-        """What "from" and "to" say of a param that is where something begins or ends."""
-        low = self.part.low(at)
+            told = f"saying.{sort}" + ("" if param.role == "text" else ".other")
+        elif is_small and low in param.cues:
+            told = f"{sort}.cue"
+        elif is_small:
+            told = f"{sort}.preposition" if low in GROUPS["preposition"] else f"{sort}.small" if low in SMALL else ""
+        elif low and not (at == part.verb_at and stemmed not in own - {self.profile.verb}):
+            is_unknown = self.explained[at] < FIRM and stemmed not in param.cues
+            whose = "named" if stemmed in own else "other" if stemmed in self._owners else "unknown" if is_unknown else ""
+            told = whose and f"{sort}.{whose}"
+        found = [told]
+        if sort in "nt" and at == first - 1 > part.first and part.masks["proper"] >> at & 1:
+            found.append(f"{sort}.apposed")
+        elsewhere = self._spoken[param.name] & ~stretch(first, last)
+        if elsewhere:
+            found.append(f"{sort}.spoken")
+        back = part.stems.get(part.before(at), "") if low in SMALL or low in MARKS else ""
+        if back in self._owners:
+            found.append(f"{sort}.{'named' if back in own else 'other'}_{'of' if low == 'of' else 'before'}")
+        if param.role in _PLAIN and low in (",", ":", "of"):
+            found.append(f"{sort}.{low}.{'first' if param.name == self._first else 'later'}")
+        after = part.stems.get(last + 1, "") if sort != "c" else ""
+        if after in own:
+            found.append(f"{sort}.named_after")
+        elif after and not part.low(last + 1) in SMALL and any(near(after, word) for word in own):
+            found.append(f"{sort}.like_after")
         side = next((side for side, words in _ENDS.items() if not words.isdisjoint(param.words)), param.side)
-        if side not in ("start", "end") or not low:
-            return ""
-        is_to = low in _INTO
-        if not (kind in _MEASURES and kind in param.kinds and (self.part.masks["typed"] >> at & 1 or is_to)):
-            if low not in _FROM and low not in _TO:
-                return ""
-            is_to = low in _TO
-        return "side" if is_to == (side == "end") else "side.other"
+        is_pair = kind in (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE) and kind in param.kinds and part.masks["typed"] >> at & 1
+        if side in ("start", "end") and low and (low in _FROM or low in _TO or is_pair):
+            found.append("side" if (low in _TO) == (side == "end") else "side.other")
+        return {name: 1.0 for name in found if name}
 
 
 def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
+    """What a stretch of words is like, whatever the tool; nothing: it is no value at all."""
     masks = part.masks
     whole, head, tail = stretch(first, last), 1 << first, 1 << last
     small, proper = masks["small"], masks["proper"]
     content = (whole & masks["content"] & ~masks["typed"]).bit_count()
     if sort != "text":
         is_name = first > part.first and head & proper and tail & proper
-        if not content or part.low(first) in HELD or not (is_name or not (head | tail) & (small | masks["tying"])):
+        if not content or part.low(first) in HELD or not (is_name or not (head | tail) & small):
             return {}
     typed = (whole & masks["typed"]).bit_count()
     capitals = (whole & proper & ~small & ~(1 << part.first)).bit_count()
@@ -395,8 +350,7 @@ def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
         "preposed": part.low(first) in GROUPS["preposition"],
         "article": part.low(first) in GROUPS["article"],
         "upper": first == last and len(part.low(first)) > 1 and part.reading.tokens[first].text.isupper(),
-        "short": (first - 1 > part.first and head & proper and head >> 1 & proper > 0)
-        + (tail & proper > 0 and tail << 1 & proper > 0),
+        "short": (first - 1 > part.first and head & proper and head >> 1 & proper > 0) + (tail & proper & proper >> 1 > 0),
         "empty": not content,
         "whole": last + 1 == part.stop,
         "acts": first <= part.verb_at <= last,

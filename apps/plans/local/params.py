@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -94,7 +94,9 @@ def params_of(tool: Tool) -> tuple[Param, ...]:
     told = {name: text for name, text in _ARGUMENT.findall(tool.description) if name in inputs}
     siblings = [part for name in inputs for own in [words.pieces(name)] for part in (*own, " ".join(own))]
     logs = words.pieces(tool.name)[:1] in (["log"], ["track"])
-    return tuple(_param(name, raw, tool, told.get(name, ""), siblings, logs=logs) for name, raw in inputs.items())
+    params = [_param(name, raw, tool, told.get(name, ""), siblings, logs=logs) for name, raw in inputs.items()]
+    unnaming = UNNAMING - {"name"} if sum("name" in one.words for one in params) == 1 else UNNAMING
+    return tuple(replace(one, own=frozenset(one.words) - unnaming or one.own) for one in params)
 
 
 def normal(text: object) -> str:
@@ -140,7 +142,7 @@ def _param(
         closed="enum" in item or "const" in item,
         array=array,
         words=stems,
-        own=frozenset(stems) - UNNAMING or frozenset(stems),
+        own=frozenset(stems),
         cues=frozenset(map(words.stem, (*own, *spoken, *small))),
         role="choice" if choices else role,
         prefixes=tuple(_PREFIX.findall(f"{description} {' '.join(map(str, listed(item.get('examples'))))}")),
@@ -256,11 +258,7 @@ def _of_unit(param: Param, found: Found) -> float:
     if unit in _CURRENCIES or param.role == "money":
         return 1.0 if unit in _CURRENCIES and param.role == "money" else 0.3 if unit in _CURRENCIES else 0.1
     one, other = words.RATIOS.get(unit, ("",))[0], words.RATIOS.get(param.unit, ("",))[0]
-    if one == "time":
-        return 1.0 if other == "time" else 0.5
-    if unit == "degree":
-        return 1.0 if param.unit in ("C", "F", "K", "") else 0.1
-    return 1.0 if one and one == other else 0.1 if param.unit else 0.7
+    return 1.0 if one == other else 0.5 if one == "time" else 0.1 if other else 0.7
 
 
 def _of_side(param: Param, found: Found) -> float:

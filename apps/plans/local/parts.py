@@ -16,13 +16,11 @@ from apps.plans.local.words import BOUNDS, GROUPS, HELD, SMALL, UNPLANNED, VERBS
 
 _MOST_PLAIN_CUTS, _MOST_CUTS, _MOST_SEQUELS = 2, 4, 5
 _VERB_WITHIN: Final = 6
-_SHORTEST: Final = 4
 MARKS: Final = frozenset(",:;.?!()–—-")  # noqa: RUF001
 DETERMINERS: Final = GROUPS["article"] | {"my", "our", "your", "his", "her", "their", "its", "some", "=", "#"}
 _STOPS: Final = frozenset((",", ";", ".", "!", "?", "–", "—"))  # noqa: RUF001
 _SEQUELS: Final = frozenset({"then", "finally", "afterwards", "next"})
 _JOINERS: Final = _STOPS | _SEQUELS | {"and", "also", "please", "plus"}
-_PARTICLES: Final = frozenset({"up", "over", "rid", "down", "back", "out", "in", "off", "on", "away"})
 _WORDLIKE: Final = frozenset(map(Kind, ("language", "country", "currency", "unit", "period", "date", "slug")))
 _OBJECTS: Final = frozenset({"the", "my", "our", "a", "an", "this", "all", "it", "its", "them", "him", "her"})
 """Words that stand behind a verb, so that what stands before them is one: "vacuum the kitchen"."""
@@ -50,7 +48,7 @@ class Part:
     question: bool
     masks: Mapping[str, int]
     """Tokens by what they are: `typed` values with a form of their own, `timed` ones, `content` that somebody must explain,
-    `small`, `bound`, `mark`, `unplanned`, `held`, `tying`, `foreign`, `proper` words, and `turning`: where another part could
+    `small`, `bound`, `mark`, `unplanned`, `held`, `foreign`, `proper` words, and `turning`: where another part could
     begin."""
     shapes: dict[tuple[int, int, str], tuple[dict[str, float], float]] = field(default_factory=dict)
     """What was found out about its stretches of words."""
@@ -114,22 +112,13 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
     masks["timed"] = mask_of(at for one in found if one.kind in WHENS or one.kind is Kind.DURATION for at in one.places)
     plain = [one.place for one in within if not typed >> one.place & 1]
     stems = {one.place: one.low if typed >> one.place & 1 else one.stem for one in within}
-    joined = 0
-    for place in plain:  # "roll back" is one verb
-        if tokens[place].low in _PARTICLES and place - 1 in stems and not typed >> (place - 1) & 1:
-            whole = stem(tokens[place - 1].low + tokens[place].low)
-            if library.knows(whole):
-                stems[place - 1] = whole
-                joined |= 1 << place
     masks["content"] = mask_of(
         one.place
         for one in within
-        if any(map(str.isalnum, one.low)) and not (one.low in SMALL or one.low in BOUNDS or joined >> one.place & 1)
+        if any(map(str.isalnum, one.low)) and not (one.low in SMALL or one.low in BOUNDS)
     )
     verb_at, question = _verb(tokens, stems, plain, library)
     behind = next((one.text for one in tokens[stop:] if one.low != "," and one.low not in GROUPS["polite"]), "")
-    masks["tying"] = mask_of(place for place in plain if place != verb_at and _is_tying(tokens, place, stop))
-    masks["bound"] |= masks["tying"]
     masks["foreign"] = mask_of(at for at in bits(masks["content"] & ~typed) if not library.has(stems[at]))
     masks["turning"] = mask_of(start for start in turnings(reading, stop, library) if first < start)
     masks["proper"] = mask_of(one.place for one in within if one.text[0].isupper())
@@ -169,12 +158,6 @@ def _verb(
         if place == begun or not tokens[place].low.endswith("ing")
     )
     return next((place for place in early if stems[place] in VERBS), -1), False
-
-
-def _is_tying(tokens: Sequence[Token], place: int, stop: int) -> bool:
-    """Does a word only tie what follows to what stands before it: "leaving at", "assigned to"?"""
-    low, follows = tokens[place].low, tokens[place + 1].low if place + 1 < stop else ""
-    return place > 0 and low.endswith(("ing", "ed")) and len(low) > _SHORTEST and follows in BOUNDS
 
 
 def _is_plural(low: str) -> bool:
@@ -231,7 +214,5 @@ def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
         return True
     if low in ("a", "an", "the", "its", "my", "their") and before in ("and", "plus", "also"):  # the price, and its colour
         return True
-    whole = tokens[start].stem if following not in _PARTICLES else stem(low + following)
     acts = library.is_verb(tokens[start].stem) or (following in _OBJECTS and library.knows(tokens[start].stem))
-    acts = acts or (following in _PARTICLES and library.knows(whole))
     return following != ":" and ((low not in SMALL and acts) or (low == "have" and following in _OBJECTS))
