@@ -143,7 +143,7 @@ def judged(shelf: planning.Shelf, requests: Sequence[Request]) -> tuple[list[tup
         work = _work(shelf, request)
         if not work.stop or not (drafts := work.drafts()):
             continue
-        plan, told = work.concluded(*drafts), work.measured(drafts[0], drafts[1:])
+        plan, told = work.concluded(drafts[0]), work.measured(drafts[0])
         right.append((told, planning.judge(request, plan, shelf.catalogue)))
         possible.append((told, request["kind"] in ("possible", "incomplete")))
     return right, possible

@@ -21,16 +21,18 @@ _COUNTS: Final = {**words.NUMBERS, "a": 1, "an": 1, "a couple of": 2, "couple of
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SHIFTS: Final = {"this": 0, "current": 0, "next": 1, "coming": 1, "last": -1, "past": -1, "previous": -1}
-_MENTIONED: Final = {
+_LISTED: Final = {
     "MONTH": r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
     r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?",
     "DAY": r"(?:mon(?:day)?|tue(?:s(?:day)?)?|wed(?:nesday)?|thu(?:rs?(?:day)?)?|fri(?:day)?|sat(?:urday)?|sun(?:day)?)\b",
     "UNIT": r"(?:second|minute|min|hour|hr|day|week|month|year)s?\b",
-    "COUNT": rf"(?:\d{{1,4}}|{'|'.join(sorted(_COUNTS, key=len, reverse=True))})\b",
-    "YEAR": r"(?:(?:19|20)\d\d(?![\d:/-]|\.\d)|(?:this|next|last)\s+year\b)",
+    "COUNT": rf"(?:\d{{1,4}}|{'|'.join(sorted(_COUNTS, key=len, reverse=True))})\b".replace(" ", r"\s"),
+    "HOUR": r"(?:1[0-2]|0?[1-9])",
     "WHICH": "(?P<which>this|next|last|previous|past|coming|current)",
     "TO": r"\s?(?:-|–|to|and|until|through)\s?",
     "PM": r"\s?[ap](?:m\b|\.m\.)",
+    "THE": r"(?:DAY,?\s+)?(?:the\s+)?",
+    "OF": r"(?:,?\s+(?:of\s+)?(?P<year>(?:(?:19|20)\d\d(?![\d:/-]|\.\d)|(?:this|next|last)\s+year\b)))?",
     "TH": r"(?:st|nd|rd|th)?(?![\d:.])",
 }
 _LATE: Final = frozenset(("tonight", "evening", "afternoon", "night", "pm"))
@@ -43,6 +45,8 @@ _TIED: Final = _AFTER | _BEFORE | {"in", "during", "for", "of", "on", "to", "or"
 _JOINERS: Final = frozenset(("at", "on", "by", "the", "from", "for", ","))
 _FOLLOWING: Final = _JOINERS | {"", ".", "!", "?", "with", "to", "until", "and", "in", "today", "tomorrow", "this"}
 """What may stand behind an hour or a day that is but a number."""
+_COMPOUND: Final = re.compile(r"/|-[A-Za-z]")
+"""What may not follow: 3-day, 5/x."""
 _OF_LATE: Final = 45
 """Up to so many days ago, a day without a year is the last such day."""
 _MANY, _A_YEAR, _SHORT = 20, 12, 4
@@ -139,7 +143,7 @@ def _span(around: _Around, span: str, which: str = "this") -> tuple[date, date]:
 
 
 def _quarter(around: _Around, number: str, year: str | None) -> When:
-    nth = "123".find(number[0]) + 1 or {"f": 1, "s": 2, "t": 3}.get(number[0], 4)
+    nth = ("q1", "q2", "q3", "q4", "fi", "se", "th", "fo").index(number[:2]) % 4 + 1
     return _whole(around.year(year) or around.today.year, 3 * nth - 2, 3)
 
 
@@ -178,13 +182,8 @@ def _clock(around: _Around, since: str | None, hour: str, minute: str | None, pm
     return (start, end) if start < end else None
 
 
-def _past(around: _Around, part: str, way: str, hour: str) -> When:
-    minutes = (30 if part == "half" else 15) * (-1 if way == "to" else 1)
-    count, minute = divmod(_count(hour) % _A_YEAR * 60 + minutes + 60 * _A_YEAR * around.late, 60)
-    return time(count % (2 * _A_YEAR), minute)
-
-
 def _hours(around: _Around, since: str, hour: str) -> When:
+    """ "from 9 to 11" are hours where the request names a day."""
     is_told = around.after in _FOLLOWING and int(since) < int(hour)
     return (_hour(around, since), _hour(around, hour)) if is_told else None
 
@@ -194,23 +193,13 @@ def _at(around: _Around, hour: str, minute: str | None) -> When:
     return None if around.after in amounts or around.after.endswith("s") else _hour(around, hour, minute)
 
 
-_LATER: Final = r"(?=\s+(?:(?:in\s+the|this|tomorrow)\s+(?:morning|afternoon|evening)|tonight)\b)"
 _READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (
     (_iso, r"(?P<day>\d{4}-\d\d-\d\d)(?P<clock>[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?)?"),
-    (
-        _day_month,
-        r"(?:DAY,?\s+)?(?:the\s+)?(?:(?P<first>\d\d?)TH TO(?:DAY,?\s+)?(?:the\s+)?)?(?P<day>\d\d?)TH\s+(?:of\s+)?"
-        r"(?P<month>MONTH)(?:,?\s+(?P<year>YEAR))?",
-    ),
-    (
-        _day_month,
-        r"(?:DAY,?\s+)?(?P<month>MONTH)\s+(?:the\s+)?(?P<first>\d\d?)TH(?:TO(?:the\s+)?(?P<day>\d\d?)TH)?"
-        r"(?:,?\s+(?P<year>YEAR))?",
-    ),
+    (_day_month, r"THE (?:(?P<first>\d\d?)TH TO THE)? (?P<day>\d\d?)TH \s+(?:of\s+)?(?P<month>MONTH) OF"),
+    (_day_month, r"THE (?P<month>MONTH)\s+(?:the\s+)?(?P<first>\d\d?)TH (?:TO (?:the\s+)?(?P<day>\d\d?)TH)? OF"),
     (_numeric, r"(?P<one>\d\d?)(?P<mark>[./])(?P<other>\d\d?)(?:(?P=mark)(?P<year>(?:19|20)\d\d))?"),
-    (_month, r"(?:(?P<which>this|next|last)\s+)?(?P<month>MONTH)(?:\s+(?:of\s+)?(?P<year>YEAR))?"),
-    (_quarter, r"(?:q(?P<number>[1-4])(?:\s+(?:of\s+)?(?P<year>YEAR))?)"),
-    (_quarter, r"(?:the\s+)?(?P<number>first|second|third|fourth)\s+quarter\b(?:\s+(?:of\s+)?(?P<year>YEAR))?"),
+    (_month, r"(?:(?P<which>this|next|last)\s+)?(?P<month>MONTH) OF"),
+    (_quarter, r"(?:the\s+)?(?P<number>q[1-4]|(?:first|second|third|fourth)\s+quarter\b) OF"),
     (_nth, r"(?:(?P<dow>DAY),?\s+(?:the\s+)?|the\s+)(?P<nth>\d\d?)(?:st|nd|rd|th)\b"),
     (
         _near,
@@ -218,30 +207,30 @@ _READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (
         r"|this\s+(?:morning|afternoon|evening))\b",
     ),
     (lambda around, span: _span(around, span)[1], r"end\s+of\s+(?:the|this)\s+(?P<span>week|month|quarter|year)\b"),
-    (_span, r"WHICH\s+(?P<span>week(?:end)?|month|year|quarter)\b"),
-    (_back, r"WHICH\s+(?:(?P<count>COUNT)\s+)?(?P<unit>UNIT)"),
+    (_span, r"WHICH \s+(?P<span>week(?:end)?|month|year|quarter)\b"),
+    (_back, r"WHICH \s+(?:(?P<count>COUNT)\s+)?(?P<unit>UNIT)"),
     (_ago, r"in\s+(?P<count>COUNT)\s+(?P<unit>UNIT)(?!\s+or\b)"),
     (_ago, r"(?P<count>COUNT)\s+(?P<unit>UNIT)\s+(?P<way>ago|from\s+now|from\s+today)\b"),
-    (_weekday, r"(?:WHICH\s+)?(?P<day>DAY)"),
+    (_weekday, r"(?:WHICH \s+)?(?P<day>DAY)"),
     (lambda _, noon: time(0 if noon == "midnight" else 12), r"(?P<noon>noon|midday|midnight)\b"),
+    (_clock, r"(?:(?P<since>HOUR)TO)?(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::[0-5]\d)?(?P<pm>PM)?"),
+    (_clock, r"(?:(?P<since>HOUR)TO)?(?P<hour>HOUR)(?:\.(?P<minute>[0-5]\d))?(?P<pm>PM)"),
     (
-        _past,
-        r"(?P<part>half|(?:a\s+)?quarter)\s+(?P<way>past|to)\s+"
-        rf"(?P<hour>1[0-2]|[1-9]|{'|'.join(words.ONES.split()[1:13])})\b",
+        _clock,
+        r"(?:(?P<since>HOUR)TO)?(?P<hour>HOUR)(?P<minute>)(?P<pm>)"
+        r"(?=\s+(?:(?:in\s+the|this|tomorrow)\s+(?:morning|afternoon|evening)|tonight)\b)",
     ),
-    (_clock, r"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::[0-5]\d)?(?P<pm>PM)?"),
-    (_clock, r"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>1[0-2]|0?[1-9])(?:\.(?P<minute>[0-5]\d))?(?P<pm>PM)"),
-    (_clock, rf"(?:(?P<since>1[0-2]|0?[1-9])TO)?(?P<hour>1[0-2]|[1-9])(?P<minute>)(?P<pm>){_LATER}"),
-    (_hours, r"(?:from|between)\s+(?P<since>[01]?\d|2[0-3])TO(?P<hour>[01]?\d|2[0-3])(?![\d:.])"),
+    (_hours, r"(?:from|between)\s+(?P<since>HOUR)TO(?P<hour>HOUR)(?![\d:.])"),
     (_at, r"(?<=day\s)(?P<hour>[01]?\d|2[0-3])\.(?P<minute>[0-5]\d)(?![\d:])"),
     (_at, r"(?:at|@)\s+(?P<hour>[01]?\d|2[0-3])(?:\.(?P<minute>[0-5]\d))?(?![\d:])"),
 )
-"""The forms of dates and times, first come first served, and what reads each."""
+"""The forms of dates and times, first come first served, and what reads each. Capitals stand for what is listed above."""
 
 
 def _compiled(form: str) -> re.Pattern[str]:
-    whole = re.sub(rf"(?<![A-Za-z])({'|'.join(_MENTIONED)})(?![A-Z])", lambda name: _MENTIONED[name[1]], form)
-    return re.compile(whole.replace(r"TH TO", "THTO"), re.IGNORECASE)
+    for _ in range(2):
+        form = re.sub(rf"(?<![A-Za-z])({'|'.join(_LISTED)})(?![A-Z])", lambda name: _LISTED[name[1]], form)
+    return re.compile(form.replace(" ", ""), re.IGNORECASE)
 
 
 _FORMS: Final = [(_compiled(form), reader) for reader, form in _READERS]
@@ -256,7 +245,7 @@ def dates_in(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token
     """
     found = list(_matches(text, spans, tokens, now))
     has_day = any(type(when) is date for _, _, when, _, _ in found)
-    found = [one for one in found if has_day or tokens[one[0]].low not in ("from", "between")]  # "from 9 to 11" are hours
+    found = [one for one in found if has_day or tokens[one[0]].low not in ("from", "between")]
     skipped = -1
     for number, (first, last, when, whole, past) in enumerate(found):
         if number == skipped:
@@ -288,7 +277,7 @@ def _matches(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token
     late = not _LATE.isdisjoint(token.low for token in tokens)
     day, following = now.date(), 0
     for first, (start, _) in enumerate(spans):
-        if first < following or (start and text[start - 1] in "-/.#"):
+        if first < following or (start and text[start - 1] in "-/.#" and first != following + 1):
             continue
         before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
         is_over = not _DONE.isdisjoint((tokens[0].low, *before)) and _BEFORE.isdisjoint(before[-1:])
@@ -296,7 +285,7 @@ def _matches(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token
         for form, reader in _FORMS:
             match = form.match(text, start)
             last = ends.get(match.end()) if match else None
-            if match is None or last is None or text[match.end() : match.end() + 1] in ("-", "/"):
+            if match is None or last is None or _COMPOUND.match(text, match.end()):
                 continue
             after = tokens[last + 1].low if last + 1 < len(tokens) else ""
             around = _Around(now, now.date(), before[-1] if before else "", after, late, past)

@@ -11,7 +11,7 @@ import jsonschema_rs
 
 from apps.plans.catalogue import Tool, allowed, listed, resolved
 from apps.plans.local import words
-from apps.plans.local.tokens import NUMERIC, Found, Kind, scan
+from apps.plans.local.tokens import NUMERIC, WHENS, Found, Kind, scan
 
 _ARGUMENT: Final = re.compile(r"(?m)^[ \t]*(?:[-*][ \t]*)?`?(\w+)`?(?:[ \t]*\([^)\n]*\))?:[ \t]+(\S.*)$")
 _EXAMPLE: Final = re.compile(r"(?i)(?:\be\.g\.,?|\bfor example,?|\bexample:|\bsuch as|\blike)\s+[\"'`]?([^\s\"'`,;)]+)")
@@ -48,7 +48,7 @@ _CURRENCIES: Final = frozenset(words.CURRENCIES.values())
 _LETTERS: Final = frozenset("cfghlms")
 """Units at the end of a name: `distance_m`, but not `top_k`."""
 _AHEAD: Final = frozenset(("scheduled", "planned", "expected", "needed", "due", "deadline", "next", "until"))
-_A_MONTH, _A_DAY, _ABBREVIATED = len("2026-01"), len("2026-01-01"), 3
+_ABBREVIATED: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,15 +303,11 @@ def _converted(param: Param, found: Found) -> Any:
     value, kind = found.past if param.past and found.past else found.value, found.kind
     if kind in NUMERIC and found.unit in words.RATIOS:
         (base, own), (other, ratio) = words.RATIOS[found.unit], words.RATIOS.get(param.unit, ("", 1.0))
-        own = 1.0 if kind is Kind.DURATION else own
-        if base == "time" and kind is Kind.DURATION and param.type == "string" and param.format == "duration":
+        if kind is Kind.DURATION and param.format == "duration":
             return f"PT{value:g}S"
         if base == other or kind is Kind.DURATION:
-            ratio = ratio if base == other else words.RATIOS[found.unit][1]
-            value = round(float(value) * own / ratio, 6)
+            value = round(value * (1.0 if kind is Kind.DURATION else own) / (ratio if base == other else own), 6)
             value = int(value) if value == int(value) else value
-            if kind is Kind.DURATION and param.type == "string":
-                return f"{value:g}{(param.unit or found.unit)[0]}"
     elif kind in (Kind.LANGUAGE, Kind.COUNTRY, Kind.UNIT):
         is_code = {"code", "iso", "symbol", "abbrevi"} & param.cues or param.schema.get("maxLength") in (2, 3)
         value = found.unit if is_code else value
@@ -319,15 +315,12 @@ def _converted(param: Param, found: Found) -> Any:
         value = f"{value}:00Z"
     elif kind is Kind.DATE and Kind.DATETIME in param.kinds and Kind.DATE not in param.kinds:
         value = f"{value}T{'23:59:59' if found.role == 'end' else '00:00:00'}Z"
-    elif kind is Kind.DATETIME and Kind.DATE in param.kinds and Kind.DATETIME not in param.kinds:
-        value = str(value)[:_A_DAY]
-    elif kind is Kind.PERIOD and "month" in param.words:
-        value = str(value)[:_A_MONTH]
+    elif kind in WHENS and param.role != "period" and not ({Kind.DATETIME, Kind.TIME} & param.kinds):
+        value = str(value)[: len("2026-01" if "month" in param.words else "2026-01-01")]
     elif kind is Kind.DOMAIN and Kind.URL in param.kinds and param.role != "domain":
         value = f"https://{value}"
-    elif kind in (Kind.USER, Kind.CHANNEL):
-        is_marked = "#" in str(param.schema.get("description", "")).partition("without")[0] and kind is Kind.CHANNEL
-        value = value if is_marked else str(value).lstrip("@#")
+    elif kind in (Kind.USER, Kind.CHANNEL) and "#" not in str(param.schema.get("description", "")).partition("without")[0]:
+        value = str(value).lstrip("@#")
     elif kind is Kind.JSON and param.type in ("object", ""):
         try:
             value = json.loads(value)

@@ -32,8 +32,8 @@ _MOST_TOKENS, _MOST_CHARACTERS = 300, 6_000
 _RIVALS, _PROMISING, _SHORT, _MOST_IN_WISH = 4, 3, 2, 4
 _AGREES: Final = 0.75
 """How well a verb is the tool's, for tools that are not among the most promising to be looked at still."""
-_MOST_MARGIN, _NEAR, _CLOSE = 6.0, 0.3, 2.0
-"""The largest margin that counts, the margin of twins, and how much worse a rival is at most, to be looked at."""
+_MOST_MARGIN, _NEAR = 6.0, 0.3
+"""The largest margin that counts, and the margin of twins."""
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _READY: Final = 0.8
@@ -47,7 +47,6 @@ _ASKED: Final = 0.02
 """What a param lacks is asked for, if the answer makes the plan right so surely."""
 _HABITUAL, _LINKED = 0.7, 0.5
 _BY_HABIT: Final = "Past plans for such requests used these tools; the words alone don't say so."
-_EITHER: Final = frozenset({"or", "if", "but", "not"})
 _CLOSING: Final = frozenset(".!?,") | GROUPS["polite"]
 
 
@@ -141,7 +140,7 @@ class Proposing:
             limit = f"{_MOST_TOKENS} words or {_MOST_CHARACTERS} characters"
             long = f"The request has more than {limit}. Hand long values over in context."
             return Proposal(proposer=PROPOSER, missing=(Missing(kind=Lack.LIMIT, detail=long),))
-        found = self.concluded(*self.drafts())
+        found = self.concluded(self.drafts()[0])
         return found if self.history is None or found.is_ready else self._recalled(found, self.history)
 
     def drafts(self) -> list[Draft]:
@@ -251,12 +250,9 @@ class Proposing:
 
     # The answer
 
-    def concluded(self, draft: Draft, *others: Draft) -> Proposal:
-        """What the caller gets of the best plan: the plan, questions, or what is missing.
-
-        :param others: the best plans of other cuts.
-        """
-        measured = self.measured(draft, others)
+    def concluded(self, draft: Draft) -> Proposal:
+        """What the caller gets of the best plan: the plan, questions, or what is missing."""
+        measured = self.measured(draft)
         right, possible = (
             sum(weight * measured.get(name, 0.0) for name, weight in WEIGHTS[judge].items())
             for judge in ("right", "possible")
@@ -314,12 +310,22 @@ class Proposing:
         )
         return not draft.unknown and draft.told["fed"] <= draft.told["fed.named"] and not is_vague
 
-    def measured(self, draft: Draft, others: Sequence[Draft]) -> dict[str, float]:
+    def measured(self, draft: Draft) -> dict[str, float]:
         """What tells of a plan whether it is right, and whether it is possible."""
-        steps, told = draft.steps, draft.told
-        profiles = draft.profiles
-        found = together(*(self._step(chosen, match, profiles) for chosen, match in steps))
-        options = [option for _, match in steps for option in match.options.values()]
+        steps, told, profiles = draft.steps, draft.told, draft.profiles
+        shares, content, valued, known = list[float](), 0, 0, 0
+        for _, match in steps:
+            part, masks = match.part, match.part.masks
+            cut = mask_of(at for one in match.options.values() if one.evidence == Evidence.CUT for at in bits(one.mask))
+            plain = {at: part.stems[at] for at in bits(masks["content"] & ~masks["typed"])}
+            explained = {at: max(one.explains(stemmed) for one in profiles) for at, stemmed in plain.items()}
+            said = {plain[at]: sure for at, sure in explained.items() if not (match.used | masks["held"]) >> at & 1}
+            weights = {stemmed: self.library.idf(stemmed) for stemmed in sorted(said)}
+            if weights:
+                shares.append(sum(weight * said[one] for one, weight in weights.items()) / sum(weights.values()))
+            content += masks["content"].bit_count()
+            valued += (match.used & ~cut & masks["content"]).bit_count()
+            known += sum(explained.get(at, 0.0) >= FIRM for at in bits(cut))
         near = [match.score - other.score for chosen, match in steps for other in chosen.rivals]
         alike = [
             match.score - one.score
@@ -327,52 +333,24 @@ class Proposing:
             for one in chosen.others
             if not one.values.items() <= match.values.items()
         ]
-        apart = [draft.score - one.score for one in others if one.tools != draft.tools]
-        content = sum(match.part.masks["content"].bit_count() for _, match in steps)
+        options = (option for _, match in steps for option in match.options.values())
         return {
-            **{name: told[name] for name in ("fed.empty", "lost", "optional", "ref", "unexplained.proper")},
-            **found,
             "bias": 1.0,
-            "clean": not draft.unknown + told["weak"],
-            "covered": min((self._covered(match, profiles) for _, match in steps), default=0.5),
+            "covered": min(shares, default=0.5),
+            "cut.known": known,
             "gain.cut": min((one.gain for one in options if one.evidence == Evidence.CUT), default=0.0),
             "held": told["unexplained.held"],
+            "lost": told["lost"],
             "margin": max(0.0, min([_MOST_MARGIN, *near])),
-            "margin.cut": max(-_MOST_MARGIN / 2, min([_MOST_MARGIN, *apart])),
             "margin.values": max(0.0, min([_MOST_MARGIN / 2, *alike])),
-            "misfit": sum(1 - one.fit for one in options),
-            "missing.unnamed": told["missing"] * told["unnamed"],
+            "question": any(match.part.question for _, match in steps),
             "score": max(-1.0, min(1.0, draft.score / 10)),
             "short": content <= _SHORT,
-            "steps": len(draft.chosen) - 1,
+            "unexplained.proper": told["unexplained.proper"],
             "unknown.share": draft.unknown / max(1, content),
+            "valued": valued,
+            "verb.less": any(not match.part.verb and not match.part.question for _, match in steps),
         }
-
-    def _step(self, chosen: Chosen, match: Match, profiles: Sequence[Profile]) -> dict[str, float]:
-        """What tells of one step."""
-        part, profile = match.part, match.profile
-        masks = part.masks
-        cut = mask_of(at for one in match.options.values() if one.evidence == Evidence.CUT for at in bits(one.mask))
-        explained = (max(one.explains(part.stems[at]) for one in profiles) for at in bits(cut & masks["content"] & ~masks["typed"]))
-        rival = chosen.rivals[0] if chosen.rivals and match.score - chosen.rivals[0].score < _CLOSE else None
-        return {
-            "alternative": sum(one.low in _EITHER for one in part.tokens),
-            "cut.known": sum(one >= FIRM for one in explained),
-            "question": part.question,
-            "question.acts": part.question and not self.is_gentle(profile.tool.uid),
-            "quoted": sum(one.evidence == Evidence.QUOTED for one in match.options.values()),
-            "rival.verb": rival is not None and rival.profile.verb == profile.verb,
-            "valued": (match.used & ~cut & masks["content"]).bit_count(),
-            "verb.less": not part.verb and not part.question,
-            "verb.none": bool(part.verb) and not match.told["verb"],
-        }
-
-    def _covered(self, match: Match, profiles: Sequence[Profile]) -> float:
-        """How much of what the plain words of a part tell is the plan's tools', by weight."""
-        part, masks = match.part, match.part.masks
-        said = sorted({part.stems[at] for at in bits(masks["content"] & ~(masks["typed"] | match.used | masks["held"]))})
-        explained = sum(self.library.idf(one) * max(profile.explains(one) for profile in profiles) for one in said)
-        return explained / sum(map(self.library.idf, said)) if said else 0.5
 
     def _twin(self, chosen: Chosen) -> Match | None:
         """Another tool that fits as well."""
