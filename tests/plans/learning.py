@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 django.setup()
 
-from apps.plans.local import proposing, words  # noqa: E402
+from apps.plans.local import words  # noqa: E402
 from apps.plans.local.proposing import Chosen, Draft, Proposing  # noqa: E402
 from apps.plans.proposals import Asked  # noqa: E402
 from benchmarks.suites import planning  # noqa: E402
@@ -39,8 +39,10 @@ Plans = list[tuple[Told, bool]]
 
 def read_sets(folders: Sequence[str]) -> dict[str, tuple[planning.Shelf, list[Request]]]:
     """The tools and requests of each set by name."""
-    paths = [(one.stem.partition("-")[2], one.with_name(one.name.replace("requests", "tools")), one)
-             for one in sorted(_SETS.glob("requests-*.jsonl"))]
+    paths = [
+        (one.stem.partition("-")[2], one.with_name(one.name.replace("requests", "tools")), one)
+        for one in sorted(_SETS.glob("requests-*.jsonl"))
+    ]
     paths += [(Path(one).name, Path(one) / "tools.jsonl", Path(one) / "requests.jsonl") for one in folders]
     read = {name: [_lines(tools), _lines(requests)] for name, tools, requests in paths}
     return {name: (planning.Shelf(tools), requests) for name, (tools, requests) in read.items()}
@@ -136,7 +138,9 @@ def _use(name: str, weights: Told) -> None:
     words.WEIGHTS[name].update(weights)
 
 
-def judged(shelf: planning.Shelf, requests: Sequence[Request]) -> tuple[list[tuple[Told, bool]], list[tuple[Told, bool]]]:
+def judged(
+    shelf: planning.Shelf, requests: Sequence[Request]
+) -> tuple[list[tuple[Told, bool]], list[tuple[Told, bool]]]:
     """What tells of the best plan of each request, with whether it is right, and whether it is possible."""
     right, possible = [], []
     for request in requests:
@@ -153,11 +157,14 @@ def main(folders: Sequence[str]) -> None:
     sets = read_sets(folders)
     before = {name: dict(weights) for name, weights in words.WEIGHTS.items()}
     plans = {
-        name: [found for one in requests if (found := candidates(shelf, one))] for name, (shelf, requests) in sets.items()
+        name: [found for one in requests if (found := candidates(shelf, one))]
+        for name, (shelf, requests) in sets.items()
     }
     folds, rows = {}, {}
     for name, (shelf, requests) in sets.items():
-        folds[name] = fit_ranker([one for other, found in plans.items() if other != name for one in found], before["score"])
+        folds[name] = fit_ranker(
+            [one for other, found in plans.items() if other != name for one in found], before["score"]
+        )
         _use("score", folds[name])
         rows[name] = judged(shelf, requests)
     totals: dict[str, list[float]] = {}

@@ -21,10 +21,13 @@ _FAIR: Final = 0.7
 """From here on a result serves a param though no word of the request says so."""
 _BACK: Final = (GROUPS["back"] - {"these", "those"}) | {"there", "him", "her"}
 _POINTER: Final = stem("pointer")
-_GIVEN: Final = frozenset("date datetime time period duration number money knob flag".split())
+_GIVEN: Final = frozenset(["date", "datetime", "time", "period", "duration", "number", "money", "knob", "flag"])
 """Roles whose values only the asker knows."""
 _TEXTS: Final = frozenset(
-    map(stem, "text content body transcript markdown summary translation result output message".split())
+    map(
+        stem,
+        ["text", "content", "body", "transcript", "markdown", "summary", "translation", "result", "output", "message"],
+    )
 )
 
 
@@ -150,6 +153,7 @@ def _fed(
     part, uid = match.part, profile.tool.uid
     own = {at: one for at, one in part.stems.items() if at != part.verb_at and match.profile.explains(one) < FIRM}
     mask = mask_of(at for at, one in own.items() if _speaks(one, profile.nouns))
+    is_kin = any(near(noun, one) for noun in profile.nouns for one in (*param.own, *match.profile.nouns))
     is_sure = not path[:-1] or matcher.is_gentle(match.profile.tool.uid)
     evidence = Evidence.STEP if is_sure else Evidence.ASSUMED
     for feeding in feedings.get(uid, ()):
@@ -170,6 +174,9 @@ def _fed(
             "fed.foreign": float(bool(path[:-1]) and param.role != "id"),
             "fed.named": float(mask > 0),
             "fed.empty": float(not values),
+            "fed.required": float(any(one.required and one.name in feeding.options for one in profile.params)),
+            "fed.optional": float(sum(not one.required and one.name in feeding.options for one in profile.params)),
+            "fed.kin": float(is_kin),
             "fed.loose": sum(1 - one.fit for one in values),
         }
         told = together(*(one.told for one in values), facts)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
 from typing import Final
 
-from dateutil.relativedelta import relativedelta
-
 from apps.plans.local import words
 from apps.plans.local.tokens import Found, Kind, Token, is_range
 
@@ -27,6 +25,8 @@ _LISTED: Final = {
     "DAY": r"(?:mon(?:day)?|tue(?:s(?:day)?)?|wed(?:nesday)?|thu(?:rs?(?:day)?)?|fri(?:day)?|sat(?:urday)?|sun(?:day)?)\b",
     "UNIT": r"(?:second|minute|min|hour|hr|day|week|month|year)s?\b",
     "COUNT": rf"(?:\d{{1,4}}|{'|'.join(sorted(_COUNTS, key=len, reverse=True))})\b".replace(" ", r"\s"),
+    "LATER": r"this\s+(?:morning|afternoon|evening)",
+    "LATE": r"(?:morning|afternoon|evening)",
     "HOUR": r"(?:1[0-2]|0?[1-9])",
     "WHICH": "(?P<which>this|next|last|previous|past|coming|current)",
     "TO": r"\s?(?:-|–|to|and|until|through)\s?",
@@ -36,7 +36,9 @@ _LISTED: Final = {
     "TH": r"(?:st|nd|rd|th)?(?![\d:.])",
 }
 _LATE: Final = frozenset(("tonight", "evening", "afternoon", "night", "pm"))
-_DONE: Final = frozenset("log logged track tracked recorded spent paid bought made taken done happened".split())
+_DONE: Final = frozenset(
+    ["log", "logged", "track", "tracked", "recorded", "spent", "paid", "bought", "made", "taken", "done", "happened"]
+)
 """Words that tell that a day is over."""
 _AFTER: Final = frozenset(("since", "after", "from", "starting", "beginning"))
 _BEFORE: Final = frozenset(("until", "till", "before", "by", "through"))
@@ -76,14 +78,17 @@ class _Around:
 
     def shifted(self, count: int, unit: str) -> date | datetime:
         name = words.UNITS[unit]
-        other = self.now + relativedelta(**{f"{name}s": count})  # type: ignore[arg-type]  # its names are its fields
+        if name in ("month", "year"):
+            first, last = _whole(self.now.year, self.now.month + count * (_A_YEAR if name == "year" else 1))
+            return first.replace(day=min(self.now.day, last.day))
+        other = self.now + timedelta(seconds=count * words.RATIOS[name][1])
         return other if name in ("second", "minute", "hour") else other.date()
 
 
 def _whole(year: int, month: int, months: int = 1) -> tuple[date, date]:
     """The first and last day of some months; a month below 1 or above 12 is one of another year."""
-    first = date(year, 1, 1) + relativedelta(months=month - 1)
-    return first, first + relativedelta(months=months, days=-1)
+    (first, number), (other, after) = divmod(year * 12 + month - 1, 12), divmod(year * 12 + month - 1 + months, 12)
+    return date(first, number + 1, 1), date(other, after + 1, 1) - timedelta(days=1)
 
 
 def _count(text: str | None) -> int:
@@ -91,7 +96,9 @@ def _count(text: str | None) -> int:
 
 
 def _iso(around: _Around, day: str, clock: str | None) -> When:
-    moment = datetime.fromisoformat(day + (clock or "").upper().replace("UTC", "Z").replace(" Z", "Z").replace(" +", "+"))
+    moment = datetime.fromisoformat(
+        day + (clock or "").upper().replace("UTC", "Z").replace(" Z", "Z").replace(" +", "+")
+    )
     return moment.date() if clock is None else moment if moment.tzinfo else moment.replace(tzinfo=around.now.tzinfo)
 
 
@@ -194,7 +201,10 @@ def _at(around: _Around, hour: str, minute: str | None) -> When:
 
 
 _READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (
-    (_iso, r"(?P<day>\d{4}-\d\d-\d\d)(?P<clock>[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?)?"),
+    (
+        _iso,
+        r"(?P<day>\d{4}-\d\d-\d\d)(?P<clock>[T\s]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?(?:Z\b|UTC\b|[+-]\d\d:?\d\d))?)?",
+    ),
     (_day_month, r"THE (?:(?P<first>\d\d?)TH TO THE)? (?P<day>\d\d?)TH \s+(?:of\s+)?(?P<month>MONTH) OF"),
     (_day_month, r"THE (?P<month>MONTH)\s+(?:the\s+)?(?P<first>\d\d?)TH (?:TO (?:the\s+)?(?P<day>\d\d?)TH)? OF"),
     (_numeric, r"(?P<one>\d\d?)(?P<mark>[./])(?P<other>\d\d?)(?:(?P=mark)(?P<year>(?:19|20)\d\d))?"),
@@ -203,8 +213,7 @@ _READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (
     (_nth, r"(?:(?P<dow>DAY),?\s+(?:the\s+)?|the\s+)(?P<nth>\d\d?)(?:st|nd|rd|th)\b"),
     (
         _near,
-        r"(?P<near>(?:the\s+)?day\s+(?:after\s+tomorrow|before\s+yesterday)|today|tonight|tomorrow|tmrw|yesterday"
-        r"|this\s+(?:morning|afternoon|evening))\b",
+        r"(?P<near>(?:the\s+)?day\s+(?:after\s+tomorrow|before\s+yesterday)|today|tonight|tomorrow|tmrw|yesterday|LATER)\b",
     ),
     (lambda around, span: _span(around, span)[1], r"end\s+of\s+(?:the|this)\s+(?P<span>week|month|quarter|year)\b"),
     (_span, r"WHICH \s+(?P<span>week(?:end)?|month|year|quarter)\b"),
@@ -217,8 +226,7 @@ _READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (
     (_clock, r"(?:(?P<since>HOUR)TO)?(?P<hour>HOUR)(?:\.(?P<minute>[0-5]\d))?(?P<pm>PM)"),
     (
         _clock,
-        r"(?:(?P<since>HOUR)TO)?(?P<hour>HOUR)(?P<minute>)(?P<pm>)"
-        r"(?=\s+(?:(?:in\s+the|this|tomorrow)\s+(?:morning|afternoon|evening)|tonight)\b)",
+        r"(?:(?P<since>HOUR)TO)?(?P<hour>HOUR)(?P<minute>)(?P<pm>)(?=\s+(?:(?:in\s+the|tomorrow)\s+LATE|this\s+LATE|tonight)\b)",
     ),
     (_hours, r"(?:from|between)\s+(?P<since>HOUR)TO(?P<hour>HOUR)(?![\d:.])"),
     (_at, r"(?<=day\s)(?P<hour>[01]?\d|2[0-3])\.(?P<minute>[0-5]\d)(?![\d:])"),
@@ -303,7 +311,13 @@ def _matches(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token
                 with suppress(ValueError, OverflowError):
                     over = reader(around, **said)
                 day, following = when if type(when) is date else day, last + 1
-                yield first, last, when, isinstance(when, tuple) and not said.keys().isdisjoint(("first", "since")), over
+                yield (
+                    first,
+                    last,
+                    when,
+                    isinstance(when, tuple) and not said.keys().isdisjoint(("first", "since")),
+                    over,
+                )
                 break
 
 
@@ -317,7 +331,7 @@ def _ends(one: When, other: When, last: Token) -> tuple[Moment, Moment] | None:
     if start > end and last.low[:3] in _DAYS:
         end += timedelta(days=7)
     elif start > end:
-        start += relativedelta(year=end.year)
+        start = start.replace(year=end.year, day=min(start.day, _whole(end.year, start.month)[1].day))
     return (start, end) if start <= end else None
 
 

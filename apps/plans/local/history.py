@@ -256,7 +256,9 @@ def _fitted(found: History, plans: Sequence[Past], counted: Sequence[Counter[str
     learned = _logistic(np.concatenate(rows), np.concatenate(right), held, np.array(_PRIOR), trust=1.0)
     chances = [_chances(told, learned) for told in rows]
     odds = np.array([[1.0, log_odds(one)] for one in chances])
-    came = np.array([((one >= KEPT) == (hit > 0)).all() for one, hit in zip(chances, right, strict=True)], dtype=np.float64)
+    came = np.array(
+        [((one >= KEPT) == (hit > 0)).all() for one, hit in zip(chances, right, strict=True)], dtype=np.float64
+    )
     sureness = _logistic(odds, came, np.ones(len(odds)), np.array(_SHIPPED_SURENESS), trust=10.0)
     return {"weights": learned.round(6).tolist(), "sureness": sureness.round(6).tolist()}
 

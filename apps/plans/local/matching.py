@@ -77,7 +77,9 @@ class Matcher:
         :param beside: another call that the part asks for, whose words and sure values are none of this one.
         """
         others = beside.options.values() if beside else ()
-        taken = mask_of(at for one in others if one.evidence != Evidence.CUT and one.fit > FIRM for at in bits(one.mask))
+        taken = mask_of(
+            at for one in others if one.evidence != Evidence.CUT and one.fit > FIRM for at in bits(one.mask)
+        )
         options = Options(part, (profile, beside.profile) if beside else (profile,), self.library, taken)
         choices = {}
         for param in profile.params:
@@ -103,10 +105,12 @@ def _extended(states: Iterable[_State], param: Param, found: Sequence[Option], c
     word, is_given = SCORE["unexplained"], any(one.evidence == Evidence.CONTEXT for one in found)
     # What the context gives nobody leaves out.
     later = [] if is_given else [(score + price, used, got) for score, used, got in states]
-    for score, used, got in states:
-        for option in found:
-            if not option.claim & used:
-                later.append((score + gain + option.gain, used | option.claim, (*got, (param.name, option))))
+    later += [
+        (score + gain + option.gain, used | option.claim, (*got, (param.name, option)))
+        for score, used, got in states
+        for option in found
+        if not option.claim & used
+    ]
     later.sort(key=lambda one: word * ((one[1] | one[1] >> SECOND) & content).bit_count() - one[0])
     return later[:_BEAM]
 
@@ -194,7 +198,9 @@ class _Whole:
             return max(near(stemmed, profile.verb) for stemmed in asking)
         same = near(part.verb, profile.verb) if part.verb and profile.verb else 0.0
         low = part.low(part.verb_at)
-        if (self.is_verbal and not same) or (low != part.verb and low in pieces(profile.tool.name)):  # I paid: mark_paid
+        if (self.is_verbal and not same) or (
+            low != part.verb and low in pieces(profile.tool.name)
+        ):  # I paid: mark_paid
             return 1.0
         return same or (_PASSING if profile.vocabulary.get(part.verb, 0.0) >= FIRM else 0.0)
 

@@ -83,7 +83,9 @@ class Option:
     def is_proper(self) -> bool:
         """Is it a name cut from plain words, and do capitals tell where it begins and ends?"""
         is_cut = self.evidence == Evidence.CUT
-        return is_cut and any(f"c.proper.{sort}" in self.told and f"c.short.{sort}" not in self.told for sort in _LONGEST)
+        return is_cut and any(
+            f"c.proper.{sort}" in self.told and f"c.short.{sort}" not in self.told for sort in _LONGEST
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,9 @@ class Options:
             for param in params
         }
         self._owned = mask_of(at for at, stemmed in part.stems.items() if stemmed in self._owners)
-        naming = mask_of(at for at, stemmed in part.stems.items() if at == part.verb_at or stemmed in self.profile.naming)
+        naming = mask_of(
+            at for at, stemmed in part.stems.items() if at == part.verb_at or stemmed in self.profile.naming
+        )
         self._bound = naming | self._known
         for name in ("typed", "timed", "small", "bound", "mark"):
             self._bound |= masks[name]
@@ -154,7 +158,12 @@ class Options:
         yield from self._lists(param, sure) if param.array or param.required else ()
         if param.type == "boolean":
             yield from self._switches(param)
-        if param.role in _PLAIN and stem("pointer") not in param.words and not param.choices and param.type in ("string", ""):
+        if (
+            param.role in _PLAIN
+            and stem("pointer") not in param.words
+            and not param.choices
+            and param.type in ("string", "")
+        ):
             yield from self._cut(param)
 
     def _option(self, value: Any, evidence: Evidence, told: Mapping[str, float], first: int, last: int) -> Option:
@@ -193,7 +202,7 @@ class Options:
                 yield self._option(_SWITCHES[low], Evidence.CHOICE, {"s.on": 1.0}, place, place)
             ahead = [part.stems[at] for at in range(place, min(part.stop, place + len(key) + 2))]
             begins = max((near(ahead[0], word) for word in key), default=0.0)
-            if not begins or (begins < 1 and (low in SMALL or ahead[0] in self.profile.nouns)):
+            if not begins or (begins < 1 and (low in SMALL or place == part.verb_at or ahead[0] in self.profile.nouns)):
                 continue
             hows = [how for word in key if (how := max(near(one, word) for one in ahead))]
             negated = [at for at in range(max(part.first, place - 2), place) if part.low(at) in GROUPS["negation"]]
@@ -298,7 +307,9 @@ class Options:
             told = f"{sort}.preposition" if low in GROUPS["preposition"] else f"{sort}.small" if low in SMALL else ""
         elif low and not (at == part.verb_at and stemmed not in own - {self.profile.verb}):
             is_unknown = self.explained[at] < FIRM and stemmed not in param.cues
-            whose = "named" if stemmed in own else "other" if stemmed in self._owners else "unknown" if is_unknown else ""
+            whose = (
+                "named" if stemmed in own else "other" if stemmed in self._owners else "unknown" if is_unknown else ""
+            )
             told = whose and f"{sort}.{whose}"
         found = [told]
         if sort in "nt" and at == first - 1 > part.first and part.masks["proper"] >> at & 1:
@@ -314,10 +325,12 @@ class Options:
         after = part.stems.get(last + 1, "") if sort != "c" else ""
         if after in own:
             found.append(f"{sort}.named_after")
-        elif after and not part.low(last + 1) in SMALL and any(near(after, word) for word in own):
+        elif after and part.low(last + 1) not in SMALL and any(near(after, word) for word in own):
             found.append(f"{sort}.like_after")
         side = next((side for side, words in _ENDS.items() if not words.isdisjoint(param.words)), param.side)
-        is_pair = kind in (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE) and kind in param.kinds and part.masks["typed"] >> at & 1
+        is_pair = (
+            kind in (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE) and kind in param.kinds and part.masks["typed"] >> at & 1
+        )
         if side in ("start", "end") and low and (low in _FROM or low in _TO or is_pair):
             found.append("side" if (low in _TO) == (side == "end") else "side.other")
         return {name: 1.0 for name in found if name}
@@ -350,7 +363,8 @@ def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
         "preposed": part.low(first) in GROUPS["preposition"],
         "article": part.low(first) in GROUPS["article"],
         "upper": first == last and len(part.low(first)) > 1 and part.reading.tokens[first].text.isupper(),
-        "short": (first - 1 > part.first and head & proper and head >> 1 & proper > 0) + (tail & proper & proper >> 1 > 0),
+        "short": (first - 1 > part.first and head & proper and head >> 1 & proper > 0)
+        + (tail & proper & proper >> 1 > 0),
         "empty": not content,
         "whole": last + 1 == part.stop,
         "acts": first <= part.verb_at <= last,
@@ -360,4 +374,6 @@ def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
 
 def _items(text: str) -> list[str]:
     """The items of a list in words."""
-    return [re.sub(r"^(?:the|an?) ", "", item.strip()) for item in text.replace(" and ", ",").split(",") if item.strip()]
+    return [
+        re.sub(r"^(?:the|an?) ", "", item.strip()) for item in text.replace(" and ", ",").split(",") if item.strip()
+    ]

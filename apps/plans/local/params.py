@@ -30,7 +30,7 @@ _ROLES: Final = {
     for word in listed
 }
 """By whether it is a knob, and the word: "head" of a file is a knob, "head" of a branch is none."""
-_TOLD: Final = frozenset("email url language country currency timezone phone path date sql cursor".split())
+_TOLD: Final = frozenset(("email", "url", "language", "currency", "phone", "path", "date", "sql", "cursor"))
 """Roles that a word of the description gives to a param whose name says nothing."""
 _CUES: Final = [(head.split(), frozenset(listed)) for head, listed in words.entries("cues")]
 _PROSE: Final = frozenset(("query", "text", "request"))
@@ -104,18 +104,22 @@ def normal(text: object) -> str:
     return " ".join(words.stem(piece) for piece in (words.pieces(str(text)) or [str(text)]))
 
 
-def _param(
-    name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: Sequence[str], *, logs: bool
-) -> Param:
+def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: Sequence[str], *, logs: bool) -> Param:
     schema = resolved(raw, tool.input_schema)
     array, items = schema.get("type") == "array", schema.get("items")
     item = (resolved(items, tool.input_schema) if isinstance(items, Mapping) else {}) if array else schema
     description = str(schema.get("description") or item.get("description") or told)
     own = words.pieces(name)
     kind = item["type"] if isinstance(item.get("type"), str) else ""
-    kind = kind or next(({bool: "boolean", int: "integer", str: "string"}.get(type(one), "") for one in allowed(item)), "")
+    kind = kind or next(
+        ({bool: "boolean", int: "integer", str: "string"}.get(type(one), "") for one in allowed(item)), ""
+    )
     number = kind in ("integer", "number")
-    named = (one for one in reversed(own) if (len(one) > 1 or (own[1:] and one in _LETTERS)) and (one != "min" or own == [one]))
+    named = (
+        one
+        for one in reversed(own)
+        if (len(one) > 1 or (own[1:] and one in _LETTERS)) and (one != "min" or own == [one])
+    )
     units = [*named, *(map(str.lower, _IN_UNIT.findall(description)) if number else ())]
     unit = next((words.UNITS[one] for one in units if one in words.UNITS), "")
     dated = item.get("format") in ("date", "date-time") or own[-1:] in (["date"], ["day"])
@@ -161,7 +165,9 @@ def _side(own: Sequence[str], siblings: Sequence[str], *, dated: bool) -> str:
             return one
     if both := next((one for one in own if one in ("arrival", "departure")), ""):
         twin = " ".join(own).replace(both, "departure" if both == "arrival" else "arrival")
-        is_stay = dated and twin in siblings and {"airport", "destination", "origin", "station", "from"}.isdisjoint(siblings)
+        is_stay = (
+            dated and twin in siblings and {"airport", "destination", "origin", "station", "from"}.isdisjoint(siblings)
+        )
         return "start" if (both == "arrival") == is_stay else "end"
     return next((side for side in ("start", "end") if not parts.isdisjoint(words.PAIRS[side])), "")
 
@@ -197,7 +203,9 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
         return (role if role in _PROSE else str(_FORMATS[told][0])), _FORMATS[told]
     if number:
         bounds = own[:1] in (["max"], ["maximum"], ["min"], ["minimum"], ["num"])
-        kept = role in ("money", "duration", "knob", "id", "coordinates") and not (bounds and role in ("id", "coordinates"))
+        kept = role in ("money", "duration", "knob", "id", "coordinates") and not (
+            bounds and role in ("id", "coordinates")
+        )
         priced = {*own, *words.prose(description)} & words.CURRENCIES.keys() - words.UNITS.keys()
         return (role if kept else "money" if priced else "number"), kinds
     if role == "knob":  # digits of a card, not a count
@@ -319,7 +327,10 @@ def _converted(param: Param, found: Found) -> Any:
         value = str(value)[: len("2026-01" if "month" in param.words else "2026-01-01")]
     elif kind is Kind.DOMAIN and Kind.URL in param.kinds and param.role != "domain":
         value = f"https://{value}"
-    elif kind in (Kind.USER, Kind.CHANNEL) and "#" not in str(param.schema.get("description", "")).partition("without")[0]:
+    elif (
+        kind in (Kind.USER, Kind.CHANNEL)
+        and "#" not in str(param.schema.get("description", "")).partition("without")[0]
+    ):
         value = str(value).lstrip("@#")
     elif kind is Kind.JSON and param.type in ("object", ""):
         try:

@@ -113,9 +113,7 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
     plain = [one.place for one in within if not typed >> one.place & 1]
     stems = {one.place: one.low if typed >> one.place & 1 else one.stem for one in within}
     masks["content"] = mask_of(
-        one.place
-        for one in within
-        if any(map(str.isalnum, one.low)) and not (one.low in SMALL or one.low in BOUNDS)
+        one.place for one in within if any(map(str.isalnum, one.low)) and not (one.low in SMALL or one.low in BOUNDS)
     )
     verb_at, question = _verb(tokens, stems, plain, library)
     behind = next((one.text for one in tokens[stop:] if one.low != "," and one.low not in GROUPS["polite"]), "")
@@ -138,7 +136,11 @@ def _verb(
 ) -> tuple[int, bool]:
     """The place of the verb, and whether the part is a question."""
     first = next(iter(stems))
-    if tokens[first].low in GROUPS["modal"] and first + 1 in stems and tokens[first + 1].low in ("i", "we", "it", "they", "the"):
+    if (
+        tokens[first].low in GROUPS["modal"]
+        and first + 1 in stems
+        and tokens[first + 1].low in ("i", "we", "it", "they", "the")
+    ):
         return -1, True
     begun = next((place for place in stems if tokens[place].low not in _LEADING), -1)
     if begun in plain:
@@ -212,7 +214,11 @@ def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
     following = tokens[start + 1].low if start + 1 < len(tokens) else ""
     if low in GROUPS["question"] or (low in GROUPS["be"] and before in ("and", ",")):
         return True
-    if low in ("a", "an", "the", "its", "my", "their") and before in ("and", "plus", "also"):  # the price, and its colour
+    if low in ("a", "an", "the", "its", "my", "their") and before in (
+        "and",
+        "plus",
+        "also",
+    ):  # the price, and its colour
         return True
     acts = library.is_verb(tokens[start].stem) or (following in _OBJECTS and library.knows(tokens[start].stem))
     return following != ":" and ((low not in SMALL and acts) or (low == "have" and following in _OBJECTS))

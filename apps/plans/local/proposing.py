@@ -7,7 +7,6 @@ each whole plan is weighed by what was learned, the best is kept, and a judge sa
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -198,16 +197,16 @@ class Proposing:
                 barred.append(found[0])
         usable.sort(key=lambda one: _order(one[0]))
         agreeing = (one for one in usable[_PROMISING:] if one[0].missing and one[0].told["verb"] >= _AGREES)
-        for matches in (*usable[:_PROMISING], *islice(agreeing, 2)):
-            best = matches[0]
+        for tried in (*usable[:_PROMISING], *islice(agreeing, 2)):
+            best = tried[0]
             unsure = any(one.evidence in UNSURE or one.fit < 1 for one in best.options.values())
             made = produced(best, self.matcher, self.is_usable) if best.missing or best.unexplained or unsure else {}
             if made:
                 for name, options in given(part, best.profile, earlier, self.is_gentle).items():
                     made[name] = [*made.get(name, []), *options]
                 told = {name: best.told[name] for name in ("search", "likely")}
-                matches += self._matches(part, best.profile, made, told)
-                matches.sort(key=lambda one: -one.score)
+                tried.extend(self._matches(part, best.profile, made, told))
+                tried.sort(key=lambda one: -one.score)
         usable.sort(key=lambda one: _order(one[0]))
         barred.sort(key=_order)
         first = usable[0] if usable else []

@@ -123,7 +123,10 @@ _SCANNER: Final = re.compile(
 )
 _SPANS: Final = (
     # What may be an id, though it reads as a number, a date or several words as well: 7C, 2026-0418, 1987.004, KT 4471.
-    (Kind.ID, r"(?<!\d)\d+[A-Z](?!\w)|(?<!\d)(?!\d[/-]\d(?!\d))\d+(?:[/-]\d+)+(?![\w/-])|(?<![\w.])\d{2,}\.\d{3,}(?![\w.])"),
+    (
+        Kind.ID,
+        r"(?<!\d)\d+[A-Z](?!\w)|(?<!\d)(?!\d[/-]\d(?!\d))\d+(?:[/-]\d+)+(?![\w/-])|(?<![\w.])\d{2,}\.\d{3,}(?![\w.])",
+    ),
     (Kind.ID, r"(?<![\w-])(?=[A-Z ]*\d)(?=[\d ]*[A-Z])[A-Z\d]{1,4}(?: [A-Z\d]{1,4}){1,2}(?![\w-])"),
     (Kind.REPO, r"(?<![\w./-])(?P<left>[A-Za-z][\w.-]*)/(?P<right>[A-Za-z][\w.-]*\w)(?![\w/])"),
     (Kind.DOTTED, r"(?<![\w./-])(?P<left>[A-Za-z_]\w+)\.(?P<right>[A-Za-z_]\w*)(?![\w/])"),
@@ -181,7 +184,9 @@ def number_of(text: str) -> float | int | None:
 def _seconds(text: str) -> float:
     """How long "1h 30m" is; a number without a unit counts minutes."""
     counted = re.findall(r"(\d+)\s?([dhms]?)", text)
-    return sum(int(number) * words.RATIOS[words.UNITS[unit.replace("m", "") or "minute"]][1] for number, unit in counted)
+    return sum(
+        int(number) * words.RATIOS[words.UNITS[unit.replace("m", "") or "minute"]][1] for number, unit in counted
+    )
 
 
 def is_range(tokens: Sequence[Token], first: int, last: int) -> bool:

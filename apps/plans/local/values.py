@@ -42,7 +42,9 @@ def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) ->
             text, tokens = meant, again
     dated = list(dates_in(meant, spans, tokens, now))
     has_day = any(one.kind is Kind.DATE for one in dated)
-    parts = {at for one in found if one.kind is Kind.ID and _is_code(tokens[one.first : one.last + 1]) for at in one.places}
+    parts = {
+        at for one in found if one.kind is Kind.ID and _is_code(tokens[one.first : one.last + 1]) for at in one.places
+    }
     for one in dated:  # a year alone, and "at 9" where no day is named, are numbers as well
         if one.last > one.first and (one.kind is not Kind.TIME or has_day or tokens[one.first].low not in ("at", "@")):
             parts |= one.places
@@ -85,13 +87,13 @@ def _numbers(tokens: Sequence[Token]) -> Iterator[Found]:
             if one.kind is Kind.DURATION:
                 durations.append(one)
         place = last + 1
-    for one, other in pairwise([*durations, None]):
-        between = [token.low for token in tokens[one.last + 1 : other.first if other else one.last + 4]]
-        ratio = words.RATIOS[one.unit][1]
-        if between[:3] == ["and", "a", "half"]:
-            yield replace(one, value=one.value + ratio / 2, last=one.last + 3)
-        elif other and between in ([], ["and"], [","]) and ratio > words.RATIOS[other.unit][1]:
+    for one, other in pairwise(durations):
+        between = [token.low for token in tokens[one.last + 1 : other.first]]
+        if between in ([], ["and"], [","]) and words.RATIOS[one.unit][1] > words.RATIOS[other.unit][1]:
             yield replace(one, value=one.value + other.value, last=other.last, unit=other.unit)
+    for one in durations:
+        if [token.low for token in tokens[one.last + 1 : one.last + 4]] == ["and", "a", "half"]:
+            yield replace(one, value=one.value + words.RATIOS[one.unit][1] / 2, last=one.last + 3)
 
 
 def _number(tokens: Sequence[Token], place: int) -> tuple[float, int] | None:
