@@ -27,7 +27,7 @@ from benchmarks.suites import planning  # noqa: E402
 
 _SETS: Final = Path(__file__).parent / "sets"
 _FILE: Final = Path(words.__file__).with_name("weights.txt")
-_RIDGE, _JUDGES_RIDGE, _STEPS = 1.0, 1.0, 300
+_RIDGE, _JUDGES_RIDGE, _STEPS, _FOLDS = 0.5, 1.0, 300, 4
 _MOST: Final = 50
 _WIDTH: Final = 150
 Request = Mapping[str, Any]
@@ -138,49 +138,45 @@ def _use(name: str, weights: Told) -> None:
     words.WEIGHTS[name].update(weights)
 
 
-def judged(
-    shelf: planning.Shelf, requests: Sequence[Request]
-) -> tuple[list[tuple[Told, bool]], list[tuple[Told, bool]]]:
-    """What tells of the best plan of each request, with whether it is right, and whether it is possible."""
-    right, possible = [], []
+def judged(shelf: planning.Shelf, requests: Sequence[Request]) -> Plans:
+    """What tells of the best plan of each request, and whether it is right."""
+    found = []
     for request in requests:
         work = _work(shelf, request)
-        if not work.stop or not (drafts := work.drafts()):
-            continue
-        plan, told = work.concluded(drafts[0]), work.measured(drafts[0])
-        right.append((told, planning.judge(request, plan, shelf.catalogue)))
-        possible.append((told, request["kind"] in ("possible", "incomplete")))
-    return right, possible
+        drafts = work.drafts() if work.stop else []
+        for draft in drafts[:1]:
+            right = planning.judge(request, work.concluded(draft), shelf.catalogue)
+            found.append((work.measured(draft), right))
+    return found
 
 
 def main(folders: Sequence[str]) -> None:
     sets = read_sets(folders)
     before = {name: dict(weights) for name, weights in words.WEIGHTS.items()}
     plans = {
-        name: [found for one in requests if (found := candidates(shelf, one))]
-        for name, (shelf, requests) in sets.items()
+        name: [found for one in requests if (found := candidates(shelf, one))] for name, (shelf, requests) in sets.items()
     }
-    folds, rows = {}, {}
+    fold = {name: number % _FOLDS for number, name in enumerate(sets)}
+    apart = [
+        fit_ranker([one for name, found in plans.items() if fold[name] != number for one in found], before["score"])
+        for number in range(_FOLDS)
+    ]
+    rows: dict[str, Plans] = {}
     for name, (shelf, requests) in sets.items():
-        folds[name] = fit_ranker(
-            [one for other, found in plans.items() if other != name for one in found], before["score"]
-        )
-        _use("score", folds[name])
+        _use("score", apart[fold[name]])
         rows[name] = judged(shelf, requests)
     totals: dict[str, list[float]] = {}
     for name, (shelf, requests) in sets.items():
-        _use("score", folds[name])
-        for number, judge in enumerate(("right", "possible")):
-            others = [row for other, found in rows.items() if other != name for row in found[number]]
-            _use(judge, fit_judge(others, before[judge]))
+        _use("score", apart[fold[name]])
+        others = [row for other, found in rows.items() if fold[other] != fold[name] for row in found]
+        _use("right", fit_judge(others, before["right"]))
         for row in planning.everyday(name, shelf, requests):
             totals.setdefault(row.case.partition(": ")[2], []).append(row.ours)
-    print(f"{'each set by what the others teach':36}", *(f"{name[:7]:>7}" for name in sets))
+    print(f"{'each set by what others teach':33}", *(f"{name[:7]:>7}" for name in sets))
     for case, figures in totals.items():
-        print(f"{case:36}", *(f"{one:7.2f}" for one in figures), f"  mean {np.mean(figures):.3f}")
+        print(f"{case:33}", *(f"{one:7.2f}" for one in figures), f"  mean {np.mean(figures):.3f}")
     _use("score", fit_ranker([one for found in plans.values() for one in found], before["score"]))
-    for number, judge in enumerate(("right", "possible")):
-        _use(judge, fit_judge([row for found in rows.values() for row in found[number]], before[judge]))
+    _use("right", fit_judge([row for found in rows.values() for row in found], before["right"]))
     text = "# What was learned from sets of requests by tests/plans/learning.py.\n"
     for name, weights in words.WEIGHTS.items():
         entries = " ".join(f"{head}: {weight:g};" for head, weight in sorted(weights.items()))

@@ -25,7 +25,7 @@ FIRM: Final = 0.6
 """A word counts as explained from this certainty on; below it, it is a weak trace."""
 SECOND: Final = 512
 """So far up the masks are the places of values that are the second of a range or a pair."""
-_MOST, _MANY, _COVERED = 10, 1000, 0.2
+_MOST, _MANY, _COVERED, _UNSUITED = 10, 1000, 0.2, 0.4
 _LONGEST: Final = {"text": 25, "query": 12, "name": 8, "code": 2}
 """How many words a value of each sort has at most."""
 _PLAIN: Final = {
@@ -214,6 +214,8 @@ class Options:
     def _typed(self, param: Param) -> Iterator[Option]:
         for found in self.part.found:
             how, mask = fits(param, found), mask_of(found.places)
+            if param.array and found.kind is Kind.PATH and "file" in param.words and "." not in found.value:
+                how *= _UNSUITED  # a folder is no list of files
             is_number = found.kind in (Kind.INTEGER, Kind.NUMBER) and not (found.unit and param.role == "money")
             first, last = min(found.places), max(found.places)
             is_compared = is_number and self.part.low(self.part.before(first)) in _COMPARING

@@ -24,6 +24,7 @@ _JOINERS: Final = _STOPS | _SEQUELS | {"and", "also", "please", "plus"}
 _WORDLIKE: Final = frozenset(map(Kind, ("language", "country", "currency", "unit", "period", "date", "slug")))
 _OBJECTS: Final = frozenset({"the", "my", "our", "a", "an", "this", "all", "it", "its", "them", "him", "her"})
 """Words that stand behind a verb, so that what stands before them is one: "vacuum the kitchen"."""
+_ANYONE: Final = frozenset({"i", "we", "it", "they", "anybody", "anyone", "the"})
 _ASKING: Final = GROUPS["question"] | GROUPS["be"] | GROUPS["have"] | {"any"}
 _LEADING: Final = frozenset({",", "to", "for"}).union(
     *(GROUPS[name] for name in ("polite", "modal", "pronoun", "joiner", "time"))
@@ -139,7 +140,7 @@ def _verb(
     if (
         tokens[first].low in GROUPS["modal"]
         and first + 1 in stems
-        and tokens[first + 1].low in ("i", "we", "it", "they", "the")
+        and tokens[first + 1].low in _ANYONE
     ):
         return -1, True
     begun = next((place for place in stems if tokens[place].low not in _LEADING), -1)

@@ -37,11 +37,8 @@ _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _READY: Final = 0.8
 """A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
-_SHOWN, _OF_POSSIBLE, _UNKNOWN = 1.1, 0.6, 0.3
-"""It is shown for confirmation, if the log-odds that it is right and a share of those that it is possible at all come to this,
-and so much more for each word that nothing explains, if it changes something."""
-_SETTLED: Final = 3.0
-"""The log-odds that it is possible, where the asker said which tool is meant."""
+_SHOWN, _SETTLED = 0.45, 0.12
+"""It is shown for confirmation if it is right so surely, and where the asker said which tool is meant."""
 _ASKED: Final = 0.02
 """What a param lacks is asked for, if the answer makes the plan right so surely."""
 _HABITUAL, _LINKED = 0.7, 0.5
@@ -252,14 +249,8 @@ class Proposing:
     def concluded(self, draft: Draft) -> Proposal:
         """What the caller gets of the best plan: the plan, questions, or what is missing."""
         measured = self.measured(draft)
-        right, possible = (
-            sum(weight * measured.get(name, 0.0) for name, weight in WEIGHTS[judge].items())
-            for judge in ("right", "possible")
-        )
-        p = 1 / (1 + math.exp(-right))
-        gentle = all(map(self.is_gentle, draft.tools))
-        doubt = 0.0 if gentle else _UNKNOWN * draft.unknown
-        is_shown = right + _OF_POSSIBLE * (_SETTLED if self.asked.tools else possible) >= _SHOWN + doubt
+        p = 1 / (1 + math.exp(-sum(weight * measured.get(name, 0.0) for name, weight in WEIGHTS["right"].items())))
+        is_shown = p >= (_SETTLED if self.asked.tools else _SHOWN)
         is_sure = p >= _READY and self._is_plain(draft)
         laid = _Laid(self.asked, p, sure=is_sure)
         missing: list[Missing] = []
@@ -279,7 +270,7 @@ class Proposing:
                 missing.append(reason)
             elif match.missing and p >= _ASKED:
                 continue  # what lacks is asked for
-            elif not is_shown and possible >= 0 and (twin := self._twin(chosen)) is not None:
+            elif not is_shown and p >= _SETTLED and (twin := self._twin(chosen)) is not None:
                 names = [match.profile.tool.name, twin.profile.tool.name]
                 text = f"Two tools fit “{chosen.part.text}”: {names[0]} or {names[1]}. Which one is meant?"
                 asked = {"text": text[:2000], "step_id": step.step_id, "tool_name": names[0], "choices": names}
@@ -310,7 +301,7 @@ class Proposing:
         return not draft.unknown and draft.told["fed"] <= draft.told["fed.named"] and not is_vague
 
     def measured(self, draft: Draft) -> dict[str, float]:
-        """What tells of a plan whether it is right, and whether it is possible."""
+        """What tells of a plan whether it is right."""
         steps, told, profiles = draft.steps, draft.told, draft.profiles
         shares, content, valued, known = list[float](), 0, 0, 0
         for _, match in steps:

@@ -131,7 +131,7 @@ _SPANS: Final = (
     (Kind.REPO, r"(?<![\w./-])(?P<left>[A-Za-z][\w.-]*)/(?P<right>[A-Za-z][\w.-]*\w)(?![\w/])"),
     (Kind.DOTTED, r"(?<![\w./-])(?P<left>[A-Za-z_]\w+)\.(?P<right>[A-Za-z_]\w*)(?![\w/])"),
     (Kind.SLUG, r"(?<![\w./-])[A-Za-z]\w*(?:-\w+)+(?![\w/])"),
-    (Kind.EXPRESSION, r"(?<!\S)(?P<left>\d+)[xX×](?P<right>\d+)(?!\S)"),
+    (Kind.ID, r"(?<!\S)(?P<left>\d+)[xX×](?P<right>\d+)(?!\S)"),
 )
 """Values of several tokens: their halves are values as well."""
 _SPANNING: Final = [(kind, re.compile(pattern)) for kind, pattern in _SPANS]

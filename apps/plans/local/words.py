@@ -95,11 +95,8 @@ for _number, _group in enumerate(_GROUPED):
 _ALL: Final = (*GROUPS.values(), UNITS, NUMBERS, SCALES, CURRENCIES, _DATA["verbs"].split(), *_GROUPED)
 COMMON: Final = frozenset(word for listed in _ALL for word in listed if word.isalpha())
 """General English as it is written."""
-WEIGHTS: Final = {
-    name: {head: float(weight) for head, (weight,) in entries(name)} for name in ("score", "right", "possible")
-}
-"""What was learned: what each feature of a plan is worth, and what features of the best one say of whether it is right, and
-whether the tools can do at all what is asked for."""
+WEIGHTS: Final = {name: {head: float(weight) for head, (weight,) in entries(name)} for name in ("score", "right")}
+"""What was learned: what each feature of a plan is worth, and what features of the best one say of whether it is right."""
 
 
 def clusters(stemmed: str) -> frozenset[int]:
