@@ -28,7 +28,7 @@ from apps.workers.shapes import OfferView
 from benchmarks.bench import Bench
 from benchmarks.data import BadData, Data, Example, read_planning
 from benchmarks.measure import Row, Slice, apart
-from tests.plans.scripted import scripted
+from tests.plans.making import scripted
 from tests.workers.factories import make_manifest
 
 _VERBS: Final = ["analyze", "index", "convert", "extract", "summarize", "translate", "scan", "resize", "merge", "split"]

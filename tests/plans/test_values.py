@@ -1,12 +1,15 @@
-"""The tokens and typed values of a request."""
+"""The tokens and typed values of a request, and what the params of tools take of them."""
 
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given as given_any
 from hypothesis import strategies as st
 
+from apps.plans.catalogue import Tool
+from apps.plans.local.params import Param, coerced, fits, params_of
 from apps.plans.local.values import Found, Kind, read
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)  # a Tuesday
@@ -68,7 +71,6 @@ def found(text: str) -> set[tuple[object, ...]]:
         ("tonight at 8", "datetime", "2026-11-24T20:00:00Z"),
         ("at 5pm", "datetime", "2026-11-24T17:00:00Z"),
         ("on thursday 8.30", "datetime", "2026-11-26T08:30:00Z"),
-
     ],
 )
 def test_value_is_found(text: str, kind: str, value: object) -> None:
@@ -113,9 +115,7 @@ def test_units_belong_to_both_ends_of_a_range() -> None:
     assert ("money", 20) not in found("from 10 to 20 EUR")
 
 
-@pytest.mark.parametrize(
-    "text", ["an hour and a half", "90-minute walk", "1 hour and 30 mins", "1h 30m", "1h30"]
-)
+@pytest.mark.parametrize("text", ["an hour and a half", "90-minute walk", "1 hour and 30 mins", "1h 30m", "1h30"])
 def test_durations_are_seconds(text: str) -> None:
     assert ("duration", 5400) in found(text)
 
@@ -185,7 +185,7 @@ a_1 2026-01-31 31.12.2026 Q3 ago
 TEXTS = st.text(max_size=80) | st.lists(st.sampled_from(WORDS.split()), max_size=14).map(" ".join)
 
 
-@given(TEXTS, st.datetimes(timezones=st.just(UTC)))
+@given_any(TEXTS, st.datetimes(timezones=st.just(UTC)))
 def test_reading_any_text(text: str, now: datetime) -> None:
     reading = read(text, now)
     assert reading == read(text, now)
@@ -209,3 +209,98 @@ def test_long_requests_are_read_in_time(part: str) -> None:
     begin = time.process_time()
     read(part * (4000 // len(part)), NOW)
     assert time.process_time() - begin < 1
+
+
+TEXT = {"type": "string"}
+NUMBER = {"type": "number"}
+INTEGER = {"type": "integer"}
+DAY = {"type": "string", "format": "date"}
+
+
+def params(schema: dict[str, Any], description: str = "") -> dict[str, Param]:
+    tool = Tool(uid="t", name="tool", description=description, input_schema=schema, output_schema={})
+    return {param.name: param for param in params_of(tool)}
+
+
+def param(name: str, schema: dict[str, Any], *siblings: str) -> Param:
+    return params({"properties": {name: schema, **dict.fromkeys(siblings, TEXT)}})[name]
+
+
+def given(one: Param, text: str) -> list[tuple[float, Any]]:
+    """How well each value of a text fits a param and what it becomes there, best first."""
+    scored = [(fits(one, value), coerced(one, value)) for value in read(text, NOW).found if fits(one, value)]
+    return sorted(scored, key=lambda pair: -pair[0])
+
+
+def test_journey_begins_at_a_departure_and_a_stay_at_an_arrival() -> None:
+    journeys = [(f"departure{end}", f"arrival{end}", TEXT) for end in ("", "_airport", "_station")]
+    stays = [(f"arrival{end}", f"departure{end}", DAY) for end in ("", "_date")]
+    for first, second, schema in (*journeys, *stays):
+        assert (param(first, schema, second).side, param(second, schema, first).side) == ("start", "end")
+    assert param("departure_date", DAY, "arrival_city", "departure_city", "return_date").side == "start"
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "siblings", "text", "value"),
+    [
+        ("owner", TEXT, ["repo"], "acme/shop", "acme"),
+        ("repo", TEXT, ["owner"], "acme/shop", "shop"),
+        ("repo", TEXT, [], "acme/shop", "acme/shop"),
+        ("database", TEXT, ["collection"], "shop.orders", "shop"),
+        ("width", INTEGER, ["height"], "640x480", 640),
+        ("duration_hours", NUMBER, [], "90 minutes", 1.5),
+        ("retention_days", INTEGER, [], "two weeks", 14),
+        ("page_id", TEXT, [], "12", "12"),
+        ("pull_number", INTEGER, [], "#42", 42),
+        ("start", {"type": "string", "format": "date-time"}, [], "since Monday", "2026-11-23T00:00:00Z"),
+        ("start_date", DAY, [], "last week", "2026-11-16"),
+        ("due_date", DAY, [], "by Friday at 9", "2026-11-27"),
+        ("paid_on", DAY, [], "on Friday", "2026-11-20"),
+        ("until", {"type": "string", "format": "time"}, [], "2 pm", "14:00:00Z"),
+        ("emails", {"type": "array", "items": TEXT}, [], "a@b.example", ["a@b.example"]),
+        ("assignee", TEXT, [], "@ann", "ann"),
+        ("country", {"enum": ["AT", "DE"]}, [], "Austria", "AT"),
+        ("filter", {"type": "object"}, [], 'with {"a": 1}', {"a": 1}),
+    ],
+)
+def test_best_value(name: str, schema: dict[str, Any], siblings: list[str], text: str, value: object) -> None:
+    assert given(param(name, schema, *siblings), text)[0][1] == value
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "text"),
+    [
+        ("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "500 results"),
+        ("key", {"type": "string", "pattern": "^[A-Z]+-\\d+$"}, "c_17"),
+        ("state", {"enum": ["open", "closed"]}, "c_17"),
+        ("password", TEXT, "'abc'"),
+        ("after", {"type": "string", "description": "Cursor of the page before"}, "acme/shop"),
+        ("count", INTEGER, "2026-01-01"),
+        ("filter", {"type": "object"}, "{'a': 1} since last week"),
+    ],
+)
+def test_unfit_values(name: str, schema: dict[str, Any], text: str) -> None:
+    assert given(param(name, schema), text) == []
+
+
+def test_other_end_of_a_range_does_not_fit() -> None:
+    price = param("max_price", INTEGER)
+    assert given(price, "between 10 and 20") == [(1.0, 20)]
+    assert given(param("limit", INTEGER), "between 10 and 20")[0][0] < 0.5
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$ref": "#/properties/a"}}},
+        {"properties": {"a": {"$ref": "#/nowhere"}, "b": True, "c": {"type": ["null", "string"]}}},
+        {"properties": {"a": {"pattern": "(["}, "b": {"anyOf": 3}, "": {}}},
+        {"properties": {"a": {"items": {"enum": [None]}, "type": "array"}, "b": {"type": "array", "items": [TEXT]}}},
+        {"properties": {"a": {"allOf": [{"type": "string"}, {"minLength": 1}]}}},
+    ],
+)
+def test_odd_schemas_are_read(schema: dict[str, Any]) -> None:
+    for one in params(schema).values():
+        for value in read("a_1 'b' 3 acme/shop tomorrow at 9", NOW).found:
+            if fits(one, value):
+                coerced(one, value)

@@ -11,5 +11,5 @@ matching    gives a tool's params values of a part, the best combinations first.
 chaining    takes values from earlier parts and from lookups.
 proposing   tries each cut, keeps the best plan, and judges how likely it is right.
 history     tells which tools past requests of such words used.
-words       reads `words.txt`, general English, and `weights.txt`, what `tests/plans/learning.py` learned.
+words       reads words.txt: general English, and the weights that `tests/plans/learning.py` learned.
 """

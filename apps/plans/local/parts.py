@@ -137,11 +137,7 @@ def _verb(
 ) -> tuple[int, bool]:
     """The place of the verb, and whether the part is a question."""
     first = next(iter(stems))
-    if (
-        tokens[first].low in GROUPS["modal"]
-        and first + 1 in stems
-        and tokens[first + 1].low in _ANYONE
-    ):
+    if tokens[first].low in GROUPS["modal"] and first + 1 in stems and tokens[first + 1].low in _ANYONE:
         return -1, True
     begun = next((place for place in stems if tokens[place].low not in _LEADING), -1)
     if begun in plain:

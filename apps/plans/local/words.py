@@ -1,4 +1,4 @@
-"""General English that all tools share, as `words.txt` lists it, and what was learned, as `weights.txt` has it.
+"""General English that all tools share, and the learned weights, as the sections of `words.txt` list them.
 
 No entry serves one domain or one tool. `tests/plans/learning.py` writes the weights.
 """
@@ -11,14 +11,9 @@ from typing import Final
 
 import snowballstemmer
 
-
-def _sections(name: str) -> dict[str, str]:
-    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    parts = re.split(r"^\[(\w+)\]\n", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-_DATA: Final = {**_sections("words.txt"), **_sections("weights.txt")}
+_LISTS: Final = Path(__file__).with_name("words.txt").read_text(encoding="utf-8")
+_SECTIONS: Final = re.split(r"^\[(\w+)\]\n", re.sub(r"(?m)^#.*\n", "", _LISTS), flags=re.MULTILINE)
+_DATA: Final = dict(zip(_SECTIONS[1::2], _SECTIONS[2::2], strict=True))
 _STEMMER: Final = snowballstemmer.stemmer("english")
 _PIECES: Final = re.compile(r"[A-Z]+(?![a-zà-ÿ])|[A-Z]?[a-zà-ÿ]+|\d+")
 _WORDS: Final = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?|\d+")  # noqa: RUF001  # people type this mark
