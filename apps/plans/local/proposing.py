@@ -37,7 +37,7 @@ _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _READY: Final = 0.8
 """A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
-_SHOWN, _SETTLED = 0.45, 0.12
+_SHOWN, _SETTLED = 0.42, 0.12
 """It is shown for confirmation if it is right so surely, and where the asker said which tool is meant."""
 _ASKED: Final = 0.02
 """What a param lacks is asked for, if the answer makes the plan right so surely."""
@@ -166,9 +166,15 @@ class Proposing:
         is_held = any(holding(part, one) for one in matches.values())
         is_sure = self.likely.confidence >= _HABITUAL and all(map(self.is_gentle, likely)) and not is_held
         missing = () if is_sure else found.missing or (Missing(kind=Lack.CONFIDENCE, detail=_BY_HABIT, text=part.text),)
-        told = {"confidence": self.likely.confidence, "questions": (), "missing": missing, "doubtful": True}
-        said = (*found.assumptions, "Past plans for such requests used these tools.")
-        return replace(found, steps=steps, assumptions=said, **told)
+        return replace(
+            found,
+            steps=steps,
+            confidence=self.likely.confidence,
+            questions=(),
+            missing=missing,
+            doubtful=True,
+            assumptions=(*found.assumptions, "Past plans for such requests used these tools."),
+        )
 
     # The best tools for the parts
 
