@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, combinations
 from typing import Any, Final
 
 from apps.plans.local.index import WAYS, Library, Profile
@@ -146,6 +146,11 @@ class _Whole:
         told |= {
             "way": len(ways & profile.ways),
             "way.other": bool(ways) and ways.isdisjoint(profile.ways),
+            "inverted": sum(
+                one.kind is not None and one.kind == other.kind and one.first > other.first
+                for one, other in combinations([options[one.name] for one in profile.params if one.name in options], 2)
+                if not (one.is_announced or other.is_announced)
+            ),
             "missing": len(missing),
             "required": required,
             "optional": len(options) - required,

@@ -80,6 +80,11 @@ class Option:
         return self.mask if self.side == "first" else self.mask << SECOND | (0 if self.side else self.mask)
 
     @property
+    def is_announced(self) -> bool:
+        """Do the words around it say whose value it is?"""
+        return any(name == "side" or name.endswith((".named", ".cue", ".named_after")) for name in self.told)
+
+    @property
     def is_proper(self) -> bool:
         """Is it a name cut from plain words, and do capitals tell where it begins and ends?"""
         is_cut = self.evidence == Evidence.CUT
@@ -254,7 +259,7 @@ class Options:
     # Words cut out of the part
 
     def _cut(self, param: Param) -> Iterator[Option]:
-        sort, own, found = _PLAIN[param.role], param.own, []
+        part, sort, own, found = self.part, _PLAIN[param.role], param.own, []
         for first, last in self._spans(_LONGEST["text" if param.array else sort]):
             if (first, last, sort) not in self.part.shapes:
                 shape = _shape(self.part, first, last, sort)
@@ -274,13 +279,15 @@ class Options:
                 f"c.tail.{sort}": self.part.stems[last] in own,
                 "c.named_after": self.part.stems.get(last + 1, "") in own,
                 "c.later": param.name != self._first,
+                "c.object": part.low(first) in GROUPS["article"]
+                and part.stems.get(first + 1, "") in self.profile.nouns,
             }
             told = {name: float(fact) for name, fact in facts.items() if fact}
             told |= {f"c.{param.role}": 1.0} | self._cues(param, first, last, "c")
             found.append((gain + weighed(told) + _COVERED * (last - first + 1), first, last, told | shape))
         for _, first, last, told in sorted(found, key=lambda one: -one[0])[:_MOST]:
             text = self.part.words(first, last)
-            text = text if sort in ("text", "query") else re.sub(r"['’]s$", "", text)
+            text = text if sort == "text" else re.sub(r"['’]s$", "", text)
             yield self._option(_items(text) if param.array else text, Evidence.CUT, told, first, last)
 
     def _spans(self, longest: int) -> Iterator[tuple[int, int]]:
@@ -329,13 +336,21 @@ class Options:
             found.append(f"{sort}.named_after")
         elif after and part.low(last + 1) not in SMALL and any(near(after, word) for word in own):
             found.append(f"{sort}.like_after")
-        side = next((side for side, words in _ENDS.items() if not words.isdisjoint(param.words)), param.side)
-        is_pair = (
-            kind in (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE) and kind in param.kinds and part.masks["typed"] >> at & 1
-        )
-        if side in ("start", "end") and low and (low in _FROM or low in _TO or is_pair):
-            found.append("side" if (low in _TO) == (side == "end") else "side.other")
+        found.append(self._sided(param, at, kind))
         return {name: 1.0 for name in found if name}
+
+    def _sided(self, param: Param, at: int, kind: Kind | None) -> str:
+        """What "from" and "to" say of a param that is where something begins or ends."""
+        part, low = self.part, self.part.low(at)
+        if low not in _FROM and low not in _TO and (self._owned | self._nouns) >> max(at, 0) & 1:
+            low = part.low(part.before(at))  # "from tank 3"
+        side = next((side for side, words in _ENDS.items() if not words.isdisjoint(param.words)), param.side)
+        is_pair = kind in (Kind.CURRENCY, Kind.UNIT, Kind.LANGUAGE) and kind in param.kinds
+        if side not in ("start", "end") or not low:
+            return ""
+        if low not in _FROM and low not in _TO and not (is_pair and part.masks["typed"] >> at & 1):
+            return ""
+        return "side" if (low in _TO) == (side == "end") else "side.other"
 
 
 def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
