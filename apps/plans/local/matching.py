@@ -127,6 +127,10 @@ class _Whole:
         self.is_verbal = bool(part.verb) and is_making and not self.library.does(part.verb) and is_noun
         self.opens = part.verb_at >= 0 and not part.masks["content"] & ((1 << part.verb_at) - 1)
         self.nouns = {place: self._nouns_at(place) for place in bits(part.masks["content"])}
+        said = part.masks["content"] | part.masks["held"]
+        self.facts = [
+            (1 << at, at, part.low(at), explained[at], matcher.library.tells(part.stems[at])) for at in bits(said)
+        ]
 
     def match(self, used: int, options: dict[str, Option]) -> Match:
         part, profile = self.part, self.profile
@@ -167,8 +171,7 @@ class _Whole:
         """What the words that are no values tell, the nouns they say, how sure the surest other is, and the unexplained."""
         part, masks = self.part, self.part.masks
         told, nouns, aside, unexplained = defaultdict[str, float](float), dict[str, float](), 0.0, 0
-        for place, sure in self.explained.items():
-            bit, low = 1 << place, part.low(place)
+        for bit, place, low, sure, tells in self.facts:
             if used & bit:
                 continue
             if low in HELD:
@@ -176,9 +179,9 @@ class _Whole:
             elif said := self.nouns.get(place):
                 for noun, how in said:
                     nouns[noun] = max(nouns.get(noun, 0.0), how)
-            elif masks["content"] & bit and place != part.verb_at:
+            elif place != part.verb_at:
                 aside = max(aside, sure)
-                told["firm"] += sure * self.library.tells(part.stems[place]) if sure >= FIRM else 0.0
+                told["firm"] += sure * tells if sure >= FIRM else 0.0
                 told["synonym"] += FIRM <= sure < SAME_ROOT
                 is_made = low == "new" and self.gentle and part.low(place - 1) in ("a", "an")
                 adverb = low.endswith("ly") and len(low) >= _LONG_WORD

@@ -279,8 +279,7 @@ class Options:
                 f"c.tail.{sort}": self.part.stems[last] in own,
                 "c.named_after": self.part.stems.get(last + 1, "") in own,
                 "c.later": param.name != self._first,
-                "c.object": part.low(first) in GROUPS["article"]
-                and part.stems.get(first + 1, "") in self.profile.nouns,
+                "c.object": self._is_object(first + (part.low(first) in GROUPS["article"])),
             }
             told = {name: float(fact) for name, fact in facts.items() if fact}
             told |= {f"c.{param.role}": 1.0} | self._cues(param, first, last, "c")
@@ -289,6 +288,10 @@ class Options:
             text = self.part.words(first, last)
             text = text if sort == "text" else re.sub(r"['’]s$", "", text)
             yield self._option(_items(text) if param.array else text, Evidence.CUT, told, first, last)
+
+    def _is_object(self, place: int) -> bool:
+        """Is it what the verb is about: "open a ticket"?"""
+        return self.part.before(place) == self.part.verb_at >= 0 and self._nouns >> place & 1 > 0
 
     def _spans(self, longest: int) -> Iterator[tuple[int, int]]:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
