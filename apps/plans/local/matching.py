@@ -91,15 +91,16 @@ class Matcher:
             else:
                 choices[param.name] = [*offered.get(param.name, ()), *options.of(param)]
         states: list[_State] = [(0.0, 0, ())]
+        unknown = part.masks["content"] & ~mask_of(place for place, how in options.explained.items() if how)
         for param in sorted(profile.params, key=lambda one: (not one.required, len(choices[one.name]), one.name)):
             if choices[param.name]:
-                states = _extended(states, param, choices[param.name], part.masks["content"])
+                states = _extended(states, param, choices[param.name], unknown)
         whole = _Whole(self, part, profile, options.explained)
         found = [whole.match((used | used >> SECOND) & _LOW, dict(got)) for _, used, got in states[:_FINALISTS]]
         return sorted(found, key=lambda one: -one.score)
 
 
-def _extended(states: Iterable[_State], param: Param, found: Sequence[Option], content: int) -> list[_State]:
+def _extended(states: Iterable[_State], param: Param, found: Sequence[Option], unknown: int) -> list[_State]:
     """The best states with one more param, left out or filled."""
     price, gain = (SCORE["missing"], SCORE["required"]) if param.required else (0.0, SCORE["optional"])
     word, is_given = SCORE["unexplained"], any(one.evidence == Evidence.CONTEXT for one in found)
@@ -111,7 +112,7 @@ def _extended(states: Iterable[_State], param: Param, found: Sequence[Option], c
         for option in found
         if not option.claim & used
     ]
-    later.sort(key=lambda one: word * ((one[1] | one[1] >> SECOND) & content).bit_count() - one[0])
+    later.sort(key=lambda one: word * ((one[1] | one[1] >> SECOND) & unknown).bit_count() - one[0])
     return later[:_BEAM]
 
 
