@@ -155,7 +155,8 @@ class Options:
         if param.role == "secret" or param.name == "delegation_path":  # which is the plan's own
             return
         if param.role == "request" and param.required:  # The verb still says which tool is meant.
-            whole = self._option(part.text, Evidence.REQUEST, {"request": 1.0}, part.first, part.stop - 1)
+            told = {"request": 1.0, "request.crossed": float(part.masks["turning"].bit_count())}
+            whole = self._option(part.text, Evidence.REQUEST, told, part.first, part.stop - 1)
             yield replace(whole, mask=whole.mask & ~(1 << part.verb_at) if part.verb else whole.mask)
             return
         sure = [*self._choices(param), *(() if param.closed else self._typed(param))]

@@ -35,7 +35,7 @@ _MOST_MARGIN, _NEAR = 6.0, 0.3
 """The largest margin that counts, and the margin of twins."""
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
-_READY: Final = 0.8
+_READY: Final = 0.72
 """A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
 _SHOWN, _SETTLED = 0.45, 0.12
 """It is shown for confirmation if it is right so surely, and where the asker said which tool is meant."""
@@ -329,9 +329,10 @@ class Proposing:
             for one in chosen.others
             if not one.values.items() <= match.values.items()
         ]
-        options = (option for _, match in steps for option in match.options.values())
+        options = [option for _, match in steps for option in match.options.values()]
         return {
             "bias": 1.0,
+            "clean": not draft.unknown + told["weak"],
             "covered": min(shares, default=0.5),
             "cut.known": known,
             "gain.cut": min((one.gain for one in options if one.evidence == Evidence.CUT), default=0.0),
@@ -340,6 +341,7 @@ class Proposing:
             "margin": max(0.0, min([_MOST_MARGIN, *near])),
             "margin.values": max(0.0, min([_MOST_MARGIN / 2, *alike])),
             "question": any(match.part.question for _, match in steps),
+            "quoted": sum(one.evidence == Evidence.QUOTED for one in options),
             "score": max(-1.0, min(1.0, draft.score / 10)),
             "short": content <= _SHORT,
             "unexplained.proper": told["unexplained.proper"],
