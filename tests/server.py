@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
 from mcp import Client
@@ -40,6 +41,29 @@ class Server:
         """Return once it has heard of every client that is gone, and nothing is left of what it did for them."""
         httpx2.get(f"{self.url}/mcp", timeout=60)
         until_nobody_else_is_in_a_transaction()
+
+
+def ask(url: str, token: str, tool: str, **arguments: Any) -> dict[str, Any]:
+    """What a tool of a deployment answers over MCP."""
+
+    async def answer() -> dict[str, Any]:
+        async with Server(url).client(token) as client:
+            given = await client.call_tool(tool, arguments)
+            assert not given.is_error, given.content
+            assert given.structured_content is not None
+            content: dict[str, Any] = given.structured_content
+            return content
+
+    return anyio.run(answer)
+
+
+def ready_plan(url: str, token: str, **asked: Any) -> dict[str, Any]:
+    """A plan that is ready; what it guesses is confirmed."""
+    plan = ask(url, token, "create_delegation_plan", **asked)
+    if plan["status"] == "needs_confirmation":
+        plan = ask(url, token, "confirm_plan", plan_id=plan["plan_id"])
+    assert plan["status"] == "ready", plan
+    return plan
 
 
 def start_server(

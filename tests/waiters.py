@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -96,6 +97,25 @@ def acting(caller: Caller, act: Callable[[], Any]) -> Callable[[], Any]:
             return act()
 
     return run
+
+
+@contextmanager
+def held(caller: Caller, lock: Callable[[], Any]) -> Iterator[threading.Event]:
+    """What it locks is held by another transaction of this caller, until the event or the end of the block."""
+    locked, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        lock()
+        locked.set()
+        assert let_go.wait(60)
+
+    other = Other(acting(caller, hold))
+    try:
+        assert locked.wait(20)
+        yield let_go
+    finally:
+        let_go.set()
+        assert other.ends() is None
 
 
 def at_once(*acts: Callable[[], Any]) -> list[Any]:

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
 from django_celery_beat.models import PeriodicTask
 
 from apps.core import ticks
 from apps.core.ticks import Tick
+from tests.waiters import Other
 
 Register = Callable[..., None]
 
@@ -37,23 +37,18 @@ def test_tick_that_runs_elsewhere_is_left_alone(transactional_db: None, register
         entered.set()
         assert leave.wait(20)
 
-    def elsewhere() -> None:
-        ticks.run("test.slow")
-        connection.close()
-
     register("test.slow", slow)
-    rival = threading.Thread(target=elsewhere, name="rival")
+    rival = Other(lambda: ticks.run("test.slow"))
     try:
-        rival.start()
         assert entered.wait(20)
         assert ticks.run("test.slow") is False
         leave.set()
-        rival.join(20)
-        assert ran == ["rival"]
+        assert rival.ends() is None
+        assert ran == [rival.name]
         assert ticks.run("test.slow") is True
     finally:
         leave.set()
-        rival.join(20)
+        rival.ends()
 
 
 def run_until(stop: threading.Event, *, calls_out: tuple[bool, ...]) -> None:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -35,7 +35,7 @@ from tests.digests.makers import post, read, unsound
 from tests.digests.test_races import race_behind
 from tests.factories import make_caller, make_tenant, make_token, pass_time
 from tests.remote import Exchange, Remote
-from tests.waiters import at_once
+from tests.waiters import Other, at_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -223,14 +223,6 @@ def test_post_to_a_remote_notifies_a_worker_through_the_broker(kee: Caller, lee:
     assert (len(remote.received), states()) == (1, {State.DELIVERED})
 
 
-def _and_close(run: Callable[[], object]) -> Callable[[], None]:
-    def concurrent() -> None:
-        run()
-        connection.close()
-
-    return concurrent
-
-
 def test_hanging_target_holds_no_lock_and_delays_no_other(
     kee: Caller, lee: Caller, deployment: Target, remote: Remote, tenant: Tenant
 ) -> None:
@@ -239,8 +231,7 @@ def test_hanging_target_holds_no_lock_and_delays_no_other(
     mo = make_caller(tenant, "Mo")
     move_away(kee, mo, "slow", "Mo")
     write(kee, mo, 3)
-    hanging = threading.Thread(target=_and_close(sending.deliver_next))
-    hanging.start()
+    hanging = Other(sending.deliver_next)
     while not remote.received:
         assert hanging.is_alive()
     written = write(kee, lee, 3)
@@ -252,7 +243,7 @@ def test_hanging_target_holds_no_lock_and_delays_no_other(
     assert hanging.is_alive()
     assert (there(), len(remote.received)) == (written, 1), "one call at a time goes to a target"
     remote.closing.set()
-    hanging.join(timeout=30)
+    assert hanging.ends() is None
     with acting_as_system("test"):
         assert Delivery.objects.get(target=slow, attempts=1).failure == "disconnected"
 

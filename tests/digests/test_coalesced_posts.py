@@ -2,8 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from tests.digests.makers import post, unsound
 from tests.factories import make_caller, make_token
-from tests.waiters import at_once, until
+from tests.waiters import at_once, held, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,26 +47,8 @@ def call(poster: Caller, receipt: dict[str, Any]) -> Any:
     return operations.call(declared, poster, parse(declared.input, receipt)).output
 
 
-@contextmanager
-def held(owner: Caller) -> Iterator[threading.Event]:
-    """Somebody else holds the inbox until the event."""
-    holding, release = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with acting_as(owner):
-            digests.lock(principal_id=owner.principal_id)
-            holding.set()
-            assert release.wait(20)
-        connection.close()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert holding.wait(20)
-        yield release
-    finally:
-        release.set()
-        thread.join()
+def inbox_held(owner: Caller) -> AbstractContextManager[threading.Event]:
+    return held(owner, lambda: digests.lock(principal_id=owner.principal_id))
 
 
 def is_held_up() -> bool:
@@ -89,7 +71,7 @@ def meeting(
 ) -> list[Any]:
     """What becomes of these posts, which all come while an earlier one is at work; each is heard as it is stored."""
     line = operations._coalescer._waiting
-    with held(owner) as release:
+    with inbox_held(owner) as release:
 
         def later(receipt: Any) -> Callable[[], Any]:
             def rival() -> Any:
@@ -154,7 +136,7 @@ def test_coalesced_posts_do_not_wait_for_a_locked_inbox(
     monkeypatch.setitem(options, "options", options["options"].replace("lock_timeout=10s", "lock_timeout=60s"))
     assert "lock_timeout=60s" in options["options"]
     heard = set[str]()
-    with held(hexy) as release:
+    with inbox_held(hexy) as release:
 
         def hear(answer: Any) -> None:
             heard.add(answer.dedupe_key)
@@ -177,7 +159,7 @@ def test_the_same_post_twice_at_once_is_stored_once(poster: Caller) -> None:
 
 def test_callers_do_not_share_a_transaction(tenant: Tenant, poster: Caller) -> None:
     hexy = replace(make_caller(tenant, "Hexy"), source_systems=frozenset({"ci"}))
-    with held(poster) as release:
+    with inbox_held(poster) as release:
 
         def other() -> Any:
             posted = call(hexy, given("b", recipient_ai="Hexy"))

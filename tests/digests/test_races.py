@@ -24,7 +24,7 @@ from apps.receipts.models import Receipt
 from apps.receipts.services import Group, Poster
 from tests.digests.makers import ack_through, flush, make_draft, post, post_grouped, read, set_policy, unsound
 from tests.factories import T0, make_caller
-from tests.waiters import acting, at_once
+from tests.waiters import Other, acting, at_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -233,20 +233,14 @@ def test_a_held_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller, monkey
     overdue(kee, 1)
     overdue(hexy, 1)
 
-    def flush() -> None:
-        services.flush_due()
-        connection.close()
-
-    flusher = threading.Thread(target=flush)
     with acting_as(kee):
         held = services.lock(principal_id=kee.principal_id)
-        flusher.start()
+        flusher = Other(services.flush_due)
         deadline = time.monotonic() + 45
         while not Entry.objects.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         assert [entry.inbox.principal_id for entry in Entry.objects.select_related("inbox")] == [hexy.principal_id]
-        flusher.join(timeout=45)
-        assert not flusher.is_alive()
+        assert flusher.ends() is None
         assert held is not None
         assert Thread.objects.get(inbox_id=held.id).pending_count == 1
     assert services.flush_due() == 1

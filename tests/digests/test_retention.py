@@ -26,7 +26,7 @@ from tests.digests.makers import ack_receipts, ack_through, make_draft, post, po
 from tests.digests.test_database import break_rows
 from tests.digests.test_races import check
 from tests.factories import T0, at, make_caller, make_tenant
-from tests.waiters import acting, at_once
+from tests.waiters import acting, at_once, held
 
 
 def to_day(days: float) -> None:
@@ -311,23 +311,8 @@ def test_locked_inbox_is_left_to_the_next_sweep() -> None:
         with acting_as(caller):
             post(caller)
             ack_everything(caller)
-    held, let_go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with acting_as(kee):
-            services.lock(principal_id=kee.principal_id)
-            held.set()
-            let_go.wait(20)
-        connection.close()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert held.wait(20)
-    try:
+    with held(kee, lambda: services.lock(principal_id=kee.principal_id)):
         services.retain()
-    finally:
-        let_go.set()
-        holder.join(20)
     with acting_as_system("test"):
         assert set(Receipt.objects.values_list("recipient", flat=True)) == {kee.principal_id}
         services.retain()

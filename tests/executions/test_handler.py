@@ -6,7 +6,6 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
-from django.db import connection
 
 from apps.core.sql import database_now
 from apps.executions import calls, handlers
@@ -31,6 +30,7 @@ from tests.executions.making import (
     run,
 )
 from tests.executions.workers import WorkerServer
+from tests.waiters import Other
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -62,12 +62,6 @@ def leave_a_run_behind(caller: Caller) -> None:
         beat = HeldLease(task_id=grant.task_id, lease_token=grant.lease_token, checkpoint={"called": True})
         beating.heartbeat(worker=caller, heartbeats=[beat])
         LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
-
-
-def execute(caller: Caller) -> None:
-    """Execute the queue on a thread of a test."""
-    execute_queue(caller.tenant_id, "execute")
-    connection.close()
 
 
 def test_task_ends_with_a_pointer_to_the_answer(kee: Caller, texter: WorkerServer) -> None:
@@ -109,15 +103,13 @@ def test_task_type_may_name_the_worker(kee: Caller, texter: WorkerServer) -> Non
 
 def test_canceled_task_gives_up_its_call(kee: Caller, texter: WorkerServer) -> None:
     task = queue_call(kee, "hold", {"text": "x"})
-    executor = threading.Thread(target=lambda: execute(kee))
-    executor.start()
+    executor = Other(lambda: execute_queue(kee.tenant_id, "execute"))
     assert texter.entered.wait(20)
 
     with kee.acting():
         ending.cancel(caller=kee, task_id=int(task.task_id.removeprefix("task_")))
-    executor.join(30)
 
-    assert not executor.is_alive()
+    assert executor.ends() is None
     assert seen(kee, task).status == "canceled"
     with kee.acting():
         assert not Call.objects.exists()
@@ -156,8 +148,7 @@ def test_run_without_its_lease_does_not_call(
     # As under SIGSTOP: between the checks and the call the lease runs out, and the next run does the work.
     monkeypatch.setattr(calls, "note_run", stand_still_once)
     task = queue_call(kee, "echo", {"text": "x"}, worker_id="writer")
-    executor = threading.Thread(target=lambda: execute(kee))
-    executor.start()
+    executor = Other(lambda: execute_queue(kee.tenant_id, "execute"))
     try:
         assert here.wait(30)
         with kee.acting():
@@ -166,7 +157,7 @@ def test_run_without_its_lease_does_not_call(
         assert (seen(kee, task).status, seen(kee, task).run_id) == ("succeeded", 2)
     finally:
         on.set()
-        executor.join(30)
+        assert executor.ends() is None
 
     assert texter.calls == {"echo": 1}
 

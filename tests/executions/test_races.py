@@ -45,15 +45,9 @@ from tests.executions.making import (
 )
 from tests.executions.workers import WorkerServer
 from tests.factories import make_caller
-from tests.waiters import together, until_somebody_waits_for_this_transaction
+from tests.waiters import Other, together, until_somebody_waits_for_this_transaction
 
 pytestmark = [pytest.mark.ci, pytest.mark.django_db(transaction=True)]
-
-
-def advancing_on_a_thread(execution: Execution) -> threading.Thread:
-    thread = threading.Thread(target=lambda: together(lambda: advance(execution)))
-    thread.start()
-    return thread
 
 
 def test_one_of_several_processes_calls_the_worker(kee: Caller, texter: WorkerServer) -> None:
@@ -112,14 +106,14 @@ def test_concurrent_starts_make_one_execution(kee: Caller, texter: WorkerServer)
 
 def test_running_call_is_not_taken_over(kee: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, [call_step("a", "hold"), REPORT])
-    caller = advancing_on_a_thread(execution)
+    caller = Other(lambda: advance(execution))
     assert texter.entered.wait(20)
 
     advance(execution)
 
     assert statuses(kee, execution)["a"] == "calling"
     texter.gate.set()
-    caller.join(30)
+    assert caller.ends() is None
     assert texter.calls == {"hold": 1}
     assert report(kee, execution).status == "complete"
 
@@ -128,7 +122,7 @@ def test_claim_is_renewed_during_the_call(kee: Caller, server: WorkerServer, mon
     monkeypatch.setattr(advancing, "_RENEW_SECONDS", 0.05)
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "hold"), REPORT])
-    caller = advancing_on_a_thread(execution)
+    caller = Other(lambda: advance(execution))
     assert server.entered.wait(20)
 
     def expiry() -> datetime | None:
@@ -140,7 +134,7 @@ def test_claim_is_renewed_during_the_call(kee: Caller, server: WorkerServer, mon
     while expiry() == first:
         assert monotonic() < deadline, "nobody renews the claim"
     server.gate.set()
-    caller.join(30)
+    assert caller.ends() is None
 
     assert server.calls == {"hold": 1}
     assert report(kee, execution).status == "complete"
@@ -148,12 +142,12 @@ def test_claim_is_renewed_during_the_call(kee: Caller, server: WorkerServer, mon
 
 def test_independent_steps_are_called_at_once(kee: Caller, texter: WorkerServer) -> None:
     execution = begin(kee, [call_step("a", "hold"), call_step("b", "hold"), REPORT])
-    caller = advancing_on_a_thread(execution)
+    caller = Other(lambda: advance(execution))
 
     # Neither answers before both have been called.
     texter.wait_for_calls("hold", 2)
     texter.gate.set()
-    caller.join(30)
+    assert caller.ends() is None
 
     assert texter.calls == {"hold": 2}
     assert report(kee, execution).status == "complete"
@@ -165,13 +159,13 @@ def test_execute_waits_for_a_call_of_another_process(
     monkeypatch.setattr(tools, "_PATIENCE", timedelta(seconds=60))
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "hold"), REPORT])
-    caller = advancing_on_a_thread(execution)
+    caller = Other(lambda: advance(execution))
     assert server.entered.wait(20)
     threading.Timer(0.3, server.gate.set).start()
 
     answer = tools.execute_delegation_plan(kee, tools.ExecutePlan(plan_id=execution.plan_id))
 
-    caller.join(30)
+    assert caller.ends() is None
     assert server.calls == {"hold": 1}
     assert [result["text"] for result in answer.direct_results] == ["hello"]
 
@@ -181,14 +175,13 @@ def test_waiting_call_of_a_canceled_execution_is_not_made(kee: Caller, texter: W
     held = [call_step(f"held-{number}", "hold") for number in range(8)]
     waiting = [call_step(f"waiting-{number}", worker_id="writer") for number in range(4)]
     execution = begin(kee, [*held, *waiting, REPORT])
-    caller = advancing_on_a_thread(execution)
+    caller = Other(lambda: advance(execution))
     texter.wait_for_calls("hold", 8)
 
     cancel(kee, execution)
     texter.gate.set()
-    caller.join(30)
 
-    assert not caller.is_alive()
+    assert caller.ends() is None
     assert texter.calls == {"hold": 8}
     assert report(kee, execution).status == "canceled"
 
@@ -226,14 +219,14 @@ def test_stopped_process_does_not_call_after_losing_its_claim(
     # As under SIGSTOP, or while the storage of what earlier steps have found is slow.
     monkeypatch.setattr(advancing, "_resolved", stand_still_once)
     execution = begin(kee, [call_step("a", "echo", worker_id=worker_id, text="x"), REPORT])
-    caller = advancing_on_a_thread(execution)
+    caller = Other(lambda: advance(execution))
     try:
         assert here.wait(30)
         meanwhile(kee, execution)
         ended = report(kee, execution)
     finally:
         on.set()
-        caller.join(30)
+        assert caller.ends() is None
 
     assert ended.status == ("complete" if made else "canceled")
     assert texter.calls["echo"] == made

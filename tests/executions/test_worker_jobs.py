@@ -4,13 +4,12 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +30,7 @@ from tests.executions.making import (
 )
 from tests.executions.test_handler import queue_call, seen
 from tests.executions.workers import WorkerServer
-from tests.waiters import until
+from tests.waiters import Other, until
 from tests.workers.factories import NOTHING
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -54,25 +53,6 @@ def queue_count(caller: Caller, tool_name: str = "start_count") -> QueuedTask:
 
 
 @contextmanager
-def beside(run: Callable[[], object]) -> Iterator[None]:
-    """Run it on a thread until the block ends."""
-
-    def running() -> None:
-        try:
-            run()
-        finally:
-            connection.close()
-
-    thread = threading.Thread(target=running)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-@contextmanager
 def executing(caller: Caller, task: QueuedTask) -> Iterator[None]:
     """Execute the queue on a thread; the block ends when the task has ended."""
     over = threading.Event()
@@ -82,12 +62,13 @@ def executing(caller: Caller, task: QueuedTask) -> Iterator[None]:
             execute_queue(caller.tenant_id, "execute")
             over.wait(0.05)
 
-    with beside(run):
-        try:
-            yield
-            until(lambda: seen(caller, task).status in {"succeeded", "failed", "canceled"}, "the task's end")
-        finally:
-            over.set()
+    other = Other(run)
+    try:
+        yield
+        until(lambda: seen(caller, task).status in {"succeeded", "failed", "canceled"}, "the task's end")
+    finally:
+        over.set()
+        assert other.ends() is None
 
 
 def test_job_is_followed_to_its_result_under_one_task(kee: Caller, server: WorkerServer) -> None:

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from apps.executions.models import Execution
@@ -19,7 +18,7 @@ from apps.tasks.jobs import work as execute_queue
 from apps.workers.models import State, Worker
 from tests.bundled_workers.processes import GRADIENTS, RECEIPTS, SCRIPTS, running, write_pdf
 from tests.factories import make_caller, make_token
-from tests.server import Server
+from tests.server import Server, ask, ready_plan
 from tests.waiters import until
 from tests.workers.factories import enroll, make_key
 
@@ -54,37 +53,16 @@ def registered(caller: Caller) -> int:
         return Worker.objects.filter(state=State.READY).count()
 
 
-def ask(server: Server, token: str, tool: str, **arguments: Any) -> dict[str, Any]:
-    async def answer() -> dict[str, Any]:
-        async with server.client(token) as client:
-            given = await client.call_tool(tool, arguments)
-            assert not given.is_error, given.content
-            assert given.structured_content is not None
-            content: dict[str, Any] = given.structured_content
-            return content
-
-    return anyio.run(answer)
-
-
-def ready(server: Server, token: str, **asked: Any) -> dict[str, Any]:
-    """A plan that is ready; what it guesses is confirmed."""
-    plan = ask(server, token, "create_delegation_plan", **asked)
-    if plan["status"] == "needs_confirmation":
-        plan = ask(server, token, "confirm_plan", plan_id=plan["plan_id"])
-    assert plan["status"] == "ready", plan
-    return plan
-
-
 def planned(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(step["step_type"], step["worker_id"], step["tool_name"]) for step in plan["steps"] if "tool_name" in step]
 
 
 def carried_out(server: Server, token: str, kee: Caller, plan_id: str) -> dict[str, Any]:
     """Execute a plan, being the Celery workers ourselves, until only its principal is left to act."""
-    ask(server, token, "execute_delegation_plan", plan_id=plan_id)
+    ask(server.url, token, "execute_delegation_plan", plan_id=plan_id)
     deadline = time.monotonic() + 240
     while True:
-        report = ask(server, token, "get_plan_status", plan_id=plan_id)
+        report = ask(server.url, token, "get_plan_status", plan_id=plan_id)
         waiting = {step["status"] for step in report["steps"]} & {"queued", "running", "pending"}
         mine = any(step["status"] == "awaiting" and step["step_type"] == "aggregate" for step in report["steps"])
         if not waiting or mine or report["status"] in {"complete", "failed"}:
@@ -107,7 +85,7 @@ def put_together(server: Server, token: str, report: dict[str, Any], summary: st
     """Hand in what the plan's principal made of the results, and read how the plan ended."""
     (step,) = [step for step in report["steps"] if step["step_type"] == "aggregate"]
     ask(
-        server,
+        server.url,
         token,
         "submit_step_result",
         execution_id=report["execution_id"],
@@ -115,14 +93,14 @@ def put_together(server: Server, token: str, report: dict[str, Any], summary: st
         result={"told": summary},
         summary=summary,
     )
-    done = ask(server, token, "get_plan_status", plan_id=report["plan_id"])
+    done = ask(server.url, token, "get_plan_status", plan_id=report["plan_id"])
     assert (done["status"], done["summary"], done["steps_complete"]) == ("complete", summary, done["steps_total"])
     assert done["report"]["recommendation"]
-    chain = ask(server, token, "get_receipt_chain", receipt_id=done["terminal_receipt_id"])
+    chain = ask(server.url, token, "get_receipt_chain", receipt_id=done["terminal_receipt_id"])
     events = [link["event_type"] for link in chain["receipts"]]
     assert events[0] == "task_received"
     assert {"plan_created", "task_queued", "task_complete", "plan_complete"} <= set(events)
-    assert ask(server, token, "memory_bootstrap")["owed_by_me"] == []
+    assert ask(server.url, token, "memory_bootstrap")["owed_by_me"] == []
     return done
 
 
@@ -135,8 +113,8 @@ def test_pdfs_are_found_indexed_and_their_concepts_extracted(
     write_pdf(documents / "receipts.pdf", RECEIPTS)
     (documents / "notes.txt").write_text("no PDF")
 
-    plan = ready(
-        server,
+    plan = ready_plan(
+        server.url,
         token,
         intent=f"Index all PDFs in {documents}, extract key concepts, and generate summary",
         context={"file_types": ["pdf"], "path": str(documents)},
@@ -156,12 +134,12 @@ def test_pdfs_are_found_indexed_and_their_concepts_extracted(
     assert len(report["async_task_ids"]) == 2
 
     # Another session: the inbox tells of both tasks, their results are fetched, and what was learned is kept.
-    received = ask(server, token, "get_inbox_receipts", limit=50)["receipts"]
+    received = ask(server.url, token, "get_inbox_receipts", limit=50)["receipts"]
     told = {one["metadata"]["task_id"]: one["summary"] for one in received if one["event_type"] == "task_complete"}
     assert set(told) == set(report["async_task_ids"])
     assert "Indexed 2 PDFs: 3 pages, skipped 0" in told.values()
-    fetched = [ask(server, token, "fetch_task_result", task_id=task_id)["content"] for task_id in told]
+    fetched = [ask(server.url, token, "fetch_task_result", task_id=task_id)["content"] for task_id in told]
     assert any(content["summary"] == concepts["summary"] for content in fetched)
-    kept = ask(server, token, "memory_store", observation=concepts["summary"], domain="document_analysis")
+    kept = ask(server.url, token, "memory_store", observation=concepts["summary"], domain="document_analysis")
     assert kept
     put_together(server, token, report, "Two PDFs, on gradients and on receipts.")

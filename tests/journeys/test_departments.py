@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import anyio
 import httpx2
 import pytest
 
@@ -18,7 +17,7 @@ from tests import waiters
 from tests.bundled_workers.processes import GRADIENTS, write_pdf
 from tests.chaos.ground import Ground, prepared
 from tests.commands import run
-from tests.server import Server
+from tests.server import ask, ready_plan
 
 SCRIPT: Final = PRODUCT / "examples" / "delegates" / "department.py"
 PATIENCE: Final = 240.0
@@ -113,43 +112,20 @@ def manage(ground: Ground, *command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def ready(ground: Ground, secret: str, **asked: Any) -> dict[str, Any]:
-    """A plan that is ready; what it guesses is confirmed."""
-    plan = ask(ground, secret, "create_delegation_plan", **asked)
-    if plan["status"] == "needs_confirmation":
-        plan = ask(ground, secret, "confirm_plan", plan_id=plan["plan_id"])
-    assert plan["status"] == "ready", plan
-    return plan
-
-
-def ask(ground: Ground, secret: str, tool: str, **arguments: Any) -> dict[str, Any]:
-    """Call a tool of a deployment over MCP."""
-
-    async def answer() -> dict[str, Any]:
-        async with Server(ground.url).client(secret) as client:
-            given = await client.call_tool(tool, arguments)
-            assert not given.is_error, given.content
-            assert given.structured_content is not None
-            content: dict[str, Any] = given.structured_content
-            return content
-
-    return anyio.run(answer)
-
-
 def until(happened: Callable[[], Any], what: str, ground: Ground) -> Any:
     return waiters.until(happened, lambda: f"{what}\n{json.dumps(ground.logs(), indent=1)}", seconds=PATIENCE)
 
 
 def carried_out(ground: Ground, secret: str, plan_id: str) -> dict[str, Any]:
     """Have a plan carried out, put the results together when asked to, and wait for its end."""
-    begun = ask(ground, secret, "execute_delegation_plan", plan_id=plan_id)
+    begun = ask(ground.url, secret, "execute_delegation_plan", plan_id=plan_id)
 
     def report() -> dict[str, Any] | None:
-        found = ask(ground, secret, "get_plan_status", plan_id=plan_id)
+        found = ask(ground.url, secret, "get_plan_status", plan_id=plan_id)
         for step in found["steps"]:
             if (step["step_type"], step["status"]) == ("aggregate", "awaiting"):
                 ask(
-                    ground,
+                    ground.url,
                     secret,
                     "submit_step_result",
                     execution_id=begun["execution_id"],
@@ -222,7 +198,7 @@ WORKER: Final = ("workers:register", "tasks:work")
 
 def workers_ready(ground: Ground, secret: str, names: tuple[str, ...]) -> None:
     def ready() -> bool:
-        found = ask(ground, secret, "list_workers")["workers"]
+        found = ask(ground.url, secret, "list_workers")["workers"]
         return {one["worker_id"] for one in found} >= set(names)
 
     until(ready, f"the registration of {names}", ground)
@@ -277,8 +253,8 @@ def test_departments_of_their_own_deployments_report_home_and_the_chain_goes_thr
         kee = home.tokens["kee"]
         workers_ready(home, kee, tuple(away))
 
-        plan = ready(
-            home,
+        plan = ready_plan(
+            home.url,
             kee,
             intent=f'Analyze the codebase at "{folder}", index all PDFs in "{documents}", and list the files in "{data}"',
         )
@@ -314,9 +290,9 @@ def is_the_same_chain_there(
 ) -> str:
     """See that what a department did hangs, in its own deployment, from a plan which names the one above; that one's receipt."""
     manager = away.tokens["manager"]
-    below = ask(away, manager, "get_plan_status", plan_id=result["key_findings"]["plan_id"])
+    below = ask(away.url, manager, "get_plan_status", plan_id=result["key_findings"]["plan_id"])
     assert below["status"] == "complete"
-    asked = ask(away, manager, "get_plan", plan_id=below["plan_id"])
+    asked = ask(away.url, manager, "get_plan", plan_id=below["plan_id"])
     path = handed_on["params"]["delegation_path"]
     assert (len(path), asked["plan"]["delegation_path"]) == (1, path)
     there = facts(away)

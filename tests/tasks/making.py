@@ -1,12 +1,8 @@
 """What tests of tasks need, made by the product's own services in the transaction that is open."""
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
-
-from django.db import connection
 
 from apps.core.errors import DomainError, only
 from apps.core.sql import execute
@@ -245,30 +241,6 @@ def later(seconds: float) -> None:
 
 def codes(answers: Sequence[Any]) -> list[str]:
     return [answer.code if isinstance(answer, DomainError) else str(answer.status) for answer in answers]
-
-
-@contextmanager
-def held(caller: Caller, rows: Any) -> Iterator[None]:
-    """The rows of a queryset are locked by another transaction until the block ends."""
-    locked, let_go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        try:
-            with acting_as(caller):
-                list(rows.select_for_update())
-                locked.set()
-                let_go.wait(60)
-        finally:
-            connection.close()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert locked.wait(20)
-        yield
-    finally:
-        let_go.set()
-        thread.join(20)
 
 
 def own(query: Mapping[str, str]) -> bool:

@@ -16,8 +16,8 @@ from apps.tasks.services import dependencies, ending
 from apps.tasks.shapes import LeasedTask
 from apps.tasks.states import IfDependencyFails
 from tests.factories import at, make_caller, make_tenant, refused
-from tests.tasks.making import FUTURE, complete, fail_next, held, lease, lease_one, make_type, number, queue, status
-from tests.waiters import together
+from tests.tasks.making import FUTURE, complete, fail_next, lease, lease_one, make_type, number, queue, status
+from tests.waiters import held, together
 
 
 def after(caller: Caller, *tasks: Any, **more: Any) -> int:
@@ -167,7 +167,7 @@ def test_locked_inbox_delays_only_its_own_ends(tenant: Tenant, kee: Caller, work
     busy, other = (after(kee, first, recipient_ai=name) for name in ("Hexy", "Ona"))
     fail_next(worker)
 
-    with held(hexy, Inbox.objects.filter(principal_id=hexy.principal_id)):
+    with held(hexy, Inbox.objects.select_for_update().filter(principal_id=hexy.principal_id).get):
         assert dependencies.release_dependants() == 1
         assert (status(kee, busy), status(kee, other)) == ("waiting", "canceled")
     assert dependencies.release_dependants() == 1

@@ -19,7 +19,7 @@ from apps.tasks.models import FinishedTask, LiveTask, Run
 from apps.tasks.shapes import RegisterTaskType
 from tests.factories import as_owner, make_caller, make_tenant
 from tests.tasks.making import cancel, lease, number, queue
-from tests.waiters import until
+from tests.waiters import Other, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -110,20 +110,13 @@ def work(kee: Caller) -> None:
 def aside(kee: Caller) -> Iterator[None]:
     """The queue is worked in another thread, whose handler has begun; at the end it may go on, and is waited for."""
 
-    def run() -> None:
-        try:
-            executor.work(kee.tenant_id, "by_hand")
-        finally:
-            connection.close()
-
-    thread = threading.Thread(target=run)
-    thread.start()
+    other = Other(lambda: work(kee))
     try:
         assert _begun.wait(30)
         yield
     finally:
         _go.set()
-        thread.join(30)
+        assert other.ends() is None
 
 
 def until_renewed(kee: Caller, task: int, *, by: timedelta = timedelta(0)) -> None:

@@ -24,7 +24,6 @@ from tests.tasks.making import (
     complete,
     complete_many,
     fail,
-    held,
     lease,
     lease_one,
     make_type,
@@ -34,7 +33,7 @@ from tests.tasks.making import (
     release,
     set_queue,
 )
-from tests.waiters import Other, together, until_somebody_waits_for_this_transaction
+from tests.waiters import Other, held, together, until_somebody_waits_for_this_transaction
 
 
 def test_queue_concurrency_limits_leases(kee: Caller, worker: Caller) -> None:
@@ -439,7 +438,7 @@ def test_locked_task_gets_its_key_later(kee: Caller, worker: Caller) -> None:
     waiting = number(queue(kee, concurrency_key="k"))
     grant = lease_one(worker)
 
-    with held(kee, LiveTask.objects.filter(task_id=waiting)):
+    with held(kee, LiveTask.objects.select_for_update().filter(task_id=waiting).get):
         complete(worker, grant)
     assert lease(worker) == []
 

@@ -29,7 +29,6 @@ from tests.tasks.making import (
     complete,
     complete_many,
     fail_next,
-    held,
     later,
     lease,
     lease_one,
@@ -43,6 +42,7 @@ from tests.tasks.making import (
     set_queue,
     snapshot,
 )
+from tests.waiters import held
 
 
 def expire(caller: Caller) -> None:
@@ -68,7 +68,7 @@ def test_locked_inbox_delays_only_its_own_ends(tenant: Tenant, kee: Caller, work
     lease(worker, capacity=len(busy) + len(others))
     expire(kee)
 
-    with held(hexy, Inbox.objects.filter(principal_id=hexy.principal_id)):
+    with held(hexy, Inbox.objects.select_for_update().filter(principal_id=hexy.principal_id).get):
         assert sweeping.end_what_must() == len(others)
         assert _ended(kee) == others
         assert sweeping.end_what_must() == 0
@@ -83,7 +83,7 @@ def test_locked_task_delays_no_other_end(kee: Caller, worker: Caller) -> None:
     lease(worker, capacity=2)
     expire(kee)
 
-    with held(kee, LiveTask.objects.filter(task_id=at_hand)):
+    with held(kee, LiveTask.objects.select_for_update().filter(task_id=at_hand).get):
         assert sweeping.end_what_must() == 1
     assert _ended(kee) == {other}
     assert sweeping.end_what_must() == 1
