@@ -7,6 +7,7 @@ on each set with what three quarters of the others teach, and writes what all of
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import django
 import numpy as np
 from numpy.typing import NDArray
 
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
 django.setup()
 
 from apps.plans.local import words  # noqa: E402  # Django comes first
@@ -118,7 +120,7 @@ def _fitted(names: list[str], slope: Callable[[Vector], Vector], before: Mapping
         pace = 0.1 if step < _STEPS * 0.6 else 0.02
         weights -= pace * (mean / (1 - 0.9**step)) / (np.sqrt(square / (1 - 0.99**step)) + 1e-8)
     told = zip(names, weights.round(2).tolist(), strict=True)
-    return {name: weight for name, weight in told if weight}
+    return {name: weight for name, weight in told if weight or name in before}
 
 
 def _use(**learned: Mapping[str, float]) -> None:
