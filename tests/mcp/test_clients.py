@@ -199,23 +199,22 @@ def test_client_hears_of_a_tasks_progress_and_cancels_it(server: Server, acme: T
             heard.set()
 
         async def work() -> None:
-            await until_heard(task_topic(kee.tenant_id, task_id))
+            await until_heard(task_topic(kee.tenant_id, grant.task_id))
             await in_thread(lambda: making.beat(worker, grant, percent=40, message="Halfway."))
             await heard.wait()
             async with server.client(token, mode) as another:
-                await another.call_tool("cancel_task", {"task_id": task_id})
+                await another.call_tool("cancel_task", {"task_id": grant.task_id})
             await in_thread(lambda: making.release(worker, grant))
 
         async with server.client(token, mode) as client, anyio.create_task_group() as tasks:
             tasks.start_soon(work)
             with anyio.fail_after(60):
-                asked = {"task_id": task_id, "wait": 50}
+                asked = {"task_id": grant.task_id, "wait": 50}
                 return await client.call_tool("check_task_status", asked, progress_callback=hear)
 
     told: list[Any] = []
     token, kee, worker = make_token(acme), make_caller(acme), make_caller(acme, "W", Kind.WORKER)
     grant = making.leased(kee, worker)
-    task_id = f"task_{grant.task_id}"
     assert run(converse).structured_content["status"] == "canceled"
     assert told == [(40, 100, "Halfway.")]
 
