@@ -35,8 +35,9 @@ _MOST_MARGIN, _NEAR = 6.0, 0.3
 """The largest margin that counts, and the margin of twins."""
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
-_READY: Final = 0.72
-"""A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
+_READY, _ACTING = 0.72, 0.8
+"""A plan that is right so surely may run, and one that changes something, if no value was cut from plain words but names that
+capitals bound."""
 _SHOWN, _SETTLED = 0.40, 0.12
 """It is shown for confirmation if it is right so surely, and where the asker said which tool is meant."""
 _ASKED: Final = 0.02
@@ -257,8 +258,9 @@ class Proposing:
         measured = self.measured(draft)
         p = 1 / (1 + math.exp(-sum(weight * measured.get(name, 0.0) for name, weight in WEIGHTS["right"].items())))
         is_shown = p >= (_SETTLED if self.asked.tools else _SHOWN)
-        is_sure = p >= _READY and self._is_plain(draft)
-        laid = _Laid(self.asked, p, sure=is_sure)
+        is_gentle = all(map(self.is_gentle, draft.tools))
+        is_sure = p >= (_READY if is_gentle else _ACTING) and self._is_plain(draft)
+        laid = _Laid(self.asked, p, sure=is_sure, gentle=is_gentle)
         missing: list[Missing] = []
         questions: list[dict[str, Any]] = []
         for chosen in draft.chosen:
@@ -394,8 +396,8 @@ class Proposing:
 class _Laid:
     """The steps of a plan, as they are laid one after the other."""
 
-    def __init__(self, asked: Asked, p: float, *, sure: bool) -> None:
-        self.asked, self.p, self.sure = asked, p, sure
+    def __init__(self, asked: Asked, p: float, *, sure: bool, gentle: bool) -> None:
+        self.asked, self.p, self.sure, self.gentle = asked, p, sure, gentle
         self.steps: list[Step] = []
         self._places: dict[int, int] = {}
 
@@ -413,8 +415,9 @@ class _Laid:
             if isinstance(value, Source):
                 cited = reference_to(self.lay(value.match).step_id, *value.path)
                 value = [cited] if value.listed else cited
-            # Capitals tell where names begin and end, though no quotes do.
-            evidence = Evidence.TYPED if self.sure and chosen and option.is_proper else option.evidence
+            # Capitals tell where names begin and end, though no quotes do. To change something, the param is named as well.
+            is_bound = option.is_proper and (self.gentle or option.is_announced)
+            evidence = Evidence.TYPED if self.sure and chosen and is_bound else option.evidence
             values[name] = Value(value=value, evidence=evidence, text=option.text)
         place = self._places[id(match)] = len(self.steps)
         rivals = [(one, 1 / (1 + math.exp(match.score - one.score))) for one in (chosen.rivals[:3] if chosen else ())]
