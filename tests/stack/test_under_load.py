@@ -1,4 +1,4 @@
-"""What happens to a whole product at work: an upgrade, a full disk, a web process that freezes."""
+"""What happens to a whole product at work: an upgrade, a full disk, a web process that freezes, a failover."""
 
 import io
 import os
@@ -10,13 +10,16 @@ import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+import psycopg
 import pytest
 
 from config.stack import processes
-from config.stack.supervisor import WEB, readiness
+from config.stack.servers import LOGINS
+from config.stack.supervisor import WEB, Kept, readiness
 from tests.chaos.ground import Breakage, Ground
 from tests.chaos.history import now
 from tests.chaos.promises import violations
@@ -79,6 +82,10 @@ def _manage(ground: Ground, command: str) -> None:
     assert ground._launch("manage.py", command, log=log).wait() == 0, log.read_text()
 
 
+def _product(ground: Ground) -> list[str]:
+    return [name for name in ground.kept if name.startswith(("web", "worker", "beat"))]
+
+
 def _replace(ground: Ground, name: str) -> None:
     """End a process as an operator does, and start it again from the tree that processes are started from now."""
     one, ready = ground.kept[name], "startup complete"
@@ -97,7 +104,7 @@ def test_an_upgrade_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def upgrade(ground: Ground, _: object) -> None:
         _add_web(ground)
-        product = [name for name in ground.kept if name.startswith(("web", "worker", "beat"))]
+        product = _product(ground)
         time.sleep(5)
         monkeypatch.setattr(processes, "PRODUCT", new)
         _migrate(ground, new, "expand", _EXPAND)
@@ -193,3 +200,56 @@ def test_a_frozen_web_process_harms_only_whom_it_answers() -> None:
     (fault,) = (one for one in history.faults if one.name == "freeze")
     late = [call for call in history.calls if fault.begin + 40 < call.begin < fault.end - 10]
     assert sum(call.ok for call in late) > len(late) / 2
+
+
+_STANDBY: Final = 5433
+
+
+def _server(ground: Ground, port: int) -> psycopg.Connection:
+    return psycopg.connect(
+        host=str(ground.data.sockets), port=port, user="postgres", dbname="gatehouse", autocommit=True
+    )
+
+
+def _start_standby(ground: Ground) -> Kept:
+    """A streaming copy of PostgreSQL. From now on no commit is confirmed before it is there too."""
+    primary, cluster, log = ground.kept["postgres"].child, ground.data.sockets / "standby", ground.data.log("standby")
+    launch, argv = partial(processes.launch, env=primary.environ(), log=log, server=True), primary.cmdline()
+    copy = [str(Path(argv[0]).with_name("pg_basebackup")), "-h", str(ground.data.sockets), "-U", "postgres"]
+    assert launch(*copy, "-D", str(cluster), "-c", "fast", "-R").wait() == 0, log.read_text()
+    standby = Kept(partial(launch, *argv, "-D", str(cluster), "-p", str(_STANDBY)), log)
+    with _server(ground, 5432) as connection:
+        connection.execute("alter system set synchronous_standby_names = '*'")
+        connection.execute("select pg_reload_conf()")
+        follows = "select from pg_stat_replication where sync_state = 'sync'"
+        until(lambda: connection.execute(follows).fetchone() is not None, log.read_text, seconds=PATIENCE)
+    return standby
+
+
+@pytest.mark.long
+def test_a_standby_takes_over_with_all_that_was_acknowledged() -> None:
+    moments: list[float] = []
+
+    def fail_over(ground: Ground, _: object) -> None:
+        standby, folder = _start_standby(ground), str(ground.data.sockets)
+        for name in LOGINS:
+            both = ground.environment[name].replace(folder, f"{folder},{folder}")
+            ground.environment[name] = f"{both},{_STANDBY}&target_session_attrs=read-write"
+        for name in _product(ground):
+            _replace(ground, name)
+        time.sleep(5)
+        moments.append(now())
+        ground.kill("postgres")
+        ground.kept["postgres"] = standby
+        with _server(ground, _STANDBY) as connection:
+            connection.execute("select pg_promote()")
+        ground.await_serving()
+        moments.append(now())
+        time.sleep(5)
+
+    deal = [Breakage(name="fail over", apply=fail_over, harms=("web", "database"))]
+    history = run(tasks=1, seed=20261201, deal=lambda _: list(deal))
+    assert violations(history) == []
+    killed, serves = moments
+    assert [call for call in history.calls if call.ok and call.begin < killed]
+    assert [call for call in history.calls if call.ok and call.begin > serves]
