@@ -63,10 +63,11 @@ def queue_for(
     if not calls:
         return []
     batch = _Batch(calls, retried)
-    known = batch.answered()
+    known: list[QueuedTask | Conflict | None] = [None] * len(calls)
     taken: dict[int, QueuedTask | DomainError] = {}
-    # First by what this process saw last. What that does not serve is judged by what is there now; then there are left
-    # repetitions within the batch, and keys that a rival has committed since we looked.
+    # First by what this process saw last: a key that was used keeps its task out. What that does not serve is answered as
+    # before, or judged by what is there now; then there are left repetitions within the batch, and keys that a rival has
+    # committed since we looked.
     for as_seen in (True, False):
         left = [nth for nth, answer in enumerate(known) if answer is None and nth not in taken]
         taken |= batch.take_in(left, as_seen=as_seen)
