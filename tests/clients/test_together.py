@@ -147,6 +147,23 @@ def test_interrupted_caller_takes_nobody_along() -> None:
     assert max(sent) == 3
 
 
+def test_request_that_hangs_delays_no_later_call() -> None:
+    may_answer = threading.Event()
+
+    def alone(item: Item) -> bytes:
+        assert item.content != b"slow" or may_answer.wait(PATIENCE)
+        return item.content
+
+    calls = Together[bytes](alone, lambda items: [None] * len(items), 3)
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(calls.ask, Item(content=b"slow"))
+        until(lambda: calls._is_led)
+        assert pool.submit(calls.ask, Item(content=b"quick")).result(PATIENCE) == b"quick"
+        assert not slow.done()
+        may_answer.set()
+        assert slow.result(PATIENCE) == b"slow"
+
+
 def test_limits_of_one_request() -> None:
     sizes = [1, 1, 5_000_000, 1]
     items = [Item(content=b"x" * size) for size in sizes]

@@ -12,10 +12,9 @@ from gatehouse_client.errors import GatehouseError
 
 # The hub takes twice as much in one request.
 _MOST_BYTES: Final = 4 * 1024 * 1024
-# How many requests are on their way at once.
-LANES: Final = 2
-
 _COMPANY_COMES_WITHIN: Final = 0.002
+# Whoever is in no request by then asks alone: one that hangs delays nobody for longer.
+_PATIENCE: Final = 1.0
 
 A = TypeVar("A")
 
@@ -48,7 +47,7 @@ class _Place(Generic[A]):
 class Together(Generic[A]):
     """Asks for many threads at once. Each gets its own answer or its own error, as if it had asked alone.
 
-    A thread sends while a lane is free. Those that come later wait; the first of them then sends for all. Who gets no answer that way, because the hub refused it or did not answer, asks alone.
+    One request is on its way at a time. Those that come meanwhile wait; the first of them then sends for all. Who gets no answer that way, because the hub refused it or did not answer, asks alone.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Together(Generic[A]):
         self._together = together
         self._most = most
         self._lock = threading.Lock()
-        self._free = LANES
+        self._is_led = False
         self._waiting: list[_Place[A]] = []
         # Those who got their answers together are likely to ask together again: the first waits a moment for the others.
         self._expected = 1
@@ -80,58 +79,68 @@ class Together(Generic[A]):
         return self._alone(item) if mine.answer is None else mine.answer
 
     def _comes_to_lead(self, mine: _Place[A]) -> bool:
-        """Wait for a free lane, or until another has asked for this one."""
+        """Wait until this one may send, or until another has asked for it."""
         with self._lock:
             mine.turn.acquire()
-            mine.leads = self._free > 0 and self._gathers is None
+            mine.leads = not self._is_led
+            self._is_led = True
             if not mine.leads:
                 self._waiting.append(mine)
-            elif len(self._waiting) + 1 < self._expected:
-                self._gathers = mine
-            self._free -= mine.leads
-            if self._gathers is not None and len(self._waiting) + 1 >= self._expected:
-                self._gathers.turn.release()
-                self._gathers = None
+                if self._gathers is not None and self._is_enough():
+                    self._gathers.turn.release()
+                    self._gathers = None
         try:
-            if not mine.leads:
+            if not (mine.leads or mine.turn.acquire(timeout=_PATIENCE) or self._withdraws(mine)):
                 mine.turn.acquire()
-            elif self._gathers is mine:
-                mine.turn.acquire(timeout=_COMPANY_COMES_WITHIN)
+            if mine.leads:
+                with self._lock:
+                    self._gathers = None if self._is_enough() else mine
+                if self._gathers is mine:
+                    mine.turn.acquire(timeout=_COMPANY_COMES_WITHIN)
         except BaseException:  # a signal's: the others go on
-            with self._lock:
-                if mine.leads:
+            if not self._withdraws(mine) and mine.leads:
+                with self._lock:
                     self._pass_on()
-                elif mine in self._waiting:
-                    self._waiting.remove(mine)
             raise
         return mine.leads
 
+    def _withdraws(self, mine: _Place[A]) -> bool:
+        """Take one out that is in no request yet; says whether it was so."""
+        with self._lock:
+            is_waiting = mine in self._waiting
+            if is_waiting:
+                self._waiting.remove(mine)
+            return is_waiting
+
+    def _is_enough(self) -> bool:
+        """Whether as many wait as are expected, with who leads them. The lock is held."""
+        return len(self._waiting) + 1 >= self._expected
+
     @contextmanager
     def _leading(self, mine: _Place[A]) -> Iterator[list[_Place[A]]]:
-        """Those for whom this one asks, and at the end the lane for the next."""
+        """Those for whom this one asks; at the end the next one leads."""
         with self._lock:
-            if self._gathers is mine:
-                self._gathers = None
+            self._gathers = None
             places = [mine, *self._waiting]
             taken = take([one.item for one in places], self._most)
             group, self._waiting = places[:taken], places[taken:]
-            self._expected = len(group)
         try:
             yield group
         finally:
             with self._lock:
+                self._expected = len(group) + len(self._waiting)
                 self._pass_on()
             for one in group[1:]:
                 one.turn.release()
 
     def _pass_on(self) -> None:
-        """Give the lane to the next. The lock is held."""
+        """Let the next one lead. The lock is held."""
+        self._gathers = None
+        self._is_led = bool(self._waiting)
         if self._waiting:
             following = self._waiting.pop(0)
             following.leads = True
             following.turn.release()
-        else:
-            self._free += 1
 
 
 def take(items: Sequence[Item], most: int) -> int:

@@ -33,13 +33,15 @@ from gatehouse_client.functions import as_handler, as_type
 from gatehouse_client.inputs import LeaseFrom, RegisterTaskType
 from gatehouse_client.outputs import CompletedTasks, LeasedTask
 from gatehouse_client.task import Failed, Result, Stop, Task
-from gatehouse_client.together import COMPLETIONS, LANES, Item, take
+from gatehouse_client.together import COMPLETIONS, Item, take
 from gatehouse_client.verbs import as_item
 
 logger = logging.getLogger("gatehouse_client")
 
 # How often a waiting thread checks whether to stop.
 _GLANCE: Final = 0.1
+# How many requests with outcomes are on their way at once.
+_REPORTERS: Final = 2
 _IDLE: Final = 1.0
 # The time for handlers to end after the stop, and then for the last reports.
 _LAST_WORDS: Final = 2.0
@@ -163,7 +165,7 @@ class Worker:
         :raises Refused: if the hub refuses the worker: an unknown token, a missing scope, no handlers.
         """
         helpers = [threading.Thread(target=self._keep_alive, name="heartbeats", daemon=True)]
-        helpers += [threading.Thread(target=self._report_done, name="reports", daemon=True) for _ in range(LANES)]
+        helpers += [threading.Thread(target=self._report_done, name="reports", daemon=True) for _ in range(_REPORTERS)]
         self._is_over = False
         self._leased, self._at_most = 0, at_most
         for helper in helpers:
@@ -422,7 +424,7 @@ class Worker:
                     return []
                 self._reports.wait(_GLANCE)
             # The other half of what is held is worked on meanwhile.
-            most = max(1, -(-len(self._held) // LANES))
+            most = max(1, -(-len(self._held) // _REPORTERS))
             first = list(itertools.islice(self._done, most))
             taken = take([item for _, item in first], COMPLETIONS)
             self._on_their_way += taken
