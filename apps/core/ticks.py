@@ -21,10 +21,10 @@ from typing import Any, Final
 
 from celery import shared_task, signals
 from django.core.management import call_command
-from django.db import DatabaseError, close_old_connections, connection, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections, connections
 
 from apps.core import notifications
-from apps.core.sql import execute
+from apps.core.sql import SYSTEM
 
 logger = logging.getLogger(__name__)
 
@@ -82,15 +82,18 @@ def _run_if_due(name: str) -> None:
 @contextmanager
 def _alone(name: str) -> Iterator[bool]:
     key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
-    with connection.cursor() as cursor:
+    # By the login that may not be pooled by transaction: the lock is the session's.
+    login = connections[SYSTEM if SYSTEM in connections.settings else DEFAULT_DB_ALIAS]
+    with login.cursor() as cursor:
         cursor.execute("select pg_try_advisory_lock(%s)", [key])
         alone: bool = cursor.fetchone()[0]
     try:
         yield alone
     finally:
         # A connection that broke has dropped the lock with its session.
-        if alone and connection.is_usable():
-            execute("select pg_advisory_unlock(%s)", [key])
+        if alone and login.is_usable():
+            with login.cursor() as cursor:
+                cursor.execute("select pg_advisory_unlock(%s)", [key])
 
 
 def run_forever(stop: threading.Event, *, calls_out: bool = False, lasts: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -253,3 +254,54 @@ def test_a_standby_takes_over_with_all_that_was_acknowledged() -> None:
     killed, serves = moments
     assert [call for call in history.calls if call.ok and call.begin < killed]
     assert [call for call in history.calls if call.ok and call.begin > serves]
+
+
+# As docs/scaling.md says.
+_POOLER: Final = """
+[databases]
+gatehouse = host={folder} connect_query='set plan_cache_mode = force_generic_plan; set search_path = public; \
+set lock_timeout = 2000; set statement_timeout = 30000; set idle_in_transaction_session_timeout = 60000; \
+set hnsw.iterative_scan = strict_order; set hnsw.ef_search = 200'
+[pgbouncer]
+pool_mode = transaction
+max_prepared_statements = 1000
+ignore_startup_parameters = options
+default_pool_size = 8
+unix_socket_dir = {folder}
+auth_type = trust
+auth_file = {folder}/users
+"""
+
+_LEFT_LOCKED: Final = """
+select from pg_locks join pg_stat_activity using (pid)
+where locktype = 'advisory' and usename = 'gatehouse_app' and state = 'idle'
+"""
+
+
+def _pooler_is_new_enough() -> bool:
+    path = shutil.which("pgbouncer")
+    told = subprocess.run([path, "--version"], check=True, capture_output=True, text=True).stdout if path else "0.0"
+    major, minor = re.findall(r"\d+", told)[:2]
+    return (int(major), int(minor)) >= (1, 21)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not _pooler_is_new_enough(), reason="needs the Debian package pgbouncer, 1.21 or newer")
+def test_requests_go_through_a_pooler_of_transactions() -> None:
+    def put_between(ground: Ground, _: object) -> None:
+        folder, primary, log = ground.data.sockets, ground.kept["postgres"].child, ground.data.log("pooler")
+        (folder / "pooler.ini").write_text(_POOLER.format(folder=folder))
+        (folder / "users").write_text('"gatehouse_app" ""\n"gatehouse_system" ""\n"postgres" ""\n')
+        argv = (str(shutil.which("pgbouncer")), str(folder / "pooler.ini"))
+        ground.kept["pooler"] = Kept(partial(processes.launch, *argv, env=primary.environ(), log=log, server=True), log)
+        ground.environment["DATABASE_URL"] = ground.environment["DATABASE_URL"].replace("port=5432", "port=6432")
+        for name in _product(ground):
+            _replace(ground, name)
+        time.sleep(20)
+        assert "gatehouse/gatehouse_app@" in log.read_text()
+        # What is locked for a session would never be let go.
+        until(lambda: not ground.ask_database(_LEFT_LOCKED, "postgres"), "a lock is left", seconds=PATIENCE)
+
+    history = run(tasks=1, seed=20261203, deal=lambda _: [Breakage(name="pool", apply=put_between, harms=("web",))])
+    assert violations(history) == []
+    assert min(len(history.accepted), len(history.receipts)) > 300
