@@ -236,6 +236,14 @@ class _Whole:
         return low in GROUPS["back"] and bool(refers or is_known)
 
 
+def _tells_when(part: Part, place: int) -> bool:
+    """Does a "when" say when something is to be done: "when run 7 has ended, …"? It asks in "when is …" and "when next bus"."""
+    ahead = part.reading.tokens[place + 1 :]
+    first = ahead[0].low if ahead else ""
+    is_asking = first in GROUPS["be"] | GROUPS["have"] | GROUPS["modal"]
+    return not is_asking and (first == "the" or any(one.low == "," for one in ahead))
+
+
 def holding(part: Part, match: Match | None) -> tuple[str, ...]:
     """The words of a part that negate, condition, except or repeat it, or leave a choice, where no sure value holds them."""
     tokens, kept = part.reading.tokens, match.used if match else 0
@@ -249,7 +257,7 @@ def holding(part: Part, match: Match | None) -> tuple[str, ...]:
         is_choice = match is not None and match.profile.acts
         holds = any(said in UNPLANNED or (said == "or" and is_choice) for said in accumulate(ahead, "{} {}".format))
         is_end = place + 1 in starts and low in ("until", "till", "but")
-        asks = part.question and low in GROUPS["question"] and (low, part.low(place + 1)) != ("when", "the")
+        asks = part.question and low in GROUPS["question"] and not (low == "when" and _tells_when(part, place))
         if holds and not (kept >> place & 1 or is_end or asks):
             found.append(tokens[place].text)
     return tuple(found)

@@ -48,6 +48,7 @@ _SWITCHES: Final = {
 }
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
 _ROW: Final = frozenset({"and", "&", ",", "in", "on", "for", "the"})
+_TURNING: Final = GROUPS["condition"] | GROUPS["exception"]
 _COMPARING: Final = frozenset({"over", "under", "above", "below", "than", "least", "beyond", "exceeding"})
 
 
@@ -363,6 +364,8 @@ def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
     whole, head, tail = stretch(first, last), 1 << first, 1 << last
     small, proper = masks["small"], masks["proper"]
     content = (whole & masks["content"] & ~masks["typed"]).bit_count()
+    if part.low(first) in _TURNING and part.low(first - 1) not in SAYING:
+        return {}
     if sort != "text":
         is_name = first > part.first and head & proper and tail & proper
         if not content or part.low(first) in HELD or not (is_name or not (head | tail) & small):
