@@ -305,3 +305,40 @@ def test_requests_go_through_a_pooler_of_transactions() -> None:
     history = run(tasks=1, seed=20261203, deal=lambda _: [Breakage(name="pool", apply=put_between, harms=("web",))])
     assert violations(history) == []
     assert min(len(history.accepted), len(history.receipts)) > 300
+
+
+# Loaded ahead of a program, it moves the time of day and nothing that waits. (libfaketime fails the sleeps of Python.)
+_CLOCK: Final = """
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t clock, struct timespec *told) {
+    int failed = syscall(SYS_clock_gettime, clock, told);
+    if (!failed && clock == CLOCK_REALTIME) told->tv_sec += atol(getenv("AHEAD"));
+    return failed;
+}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs the Debian package gcc")
+@pytest.mark.parametrize("ahead", [("web", "worker-core", "beat"), ("web-2", "worker-deliver")])
+def test_clocks_that_differ_by_twenty_minutes_break_no_promise(ahead: tuple[str, ...], tmp_path: Path) -> None:
+    library = tmp_path / "clock.so"
+    build = ["cc", "-x", "c", "-", "-shared", "-fPIC", "-o", str(library)]
+    subprocess.run(build, input=_CLOCK.encode(), check=True)
+
+    def move(ground: Ground, _: object) -> None:
+        _add_web(ground)
+        for name in _product(ground):
+            ground.environment |= {"LD_PRELOAD": str(library), "AHEAD": "600" if name in ahead else "-600"}
+            _replace(ground, name)
+        time.sleep(20)
+
+    # Clocks stay as they are until everything has come to an end.
+    history = run(tasks=1, seed=20261202, deal=lambda _: [Breakage(name="move", apply=move, harms=("web",))])
+    assert violations(history) == []
+    assert min(len(history.accepted), len(history.receipts)) > 300
