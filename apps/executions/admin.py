@@ -26,17 +26,6 @@ from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
 from apps.tasks.models import Task
 
-_COLOURS: Final[Mapping[str, str]] = {
-    StepStatus.PENDING: "#9ca3af",
-    StepStatus.CALLING: "#2563eb",
-    StepStatus.QUEUED: "#2563eb",
-    StepStatus.AWAITING: "#d97706",
-    StepStatus.COMPLETE: "#16a34a",
-    StepStatus.FAILED: "#dc2626",
-    StepStatus.SKIPPED: "#9ca3af",
-    StepStatus.CANCELED: "#9ca3af",
-}
-
 _OUTCOME: Final = 200
 _OPERATE: Final = "executions.operate_execution"
 
@@ -155,9 +144,6 @@ class StepInline(TabularInline):
         return f"{(step.ended_at - step.started_at).total_seconds():.2f} s"
 
 
-_STEP_PAGE: Final = "admin:executions_executionstep_change"
-
-
 def _decided(execution: Execution, given: Mapping[str, Any], decision: Decision) -> str:
     with acting_in(execution.tenant_id, "console: an escalation is decided"):
         moved = commands.decide_step(
@@ -184,7 +170,7 @@ class ExecutionAdmin(OperatorAdmin):
     actions_detail = ["accept", "reject", "give_result", "resume", "cancel"]
     # The result stands before the request.
     fields = [
-        *("intent", "status", "summary", "needs", "picture", "plan", "owner", "requested_by"),
+        *("intent", "status", "summary", "needs", "plan", "owner", "requested_by"),
         *("created_at", "ended_at", "terminal_receipt", "mode", "strategy"),
         *("total_cost", "max_total_cost", "max_cost_per_step"),
         *("plan_receipt", "halted_as", "halted_why", "halted_by", "wake_at"),
@@ -206,20 +192,14 @@ class ExecutionAdmin(OperatorAdmin):
     def plan(self, execution: Execution) -> str:
         return link_to(Plan.objects.filter(tenant_id=execution.tenant_id, plan_id=execution.plan_id).first())
 
-    @admin.display(description="Steps")
-    def picture(self, execution: Execution) -> str:
-        marks = {
-            step.step_id: (step.status, _COLOURS[step.status], reverse(_STEP_PAGE, args=[step.pk]))
-            for step in _steps(execution)
-        }
-        with acting_in(execution.tenant_id, "console: the picture of an execution"):
-            return plans.picture(execution.plan_id, marks=marks)
-
     @admin.display(description="Waits for a decision")
     def needs(self, execution: Execution) -> str:
         """The questions of the steps that wait for an answer."""
         asked = [step for step in _steps(execution) if step.is_asked]
-        lines = ((reverse(_STEP_PAGE, args=[step.pk]), step.step_id, _question(step)) for step in asked)
+        lines = (
+            (reverse("admin:executions_executionstep_change", args=[step.pk]), step.step_id, _question(step))
+            for step in asked
+        )
         return format_html_join("", '<p><a href="{}" class="text-primary-600">{}</a>: {}</p>', lines) or "-"
 
     @verb(

@@ -5,12 +5,12 @@ from django import forms
 from django.contrib import admin
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked, start_of, verb
-from apps.plans import drawing, services
-from apps.plans.documents import PlanStatus
+from apps.plans import services
+from apps.plans.documents import PlanStatus, partial_of
 from apps.plans.models import Plan
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
@@ -45,7 +45,7 @@ class PlanAdmin(OperatorAdmin):
     actions_detail = ["confirm", "answer"]
     # What a plan needs and does stands before its document.
     fields = [
-        *("plan_id", "intent", "status", "next_step", "graph"),
+        *("plan_id", "intent", "status", "next_step", "steps"),
         *("principal", "delegate", "receipt_link", "execution_link", "replaces", "successor_link", "created_at"),
         "written",
     ]
@@ -59,11 +59,24 @@ class PlanAdmin(OperatorAdmin):
 
     @admin.display(description="What it needs")
     def next_step(self, plan: Plan) -> str:
-        return drawing.needs(plan.document)
+        lists = (plan.document.get(name) or () for name in ("unsure", "questions", "missing"))
+        reasons = ((one.get("detail") or one["text"],) for listed in lists for one in listed)
+        return format_html(
+            '<p class="font-semibold">{}</p><ul>{}</ul>', plan.next_step, format_html_join("", "<li>{}</li>", reasons)
+        )
 
     @admin.display(description="Steps, those of the partial plan if it is not whole")
-    def graph(self, plan: Plan) -> str:
-        return drawing.graph(plan.document)
+    def steps(self, plan: Plan) -> str:
+        lines = (
+            (
+                step["step_id"],
+                step.get("tool_name") or step["step_type"],
+                f" at {step['worker_id']}" if "worker_id" in step else "",
+                f", after {', '.join(step['depends_on'])}" if step.get("depends_on") else "",
+            )
+            for step in partial_of(plan.document)["steps"]
+        )
+        return format_html_join("", "<p>{}: {}{}{}</p>", lines) or "-"
 
     @admin.display(description="Document")
     def written(self, plan: Plan) -> str:

@@ -5,13 +5,12 @@ from itertools import islice
 from typing import Any, Final
 
 from django.db.models import Count, Q
-from django.utils.safestring import SafeString
 
 from apps.core.errors import NotFound
 from apps.core.lexical import words
 from apps.core.operations import Questionnaire
 from apps.core.sql import GATEHOUSE_NOW
-from apps.plans import documents, drawing, shelf, validation
+from apps.plans import documents, shelf, validation
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue
 from apps.plans.local.words import SMALL, pieces, stem
 from apps.plans.models import LearnedModel, Plan
@@ -88,14 +87,6 @@ def outside_pool(worker_ids: Collection[str], *, tenant_id: int, delegate: str) 
     """
     found = workers.managers(tenant_id=tenant_id, worker_ids=worker_ids) if worker_ids else {}
     return sorted(one for one in worker_ids if found.get(one, (0, DELEGATE))[1] != delegate)
-
-
-def picture(plan_id: str, *, marks: Mapping[str, drawing.Mark]) -> SafeString:
-    """A plan of the current tenant as a graph.
-
-    :param marks: by step id.
-    """
-    return drawing.graph(plan(plan_id).document, marks)
 
 
 def only_reads(document: Mapping[str, Any], *, tenant_id: int) -> bool:

@@ -154,17 +154,6 @@ def test_the_main_pages_fit_their_window_and_axe_finds_nothing(
     assert "\n".join(faults) == ""
 
 
-def test_a_wide_drawing_scrolls_within_its_own_bounds(page: Page, live_server: LiveServer) -> None:
-    for click in PAGES["plan"].split(", "):
-        _follow(page, click)
-    drawing = page.get_by_role("region", name="The steps, drawn")
-    drawing.evaluate("region => region.querySelector('svg').style.minWidth = '3000px'")
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    drawing.focus()
-    page.keyboard.press("ArrowRight")
-    until(lambda: page.evaluate("document.activeElement.scrollLeft > 0"))
-
-
 # What an operator comes for: what is clicked, Home first, and what is seen then.
 ERRANDS: Final = [
     ("home:Failed in the last day, row", "It broke."),

@@ -387,7 +387,6 @@ def test_console_shows_the_steps_and_why_one_failed(kee: Caller, texter: WorkerS
     assert reverse("admin:tasks_task_change", args=[queued.task_id]) in page
     assert "/receipts/receipt/" in page
     assert (execution.ref in listing, of_step.status_code) == (True, 200)
-    assert re.search(r"<svg[^>]*Steps of the plan.*?</svg>", page, re.DOTALL)
     assert "out of paper" in why
     text = " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
     assert f"step-1 (call_worker) Change Failed {why}" in text
@@ -427,7 +426,7 @@ def test_operator_answers_what_waits_for_the_owner(kee: Caller, texter: WorkerSe
     assert buttons(execution) == {"accept", "reject", "cancel"}
     with acting_as(kee):
         (step,) = ExecutionStep.objects.filter(execution=execution, step_id="report")
-    assert f'<a href="{reverse("admin:executions_executionstep_change", args=[step.pk])}"><g>' in page(execution)
+    assert f'<a href="{reverse("admin:executions_executionstep_change", args=[step.pk])}"' in page(execution)
 
     act(execution, "accept", "report")
     act(other, "reject", "report")

@@ -11,7 +11,7 @@ from django.urls import reverse
 from apps.core.errors import Conflict
 from apps.plans import selectors, services
 from apps.plans.models import Plan
-from apps.plans.proposals import Evidence, Value
+from apps.plans.proposals import Evidence, Lack, Missing, Value
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import selectors as receipts
@@ -207,3 +207,18 @@ def test_operator_confirms_and_answers_in_the_console(tenant: Tenant, painters: 
     with acting_as(painters):
         replaced = Plan.objects.filter(status="ready").values_list("replaces__plan_id", flat=True)
         assert set(replaced) == {old.plan_id, asking.plan_id}
+
+
+def test_page_of_a_plan_shows_its_steps_and_what_it_needs_as_text(painters: Caller, console: Client) -> None:
+    missing = (Missing(kind=Lack.TOOL, detail="No tool bakes a <cake>."), Missing(kind=Lack.BUDGET, detail="Too dear."))
+    with acting_as(painters):
+        refused = create(painters, ("paint_wall", {"wall": "n", "colour": "red"}), proposal={"missing": missing})
+
+    page = console.get(reverse("admin:plans_plan_change", args=[refused.pk])).content.decode()
+
+    for said in (
+        "a &lt;cake&gt;. Register an MCP worker",
+        "<li>Too dear.</li>",
+        "<p>step-1: paint_wall at painter</p>",
+    ):
+        assert said in page
