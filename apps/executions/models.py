@@ -61,7 +61,6 @@ class Execution(TenantModel):
         permissions = [("operate_execution", "Can answer steps of executions, cancel executions and resume them")]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "plan_id"], name="executions_execution_once_per_plan"),
-            models.CheckConstraint(condition=Q(status__in=Status.values), name="executions_execution_status_known"),
             models.CheckConstraint(
                 condition=Q(status__in=sorted(FINAL), ended_at__isnull=False, wake_at=None)
                 | Q(~Q(status__in=sorted(FINAL)), ended_at=None, terminal_receipt_id=None),
@@ -70,12 +69,6 @@ class Execution(TenantModel):
             models.CheckConstraint(
                 condition=Q(halted_as=None) | Q(halted_as__in=sorted(FINAL)),
                 name="executions_execution_halts_as_final",
-            ),
-            models.CheckConstraint(
-                condition=Q(total_cost__gte=0)
-                & (Q(max_total_cost=None) | Q(max_total_cost__gte=0))
-                & (Q(max_cost_per_step=None) | Q(max_cost_per_step__gte=0)),
-                name="executions_execution_money_not_negative",
             ),
             models.CheckConstraint(
                 condition=Q(max_total_cost=None) | Q(total_cost__lte=F("max_total_cost")),
@@ -153,7 +146,6 @@ class ExecutionStep(TenantModel):
         constraints = [
             models.UniqueConstraint(fields=["tenant", "execution", "step_id"], name="executions_step_id_once"),
             models.UniqueConstraint(fields=["tenant", "execution", "position"], name="executions_step_position_once"),
-            models.CheckConstraint(condition=Q(status__in=StepStatus.values), name="executions_step_status_known"),
             models.CheckConstraint(
                 condition=Q(status=StepStatus.CALLING, call_expires_at__isnull=False)
                 | Q(~Q(status=StepStatus.CALLING), call_expires_at=None),
@@ -169,7 +161,6 @@ class ExecutionStep(TenantModel):
                 | Q(receipt_id__isnull=False),
                 name="executions_step_asked_by_receipt",
             ),
-            models.CheckConstraint(condition=Q(cost__gte=0), name="executions_step_money_not_negative"),
             # Serves selectors.due() and the runs of tasks.
             models.UniqueConstraint(
                 fields=["tenant", "task_id"], condition=Q(status=StepStatus.QUEUED), name="executions_step_by_open_task"

@@ -44,10 +44,6 @@ class Plan(TenantModel):
         constraints = [
             models.UniqueConstraint(fields=["tenant", "plan_id"], name="plans_plan_id_once"),
             models.UniqueConstraint(fields=["tenant", "replaces"], name="plans_plan_replaced_once"),
-            models.CheckConstraint(
-                condition=Q(status__in=["ready", "needs_confirmation", "needs_input", "needs_escalation"]),
-                name="plans_plan_status_known",
-            ),
         ]
         permissions = [("operate_plan", "Can confirm plans and answer their questions")]
         indexes = [

@@ -50,21 +50,6 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.UniqueConstraint(name="executions_execution_once_per_plan", fields=["tenant", "plan_id"]),
                     models.CheckConstraint(
-                        name="executions_execution_status_known",
-                        condition=Q(
-                            status__in=[
-                                "queued",
-                                "executing",
-                                "needs_escalation",
-                                "complete",
-                                "partial",
-                                "failed",
-                                "budget_exceeded",
-                                "canceled",
-                            ]
-                        ),
-                    ),
-                    models.CheckConstraint(
                         name="executions_execution_ended_iff_final",
                         condition=Q(ended_at__isnull=False, status__in=FINAL, wake_at=None)
                         | ~Q(status__in=FINAL) & Q(ended_at=None, terminal_receipt_id=None),
@@ -72,12 +57,6 @@ class Migration(migrations.Migration):
                     models.CheckConstraint(
                         name="executions_execution_halts_as_final",
                         condition=Q(halted_as=None) | Q(halted_as__in=FINAL),
-                    ),
-                    models.CheckConstraint(
-                        name="executions_execution_money_not_negative",
-                        condition=Q(total_cost__gte=0)
-                        & (Q(max_total_cost=None) | Q(max_total_cost__gte=0))
-                        & (Q(max_cost_per_step=None) | Q(max_cost_per_step__gte=0)),
                     ),
                     models.CheckConstraint(
                         name="executions_execution_within_its_budget",
@@ -123,21 +102,6 @@ class Migration(migrations.Migration):
                         name="executions_step_position_once", fields=["tenant", "execution", "position"]
                     ),
                     models.CheckConstraint(
-                        name="executions_step_status_known",
-                        condition=Q(
-                            status__in=[
-                                "pending",
-                                "calling",
-                                "queued",
-                                "awaiting",
-                                "complete",
-                                "failed",
-                                "skipped",
-                                "canceled",
-                            ]
-                        ),
-                    ),
-                    models.CheckConstraint(
                         name="executions_step_claimed_iff_calling",
                         condition=Q(call_expires_at__isnull=False, status="calling")
                         | ~Q(status="calling") & Q(call_expires_at=None),
@@ -152,7 +116,6 @@ class Migration(migrations.Migration):
                         condition=~Q(status="awaiting", step_type__in=["aggregate", "escalate"])
                         | Q(receipt_id__isnull=False),
                     ),
-                    models.CheckConstraint(name="executions_step_money_not_negative", condition=Q(cost__gte=0)),
                     models.UniqueConstraint(
                         name="executions_step_by_open_task",
                         fields=["tenant", "task_id"],

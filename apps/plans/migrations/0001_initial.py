@@ -36,10 +36,6 @@ class Migration(migrations.Migration):
                     "constraints": [
                         models.UniqueConstraint(fields=["tenant", "plan_id"], name="plans_plan_id_once"),
                         models.UniqueConstraint(fields=["tenant", "replaces"], name="plans_plan_replaced_once"),
-                        models.CheckConstraint(
-                            condition=Q(status__in=["ready", "needs_confirmation", "needs_input", "needs_escalation"]),
-                            name="plans_plan_status_known",
-                        ),
                     ],
                     "indexes": [
                         models.Index(fields=["tenant", "principal", "-id"], name="plans_plan_of_principal"),
