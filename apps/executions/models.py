@@ -119,9 +119,6 @@ class ExecutionStep(TenantModel):
     worker in vain.
     """
 
-    end_number: int | None = None
-    """Its position among the ends of the execution's steps, from 1; set where ends are streamed."""
-
     execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="steps", db_index=False)
     position = models.PositiveSmallIntegerField()
     step_id = models.CharField(max_length=100)

@@ -1,18 +1,18 @@
 """Questions about executions."""
 
 from collections.abc import Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 from django.db.models import Exists, OuterRef
 
-from apps.core.errors import FieldError, Invalid, NotFound
+from apps.core.errors import NotFound
 from apps.core.ids import parse_ref
 from apps.core.sql import GATEHOUSE_NOW, in_turn
 from apps.executions import reports
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.shapes import EndedStep, ExecutionProgress, ExecutionReport, StepOutput
-from apps.executions.states import Status, StepStatus, Strategy
+from apps.executions.shapes import ExecutionReport, StepOutput
+from apps.executions.states import Status, StepStatus
 from apps.plans import selectors as plans
 from apps.plans.models import Plan
 from apps.principals.scopes import Kind
@@ -109,37 +109,6 @@ def _without_execution(plan: Plan, status: str, summary: str, next_action: str) 
         next_actions=[next_action],
         steps_total=len(plan.document["steps"]),
         receipt_id=plan.receipt_id,
-    )
-
-
-def progress_of_plan(caller: Caller, plan_id: str, *, after: int) -> ExecutionProgress:
-    """The steps of a plan's execution that ended after so many others.
-
-    A progressive execution shows each step as it ends; any other shows all steps when it is over.
-
-    :raises NotFound: if the caller has no such plan (`unknown_plan`).
-    :raises Invalid: if fewer steps have ended (`ahead_of_execution`).
-    """
-    execution = execution_of_plan(caller, plan_id)
-    steps = [] if execution is None else steps_of(execution)
-    if execution is None:
-        plans.plan_for(plan_id, caller=caller)
-    # Those with `done` ended under the plan that this one replaces.
-    fresh = [step for step in steps if step.ended_at and not step.definition.get("done")]
-    ended = sorted(fresh, key=attrgetter("ended_at"))
-    for number, step in enumerate(ended, 1):
-        step.end_number = number
-    if after > len(ended):
-        fault = f"is ahead of this execution, of which {len(ended)} steps have ended"
-        raise Invalid(f"{after} {fault}.", code="ahead_of_execution", errors=[FieldError("/after", fault)])
-    shown = execution is not None and (execution.is_final or execution.strategy == Strategy.PROGRESSIVE)
-    return ExecutionProgress(
-        execution_id=None if execution is None else execution.ref,
-        plan_id=plan_id,
-        status="not_started" if execution is None else execution.status,
-        steps=[EndedStep.model_validate(step) for step in ended[after:] if shown],
-        steps_complete=sum(step.status == StepStatus.COMPLETE for step in steps),
-        steps_total=len(steps),
     )
 
 

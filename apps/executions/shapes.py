@@ -22,13 +22,6 @@ class StepResult(Output):
     promotion_recommendation: dict[str, Any] | None
 
 
-class EndedStep(StepResult):
-    """A step that has ended."""
-
-    number: int = Field(validation_alias="end_number")
-    """The position of this end among the ends of the execution's steps, from 1."""
-
-
 class StepOutput(Output):
     """One step as its owner sees it."""
 
@@ -77,18 +70,6 @@ class ExecutionReport(Output):
     terminal_receipt_id: str | None = None
     created_at: datetime | None = None
     ended_at: datetime | None = None
-
-
-class ExecutionProgress(Output):
-    """Steps that have ended, and the execution's status."""
-
-    execution_id: str | None
-    plan_id: str
-    status: str
-    """Once it is complete, partial, failed, budget_exceeded or canceled, nothing more comes."""
-    steps: list[EndedStep]
-    steps_complete: int
-    steps_total: int
 
 
 class ExecutionSummary(Output):

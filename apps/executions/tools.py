@@ -11,13 +11,13 @@ from pydantic import Field
 
 from apps.core.errors import FieldError, Invalid
 from apps.core.ids import encode_cursor
-from apps.core.operations import Asks, Progress, Reply, Route, Streams, Waits, operation
+from apps.core.operations import Asks, Progress, Reply, Route, Waits, operation
 from apps.core.schemas import Input, Moment, Output, Paged, Text
 from apps.executions import calls, selectors
 from apps.executions.calls import CallMode
 from apps.executions.services import advancing, commands
 from apps.executions.services.commands import Decision
-from apps.executions.shapes import CallOutcome, ExecutionProgress, ExecutionReport, ExecutionSummary
+from apps.executions.shapes import CallOutcome, ExecutionReport, ExecutionSummary
 from apps.executions.states import FINAL, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import execution_topic
 from apps.plans import selectors as plans
@@ -92,11 +92,6 @@ class CarriedOut(PlanAnswer):
 class AskPlanStatus(PlanRef):
     wait: Annotated[float, Field(ge=0, le=60)] = 0
     """Wait up to so many seconds until the execution is over or needs you; then the report comes, as it is."""
-
-
-class StreamExecution(PlanRef):
-    after: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Begin after so many ended steps. A `Last-Event-ID` header, which clients send when they reconnect, overrides it."""
 
 
 class SubmitResult(StepRef):
@@ -349,39 +344,6 @@ def get_plan_status(caller: Caller, given: AskPlanStatus) -> ExecutionReport:
     needs you.
     """
     return selectors.report_of_plan(caller, given.plan_id)
-
-
-def _begin_stream(caller: Caller, given: StreamExecution) -> None:
-    selectors.progress_of_plan(caller, given.plan_id, after=given.after)
-
-
-@operation(
-    title="Stream an execution",
-    scope="plans",
-    routes=[Route("GET", f"{_STATUS}/stream")],
-    read_only=True,
-    tool=False,
-    waits=Waits(
-        topics=lambda caller, given: [execution_topic(caller.tenant_id, given.plan_id)],
-        found=lambda progress: bool(progress.steps),
-        worth_waking=lambda _, progress: bool(progress.steps),
-    ),
-    streams=Streams(
-        event="steps",
-        mark=lambda progress: progress.steps[-1].number,
-        resumes="after",
-        begin=_begin_stream,
-        further=lambda given, progress: StreamExecution(plan_id=given.plan_id, after=progress.steps[-1].number),
-    ),
-)
-def stream_execution(caller: Caller, given: StreamExecution) -> ExecutionProgress:
-    """Server-sent events: the steps of a plan's execution as they end, with their results.
-
-    A progressive execution sends an event named `steps` whenever steps have ended; any other sends one at its end.
-    The event's id is the number of its last step, so a client that reconnects with `Last-Event-ID` continues without a
-    gap or a repetition. The last event has the execution's final status. The stream may begin before the execution.
-    """
-    return selectors.progress_of_plan(caller, given.plan_id, after=given.after)
 
 
 @operation(

@@ -32,7 +32,7 @@ from apps.tasks.services import types
 from apps.tasks.signals import queue_topic, type_topic
 from tests.asgi import ask
 from tests.digests import makers
-from tests.executions.making import REPORT, advance, begin, do_task, make_plan, make_worker, queue_step
+from tests.executions.making import REPORT, advance, begin, do_task, make_worker, queue_step
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
 from tests.server import Server, end_server, start_server
@@ -422,71 +422,11 @@ class Owner(Agent):
         do_task(self.hands, {"text": "hello", "summary": "Said hello"})
         advance(execution)
 
-    def follows(self, plan_id: str, **headers: str) -> Any:
-        return stream(self, path=f"/api/v1/plans/{plan_id}/execution/stream", **headers)
-
 
 @pytest.fixture
 def owner(kee: Agent, acme: Tenant) -> Owner:
     make_worker(kee.caller, WorkerServer(endpoint="http://127.0.0.1:9/mcp"))
     return Owner(kee.url, kee.caller, kee.token, hands=make_caller(acme, "hands", Kind.WORKER))
-
-
-def steps(event: Event) -> tuple[int, list[tuple[str, str]], str]:
-    return event.id, [(step["step_id"], step["status"]) for step in event.data["steps"]], event.data["status"]
-
-
-def test_progressive_stream_resumes_without_gap_or_repetition(owner: Owner) -> None:
-    async def story() -> list[Event]:
-        async with owner.follows(execution.plan_id) as events:
-            await in_thread(partial(owner.does_a_task, execution))
-            heard = [await anext(events)]
-        await in_thread(partial(owner.does_a_task, execution))
-        async with owner.follows(execution.plan_id, **{"Last-Event-ID": str(heard[0].id)}) as events:
-            return [*heard, await anext(events)]
-
-    execution = owner.begins(Strategy.PROGRESSIVE)
-    heard = run(story)
-    assert [steps(event) for event in heard] == [
-        (1, [("a", "complete")], "executing"),
-        (3, [("b", "complete"), ("report", "complete")], "complete"),
-    ]
-    assert heard[0].data["steps"][0]["key_findings"]["summary"] == "Said hello"
-
-
-def test_sequential_stream_shows_the_whole_execution_at_once(owner: Owner) -> None:
-    async def story() -> Event:
-        async with owner.follows(execution.plan_id) as events:
-            for _ in range(2):
-                await in_thread(partial(owner.does_a_task, execution))
-            return await anext(events)
-
-    execution = owner.begins(Strategy.SEQUENTIAL)
-    expected = [("a", "complete"), ("b", "complete"), ("report", "complete")]
-    assert steps(run(story)) == (3, expected, "complete")
-
-
-def test_plan_is_followed_before_its_execution_begins(owner: Owner) -> None:
-    async def story() -> Any:
-        async with owner.follows(plan_id) as events:
-            begun = partial(begin, owner.caller, [], strategy=Strategy.PROGRESSIVE, plan_id=plan_id)
-            await in_thread(partial(advance, await in_thread(begun)))
-            return await anext(events)
-
-    with owner.caller.acting():
-        plan_id = make_plan(owner.caller, [REPORT])
-    assert steps(run(story)) == (1, [("report", "complete")], "complete")
-
-
-def test_stream_of_a_strangers_or_unknown_execution_is_refused(owner: Owner, acme: Tenant) -> None:
-    execution = owner.begins(Strategy.PROGRESSIVE)
-    path = f"/api/v1/plans/{execution.plan_id}/execution/stream"
-    rival = f"Bearer {make_token(acme, 'Rival')}"
-    ahead = run(lambda: owner.gets(path, **{"Last-Event-ID": "1"}))
-    stranger = run(lambda: owner.gets(path, Authorization=rival))
-    unknown = run(lambda: owner.gets(path.replace(execution.plan_id, "plan-nobody")))
-    assert [answer.status_code for answer in (ahead, stranger, unknown)] == [422, 404, 404]
-    assert (ahead.json()["code"], ahead.json()["errors"][0]["pointer"]) == ("ahead_of_execution", "/after")
 
 
 @pytest.mark.parametrize("strategy", [Strategy.SEQUENTIAL, Strategy.PROGRESSIVE])
