@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from hashlib import blake2b
 from time import monotonic
@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from apps.core import outbound
 from apps.core.outbound import CallFailed
 from apps.core.strict_json import storable
-from apps.plans.catalogue import Reference, Tool, member_at, output_at, references_in, resolved
+from apps.plans.catalogue import Reference, Tool, output_at, references_in
 from apps.plans.documents import ModelUse, can_be_told
-from apps.plans.local.values import Found, Kind, Reading, read
+from apps.plans.local.values import Kind, Reading, read
 from apps.plans.proposals import Asked, Evidence, Proposal, Value, call
 from apps.plans.shapes import RESULT_TEXT
 from apps.plans.validation import param_problems
@@ -48,7 +48,6 @@ _OK: Final = 200
 _MOST_BYTES: Final = 256 * 1024
 _MOST_KEPT: Final = 1_000
 _MILLION: Final = 1_000_000
-_CLOCK: Final = re.compile(r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d(?::\d\d(?:\.\d+)?)?")
 
 _INSTRUCTIONS: Final = (
     "You turn a request into calls of tools. You get one JSON object with the request, the time, the context and the tools."
@@ -56,8 +55,8 @@ _INSTRUCTIONS: Final = (
     " Answer with one JSON object. In `steps` name the tools to call, in order, by their `id`, each with its `params`."
     " Use as few steps as serve the whole request."
     ' To pass on a field of an earlier result write "{{step-1.field}}", with the number of that step and a field that its'
-    " `output` lists. Take values from the request or the context, exactly as they are written; write dates and times in"
-    " ISO 8601. Never invent a value. If a required param is given nowhere, leave it out."
+    " `output` lists. Take values from the request or the context, exactly as they are written; write dates and times"
+    " as RFC 3339 does, with seconds and the zone of `now`. Never invent a value. If a required param is given nowhere, leave it out."
     " If no listed tool does what is asked, or the request forbids, excepts, repeats or depends on a condition,"
     " answer no steps and say why in `refusal`."
 )
@@ -261,9 +260,6 @@ def proposal(text: str, asked: Asked, tools: Sequence[Tool]) -> Proposal | None:
     if not found.steps:
         return None
     listed = {f"t{number}": tool for number, tool in enumerate(tools, start=1)}
-    for step in found.steps:
-        if step.tool in listed:
-            step.params = _zoned(step.params, (), listed[step.tool].input_schema, asked.now)
     wrong = list(_faults(found, listed))
     if wrong:
         raise Unusable("; ".join(wrong[:_MOST_ERRORS])[:4_000])
@@ -278,27 +274,6 @@ def proposal(text: str, asked: Asked, tools: Sequence[Tool]) -> Proposal | None:
         }
         steps.append(call(number + 1, tool, values, asked, clause=number, confidence=_CONFIDENCE))
     return Proposal(proposer="model", steps=steps, confidence=_CONFIDENCE, doubtful=True)
-
-
-def _zoned(value: Any, path: tuple[str, ...], root: Mapping[str, Any], now: datetime) -> Any:
-    """A value with its date-times and times as their formats want them: models leave out seconds, and the zone, which is
-    that of `now`.
-    """
-    if isinstance(value, Mapping):
-        return {name: _zoned(one, (*path, name), root, now) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_zoned(one, (*path, str(place)), root, now) for place, one in enumerate(value)]
-    if not isinstance(value, str) or not _CLOCK.fullmatch(value):
-        return value
-    schema = member_at(root, path)
-    if not isinstance(schema, Mapping) or resolved(schema, root).get("format") not in {"date-time", "time"}:
-        return value
-    try:
-        when = datetime.fromisoformat(value if "-" in value else f"{now:%Y-%m-%d}T{value}").replace(tzinfo=now.tzinfo)
-    except ValueError:
-        return value
-    whole = when.isoformat().replace("+00:00", "Z")
-    return whole if "-" in value else whole.partition("T")[2]
 
 
 def _told(number: int, tool: Tool) -> dict[str, Any]:
@@ -362,7 +337,7 @@ def _evidence(value: Any, schema: Any, asked: Asked, reading: Reading) -> Eviden
             if Evidence.STEP in every and every - {Evidence.STEP}
             else max(every, key=_SUREST_FIRST.index, default=Evidence.ASSUMED)
         )
-    same = next((one for one in reading.found if not isinstance(value, bool) and _is_same(value, one)), None)
+    same = next((one for one in reading.found if one.value == value and not isinstance(value, bool)), None)
     if same is not None:
         return Evidence.QUOTED if same.kind == Kind.QUOTED else Evidence.TYPED
     found = Evidence.ASSUMED
@@ -372,15 +347,6 @@ def _evidence(value: Any, schema: Any, asked: Asked, reading: Reading) -> Eviden
         choices = schema.get("enum") if isinstance(schema, Mapping) else None
         found = Evidence.CHOICE if choices and value in choices else Evidence.CUT
     return found
-
-
-def _is_same(value: Any, found: Found) -> bool:
-    """A date with a time counts with its zone or without: models write both."""
-    if isinstance(value, str):
-        return value.removesuffix("Z").removesuffix("+00:00") == str(found.value).removesuffix("Z").removesuffix(
-            "+00:00"
-        )
-    return not isinstance(found.value, (str, bool)) and bool(value == found.value)
 
 
 def _stands(value: str, text: str) -> bool:
