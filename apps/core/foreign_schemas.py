@@ -57,7 +57,7 @@ def fault_of_schema(schema: Mapping[str, Any], *, effort: Effort | None = None) 
     try:
         if _Cost(schema, effort or Effort()).looks(schema, MAX_DEPTH) > MOST_LOOKS:
             return "it may look at one place of a document too many times"
-        _validator(json.dumps(schema, sort_keys=True))
+        validator(schema)
     except RecursionError:
         return "it refers to itself without end"
     except (_Refused, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as exc:
@@ -67,7 +67,7 @@ def fault_of_schema(schema: Mapping[str, Any], *, effort: Effort | None = None) 
 
 def faults(document: Mapping[str, Any], schema: Mapping[str, Any], *, under: str) -> list[FieldError]:
     """Where a document does not fit a usable schema, twenty places at the most, with pointers below `/<under>`."""
-    found = _validator(json.dumps(schema, sort_keys=True)).iter_errors(dict(document))
+    found = validator(schema).iter_errors(dict(document))
     return [
         FieldError(pointer_to(under, *fault.instance_path), fault.message[:_LONGEST_MESSAGE])
         for fault in islice(found, MOST_FAULTS)
@@ -139,9 +139,18 @@ def _schemas(word: str, value: Any) -> Iterator[Any]:
         yield value
 
 
-@lru_cache(maxsize=512)
-def _validator(schema: str) -> Any:
-    return jsonschema_rs.validator_for(json.loads(schema), retriever=_never_fetched)
+def validator(schema: Mapping[str, Any], *, formats: bool = False) -> jsonschema_rs.Validator:
+    """The compiled validator of a schema, which fetches nothing.
+
+    :param formats: whether it checks `format` too.
+    :raises ValueError: if this is no schema.
+    """
+    return _compiled(json.dumps(schema, sort_keys=True), formats)
+
+
+@lru_cache(maxsize=8192)
+def _compiled(schema: str, formats: bool) -> jsonschema_rs.Validator:  # noqa: FBT001  # a key of the cache
+    return jsonschema_rs.validator_for(json.loads(schema), retriever=_never_fetched, validate_formats=formats)
 
 
 def _never_fetched(uri: str) -> Never:

@@ -7,7 +7,6 @@ from django import forms
 from django.contrib import admin
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.html import format_html_join
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget
@@ -17,10 +16,9 @@ from apps.executions import reports, selectors
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import commands
 from apps.executions.services.commands import Decision
-from apps.executions.states import Status, StepStatus
-from apps.plans import selectors as plans
+from apps.executions.states import StepStatus
 from apps.plans.models import Plan
-from apps.plans.shapes import WORKER_STEPS, StepType
+from apps.plans.shapes import StepType
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
@@ -39,7 +37,6 @@ class StepForm(ReasonForm):
     """Which step is meant; the first one of those that can be."""
 
     step_types: frozenset[StepType] = frozenset()
-    status = StepStatus.AWAITING
     field_order = ["step", "result"]
     step = _Step(queryset=ExecutionStep.objects.none(), empty_label=None, widget=UnfoldAdminSelectWidget)
 
@@ -48,7 +45,7 @@ class StepForm(ReasonForm):
         choice = self.fields["step"]
         assert isinstance(choice, _Step)  # noqa: S101  # tells the type
         choice.queryset = ExecutionStep.objects.filter(
-            execution_id=object_id or 0, status=self.status, step_type__in=self.step_types
+            execution_id=object_id or 0, status=StepStatus.AWAITING, step_type__in=self.step_types
         ).order_by("position")
 
 
@@ -63,15 +60,8 @@ class ResultForm(StepForm):
     )
 
 
-class FailedStepForm(StepForm):
-    step_types = WORKER_STEPS
-    status = StepStatus.FAILED
-
-
 def _question(step: ExecutionStep) -> str:
-    """What its owner was asked, or why it failed."""
-    if step.status == StepStatus.FAILED:
-        return reports.outcome(step)
+    """What its owner was asked."""
     receipt = Receipt.objects.filter(tenant_id=step.tenant_id, receipt_id=step.receipt_id).first()
     return receipt.summary if receipt else str(step.step_type)
 
@@ -86,14 +76,6 @@ def _steps(execution: Any) -> list[ExecutionStep]:
 
 def _asks(execution: Execution, step_type: StepType) -> bool:
     return any(step.is_asked and step.step_type == step_type for step in _steps(execution))
-
-
-def _can_be_resumed(execution: Execution) -> bool:
-    """Whether a tool has failed, nothing runs, and the plan was not replaced yet."""
-    if execution.status in {Status.COMPLETE, Status.PARTIAL} or plans.successor_of(execution.plan_id) is not None:
-        return False
-    found = {step.status for step in _steps(execution) if step.step_type in WORKER_STEPS}
-    return StepStatus.FAILED in found and not found & {StepStatus.CALLING, StepStatus.QUEUED}
 
 
 def _owner(execution: Execution) -> Caller:
@@ -167,7 +149,7 @@ class ExecutionAdmin(OperatorAdmin):
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
-    actions_detail = ["accept", "reject", "give_result", "resume", "cancel"]
+    actions_detail = ["accept", "reject", "give_result", "cancel"]
     # The result stands before the request.
     fields = [
         *("intent", "status", "summary", "needs", "plan", "owner", "requested_by"),
@@ -239,22 +221,6 @@ class ExecutionAdmin(OperatorAdmin):
                 summary=f"Given by an operator: {given['reason']}",
             )
         return f"{given['step'].step_id} is answered; {moved} is {moved.status}."
-
-    @verb(
-        "Resume",
-        explanation="Plan again without what failed, and go on: complete steps keep their results.",
-        permission=_OPERATE,
-        possible=_can_be_resumed,
-        form=FailedStepForm,
-    )
-    def resume(self, execution: Execution, given: Mapping[str, Any]) -> str:
-        with acting_in(execution.tenant_id, "console: an execution is resumed"):
-            made, begun = commands.resume(
-                caller=_owner(execution), execution=execution, failed_step=given["step"].step_id, now=timezone.now()
-            )
-        if begun is None:
-            return f"{made.plan_id} takes the plan's place and is {made.status}: {made.next_step}"
-        return f"{begun} carries out {made.plan_id}, which takes the plan's place."
 
     @verb(
         "Cancel the execution",

@@ -58,7 +58,7 @@ class Execution(TenantModel):
     objects = ExecutionQuerySet.as_manager()
 
     class Meta:
-        permissions = [("operate_execution", "Can answer steps of executions, cancel executions and resume them")]
+        permissions = [("operate_execution", "Can answer steps of executions and cancel executions")]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "plan_id"], name="executions_execution_once_per_plan"),
             models.CheckConstraint(
@@ -78,7 +78,7 @@ class Execution(TenantModel):
         indexes = [
             # Serves selectors.due(): open executions that are due.
             models.Index(fields=["wake_at"], condition=Q(ended_at=None), name="executions_execution_due"),
-            # Serve selectors.executions(): those that a principal owns or asked for, newest first.
+            # Serve ExecutionQuerySet.of(), together.
             models.Index(fields=["owner", "-id"], name="executions_execution_by_owner"),
             models.Index(fields=["requested_by", "-id"], name="executions_execution_by_asker"),
         ]

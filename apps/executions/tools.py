@@ -10,11 +10,11 @@ from django.utils import timezone
 from pydantic import Field
 
 from apps.core.errors import FieldError, Invalid
-from apps.core.ids import encode_cursor
 from apps.core.operations import Asks, Progress, Reply, Route, Waits, operation
 from apps.core.schemas import Input, Moment, Output, Paged, Text
 from apps.executions import calls, selectors
 from apps.executions.calls import CallMode
+from apps.executions.models import Execution
 from apps.executions.services import advancing, commands
 from apps.executions.services.commands import Decision
 from apps.executions.shapes import CallOutcome, ExecutionReport, ExecutionSummary
@@ -22,7 +22,7 @@ from apps.executions.states import FINAL, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import execution_topic
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.shapes import Budget, CreatePlan, Money, PlanAnswer, StepType
+from apps.plans.shapes import Budget, CreatePlan, Money, OnePlan, PlanAnswer, StepType
 from apps.principals.tenancy import Caller
 
 _PATIENCE: Final = timedelta(seconds=10)
@@ -35,11 +35,6 @@ _MESSAGE: Final = 500
 _DONE: Final = "Read the result in `execution`; it is in your inbox too, see read_inbox."
 
 StepId = Annotated[Text, Field(min_length=1, max_length=100)]
-PlanId = Annotated[Text, Field(min_length=1, max_length=100)]
-
-
-class PlanRef(Input):
-    plan_id: PlanId
 
 
 class ExecutionRef(Input):
@@ -50,7 +45,7 @@ class StepRef(ExecutionRef):
     step_id: StepId
 
 
-class ExecutePlan(PlanRef):
+class ExecutePlan(OnePlan):
     mode: Mode = Mode.AUTO
     """auto: fast steps directly, long ones as tasks. direct_only: direct steps are never queued. async_only: all are."""
     budget: Budget | None = None
@@ -89,7 +84,7 @@ class CarriedOut(PlanAnswer):
     """None: the plan is not ready; `next_step` says what to do."""
 
 
-class AskPlanStatus(PlanRef):
+class AskPlanStatus(OnePlan):
     wait: Annotated[float, Field(ge=0, le=60)] = 0
     """Wait up to so many seconds until the execution is over or needs you; then the report comes, as it is."""
 
@@ -141,7 +136,7 @@ class CallWorkerTool(Input):
     """The same key with the same call returns the first task again. Not for direct calls, which are made each time."""
 
 
-class Replan(PlanRef):
+class Replan(OnePlan):
     failed_step: StepId
     """The step that failed, or that you know will fail."""
     error: Annotated[Text, Field(max_length=2000)] = ""
@@ -374,13 +369,10 @@ class ListExecutions(Paged):
 )
 def list_executions(caller: Caller, given: ListExecutions) -> ExecutionList:
     """List the executions that you own or asked for, newest first."""
-    fitting = {"status": given.status, "created_at__gte": given.since}
-    found = selectors.executions(caller, before=given.position, limit=given.limit + 1, **fitting)
-    page = found[: given.limit]
-    return ExecutionList(
-        executions=[ExecutionSummary.model_validate(one) for one in page],
-        next=encode_cursor(page[-1].pk) if len(found) > len(page) else None,
-    )
+    found = Execution.objects.of(caller.principal_id)
+    found = found.filter(status=given.status) if given.status else found
+    page, following = given.of(found.filter(created_at__gte=given.since) if given.since else found, newest_first=True)
+    return ExecutionList(executions=list(map(ExecutionSummary.model_validate, page)), next=following)
 
 
 @operation(

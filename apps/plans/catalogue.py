@@ -22,7 +22,6 @@ from apps.workers.shapes import OfferView as Offer
 GENTLE_EFFECTS: Final = frozenset({"read", "network"})
 """Effects that change nothing: what goes beyond them must be asked for by name."""
 _DEEP: Final = 6
-_CONTRACTS: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 _TYPES: Final = {
     bool: "boolean",
@@ -224,11 +223,6 @@ def allowed(schema: Mapping[str, Any]) -> Sequence[Any]:
     """The values that an enum or a constant allows, but null; empty: it is none."""
     values = [one for one in listed(schema.get("enum")) if one is not None]
     return values or ([schema["const"]] if "const" in schema else [])
-
-
-def contract_key(schema: Mapping[str, Any]) -> str:
-    """Return a stable text of a schema, to key compiled validators by."""
-    return _CONTRACTS.encode(schema)
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,11 +12,12 @@ from django.conf import settings
 from django.db import transaction
 
 from apps.core.errors import Conflict, FieldError, Invalid, NotFound, pointer_to
+from apps.core.foreign_schemas import validator
 from apps.core.metrics import Histogram
 from apps.digests import services as digests
 from apps.plans import documents, language_model, selectors, shelf, validation
 from apps.plans.assembling import assemble, draft_of
-from apps.plans.catalogue import Catalogue, contract_key
+from apps.plans.catalogue import Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus, Step, can_be_told
 from apps.plans.local.history import FITTED_ON, MOST, Past
 from apps.plans.local.history import learn as learned
@@ -24,7 +25,7 @@ from apps.plans.local.proposing import propose as propose_locally
 from apps.plans.models import LearnedModel, Plan
 from apps.plans.proposals import Asked, Evidence, Proposal
 from apps.plans.shapes import WORKER_STEPS, Budget, CreatePlan, PlanAnswer, PlanConstraints
-from apps.plans.validation import Problem, validator
+from apps.plans.validation import Problem
 from apps.principals import services as principals
 from apps.principals.models import Principal
 from apps.principals.scopes import Kind
@@ -99,7 +100,7 @@ def create_plan(*, caller: Caller, given: CreatePlan, now: datetime, proposed: P
         asked,
         given.constraints,
         proposed=proposed,
-        references={"inputs": {name: found for name, found in inputs.items() if found}},
+        inputs={name: found for name, found in inputs.items() if found},
         caused_by=given.caused_by_receipt_id,
     )
 
@@ -125,10 +126,13 @@ def settle(*, caller: Caller, plan_id: str, answers: Mapping[str, Any] | None, n
     old = _held(plan_id)
     draft, asked = draft_of(old.document), _asked_again(old, now)
     named = {} if answers is None else _tools_named(old.document, answers)
-    return _revise(
+    return _make(
         caller,
-        old,
+        old.delegate,
         replace(asked, tools={**asked.tools, **named}),
+        _bounds_of(old),
+        old=old,
+        caused_by=old.receipt_id,
         proposed=None if named else draft.confirmed() if answers is None else draft.answered(answers),
         failed=old.document.get("excluded", ()),
     )
@@ -158,7 +162,6 @@ def replan(
     now: datetime,
     done: Collection[str] = (),
     was_waiting: bool,
-    worker_is_out: bool = False,
     budget: Budget | None = None,
     caused_by: str | None = None,
 ) -> Plan:
@@ -169,7 +172,6 @@ def replan(
     :param reason: why the step failed.
     :param done: the ids of the steps of the old plan that have run to their end.
     :param was_waiting: whether the old plan had not been begun: what is owed for it is closed here, otherwise by its execution.
-    :param worker_is_out: nothing else of the worker is planned with either.
     :param budget: what the steps that are left may cost; what it leaves open stands in the plan.
     :raises NotFound: if the caller has no such plan (`unknown_plan`), or it has no such step (`unknown_step`).
     :raises Invalid: if the step runs no tool (`step_without_tool`).
@@ -190,15 +192,15 @@ def replan(
     before = [one for one in document.get("excluded", ()) if {**one, "reason": ""} != {**new, "reason": ""}]
     own = _bounds_of(old)
     left = own.budget.model_copy(update=budget.model_dump(exclude_none=True) if budget else {})
-    made = _revise(
+    made = _make(
         caller,
-        old,
+        old.delegate,
         _asked_again(old, now),
+        own.model_copy(update={"budget": left}),
+        old=old,
+        caused_by=caused_by or old.receipt_id,
         proposed=draft_of(document, done),
-        constraints=own.model_copy(update={"budget": left}),
         failed=(*before, new)[-_MOST_FAILURES:],
-        away=[failed["worker_id"]] if worker_is_out else (),
-        caused_by=caused_by,
     )
     if was_waiting:
         _abandon(old, reason="replaced", now=now, successor=made.plan_id)
@@ -304,32 +306,6 @@ def _propose(caller: Caller, delegate: Principal, asked: Asked, bounds: PlanCons
     return replace(proposal, reason=reason, model_use=use)
 
 
-def _revise(
-    caller: Caller,
-    old: Plan,
-    asked: Asked,
-    *,
-    proposed: Proposal | None,
-    constraints: PlanConstraints | None = None,
-    caused_by: str | None = None,
-    **more: Any,
-) -> Plan:
-    """Make a plan that takes another's place, under the bounds of the other if none are given."""
-    document = old.document
-    return _make(
-        caller,
-        old.delegate,
-        asked,
-        constraints or _bounds_of(old),
-        proposed=proposed,
-        old=old,
-        references=document.get("references") or {"inputs": {}},
-        caused_by=caused_by or old.receipt_id,
-        replaces=document["plan_id"],
-        **more,
-    )
-
-
 def _make(
     caller: Caller,
     delegate: Principal,
@@ -338,24 +314,23 @@ def _make(
     *,
     caused_by: str | None,
     proposed: Proposal | None,
+    inputs: Mapping[str, Any] | None = None,
     old: Plan | None = None,
     failed: Sequence[Mapping[str, Any]] = (),
-    away: Collection[str] = (),
-    **head: Any,
 ) -> Plan:
     """Make a plan and keep it, within the caller's transaction.
 
     :param proposed: what is to be done; None: what the local planner proposes.
     :param failed: tools of workers that are not used again: worker_id, tool_name, reason.
-    :param away: workers that can't be reached just now.
-    :param head: further members of the plan.
+    :param inputs: what the request is grounded in, by `references` of the plan.
+    :param old: the plan whose place it takes, which was grounded in the same.
     """
     reasons = {(one["worker_id"], one["tool_name"]): f"it failed before: {one['reason']}" for one in failed}
     with shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
-        catalogue = held.catalogue.without([*(constraints.exclude_workers if constraints else ()), *away])
+        catalogue = held.catalogue.without(constraints.exclude_workers if constraints else ())
         catalogue = catalogue.barring(lambda *offered: reasons.get(offered))
         proposed = proposed or propose_locally(asked, held.library, catalogue, held.history)
-        head |= {
+        head = {
             "plan_id": new_plan_id(),
             "delegate_id": delegate.name,
             "principal_ai": caller.name,
@@ -364,6 +339,8 @@ def _make(
             "settled_tools": {str(part): uid for part, uid in asked.tools.items()} or None,
             "delegation_path": asked.delegation_path[:-1] or None,
             "excluded": failed or None,
+            "references": (old and old.document.get("references")) or {"inputs": inputs or {}},
+            "replaces": old and old.plan_id,
         }
         made = assemble(proposed, catalogue, intent=asked.intent, head=head, constraints=constraints)
     return keep(caller=caller, delegate=delegate, plan=made, caused_by=caused_by, old=old, now=asked.now)
@@ -524,7 +501,7 @@ def _tools_named(document: Mapping[str, Any], answers: Mapping[str, Any]) -> dic
         elif not can_be_told(value):
             errors.append(FieldError(pointer, "has no exact form in a plan; give it as text"))
         elif isinstance(schema := question.get("schema"), Mapping):
-            faults = validator(contract_key(schema)).iter_errors(value)
+            faults = validator(schema, formats=True).iter_errors(value)
             errors += [FieldError(pointer + pointer_to(*one.instance_path), one.message[:500]) for one in faults]
     if errors:
         raise Invalid("An answer is not what its question takes.", code="answer_refused", errors=errors[:100])

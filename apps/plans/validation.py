@@ -13,20 +13,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Final
 
-import jsonschema_rs
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from apps.core.errors import near, pointer_to
+from apps.core.foreign_schemas import validator
 from apps.plans import documents
 from apps.plans.catalogue import (
     Catalogue,
     Reference,
     Tool,
-    contract_key,
     expected_seconds,
     lacks_room,
     member_at,
@@ -95,7 +94,7 @@ def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
     """What a tool refuses in the params; a reference stands for its target, and no choice that holds one is judged."""
     held = {found.pointer for found in references_in(params) if found.whole}
     found = []
-    for error in validator(contract_key(tool.input_schema)).iter_errors(dict(params)):
+    for error in validator(tool.input_schema, formats=True).iter_errors(dict(params)):
         where, kind = pointer_to(*error.instance_path), error.kind.name
         inside = any(where == one or where.startswith(f"{one}/") for one in held)
         around = kind in _CHOICES and any(one.startswith(f"{where}/") for one in held)
@@ -111,12 +110,6 @@ def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
             message = f"{tool.name} takes no {name[-100:]}.{near(name, tool.inputs)}"
             found.append(Problem(pointer_to(name), "param_unknown", message))
     return found[:MAX_PROBLEMS]
-
-
-@lru_cache(maxsize=8192)
-def validator(schema_key: str) -> jsonschema_rs.Validator:
-    """The compiled validator of a schema's text. It never fetches anything."""
-    return jsonschema_rs.validator_for(schema_key, validate_formats=True, offline=True)
 
 
 def _fault_of_shape(fault: ErrorDetails) -> Problem:

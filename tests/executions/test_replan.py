@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from django.test import Client
-from django.urls import reverse
 
 from apps.core.errors import Conflict
 from apps.executions.models import Execution, ExecutionStep
@@ -20,10 +18,8 @@ from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.workers.services import registry as workers
-from tests.console.test_site import SENT
 from tests.executions.making import (
     TEXT,
-    advance,
     begin,
     call_step,
     make_worker,
@@ -76,22 +72,6 @@ def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: st
 def worker_steps(made: Plan) -> dict[str, tuple[str, bool]]:
     steps = made.document["steps"]
     return {one["step_id"]: (one["worker_id"], one.get("done", False)) for one in steps if one.get("worker_id")}
-
-
-def test_operator_resumes_a_failed_execution(team: Caller, console: Client) -> None:
-    failed = carry_out(team, make(team).plan_id)
-    with team.acting():
-        (step,) = failed.steps.filter(status="failed")
-    page, resume = (reverse(f"admin:executions_execution_{name}", args=[failed.pk]) for name in ("change", "resume"))
-    assert resume in console.get(page).content.decode()
-    console.post(resume, SENT | {"step": step.pk})
-    assert resume not in console.get(page).content.decode()
-
-    with team.acting():
-        resumed = Execution.objects.latest("pk")
-    assert resumed.pk != failed.pk
-    advance(resumed)
-    assert statuses(team, resumed)["step-2"] == "complete"
 
 
 def test_replan_keeps_done_steps_and_uses_another_worker(team: Caller, server: WorkerServer) -> None:
@@ -273,26 +253,6 @@ def test_replan_cancels_an_execution_that_waits_for_its_owner(team: Caller) -> N
     with team.acting():
         open_ones = Obligation.objects.filter(closed_at=None)
         assert [one.receipt.event_type for one in open_ones.select_related("receipt")] == ["plan_created"]
-
-
-@pytest.mark.parametrize(("is_out", "shouts"), [(True, "loud"), (False, "both")])
-def test_worker_that_is_out_is_excluded_as_a_whole(
-    kee: Caller, server: WorkerServer, is_out: bool, shouts: str
-) -> None:
-    tools = [
-        {"name": name, "description": name, "input_schema": TEXT, "output_schema": GIVES} for name in ("echo", "shout")
-    ]
-    make_worker(kee, server, "both", tools=tools)
-    register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
-    register(kee, server.endpoint, "loud", "shout", cost_estimate=0.5)
-    made = make(kee)
-    assert list(worker_steps(made).values()) == [("both", False), ("both", False)]
-
-    with kee.acting():
-        failed: dict[str, Any] = {"plan_id": made.plan_id, "failed_step": "step-1", "reason": "gone"}
-        again = planning.replan(caller=kee, **failed, worker_is_out=is_out, was_waiting=True, now=T0)
-
-    assert list(worker_steps(again).values()) == [("echoer", False), (shouts, False)]
 
 
 def test_new_plan_keeps_context_bounds_and_path(kee: Caller, server: WorkerServer) -> None:

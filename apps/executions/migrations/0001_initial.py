@@ -44,9 +44,7 @@ class Migration(migrations.Migration):
                 tenant_field(),
             ],
             options={
-                "permissions": [
-                    ("operate_execution", "Can answer steps of executions, cancel executions and resume them")
-                ],
+                "permissions": [("operate_execution", "Can answer steps of executions and cancel executions")],
                 "constraints": [
                     models.UniqueConstraint(name="executions_execution_once_per_plan", fields=["tenant", "plan_id"]),
                     models.CheckConstraint(

@@ -295,7 +295,6 @@ def replan(
         ran = {
             "budget": Budget(max_total_cost=max_total_cost, max_cost_per_step=max_cost_per_step),
             "done": [step.step_id for step in work.in_state(StepStatus.COMPLETE) if step.step_type in WORKER_STEPS],
-            "worker_is_out": bool(error.get("retryable")),
             "caused_by": work.execution.terminal_receipt_id,
         }
     return planning.replan(
@@ -307,17 +306,3 @@ def replan(
         now=now,
         **ran,
     )
-
-
-@transaction.atomic
-def resume(*, caller: Caller, execution: Execution, failed_step: str, now: datetime) -> tuple[Plan, Execution | None]:
-    """Make the plan that replaces an execution's, as :func:`replan`, and carry it out in the same way.
-
-    Returns the plan, and its execution; None if the plan is not ready.
-    """
-    made = replan(caller=caller, plan_id=execution.plan_id, failed_step=failed_step, reason="", now=now)
-    if not made.is_ready:
-        return made, None
-    # What is left of the budget stands in the plan.
-    mode, strategy = Mode(execution.mode), Strategy(execution.strategy)
-    return made, start(caller=caller, plan_id=made.plan_id, mode=mode, strategy=strategy, budget=Budget(), now=now)
