@@ -19,8 +19,7 @@ from apps.executions.services.commands import Decision
 from apps.executions.states import StepStatus
 from apps.plans.models import Plan
 from apps.plans.shapes import StepType
-from apps.principals.models import Principal
-from apps.principals.tenancy import Caller, acting_in, on_behalf_of
+from apps.principals.tenancy import acting_in, on_behalf_of
 from apps.receipts.models import Receipt
 from apps.tasks.models import Task
 
@@ -78,10 +77,6 @@ def _asks(execution: Execution, step_type: StepType) -> bool:
     return any(step.is_asked and step.step_type == step_type for step in _steps(execution))
 
 
-def _owner(execution: Execution) -> Caller:
-    return on_behalf_of(Principal.objects.select_related("tenant").get(pk=execution.owner_id))
-
-
 def _receipt_link(tenant_id: int, receipt_id: str | None) -> str:
     if receipt_id is None:
         return "-"
@@ -129,7 +124,7 @@ class StepInline(TabularInline):
 def _decided(execution: Execution, given: Mapping[str, Any], decision: Decision) -> str:
     with acting_in(execution.tenant_id, "console: an escalation is decided"):
         moved = commands.decide_step(
-            caller=_owner(execution),
+            caller=on_behalf_of(execution.owner),
             execution_ref=execution.ref,
             step_id=given["step"].step_id,
             decision=decision,
@@ -214,7 +209,7 @@ class ExecutionAdmin(OperatorAdmin):
     def give_result(self, execution: Execution, given: Mapping[str, Any]) -> str:
         with acting_in(execution.tenant_id, "console: a step is answered"):
             moved = commands.submit_step_result(
-                caller=_owner(execution),
+                caller=on_behalf_of(execution.owner),
                 execution_ref=execution.ref,
                 step_id=given["step"].step_id,
                 result=given["result"],
@@ -231,7 +226,9 @@ class ExecutionAdmin(OperatorAdmin):
     def cancel(self, execution: Execution, given: Mapping[str, Any]) -> str:
         with acting_in(execution.tenant_id, "console: an execution is canceled"):
             moved = commands.cancel(
-                caller=_owner(execution), execution_ref=execution.ref, reason=f"By an operator: {given['reason']}"
+                caller=on_behalf_of(execution.owner),
+                execution_ref=execution.ref,
+                reason=f"By an operator: {given['reason']}",
             )
         return f"{moved} is {moved.status}."
 

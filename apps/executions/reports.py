@@ -42,37 +42,34 @@ def complete(
 ) -> dict[str, Any]:
     """The envelope of a step that has a result. A large result with a pointer is left out."""
     carried = result_pointer is None or len(json.dumps(result, ensure_ascii=False).encode()) <= MAX_PAYLOAD_BYTES
-    return {
-        **_head(step, "complete"),
-        "payload": result if carried else None,
-        "key_findings": key_findings(result),
-        "promotion_recommendation": recommended(result),
-        "result_pointer": result_pointer,
-        "summary": summary,
-        "provenance": _provenance(step, ended_at, run_id),
-    }
+    return ended(
+        step,
+        "complete",
+        ended_at,
+        run_id,
+        payload=result if carried else None,
+        key_findings=key_findings(result),
+        promotion_recommendation=recommended(result),
+        result_pointer=result_pointer,
+        summary=summary,
+    )
 
 
-def failed(
-    step: ExecutionStep,
-    *,
-    code: str,
-    message: str,
-    retryable: bool,
-    ended_at: datetime,
-    run_id: str | None = None,
-    escalation: Mapping[str, Any] | None = None,
+def ended(
+    step: ExecutionStep, status: str, ended_at: datetime, run_id: str | None = None, **members: Any
 ) -> dict[str, Any]:
-    """The envelope of a step that will have no result.
+    """The envelope of a step that has ended.
 
-    :param escalation: the work that its worker asks somebody else to do.
+    :param members: those that it has beside, or in the place of, those of each envelope.
     """
-    return {
-        **_head(step, "failed"),
-        "provenance": _provenance(step, ended_at, run_id),
-        "error": {"code": code, "message": message[:2_000], "retryable": retryable},
-        **({} if escalation is None else {"escalation": dict(escalation)}),
+    started_at = step.started_at or ended_at
+    provenance = {
+        "started_at": started_at.isoformat(),
+        "completed_at": ended_at.isoformat(),
+        "duration_seconds": round((ended_at - started_at).total_seconds(), 3),
+        "run_id": run_id,
     }
+    return {**_head(step, status), **members, "provenance": provenance}
 
 
 def key_findings(payload: Any) -> dict[str, Any]:
@@ -143,16 +140,6 @@ def _head(step: ExecutionStep, status: str) -> dict[str, Any]:
         "async_task_id": step.task_ref,
         "result_pointer": None,
         "error": None,
-    }
-
-
-def _provenance(step: ExecutionStep, ended_at: datetime, run_id: str | None) -> dict[str, Any]:
-    started_at = step.started_at or ended_at
-    return {
-        "started_at": started_at.isoformat(),
-        "completed_at": ended_at.isoformat(),
-        "duration_seconds": round((ended_at - started_at).total_seconds(), 3),
-        "run_id": run_id,
     }
 
 

@@ -12,8 +12,7 @@ from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked,
 from apps.plans import services
 from apps.plans.documents import PlanStatus, partial_of
 from apps.plans.models import Plan
-from apps.principals.models import Principal
-from apps.principals.tenancy import Caller, acting_in, on_behalf_of
+from apps.principals.tenancy import acting_in, on_behalf_of
 from apps.receipts.models import Receipt
 
 
@@ -106,7 +105,9 @@ class PlanAdmin(OperatorAdmin):
     )
     def confirm(self, plan: Plan, _given: Mapping[str, Any]) -> str:
         with acting_in(plan.tenant_id, "console: a plan is confirmed"):
-            made = services.settle(caller=_asker(plan), plan_id=plan.plan_id, answers=None, now=timezone.now())
+            made = services.settle(
+                caller=on_behalf_of(plan.principal), plan_id=plan.plan_id, answers=None, now=timezone.now()
+            )
         return f"{made.plan_id} takes its place and is {made.status}."
 
     @verb(
@@ -117,11 +118,7 @@ class PlanAdmin(OperatorAdmin):
         form=AnswersForm,
     )
     def answer(self, plan: Plan, given: Mapping[str, Any]) -> str:
-        caller, answers = _asker(plan), given["answers"]
+        caller, answers = on_behalf_of(plan.principal), given["answers"]
         with acting_in(plan.tenant_id, "console: a plan's questions are answered"):
             made = services.settle(caller=caller, plan_id=plan.plan_id, answers=answers, now=timezone.now())
         return f"{made.plan_id} takes its place and is {made.status}."
-
-
-def _asker(plan: Plan) -> Caller:
-    return on_behalf_of(Principal.objects.select_related("tenant").get(pk=plan.principal_id))

@@ -12,7 +12,7 @@ from apps.core import strict_json
 from apps.executions import reports
 from apps.executions.errors import UnresolvedReference
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.reports import MAX_PAYLOAD_BYTES, complete, failed, recommended
+from apps.executions.reports import MAX_PAYLOAD_BYTES, complete, ended, recommended
 from apps.executions.routing import next_moves, resolve
 from apps.executions.states import STEP_TRANSITIONS, TRANSITIONS, Status, StepStatus, Strategy
 from apps.plans.documents import Step, critical_steps, parents_of
@@ -247,7 +247,7 @@ def test_envelope_carries_a_result_up_to_its_limit(letter: str) -> None:
 def line(number: int, result: dict[str, Any] | str) -> ExecutionStep:
     """A step that has found this, or has failed with these words."""
     envelope = (
-        failed(STEP, code="worker_refused", message=result, retryable=False, ended_at=T0)
+        ended(STEP, "failed", T0, error={"code": "worker_refused", "message": result[:2_000], "retryable": False})
         if isinstance(result, str)
         else complete(STEP, result=result, result_pointer="artifact:1", ended_at=T0)
     )

@@ -203,16 +203,13 @@ def fail(
     run_id: str | None = None,
     escalation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Fail the step. `routing` decides what that means for the others."""
-    step.envelope = reports.failed(
-        step,
-        code=code,
-        message=message,
-        retryable=retryable,
-        ended_at=work.now,
-        run_id=run_id,
-        escalation=escalation,
-    )
+    """Fail the step. `routing` decides what that means for the others.
+
+    :param escalation: the work that its worker asks somebody else to do.
+    """
+    error = {"code": code, "message": message[:2_000], "retryable": retryable}
+    asked = {} if escalation is None else {"escalation": dict(escalation)}
+    step.envelope = reports.ended(step, "failed", work.now, run_id, error=error, **asked)
     work.settle(step, StepStatus.FAILED)
     if step.critical and work.execution.strategy == Strategy.ESCALATE:
         announcing.raise_alarm(work, step)
