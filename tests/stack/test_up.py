@@ -1,6 +1,7 @@
 """bin/up and bin/demo, as a person meets them: real processes in folders with awkward names."""
 
 import base64
+import hashlib
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from psycopg.errors import InsufficientPrivilege
 
 from config.stack.folders import DataFolder
 from config.stack.processes import marked, runs
+from config.stack.servers import LOGINS
 from config.stack.supervisor import readiness
 from tests.commands import PATIENCE, ROOT, Ended, of_a_person, run, up
 from tests.waiters import until
@@ -166,6 +168,7 @@ def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -
         assert _works(data), "the original goes on beside it"
         for process in [*marked(DataFolder(data).mark), psutil.Process(child.pid)]:
             process.kill()
+    assert before <= _restored_into_a_named_server(backup, tmp_path / "named", token)
 
     with up(elsewhere, "--no-workers"):
         with httpx2.Client(base_url=_stack(elsewhere)["url"], headers=headers, trust_env=False) as hub:
@@ -183,6 +186,30 @@ def test_a_backup_under_load_is_restored_elsewhere(data: Path, tmp_path: Path) -
         assert examined.returncode == 0, examined.stdout
         assert "every receipt is acked, visible or pending" in examined.stdout
     _call("up", "reset", "--yes", "--data", str(elsewhere))
+
+
+def _restored_into_a_named_server(backup: Path, data: Path, token: str) -> set[str]:
+    """The open tasks there that the application's login is shown, by the tenant of the token."""
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path="/stack_restored")
+    logins = {variable: url._replace(netloc=f"{login}@").geturl() for variable, login in LOGINS.items()}
+    with psycopg.connect(os.environ["DATABASE_URL"], user="postgres", autocommit=True) as server:
+        server.execute("drop database if exists stack_restored")
+        server.execute(
+            "create database stack_restored owner gatehouse template template0"
+            " encoding 'UTF8' locale_provider builtin builtin_locale 'C.UTF-8'"
+        )
+    with psycopg.connect(url.geturl(), user="postgres") as server:
+        server.execute("create extension vector")
+    environment = json.loads((backup / "secrets.json").read_text()) | logins | {"GATEHOUSE_DATA": str(data)}
+    restored = run(sys.executable, "manage.py", "restore", str(backup), env=of_a_person(**environment))
+    assert restored.returncode == 0, restored.stderr
+    assert [path for path in (data / "artifacts").rglob("*") if path.is_file()]
+    with psycopg.connect(logins["DATABASE_URL"]) as requests:
+        digest = hashlib.sha256(token.encode()).digest()
+        requests.execute(
+            "select set_config('gatehouse.tenant', tenant_id::text, true) from gatehouse_token(%s)", [digest]
+        )
+        return {f"task_{task_id}" for (task_id,) in requests.execute("select task_id from task_live")}
 
 
 @pytest.mark.ci
