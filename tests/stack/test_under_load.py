@@ -91,8 +91,7 @@ def _replace(ground: Ground, name: str) -> None:
     """End a process as an operator does, and start it again from the tree that processes are started from now."""
     one, ready = ground.kept[name], "startup complete"
     begun = one.log.read_text().count(ready)
-    one.child.send_signal(signal.SIGTERM)
-    one.child.wait(timeout=PATIENCE)
+    processes.end_all([one.child], sign=signal.SIGTERM, patience=60)  # as long as systemd waits
     one.restart()
     if name.startswith("web"):
         until(lambda: one.log.read_text().count(ready) > begun, one.log.read_text, seconds=PATIENCE)
