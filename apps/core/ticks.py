@@ -99,23 +99,26 @@ def _alone(name: str) -> Iterator[bool]:
 def run_forever(stop: threading.Event, *, calls_out: bool = False, lasts: bool = False) -> None:
     """Run every tick of a kind at its pace until told to stop.
 
-    A failing tick is logged and tried again next time.
+    The one that must be done first goes first: a slow one holds up what runs each second once, and not those before it
+    too. A failing tick is logged and tried again next time.
     """
-    due = {name: 0.0 for name, tick in _ticks.items() if (tick.calls_out, tick.lasts) == (calls_out, lasts)}
+    due = {tick: time.monotonic() for tick in all_ticks() if (tick.calls_out, tick.lasts) == (calls_out, lasts)}
     while not stop.is_set():
-        for name, moment in due.items():
-            if time.monotonic() < moment:
-                continue
-            due[name] = time.monotonic() + _ticks[name].every.total_seconds()
-            try:
-                _run_if_due(name)
-            except DatabaseError:
-                logger.exception("tick %s failed", name)
-                connections.close_all()
-            except Exception:  # one tick's defect must not stop the others; it is logged
-                logger.exception("tick %s failed", name)
-        close_old_connections()
-        stop.wait(max(0.0, min(due.values(), default=1.0) - time.monotonic()))
+        now = time.monotonic()
+        ready = [tick for tick, moment in due.items() if moment <= now]
+        if not ready:
+            close_old_connections()
+            stop.wait(min(due.values(), default=now + 1.0) - now)
+            continue
+        tick = min(ready, key=lambda tick: due[tick] + tick.every.total_seconds())
+        due[tick] = now + tick.every.total_seconds()
+        try:
+            _run_if_due(tick.name)
+        except DatabaseError:
+            logger.exception("tick %s failed", tick.name)
+            connections.close_all()
+        except Exception:  # one tick's defect must not stop the others; it is logged
+            logger.exception("tick %s failed", tick.name)
     connections.close_all()
 
 

@@ -50,6 +50,7 @@ _LONGEST: Final = 2.0
 _WARM_UPS: Final = 3
 _AT_ONCE: Final = 500
 _WAITERS: Final = 8
+_POLL_SECONDS: Final = 20
 _LEASE: Final = "/api/v1/tasks/lease"
 
 
@@ -324,17 +325,26 @@ def _lease(client: Client, asked: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _abandoned(bench: Bench, owner: Caller) -> Row:
     """From the end of leases whose worker is dead to the answer that gives their tasks to another one."""
-    client, came = Client(bench.web(), bench.tokens[0]), list[float]()
+    client = Client(bench.web(), bench.tokens[0])
     bench.celery()
-    # Once to see that the sweeps have begun.
-    for _ in range(2):
-        deadline, came = measure.apart(partial(_lease_and_die, owner)), []
-        while len(came) < _WAITERS:
-            for task in _lease(client, {"queues": [_ABANDONED], "capacity": _WAITERS, "wait_seconds": 20}):
-                came.append(time.monotonic())
-                client.ask("POST", f"/api/v1/tasks/{task['task_id']}/complete", {"lease_token": task["lease_token"]})
-    row = Row.of("a dead worker's task, leased again", [Slice.of([max(0, at - deadline) for at in came])])
-    return row.judged("2 s at worst", met=max(came) - deadline <= 2)  # noqa: PLR2004
+    # Before the sweeps have begun, a poll takes them back when it gives up.
+    for _ in range(5):
+        if min(_leased_again(client, owner)) < _POLL_SECONDS / 2:
+            break
+    late = _leased_again(client, owner)
+    row = Row.of("a dead worker's task, leased again", [Slice.of([max(0, seconds) for seconds in late])])
+    return row.judged("2 s at worst", met=max(late) <= 2)  # noqa: PLR2004
+
+
+def _leased_again(client: Client, owner: Caller) -> list[float]:
+    """How long after its lease's end each task of a dead worker came."""
+    deadline, came = measure.apart(partial(_lease_and_die, owner)), list[float]()
+    asked = {"queues": [_ABANDONED], "capacity": _WAITERS, "wait_seconds": _POLL_SECONDS}
+    while len(came) < _WAITERS:
+        for task in _lease(client, asked):
+            came.append(time.monotonic() - deadline)
+            client.ask("POST", f"/api/v1/tasks/{task['task_id']}/complete", {"lease_token": task["lease_token"]})
+    return came
 
 
 def _lease_and_die(owner: Caller) -> float:
