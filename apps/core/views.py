@@ -185,6 +185,8 @@ def _accepts_json(header: str) -> bool:
 
 
 async def _look(declared: Operation, credential: Credential, given: BaseModel) -> Reply:
+    if declared.coalesces:
+        return await operations.answer_awaited(declared, declared.coalesces, credential, lambda _: given)
     return await in_thread(lambda: operations.answer(declared, credential, lambda _: given))
 
 
