@@ -398,10 +398,6 @@ SPECTACULAR_SETTINGS = {
 }
 # The largest artifact.
 ARTIFACT_MAX_BYTES = env.int("GATEHOUSE_ARTIFACT_MAX_BYTES", default=32 * 1024 * 1024)
-# Files that workers name in `file:` pointers are read in this folder only, each tenant's in the one of its slug. Empty:
-# none are.
-_result_files = env.str("GATEHOUSE_RESULT_FILES", default="")
-RESULT_FILES = Path(_result_files).expanduser().resolve() if _result_files else None
 # A body above this is refused with 413 before it is parsed; routes may set less.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 8 * 1024 * 1024
 

@@ -149,14 +149,6 @@ class EndedFilter(_Collected, admin.SimpleListFilter):
         return [(name, f"In the last {name}") for name in _PERIODS]
 
 
-def _goes_on(pausable: Queue | TaskType) -> bool:
-    return pausable.paused_at is None
-
-
-def _is_paused(pausable: Queue | TaskType) -> bool:
-    return pausable.paused_at is not None
-
-
 def _link_to_tasks(queue: Queue, status: str, text: str) -> str:
     return link_to_list("tasks_task", text, tenant__id__exact=queue.tenant_id, queue__name=queue.name, status=status)
 
@@ -188,8 +180,34 @@ class LimitsForm(ReasonForm):
         return given
 
 
+class _PausableAdmin(OperatorAdmin):
+    """Of queues and types."""
+
+    @verb(
+        "Pause",
+        explanation="Give out nothing of it; what is leased goes on.",
+        permission="tasks.operate_queue",
+        possible=lambda pausable: pausable.paused_at is None,
+    )
+    def pause(self, pausable: Queue | TaskType, given: Mapping[str, Any]) -> str:
+        with acting_in(pausable.tenant_id, _WHY):
+            types.pause(pausable)
+        return f"{pausable} is paused."
+
+    @verb(
+        "Resume",
+        explanation="Give it out again.",
+        permission="tasks.operate_queue",
+        possible=lambda pausable: pausable.paused_at is not None,
+    )
+    def resume(self, pausable: Queue | TaskType, given: Mapping[str, Any]) -> str:
+        with acting_in(pausable.tenant_id, _WHY):
+            types.resume(pausable)
+        return f"{pausable} is given out again."
+
+
 @admin.register(Queue)
-class QueueAdmin(OperatorAdmin):
+class QueueAdmin(_PausableAdmin):
     list_display = ["name", "tenant", "paused_at", "queued", "oldest", "leased", "types", "open_tasks"]
     list_select_related = ["tenant"]
     list_filter = ["tenant"]
@@ -206,21 +224,10 @@ class QueueAdmin(OperatorAdmin):
             charts.queued("Queued, last 30 days", month, label="%d %b"),
         ]
 
-    @verb(
-        "Pause",
-        explanation="Give out nothing; what is leased goes on.",
-        permission="tasks.operate_queue",
-        possible=_goes_on,
-    )
-    def pause(self, queue: Queue, given: Mapping[str, Any]) -> str:
-        with acting_in(queue.tenant_id, _WHY):
-            types.pause_queue(tenant_id=queue.tenant_id, name=queue.name, now=timezone.now())
-        return f"{queue} is paused."
-
     @verb("Drain", explanation="Pause, and order back what is leased.", permission="tasks.operate_queue")
     def drain(self, queue: Queue, given: Mapping[str, Any]) -> str:
         with acting_in(queue.tenant_id, _WHY):
-            types.pause_queue(tenant_id=queue.tenant_id, name=queue.name, now=timezone.now(), drain=True)
+            types.pause(queue, drain=True)
         return f"{queue} is paused, and its workers are told to hand back what they hold."
 
     @verb(
@@ -236,12 +243,6 @@ class QueueAdmin(OperatorAdmin):
         with acting_in(queue.tenant_id, _WHY):
             types.set_queue(tenant_id=queue.tenant_id, name=queue.name, **limits)
         return f"The limits of {queue} are set."
-
-    @verb("Resume", explanation="Give out work again.", permission="tasks.operate_queue", possible=_is_paused)
-    def resume(self, queue: Queue, given: Mapping[str, Any]) -> str:
-        with acting_in(queue.tenant_id, _WHY):
-            types.resume_queue(tenant_id=queue.tenant_id, name=queue.name)
-        return f"{queue} gives out work again."
 
     @admin.display(description="Figures")
     def figures(self, queue: Queue) -> str:
@@ -295,7 +296,7 @@ class QueueAdmin(OperatorAdmin):
 
 
 @admin.register(TaskType)
-class TaskTypeAdmin(OperatorAdmin):
+class TaskTypeAdmin(_PausableAdmin):
     list_display = [
         "name", linked("queue"), "priority", "max_attempts", "max_expiries", "lease_seconds", "in_code",
         "enabled", "tasks_of_it",
@@ -304,23 +305,6 @@ class TaskTypeAdmin(OperatorAdmin):
     list_filter = ["tenant", ("queue__name", ExactTextFilter), "in_code", "enabled"]
     search_fields = ["name", "title"]
     actions_detail = ["pause", "resume"]
-
-    @verb(
-        "Pause",
-        explanation="Give out none of it; what is leased goes on.",
-        permission="tasks.operate_queue",
-        possible=_goes_on,
-    )
-    def pause(self, task_type: TaskType, given: Mapping[str, Any]) -> str:
-        with acting_in(task_type.tenant_id, _WHY):
-            types.pause_type(tenant_id=task_type.tenant_id, name=task_type.name, now=timezone.now())
-        return f"{task_type} is paused."
-
-    @verb("Resume", explanation="Give it out again.", permission="tasks.operate_queue", possible=_is_paused)
-    def resume(self, task_type: TaskType, given: Mapping[str, Any]) -> str:
-        with acting_in(task_type.tenant_id, _WHY):
-            types.resume_type(tenant_id=task_type.tenant_id, name=task_type.name)
-        return f"{task_type} is given out again."
 
     @admin.display(description="Tasks")
     def tasks_of_it(self, task_type: TaskType) -> str:
@@ -356,7 +340,7 @@ class ScheduleAdmin(OperatorAdmin):
         possible=lambda schedule: schedule.next_at is not None,
     )
     def stop(self, schedule: Schedule, given: Mapping[str, Any]) -> str:
-        scheduling.stop_schedule(schedule_id=schedule.pk)
+        scheduling.switch(schedule_id=schedule.pk, on=False)
         return f"{schedule} is stopped."
 
     @verb(
@@ -366,7 +350,7 @@ class ScheduleAdmin(OperatorAdmin):
         possible=lambda schedule: schedule.next_at is None,
     )
     def resume(self, schedule: Schedule, given: Mapping[str, Any]) -> str:
-        scheduling.resume_schedule(schedule_id=schedule.pk)
+        scheduling.switch(schedule_id=schedule.pk, on=True)
         return f"{schedule} queues again."
 
 
@@ -432,7 +416,7 @@ class TaskAdmin(OperatorAdmin):
     )
     def retry(self, task: Task, given: Mapping[str, Any]) -> str:
         with acting_in(task.tenant_id, _WHY):
-            queued = operating.retry_dead_letter(task_id=task.pk)
+            queued = operating.retry(caller=None, task_id=task.pk)
         return f"{task} was retried as {queued.task_id} before." if queued.is_duplicate else f"It is {queued.task_id}."
 
     @verb(

@@ -3,9 +3,7 @@
 import json
 import math
 import re
-from pathlib import PurePosixPath
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 from apps.core import strict_json
 from apps.core.errors import Conflict, FieldError, Invalid, NotFound
@@ -13,7 +11,6 @@ from apps.core.strict_json import NotJSON, UnstorableJSON
 
 INLINE: Final = "inline"
 ARTIFACT: Final = "artifact"
-FILE: Final = "file"
 MAX_INLINE_BYTES: Final = 65_536
 _POINTER: Final = re.compile(r"([a-z][a-z0-9+.-]{0,49}):(\S(?:.*\S)?)", re.ASCII)
 _DIGEST: Final = re.compile(r"sha256-([0-9a-f]{64})")
@@ -23,12 +20,6 @@ class InvalidPointer(Invalid):
     """The result pointer can't be taken as it is."""
 
     code = "invalid_pointer"
-
-
-class UnknownFile(NotFound):
-    """There is no file at the pointer that this deployment reads for the tenant."""
-
-    code = "unknown_file"
 
 
 class UnknownArtifact(NotFound):
@@ -47,21 +38,6 @@ def scheme_of(pointer: str) -> str:
     if match is None:
         raise InvalidPointer("A result pointer is <scheme>:<place>, for example s3://bucket/key.")
     return match[1]
-
-
-def file_path(pointer: str) -> PurePosixPath:
-    """The path in a pointer to a file, `file:///…` or `file:/…`, with percent escapes decoded.
-
-    :raises InvalidPointer: if it names another host, or no absolute path.
-    """
-    try:
-        parts = urlsplit(pointer)
-        path = PurePosixPath(unquote(parts.path, errors="strict"))
-    except ValueError as exc:
-        raise InvalidPointer("A pointer to a file is file:///<path>.") from exc
-    if parts.netloc not in {"", "localhost"} or not path.is_absolute() or "\x00" in str(path):
-        raise InvalidPointer("A pointer to a file is file:///<path>.")
-    return path
 
 
 def artifact_pointer(digest: str) -> str:

@@ -3,15 +3,12 @@
 import base64
 import hashlib
 import json
-import mimetypes
-import os
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
-from django.conf import settings
 from django.core.files.storage import storages
 from django.db import connection
 from django.db.models import Exists, F, Lookup, Max, OuterRef, Q, QuerySet, Subquery, TextField, Value
@@ -44,10 +41,8 @@ from apps.tasks.results import (
     INLINE,
     InvalidPointer,
     UnknownArtifact,
-    UnknownFile,
     UnreadableResult,
     artifact_digest,
-    file_path,
     inline_bytes,
     scheme_of,
 )
@@ -435,16 +430,22 @@ def read(stored: Artifact) -> bytes:
 
     :raises Unavailable: `artifacts_unavailable` if the storage fails or holds something else.
     """
-    try:
-        with storages["artifacts"].open(place_of(stored.tenant_id, stored.digest)) as file:
-            content: bytes = file.read()
-    except OSError as exc:
-        raise Unavailable("The storage of artifacts does not answer just now.", code="artifacts_unavailable") from exc
+    with _opened(stored) as file:
+        content: bytes = file.read()
     if hashlib.sha256(content).hexdigest() != stored.digest:
         raise Unavailable(
             "The storage of artifacts holds something else under this name.", code="artifacts_unavailable"
         )
     return content
+
+
+@contextmanager
+def _opened(stored: Artifact) -> Iterator[Any]:
+    try:
+        with storages["artifacts"].open(place_of(stored.tenant_id, stored.digest)) as file:
+            yield file
+    except OSError as exc:
+        raise Unavailable("The storage of artifacts does not answer just now.", code="artifacts_unavailable") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,16 +457,8 @@ class Part:
     media_type: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantFile:
-    """A file that a pointer names, to be read only in the tenant's folder."""
-
-    pointer: str
-    root: Path
-
-
-def located(found: TaskResult, *, tenant_id: int, tenant_slug: str) -> bytes | Artifact | TenantFile:
-    """Where :func:`read_part` reads a result: its bytes, its artifact, or its file.
+def located(found: TaskResult, *, tenant_id: int) -> bytes | Artifact:
+    """Where :func:`read_part` reads a result: its bytes, or its artifact.
 
     :raises UnreadableResult: if there is none, or it is where this deployment does not read.
     :raises UnknownArtifact: if the artifact is gone.
@@ -476,68 +469,38 @@ def located(found: TaskResult, *, tenant_id: int, tenant_slug: str) -> bytes | A
             return inline_bytes(found.content)
         case "artifact":
             return artifact(tenant_id=tenant_id, digest=artifact_digest(pointer))
-        case "file" if settings.RESULT_FILES is not None:
-            return TenantFile(pointer=pointer, root=settings.RESULT_FILES / tenant_slug)
         case _:
             raise UnreadableResult("This deployment does not read what this result's pointer points to.")
 
 
-def read_part(place: bytes | Artifact | TenantFile, *, offset: int, limit: int) -> Part:
+def read_part(place: bytes | Artifact, *, offset: int, limit: int) -> Part:
     """A part of a result's bytes. Waits for a disk, not for the database.
 
-    :raises UnknownFile: if there is no such file, or it is not one for this tenant.
     :raises Unavailable: `artifacts_unavailable` if the storage fails.
     """
-    match place:
-        case bytes():
-            return Part(content=place[offset : offset + limit], size=len(place), media_type="application/json")
-        case Artifact():
-            return _part_of_artifact(place, offset, limit)
-        case TenantFile():
-            return _part_of_file(place.pointer, place.root, offset, limit)
+    if isinstance(place, bytes):
+        return Part(content=place[offset : offset + limit], size=len(place), media_type="application/json")
+    with _opened(place) as file:
+        file.seek(offset)
+        return Part(content=file.read(limit), size=place.size, media_type=place.media_type)
 
 
-def _part_of_artifact(stored: Artifact, offset: int, limit: int) -> Part:
-    try:
-        with storages["artifacts"].open(place_of(stored.tenant_id, stored.digest)) as file:
-            file.seek(offset)
-            return Part(content=file.read(limit), size=stored.size, media_type=stored.media_type)
-    except OSError as exc:
-        raise Unavailable("The storage of artifacts does not answer just now.", code="artifacts_unavailable") from exc
-
-
-def _part_of_file(pointer: str, root: Path, offset: int, limit: int) -> Part:
-    """Read a file in the tenant's folder; anything outside of it, also by links, is unknown."""
-    try:
-        path = Path(file_path(pointer)).resolve(strict=True)
-        if not path.is_relative_to(root.resolve()) or not path.is_file():
-            raise UnknownFile("There is no such file.")
-        with path.open("rb") as file:
-            file.seek(offset)
-            content = file.read(limit)
-            size = os.fstat(file.fileno()).st_size
-    except (FileNotFoundError, NotADirectoryError, PermissionError, RuntimeError, InvalidPointer) as exc:
-        raise UnknownFile("There is no such file.") from exc
-    except OSError as exc:
-        raise Unavailable("The file can't be read just now.", code="artifacts_unavailable") from exc
-    return Part(content=content, size=size, media_type=mimetypes.guess_type(path.name)[0] or "application/octet-stream")
-
-
-def content_at(place: Artifact | TenantFile, *, checksum: str | None) -> Any:
-    """A result to be shown; None if it is over 1 MiB, or the file is missing or has changed.
+def content_of(stored: Artifact) -> Any:
+    """An artifact as JSON shows it: JSON as itself, text as text, else `{"base64": …}`; None over 1 MiB.
 
     :raises Unavailable: `artifacts_unavailable` if the storage fails.
     """
-    if isinstance(place, Artifact):
-        return shown(read(place), place.media_type) if place.size <= MAX_SHOWN_BYTES else None
+    if stored.size > MAX_SHOWN_BYTES:
+        return None
+    content = read(stored)
     try:
-        part = read_part(place, offset=0, limit=MAX_SHOWN_BYTES)
-    except UnknownFile:
-        return None
-    known = (checksum or "").startswith("sha256:")
-    if part.size > len(part.content) or (known and checksum != f"sha256:{hashlib.sha256(part.content).hexdigest()}"):
-        return None
-    return shown(part.content, part.media_type)
+        if stored.media_type.partition(";")[0].strip() == "application/json":
+            return json.loads(content)
+        if stored.media_type.startswith("text/"):
+            return content.decode()
+    except ValueError:
+        pass  # it is not what it says it is: shown as bytes
+    return {"base64": base64.b64encode(content).decode()}
 
 
 def open_pointer(pointer: str, *, tenant_id: int) -> bytes:
@@ -559,20 +522,6 @@ def open_pointer(pointer: str, *, tenant_id: int) -> bytes:
             return read(artifact(tenant_id=tenant_id, digest=artifact_digest(pointer)))
         case scheme:
             raise InvalidPointer(f"{scheme}: pointers are not read here; {INLINE}: and {ARTIFACT}: are.")
-
-
-def shown(content: bytes, media_type: str) -> Any:
-    """Bytes as JSON shows them: JSON as itself, text as text, else `{"base64": …}`; None over the limit."""
-    if len(content) > MAX_SHOWN_BYTES:
-        return None
-    try:
-        if media_type.partition(";")[0].strip() == "application/json":
-            return json.loads(content)
-        if media_type.startswith("text/"):
-            return content.decode()
-    except ValueError:
-        pass  # it is not what it says it is: shown as bytes
-    return {"base64": base64.b64encode(content).decode()}
 
 
 def _task(task_ref: str) -> Task:

@@ -283,16 +283,18 @@ claimed as (
     insert into tasks_run (id, tenant_id, holder_id, started_at, message, host)
     select run_id, tenant_id, %(holder)s::bigint, gatehouse_now(), '', %(host)s::text from claimed
 )"""
-_GRANTED: Final = """
-select c.task_id, c.fencing_token, c.name, asked_for.params, c.lease_ms, before.checkpoint, c.ready_at
-from claimed c
-join lateral (select params from tasks_task where id = c.task_id) asked_for on true
-left join lateral (
+# What the last run saved that saved something.
+_BEFORE: Final = """left join lateral (
     select r.checkpoint from tasks_run r
     where r.id > c.runs_after and r.id < c.run_id and r.checkpoint is not null
     order by r.id desc limit 1
 ) before on true
 """
+_GRANTED: Final = f"""
+select c.task_id, c.fencing_token, c.name, asked_for.params, c.lease_ms, before.checkpoint, c.ready_at
+from claimed c
+join lateral (select params from tasks_task where id = c.task_id) asked_for on true
+{_BEFORE}"""
 
 # Queues are tried in the order named; within one, the most urgent first. The array of ctids makes the planner
 # find rows one by one and lock exactly those it takes: the outer limit stops the probes. Plan: Tid Scan over an
@@ -735,7 +737,7 @@ KEEP_NEXT: Final = """
 update tasks_run set answer = answer || jsonb_build_object('next', %(next)s::jsonb) where id = %(run)s::bigint
 """
 # Leases once more, as far as they stand: their time runs from when they were granted.
-GRANTED: Final = """
+GRANTED: Final = f"""
 with given as materialized (
     select g.nth, g.task_id, g.fencing_token, g.task_id << 16 as runs_after, (g.task_id << 16) + g.fencing_token as run_id
     from unnest(%(tasks)s::bigint[], %(fencing_tokens)s::int[]) with ordinality as g(task_id, fencing_token, nth)
@@ -750,12 +752,7 @@ join lateral (
 ) live on true
 join lateral (select params, task_type_id from tasks_task where id = c.task_id) asked_for on true
 join lateral (select name from tasks_tasktype where id = asked_for.task_type_id) k on true
-left join lateral (
-    select r.checkpoint from tasks_run r
-    where r.id > c.runs_after and r.id < c.run_id and r.checkpoint is not null
-    order by r.id desc limit 1
-) before on true
-order by c.nth
+{_BEFORE}order by c.nth
 """
 
 # Queues with ready work that was announced before: one probe of task_live_claimable for each.
@@ -863,13 +860,12 @@ with since as materialized (
            coalesce(w.queued, 0) as queued,
            row_number() over (partition by minute_at order by coalesce(e.ended, 0) + coalesce(w.queued, 0) desc) as place
     from ended e full join waiting w using (tenant_id, queue_id, minute_at)
+), gone as (
+    delete from tasks_queuehistory where minute_at < gatehouse_now() - %(history)s::interval
 )
 insert into tasks_queuehistory (tenant_id, queue_id, minute_at, ended, failed, queued)
 select tenant_id, queue_id, minute_at, ended, failed, queued from of_minutes where place <= %(queues)s
 on conflict do nothing
-"""
-FORGET_HISTORY: Final = """
-delete from tasks_queuehistory where minute_at < gatehouse_now() - %(history)s::interval
 """
 # The history in steps, by queue. Index: tasks_queuehistory_by_time, or _once for one queue.
 HISTORY: Final = """

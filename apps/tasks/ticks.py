@@ -61,14 +61,8 @@ def go_on_with_bulk_actions() -> None:
 
 @tick(every=timedelta(seconds=20))
 def keep_history() -> None:
-    """Note the last minute of each queue."""
+    """Note the last minute of each queue, and delete old ones."""
     sweeping.keep_history()
-
-
-@tick(every=timedelta(minutes=10))
-def forget_history() -> None:
-    """Delete old minutes of queues."""
-    sweeping.forget_history()
 
 
 @tick(every=timedelta(seconds=20))

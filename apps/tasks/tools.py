@@ -24,7 +24,6 @@ from apps.tasks.results import (
     LONGEST_POINTER,
     LONGEST_SUMMARY,
     MAX_INLINE_BYTES,
-    UnreadableResult,
     artifact_digest,
     artifact_pointer,
     inline_bytes,
@@ -136,7 +135,7 @@ def check_task_status(caller: Caller, given: CheckTask) -> TaskStatus:
     """The state of a task of which you are the requester or recipient. There is no need to poll: its end comes
     to your inbox. With `wait` it stays until the end, and reports progress if you give a progress token.
     """
-    ending.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
+    ending.refuse_strangers(caller=caller, task_ids=[task_of(given.task_id)])
     return selectors.status(given.task_id)
 
 
@@ -154,13 +153,10 @@ def fetch_task_result(caller: Caller, given: TaskNamed) -> TaskResult:
     """The result of a finished task: its pointer, and its content if this hub can read it."""
     with caller.acting():
         found = artifacts.fetch_result(caller=caller, task_id=task_of(given.task_id))
-        try:
-            place = selectors.located(found, tenant_id=caller.tenant_id, tenant_slug=caller.tenant_slug)
-        except UnreadableResult:
+        if not (found.result_pointer or "").startswith(f"{ARTIFACT}:"):
             return found
-    if isinstance(place, bytes):
-        return found
-    return found.model_copy(update={"content": selectors.content_at(place, checksum=found.checksum)})
+        stored = selectors.artifact(tenant_id=caller.tenant_id, digest=artifact_digest(found.result_pointer or ""))
+    return found.model_copy(update={"content": selectors.content_of(stored)})
 
 
 class CancelOutput(Output):
@@ -601,13 +597,12 @@ def read_artifact(caller: Caller, given: ArtifactNamed) -> ArtifactOutput:
     digest = artifact_digest(f"sha256-{given.digest.removeprefix('artifact:').removeprefix('sha256-')}")
     with caller.acting():
         stored = selectors.artifact(tenant_id=caller.tenant_id, digest=digest)
-    small = stored.size <= selectors.MAX_SHOWN_BYTES
     return ArtifactOutput(
         pointer=artifact_pointer(digest),
         media_type=stored.media_type,
         size=stored.size,
         checksum=f"sha256:{digest}",
-        content=selectors.shown(selectors.read(stored), stored.media_type) if small else None,
+        content=selectors.content_of(stored),
     )
 
 
@@ -698,11 +693,11 @@ class ResultPart(Output):
 )
 def read_task_result(caller: Caller, given: ReadTaskResult) -> ResultPart:
     """Part of the bytes of a finished task's result, for results too large for fetch_task_result. The result is
-    inline, an artifact, or a file that this hub reads.
+    inline or an artifact.
     """
     with caller.acting():
         found = artifacts.fetch_result(caller=caller, task_id=task_of(given.task_id))
-        place = selectors.located(found, tenant_id=caller.tenant_id, tenant_slug=caller.tenant_slug)
+        place = selectors.located(found, tenant_id=caller.tenant_id)
     part = selectors.read_part(place, offset=given.offset, limit=given.limit)
     reached = given.offset + len(part.content)
     return ResultPart(
@@ -742,7 +737,7 @@ def task_timeline(caller: Caller, given: TaskTimeline) -> Timeline:
     """What happened to a task of which you are the requester or recipient, in order. It has the queueing, each
     run with its holder, progress and end, and the end of the task.
     """
-    ending.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
+    ending.refuse_strangers(caller=caller, task_ids=[task_of(given.task_id)])
     story = selectors.timeline(given.task_id, after=given.position or 0, limit=given.limit)
     return Timeline(
         task_id=given.task_id,
@@ -887,8 +882,9 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
     """Grant no leases from this queue until resume_queue. Leases that are held go on, unless you drain the
     queue.
     """
-    now = timezone.now()
-    return _policy(types.pause_queue(tenant_id=caller.tenant_id, name=given.queue, now=now, drain=given.drain))
+    line = types.queue_named(tenant_id=caller.tenant_id, name=given.queue)
+    types.pause(line, drain=given.drain)
+    return _policy(line)
 
 
 @operation(
@@ -902,7 +898,9 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
 )
 def resume_queue(caller: Caller, given: ResumeQueue) -> QueuePolicy:
     """Grant leases from a paused queue again."""
-    return _policy(types.resume_queue(tenant_id=caller.tenant_id, name=given.queue))
+    line = types.queue_named(tenant_id=caller.tenant_id, name=given.queue)
+    types.resume(line)
+    return _policy(line)
 
 
 def _policy(line: Queue) -> QueuePolicy:
@@ -928,7 +926,9 @@ class TypeNamed(Input):
 )
 def pause_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
     """Grant no leases of this type until it is resumed. Leases that are held go on."""
-    return task_type_output(types.pause_type(tenant_id=caller.tenant_id, name=given.task_type, now=timezone.now()))
+    task_type = types.type_for(tenant_id=caller.tenant_id, name=given.task_type)
+    types.pause(task_type)
+    return task_type_output(task_type)
 
 
 @operation(
@@ -940,7 +940,9 @@ def pause_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
 )
 def resume_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
     """Grant leases of this type again."""
-    return task_type_output(types.resume_type(tenant_id=caller.tenant_id, name=given.task_type))
+    task_type = types.type_for(tenant_id=caller.tenant_id, name=given.task_type)
+    types.resume(task_type)
+    return task_type_output(task_type)
 
 
 class ScheduleOutput(Output):

@@ -358,8 +358,10 @@ def lease(worker: Agent, **asked: Any) -> Awaitable[httpx2.Response]:
 @pytest.mark.parametrize("event", ["queued", "released", "queue resumed", "type resumed"])
 def test_lease_waits_until_there_is_work(kee: Agent, worker: Agent, named: str, event: str) -> None:
     name = "default" if named == "queues" else "index"
-    paused = event.removesuffix(" resumed")
-    given = {"tenant_id": kee.caller.tenant_id, "name": "default" if paused == "queue" else "index"}
+
+    def pausable() -> Any:
+        named, kind = (types.type_for, "index") if event == "type resumed" else (types.queue_named, "default")
+        return named(tenant_id=kee.caller.tenant_id, name=kind)
 
     def act() -> None:
         if event == "queued":
@@ -368,7 +370,7 @@ def test_lease_waits_until_there_is_work(kee: Agent, worker: Agent, named: str, 
             release(kee.caller, held)
         else:
             with kee.caller.acting():
-                getattr(types, f"resume_{paused}")(**given)
+                types.resume(pausable())
 
     if event != "queued":
         queue(kee.caller)
@@ -376,7 +378,7 @@ def test_lease_waits_until_there_is_work(kee: Agent, worker: Agent, named: str, 
         held = lease_one(kee.caller)
     elif event != "queued":
         with kee.caller.acting():
-            getattr(types, f"pause_{paused}")(**given, now=T0)
+            types.pause(pausable())
     topic = (queue_topic if named == "queues" else type_topic)(kee.caller.tenant_id, name)
     request = lease(worker, **{named: [name]}, wait_seconds=30)
     answer = run(lambda: while_waiting(request, topic, partial(in_thread, act)), within=20)

@@ -72,12 +72,12 @@ def set_queue(caller: Caller, name: str = "default", **limits: Any) -> None:
 
 def pause(caller: Caller, name: str = "default", *, drain: bool = False) -> None:
     with acting_as(caller):
-        types.pause_queue(tenant_id=caller.tenant_id, name=name, now=T0, drain=drain)
+        types.pause(types.queue_named(tenant_id=caller.tenant_id, name=name), drain=drain)
 
 
 def resume(caller: Caller, name: str = "default") -> None:
     with acting_as(caller):
-        types.resume_queue(tenant_id=caller.tenant_id, name=name)
+        types.resume(types.queue_named(tenant_id=caller.tenant_id, name=name))
 
 
 def queue(caller: Caller, task_type: str = "index", params: dict[str, Any] | None = None, **more: Any) -> QueuedTask:

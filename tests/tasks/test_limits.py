@@ -142,23 +142,18 @@ def test_paused_type_does_not_block_others(kee: Caller, worker: Caller) -> None:
     make_type(kee, "going")
     queue_many(kee, asked("still", priority=10), asked("going"))
     with acting_as(kee):
-        types.pause_type(tenant_id=kee.tenant_id, name="still", now=FUTURE)
+        types.pause(types.type_for(tenant_id=kee.tenant_id, name="still"))
     assert [grant.task_type for grant in lease(worker, capacity=9)] == ["going"]
     with acting_as(kee):
-        types.resume_type(tenant_id=kee.tenant_id, name="still")
+        types.resume(types.type_for(tenant_id=kee.tenant_id, name="still"))
     assert [grant.task_type for grant in lease(worker, capacity=9)] == ["still"]
 
 
 def test_unknown_queue_or_type_is_not_paused(kee: Caller) -> None:
     with acting_as(kee):
-        for code, resume, pause in (
-            ("unknown_task_type", types.resume_type, types.pause_type),
-            ("unknown_queue", types.resume_queue, types.pause_queue),
-        ):
+        for code, named in (("unknown_task_type", types.type_for), ("unknown_queue", types.queue_named)):
             with refused(code):
-                resume(tenant_id=kee.tenant_id, name="nothing")
-            with refused(code):
-                pause(tenant_id=kee.tenant_id, name="nothing", now=FUTURE)
+                named(tenant_id=kee.tenant_id, name="nothing")
         assert not Queue.objects.exists()
 
 

@@ -1,4 +1,4 @@
-"""Results: inline, artifacts, files, read in parts; and timelines."""
+"""Results: inline, artifacts, read in parts; and timelines."""
 
 import base64
 import hashlib
@@ -111,14 +111,6 @@ def test_timeline_has_every_event_in_order(kee: Caller, worker: Caller) -> None:
         assert [event.at for event in events] == sorted(event.at for event in events)
 
 
-@pytest.fixture
-def root(tmp_path: Path, settings: Any) -> Path:
-    settings.RESULT_FILES = tmp_path / "results"
-    own = tmp_path / "results" / "acme"
-    own.mkdir(parents=True)
-    return own
-
-
 def delivered(kee: Caller, worker: Caller, **result: Any) -> str:
     make_type(kee)
     task = queue(kee)
@@ -130,45 +122,7 @@ def delivered(kee: Caller, worker: Caller, **result: Any) -> str:
     return task.task_id
 
 
-def test_file_in_the_tenants_folder_is_read(tenant: Tenant, kee: Caller, worker: Caller, root: Path) -> None:
-    content = b'{"files": 12}'
-    (root / "a b.json").write_bytes(content)
-    checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    pointer = f"file://{root}/a%20b.json"
-    task = delivered(kee, worker, pointer=pointer, checksum=checksum)
-    token = make_token(tenant, "Kee")
-    status, found = get(token, f"tasks/{task}/result")
-    assert (status, found["content"], found["result_pointer"]) == (200, {"files": 12}, pointer)
-    (root / "a b.json").write_bytes(b'{"files": 13}')
-    assert get(token, f"tasks/{task}/result")[1]["content"] is None
-
-
-@pytest.mark.parametrize(
-    "pointer",
-    [
-        *("/../globex/secret", "/link", "/linked/secret", "/%2e%2e/globex/secret"),
-        *("/nothing", "/", "/folder", "/secret%00", "/%ff", "elsewhere"),
-    ],
-)
-def test_only_files_in_the_tenants_folder_are_read(
-    tenant: Tenant, kee: Caller, worker: Caller, root: Path, pointer: str
-) -> None:
-    other = root.parent / "globex"
-    other.mkdir()
-    (other / "secret").write_text("secret")
-    (root / "link").symlink_to(other / "secret")
-    (root / "linked").symlink_to(other)
-    (root / "folder").mkdir()
-    (root / "x").write_text("x")
-    place = f"elsewhere{root}/x" if pointer == "elsewhere" else f"{root}{pointer}"
-    task = delivered(kee, worker, pointer=f"file://{place}")
-    token = make_token(tenant, "Kee")
-    status, found = get(token, f"tasks/{task}/result")
-    assert (status, found["content"]) == (200, None)
-    assert get(token, f"tasks/{task}/result/content")[1]["code"] == "unknown_file"
-
-
-def test_no_file_is_read_without_a_folder(tenant: Tenant, kee: Caller, worker: Caller, tmp_path: Path) -> None:
+def test_result_elsewhere_is_not_read(tenant: Tenant, kee: Caller, worker: Caller, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     task = delivered(kee, worker, pointer=f"file://{tmp_path}/x")
     token = make_token(tenant, "Kee")
@@ -178,22 +132,18 @@ def test_no_file_is_read_without_a_folder(tenant: Tenant, kee: Caller, worker: C
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 2_500_000])
-def test_result_is_read_in_parts(tenant: Tenant, kee: Caller, worker: Caller, root: Path, size: int) -> None:
+def test_result_is_read_in_parts(tenant: Tenant, kee: Caller, worker: Caller, size: int) -> None:
     content = "x" * size
-    (root / "big").write_text(content)
     token = make_token(tenant, "Kee")
-    for task, whole in (
-        (delivered(kee, worker, result=content), f'"{content}"'),
-        (delivered(kee, worker, pointer=f"file:{root}/big"), content),
-    ):
-        read, offset = b"", 0
-        while offset is not None:
-            status, part = get(token, f"tasks/{task}/result/content?offset={offset}")
-            assert (status, part["size"]) == (200, len(whole))
-            read += base64.b64decode(part["base64"])
-            offset = part["next_offset"]
-        assert read.decode() == whole
-        assert get(token, f"tasks/{task}/result/content?offset={size + 100}")[1]["base64"] == ""
+    task, whole = delivered(kee, worker, result=content), f'"{content}"'
+    read, offset = b"", 0
+    while offset is not None:
+        status, part = get(token, f"tasks/{task}/result/content?offset={offset}")
+        assert (status, part["size"]) == (200, len(whole))
+        read += base64.b64decode(part["base64"])
+        offset = part["next_offset"]
+    assert read.decode() == whole
+    assert get(token, f"tasks/{task}/result/content?offset={size + 100}")[1]["base64"] == ""
 
 
 @pytest.mark.parametrize(("page", "too_much"), [("result/content", "limit=0"), ("timeline", "limit=101")])

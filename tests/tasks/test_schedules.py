@@ -96,11 +96,11 @@ def test_stopped_schedule_queues_nothing_until_it_is_resumed(kee: Caller) -> Non
     at(NOON)
     made = schedule(kee)
     with acting_as(kee):
-        scheduling.stop_schedule(schedule_id=made.pk)
+        scheduling.switch(schedule_id=made.pk, on=False)
     at(NOON + timedelta(days=3))
     assert fire() == 0
     with acting_as(kee):
-        scheduling.resume_schedule(schedule_id=made.pk)
+        scheduling.switch(schedule_id=made.pk, on=True)
     assert fire() == 0
     at(NOON + timedelta(days=3, hours=1))
     assert fire() == 1

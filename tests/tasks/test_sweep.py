@@ -135,7 +135,7 @@ def test_work_kept_back_by_a_limit_is_found(kee: Caller, limited: str) -> None:
     pause(kee)
     assert sweeping.ready_again() == []
     with acting_as(kee):
-        types.resume_queue(tenant_id=kee.tenant_id, name="default")
+        types.resume(types.queue_named(tenant_id=kee.tenant_id, name="default"))
         LiveTask.objects.update(ready_at=None)
     assert sweeping.ready_again() == []
 
@@ -351,20 +351,20 @@ def test_resumed_work_is_announced(kee: Caller) -> None:
     for task_type, line in (("index", "default"), ("index", "default"), ("still", "default"), ("index", "second")):
         queue(kee, task_type, queue=line)
     with acting_as(kee):
-        types.pause_type(tenant_id=kee.tenant_id, name="still", now=FUTURE)
-        types.pause_queue(tenant_id=kee.tenant_id, name="default", now=FUTURE)
+        types.pause(types.type_for(tenant_id=kee.tenant_id, name="still"))
+        types.pause(types.queue_named(tenant_id=kee.tenant_id, name="default"))
 
     with heard(task_queued) as announced:
         with acting_as(kee):
-            types.resume_queue(tenant_id=kee.tenant_id, name="default")
+            types.resume(types.queue_named(tenant_id=kee.tenant_id, name="default"))
             assert announced == []
         assert announced == [work(kee)]
         with acting_as(kee):
-            types.pause_queue(tenant_id=kee.tenant_id, name="second", now=FUTURE)
-            types.resume_type(tenant_id=kee.tenant_id, name="still")
+            types.pause(types.queue_named(tenant_id=kee.tenant_id, name="second"))
+            types.resume(types.type_for(tenant_id=kee.tenant_id, name="still"))
         assert announced[1:] == [{**work(kee), "task_type": "still"}]
         with acting_as(kee):
-            types.resume_type(tenant_id=kee.tenant_id, name="index")
+            types.resume(types.type_for(tenant_id=kee.tenant_id, name="index"))
         assert announced[2:] == [work(kee)]
 
 

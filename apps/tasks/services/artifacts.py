@@ -25,7 +25,7 @@ from apps.tasks.results import (
     inline_bytes,
     scheme_of,
 )
-from apps.tasks.services.ending import refuse_stranger
+from apps.tasks.services.ending import refuse_strangers
 from apps.tasks.shapes import Delivery, TaskResult
 from apps.tasks.states import TERMINAL
 
@@ -161,7 +161,7 @@ def fetch_result(*, caller: Caller, task_id: int) -> TaskResult:
     :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
     :raises Conflict: `not_finished` if it is still open.
     """
-    refuse_stranger(caller=caller, task_id=task_id)
+    refuse_strangers(caller=caller, task_ids=[task_id])
     if not FinishedTask.objects.filter(task_id=task_id).exists():
         status = selectors.status(format_ref("task", task_id)).status
         # It may have ended since the look before.

@@ -13,12 +13,12 @@ from apps.core.ids import format_ref
 from apps.core.notifications import notify
 from apps.core.sql import execute, fetch
 from apps.principals.tenancy import Caller
-from apps.tasks import lease_tokens, sql
+from apps.tasks import sql
 from apps.tasks.lease_tokens import BadLeaseToken, Lease, task_of
 from apps.tasks.models import LiveTask, run_key
 from apps.tasks.services import budgets, recording
 from apps.tasks.services.budgets import Balance
-from apps.tasks.services.ending import refuse_stranger
+from apps.tasks.services.ending import prove, refuse_strangers
 from apps.tasks.services.leasing import reason_lost
 from apps.tasks.services.recording import Back, End, Hold
 from apps.tasks.shapes import HeartbeatAnswer, HeldLease
@@ -97,7 +97,7 @@ def control(*, caller: Caller, task_id: int, order: Order) -> None:
     :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
     :raises Conflict: `not_leased` if nobody holds it.
     """
-    refuse_stranger(caller=caller, task_id=task_id)
+    refuse_strangers(caller=caller, task_ids=[task_id])
     hold = recording.lock([task_id]).get(task_id)
     if hold is None or hold.holder_id is None:
         raise Conflict(f"Nobody holds {format_ref('task', task_id)}.", code="not_leased")
@@ -105,9 +105,8 @@ def control(*, caller: Caller, task_id: int, order: Order) -> None:
 
 
 def _proved(worker: Caller, heartbeat: HeldLease) -> Lease | None:
-    mine = {"tenant_id": worker.tenant_id, "holder_id": worker.principal_id}
     try:
-        return lease_tokens.prove(heartbeat.lease_token, **mine, task_id=task_of(heartbeat.task_id))
+        return prove(worker=worker, task_id=task_of(heartbeat.task_id), lease_token=heartbeat.lease_token)
     except BadLeaseToken:
         return None
 

@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from django.db import transaction
 from django.db.models import F
@@ -37,8 +37,6 @@ from apps.tasks.states import (
     Status,
     after_failure,
 )
-
-_PARTIES: Final = ("pk", "requester_id", "recipient_id")
 
 
 # Here and in the next ones no savepoint: a refusal is an answer, and changes nothing.
@@ -127,7 +125,7 @@ def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Statu
 
     :raises NotFound: `unknown_task` if the caller neither asked for one of them nor is to be told of it; nothing is changed.
     """
-    _refuse_strangers(caller, task_ids)
+    refuse_strangers(caller=caller, task_ids=task_ids)
     return cancel_any(tenant_id=caller.tenant_id, task_ids=task_ids)
 
 
@@ -194,20 +192,17 @@ def status_or_refusal(task_id: int, status: Status | None) -> Status | DomainErr
     return Conflict(f"{format_ref('task', task_id)} has {status} already.", task_status=status, code="already_finished")
 
 
-def refuse_stranger(*, caller: Caller, task_id: int) -> None:
-    """:raises NotFound: `unknown_task` if the caller is neither the task's requester nor its recipient."""
-    _refuse_strangers(caller, [task_id])
+def refuse_strangers(*, caller: Caller, task_ids: Collection[int]) -> None:
+    """:raises NotFound: `unknown_task` if the caller is neither the requester nor the recipient of one of the tasks."""
+    parties = Task.objects.filter(pk__in=task_ids).values_list("pk", "requester_id", "recipient_id")
+    own = {pk for pk, *named in parties if caller.principal_id in named}
+    for task_id in task_ids:
+        if task_id not in own:
+            raise unknown(task_id)
 
 
 def unknown(task_id: int) -> NotFound:
     return NotFound(f"There is no task {format_ref('task', task_id)}.", code="unknown_task")
-
-
-def _refuse_strangers(caller: Caller, task_ids: Collection[int]) -> None:
-    parties = {pk: parties for pk, *parties in Task.objects.filter(pk__in=task_ids).values_list(*_PARTIES)}
-    for task_id in task_ids:
-        if caller.principal_id not in parties.get(task_id, ()):
-            raise unknown(task_id)
 
 
 def prove(*, worker: Caller, task_id: int, lease_token: str) -> Lease:

@@ -7,7 +7,7 @@ from typing import Final
 from django.db import transaction
 from django.db.models import OuterRef, Subquery
 
-from apps.core.errors import Conflict, DomainError, Invalid
+from apps.core.errors import Conflict, DomainError, Invalid, only
 from apps.core.ids import format_ref
 from apps.core.notifications import send_on_commit
 from apps.core.sql import database_now
@@ -16,7 +16,7 @@ from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_beha
 from apps.receipts.shapes import GroupInput
 from apps.tasks.models import Budget, BulkAction, FinishedTask, IdempotencyKey, LiveTask, Queue, Task, retry_key
 from apps.tasks.services import ending, recording
-from apps.tasks.services.ending import refuse_stranger, unknown
+from apps.tasks.services.ending import refuse_strangers, unknown
 from apps.tasks.services.leasing import look_at_all
 from apps.tasks.services.queueing import as_before, queue_many
 from apps.tasks.services.recording import Back
@@ -27,31 +27,19 @@ from apps.tasks.states import BulkVerb, Outcome, Status
 
 
 @transaction.atomic
-def retry(*, caller: Caller, task_id: int) -> QueuedTask:
+def retry(*, caller: Caller | None, task_id: int) -> QueuedTask:
     """Queue a dead letter again, as a new task of its requester.
 
     A second retry answers the task of the first one.
 
-    :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
+    :param caller: one of its parties; None for an operator.
+    :raises NotFound: `unknown_task` if there is no such task, or the caller neither asked for it nor is to be told of it.
     :raises Conflict: `not_a_dead_letter` if it has not failed.
     :raises DomainError: if its type takes no such task any more.
     """
-    refuse_stranger(caller=caller, task_id=task_id)
-    return retry_dead_letter(task_id=task_id)
-
-
-@transaction.atomic
-def retry_dead_letter(*, task_id: int) -> QueuedTask:
-    """As :func:`retry`, for an operator.
-
-    :raises NotFound: `unknown_task` if there is no such task.
-    :raises Conflict: `not_a_dead_letter` if it has not failed.
-    :raises DomainError: if its type takes no such task any more.
-    """
-    (answer,) = retry_many(task_ids=[task_id])
-    if isinstance(answer, DomainError):
-        raise answer
-    return answer
+    if caller is not None:
+        refuse_strangers(caller=caller, task_ids=[task_id])
+    return only(retry_many(task_ids=[task_id]))
 
 
 @transaction.atomic
@@ -102,15 +90,11 @@ def _request(task: Task, record: FinishedTask, budget: Budget | None) -> QueueTa
         idempotency_key=retry_key(task.pk),
         caused_by_receipt_id=record.receipt_id,
         group=None if task.group is None else GroupInput(**task.group),
-        budget=None if budget is None else _anew(budget),
-    )
-
-
-def _anew(budget: Budget) -> BudgetInput:
-    """The same budget with nothing spent."""
-    return BudgetInput(
-        tokens=budget.max_tokens,
-        cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd),
+        # With nothing spent.
+        budget=budget
+        and BudgetInput(
+            tokens=budget.max_tokens, cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd)
+        ),
     )
 
 

@@ -70,34 +70,22 @@ def remove_schedule(*, caller: Caller, name: str) -> None:
 
     :raises NotFound: `unknown_schedule` if the caller has none of this name.
     """
-    schedule = (
-        Schedule.objects.select_for_update(of=("self",))
-        .filter(tenant_id=caller.tenant_id, owner_id=caller.principal_id, name=name)
-        .first()
-    )
-    if schedule is None:
+    mine = Schedule.objects.filter(tenant_id=caller.tenant_id, owner_id=caller.principal_id, name=name)
+    if not mine.delete()[0]:
         raise NotFound(f"You have no schedule {name[:100]!r}.", code="unknown_schedule")
-    Schedule.objects.filter(pk=schedule.pk).delete()
 
 
 @transaction.atomic
-def stop_schedule(*, schedule_id: int) -> None:
-    """Queue nothing by this schedule until it is resumed.
+def switch(*, schedule_id: int, on: bool) -> None:
+    """Queue nothing by this schedule, or queue from the next time on. Times missed meanwhile are not made up for.
 
     :raises NotFound: `unknown_schedule` if there is none.
     """
-    schedule = _locked(schedule_id)
-    Schedule.objects.filter(pk=schedule.pk).update(next_at=None)
-
-
-@transaction.atomic
-def resume_schedule(*, schedule_id: int) -> None:
-    """Queue from the next time on. Times missed meanwhile are not made up for.
-
-    :raises NotFound: `unknown_schedule` if there is none.
-    """
-    schedule = _locked(schedule_id)
-    Schedule.objects.filter(pk=schedule.pk).update(next_at=_timetable(schedule).following(database_now()))
+    schedule = Schedule.objects.select_for_update(of=("self",)).filter(pk=schedule_id).first()
+    if schedule is None:
+        raise NotFound("There is no such schedule.", code="unknown_schedule")
+    schedule.next_at = _timetable(schedule).following(database_now()) if on else None
+    schedule.save(update_fields=["next_at"])
 
 
 def fire_schedules() -> int:
@@ -172,13 +160,6 @@ def _timetable(schedule: Schedule) -> Timetable:
         timezone=schedule.timezone,
         anchor=schedule.anchor_at,
     )
-
-
-def _locked(schedule_id: int) -> Schedule:
-    schedule = Schedule.objects.select_for_update(of=("self",)).filter(pk=schedule_id).first()
-    if schedule is None:
-        raise NotFound("There is no such schedule.", code="unknown_schedule")
-    return schedule
 
 
 def _recipient(caller: Caller, name: str | None) -> int:

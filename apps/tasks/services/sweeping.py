@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -88,8 +87,7 @@ def _end_of_one(tenant_id: int, task_ids: Sequence[int]) -> int:
         return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyQueue:
+class ReadyQueue(NamedTuple):
     """A queue with ready work."""
 
     tenant_id: int
@@ -104,7 +102,7 @@ def ready_again() -> list[ReadyQueue]:
     """
     with acting_as_system("looking for ready work"):
         rows = [*fetch(sql.UNANNOUNCED, {"types": handlers.names()}, hot=True), *fetch(sql.KEPT_BACK, hot=True)]
-    return [ReadyQueue(tenant_id=row[0], queue=row[1], task_type=row[2]) for row in rows]
+    return [ReadyQueue(*row) for row in rows]
 
 
 # An end is dated when its statement begins; after this long it is committed, or counts in no figure.
@@ -115,19 +113,14 @@ _QUEUES_IN_HISTORY: Final = 50
 
 
 def keep_history() -> int:
-    """Write the minutes that are over into the history of their queues; says how many rows. Opens its own transaction.
+    """Write the minutes that are over into the history of their queues, and delete old ones; says how many rows are new.
+    Opens its own transaction.
 
     Safe to repeat and to overlap.
     """
-    given: dict[str, Any] = {"settled": _SETTLED, "queues": _QUEUES_IN_HISTORY}
+    given = {"settled": _SETTLED, "queues": _QUEUES_IN_HISTORY, "history": timedelta(days=HISTORY_DAYS)}
     with acting_as_system("keeping the history of queues"):
         return int(execute(sql.KEEP_HISTORY, given, hot=True))
-
-
-def forget_history() -> int:
-    """Delete old history; says how many rows. Opens its own transaction."""
-    with acting_as_system("forgetting old minutes"):
-        return execute(sql.FORGET_HISTORY, {"history": timedelta(days=HISTORY_DAYS)}, hot=True)
 
 
 FORGET_BATCH: Final = 1_000

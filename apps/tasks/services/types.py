@@ -171,53 +171,25 @@ def _settle_fair_shares() -> int:
 
 
 @transaction.atomic
-def pause_queue(*, tenant_id: int, name: str, now: datetime, drain: bool = False) -> Queue:
-    """Grant no leases from this queue until it is resumed. Leases that are held go on, or are ordered back to
-    drain it.
-
-    :raises NotFound: `unknown_queue` if there is none.
+def pause(pausable: Queue | TaskType, *, drain: bool = False) -> None:
+    """Grant no leases from this queue, or of this type, until it is resumed. Leases that are held go on, or are ordered
+    back to drain a queue.
     """
-    line = queue_named(tenant_id=tenant_id, name=name)
-    Queue.objects.filter(pk=line.pk, paused_at=None).update(paused_at=now)
+    type(pausable).objects.filter(pk=pausable.pk, paused_at=None).update(paused_at=database_now())
+    pausable.refresh_from_db(fields=["paused_at"])
     if drain:
-        execute(sql.DRAIN_QUEUE, {"queue": line.pk}, hot=True)
-    return queue_named(tenant_id=tenant_id, name=name)
+        execute(sql.DRAIN_QUEUE, {"queue": pausable.pk}, hot=True)
 
 
 @transaction.atomic
-def resume_queue(*, tenant_id: int, name: str) -> Queue:
-    """Grant leases from this queue again.
-
-    :raises NotFound: `unknown_queue` if there is none.
-    """
-    line = queue_named(tenant_id=tenant_id, name=name)
-    line.paused_at = None
-    line.save(update_fields=["paused_at"])
-    _announce(tenant_id=tenant_id, queue=line.pk)
-    return line
-
-
-@transaction.atomic
-def pause_type(*, tenant_id: int, name: str, now: datetime) -> TaskType:
-    """Grant no leases of this type until it is resumed. Leases that are held go on.
-
-    :raises NotFound: `unknown_task_type` if there is none.
-    """
-    task_type = type_for(tenant_id=tenant_id, name=name)
-    TaskType.objects.filter(pk=task_type.pk, paused_at=None).update(paused_at=now)
-    return type_for(tenant_id=tenant_id, name=name)
-
-
-@transaction.atomic
-def resume_type(*, tenant_id: int, name: str) -> TaskType:
-    """Grant leases of this type again.
-
-    :raises NotFound: `unknown_task_type` if there is none.
-    """
-    task_type = type_for(tenant_id=tenant_id, name=name)
-    TaskType.objects.filter(pk=task_type.pk).update(paused_at=None)
-    _announce(tenant_id=tenant_id, task_type=task_type.pk)
-    return type_for(tenant_id=tenant_id, name=name)
+def resume(pausable: Queue | TaskType) -> None:
+    """Grant leases from this queue, or of this type, again."""
+    pausable.paused_at = None
+    pausable.save(update_fields=["paused_at"])
+    if isinstance(pausable, Queue):
+        _announce(tenant_id=pausable.tenant_id, queue=pausable.pk)
+    else:
+        _announce(tenant_id=pausable.tenant_id, task_type=pausable.pk)
 
 
 def _announce(*, tenant_id: int, queue: int | None = None, task_type: int | None = None) -> None:
