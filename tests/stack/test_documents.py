@@ -180,7 +180,7 @@ def test_the_wheel_runs_outside_the_working_copy_and_the_pages_work_as_they_are_
             "Greeted Ada",
             '"content":{"said":"Hello Ada"}',
             "\ncancel\n",
-            "Positive (",
+            "It is 17 degrees and sunny in Vienna.",
             '"worker_id":"reading-time"',
             '"effective_tier":"untrusted"',
             '"summary":"7 words, 0.04 minutes"',
