@@ -148,17 +148,23 @@ def test_interrupted_caller_takes_nobody_along() -> None:
 
 
 def test_request_that_hangs_delays_no_later_call() -> None:
-    may_answer = threading.Event()
+    may_answer, sent = threading.Event(), list[int]()
 
     def alone(item: Item) -> bytes:
         assert item.content != b"slow" or may_answer.wait(PATIENCE)
         return item.content
 
-    calls = Together[bytes](alone, lambda items: [None] * len(items), 3)
-    with ThreadPoolExecutor(2) as pool:
+    def together(items: Sequence[Item]) -> list[bytes]:
+        sent.append(len(items))
+        return [one.content for one in items]
+
+    calls = Together[bytes](alone, together, 4)
+    with ThreadPoolExecutor(5) as pool:
         slow = pool.submit(calls.ask, Item(content=b"slow"))
         until(lambda: calls._is_led)
-        assert pool.submit(calls.ask, Item(content=b"quick")).result(PATIENCE) == b"quick"
+        quick = [pool.submit(calls.ask, Item(content=b"%d" % number)) for number in range(4)]
+        assert [one.result(PATIENCE) for one in quick] == [b"%d" % number for number in range(4)]
+        assert max(sent) > 1
         assert not slow.done()
         may_answer.set()
         assert slow.result(PATIENCE) == b"slow"

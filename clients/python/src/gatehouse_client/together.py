@@ -13,7 +13,7 @@ from gatehouse_client.errors import GatehouseError
 # The hub takes twice as much in one request.
 _MOST_BYTES: Final = 4 * 1024 * 1024
 _COMPANY_COMES_WITHIN: Final = 0.002
-# Whoever is in no request by then asks alone: one that hangs delays nobody for longer.
+# Whoever is in no request by then sends for all that wait: one that hangs delays nobody for longer.
 _PATIENCE: Final = 1.0
 
 A = TypeVar("A")
@@ -47,7 +47,9 @@ class _Place(Generic[A]):
 class Together(Generic[A]):
     """Asks for many threads at once. Each gets its own answer or its own error, as if it had asked alone.
 
-    One request is on its way at a time. Those that come meanwhile wait; the first of them then sends for all. Who gets no answer that way, because the hub refused it or did not answer, asks alone.
+    One request is on its way at a time, and one more for each second that one hangs. Those that come meanwhile wait;
+    the first of them then sends for all. Who gets no answer that way, because the hub refused it or did not answer,
+    asks alone.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Together(Generic[A]):
                     self._gathers.turn.release()
                     self._gathers = None
         try:
-            if not (mine.leads or mine.turn.acquire(timeout=_PATIENCE) or self._withdraws(mine)):
+            if not (mine.leads or mine.turn.acquire(timeout=_PATIENCE) or self._takes_over(mine)):
                 mine.turn.acquire()
             if mine.leads:
                 with self._lock:
@@ -102,6 +104,11 @@ class Together(Generic[A]):
                 with self._lock:
                     self._pass_on()
             raise
+        return mine.leads
+
+    def _takes_over(self, mine: _Place[A]) -> bool:
+        """Lead beside a request that hangs, unless another has asked for this one by now."""
+        mine.leads = self._withdraws(mine) or mine.leads
         return mine.leads
 
     def _withdraws(self, mine: _Place[A]) -> bool:
