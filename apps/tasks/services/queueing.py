@@ -64,6 +64,8 @@ def queue_for(
         return []
     batch = _Batch(calls, retried)
     known: list[QueuedTask | Conflict | None] = [None] * len(calls)
+    if any(request.concurrency_key for _, request in calls):  # which a repetition must not claim
+        known = batch.answered()
     taken: dict[int, QueuedTask | DomainError] = {}
     # First by what this process saw last: a key that was used keeps its task out. What that does not serve is answered as
     # before, or judged by what is there now; then there are left repetitions within the batch, and keys that a rival has
