@@ -78,7 +78,7 @@ class Execution(TenantModel):
         indexes = [
             # Serves selectors.due(): open executions that are due.
             models.Index(fields=["wake_at"], condition=Q(ended_at=None), name="executions_execution_due"),
-            # Serve ExecutionQuerySet.of(), together.
+            # Serve selectors.executions(), and together ExecutionQuerySet.of().
             models.Index(fields=["owner", "-id"], name="executions_execution_by_owner"),
             models.Index(fields=["requested_by", "-id"], name="executions_execution_by_asker"),
         ]

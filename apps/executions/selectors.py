@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import Any
 
 from django.db.models import Exists, OuterRef
 
@@ -109,6 +110,20 @@ def _without_execution(plan: Plan, status: str, summary: str, next_action: str) 
         steps_total=len(plan.document["steps"]),
         receipt_id=plan.receipt_id,
     )
+
+
+def executions(caller: Caller, *, before: int | None = None, limit: int, **fitting: Any) -> list[Execution]:
+    """The executions that the caller owns or asked for, newest first.
+
+    :param before: the key of the last one of the page before.
+    :param fitting: lookups that narrow the list; None narrows nothing.
+    """
+    narrowed = {name: value for name, value in ({"pk__lt": before} | fitting).items() if value is not None}
+    found = Execution.objects.filter(**narrowed)
+    # Two queries, so that each uses its own index.
+    owned = found.filter(owner_id=caller.principal_id).order_by("-id")[:limit]
+    asked_for = found.filter(requested_by_id=caller.principal_id).order_by("-id")[:limit]
+    return list(owned.union(asked_for).order_by("-id")[:limit])
 
 
 def due(*, limit: int) -> list[tuple[int, int]]:

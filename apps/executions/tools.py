@@ -10,11 +10,11 @@ from django.utils import timezone
 from pydantic import Field
 
 from apps.core.errors import FieldError, Invalid
+from apps.core.ids import encode_cursor
 from apps.core.operations import Asks, Progress, Reply, Route, Waits, operation
 from apps.core.schemas import Input, Moment, Output, Paged, Text
 from apps.executions import calls, selectors
 from apps.executions.calls import CallMode
-from apps.executions.models import Execution
 from apps.executions.services import advancing, commands
 from apps.executions.services.commands import Decision
 from apps.executions.shapes import CallOutcome, ExecutionReport, ExecutionSummary
@@ -367,10 +367,13 @@ class ListExecutions(Paged):
 )
 def list_executions(caller: Caller, given: ListExecutions) -> ExecutionList:
     """List the executions that you own or asked for, newest first."""
-    found = Execution.objects.of(caller.principal_id)
-    found = found.filter(status=given.status) if given.status else found
-    page, following = given.of(found.filter(created_at__gte=given.since) if given.since else found, newest_first=True)
-    return ExecutionList(executions=list(map(ExecutionSummary.model_validate, page)), next=following)
+    fitting = {"status": given.status, "created_at__gte": given.since}
+    found = selectors.executions(caller, before=given.position, limit=given.limit + 1, **fitting)
+    page = found[: given.limit]
+    return ExecutionList(
+        executions=[ExecutionSummary.model_validate(one) for one in page],
+        next=encode_cursor(page[-1].pk) if len(found) > len(page) else None,
+    )
 
 
 @operation(
