@@ -76,12 +76,12 @@ def test_failing_tick_is_repeated_and_stops_no_other(transactional_db: None, reg
         if len(others) == 3:
             stop.set()
 
-    register("test.failing", failing)
-    register("test.other", other)
-    ticks._ticks["test.once"] = Tick("test.once", timedelta(minutes=1), lambda: once.append(1))
+    for name, run in ("test.once", lambda: once.append(1)), ("test.failing", failing), ("test.other", other):
+        ticks._ticks[name] = Tick(name, timedelta(seconds=60 if name == "test.once" else 0.5), run)
     for _ in range(2):
         ticks.run_tick("test.once")
     run_until(stop, calls_out=(False,))
+    # Its deadline is the last one, so it was looked at between two rounds of the others.
     assert (len(failures), len(others), len(once)) == (3, 3, 1)
 
 

@@ -329,6 +329,11 @@ def test_clocks_that_differ_by_twenty_minutes_break_no_promise(ahead: tuple[str,
     library = tmp_path / "clock.so"
     build = ["cc", "-x", "c", "-", "-shared", "-fPIC", "-o", str(library)]
     subprocess.run(build, input=_CLOCK.encode(), check=True)
+    moved = {**os.environ, "LD_PRELOAD": str(library), "AHEAD": "600"}
+    told = subprocess.run(
+        [sys.executable, "-c", "import time; print(time.time())"], env=moved, capture_output=True, check=True
+    )
+    assert float(told.stdout) > time.time() + 500
 
     def move(ground: Ground, _: object) -> None:
         _add_web(ground)
