@@ -81,7 +81,7 @@ def logged_in_as(login: str) -> Iterator[None]:
 T = TypeVar("T")
 
 # Seconds. A generic plan is kept until its tables are analyzed, which comes late for tables that fill within a minute:
-# what was planned while they were empty would join them whole.
+# what was planned while they were empty would join them whole. Behind a pooler that is so for the connection at hand only.
 _PLANS_LAST: Final = 20.0
 
 

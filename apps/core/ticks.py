@@ -99,8 +99,9 @@ def _alone(name: str) -> Iterator[bool]:
 def run_forever(stop: threading.Event, *, calls_out: bool = False, lasts: bool = False) -> None:
     """Run every tick of a kind at its pace until told to stop.
 
-    The one that must be done first goes first: a slow one holds up what runs each second once, and not those before it
-    too. A failing tick is logged and tried again next time.
+    Of the ticks that are due, the one with the earliest deadline runs next: when it was due, plus its period. So a slow
+    tick delays those that run each second once, and not once for each slow tick. A failing tick is logged and tried
+    again next time.
     """
     due = {tick: time.monotonic() for tick in all_ticks() if (tick.calls_out, tick.lasts) == (calls_out, lasts)}
     while not stop.is_set():
