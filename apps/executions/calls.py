@@ -20,6 +20,7 @@ from apps.core import foreign_schemas, outbound, strict_json
 from apps.core.errors import DomainError, FieldError, Forbidden, Invalid, TooLarge, Unavailable
 from apps.core.ids import parse_ref
 from apps.core.outbound import legible
+from apps.executions import selectors
 from apps.executions.errors import (
     CallCanceled,
     OutcomeUnknown,
@@ -130,10 +131,12 @@ def call_worker(
     answers: Answers | None = None,
     idempotency_key: str | None = None,
     caused_by: str | None = None,
+    execution_ref: str | None = None,
 ) -> CallOutcome:
     """Call a tool without a plan and wait for it, or queue the call. Opens its own transactions.
 
-    :raises NotFound: if there is no such worker or tool.
+    :param execution_ref: the execution that the call belongs to: its receipts are grouped and chained with it.
+    :raises NotFound: if there is no such worker, tool or execution.
     :raises Forbidden: if the caller is a DeleGate, and the worker is not in its pool (`outside_pool`).
     :raises Invalid: if the parameters don't fit, or a direct call has an idempotency key.
     :raises WorkerRateLimited: if the worker takes no further direct call now; a queued call waits instead.
@@ -147,14 +150,17 @@ def call_worker(
     with caller.acting():
         target = target_of(worker_id=worker_id, tool_name=tool_name)
         refuse_outside_pool(caller, worker_id)
-        params = with_cause(target, params, caused_by)
+        execution = None if execution_ref is None else selectors.execution_of(caller, execution_ref)
+        cause = caused_by or (None if execution is None else execution.plan_receipt_id)
+        params = with_cause(target, params, cause)
         check_params(target, params)
         request = QueueTask(
             task_type=TASK_TYPE,
             params={"worker_id": worker_id, "tool_name": tool_name, "params": dict(params)}
             | ({"answers": answers} if answers else {}),
             idempotency_key=idempotency_key,
-            caused_by_receipt_id=caused_by,
+            caused_by_receipt_id=cause,
+            group=None if execution is None else group_of(execution),
         )
         may_be_queued = mode == CallMode.AUTO and target.repeatable
         is_direct = target.runtime == "fast" or (target.runtime == "unknown" and target.repeatable)

@@ -129,6 +129,8 @@ class CallWorkerTool(Input):
     mode: CallMode = CallMode.AUTO
     """auto: direct if the worker declares the tool fast and there is no idempotency_key, else a task. direct: wait for
     the answer. async: a task."""
+    execution_id: Annotated[str, Field(max_length=40)] | None = None
+    """An execution of yours that a queued call belongs to: its receipts come in the same digest and chain."""
     caused_by_receipt_id: Annotated[Text, Field(max_length=100)] | None = None
     idempotency_key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
     """The same key with the same call returns the first task again. Not for direct calls, which are made each time."""
@@ -473,6 +475,7 @@ def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
         answers=given.answers,
         idempotency_key=given.idempotency_key,
         caused_by=given.caused_by_receipt_id,
+        execution_ref=given.execution_id,
     )
 
 

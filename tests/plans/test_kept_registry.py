@@ -21,6 +21,22 @@ def register(caller: Caller, worker_id: str = "second", name: str = "polish_bras
     register_plain_tools(caller, worker_id, [name])
 
 
+def test_registry_follows_registrations_at_once(as_kee: Caller) -> None:
+    assert names(as_kee) == set()
+    register_plain_tools(as_kee)
+    with shelf.held(tenant_id=as_kee.tenant_id) as held:
+        library = held.library
+    register(as_kee)
+    assert names(as_kee) == {*PLAIN, "polish_brass"}
+
+    workers.unregister(caller=as_kee, worker_id="plain")
+
+    assert names(as_kee) == {"polish_brass"}
+    with shelf.held(tenant_id=as_kee.tenant_id) as held:
+        assert held.library is library
+        assert len(library) == 1
+
+
 def test_offline_worker_stays_in_the_registry_and_is_barred(as_kee: Caller) -> None:
     uids = register_plain_tools(as_kee)
     names(as_kee)
