@@ -118,6 +118,16 @@ def test_completions_share_requests(client: Client, shaky: Client, proxy: Proxy)
             assert (answer.task_id, client.result(lease.task_id).content) == (lease.task_id, lease.params)
 
 
+def counted_in(sent: list[int]) -> Callable[[Sequence[Item]], list[bytes]]:
+    """A hub that answers with what it is asked, and notes how many asked together."""
+
+    def together(items: Sequence[Item]) -> list[bytes]:
+        sent.append(len(items))
+        return [one.content for one in items]
+
+    return together
+
+
 def test_interrupted_caller_takes_nobody_along() -> None:
     may_answer, sent = threading.Event(), list[int]()
 
@@ -125,11 +135,7 @@ def test_interrupted_caller_takes_nobody_along() -> None:
         assert may_answer.wait(PATIENCE)
         return item.content
 
-    def together(items: Sequence[Item]) -> list[bytes]:
-        sent.append(len(items))
-        return [one.content for one in items]
-
-    calls = Together[bytes](alone, together, 3)
+    calls = Together[bytes](alone, counted_in(sent), 3)
     with ThreadPoolExecutor(8) as pool:
         first = [pool.submit(calls.ask, Item(content=b"%d" % number)) for number in range(2)]
         time.sleep(0.1)
@@ -154,11 +160,7 @@ def test_request_that_hangs_delays_no_later_call() -> None:
         assert item.content != b"slow" or may_answer.wait(PATIENCE)
         return item.content
 
-    def together(items: Sequence[Item]) -> list[bytes]:
-        sent.append(len(items))
-        return [one.content for one in items]
-
-    calls = Together[bytes](alone, together, 4)
+    calls = Together[bytes](alone, counted_in(sent), 4)
     with ThreadPoolExecutor(5) as pool:
         slow = pool.submit(calls.ask, Item(content=b"slow"))
         until(lambda: calls._is_led)

@@ -107,9 +107,10 @@ class Together(Generic[A]):
         return mine.leads
 
     def _takes_over(self, mine: _Place[A]) -> bool:
-        """Lead beside a request that hangs, unless another has asked for this one by now."""
-        mine.leads = self._withdraws(mine) or mine.leads
-        return mine.leads
+        """Lead beside a request that hangs. False: its turn comes just now, to lead or to be answered."""
+        is_waiting = self._withdraws(mine)
+        mine.leads = mine.leads or is_waiting
+        return is_waiting
 
     def _withdraws(self, mine: _Place[A]) -> bool:
         """Take one out that is in no request yet; says whether it was so."""
