@@ -1,8 +1,7 @@
 """Tasks as operators see them: what waits, what runs, what became of it."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from django import forms
@@ -13,6 +12,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from unfold.decorators import display
 from unfold.forms import ActionForm
@@ -38,11 +38,10 @@ from apps.core.admin import (
     verb,
 )
 from apps.core.charts import Chart
-from apps.core.errors import DomainError
 from apps.principals.models import Principal
 from apps.principals.tenancy import acting_in, on_behalf_of
 from apps.receipts.models import Receipt
-from apps.tasks import selectors, waterfall
+from apps.tasks import selectors
 from apps.tasks.models import Artifact, Budget, BulkAction, Queue, Schedule, Task, TaskType
 from apps.tasks.results import ARTIFACT, artifact_digest
 from apps.tasks.services import ending, operating, scheduling, types
@@ -79,14 +78,6 @@ def _standing(task: Any) -> selectors.Standing:
     return standing
 
 
-def _story(task: Any) -> selectors.Story:
-    """What happened to a task, looked up once for each page."""
-    if not hasattr(task, "story"):
-        task.story = selectors.story(task, _standing(task), limit=_SHOWN_RUNS)
-    story: selectors.Story = task.story
-    return story
-
-
 def _error(task: Task) -> str:
     """Why the task failed, or its last run."""
     standing = _standing(task)
@@ -102,14 +93,6 @@ def _details(given: Mapping[str, Any]) -> Iterator[str]:
             yield from _details(value)
         elif value is not None:
             yield f"{name}: {value:.6g}" if isinstance(value, float) else f"{name}: {value}"
-
-
-def _moment(text: str) -> datetime | None:
-    """A moment as it is typed, in the console's zone."""
-    with suppress(ValueError):
-        given = datetime.fromisoformat(text)
-        return given if timezone.is_aware(given) else timezone.make_aware(given)
-    return None
 
 
 def task_link(task_id: int) -> str:
@@ -354,23 +337,11 @@ class ScheduleAdmin(OperatorAdmin):
         return f"{schedule} queues again."
 
 
-_ONLY_TO_MOVE: Final = {"x-show": "action === 'move_selected'", "x-cloak": ""}
-
-
 class _BulkForm(ActionForm):
     # When those were counted that "all" stands for.
     as_of = forms.CharField(required=False, label="", widget=forms.HiddenInput)
     reason = forms.CharField(
         max_length=200, required=False, label="", widget=forms.TextInput({"placeholder": "Reason", "required": True})
-    )
-    to_queue = forms.CharField(
-        max_length=50, required=False, label="", widget=forms.TextInput({"placeholder": "Queue", **_ONLY_TO_MOVE})
-    )
-    to_priority = forms.ChoiceField(
-        choices=[("", "Priority"), *((one, f"Priority {one}") for one in range(10, 0, -1))],
-        required=False,
-        label="",
-        widget=forms.Select({"aria-label": "Priority", **_ONLY_TO_MOVE}),
     )
 
 
@@ -378,7 +349,7 @@ class _BulkForm(ActionForm):
 class TaskAdmin(OperatorAdmin):
     action_form = _BulkForm
     renews_list = True
-    actions = ["cancel_selected", "retry_selected", "move_selected"]
+    actions = ["cancel_selected", "retry_selected"]
     list_display = ["__str__", "status", *_PARTIES[:3], "worker", "age", "took", "attempts", "error"]
     list_select_related = ["task_type", "queue", "requester", "recipient"]
     list_filter = [
@@ -386,13 +357,12 @@ class TaskAdmin(OperatorAdmin):
     ]  # fmt: skip
     search_fields = ["=id"]
     search_help_text = (
-        "A task's number, words of its params or error, or status:failed type:report queue:default requester:Kee "
-        "after:2030-12-31T22:00 before:2030-12-31 (when it ended)"
+        "A task's number, words of its params or error, or status:failed type:report queue:default requester:Kee"
     )
     ordering = ["-id"]
     actions_detail = ["cancel", "retry", "revoke_lease"]
     fieldsets = [
-        (None, {"fields": ["state", "failure", "waterfall", "given", "result", *_PARTIES, "priority", "created_at"]}),
+        (None, {"fields": ["state", "failure", "given", "result", *_PARTIES, "priority", "created_at"]}),
         ("Receipts", {"fields": ["receipts", "execution", "group", "artifact"]}),
         ("Timeline", {"fields": ["timeline", "retries", "budget", since("run_at", "Due")]}),
     ]
@@ -438,10 +408,6 @@ class TaskAdmin(OperatorAdmin):
     def retry_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         return self._begin(request, queryset, BulkVerb.RETRY)
 
-    @admin.action(description="Move the selected tasks to a queue or priority", permissions=["operate_task"])
-    def move_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        return self._begin(request, queryset, BulkVerb.MOVE)
-
     def goes_on(self, task: Task) -> bool:
         return _standing(task).end is None
 
@@ -455,36 +421,22 @@ class TaskAdmin(OperatorAdmin):
             messages.error(request, "Say why, in the field beside the action.")
             return None
         address = reverse("admin:tasks_bulkaction_changelist")
-        moves = verb == BulkVerb.MOVE
         by_tenant: dict[int, list[int]] = {}
-        if request.POST.get("select_across") == "1" and (as_of := _moment(request.POST.get("as_of", ""))):
+        if request.POST.get("select_across") == "1" and (as_of := parse_datetime(request.POST.get("as_of", ""))):
             queryset = queryset.filter(created_at__lte=as_of)
         for pk, tenant_id in queryset.order_by("pk").values_list("pk", "tenant_id")[: operating.MOST_AT_ONCE]:
             by_tenant.setdefault(tenant_id, []).append(pk)
-        priority = request.POST.get("to_priority")
         if (count := sum(map(len, by_tenant.values()))) >= selectors.TASKS_LOOKED_AT:
             messages.info(request, f"{count:,} tasks are taken. If more match, the list shows them afterwards.")
-        try:
-            with transaction.atomic():
-                for tenant_id, task_ids in by_tenant.items():
-                    with acting_in(tenant_id, _WHY):
-                        begun = operating.act_on_many(
-                            tenant_id=tenant_id,
-                            verb=verb,
-                            task_ids=task_ids,
-                            operator=request.user.get_username(),
-                            reason=reason,
-                            to_queue=request.POST.get("to_queue", "").strip() if moves else "",
-                            to_priority=int(priority) if moves and priority else None,
-                            now=timezone.now(),
-                        )
-                    self.log_change(request, begun, f"{begun}: {reason}")
-                    address = reverse("admin:tasks_bulkaction_change", args=[begun.pk])
-                    if len(by_tenant) > 1:
-                        messages.success(request, format_html("Begun for {}: {}", begun.tenant, link_to(begun)))
-        except DomainError as refusal:
-            messages.error(request, refusal.detail)
-            return None
+        said: dict[str, Any] = {"verb": verb, "operator": request.user.get_username(), "reason": reason}
+        with transaction.atomic():
+            for tenant_id, task_ids in by_tenant.items():
+                with acting_in(tenant_id, _WHY):
+                    begun = operating.act_on_many(tenant_id=tenant_id, task_ids=task_ids, **said)
+                self.log_change(request, begun, f"{begun}: {reason}")
+                address = reverse("admin:tasks_bulkaction_change", args=[begun.pk])
+                if len(by_tenant) > 1:
+                    messages.success(request, format_html("Begun for {}: {}", begun.tenant, link_to(begun)))
         return HttpResponseRedirect(address)
 
     @admin.display(description="Retries")
@@ -523,16 +475,10 @@ class TaskAdmin(OperatorAdmin):
                 messages.add_message(request, level, said)
 
         words, wanted = [], {name: request.GET.get(name, "") for name in ("status", "queue__name", "task_type__name")}
-        period: dict[str, Any] = {"within": _PERIODS.get(request.GET.get("ended", ""))}
         for word in search_term.split():
             name, _, value = word.partition(":")
             if value and (name == "status" or name in _SEARCHED):
                 wanted[name] = value.lower() if name == "status" else value
-            elif value and name in {"after", "before"}:
-                if (moment := _moment(value)) is None:
-                    tell(messages.WARNING, f"{value} is no moment; write {name}:2030-12-31 or {name}:2030-12-31T23:59.")
-                    return queryset.none(), False
-                period[name] = moment
             elif (number := word.removeprefix("id:").removeprefix("task_")).isdecimal() and len(number) < _DIGITS:
                 queryset = queryset.filter(pk=int(number))
             else:
@@ -548,7 +494,9 @@ class TaskAdmin(OperatorAdmin):
             column, model = _SEARCHED[name]
             if value:
                 parties[column] = list(model._default_manager.filter(name=value).values_list("pk", flat=True))  # noqa: SLF001  # Django documents it
-        queryset = selectors.found(queryset, status=status, **period, **parties)
+        queryset = selectors.found(
+            queryset, status=status, within=_PERIODS.get(request.GET.get("ended", "")), **parties
+        )
         return (selectors.saying(queryset, words) if words else queryset), False
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -581,8 +529,7 @@ class TaskAdmin(OperatorAdmin):
 
     @admin.display(description="Attempts")
     def attempts(self, task: Task) -> int:
-        standing = _standing(task)
-        return int(getattr(standing.end or standing.live, "fencing_token", 0))
+        return _standing(task).fencing_token
 
     @admin.display(description="Error")
     def error(self, task: Task) -> str:
@@ -618,11 +565,6 @@ class TaskAdmin(OperatorAdmin):
         shown = end.result_pointer if end.content is None else as_json(end.content)
         return format_html("{} {}", end.summary, shown or "")
 
-    @admin.display(description="Waterfall")
-    def waterfall(self, task: Task) -> str:
-        """What it waited for and which runs it had, as bars over its life."""
-        return waterfall.drawn(_story(task).events, now=timezone.now())
-
     @admin.display(description="Budget")
     def budget(self, task: Task) -> str:
         """What is used of what there is."""
@@ -652,7 +594,7 @@ class TaskAdmin(OperatorAdmin):
 
     @admin.display(description="Timeline")
     def timeline(self, task: Task) -> str:
-        story = _story(task)
+        story = selectors.story(task, _standing(task), limit=_SHOWN_RUNS)
         shown = format_html_join(
             "",
             "<div><code>{}</code> <strong>{}</strong> {} {}</div>",

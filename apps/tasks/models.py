@@ -121,10 +121,7 @@ class TaskType(TenantModel):
 
 
 class Task(TenantModel):
-    """What was asked for: written once, read rarely. An operator may change its queue and priority, nothing else.
-
-    Nothing in the database points here.
-    """
+    """What was asked for: written once, read rarely. Nothing in the database points here."""
 
     queue = models.ForeignKey(
         Queue, on_delete=models.PROTECT, related_name="tasks", db_index=False, db_constraint=False
@@ -254,9 +251,6 @@ class LiveTask(TenantModel):
             models.Index(name="task_live_by_deadline", fields=["deadline_at"], condition=Q(deadline_at__isnull=False)),
         ]
 
-    def __str__(self) -> str:
-        return f"task_{self.task_id}"
-
     @property
     def status(self) -> Status:
         if self.holder_id is not None:
@@ -288,9 +282,6 @@ class Dependency(TenantModel):
             # Serves sql.WAITED_ENOUGH and sql.RELEASE, and sql.END, which tells whether anything waits.
             models.Index(name="tasks_dependency_on", fields=["on_task_id"])
         ]
-
-    def __str__(self) -> str:
-        return f"task_{self.task_id} on task_{self.on_task_id}"
 
 
 class Run(TenantModel):
@@ -327,9 +318,6 @@ class Run(TenantModel):
                 condition=both_or_neither("ended_at", "outcome"), name="tasks_run_ended_iff_outcome"
             ),
         ]
-
-    def __str__(self) -> str:
-        return f"task_{self.task_id} run_{self.fencing_token}"
 
     @property
     def task_id(self) -> int:
@@ -376,9 +364,6 @@ class Budget(TenantModel):
                 name="tasks_budget_spent_at_iff_spent",
             ),
         ]
-
-    def __str__(self) -> str:
-        return f"budget of task_{self.task_id}"
 
 
 class FinishedTask(TenantModel):
@@ -427,9 +412,6 @@ class FinishedTask(TenantModel):
             ),
         ]
 
-    def __str__(self) -> str:
-        return f"task_{self.task_id} {self.status}"
-
 
 class IdempotencyKey(TenantModel):
     """A key that a principal used, the digest of the request, and the answer. It outlives the task."""
@@ -445,9 +427,6 @@ class IdempotencyKey(TenantModel):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["tenant", "principal", "key"], name="tasks_idempotencykey_once")]
-
-    def __str__(self) -> str:
-        return self.key
 
 
 class Artifact(TenantModel):
@@ -487,22 +466,16 @@ class QueueHistory(TenantModel):
         # Serves selectors.history, and sql.KEEP_HISTORY, which goes on after the last minute.
         indexes = [models.Index(name="tasks_queuehistory_by_time", fields=["minute_at"])]
 
-    def __str__(self) -> str:
-        return f"{self.queue_id} {self.minute_at:%H:%M}"
-
 
 class BulkAction(TenantModel):
     """What an operator does to many tasks of a tenant: `task_ids` in order, those before `position` are over.
 
-    They move to the queue `to_queue` and to `to_priority`, if these are given.
     Of these, `done` were done, and the others refused; `refusals` holds the first of their reasons.
     """
 
     verb = models.CharField(max_length=10, choices=BulkVerb)
     operator = models.CharField(max_length=150)
     reason = models.CharField(max_length=200)
-    to_queue = models.CharField(max_length=50, blank=True)
-    to_priority = models.PositiveSmallIntegerField(null=True)
     task_ids = ArrayField(models.BigIntegerField())
     position = models.PositiveIntegerField(default=0)
     done = models.PositiveIntegerField(default=0)
@@ -518,9 +491,7 @@ class BulkAction(TenantModel):
         indexes = [models.Index(name="tasks_bulkaction_open", fields=["id"], condition=Q(ended_at=None))]
 
     def __str__(self) -> str:
-        to = [f"queue {self.to_queue}"] if self.to_queue else []
-        to += [f"priority {self.to_priority}"] if self.to_priority else []
-        return f"{self.get_verb_display()} {len(self.task_ids):,} tasks{' to ' * bool(to)}{', '.join(to)}"
+        return f"{self.get_verb_display()} {len(self.task_ids):,} tasks"
 
 
 class Schedule(TenantModel):
@@ -583,9 +554,6 @@ class FairShare(TenantModel):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["tenant", "queue", "requester"], name="tasks_fairshare_once")]
 
-    def __str__(self) -> str:
-        return f"{self.queue_id} {self.requester_id}"
-
 
 class RateWindow(TenantModel):
     """How many leases a queue or type with a rate granted at one time. Kept as long as the rate looks back."""
@@ -611,6 +579,3 @@ class RateWindow(TenantModel):
             models.Index(name="tasks_ratewindow_of_queue", fields=["queue", "granted_at"], condition=Q(task_type=None)),
             models.Index(name="tasks_ratewindow_of_type", fields=["task_type", "granted_at"], condition=Q(queue=None)),
         ]
-
-    def __str__(self) -> str:
-        return f"{self.leases} at {self.granted_at}"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from django.core.files.storage import storages
@@ -117,29 +118,38 @@ def status(task_ref: str) -> TaskStatus:
     :raises Malformed: if the text is no reference to a task.
     """
     task = _task(task_ref)
-    # In this order: what is not open any more has its record.
-    live = LiveTask.objects.filter(task_id=task.pk).first()
-    runs = list(_runs(task.pk))
-    run = runs[-1] if runs else None
+    standing = standings([task.pk])[task.pk]
+    live, end, run, runs = standing.live, standing.end, standing.run, list(_runs(task.pk))
     return TaskStatus(
         task_id=str(task),
         task_type=task.task_type.name,
+        status=standing.status,
+        complete=end is not None,
         queue=task.queue.name,
         priority=task.priority,
         requested_by=task.requester.name,
         recipient_ai=task.recipient.name,
-        waits_for=[format_ref("task", pk) for pk in waits_for(task.pk)] if live and live.open_dependencies else [],
+        run_id=standing.fencing_token,
+        failures=live.failures if live else sum(run.outcome == Outcome.FAILED for run in runs),
+        expiries=live.expiries if live else sum(run.outcome == Outcome.EXPIRED for run in runs),
         progress=Progress(percent=run.percent, message=run.message)
         if run is not None and (run.percent is not None or run.message)
         else None,
         created_at=task.created_at,
+        waits_for=[format_ref("task", pk) for pk in waits_for(task.pk)] if live and live.open_dependencies else [],
+        next_run_at=live and live.due_at,
+        lease_expires_at=live and live.lease_expires_at,
+        finished_at=end and end.finished_at,
+        reason=end and end.reason,
+        error=end.error if end else run and run.error,
+        result_pointer=end and end.result_pointer,
         receipt_id=task.receipt_id,
+        terminal_receipt_id=end and end.receipt_id,
         spent=Spent(
             tokens=sum(run.spent_tokens for run in runs), cost_usd=float(sum(run.spent_cost_usd for run in runs))
         ),
         budget=_budget(task.pk),
         poll_suggestion_seconds=POLL_SECONDS if live else None,
-        **(_open(live, run) if live else _ended(FinishedTask.objects.get(task_id=task.pk), runs)),
     )
 
 
@@ -167,6 +177,11 @@ class Standing:
             return Status(self.end.status)
         return (self.live or LiveTask()).status
 
+    @property
+    def fencing_token(self) -> int:
+        """The number of its last run."""
+        return int(getattr(self.end or self.live, "fencing_token", 0))
+
 
 def standings(task_ids: Collection[int]) -> dict[int, Standing]:
     """Of each of these tasks."""
@@ -174,12 +189,8 @@ def standings(task_ids: Collection[int]) -> dict[int, Standing]:
     for live in LiveTask.objects.filter(task_id__in=task_ids):
         found[live.task_id].live = live
     for end in FinishedTask.objects.filter(task_id__in=task_ids):
-        found[end.task_id].end = end
-    last = [
-        run_key(pk, row.fencing_token)
-        for pk, standing in found.items()
-        if (row := standing.end or standing.live) is not None
-    ]
+        found[end.task_id].live, found[end.task_id].end = None, end
+    last = [run_key(pk, standing.fencing_token) for pk, standing in found.items()]
     for run in Run.objects.filter(pk__in=last).select_related("holder"):
         found[run.pk >> FENCING_TOKEN_BITS].run = run
     return found
@@ -200,11 +211,9 @@ def found(
     *,
     status: str = "",
     within: timedelta | None = None,
-    after: datetime | None = None,
-    before: datetime | None = None,
     **parties: Collection[int],
 ) -> QuerySet[Task]:
-    """The tasks of a status, that ended in a period, and whose `queue`, `task_type` or `requester` is one of these.
+    """The tasks of a status, that ended lately, and whose `queue`, `task_type` or `requester` is one of these.
 
     `open` is every status but the final ones, `overdue` a lease that has expired, `dead` a failure nobody has retried.
     Of ended tasks, it looks at those that ended last, of succeeded ones at the newest. Where only names narrow the
@@ -212,12 +221,10 @@ def found(
     """
     named = {f"{name}__in": keys for name, keys in parties.items()}
     tasks = tasks.filter(**named)
-    period: dict[str, Any] = {"within": within, "after": after, "before": before}
-    is_bounded = any(bound is not None for bound in period.values())
-    if is_bounded or status in {"dead", *TERMINAL}:
+    if within is not None or status in {"dead", *TERMINAL}:
         # Looked up before: the planner expects so many of a tenant's tasks that it would read them all.
-        ended = rows(status=status, **period).values_list("task_id", flat=True)
-        if status == Status.SUCCEEDED and not is_bounded:
+        ended = rows(status=status, within=within).values_list("task_id", flat=True)
+        if status == Status.SUCCEEDED and within is None:
             # No index has them by their end: who sees few of them would read the ends of all tenants.
             newest = _newest()
             ended = ended.filter(task_id__range=(newest - NAMED_LOOKED_AT, newest)).order_by("-task_id")
@@ -242,24 +249,14 @@ def _newest() -> int:
     return Tenant.objects.aggregate(newest=Max(Subquery(of_one)))["newest"] or 0
 
 
-def rows(
-    *,
-    status: str = "",
-    within: timedelta | None = None,
-    after: datetime | None = None,
-    before: datetime | None = None,
-) -> QuerySet[Any]:
+def rows(*, status: str = "", within: timedelta | None = None) -> QuerySet[Any]:
     """The rows of open tasks, or of ended ones, that :func:`found` looks at. Counting them is cheaper than tasks."""
-    if within is None and after is None and before is None and status not in {"dead", *TERMINAL}:
+    if within is None and status not in {"dead", *TERMINAL}:
         stopping = F("flags").bitand(CANCEL_REQUESTED | BUDGET_SPENT)
         return LiveTask.objects.annotate(stopping=stopping).filter(_of_live(status))
     ended = FinishedTask.objects.order_by("-finished_at")
     if within is not None:
         ended = ended.filter(finished_at__gt=database_now() - within)
-    if after is not None:
-        ended = ended.filter(finished_at__gte=after)
-    if before is not None:
-        ended = ended.filter(finished_at__lt=before)
     return ended.filter(status=Status.FAILED if status == "dead" else status) if status else ended
 
 
@@ -288,10 +285,9 @@ def result(task_ref: str) -> TaskResult:
     :raises NotFound: `unknown_task` if there is no such task.
     :raises Conflict: `not_finished` if it is still open.
     """
-    task_id = task_of(task_ref)
-    record = FinishedTask.objects.filter(task_id=task_id).first()
-    if record is None:
-        raise Conflict(f"{_task(task_ref)} is not finished.", code="not_finished")
+    standing = standings([_task(task_ref).pk]).popitem()[1]
+    if (record := standing.end) is None:
+        raise Conflict(f"{task_ref} is {standing.status}.", task_status=standing.status, code="not_finished")
     shown = {name: getattr(record, name) for name in TaskResult.model_fields if name not in {"task_id", "complete"}}
     return TaskResult(task_id=task_ref, **shown)
 
@@ -302,9 +298,7 @@ def timeline(task_ref: str, *, after: int = 0, limit: int = 20) -> Story:
     :raises NotFound: `unknown_task` if there is no such task.
     """
     task = _task(task_ref)
-    live = LiveTask.objects.filter(task_id=task.pk).first()
-    end = None if live else FinishedTask.objects.filter(task_id=task.pk).first()
-    return story(task, Standing(live=live, end=end), after=after, limit=limit)
+    return story(task, standings([task.pk])[task.pk], after=after, limit=limit)
 
 
 def story(task: Task, standing: Standing, *, after: int = 0, limit: int = 20) -> Story:
@@ -448,15 +442,6 @@ def _opened(stored: Artifact) -> Iterator[Any]:
         raise Unavailable("The storage of artifacts does not answer just now.", code="artifacts_unavailable") from exc
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A part of a result, and the size of the whole."""
-
-    content: bytes
-    size: int
-    media_type: str
-
-
 def located(found: TaskResult, *, tenant_id: int) -> bytes | Artifact:
     """Where :func:`read_part` reads a result: its bytes, or its artifact.
 
@@ -473,16 +458,17 @@ def located(found: TaskResult, *, tenant_id: int) -> bytes | Artifact:
             raise UnreadableResult("This deployment does not read what this result's pointer points to.")
 
 
-def read_part(place: bytes | Artifact, *, offset: int, limit: int) -> Part:
+def read_part(place: bytes | Artifact, *, offset: int, limit: int) -> bytes:
     """A part of a result's bytes. Waits for a disk, not for the database.
 
     :raises Unavailable: `artifacts_unavailable` if the storage fails.
     """
     if isinstance(place, bytes):
-        return Part(content=place[offset : offset + limit], size=len(place), media_type="application/json")
+        return place[offset : offset + limit]
     with _opened(place) as file:
         file.seek(offset)
-        return Part(content=file.read(limit), size=place.size, media_type=place.media_type)
+        part: bytes = file.read(limit)
+        return part
 
 
 def content_of(stored: Artifact) -> Any:
@@ -552,40 +538,6 @@ def _runs(task_id: int) -> Any:
     )
 
 
-def _ended(record: FinishedTask, runs: list[Run]) -> dict[str, Any]:
-    return {
-        "status": Status(record.status),
-        "complete": True,
-        "run_id": record.fencing_token,
-        "failures": sum(run.outcome == Outcome.FAILED for run in runs),
-        "expiries": sum(run.outcome == Outcome.EXPIRED for run in runs),
-        "next_run_at": None,
-        "lease_expires_at": None,
-        "finished_at": record.finished_at,
-        "reason": record.reason,
-        "error": record.error,
-        "result_pointer": record.result_pointer,
-        "terminal_receipt_id": record.receipt_id,
-    }
-
-
-def _open(live: LiveTask, run: Run | None) -> dict[str, Any]:
-    return {
-        "status": live.status,
-        "complete": False,
-        "run_id": live.fencing_token,
-        "failures": live.failures,
-        "expiries": live.expiries,
-        "next_run_at": live.due_at,
-        "lease_expires_at": live.lease_expires_at,
-        "finished_at": None,
-        "reason": None,
-        "error": run.error if run else None,
-        "result_pointer": None,
-        "terminal_receipt_id": None,
-    }
-
-
 def _queued(task: Task) -> TimelineEvent:
     return TimelineEvent(
         at=task.created_at,
@@ -602,33 +554,22 @@ def _queued(task: Task) -> TimelineEvent:
 
 def _of_run(run: Run, held: LiveTask | None) -> Iterator[TimelineEvent]:
     """The events of a run. Of its heartbeats only the last one is known, while the lease lasts."""
-    where = {"host": run.host} if run.host else None
-    yield TimelineEvent(
-        at=run.started_at, event="leased", run_id=run.fencing_token, holder=run.holder.name, detail=where
-    )
+    told, where = partial(TimelineEvent, run_id=run.fencing_token), {"host": run.host} if run.host else None
+    yield told(at=run.started_at, event="leased", holder=run.holder.name, detail=where)
     if run.progressed_at is not None:
-        yield TimelineEvent(
-            at=run.progressed_at,
-            event="progress",
-            run_id=run.fencing_token,
-            detail={
-                "percent": run.percent,
-                "message": run.message,
-                "checkpoint": run.checkpoint is not None,
-                "spent": {"tokens": run.spent_tokens, "cost_usd": float(run.spent_cost_usd)},
-            },
-        )
+        detail = {
+            "percent": run.percent,
+            "message": run.message,
+            "checkpoint": run.checkpoint is not None,
+            "spent": {"tokens": run.spent_tokens, "cost_usd": float(run.spent_cost_usd)},
+        }
+        yield told(at=run.progressed_at, event="progress", detail=detail)
     if held is not None and held.lease_expires_at is not None:
         renewed_at = held.lease_expires_at - timedelta(seconds=held.lease_seconds)
         if renewed_at > run.started_at:
-            yield TimelineEvent(at=renewed_at, event="heartbeat", run_id=run.fencing_token, holder=run.holder.name)
+            yield told(at=renewed_at, event="heartbeat", holder=run.holder.name)
     if run.ended_at is not None:
-        yield TimelineEvent(
-            at=run.ended_at,
-            event=f"run_{run.outcome}",
-            run_id=run.fencing_token,
-            detail=None if run.error is None else {"error": run.error},
-        )
+        yield told(at=run.ended_at, event=f"run_{run.outcome}", detail=run.error and {"error": run.error})
 
 
 def _ending(record: FinishedTask) -> Iterator[TimelineEvent]:

@@ -67,7 +67,6 @@ class BulkVerb(TextChoices):
 
     CANCEL = "cancel"
     RETRY = "retry"
-    MOVE = "move"  # to another queue, another priority, or both
 
 
 FENCING_TOKEN_BITS: Final = 16

@@ -31,8 +31,8 @@ def admit_waiting() -> None:
 @tick(every=timedelta(seconds=1))
 def announce() -> None:
     """Announce ready work again: its message may have been lost, or a limit may let it through now."""
-    for found in sweeping.ready_again():
-        task_queued.send(sender=None, tenant_id=found.tenant_id, queue=found.queue, task_type=found.task_type)
+    for tenant_id, queue, task_type in sweeping.ready_again():
+        task_queued.send(sender=None, tenant_id=tenant_id, queue=queue, task_type=task_type)
 
 
 @tick(every=timedelta(seconds=1))
@@ -53,7 +53,7 @@ def release_dependants() -> None:
 
 @tick(every=timedelta(seconds=1))
 def go_on_with_bulk_actions() -> None:
-    """Cancel, retry and move what operators have selected."""
+    """Cancel and retry what operators have selected."""
     for _ in range(10):
         if not operating.go_on():
             return

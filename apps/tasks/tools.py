@@ -699,14 +699,14 @@ def read_task_result(caller: Caller, given: ReadTaskResult) -> ResultPart:
         found = artifacts.fetch_result(caller=caller, task_id=task_of(given.task_id))
         place = selectors.located(found, tenant_id=caller.tenant_id)
     part = selectors.read_part(place, offset=given.offset, limit=given.limit)
-    reached = given.offset + len(part.content)
+    reached, size = given.offset + len(part), found.size or 0
     return ResultPart(
         task_id=found.task_id,
-        base64=base64.b64encode(part.content).decode(),
-        size=part.size,
-        media_type=part.media_type,
+        base64=base64.b64encode(part).decode(),
+        size=size,
+        media_type=found.media_type or "",
         checksum=found.checksum,
-        next_offset=reached if part.content and reached < part.size else None,
+        next_offset=reached if part and reached < size else None,
     )
 
 
@@ -799,8 +799,7 @@ def retry_task(caller: Caller, given: TaskNamed) -> Reply:
     """Queue a failed task again, as a new task with the same params. A second call answers the task of the
     first.
     """
-    queued = operating.retry(caller=caller, task_id=task_of(given.task_id))
-    return Reply(queued, 200 if queued.is_duplicate else 201)
+    return _taken(operating.retry(caller=caller, task_id=task_of(given.task_id)))
 
 
 class Queues(Output):

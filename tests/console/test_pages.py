@@ -184,7 +184,7 @@ def test_a_task_shows_its_life_and_only_what_can_be_done_with_it(
             ).content.decode()
 
     leased, queued, succeeded = page("leased"), page("queued"), page("succeeded")
-    assert "run 1 on worker-1" in leased
+    assert "run 1 worker-1" in leased
     assert ["Cancel the task" in one for one in (leased, queued, succeeded)] == [True, True, False]
     assert ["Take it from its worker" in one for one in (leased, queued, succeeded)] == [True, False, False]
 

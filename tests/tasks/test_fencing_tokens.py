@@ -68,7 +68,7 @@ def superseded(worker: Caller, grant: LeasedTask) -> None:
 
 
 def requeued(worker: Caller, grant: LeasedTask) -> None:
-    assert sweeping.bring_back().requeued == 1
+    assert sweeping.bring_back()[0] == 1
 
 
 def completed(worker: Caller, grant: LeasedTask) -> None:

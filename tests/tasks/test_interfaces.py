@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import selectors
-from apps.tasks.models import LiveTask, QueueHistory, Run, Task
+from apps.tasks.models import LiveTask, QueueHistory, Run
 from apps.tasks.services import operating, sweeping
 from apps.tasks.shapes import QueueFigures
 from apps.tasks.states import BulkVerb
@@ -36,7 +35,6 @@ from tests.tasks.making import (
     queue,
     queue_many,
     send,
-    set_queue,
     status,
 )
 
@@ -100,7 +98,7 @@ def test_operator_retries_all_that_match_and_sees_what_was_skipped(
         assert LiveTask.objects.count() == 0
 
 
-@pytest.mark.parametrize("verb", [BulkVerb.CANCEL, BulkVerb.RETRY, BulkVerb.MOVE])
+@pytest.mark.parametrize("verb", BulkVerb)
 def test_bulk_action_skips_what_was_forgotten_meanwhile(kee: Caller, worker: Caller, verb: BulkVerb) -> None:
     make_type(kee)
     dead = number(queue(kee))
@@ -110,47 +108,15 @@ def test_bulk_action_skips_what_was_forgotten_meanwhile(kee: Caller, worker: Cal
         "task_ids": [dead],
         "operator": "ann",
         "reason": "test",
-        "to_priority": 9,
     }
     with acting_as_system("test"):
-        action = operating.act_on_many(verb=verb, now=timezone.now(), **given)
+        action = operating.act_on_many(verb=verb, **given)
     later(91 * DAY)
     assert sweeping.Walk().forget() == 1
     assert (operating.go_on(), operating.go_on()) == (1, 0)
     with acting_as_system("test"):
         action.refresh_from_db()
     assert (action.done, len(action.refusals), action.ended_at is None) == (0, 1, False)
-
-
-def test_operator_moves_what_nobody_holds_to_another_queue_and_priority(
-    console: Client, kee: Caller, worker: Caller
-) -> None:
-    make_type(kee)
-    make_type(kee, "by turns", queue="fair")
-    set_queue(kee, "fair", fair=True)
-    held = number(queue(kee))
-    lease_one(worker)
-    moved = [number(queue(kee)) for _ in range(2)]
-    sent = {"action": "move_selected", "_selected_action": [held, *moved], "reason": "default is full"}
-
-    def move(**to: str) -> Any:
-        return console.post(reverse("admin:tasks_task_changelist"), sent | to, follow=True)
-
-    assert "Give the queue or the priority" in move().content.decode()
-    assert "There is no queue" in move(to_queue="no such").content.decode()
-    move(to_priority="11")
-    assert operating.go_on() == 0
-    shown = move(to_queue="fair", to_priority="9")
-    assert "Move 3 tasks to queue fair, priority 9" in shown.content.decode()
-    assert (operating.go_on(), operating.go_on()) == (3, 0)
-    shown = console.get(shown.redirect_chain[-1][0])
-    for text in ("3 of 3: 2 done, 1 skipped", f"A task worker holds task_{held}"):
-        assert text in shown.content.decode()
-
-    with acting_as(kee):
-        tasks = {task.pk: (task.queue.name, task.priority) for task in Task.objects.select_related("queue")}
-        assert tasks == {held: ("default", 5), **dict.fromkeys(moved, ("fair", 9))}
-    assert {number(grant) for grant in lease(worker, queues=("fair",), capacity=5)} == set(moved)
 
 
 def test_list_of_tasks_shows_and_filters_by_status(console: Client, kee: Caller, worker: Caller) -> None:
@@ -176,8 +142,8 @@ def test_list_of_tasks_shows_and_filters_by_status(console: Client, kee: Caller,
     assert all(listed(status=found) == {found: task} for found, task in tasks.items())
     assert set(listed(status="open")) == {"canceling", "leased", "queued", "scheduled", "waiting"}
     assert listed(q=f"task_{tasks['failed']}") == listed(q="it BROKE") == {"failed": tasks["failed"]}
-    assert set(listed(q="after:2020-01-01 before:2100-01-01T00:00")) == {"succeeded", "failed"}
-    assert listed(q="after:2100-01-01") == listed(q="before:2020-01-01") == listed(q="after:noon") == {}
+    assert set(listed(ended="hour")) == {"succeeded", "failed"}
+    assert listed(ended="day", status="canceled") == {}
 
 
 def test_revoked_lease_costs_no_attempt(console: Client, kee: Caller, worker: Caller) -> None:

@@ -241,14 +241,14 @@ def test_heartbeat_seconds_is_the_longest_silence(kee: Caller, worker: Caller) -
     at(FUTURE + timedelta(seconds=29))
     assert beat(worker, grant).lease_ms == 30_000
     at(FUTURE + timedelta(seconds=58))
-    assert sweeping.bring_back().requeued == 0
+    assert sweeping.bring_back()[0] == 0
     assert lease(worker) == []
     at(FUTURE + timedelta(seconds=59))
     again = lease_one(worker)
     assert (number(again), again.run_id, again.lease_ms) == (task, 2, 30_000)
     assert beat(worker, grant).reason == "superseded"
     at(FUTURE + timedelta(seconds=89))
-    assert sweeping.bring_back().requeued == 1
+    assert sweeping.bring_back()[0] == 1
 
 
 def test_lease_shorter_than_heartbeat_seconds_stays_short(kee: Caller, worker: Caller) -> None:

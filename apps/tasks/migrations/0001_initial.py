@@ -356,8 +356,6 @@ class Migration(migrations.Migration):
                     ("verb", models.CharField(max_length=10)),
                     ("operator", models.CharField(max_length=150)),
                     ("reason", models.CharField(max_length=200)),
-                    ("to_queue", models.CharField(max_length=50, blank=True)),
-                    ("to_priority", models.PositiveSmallIntegerField(null=True)),
                     ("task_ids", ArrayField(models.BigIntegerField())),
                     ("position", models.PositiveIntegerField(default=0)),
                     ("done", models.PositiveIntegerField(default=0)),
@@ -515,7 +513,7 @@ class Migration(migrations.Migration):
                 },
             ),
         ),
-        immutable("tasks_task", except_columns=("queue_id", "priority"), redactable=("params", "group", "caused_by")),
+        immutable("tasks_task", redactable=("params", "group", "caused_by")),
         immutable(
             "task_history",
             except_columns=("fetched_at",),

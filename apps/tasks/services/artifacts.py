@@ -8,7 +8,7 @@ from django.core.files.base import ContentFile
 from django.core.files.storage import Storage, storages
 from django.db import transaction
 
-from apps.core.errors import Conflict, FieldError, Invalid, TooLarge, Unavailable
+from apps.core.errors import FieldError, Invalid, TooLarge, Unavailable
 from apps.core.ids import format_ref
 from apps.core.sql import database_now
 from apps.principals.tenancy import Caller, acting_in
@@ -27,7 +27,6 @@ from apps.tasks.results import (
 )
 from apps.tasks.services.ending import refuse_strangers
 from apps.tasks.shapes import Delivery, TaskResult
-from apps.tasks.states import TERMINAL
 
 _JSON: Final = "application/json"
 
@@ -98,18 +97,10 @@ def store_artifact(*, tenant_id: int, content: bytes, media_type: str) -> str:
             "The storage of artifacts does not take this one just now.", code="artifacts_unavailable"
         ) from exc
     with acting_in(tenant_id, "storing an artifact"):
-        Artifact.objects.bulk_create(
-            [
-                Artifact(
-                    tenant_id=tenant_id,
-                    digest=digest,
-                    media_type=media_type,
-                    size=len(content),
-                    created_at=database_now(),
-                )
-            ],
-            ignore_conflicts=True,
+        stored = Artifact(
+            tenant_id=tenant_id, digest=digest, media_type=media_type, size=len(content), created_at=database_now()
         )
+        Artifact.objects.bulk_create([stored], ignore_conflicts=True)
     return artifact_pointer(digest)
 
 
@@ -162,10 +153,5 @@ def fetch_result(*, caller: Caller, task_id: int) -> TaskResult:
     :raises Conflict: `not_finished` if it is still open.
     """
     refuse_strangers(caller=caller, task_ids=[task_id])
-    if not FinishedTask.objects.filter(task_id=task_id).exists():
-        status = selectors.status(format_ref("task", task_id)).status
-        # It may have ended since the look before.
-        if status not in TERMINAL:
-            raise Conflict(f"{format_ref('task', task_id)} is {status}.", task_status=status, code="not_finished")
     FinishedTask.objects.filter(task_id=task_id, fetched_at=None).update(fetched_at=database_now())
     return selectors.result(format_ref("task", task_id))

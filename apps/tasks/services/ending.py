@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F
 
 from apps.core import strict_json
-from apps.core.errors import Conflict, DomainError, NotFound
+from apps.core.errors import Conflict, DomainError, NotFound, only
 from apps.core.ids import format_ref
 from apps.core.sql import execute
 from apps.principals.tenancy import Caller
@@ -111,10 +111,7 @@ def cancel(*, caller: Caller, task_id: int) -> Status:
     :raises NotFound: `unknown_task` if the caller neither asked for it nor is to be told of it.
     :raises Conflict: `already_finished` if it has succeeded or failed.
     """
-    answer = status_or_refusal(task_id, cancel_many(caller=caller, task_ids=[task_id])[task_id])
-    if isinstance(answer, DomainError):
-        raise answer
-    return answer
+    return only([status_or_refusal(task_id, cancel_many(caller=caller, task_ids=[task_id])[task_id])])
 
 
 @transaction.atomic

@@ -1,28 +1,22 @@
 """What operators do to tasks and queues, and retries of dead letters."""
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
 from typing import Final
 
 from django.db import transaction
-from django.db.models import OuterRef, Subquery
 
-from apps.core.errors import Conflict, DomainError, Invalid, only
+from apps.core.errors import Conflict, DomainError, only
 from apps.core.ids import format_ref
-from apps.core.notifications import send_on_commit
 from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_behalf_of
 from apps.receipts.shapes import GroupInput
-from apps.tasks.models import Budget, BulkAction, FinishedTask, IdempotencyKey, LiveTask, Queue, Task, retry_key
+from apps.tasks.models import Budget, BulkAction, FinishedTask, IdempotencyKey, Task, retry_key
 from apps.tasks.services import ending, recording
 from apps.tasks.services.ending import refuse_strangers, unknown
-from apps.tasks.services.leasing import look_at_all
 from apps.tasks.services.queueing import as_before, queue_many
 from apps.tasks.services.recording import Back
-from apps.tasks.services.types import queue_named
 from apps.tasks.shapes import BudgetInput, QueuedTask, QueueTask
-from apps.tasks.signals import task_queued
 from apps.tasks.states import BulkVerb, Outcome, Status
 
 
@@ -124,42 +118,16 @@ _REFUSALS_KEPT: Final = 20
 
 
 @transaction.atomic
-def act_on_many(
-    *,
-    tenant_id: int,
-    verb: BulkVerb,
-    task_ids: Sequence[int],
-    operator: str,
-    reason: str,
-    now: datetime,
-    to_queue: str = "",
-    to_priority: int | None = None,
-) -> BulkAction:
-    """Cancel, retry or move many tasks of one tenant, in the background: see :func:`go_on`.
-
-    :raises Invalid: if they are to be moved, and neither queue nor priority is given.
-    :raises NotFound: `unknown_queue` if the tenant has no such queue.
-    """
-    if verb == BulkVerb.MOVE and not to_queue and to_priority is None:
-        raise Invalid("Give the queue or the priority, beside the action.")
-    if to_queue:
-        queue_named(tenant_id=tenant_id, name=to_queue)
-    return BulkAction.objects.create(
-        tenant_id=tenant_id,
-        verb=verb,
-        task_ids=task_ids,
-        operator=operator,
-        reason=reason,
-        to_queue=to_queue,
-        to_priority=to_priority,
-        created_at=now,
-    )
+def act_on_many(*, tenant_id: int, task_ids: Sequence[int], verb: BulkVerb, operator: str, reason: str) -> BulkAction:
+    """Cancel or retry many tasks of one tenant, in the background: see :func:`go_on`."""
+    said = {"verb": verb, "operator": operator, "reason": reason, "created_at": database_now()}
+    return BulkAction.objects.create(tenant_id=tenant_id, task_ids=task_ids, **said)
 
 
 def go_on() -> int:
     """Do the next hundred tasks of the oldest bulk action; says how many. Opens its own transaction.
 
-    Safe to repeat: a task that was canceled, retried or moved before stays as it is.
+    Safe to repeat: a task that was canceled or retried before stays as it is.
     """
     with acting_as_system("bulk actions"):
         action = BulkAction.objects.select_for_update(skip_locked=True).filter(ended_at=None).order_by("pk").first()
@@ -185,47 +153,11 @@ def _answers(action: BulkAction, task_ids: Sequence[int]) -> Sequence[object]:
     """What became of each task, in the order of their ids."""
     if action.verb == BulkVerb.RETRY:
         return [_unless_before(answer) for answer in retry_many(task_ids=task_ids)]
-    if action.verb == BulkVerb.CANCEL:
-        statuses = ending.cancel_any(tenant_id=action.tenant_id, task_ids=task_ids)
-        return [ending.status_or_refusal(pk, statuses.get(pk)) for pk in sorted(task_ids)]
-    to_queue = queue_named(tenant_id=action.tenant_id, name=action.to_queue) if action.to_queue else None
-    return move_many(task_ids=task_ids, to_queue=to_queue, to_priority=action.to_priority)
+    statuses = ending.cancel_any(tenant_id=action.tenant_id, task_ids=task_ids)
+    return [ending.status_or_refusal(pk, statuses.get(pk)) for pk in sorted(task_ids)]
 
 
 def _unless_before(answer: QueuedTask | DomainError) -> QueuedTask | DomainError:
     if isinstance(answer, DomainError) or not answer.is_duplicate:
         return answer
     return Conflict(f"It was retried as {answer.task_id} before.", code="retried_before")
-
-
-@transaction.atomic
-def move_many(*, task_ids: Collection[int], to_queue: Queue | None, to_priority: int | None) -> list[Conflict | None]:
-    """Move open tasks of one tenant to another queue, another priority, or both; None leaves it as it is.
-
-    Each task has its own answer, in the order of their ids: None if it was moved. One that is leased or has ended
-    is refused.
-    """
-    holds = recording.lock(task_ids)
-    moved = [pk for pk, hold in holds.items() if hold.holder_id is None]
-    live, tasks = LiveTask.objects.filter(pk__in=moved), Task.objects.filter(pk__in=moved)
-    if to_queue is not None:
-        # The requester is noted only in fair queues.
-        asked_by = Task.objects.filter(pk=OuterRef("pk")).values("requester")
-        live.update(queue=to_queue, requester=Subquery(asked_by) if to_queue.fair else None)
-        tasks.update(queue=to_queue)
-    if to_priority is not None:
-        live.update(priority_rank=10 - to_priority)
-        tasks.update(priority=to_priority)
-    # An older task may stand now where claims have passed.
-    look_at_all()
-    ready = live.filter(ready_at__isnull=False).values_list("tenant_id", "queue__name", "task_type__name")
-    for tenant_id, queue, task_type in sorted(set(ready)):
-        send_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
-    return [None if pk in moved else _unmoved(pk, leased=pk in holds) for pk in sorted(task_ids)]
-
-
-def _unmoved(task_id: int, *, leased: bool) -> Conflict:
-    task = format_ref("task", task_id)
-    if leased:
-        return Conflict(f"A task worker holds {task}.", code="leased")
-    return Conflict(f"{task} has ended.", code="already_finished")

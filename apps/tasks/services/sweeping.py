@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import psycopg
 from django.conf import settings
@@ -27,15 +27,8 @@ ADMIT_BATCH: Final = 1_000
 _PATIENCE: Final = "200ms"
 
 
-class BroughtBack(NamedTuple):
-    """How many leases had expired, and how many tasks were due."""
-
-    requeued: int
-    readied: int
-
-
-def bring_back() -> BroughtBack:
-    """Reclaim expired leases and ready due tasks, a bounded batch of each, in its own transaction.
+def bring_back() -> tuple[int, int]:
+    """Reclaim expired leases and ready due tasks, a bounded batch of each, in its own transaction; says how many.
 
     Safe to repeat and to overlap.
     """
@@ -44,7 +37,7 @@ def bring_back() -> BroughtBack:
         admit(list(zip(tenants, keys, strict=True)))
         for tenant_id, queue, task_type in json.loads(ready):
             send_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
-    return BroughtBack(requeued, readied)
+    return requeued, readied
 
 
 def admit_waiting() -> int:
@@ -87,22 +80,12 @@ def _end_of_one(tenant_id: int, task_ids: Sequence[int]) -> int:
         return 0
 
 
-class ReadyQueue(NamedTuple):
-    """A queue with ready work."""
-
-    tenant_id: int
-    queue: str
-    task_type: str
-
-
-def ready_again() -> list[ReadyQueue]:
-    """Queues whose work for handlers has been ready for a second, or where a limit may keep back ready work.
-
-    Opens its own transaction.
+def ready_again() -> list[tuple[int, str, str]]:
+    """Queues whose work for handlers has been ready for a second, or where a limit may keep back ready work: tenant, queue
+    and type. Opens its own transaction.
     """
     with acting_as_system("looking for ready work"):
-        rows = [*fetch(sql.UNANNOUNCED, {"types": handlers.names()}, hot=True), *fetch(sql.KEPT_BACK, hot=True)]
-    return [ReadyQueue(*row) for row in rows]
+        return [*fetch(sql.UNANNOUNCED, {"types": handlers.names()}, hot=True), *fetch(sql.KEPT_BACK, hot=True)]
 
 
 # An end is dated when its statement begins; after this long it is committed, or counts in no figure.

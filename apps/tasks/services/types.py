@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.db import transaction
 
 from apps.core import foreign_schemas
-from apps.core.errors import Conflict, FieldError, Invalid, NotFound, TooLarge
+from apps.core.errors import Conflict, FieldError, Invalid, NotFound, TooLarge, only
 from apps.core.notifications import send_on_commit
 from apps.core.sql import database_now, execute, fetch
 from apps.principals.tenancy import acting_as_system
@@ -91,10 +91,7 @@ def type_for(*, tenant_id: int, name: str) -> TaskType:
 
     :raises NotFound: `unknown_task_type` if there is none.
     """
-    found = types_for(tenant_id=tenant_id, names=[name])[name]
-    if isinstance(found, NotFound):
-        raise found
-    return found
+    return only([types_for(tenant_id=tenant_id, names=[name])[name]])
 
 
 def _unknown(tenant_id: int, name: str) -> NotFound:
