@@ -462,7 +462,7 @@ CONTENT_SECURITY_POLICY = {
         "frame-ancestors": [NONE],
     }
 }
-# What OAuth clients may do: codes with PKCE, refresh tokens that end all when one is used twice, client credentials.
+# What OAuth clients may do: codes with PKCE, refresh tokens that end all when one is used twice.
 # Tokens are stored as digests.
 OAUTH2_PROVIDER = {
     "OAUTH2_VALIDATOR_CLASS": "apps.console.oauth.Validator",
@@ -475,7 +475,7 @@ OAUTH2_PROVIDER = {
     "ALLOW_LOCALHOST_LOOPBACK": True,
     "ALLOWED_REDIRECT_URI_SCHEMES": ["https", "http", "cursor", "vscode"],
     "OAUTH2_RESPONSE_TYPES_SUPPORTED": ["code"],
-    "OAUTH2_GRANT_TYPES_SUPPORTED": ["authorization_code", "refresh_token", "client_credentials"],
+    "OAUTH2_GRANT_TYPES_SUPPORTED": ["authorization_code", "refresh_token"],
     "OAUTH2_TOKEN_ENDPOINT_AUTH_METHODS_SUPPORTED": ["none", "client_secret_basic", "client_secret_post"],
     "DCR_ENABLED": True,
     "DCR_REGISTRATION_PERMISSION_CLASSES": ["apps.console.oauth.HasRoom"],

@@ -43,7 +43,7 @@ from apps.principals import selectors, services
 from apps.principals.models import Operator, Principal, Secret, new_secret, unpresentable
 from apps.principals.scopes import Kind, Scope, forbidden_to
 from apps.principals.selectors import operated_tenants
-from apps.principals.tenancy import Caller, acting_as_operator, acting_as_system, acting_in
+from apps.principals.tenancy import acting_as_operator, acting_as_system, acting_in
 
 # Given by the command line alone: to administer, and to post in a source's name.
 _OF_THE_SHELL: Final = frozenset({Scope.ADMIN, Scope.RECEIPTS_WRITE})
@@ -85,24 +85,16 @@ def _refuse_elsewhere(resources: Collection[str], here: str, **more: Any) -> Non
 
 
 class Scopes(BaseScopes):  # type: ignore[misc]  # the library has no types
-    """What may be asked for. A client that acts for itself may ask for all that it was registered with."""
+    """What may be asked for."""
 
     def get_all_scopes(self) -> dict[str, str]:
         return dict(Scope.choices)
 
     def get_available_scopes(self, application: Any = None, request: Any = None, **_: Any) -> list[str]:
-        if application is not None and application.authorization_grant_type == Application.GRANT_CLIENT_CREDENTIALS:
-            right = _right(application)
-            return sorted(right.scopes) if right else []
         return sorted(set(Scope) - _OF_THE_SHELL)
 
     def get_default_scopes(self, application: Any = None, request: Any = None, **_: Any) -> list[str]:
-        return self.get_available_scopes(application=application, request=request)
-
-
-def _right(client: Any) -> Caller | None:
-    found = selectors.credential(services.right_of_client(client.client_id).digest, now=timezone.now())
-    return found.caller if found else None
+        return self.get_available_scopes()
 
 
 class HasRoom:
@@ -152,27 +144,8 @@ class Validator(OAuth2Validator):  # type: ignore[misc]  # the library has no ty
 
     def _create_access_token(self, expires: datetime, request: Any, token: Any, *args: Any, **more: Any) -> Any:
         row = super()._create_access_token(expires, request, token, *args, **more)
-        if request.grant_type == "client_credentials":
-            self._issue(expires, request, token)
-        else:
-            self._renew(expires, request, token)
+        self._renew(expires, request, token)
         return row
-
-    def _issue(self, expires: datetime, request: Any, token: Any) -> None:
-        right = _right(request.client)
-        if right is None:
-            raise errors.UnauthorizedClientError(request=request)
-        with right.acting():
-            services.issue_token(
-                principal=Principal.objects.get(pk=right.principal_id),
-                scopes=[Scope(scope) for scope in token["scope"].split() if scope in right.scopes],
-                source_systems=right.source_systems,
-                label=str(request.client)[:100],
-                expires_at=expires,
-                secret=Secret(token["access_token"]),
-                client=request.client.client_id,
-                now=timezone.now(),
-            )
 
     def _renew(self, expires: datetime, request: Any, token: Any) -> None:
         refreshed = request.grant_type == "refresh_token"

@@ -13,8 +13,8 @@ from apps.core.operations import Route, operation
 from apps.core.outbound import ForbiddenEndpoint, UnresolvedHost, guard
 from apps.core.schemas import Input, Name, Output, Paged, Text
 from apps.delivery import selectors
-from apps.delivery.models import LONGEST_LEASE, Endpoint, Kind, RemoteRoute
-from apps.delivery.services import sending, targets
+from apps.delivery.models import LONGEST_LEASE, Endpoint
+from apps.delivery.services import targets
 from apps.delivery.services.targets import DEFAULT_TARGET, TargetWithSecret
 from apps.principals.scopes import Scope
 from apps.principals.selectors import principal_named
@@ -114,19 +114,9 @@ class ChangeTarget(OneTarget):
     """False stops the target, true resumes it."""
 
 
-class TestTarget(OneTarget):
-    test: Literal[True] = True
-
-
 class RotateTargetSecret(OneTarget):
     overlap_ms: Annotated[int, Field(ge=0, le=7 * _DAY_MS)] = _DAY_MS
     """For this time, calls are signed with the former secret as well."""
-
-
-class TargetTested(Output):
-    delivered: bool
-    result: str
-    """The status that your address answered, or what went wrong."""
 
 
 class DeletedTarget(Output):
@@ -218,23 +208,6 @@ def change_target(caller: Caller, given: ChangeTarget) -> TargetOutput:
 
 
 @operation(
-    title="Test a target",
-    scope=Scope.INBOX,
-    form_of="set_target",
-    routes=[Route("POST", f"{_ROUTE}/test")],
-    own_transactions=True,
-    example={"target": "tgt_1", "test": True},
-    after_refusal="list_targets shows your targets.",
-)
-def test_target(caller: Caller, given: TestTarget) -> TargetTested:
-    """Send a signed message of type `ping` to one of your targets now, and say how its address answered. This also
-    tests a stopped target, and changes nothing.
-    """
-    delivered, result = sending.ping(caller=caller, target_id=given.number)
-    return TargetTested(delivered=delivered, result=result)
-
-
-@operation(
     title="Change a target's secret", scope=Scope.INBOX, routes=[Route("POST", f"{_ROUTE}/rotate-secret")], tool=False
 )
 def rotate_target_secret(caller: Caller, given: RotateTargetSecret) -> CreatedTarget:
@@ -277,11 +250,6 @@ class PutRemoteTarget(OneRemote):
     timeout_seconds: Annotated[int, Field(ge=1, le=60)] = 5
 
 
-class RemoteTargetList(Output):
-    targets: list[RemoteTargetOutput]
-    next: str | None
-
-
 @operation(
     title="Add or change a remote target",
     scope=Scope.ADMIN,
@@ -301,19 +269,6 @@ def put_remote_target(caller: Caller, given: PutRemoteTarget) -> RemoteTargetOut
             **{**given.model_dump(), "endpoint": Endpoint(given.endpoint)},
         )
         return RemoteTargetOutput.model_validate(selectors.remote_named(given.name))
-
-
-@operation(
-    title="Remote targets",
-    scope=Scope.ADMIN,
-    routes=[Route("GET", "/api/v1/remote-targets")],
-    read_only=True,
-    example={},
-)
-def list_remote_targets(caller: Caller, given: Paged) -> RemoteTargetList:
-    """The inbox services elsewhere that receipts are sent to: their breakers, and what is pending or dead."""
-    found, following = given.of(selectors.with_deliveries().filter(kind=Kind.REMOTE))
-    return RemoteTargetList(targets=[RemoteTargetOutput.model_validate(one) for one in found], next=following)
 
 
 class OnePrincipal(Input):
@@ -339,18 +294,13 @@ class RemoteRouteOutput(Output):
     remote_name: str
 
 
-class RemoteRouteList(Output):
-    routes: list[RemoteRouteOutput]
-    next: str | None
-
-
 @operation(
     title="Send a principal's receipts elsewhere",
     scope=Scope.ADMIN,
     routes=[Route("PUT", f"{_ROUTES}/{{recipient_ai}}")],
     idempotent=True,
     example={"recipient_ai": "Kee", "target": "branch"},
-    after_refusal="list_remote_targets shows the targets.",
+    after_refusal="put_remote_target adds a target; the console lists them.",
 )
 def set_remote_route(caller: Caller, given: SetRemoteRoute) -> RemoteRouteOutput:
     """From now on, send what is posted to a principal to a remote target; its inbox here stays as it is."""
@@ -362,19 +312,6 @@ def set_remote_route(caller: Caller, given: SetRemoteRoute) -> RemoteRouteOutput
         remote_name=given.remote_name or principal.name,
     )
     return RemoteRouteOutput.model_validate(route)
-
-
-@operation(
-    title="Principals whose receipts go elsewhere",
-    scope=Scope.ADMIN,
-    routes=[Route("GET", _ROUTES)],
-    read_only=True,
-    tool=False,
-)
-def list_remote_routes(caller: Caller, given: Paged) -> RemoteRouteList:
-    """The principals whose receipts go to a remote target."""
-    found, following = given.of(RemoteRoute.objects.select_related("principal", "target"))
-    return RemoteRouteList(routes=[RemoteRouteOutput.model_validate(one) for one in found], next=following)
 
 
 class RemovedRoute(Output):

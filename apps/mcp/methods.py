@@ -30,7 +30,6 @@ from apps.mcp import calls, prompts, resources, subscriptions, tasks
 from apps.mcp.protocol import SERVER, Exchange, ProtocolError, Streamed, read_params, unknown_method
 from apps.memory import selectors as memory
 from apps.principals.tenancy import Caller
-from apps.tasks.models import Queue, TaskType
 from apps.workers.models import Offer, Worker
 
 INSTRUCTIONS: Final = (
@@ -112,8 +111,6 @@ def _entries(caller: Caller, _: str) -> list[str]:
 # For the names of variables and arguments: whose callers are shown the values, and where these are.
 _VALUES: Final[Mapping[str, tuple[str, Callable[[Caller, str], list[str]]]]] = {
     "ref": ("read_inbox", _entries),
-    "queue": ("list_queues", _column(lambda _: Queue.objects.all(), "name")),
-    "task_type": ("list_task_types", _column(lambda _: TaskType.objects.all(), "name")),
     "worker_id": ("list_workers", _column(lambda _: Worker.objects.registered(), "worker_id")),
     "tool": ("list_workers", _column(lambda _: Offer.objects.filter(withdrawn_at=None), "name")),
     "subject_id": ("get_subject", _column(memory.known_to, "key")),

@@ -78,16 +78,6 @@ HABITS: Final = (
         reads=("list_workers",),
     ),
     Habit(
-        "hand_out_task",
-        "Hand out a task",
-        "Queue a task for a task worker, and go on.",
-        "Queue a task of the type {task_type} with queue_task. Queue: {queue}. Its params follow the "
-        "schema of the type, which list_task_types (by call_tool) shows. Go on with other work then: a receipt in your inbox "
-        "tells how it ended.",
-        required=(("task_type", "The type of the task."),),
-        optional=(("queue", "Another queue than the type's."),),
-    ),
-    Habit(
         "close_session",
         "Close a session",
         "Leave behind what the next session needs.",

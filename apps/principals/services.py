@@ -22,7 +22,6 @@ from apps.principals.models import (
     Token,
     given_secret,
     new_secret,
-    unpresentable,
 )
 from apps.principals.scopes import Kind, Scope, forbidden_to
 from apps.principals.selectors import NameTaken, UnknownPrincipal
@@ -148,35 +147,6 @@ def renew_token(*, token_id: int, former: bytes, secret: Secret, scopes: Collect
 
 
 @transaction.atomic
-def register_client(
-    *, principal: Principal, scopes: Collection[Scope], source_systems: Collection[str], label: str, now: datetime
-) -> tuple[str, str]:
-    """Register an OAuth client that acts for itself, by client credentials; answers its id and its secret.
-
-    :raises Invalid: if the principal's kind can't hold one of the scopes.
-    """
-    grant = Application.GRANT_CLIENT_CREDENTIALS
-    client = Application(name=label, client_type=Application.CLIENT_CONFIDENTIAL, authorization_grant_type=grant)
-    secret: str = client.client_secret  # until it is saved, which leaves its digest
-    client.save()
-    issue_token(
-        principal=principal,
-        scopes=scopes,
-        source_systems=source_systems,
-        label=label,
-        secret=right_of_client(client.client_id),
-        client=client.client_id,
-        now=now,
-    )
-    return client.client_id, secret
-
-
-def right_of_client(client_id: str) -> Secret:
-    """The token that says as whom, and with which scopes, a client may act for itself."""
-    return unpresentable("client", client_id)
-
-
-@transaction.atomic
 def end_client(*, client: Application, now: datetime) -> None:
     """Remove an OAuth client; whatever it holds ends at once. Runs as the system."""
     Token.objects.filter(client=client.client_id, revoked_at=None).update(revoked_at=now)
@@ -187,11 +157,7 @@ def end_client(*, client: Application, now: datetime) -> None:
 def forget_lapsed(*, now: datetime) -> None:
     """Remove what OAuth clients no longer use: lapsed tokens, and clients that nobody let in. Runs as the system."""
     clear_expired()
-    lapsed = Token.objects.exclude(client="")
-    lapsed.filter(expires_at__lte=now - _LAPSED_KEPT).delete()
-    # Who acts for itself refreshes nothing.
-    for_themselves = Application.objects.filter(authorization_grant_type=Application.GRANT_CLIENT_CREDENTIALS)
-    lapsed.filter(client__in=for_themselves.values("client_id"), expires_at__lte=now).delete()
+    Token.objects.exclude(client="").filter(expires_at__lte=now - _LAPSED_KEPT).delete()
     by_themselves = Application.objects.exclude(registration_source=Application.RegistrationSource.MANUAL)
     by_themselves.filter(created__lte=now - _UNUSED_KEPT, refreshtoken=None).delete()
 
@@ -263,16 +229,13 @@ def accept_token(*, tenant_id: int, source_system: str, text: str, label: str, n
 
 @transaction.atomic
 def revoke_token(*, token_id: int, now: datetime) -> None:
-    """End a token at once, and with a client's right to act for itself all that it holds; the first time is kept.
+    """End a token at once; the first time is kept.
 
     :raises NotFound: if the tenant has no such token.
     """
-    token = Token.objects.filter(pk=token_id).first()
-    if token is None:
+    if not Token.objects.filter(pk=token_id).exists():
         raise NotFound("There is no such token.", code="unknown_token")
-    is_right = token.client and bytes(token.digest) == right_of_client(token.client).digest
-    ended = Q(client=token.client) if is_right else Q(pk=token_id)
-    Token.objects.filter(ended, revoked_at=None).update(revoked_at=now)
+    Token.objects.filter(pk=token_id, revoked_at=None).update(revoked_at=now)
 
 
 @transaction.atomic

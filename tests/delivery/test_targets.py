@@ -380,20 +380,6 @@ def test_webhook_secret_is_shown_once_and_stored_sealed(owner: Owner, agent: Rem
     assert made["secret"].removeprefix("whsec_") not in str(stored())
 
 
-def test_ping_is_signed_and_changes_nothing(owner: Owner, agent: Remote) -> None:
-    made = owner.make(agent.url)
-    test = f"/targets/{made['target']}/test"
-    assert owner.ask("POST", test) == {"delivered": True, "result": "HTTP 200"}
-    (call,) = agent.received
-    assert Webhook(made["secret"]).verify(call.body, dict(call.headers))["type"] == "ping"
-    agent.always = says(410)
-    assert owner.ask("POST", test) == {"delivered": False, "result": "HTTP 410"}
-    agent.always = remotes.hangs_up
-    assert owner.ask("POST", test)["result"].startswith("disconnected: ")
-    (left,) = owner.ask("GET")["targets"]
-    assert (left["state"], left["sent"], left["failed"], left["result"]) == ("enabled", 0, 0, None)
-
-
 def test_both_secrets_verify_during_a_rotation(as_kee: Caller, owner: Owner, agent: Remote) -> None:
     made = make_webhook(as_kee, agent.url, notify_lease=timedelta(0))
     ref = format_ref("tgt", made.target.pk)
@@ -422,9 +408,7 @@ def test_webhook_is_changed_stopped_resumed_and_deleted(owner: Owner, agent: Rem
     assert stored() == []
 
 
-@pytest.mark.parametrize(
-    ("method", "path"), [("PATCH", ""), ("DELETE", ""), ("POST", "/test"), ("POST", "/rotate-secret")]
-)
+@pytest.mark.parametrize(("method", "path"), [("PATCH", ""), ("DELETE", ""), ("POST", "/rotate-secret")])
 def test_webhook_of_another_principal_is_unknown(
     owner: Owner, hexy: Owner, agent: Remote, method: str, path: str
 ) -> None:
@@ -479,7 +463,6 @@ def test_admin_adds_a_remote_moves_a_principal_and_sees_its_deliveries(kee: Call
     ada.ask("PUT", "/remote-targets/memorygate", url=remote.url)  # keeps its token
     moved = {"recipient_ai": "Kee", "moved_to": "memorygate", "remote_name": "Kee"}
     assert ada.ask("PUT", "/remote-routes/Kee") == moved
-    assert ada.ask("GET", "/remote-routes")["routes"] == [moved]
     with acting_as(kee):
         posted = post(kee)
     deliver()
@@ -487,16 +470,10 @@ def test_admin_adds_a_remote_moves_a_principal_and_sees_its_deliveries(kee: Call
         sent = delivery(state=State.DELIVERED)
     assert (sent.reference, sent.remote_id) == (posted.receipt_id, STORED["uuid"])
     assert remote.received[0].headers["X-Service-Token"] == TOKEN
-    listed = ada.ask("GET", "/remote-targets")
-    assert listed["targets"][0]["sent"] == 1
-    ada.ask("PUT", "/remote-targets/other", url=remote.url, token=TOKEN)
-    first = ada.ask("GET", "/remote-targets?limit=1")
-    rest = ada.ask("GET", f"/remote-targets?limit=1&cursor={first['next']}")
-    assert [one["name"] for one in first["targets"] + rest["targets"]] == ["memorygate", "other"]
-    assert rest["next"] is None
+    assert ada.ask("PUT", "/remote-targets/memorygate", url=remote.url)["sent"] == 1
     assert ada.ask("DELETE", "/remote-routes/Kee") == {"recipient_ai": "Kee", "moved_to": None}
     assert ada.ask("DELETE", "/remote-routes/Kee", status=404)["code"] == "lives_here"
-    assert TOKEN not in json.dumps([target, listed])
+    assert TOKEN not in json.dumps(target)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def _memory(planted: Planted) -> None:
             author=kee, delegate="coder", domains=[canary], confidence_threshold=0.5, requires_novel=False, now=T0
         )
         observation, item = observations().latest("pk"), items().latest("pk")
-    planted.know(subject_id=ALICE, subject=ALICE, subject_ids=[ALICE], filters={"subject_id": ALICE})
+    planted.know(subject_id=ALICE, subject=ALICE, filters={"subject_id": ALICE})
     planted.know(item=f"item:{item.pk}", evidence_observation_ids=[observation.pk], delegate="coder")
     planted.know(query=canary.split("-")[-1])
     planted.ask("memory_read", ref=observation.ref)

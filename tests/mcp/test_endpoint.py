@@ -260,8 +260,6 @@ def test_prompts_are_listed_and_filled(token: str, ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("of", "typed", "values"),
     [
-        (("prompt", "hand_out_task", "queue"), "im", ["imports"]),
-        (("prompt", "hand_out_task", "task_type"), "", ["index"]),
         (("prompt", "delegate", "tool"), "e", ["echo"]),
         (("resource", "worker://{id}/manifest", "id"), "text", ["texter"]),
         (("resource", "envelope://{subject_id}", "subject_id"), "USER:", ["USER:alice"]),

@@ -213,7 +213,7 @@ def test_no_operation_shows_a_day_of_an_anonymized_subject(as_kee: Caller, decla
     said = talk(as_kee, "Hello.", now=T0 + DAY)
     item = remember(as_kee, "Went to the clinic", now=T0 + DAY).item
     subject_id = BOB if declared.name == "add_subject" else ALICE
-    asked = GIVEN | {"subject_id": subject_id, "subject_ids": [subject_id], "subject": subject_id}
+    asked = GIVEN | {"subject_id": subject_id, "subject": subject_id}
     answers = []
     # A session or a question may name no subject, and still concern one.
     optional = {name for name, field in declared.input.model_fields.items() if not field.is_required()}
@@ -356,9 +356,7 @@ def test_session_with_a_subject_no_longer_shared_looks_as_if_forgotten(
 
 def subject_of(declared: Operation) -> str | None:
     """The input by which an operation names a subject."""
-    return next(
-        (name for name in ("subject_id", "subject_ids", "subject") if name in declared.input.model_fields), None
-    )
+    return next((name for name in ("subject_id", "subject") if name in declared.input.model_fields), None)
 
 
 def refusal(act: Callable[[], Any], code: str, name: object) -> tuple[int, str]:
@@ -388,7 +386,7 @@ def test_subject_that_is_not_shared_is_refused_as_unknown(
     given = {each: value for each, value in GIVEN.items() if each in declared.input.model_fields}
 
     def answer(subject_id: str) -> tuple[int, str]:
-        asked = given | {name: [subject_id] if name == "subject_ids" else subject_id}
+        asked = given | {name: subject_id}
         with acting_as(lee):
             return refusal(
                 lambda: declared.run(lee, declared.input.model_validate(asked)), "unknown_subject", subject_id

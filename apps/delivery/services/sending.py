@@ -22,15 +22,13 @@ from django.core.mail import EmailMessage
 from django.db import connection, transaction
 
 from apps.core import outbound
-from apps.core.ids import random_id
 from apps.core.outbound import Answer, CallFailed
 from apps.core.sealing import SealBroken, unseal
 from apps.core.sql import database_now
-from apps.delivery import selectors
 from apps.delivery.models import Delivery, Kind, State, Target
 from apps.delivery.notifications import notify_on_commit
-from apps.delivery.senders import Delivered, Later, Payload, Refused, Verdict, sender_of, webhook_body
-from apps.principals.tenancy import Caller, acting_as_system, acting_in
+from apps.delivery.senders import Delivered, Later, Payload, Refused, Verdict, sender_of
+from apps.principals.tenancy import acting_as_system, acting_in
 
 logger = logging.getLogger(__name__)
 
@@ -242,22 +240,6 @@ def _mail(payload: Payload) -> Answer | CallFailed:
     except OSError as exc:  # what smtplib raises is one, too
         return NotMailed(str(exc)[:200])
     return Answer(status=200, headers={}, body=b"")
-
-
-def ping(*, caller: Caller, target_id: int) -> tuple[bool, str]:
-    """Send a message of type `ping` to one of the caller's webhooks now: whether it arrived, and the result in words.
-
-    Opens its own transaction, which ends before the call. Nothing is changed.
-
-    :raises NotFound: `unknown_target`, if the caller has no such target.
-    """
-    with caller.acting():
-        target = selectors.target_of(caller.principal_id, target_id)
-        now = database_now()
-    body = webhook_body("ping", now, target=str(target), principal=caller.name)
-    outcome = call(target, Payload(url=target.url, message_id=random_id("ping"), body=body), now=now)
-    delivered = isinstance(outcome, Answer) and 200 <= outcome.status < 300  # noqa: PLR2004  # success, by HTTP
-    return delivered, _result_of(outcome)
 
 
 def _result_of(outcome: Answer | CallFailed) -> str:

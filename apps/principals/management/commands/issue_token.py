@@ -49,11 +49,6 @@ class Command(BaseCommand):
         parser.add_argument(
             "--label", default="issue_token", help="a note by which people know the token (default: issue_token)"
         )
-        parser.add_argument(
-            "--oauth-client",
-            action="store_true",
-            help="register an OAuth client that gets such tokens by client credentials; prints its id and its secret",
-        )
         output = parser.add_mutually_exclusive_group()
         output.add_argument(
             "--json", action="store_true", help="print one JSON object with token, principal and tenant"
@@ -90,20 +85,9 @@ class Command(BaseCommand):
                         f"{principal.name} exists and reports to {principal.parent or 'nobody'}, not {parent}: "
                         "leave --parent out, or take another name."
                     )
-                scopes = [Scope(scope) for scope in options["scopes"]]
-                if options["oauth_client"]:
-                    client_id, secret = services.register_client(
-                        principal=principal,
-                        scopes=scopes,
-                        source_systems=options["source_systems"],
-                        label=options["label"],
-                        now=now,
-                    )
-                    self.stdout.write(json.dumps({"client_id": client_id, "client_secret": secret}))
-                    return
                 issued = services.issue_token(
                     principal=principal,
-                    scopes=scopes,
+                    scopes=[Scope(scope) for scope in options["scopes"]],
                     source_systems=options["source_systems"],
                     label=options["label"],
                     now=now,
