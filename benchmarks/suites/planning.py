@@ -155,8 +155,11 @@ def judge(request: Mapping[str, Any], plan: Proposal, catalogue: Catalogue) -> b
     return request["kind"] == "possible" and not faults(request, plan.steps, catalogue)
 
 
-def everyday(name: str, shelf: Shelf, requests: Sequence[Mapping[str, Any]], seen: str = "tuned on") -> Iterator[Row]:
-    """The figures of one set, or of its part that was looked at once."""
+def everyday(name: str, shelf: Shelf, requests: Sequence[Mapping[str, Any]], seen: str = "learned") -> Iterator[Row]:
+    """The figures of one set.
+
+    :param seen: whether the planner has learned from it.
+    """
     counted, plans = Counter[tuple[str, str, bool]](), []
     for request in requests:
         plan = shelf.propose(request["text"])
@@ -196,12 +199,10 @@ def _error(plans: Sequence[tuple[float, bool]]) -> float:
 def run(bench: Bench) -> Iterator[Row]:
     """Everyday requests, the user's data if there is some, and speed."""
     tiny = bench.scale.rounds == 1
-    for path in sorted(_SETS.glob("requests-*.jsonl")):
-        name = path.stem.partition("-")[2]
-        tools, requests = _read(path.with_name(f"tools-{name}.jsonl")), _read(path)[: 20 if tiny else None]
-        for seen in sorted({one.get("seen", "tuned on") for one in requests}):
-            part = [one for one in requests if one.get("seen", "tuned on") == seen]
-            yield from everyday(name, Shelf(tools), part, seen)
+    for path in sorted(_SETS.glob("*/*.jsonl")):
+        name, (tools, requests) = path.stem, read_set(path)
+        requests = requests[: 20 if tiny else None]
+        yield from everyday(name, Shelf(tools), requests, path.parent.name)
         # It answers with the plan of the same request, or lies: then the local planner alone may be ready and wrong.
         for model, figure, told in (("model", "right", requests), ("liar", "wrong and ready", requests[::-1])):
             plans = {one["text"]: other for one, other in zip(requests, told, strict=True)}
@@ -223,8 +224,10 @@ def run(bench: Bench) -> Iterator[Row]:
     yield row.judged("p99 under 50 ms", met=(row.p99 or 0) < 50)  # noqa: PLR2004
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def read_set(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The tools of a set, and the requests that were written for them."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [one for one in lines if "name" in one], [one for one in lines if "text" in one]
 
 
 def tools_and_links(data: Data) -> Iterator[Row]:

@@ -1,12 +1,11 @@
-"""Learns the weights of the local planner anew from sets of requests: `python -m tests.plans.learning [FOLDER ...]`.
+"""Learns the weights of the local planner anew from sets of requests: `python -m tests.plans.learning [FILE ...]`.
 
-The sets are those in `sets/` and in further folders with a `tools.jsonl` and a `requests.jsonl`. The weights of features come
+The sets are those in `sets/learned/` and in further files of that form. The weights of features come
 from a softmax over each request's candidate plans. Those of the judge come from a logistic regression on the plans that are
 best by weights learned without their set. Both are drawn to what `words.txt` held before. It prints how good the planner is
 on each set with what three quarters of the others teach, and writes what all of them teach.
 """
 
-import json
 import os
 import re
 import sys
@@ -27,7 +26,7 @@ from apps.plans.local.proposing import Draft, Proposing  # noqa: E402
 from apps.plans.proposals import Asked  # noqa: E402
 from benchmarks.suites import planning  # noqa: E402
 
-_SETS: Final = Path(__file__).parent / "sets"
+_SETS: Final = Path(__file__).parent / "sets/learned"
 _FILE: Final = Path(words.__file__).with_name("words.txt")
 _RIDGE, _STEPS, _FOLDS, _MOST, _WIDTH = 0.5, 300, 4, 50, 150
 Vector = NDArray[np.float64]
@@ -36,16 +35,11 @@ Plans = list[tuple[Mapping[str, float], bool]]
 Set = tuple[planning.Shelf, Sequence[Mapping[str, Any]]]
 
 
-def read_sets(folders: Sequence[str]) -> dict[str, Set]:
+def read_sets(files: Sequence[str]) -> dict[str, Set]:
     """The tools and requests of each set by name."""
-    paths = {one.stem.partition("-")[2]: (one, one.with_name(f"tools-{one.stem.partition('-')[2]}.jsonl"))
-             for one in sorted(_SETS.glob("requests-*.jsonl"))}  # fmt: skip
-    paths |= {Path(one).name: (Path(one) / "requests.jsonl", Path(one) / "tools.jsonl") for one in folders}
-    read = {
-        name: [[json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in pair]
-        for name, pair in paths.items()
-    }
-    return {name: (planning.Shelf(tools), requests) for name, (requests, tools) in read.items()}
+    paths = [*sorted(_SETS.glob("*.jsonl")), *map(Path, files)]
+    read = {path.stem: planning.read_set(path) for path in paths}
+    return {name: (planning.Shelf(tools), requests) for name, (tools, requests) in read.items()}
 
 
 def _work(shelf: planning.Shelf, request: Mapping[str, Any]) -> Proposing:
@@ -129,8 +123,8 @@ def _use(**learned: Mapping[str, float]) -> None:
         words.WEIGHTS[name].update(weights)
 
 
-def main(folders: Sequence[str]) -> None:
-    sets = read_sets(folders)
+def main(files: Sequence[str]) -> None:
+    sets = read_sets(files)
     score, right = dict(words.WEIGHTS["score"]), dict(words.WEIGHTS["right"])
     plans = {
         name: [found for one in asked if (found := candidates(shelf, one))] for name, (shelf, asked) in sets.items()

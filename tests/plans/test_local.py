@@ -51,6 +51,11 @@ WRITING = (
     tool("book_room", "Book a meeting room.", needs(room=choice("Oslo", "Lima"), start=MOMENT, end=MOMENT), shape()),
     tool("rename_branch", "Rename a branch.", needs(branch=STRING, new_name=STRING), shape()),
     tool("share_file", "Share a file with people.", needs(path=STRING, people={"type": "array", "items": EMAIL})),
+    tool(
+        "register_guest",
+        "Register a guest.",
+        takes(needs(first_name=STRING, last_name=STRING), notify_host={"type": "boolean", "default": True}),
+    ),
     tool("set_light", "Turn the light of a room on or off.", shape("room", room=STRING, on=maybe({"type": "boolean"}))),
 )
 READING = (
@@ -62,6 +67,7 @@ READING = (
         "List the pull requests of a repository.",
         takes(needs(owner=STRING, repo=STRING), state=choice("open", "closed", default="open")),
     ),
+    tool("report_hours", "Report the hours worked.", needs(period=choice("this_week", "last_week"))),
     tool("convert_currency", "Convert an amount to another currency.", EXCHANGE),
 )
 OFFICE = Catalogue(
@@ -113,6 +119,7 @@ READY: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("Which tickets are pending?", "list_tickets", {"status": "pending"}),
     ("list all tickets", "list_tickets", {}),
+    ("Report the hours of last week", "report_hours", {"period": "last_week"}),
     ("What is the weather in Vienna?", "get_weather", {"city": "Vienna"}),
     ("weather in New York please", "get_weather", {"city": "New York"}),
     ("Whta is the weather in Vienna right now?", "get_weather", {"city": "Vienna"}),
@@ -143,6 +150,11 @@ CONFIRMED: list[tuple[str, str, dict[str, Any]]] = [
     ("weather in vienna", "get_weather", {"city": "vienna"}),
     ("the weather in vienna, please?", "get_weather", {"city": "vienna"}),
     ("open a ticket about the printer saying it burns", "create_ticket", {"subject": "printer", "text": "it burns"}),
+    (
+        "Register the guest Ann Lee but no mail to the host",
+        "register_guest",
+        {"first_name": "Ann", "last_name": "Lee", "notify_host": False},
+    ),
     ("turn the light in the kitchen off", "set_light", {"room": "kitchen", "on": False}),
 ]
 

@@ -51,7 +51,7 @@ _COMPOUND: Final = re.compile(r"/|-[A-Za-z]")
 """What may not follow: 3-day, 5/x."""
 _OF_LATE: Final = 45
 """Up to so many days ago, a day without a year is the last such day."""
-_MANY, _A_YEAR, _SHORT = 20, 12, 4
+_MANY, _A_YEAR, _SHORT, _EARLIEST = 20, 12, 4, 6
 
 
 @dataclass(slots=True)
@@ -127,6 +127,13 @@ def _month(around: _Around, which: str | None, month: str, year: str | None) -> 
     return _whole(around.today.year + shift, number)
 
 
+def _month_end(around: _Around, month: str, year: str | None) -> When:
+    """The last day of the next such month, or of the last one for what is over."""
+    number = _MONTHS.index(month[:3]) + 1
+    found = _whole(around.year(year) or around.today.year, number)[1]
+    return found if year or around.past or found >= around.today else _whole(found.year + 1, number)[1]
+
+
 def _nth(around: _Around, dow: str | None, nth: str) -> When:
     """ "the 5th" is the next such day, today included, or the last one. "Friday the 5th" is both, ahead first."""
     order = (*range(2 * _OF_LATE), *range(-1, -_OF_LATE, -1))
@@ -189,6 +196,12 @@ def _clock(around: _Around, since: str | None, hour: str, minute: str | None, pm
     return (start, end) if start < end else None
 
 
+def _past(around: _Around, part: str, way: str, hour: str, pm: str | None) -> When:
+    minutes = (30 if part == "half" else 15) * (1 if way == "past" else -1)
+    told = datetime.combine(around.today, _hour(around, hour, None, pm)) + timedelta(minutes=minutes)
+    return told.time()
+
+
 def _hours(around: _Around, since: str, hour: str) -> When:
     """ "from 9 to 11" are hours where the request names a day."""
     is_told = around.after in _FOLLOWING and int(since) < int(hour)
@@ -197,7 +210,10 @@ def _hours(around: _Around, since: str, hour: str) -> When:
 
 def _at(around: _Around, hour: str, minute: str | None) -> When:
     amounts = (*words.UNITS, *words.CURRENCIES, "each", "per", "%")
-    return None if around.after in amounts or around.after.endswith("s") else _hour(around, hour, minute)
+    if around.after in amounts or around.after.endswith("s"):
+        return None
+    late = not minute and hour[0] != "0" and 0 < int(hour) < _EARLIEST  # Few mean four in the night by "at 4".
+    return _hour(around, hour, minute, "pm" if late else None)
 
 
 _READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (
@@ -215,6 +231,7 @@ _READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (
         _near,
         r"(?P<near>(?:the\s+)?day\s+(?:after\s+tomorrow|before\s+yesterday)|today|tonight|tomorrow|tmrw|yesterday|LATER)\b",
     ),
+    (_month_end, r"(?:the\s+)?end\s+of\s+(?P<month>MONTH) OF"),
     (lambda around, span: _span(around, span)[1], r"end\s+of\s+(?:the|this)\s+(?P<span>week|month|quarter|year)\b"),
     (_span, r"WHICH \s+(?P<span>week(?:end)?|month|year|quarter)\b"),
     (_back, r"WHICH \s+(?:(?P<count>COUNT)\s+)?(?P<unit>UNIT)"),
@@ -228,6 +245,7 @@ _READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (
         _clock,
         r"(?:(?P<since>HOUR)TO)?(?P<hour>HOUR)(?P<minute>)(?P<pm>)(?=\s+(?:(?:in\s+the|tomorrow)\s+LATE|this\s+LATE|tonight)\b)",
     ),
+    (_past, r"(?P<part>half|(?:a\s+)?quarter)\s+(?P<way>past|to)\s+(?P<hour>HOUR) (?P<pm>PM)?(?![\d:.])"),
     (_hours, r"(?:from|between)\s+(?P<since>HOUR)TO(?P<hour>HOUR)(?![\d:.])"),
     (_at, r"(?<=day\s)(?P<hour>[01]?\d|2[0-3])\.(?P<minute>[0-5]\d)(?![\d:])"),
     (_at, r"(?:at|@)\s+(?P<hour>[01]?\d|2[0-3])(?:\.(?P<minute>[0-5]\d))?(?![\d:])"),

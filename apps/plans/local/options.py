@@ -11,10 +11,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Final
 
 from apps.plans.local.index import Library, Profile, sort_of
-from apps.plans.local.params import Param, coerced, fits
+from apps.plans.local.params import Param, coerced, fits, normal
 from apps.plans.local.parts import MARKS, Part, bits, mask_of, stretch
 from apps.plans.local.tokens import NUMERIC, WHENS, Kind
 from apps.plans.local.words import BOUNDS, GROUPS, HELD, SMALL, WEIGHTS, near, stem
@@ -26,11 +27,12 @@ FIRM: Final = 0.6
 SECOND: Final = 512
 """So far up the masks are the places of values that are the second of a range or a pair."""
 _MOST, _MANY, _COVERED, _UNSUITED = 10, 1000, 0.2, 0.4
-_LONGEST: Final = {"text": 25, "query": 12, "name": 8, "code": 2}
+_LONGEST: Final = {"text": 25, "query": 12, "title": 12, "name": 8, "code": 2}
 """How many words a value of each sort has at most."""
 _PLAIN: Final = {
     "text": "text",
     "query": "query",
+    "title": "title",
     **dict.fromkeys(("name", "other", "user", "channel"), "name"),
     **dict.fromkeys(("slug", "repo", "id", "path", "version"), "code"),
 }
@@ -46,6 +48,9 @@ _SWITCHES: Final = {
     **dict.fromkeys(("on", "enable", "enabled", "activate", "activated", "true", "yes"), True),
     **dict.fromkeys(("off", "disable", "disabled", "deactivate", "deactivated", "false", "no"), False),
 }
+_UNWANTED: Final = GROUPS["negation"] | {"skip", "hide", "exclude", "excluding", "omit"}
+_NEGATED: Final = 4
+"""So far ahead of a flag may stand what says that it is not wanted: "no mail to the attendees"."""
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
 _ROW: Final = frozenset({"and", "&", ",", "in", "on", "for", "the"})
 _TURNING: Final = GROUPS["condition"] | GROUPS["exception"]
@@ -180,15 +185,17 @@ class Options:
         part = self.part
         for choice, value in param.choices.items():
             wanted = choice.split() or [choice]
-            size = len(wanted)
-            for place in range(part.first, part.stop - size + 1):
+            for size, place in product({1, len(wanted)}, range(part.first, part.stop)):
                 low, last = part.low(place), place + size - 1
+                if last >= part.stop:
+                    break
                 if low in GROUPS["article"] and not (place > part.first and part.reading.tokens[place].text == "A"):
                     continue
-                if part.masks["typed"] >> place & 1:
-                    how = float(stem(low.strip("'\"`")) == " ".join(wanted))
+                if part.masks["typed"] & stretch(place, last):
+                    how = float(normal(part.words(place, last).strip("'\"`")) == choice)
                 else:
-                    how = min(near(part.stems[place + step], wanted[step]) for step in range(size))
+                    hows = (near(part.stems[place + step], wanted[step]) for step in range(size))
+                    how = min(hows) if size == len(wanted) else 0.0
                 if not how or (how < 1 and (size > 1 or low in SMALL)):
                     continue
                 told = {"e.exact" if how == 1 else "e.like": 1.0} | self._cues(param, place, last, "e")
@@ -212,7 +219,9 @@ class Options:
             if not begins or (begins < 1 and (low in SMALL or place == part.verb_at or ahead[0] in self.profile.nouns)):
                 continue
             hows = [how for word in key if (how := max(near(one, word) for one in ahead))]
-            negated = [at for at in range(max(part.first, place - 2), place) if part.low(at) in GROUPS["negation"]]
+            negated = [at for at in range(max(part.first, place - _NEGATED), place) if part.low(at) in _UNWANTED]
+            if negated and part.low(negated[0] - 1) == "but":
+                negated.insert(0, negated[0] - 1)
             whole = len(hows) == len(key) and min(hows) == 1 and ahead[0] == key[0]
             last = min(place + len(key) - 1 if whole else place, part.stop - 1)
             told = {"s": 1.0, "s.unlike": 1 - min(hows), "s.lacking": 1 - len(hows) / len(key)}
@@ -226,7 +235,7 @@ class Options:
             is_number = found.kind in (Kind.INTEGER, Kind.NUMBER) and not (found.unit and param.role == "money")
             first, last = min(found.places), max(found.places)
             is_compared = is_number and self.part.low(self.part.before(first)) in _COMPARING
-            is_measure = is_compared or (found.kind in NUMERIC and found.unit)
+            is_measure = (is_compared or (found.kind in NUMERIC and found.unit)) and not param.unit
             if not how or mask & self._taken or (is_measure and param.role in ("knob", "id")):
                 continue
             sort, role = "n" if is_number else "t", _PLAIN.get(param.role, param.role if is_number else "form")
@@ -238,6 +247,12 @@ class Options:
             sorts = self.library.sorts(str(found.value)) if found.kind in (Kind.ID, Kind.SLUG) else frozenset()
             if sorts and role not in ("text", "query"):  # `msg-774` is no event
                 told["sort.other" if sorts.isdisjoint(sort_of(param, self.profile.nouns)) else "sort.own"] = 1.0
+            if param.role == "id" and param.type != "integer":
+                said = str(found.value).lower()
+                unlike = {"id.plain": said.isascii() and not any(map(str.isdigit, said))}
+                unlike["id.other"] = bool(param.prefixes) and not said.startswith(tuple(map(str.lower, param.prefixes)))
+                told |= {name: 1.0 for name, is_so in unlike.items() if is_so}
+                how *= _UNSUITED if any(unlike.values()) else 1.0
             evidence = Evidence.QUOTED if found.kind is Kind.QUOTED else Evidence.TYPED
             side = "" if not found.role else "first" if found.role in ("start", "left") else "second"
             option = self._option(coerced(param, found), evidence, told, first, last)
@@ -247,7 +262,9 @@ class Options:
         """Values of one kind side by side, as one list, or each for a call of its own: "L-701, L-702 and L-703"."""
         is_list = any(other.array for other in self.profile.params)
         run: list[Option] = []
-        for option in sorted(several, key=lambda one: one.first):
+        for option in sorted(several, key=lambda one: (one.first, -one.last)):
+            if run and option.first <= run[-1].last:
+                continue
             between = {self.part.low(place) for place in range(run[-1].last + 1, option.first)} if run else set()
             is_row = bool(between) and between <= _ROW and not (option.side or is_list) and option.kind not in WHENS
             run = [*run, option] if run and option.kind == run[-1].kind and (param.array or is_row) else [option]
@@ -279,6 +296,8 @@ class Options:
                 f"c.head.{sort}": whole & -whole & (self._owned | self._nouns) > 0,
                 f"c.head.own.{sort}": self.part.stems[first] in own,
                 f"c.tail.{sort}": self.part.stems[last] in own,
+                f"c.direct.{sort}": part.before(first) == part.verb_at >= 0,
+                f"c.said.{sort}": shape["wordy"] * (part.low(first - 1) in SAYING),
                 "c.named_after": self.part.stems.get(last + 1, "") in own,
                 "c.later": param.name != self._first,
                 "c.object": self._is_object(first + (part.low(first) in GROUPS["article"])),
@@ -289,7 +308,14 @@ class Options:
         for _, first, last, told in sorted(found, key=lambda one: -one[0])[:_MOST]:
             text = self.part.words(first, last)
             text = text if sort == "text" else re.sub(r"['’]s$", "", text)
-            yield self._option(_items(text) if param.array else text, Evidence.CUT, told, first, last)
+            option = self._option(_items(text) if param.array else text, Evidence.CUT, told, first, last)
+            head, _, rest = text.partition(" ")
+            if rest and param.side in ("left", "right"):  # the first name and the last one
+                one, side = (head, "first") if param.side == "left" else (rest, "second")
+                # The second half costs nothing: the first one has paid for the words.
+                paid = {"c.half": 1.0} if side == "second" and option.is_proper else told
+                option = replace(option, value=one, text=one, side=side, told=paid)
+            yield option
 
     def _is_object(self, place: int) -> bool:
         """Is it what the verb is about: "open a ticket"?"""
@@ -367,6 +393,8 @@ def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
     if part.low(first) in _TURNING and part.low(first - 1) not in SAYING:
         return {}
     if sort != "text":
+        if any(part.low(at) in SAYING - {":", "that"} for at in range(first + 1, last + 1)):
+            return {}
         is_name = first > part.first and head & proper and tail & proper
         if not content or part.low(first) in HELD or not (is_name or not (head | tail) & small):
             return {}

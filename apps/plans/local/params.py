@@ -199,6 +199,8 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
     names = ["_".join(own), *(word for word in reversed(own) if word not in ("name", "number")), *own]
     keys = [(knob, word) for knob in (number, not number) for word in names]
     role, kinds = next((_ROLES[key] for key in keys if key in _ROLES), ("other", ()))
+    if role == "json" and kind == "string":  # the name of a pipeline
+        role, kinds = "slug", (*_ROLES[False, "project"][1], *kinds)
     if (told := str(item.get("format", ""))) in _FORMATS:
         return (role if role in _PROSE else str(_FORMATS[told][0])), _FORMATS[told]
     if number:

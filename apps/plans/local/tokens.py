@@ -153,6 +153,8 @@ def scan(text: str) -> tuple[list[Token], list[Found]]:
             found.append(Found(kind, _seconds(low), place, place, "", "minute"))
         elif (kind and kind not in WHENS) or (group == "digits" and number_of(said) is None):
             found.append(Found(kind or Kind.ID, value, place, place))
+        if kind is Kind.VERSION and low[1:].isdecimal():
+            found.append(Found(Kind.INTEGER, int(low[1:]), place, place))
     starts, ends = {one.start: one.place for one in tokens}, {one.end: one.place for one in tokens}
     known = {(one.first, one.last) for one in found}
     for kind, form in _SPANNING:
