@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -22,17 +22,12 @@ from apps.core.errors import Conflict
 from apps.digests import selectors, services
 from apps.digests.models import Entry, Inbox, Source, Thread
 from apps.principals.models import Tenant
-from apps.receipts.models import Receipt
 
 _SHOWN = 50
 _WINDOWS: Final = {
     "10 s": timedelta(seconds=10), "1 min": timedelta(minutes=1), "5 min": timedelta(minutes=5),
     "15 min": timedelta(minutes=15), "1 h": timedelta(hours=1),
 }  # fmt: skip
-
-
-def _links(things: Iterable[Any]) -> str:
-    return format_html_join(", ", "{}", ((link_to(one),) for one in things)) or "-"
 
 
 class SourceForm(ReasonForm):
@@ -116,7 +111,8 @@ class InboxAdmin(OperatorAdmin):
 
     @admin.display(description="Open threads")
     def thread_links(self, inbox: Inbox) -> str:
-        return _links(inbox.threads.filter(closed_at=None).order_by("id")[:_SHOWN])
+        threads = inbox.threads.filter(closed_at=None).order_by("id")[:_SHOWN]
+        return format_html_join(", ", "{}", ((link_to(one),) for one in threads)) or "-"
 
 
 @admin.register(Thread)
@@ -134,8 +130,7 @@ class ThreadAdmin(OperatorAdmin):
     def snapshot_links(self, thread: Thread) -> str:
         snapshots = thread.snapshots.order_by("-revision")[:_SHOWN]
         rows = (
-            (entry.revision, link_to(entry), entry.flush_reason, entry.count, _fate(entry), entry.title)
-            for entry in snapshots
+            (entry.revision, entry, entry.flush_reason, entry.count, _fate(entry), entry.title) for entry in snapshots
         )
         return format_html_join("", "<div>{}. {} by {}, {} receipts, {}: {}</div>", rows) or "-"
 
@@ -144,27 +139,3 @@ def _fate(entry: Entry) -> str:
     if entry.acked_at is not None:
         return "acked"
     return "visible" if entry.superseded_by_seq is None else f"superseded by {entry.superseded_by_seq}"
-
-
-@admin.register(Entry)
-class EntryAdmin(OperatorAdmin):
-    list_display = [
-        *("__str__", linked("inbox"), "sequence", "kind", linked("thread"), "count", "flush_reason", "visible_at"),
-        *("superseded_by_seq", "acked_at"),
-    ]
-    list_filter = [
-        *(
-            "kind",
-            "flush_reason",
-            ("source_system", ExactTextFilter),
-            ("acked_at", admin.EmptyFieldListFilter),
-            "tenant",
-        )
-    ]
-    list_select_related = ["inbox__principal", "thread"]
-    ordering = ["-id"]
-    readonly_fields = ["receipt_links"]
-
-    @admin.display(description="Receipts")
-    def receipt_links(self, entry: Entry) -> str:
-        return _links(Receipt.objects.filter(pk__in=entry.receipt_ids).order_by("id"))

@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html_join
 from unfold.admin import TabularInline
-from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget
+from unfold.widgets import UnfoldAdminSelectWidget
 
 from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, start_of, verb
 from apps.executions import reports, selectors
@@ -32,11 +32,10 @@ class _Step(forms.ModelChoiceField):  # type: ignore[type-arg]  # not subscripta
         return f"{step.step_id}: {start_of(_question(step), 60)}"
 
 
-class StepForm(ReasonForm):
-    """Which step is meant; the first one of those that can be."""
+class DecisionForm(ReasonForm):
+    """Which step is meant; the first one of those that wait for a decision."""
 
-    step_types: frozenset[StepType] = frozenset()
-    field_order = ["step", "result"]
+    field_order = ["step"]
     step = _Step(queryset=ExecutionStep.objects.none(), empty_label=None, widget=UnfoldAdminSelectWidget)
 
     def __init__(self, request: HttpRequest, object_id: int | str | None = None, **given: Any) -> None:
@@ -44,19 +43,8 @@ class StepForm(ReasonForm):
         choice = self.fields["step"]
         assert isinstance(choice, _Step)  # noqa: S101  # tells the type
         choice.queryset = ExecutionStep.objects.filter(
-            execution_id=object_id or 0, status=StepStatus.AWAITING, step_type__in=self.step_types
+            execution_id=object_id or 0, status=StepStatus.AWAITING, step_type=StepType.ESCALATE
         ).order_by("position")
-
-
-class DecisionForm(StepForm):
-    step_types = frozenset({StepType.ESCALATE})
-
-
-class ResultForm(StepForm):
-    step_types = frozenset({StepType.AGGREGATE})
-    result = forms.JSONField(
-        help_text='As JSON: {"total": 9}, or "a text"', widget=UnfoldAdminTextareaWidget(attrs={"rows": 3})
-    )
 
 
 def _question(step: ExecutionStep) -> str:
@@ -73,8 +61,8 @@ def _steps(execution: Any) -> list[ExecutionStep]:
     return steps
 
 
-def _asks(execution: Execution, step_type: StepType) -> bool:
-    return any(step.is_asked and step.step_type == step_type for step in _steps(execution))
+def _asks(execution: Execution) -> bool:
+    return any(step.is_asked and step.step_type == StepType.ESCALATE for step in _steps(execution))
 
 
 def _receipt_link(tenant_id: int, receipt_id: str | None) -> str:
@@ -144,7 +132,7 @@ class ExecutionAdmin(OperatorAdmin):
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
-    actions_detail = ["accept", "reject", "give_result", "cancel"]
+    actions_detail = ["accept", "reject", "cancel"]
     # The result stands before the request.
     fields = [
         *("intent", "status", "summary", "needs", "plan", "owner", "requested_by"),
@@ -183,7 +171,7 @@ class ExecutionAdmin(OperatorAdmin):
         "Accept",
         explanation="Accept what the step recommends, for the execution's owner: the plan goes on.",
         permission=_OPERATE,
-        possible=lambda execution: _asks(execution, StepType.ESCALATE),
+        possible=_asks,
         form=DecisionForm,
     )
     def accept(self, execution: Execution, given: Mapping[str, Any]) -> str:
@@ -193,29 +181,11 @@ class ExecutionAdmin(OperatorAdmin):
         "Reject",
         explanation="Reject what the step recommends, for the execution's owner: the execution fails.",
         permission=_OPERATE,
-        possible=lambda execution: _asks(execution, StepType.ESCALATE),
+        possible=_asks,
         form=DecisionForm,
     )
     def reject(self, execution: Execution, given: Mapping[str, Any]) -> str:
         return _decided(execution, given, "reject")
-
-    @verb(
-        "Give the result",
-        explanation="Answer what the step asks for, for the execution's owner: the plan goes on.",
-        permission=_OPERATE,
-        possible=lambda execution: _asks(execution, StepType.AGGREGATE),
-        form=ResultForm,
-    )
-    def give_result(self, execution: Execution, given: Mapping[str, Any]) -> str:
-        with acting_in(execution.tenant_id, "console: a step is answered"):
-            moved = commands.submit_step_result(
-                caller=on_behalf_of(execution.owner),
-                execution_ref=execution.ref,
-                step_id=given["step"].step_id,
-                result=given["result"],
-                summary=f"Given by an operator: {given['reason']}",
-            )
-        return f"{given['step'].step_id} is answered; {moved} is {moved.status}."
 
     @verb(
         "Cancel the execution",

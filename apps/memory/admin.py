@@ -9,10 +9,7 @@ from django.utils.html import format_html, format_html_join
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked, start_of
 from apps.memory import selectors
 from apps.memory.models import (
-    EnvelopeLoaded,
     Memory,
-    MemoryPolicy,
-    PromotionPolicy,
     Relationship,
     Revision,
     Session,
@@ -90,24 +87,3 @@ class SubjectAdmin(_Admin):
         return format_html(
             '<pre class="whitespace-pre-wrap">{}</pre>', selectors.prompt_of(subject, now=timezone.now())
         )
-
-
-@admin.register(MemoryPolicy)
-class MemoryPolicyAdmin(_Admin):
-    list_display = [
-        "__str__", "tenant", "fact_days", "pattern_days", "narrative_days", "share_with", "author", "revised_at",
-    ]  # fmt: skip
-    list_select_related = ["tenant", "author"]
-
-
-@admin.register(EnvelopeLoaded)
-class EnvelopeLoadedAdmin(_Admin):
-    list_display = ["__str__", linked("subject", "Subject"), linked("viewer", "Viewer"), "rev", "loaded_at"]
-    list_select_related = ["subject", "viewer"]
-
-
-@admin.register(PromotionPolicy)
-class PromotionPolicyAdmin(_Admin):
-    list_display = ["delegate", "tenant", "domains", "confidence_threshold", "requires_novel", "author", "revised_at"]
-    list_select_related = ["tenant", "delegate", "author"]
-    list_filter = ["tenant", "requires_novel"]

@@ -1,5 +1,4 @@
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any, Final, cast
 
 from django import forms
@@ -16,7 +15,7 @@ from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked,
 from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_in
 from apps.workers import selectors
-from apps.workers.models import Offer, SigningKey, SourceEntry, State, ToolVersion, Worker, WorkerEvent, WorkerSource
+from apps.workers.models import Offer, SigningKey, SourceEntry, State, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import discovery, registry
 from apps.workers.trust import ALLOWED, Tier, in_words
 
@@ -35,7 +34,7 @@ class _Rows(TabularInline):
 class OfferInline(_Rows):
     model = Offer
     fields = [
-        *("name", linked("tool", "Version"), "effects", since("approved_at"), "barred"),
+        *("name", "tool", "effects", since("approved_at"), "barred"),
         *(since("offered_at"), since("withdrawn_at"), "runs", "successes", "total_cost"),
     ]
     ordering = ["-withdrawn_at", "name"]
@@ -87,20 +86,9 @@ class ApproveForm(ReasonForm):
         self.fields["tools"].initial = [uid for uid, _ in choices]
 
 
-class SourceForm(ReasonForm):
-    address = forms.CharField(max_length=2000, required=False, widget=UnfoldAdminTextInputWidget)
-    every = forms.IntegerField(
-        required=False, min_value=5, widget=UnfoldAdminTextInputWidget, help_text="Seconds between two looks."
-    )
-
-
 def _operate(service: Callable[..., Worker], worker: Worker, given: Mapping[str, Any]) -> None:
     with acting_in(worker.tenant_id, _WHY):
         service(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
-
-
-def _sources(worker: Worker) -> QuerySet[WorkerSource]:
-    return WorkerSource.objects.filter(pk__in=worker.entries.values("source"))
 
 
 _REGISTERED: Final = [
@@ -113,7 +101,7 @@ _REGISTERED: Final = [
 class WorkerAdmin(OperatorAdmin):
     renews_list = True
     actions_list = ["add_server"]
-    actions_detail = ["approve", "look_now", "quarantine", "release", "unregister"]
+    actions_detail = ["approve", "quarantine", "release", "unregister"]
     list_display = ["worker_id", "standing", "effective_tier", "tier_reason", "current_load", "last_heartbeat_at"]
     list_filter = ["state", "effective_tier", "tenant"]
     search_fields = ["worker_id"]
@@ -205,22 +193,11 @@ class WorkerAdmin(OperatorAdmin):
         _operate(registry.expel, worker, given)
         return f"{worker} is unregistered."
 
-    @verb(
-        "Look now",
-        explanation="Ask the source that lists it for its tools.",
-        permission="workers.operate_worker",
-        possible=lambda worker: _sources(worker).filter(enabled=True).exists(),
-    )
-    def look_now(self, worker: Worker, given: Mapping[str, Any]) -> str:
-        with acting_in(worker.tenant_id, _WHY):
-            for source in _sources(worker).filter(enabled=True).order_by("pk"):
-                discovery.change_source(tenant_id=worker.tenant_id, name=source.name)
-        return f"{worker} is looked at within a second."
-
     @admin.display(description="Sources")
     def found_by(self, worker: Worker) -> str:
         """What lists it; nothing if it registered itself."""
-        return format_html_join(", ", "{}", ((link_to(one),) for one in _sources(worker).order_by("name"))) or "-"
+        sources = WorkerSource.objects.filter(pk__in=worker.entries.values("source")).order_by("name")
+        return format_html_join(", ", "{}", ((link_to(one),) for one in sources)) or "-"
 
     @admin.display(description="Manifest")
     def described(self, worker: Worker) -> str:
@@ -239,13 +216,6 @@ class WorkerAdmin(OperatorAdmin):
                 ("Because", worker.tier_reason),
             ],
         )
-
-
-@admin.register(ToolVersion)
-class ToolVersionAdmin(OperatorAdmin):
-    list_display = ["name", "uid", "effects", "first_seen_at"]
-    list_filter = ["tenant"]
-    search_fields = ["name", "uid"]
 
 
 @admin.register(SigningKey)
@@ -278,7 +248,7 @@ class WorkerSourceAdmin(OperatorAdmin):
     list_select_related = ["principal"]
     search_fields = ["name", "address"]
     inlines = [SourceEntryInline]
-    actions_detail = ["look_now", "change"]
+    actions_detail = ["look_now"]
 
     @verb(
         "Look now",
@@ -287,14 +257,6 @@ class WorkerSourceAdmin(OperatorAdmin):
         possible=lambda source: source.enabled,
     )
     def look_now(self, source: WorkerSource, _given: Mapping[str, Any]) -> str:
-        return self._changed(source)
-
-    @verb("Change", explanation="What you leave empty stays.", permission="workers.operate_worker", form=SourceForm)
-    def change(self, source: WorkerSource, given: Mapping[str, Any]) -> str:
-        every = given["every"] and timedelta(seconds=given["every"])
-        return self._changed(source, address=given["address"] or None, every=every)
-
-    def _changed(self, source: WorkerSource, **given: Any) -> str:
         with acting_in(source.tenant_id, _WHY):
-            discovery.change_source(tenant_id=source.tenant_id, name=source.name, **given)
+            discovery.change_source(tenant_id=source.tenant_id, name=source.name)
         return f"{source} is looked at within a second."

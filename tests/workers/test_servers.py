@@ -151,10 +151,10 @@ def test_operator_adds_and_approves_in_the_console(console: Client, kee: Caller,
     assert barred(kee, worker.worker_id, "look") is not None
     discovery.discover()
     assert discovery.discover() == 0
-    console.post(reverse("admin:workers_worker_look_now", args=[worker.pk]), sent)
-    assert discovery.discover() > 0
     with acting_as(kee):
         source = WorkerSource.objects.get()
+    console.post(reverse("admin:workers_workersource_look_now", args=[source.pk]), sent)
+    assert discovery.discover() > 0
     page = console.get(reverse("admin:workers_worker_change", args=[worker.pk])).content.decode()
     assert reverse("admin:workers_workersource_change", args=[source.pk]) in page
 
