@@ -19,7 +19,6 @@ from django.core.management import get_commands, load_command_class
 from apps.console import metrics
 from apps.core.operations import Operation, Role, all_operations
 from apps.mcp import calls
-from apps.mcp.calls import Forms
 
 HERE: Final = Path(__file__).parent
 _HEAD: Final = """# MCP tools
@@ -123,35 +122,30 @@ def rest() -> str:
 
 def tools() -> str:
     """The tools as agents read them."""
-    listed = sorted(calls.offered(), key=lambda forms: forms[0].name)
+    listed = sorted(calls.offered(), key=lambda tool: tool.name)
     groups = sorted({group for tool in calls.tools() for group in tool.groups})
     parts = [_HEAD.format(groups=", ".join(f"`{group}`" for group in groups))]
     for heading, role in _LISTS.items():
-        names = sorted([calls.CALL_TOOL.name, *(forms[0].name for forms in listed if role in forms[0].listed_for)])
+        names = sorted([calls.CALL_TOOL.name, *(tool.name for tool in listed if role in tool.listed_for)])
         parts.append(f"## {heading}\n\n" + ", ".join(f"[`{name}`](#{name})" for name in names) + "\n")
     parts.append("## Every caller\n")
     parts.append(f"### {calls.CALL_TOOL.name}\n\n{_lines(str(calls.CALL_TOOL.description))}")
-    parts += map(_section, [forms for forms in listed if not forms[0].groups])
+    parts += map(_section, [tool for tool in listed if not tool.groups])
     for group in groups:
         parts.append(f"## Group `{group}`\n")
         parts += map(_section, _first_in(group, listed))
     return "\n".join(parts)
 
 
-def _first_in(group: str, tools: Sequence[Forms]) -> list[Forms]:
+def _first_in(group: str, tools: Sequence[Operation]) -> list[Operation]:
     """The tools that belong to a group and to none before it."""
-    return [forms for forms in tools if forms[0].groups and min(forms[0].groups) == group]
+    return [tool for tool in tools if tool.groups and min(tool.groups) == group]
 
 
-def _section(forms: Forms) -> str:
-    return f"### {forms[0].name}\n\n" + "\n".join(map(_form, forms))
-
-
-def _form(form: Operation) -> str:
-    alias = f"Or, also callable as `{form.name}`: " if form.form_of else ""
-    scopes = " or ".join(f"`{scope}`" for scope in sorted(form.scopes))
+def _section(tool: Operation) -> str:
+    scopes = " or ".join(f"`{scope}`" for scope in sorted(tool.scopes))
     needs = f" Needs {scopes}." if scopes else ""
-    return f"{alias}{form.title}.{needs}\n\n{_lines(calls.description(form))}"
+    return f"### {tool.name}\n\n{tool.title}.{needs}\n\n{_lines(calls.description(tool))}"
 
 
 def _lines(description: str) -> str:

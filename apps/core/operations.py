@@ -201,8 +201,6 @@ class Operation:
     """Given only where the function answers a :class:`Reply`; else its return annotation says it."""
     routes: Sequence[Route] = ()
     tool: bool = True
-    form_of: str = ""
-    """The tool that its arguments choose it in: it is listed there, and callable by its own name too."""
     listed_for: Collection[Role] = ()
     """Who sees it in the list of tools without asking for more; the others find it by `find_tools`."""
     keywords: str = ""

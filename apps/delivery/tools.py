@@ -180,7 +180,6 @@ def list_targets(caller: Caller, given: Paged) -> TargetList:
 @operation(
     title="Change a target",
     scope=Scope.INBOX,
-    form_of="set_target",
     routes=[Route("PATCH", _ROUTE)],
     idempotent=True,
     own_transactions=True,
@@ -275,10 +274,6 @@ class OnePrincipal(Input):
     recipient_ai: Name
 
 
-class RemoveRemoteRoute(OnePrincipal):
-    remove: Literal[True] = True
-
-
 class SetRemoteRoute(OnePrincipal):
     target: Name = DEFAULT_TARGET
     """The remote target that it has moved to."""
@@ -322,12 +317,11 @@ class RemovedRoute(Output):
 @operation(
     title="Keep a principal's receipts here",
     scope=Scope.ADMIN,
-    form_of="set_remote_route",
     routes=[Route("DELETE", f"{_ROUTES}/{{recipient_ai}}")],
-    example={"recipient_ai": "Kee", "remove": True},
+    example={"recipient_ai": "Kee"},
     after_refusal="The principal has no route.",
 )
-def remove_remote_route(caller: Caller, given: RemoveRemoteRoute) -> RemovedRoute:
+def remove_remote_route(caller: Caller, given: OnePrincipal) -> RemovedRoute:
     """From now on, place what is posted to a principal in its inbox here; pending deliveries are still sent."""
     principal = principal_named(given.recipient_ai)
     targets.remove_route(principal_id=principal.pk)

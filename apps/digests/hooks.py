@@ -219,7 +219,7 @@ def _archive(receipt: ReceiptOutput) -> NextActionOutput:
 
 _RULES: Final[tuple[Rule, ...]] = (
     _of_task("fetch_task_result", "task_complete", doing="Fetch the result of task"),
-    _of_task("list_tasks", "task_failed", "task_queued", doing="Look at task"),
+    _of_task("check_task_status", "task_failed", "task_queued", doing="Look at task"),
     _plan,
     _as_suggested,
     _pointer,

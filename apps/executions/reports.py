@@ -227,7 +227,7 @@ def next_actions(ref: str, status: Status, steps: Steps, *, is_delegate: bool) -
             call = f"submit_step_result({named}, result={{…}}, summary=…)"
             found.append(f"Combine the results and hand them in: {call}, {route}/result.")
         else:
-            found.append(f'Decide: submit_step_result({named}, decision="accept" | "reject"), {route}/decide.')
+            found.append(f'Decide: decide_step({named}, decision="accept" | "reject"), by call_tool, {route}/decide.')
     if status in {Status.COMPLETE, Status.PARTIAL}:
         found += [_reading(step) for step in steps if step.result_pointer][:5]
         found += _promotions(steps, is_delegate=is_delegate)
@@ -272,7 +272,7 @@ def _promotions(steps: Steps, *, is_delegate: bool) -> list[str]:
         return [
             f"Recommend in your report what {step_id} recommends: {one.get('reason') or 'it is not promoted yet.'}"
             for step_id, one in left
-        ] or ["Promote what was learned with memory_store(promote=true), or recommend it in your report."]
+        ] or ["Promote what was learned with memory_promote, by call_tool, or recommend it in your report."]
     return [f"Decide whether to store what {step_id} recommends with memory_store." for step_id, _ in left] or [
         "Store what was learned with memory_store."
     ]

@@ -170,7 +170,7 @@ def _under_way(started: ExecutionStarted | None) -> str | None:
     own_transactions=True,
     listed_for=["agent"],
     example={"plan_id": "plan_7"},
-    after_refusal="The plan is not ready: confirm or answer it with confirm_plan first, or ask anew. Over a budget, raise it or ask for less.",
+    after_refusal="The plan is not ready: confirm_plan or answer_plan first, or ask anew. Over a budget, raise it or ask for less.",
     under_way=_under_way,
 )
 def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStarted:
@@ -266,8 +266,8 @@ def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
     """Ask for something in plain words, and have it done at once if the plan is ready.
 
     A plan with a guessed value is carried out only if it changes nothing. Results of fast steps are in the answer, and
-    the end comes to your inbox. If the plan is not ready, nothing runs: confirm it, or answer its questions, with
-    confirm_plan. Then pass the new plan_id to execute_delegation_plan.
+    the end comes to your inbox. If the plan is not ready, nothing runs: confirm it with confirm_plan, or
+    answer its questions with answer_plan, by call_tool. Then pass the new plan_id to execute_delegation_plan.
     """
     return _carried_out(caller, given, planning.plan_request(caller=caller, given=given, now=timezone.now()))
 
@@ -275,7 +275,6 @@ def carry_out_request(caller: Caller, given: CarryOut) -> CarriedOut:
 @operation(
     title="Plan again",
     scope="plans",
-    form_of="create_delegation_plan",
     routes=[Route("POST", "/api/v1/plans/{plan_id}/replan", status=201)],
     example={"plan_id": "plan_7", "failed_step": "s2"},
     after_refusal="get_plan_status shows the steps and their states.",
@@ -362,7 +361,6 @@ class ListExecutions(Paged):
 @operation(
     title="List executions",
     scope="plans",
-    form_of="get_plan_status",
     routes=[Route("GET", _BASE)],
     read_only=True,
     example={"status": "failed", "limit": 20},
@@ -410,10 +408,8 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
 @operation(
     title="Decide on an escalation",
     scope="plans",
-    form_of="submit_step_result",
     routes=[Route("POST", f"{_BASE}/{{execution_id}}/steps/{{step_id}}/decide")],
     idempotent=True,
-    listed_for=["agent"],
     example={"execution_id": "exec_3", "step_id": "s2", "decision": "accept"},
 )
 def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
@@ -433,7 +429,6 @@ def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
     keywords="stop abort running plan",
     scope="plans",
     output=ExecutionMoved,
-    form_of="cancel_task",
     routes=[Route("POST", f"{_BASE}/{{execution_id}}/cancel", also=(202,))],
     destructive=True,
     idempotent=True,

@@ -1,10 +1,9 @@
 """Tools: the declared operations, as they are listed and called."""
 
 import json
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing, suppress
-from functools import cache, lru_cache, partial
-from itertools import chain
+from functools import lru_cache, partial
 from typing import Annotated, Any, Final
 
 from django.core import signing
@@ -27,7 +26,7 @@ from pydantic import BaseModel, Field
 from rest_framework.exceptions import APIException
 
 from apps.core import operations, strict_json
-from apps.core.errors import DomainError, Forbidden, Invalid, NotFound, TooLarge, near
+from apps.core.errors import DomainError, Forbidden, NotFound, TooLarge, near
 from apps.core.notifications import Wait, check_place, in_thread
 from apps.core.operations import Asks, BaseCaller, Operation, Progress, Reply
 from apps.core.schemas import Input, Text, json_schema, parse
@@ -52,9 +51,6 @@ _STATE: Final = "mcp request state"
 REFUSAL: Final = "gatehouse/refusal"
 # What an address asks for with `?tools=` to be listed every tool.
 ALL: Final = "all"
-
-Forms = Sequence[Operation]
-"""What is one tool: an operation, and others that its arguments may choose instead."""
 
 
 def refuse_cursor(params: PaginatedRequestParams | None) -> None:
@@ -81,14 +77,10 @@ def list_tools(exchange: Exchange, params: PaginatedRequestParams | None) -> Lis
     return ListToolsResult(tools=sorted(listed, key=lambda tool: tool.name), ttl_ms=LIST_TTL_MS)
 
 
-def listed_to(caller: Caller, wanted: Collection[str] = ()) -> list[Forms]:
+def listed_to(caller: Caller, wanted: Collection[str] = ()) -> list[Operation]:
     """Those of the tools that a caller may call which are listed to it."""
     role = "worker" if caller.kind == Kind.WORKER else "agent"
-
-    def is_listed(form: Operation) -> bool:
-        return ALL in wanted or role in form.listed_for or bool(form.groups & set(wanted))
-
-    return [forms for tool in offered(caller) if (forms := list(filter(is_listed, tool)))]
+    return [tool for tool in offered(caller) if ALL in wanted or role in tool.listed_for or tool.groups & set(wanted)]
 
 
 def call_tool(
@@ -114,15 +106,7 @@ def call_tool(
             if params.name != CALL_TOOL.name:
                 raise ProtocolError(INVALID_PARAMS, unknown)
             raise NotFound(unknown, code="unknown_tool")
-        if others := other_forms(name):
-            known = json_schema(declared.input, "validation")["properties"]
-            # A flag that chooses another form does not choose it by false.
-            arguments = {key: value for key, value in arguments.items() if key in known or value is not False}
-            forms = [declared, *others]
-            declared = chosen(declared, arguments)
-            read = partial(_read_one_of, forms, exchange, declared, arguments)
-        else:
-            read = partial(_read, exchange, declared, arguments)
+        read = partial(_read, exchange, declared, arguments)
         if declared.asks and exchange.envelope.can_elicit:
             operations.permit(declared, exchange.caller)
             return _asked(exchange, declared, declared.asks, read(exchange.caller), params)
@@ -161,21 +145,6 @@ def _read(exchange: Exchange, declared: Operation, arguments: Any, caller: BaseC
     if declared.patience(given):
         raise _MustWait(declared, given)
     return given
-
-
-def _read_one_of(
-    forms: Forms, exchange: Exchange, declared: Operation, arguments: Any, caller: BaseCaller
-) -> BaseModel:
-    """As :func:`_read`; a refusal names the arguments of all forms, for another one may be meant."""
-    try:
-        return _read(exchange, declared, arguments, caller)
-    except Invalid as refusal:
-        if not refusal.errors:
-            raise
-        taken = "; or ".join(", ".join(form.input.model_fields) for form in forms if form.visible_to(caller))
-        raise Invalid(
-            f"{refusal.detail.rstrip('.')}. {name_of(declared)} takes {taken}.", errors=refusal.errors
-        ) from refusal
 
 
 def _asked(
@@ -270,39 +239,9 @@ def tools() -> list[Operation]:
     return [declared for declared in operations.all_operations() if declared.tool]
 
 
-def offered(caller: Caller | None = None) -> list[Forms]:
-    """The tools in the forms that a caller may call, or in all."""
-    by_tool: dict[str, list[Operation]] = {}
-    for tool in sorted(tools(), key=lambda tool: bool(tool.form_of)):
-        if caller is None or tool.visible_to(caller):
-            by_tool.setdefault(name_of(tool), []).append(tool)
-    return list(by_tool.values())
-
-
-def name_of(tool: Operation) -> str:
-    """The name under which it is listed."""
-    return tool.form_of or tool.name
-
-
-@cache
-def other_forms(name: str) -> Forms:
-    """What the arguments of a tool may choose instead of it."""
-    return [form for form in operations.all_operations() if form.form_of == name]
-
-
-def chosen(tool: Operation, arguments: Mapping[str, Any]) -> Operation:
-    """The tool, unless it lacks arguments that one of its other forms takes: then the form that lacks least of them.
-
-    A form lacks less of an argument that is nearly one of its own.
-    """
-
-    def lack(form: Operation) -> tuple[int, int, int]:
-        schema, given = json_schema(form.input, "validation"), arguments.keys()
-        unknown = given - schema["properties"].keys()
-        foreign = [name for name in unknown if not near(name, schema["properties"])]
-        return len(foreign), len(unknown), len(set(schema.get("required", ())) - given)
-
-    return min([tool, *other_forms(tool.name)], key=lack) if lack(tool)[1] else tool
+def offered(caller: Caller | None = None) -> list[Operation]:
+    """The tools that a caller may call, or all."""
+    return [tool for tool in tools() if caller is None or tool.visible_to(caller)]
 
 
 def max_body(declared: Operation) -> int:
@@ -315,43 +254,29 @@ def max_body_of_any() -> int:
     return max((max_body(tool) for tool in tools()), default=_DEFAULT_MAX_BODY) + _ENVELOPE
 
 
-def describe(forms: Forms) -> Tool:
+def describe(tool: Operation) -> Tool:
     """A tool as it is listed."""
     return Tool(
-        name=name_of(forms[0]),
-        title=forms[0].title,
-        description="\nOr with ".join([description(forms[0]), *map(_with, forms[1:])]),
-        input_schema=input_schema(forms),
-        output_schema=outline([json_schema(form.output, "serialization") for form in forms]),
+        name=tool.name,
+        title=tool.title,
+        description=description(tool),
+        input_schema=asked(json_schema(tool.input, "validation")),
+        output_schema=outline(json_schema(tool.output, "serialization")),
         # What the protocol assumes of a tool without a hint is not said. What manages its own transactions calls out.
         annotations=ToolAnnotations(
-            read_only_hint=all(form.read_only for form in forms) or None,
-            destructive_hint=any(form.destructive for form in forms) and None,
-            idempotent_hint=all(form.idempotent for form in forms) or None,
-            open_world_hint=None if any(form.opens_transactions for form in forms) else False,
+            read_only_hint=tool.read_only or None,
+            destructive_hint=None if tool.destructive else False,
+            idempotent_hint=tool.idempotent or None,
+            open_world_hint=None if tool.opens_transactions else False,
         ),
     )
 
 
-def _with(form: Operation) -> str:
-    """A further form of a tool, after the arguments that choose it."""
-    first = operations.find(form.form_of).input.model_fields
-    return f"{', '.join(name for name in form.example if name not in first)}: {description(form)}"
-
-
-def description(form: Operation) -> str:
+def description(tool: Operation) -> str:
     """When to use it, one example, and what to do after a refusal that does not say so itself."""
-    example = json.dumps(form.example, ensure_ascii=False)
-    refused = f"\nIf refused: {form.after_refusal}" if form.after_refusal else ""
-    return f"{form.description}\nExample: {example}{refused}"
-
-
-def input_schema(forms: Forms) -> dict[str, Any]:
-    """The members of all forms, of which those are required that each form requires."""
-    schemas: list[dict[str, Any]] = [asked(json_schema(form.input, "validation")) for form in forms]
-    required = set.intersection(*(set(schema.get("required", ())) for schema in schemas))
-    members = dict(chain.from_iterable(schema["properties"].items() for schema in reversed(schemas)))
-    return schemas[0] | {"required": sorted(required), "properties": members}
+    example = json.dumps(tool.example, ensure_ascii=False)
+    refused = f"\nIf refused: {tool.after_refusal}" if tool.after_refusal else ""
+    return f"{tool.description}\nExample: {example}{refused}"
 
 
 def asked(node: Any) -> Any:
@@ -369,13 +294,9 @@ def asked(node: Any) -> Any:
     return {name: asked(value) for name, value in node.items() if name != "pattern" or not isinstance(value, str)}
 
 
-def outline(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The members of outputs and their types, which is what a client plans with; None if there are none."""
-    members: dict[str, Any] = {}
-    for name, member in chain.from_iterable(schema["properties"].items() for schema in schemas):
-        types = _types(member)
-        members[name] = types if members.get(name, types) == types else {}
-    members = {name: types for name, types in members.items() if types}
+def outline(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The members of an output and their types, which is what a client plans with; None if there are none."""
+    members = {name: types for name, member in schema["properties"].items() if (types := _types(member))}
     return {"type": "object", "properties": members} if members else None
 
 

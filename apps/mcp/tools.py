@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -11,7 +10,6 @@ from pydantic import Field
 from apps.core.operations import Operation, operation
 from apps.core.schemas import Input, Output, Text
 from apps.mcp import calls
-from apps.mcp.calls import Forms
 from apps.plans.selectors import stems
 from apps.principals.tenancy import Caller
 
@@ -45,39 +43,35 @@ def find_tools(caller: Caller, given: FindTools) -> FoundTools:
     """Find tools of this server that are not in your list, best first: schedules, subjects, plans, webhooks, policies
     and more. Then call one with call_tool. Ask with other words if nothing is found.
     """
-    offered = [tool for tool in calls.offered(caller) if tool[0].name != "find_tools"]
+    offered = [tool for tool in calls.offered(caller) if tool.name != "find_tools"]
     found = map(calls.describe, ranked(given.query, offered)[: given.limit])
     return FoundTools(tools=[FoundTool.model_validate(tool) for tool in found])
 
 
-def ranked(query: str, tools: Sequence[Forms]) -> list[Forms]:
+def ranked(query: str, tools: Sequence[Operation]) -> list[Operation]:
     """The tools that have a word of the query, best first: a rare word counts more, and one of a name most."""
-    held = [(form, _parts(form)) for form in chain.from_iterable(tools)]
+    held = [(tool, _parts(tool)) for tool in tools]
     weights = {
         word: math.log(1 + len(held) / (1 + sum(any(word in part for part in parts) for _, parts in held))) * share
         for word, share in stems(query).items()
     }
     scores = {
-        form.name: sum(
+        tool.name: sum(
             weight * sum(share for share, part in zip(_SHARES, parts, strict=True) if word in part)
             for word, weight in weights.items()
         )
         / math.sqrt(3 + len(parts[0]))
-        for form, parts in held
+        for tool, parts in held
     }
-
-    def score(forms: Forms) -> float:
-        return max(scores[form.name] for form in forms)
-
-    return sorted(filter(score, tools), key=lambda forms: (-score(forms), calls.name_of(forms[0])))
+    return sorted((tool for tool in tools if scores[tool.name]), key=lambda tool: (-scores[tool.name], tool.name))
 
 
-def _parts(form: Operation) -> list[frozenset[str]]:
+def _parts(tool: Operation) -> list[frozenset[str]]:
     """The words of its name, of its title and keywords, of its description, and of its arguments."""
-    arguments = form.input.model_fields.items()
+    arguments = tool.input.model_fields.items()
     told = " ".join(f"{name} {field.description or ''}" for name, field in arguments)
-    said = f"{form.description} {' '.join(form.groups)}"
-    return list(map(_stems, (form.name, f"{form.title} {form.keywords}", said, told)))
+    said = f"{tool.description} {' '.join(tool.groups)}"
+    return list(map(_stems, (tool.name, f"{tool.title} {tool.keywords}", said, told)))
 
 
 @lru_cache(maxsize=1000)

@@ -914,7 +914,7 @@ def permit_knowledge(*, author: Caller) -> None:
     if author.kind == PrincipalKind.DELEGATE:
         raise Forbidden(
             f"A DeleGate writes observations of the domain {TRACE!r} and no knowledge; promote what you learned"
-            " (memory_store with promote), or recommend it in your report.",
+            " (memory_promote), or recommend it in your report.",
             code="promotion_needed",
         )
 

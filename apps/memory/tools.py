@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from django.utils import timezone
 from pydantic import AliasChoices, AliasPath, Field, StringConstraints
@@ -87,7 +87,7 @@ def memory_store(caller: Caller, given: StoreMemory) -> StoredMemory:
     """Store one observation, with its domain, your confidence and its evidence.
 
     Every agent of your tenant can recall it at once. A DeleGate stores its `delegation_trace` with this tool, and
-    promotes what it learned with `promote`.
+    promotes what it learned with memory_promote, by call_tool.
     """
     domain = given.domain or ""
     services.permit_observation(author=caller, domain=domain, supersedes=given.supersedes)
@@ -212,7 +212,6 @@ class RelationshipsOutput(Output):
 @operation(
     title="List relationships",
     scope="memory",
-    form_of="memory_recall",
     routes=[Route("GET", "/api/v1/memory/relationships")],
     read_only=True,
     example={"from_concept": "PostgreSQL"},
@@ -235,7 +234,6 @@ class ReadMemory(Paged):
 @operation(
     title="Read a memory",
     scope="memory",
-    form_of="memory_recall",
     routes=[Route("GET", "/api/v1/memory/read")],
     read_only=True,
     example={"ref": "observation_5"},
@@ -340,20 +338,18 @@ class Promote(Input):
     confidence: Share = 0.8
     evidence: Evidence = Field(default_factory=list)
     """References to what it rests on."""
-    promote: Literal[True] = True
 
 
 @operation(
     title="Promote what was learned",
     scope=Scope.MEMORY,
-    form_of="memory_store",
     routes=[Route("POST", "/api/v1/memory/promotions")],
-    example={"observation": "Worker weather answers in Celsius only.", "domain": "workers", "promote": True},
+    example={"observation": "Worker weather answers in Celsius only.", "domain": "workers"},
     after_refusal="Your policy does not allow it: recommend it in your report.",
 )
 def memory_promote(caller: Caller, given: Promote) -> PromotionOutput:
     """Store what you learned as a DeleGate, if your policy allows it; else nothing is stored."""
-    rest = given.model_dump(exclude={"observation", "promote"})
+    rest = given.model_dump(exclude={"observation"})
     return services.promote(delegate=caller, text=given.observation, now=timezone.now(), **rest)
 
 
@@ -535,7 +531,6 @@ def update_subject(caller: Caller, given: UpdateSubject) -> SubjectOutput:
 
 
 class ExportSubject(OfSubject):
-    export: Literal[True] = True
     cursor: Cursor | None = None
     """`next` of the page before."""
 
@@ -543,10 +538,9 @@ class ExportSubject(OfSubject):
 @operation(
     title="Export a subject",
     scope="memory",
-    form_of="get_subject",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}/export")],
     read_only=True,
-    example={"subject_id": "USER:42", "export": True},
+    example={"subject_id": "USER:42"},
     after_refusal="The subject is unknown, or not shared with you.",
 )
 def export_subject(caller: Caller, given: ExportSubject) -> Export:
@@ -634,7 +628,6 @@ def remember_fact(caller: Caller, given: RememberFact) -> RememberedFact:
 
 class ListItems(Input):
     subject_id: SubjectId
-    items: Literal[True] = True
     known_at: Moment | None = None
     """Answer what was known at this moment."""
     true_at: Moment | None = None
@@ -655,17 +648,16 @@ class Items(Output):
 @operation(
     title="List what is remembered",
     scope="memory",
-    form_of="get_subject",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}/items")],
     read_only=True,
-    example={"subject_id": "USER:42", "items": True},
+    example={"subject_id": "USER:42"},
     after_refusal="The subject is unknown, or not shared with you.",
 )
 def list_memory_items(caller: Caller, given: ListItems) -> Items:
     """List the items of a subject, now or as they were known, or true, at another time."""
     subject = selectors.subject_of(given.subject_id, viewer=caller)
     found = selectors.items(
-        subject, now=timezone.now(), type_=given.type, **given.model_dump(exclude={"subject_id", "items", "type"})
+        subject, now=timezone.now(), type_=given.type, **given.model_dump(exclude={"subject_id", "type"})
     )
     last = number_of(found[-1].ref) if len(found) == given.limit else None
     return Items(items=found, next_before=last)
@@ -712,7 +704,6 @@ def get_memory_envelope(caller: Caller, given: GetEnvelope) -> Envelope:
 @operation(
     title="Format an envelope for a prompt",
     scope="memory",
-    form_of="get_memory_envelope",
     routes=[Route("GET", "/api/v1/subjects/{subject_id}/envelope/text")],
     read_only=True,
     example={"subject_id": "USER:42", "max_tokens": 800},

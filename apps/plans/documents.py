@@ -246,7 +246,8 @@ def next_step(document: Mapping[str, Any]) -> str:
         first, more = _first(document.get("questions"), "text", "Something is missing.")
         asked = document["questions"][0]["question_id"] if document.get("questions") else "question-1"
         return (
-            f'{first}{more} Tell it with confirm_plan(plan_id="{plan_id}", answers={{"{asked}": …}}), {route}/answer.'
+            f'{first}{more} Tell it with answer_plan(plan_id="{plan_id}", answers={{"{asked}": …}}), by call_tool,'
+            f" {route}/answer."
         )
     steps = document.get("steps")
     return steps[0]["recommendation"] if steps else "It was forgotten on request: ask for another plan."

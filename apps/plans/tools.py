@@ -116,7 +116,7 @@ def create_delegation_plan(caller: Caller, given: CreatePlan) -> PlanAnswer:
     """Turn an intent into a plan of worker calls, without carrying it out. Then pass its plan_id to execute_delegation_plan.
 
     Only a plan with status ready can be carried out. With needs_confirmation some value is a guess: confirm_plan. With
-    needs_input something was not said: confirm_plan with answers. With needs_escalation the plan says why there is none. The first line
+    needs_input something was not said: answer_plan, by call_tool. With needs_escalation the plan says why there is none. The first line
     of the answer, next_step, says what to do.
     """
     return services.plan_request(caller=caller, given=given, now=timezone.now())
@@ -142,9 +142,7 @@ def confirm_plan(caller: Caller, given: OnePlan) -> PlanAnswer:
 @operation(
     title="Answer a plan's questions",
     scope=Scope.PLANS,
-    form_of="confirm_plan",
     routes=[Route("POST", "/api/v1/plans/{plan_id}/answer", status=201)],
-    listed_for=["agent"],
     example={"plan_id": "plan_7", "answers": {"question-1": "acme/shop"}},
     after_refusal="The places named are answers of another form than the question's schema; the plan still waits.",
 )
@@ -171,7 +169,6 @@ def request_plan(caller: Caller, given: CreatePlan) -> BarePlan:
 @operation(
     title="Read a plan",
     scope=Scope.PLANS,
-    form_of="list_plans",
     routes=[Route("GET", "/api/v1/plans/{plan_id}")],
     read_only=True,
     example={"plan_id": "plan_7"},
@@ -216,7 +213,6 @@ def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
 @operation(
     title="Submit a plan",
     scope=Scope.PLANS,
-    form_of="create_delegation_plan",
     routes=[Route("POST", "/api/v1/plans/submit", status=201, max_body=_PLAN_BYTES)],
     example={"plan": {"steps": []}},
     after_refusal="Mend the faults named; validate_plan judges a plan without keeping it.",

@@ -118,7 +118,6 @@ def _progress(task: TaskStatus) -> Progress | None:
     title="Check a task",
     keywords="progress of a job",
     scope=QUEUE,
-    form_of="list_tasks",
     routes=[Route("GET", "/api/v1/tasks/{task_id}")],
     read_only=True,
     waits=Waits(
@@ -684,7 +683,6 @@ class ResultPart(Output):
 @operation(
     title="Read a task's result in parts",
     scope=QUEUE,
-    form_of="fetch_task_result",
     routes=[Route("GET", "/api/v1/tasks/{task_id}/result/content")],
     idempotent=True,
     own_transactions=True,
@@ -711,7 +709,6 @@ def read_task_result(caller: Caller, given: ReadTaskResult) -> ResultPart:
 
 
 class TaskTimeline(TaskNamed, Paged):
-    timeline: Literal[True] = True
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     """How many runs; each has several events."""
 
@@ -727,10 +724,9 @@ class Timeline(Output):
     title="A task's timeline",
     keywords="history log",
     scope=QUEUE,
-    form_of="list_tasks",
     routes=[Route("GET", "/api/v1/tasks/{task_id}/timeline")],
     read_only=True,
-    example={"task_id": "task_7", "timeline": True},
+    example={"task_id": "task_7"},
     after_refusal="An unknown task is not yours, or the number is wrong.",
 )
 def task_timeline(caller: Caller, given: TaskTimeline) -> Timeline:
@@ -777,7 +773,8 @@ class TaskList(Output):
 )
 def list_tasks(caller: Caller, given: ListTasks) -> TaskList:
     """The tasks of which you are the requester or recipient, newest first, those that fit. Failed ones are dead
-    letters. With a task_id it shows one in full. list_queues, by call_tool, counts what is open.
+    letters. check_task_status, by call_tool, shows one in full; list_queues counts what is
+    open.
     """
     tasks, following = selectors.tasks_of(
         principal_id=caller.principal_id, before=given.position, **given.model_dump(exclude={"cursor"})
@@ -860,10 +857,6 @@ class QueueNamed(Input):
     queue: Name
 
 
-class ResumeQueue(QueueNamed):
-    resume: Literal[True] = True
-
-
 class PauseQueue(QueueNamed):
     drain: bool = False
     """Whether what is leased is to be given back: its holders are told at their next heartbeats."""
@@ -889,13 +882,12 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
 @operation(
     title="Resume a queue",
     scope=[MANAGE, "admin"],
-    form_of="pause_queue",
     routes=[Route("POST", "/api/v1/queues/{queue}/resume")],
     idempotent=True,
-    example={"queue": "imports", "resume": True},
+    example={"queue": "imports"},
     after_refusal="list_queues shows the queues.",
 )
-def resume_queue(caller: Caller, given: ResumeQueue) -> QueuePolicy:
+def resume_queue(caller: Caller, given: QueueNamed) -> QueuePolicy:
     """Grant leases from a paused queue again."""
     line = types.queue_named(tenant_id=caller.tenant_id, name=given.queue)
     types.resume(line)

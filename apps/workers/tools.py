@@ -173,7 +173,6 @@ def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
 @operation(
     title="Read the manifest of an MCP worker",
     scope=_SEES_WORKERS,
-    form_of="list_workers",
     routes=[Route("GET", "/api/v1/workers/{worker_id}/manifest")],
     read_only=True,
     example={"worker_id": "weather"},

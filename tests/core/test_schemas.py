@@ -189,7 +189,7 @@ def test_references_are_inlined() -> None:
 
 @pytest.mark.parametrize("declared", TOOLS, ids=lambda declared: declared.name)
 def test_every_tool_has_valid_schemas(declared: Operation) -> None:
-    shown = calls.describe([declared])
+    shown = calls.describe(declared)
 
     assert shown.title
     assert shown.description

@@ -263,7 +263,7 @@ def tools() -> BaseSchema:
     """The tools as routes of a document, so that their inputs can be drawn as those of routes are."""
     paths, shared = dict[str, Any](), dict[str, Any]()
     for one in TOOLS:
-        takes = json.loads(json.dumps(calls.describe([one]).input_schema))
+        takes = json.loads(json.dumps(calls.describe(one).input_schema))
         shared |= takes.pop("$defs", {})
         body = {"required": True, "content": {"application/json": {"schema": takes}}}
         paths[f"/{one.name}"] = {"post": {"requestBody": body, "responses": {"200": {"description": "Done."}}}}
@@ -275,7 +275,7 @@ def tools() -> BaseSchema:
 @each(TOOLS)
 def test_a_tool_answers_as_its_schema_says(site: Site, tools: BaseSchema, declared: Operation) -> None:
     turns = iter(range(10_000_000))
-    said = jsonschema_rs.validator_for(calls.describe([declared]).output_schema or {})
+    said = jsonschema_rs.validator_for(calls.describe(declared).output_schema or {})
     for mode, most in zip(GenerationMode, LONG, strict=False):
 
         @_drawing(most, deadline=None)

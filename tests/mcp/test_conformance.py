@@ -99,7 +99,7 @@ def test_every_refusal_is_readable_after_the_tools_are_listed(server: Server, ac
     token = make_token(acme, "all", Kind.SERVICE, scopes=set(Scope))
     read = json.loads(run_node(packages / "refuse.mjs", f"{server.url}/mcp?tools=all", token).stdout)
 
-    assert set(read) == {calls.name_of(declared) for declared in calls.tools()} | {calls.CALL_TOOL.name}
+    assert set(read) == {declared.name for declared in calls.tools()} | {calls.CALL_TOOL.name}
     for name, result in read.items():
         assert result["isError"], name
         assert "structuredContent" not in result, name

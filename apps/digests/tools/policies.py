@@ -111,7 +111,6 @@ class ReplayPolicy(Input):
 @operation(
     title="Replay the past under another policy",
     scope=Scope.INBOX,
-    form_of="get_inbox_policy",
     routes=[Route("POST", "/api/v1/inbox/policy/replay")],
     read_only=True,
     example={"window_ms": 60000},

@@ -344,7 +344,6 @@ class AckEntries(Input):
 @operation(
     title="Ack entries",
     scope=Scope.INBOX,
-    form_of="ack_through",
     routes=[Route("POST", "/api/v1/inbox/ack")],
     idempotent=True,
     example={"entries": ["ent_42", "ent_43"]},
