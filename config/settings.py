@@ -13,7 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from zoneinfo import ZoneInfo
 
 import environ
 import structlog
@@ -92,21 +91,6 @@ def _networks(name: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
         return [ipaddress.ip_network(network) for network in env.list(name, default=[])]
     except ValueError as exc:
         raise ImproperlyConfigured(f"{name} must be networks like 10.8.0.0/16, by commas: {exc}.") from exc
-
-
-def _hours(name: str) -> tuple[int, int, ZoneInfo] | None:
-    """The first hour and the one after the last, in a time zone; None where the environment names none."""
-    given = env.str(name, default="")
-    if not given:
-        return None
-    try:
-        hours, _, zone = given.partition(" ")
-        begin, end = (range(25).index(int(hour)) for hour in hours.split("-"))
-        return begin, end, ZoneInfo(zone or "UTC")
-    except (ValueError, KeyError) as exc:
-        raise ImproperlyConfigured(
-            f"{name} must be hours of 0 to 24 and a time zone, like 22-7 Europe/Berlin: {exc}."
-        ) from exc
 
 
 # Keys, by commas. The first one signs what a session of the console goes by, all of them verify.
@@ -331,15 +315,6 @@ if EMBEDDER_URL and not (EMBEDDER_MODEL and 0 < EMBEDDER_DIMENSIONS <= _MOST_DIM
         "GATEHOUSE_EMBEDDER_URL needs GATEHOUSE_EMBEDDER_MODEL and GATEHOUSE_EMBEDDER_DIMENSIONS, from 1 to 4000."
     )
 
-# Alerts by mail: where it is sent from, as in smtp+tls://USER:PASSWORD@HOST:587; empty, there is none.
-EMAIL_URL = env.str("GATEHOUSE_EMAIL_URL", default="")
-if EMAIL_URL:
-    globals().update(env.email_url_config(EMAIL_URL))
-EMAIL_TIMEOUT = 10
-# Its sender.
-DEFAULT_FROM_EMAIL = env.str("GATEHOUSE_EMAIL_FROM", default="gatehouse@localhost")
-# When operators are not woken, as in 22-7 Europe/Berlin; what is raised meanwhile follows at the end, as one message.
-QUIET_HOURS = _hours("GATEHOUSE_QUIET_HOURS")
 # Who may scrape /metrics; empty, which production refuses: whoever reaches the port.
 METRICS_TOKEN = env.str("GATEHOUSE_METRICS_TOKEN", default="")
 

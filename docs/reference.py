@@ -67,7 +67,7 @@ _REST: Final = """# REST
 running deployment has their bodies and answers, and lets you try them. `/api/schema/` is the OpenAPI document. A token
 needs one of the scopes.
 """
-_READS: Final = re.compile(r"env\.\w+|_secret|_limits|_networks|_hours")
+_READS: Final = re.compile(r"env\.\w+|_secret|_limits|_networks")
 
 
 def commands() -> str:

@@ -2,7 +2,6 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from apps.console import alerts
 from apps.core.ticks import tick
 from apps.principals import services
 from apps.principals.tenancy import acting_as_system
@@ -12,8 +11,3 @@ from apps.principals.tenancy import acting_as_system
 def forget_lapsed_clients() -> None:
     with acting_as_system("lapsed OAuth clients"):
         services.forget_lapsed(now=timezone.now())
-
-
-@tick(every=timedelta(seconds=30))
-def raise_alerts() -> None:
-    alerts.raise_alerts(now=timezone.now())

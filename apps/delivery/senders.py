@@ -83,10 +83,9 @@ class Sender:
         """Note the end of a call in further columns of both rows, which are locked and saved by the caller."""
 
 
-def webhook_body(kind: str, at: datetime, *, text: str = "", **content: Any) -> bytes:
-    """The JSON of a webhook's message. Chats and mails show its text, where it has one."""
-    message = {"type": kind, "timestamp": at.isoformat(), "data": content} | ({"text": text} if text else {})
-    return json.dumps(message, separators=(",", ":")).encode()
+def webhook_body(kind: str, at: datetime, **content: Any) -> bytes:
+    """The JSON of a webhook's message."""
+    return json.dumps({"type": kind, "timestamp": at.isoformat(), "data": content}, separators=(",", ":")).encode()
 
 
 def postponed(answer: Answer, said: str, now: datetime, *, unwell: bool = True) -> Later:

@@ -4,13 +4,12 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
-from django.conf import settings
 from django.utils import timezone
 from pydantic import AliasPath, Field, StringConstraints
 
 from apps.core.ids import parse_ref
 from apps.core.operations import Route, operation
-from apps.core.outbound import ForbiddenEndpoint, UnresolvedHost, guard
+from apps.core.outbound import UnresolvedHost, guard
 from apps.core.schemas import Input, Name, Output, Paged, Text
 from apps.delivery import selectors
 from apps.delivery.models import LONGEST_LEASE, Endpoint
@@ -18,7 +17,6 @@ from apps.delivery.services import targets
 from apps.delivery.services.targets import DEFAULT_TARGET, TargetWithSecret
 from apps.principals.scopes import Scope
 from apps.principals.selectors import principal_named
-from apps.principals.services import OPERATORS
 from apps.principals.tenancy import Caller
 
 _ROUTE: Final = "/api/v1/targets/{target}"
@@ -27,7 +25,7 @@ _ROUTES: Final = "/api/v1/remote-routes"
 _DAY_MS: Final = 86_400_000
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
-Url = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^(https?://|mailto:)[!-~]+$")]
+Url = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^https?://[!-~]+$")]
 LeaseMs = Annotated[int, Field(ge=0, le=LONGEST_LEASE // _MILLISECOND)]
 Least = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -85,7 +83,7 @@ class RemoteTargetOutput(CalledTarget):
 
 class CreateTarget(Input):
     url: Url
-    """HTTPS, at a public address; plain HTTP is for loopback only. For the principal `operators` also mailto:."""
+    """HTTPS, at a public address; plain HTTP is for loopback only."""
     notify_lease_ms: LeaseMs = 600_000
     """After a wake you are left alone for this time, or until you have acked everything that it was for."""
     min_unacked: Least = 1
@@ -130,14 +128,6 @@ def _shown(caller: Caller, made: TargetWithSecret) -> CreatedTarget:
     return CreatedTarget.model_validate(target)
 
 
-def _check(caller: Caller, url: str) -> None:
-    """Refuse what is not called. Mail is for people, so only operators have it sent."""
-    if not url.startswith("mailto:"):
-        guard(url)
-    elif not settings.EMAIL_URL or caller.name != OPERATORS:
-        raise ForbiddenEndpoint(f"Mail is for the principal {OPERATORS}, where GATEHOUSE_EMAIL_URL is set.")
-
-
 @operation(
     title="Be woken at an address",
     keywords="notify webhook push subscribe callback",
@@ -152,7 +142,7 @@ def set_target(caller: Caller, given: CreateTarget) -> CreatedTarget:
     everything that it was for or the lease is over. The answer holds the signing secret, which is shown this once. A
     call says that there is something to read and how much; read it with read_inbox.
     """
-    _check(caller, given.url)
+    guard(given.url)
     with caller.acting():
         made = targets.add(
             caller=caller,
@@ -191,7 +181,7 @@ def change_target(caller: Caller, given: ChangeTarget) -> TargetOutput:
     answers that it does not want to be called (404, 409, 410 or 422).
     """
     if given.url is not None:
-        _check(caller, given.url)
+        guard(given.url)
     changes = given.model_dump(include={"url", "min_unacked"}, exclude_none=True)
     if given.notify_lease_ms is not None:
         changes["notify_lease"] = given.notify_lease_ms * _MILLISECOND

@@ -352,14 +352,6 @@ def _is_so(statement: str, given: dict[str, Any]) -> bool:
     return bool(row and row[0])
 
 
-def new_receipts(mark: Mark, entries: Sequence[EntryOutput]) -> list[int]:
-    """Of some visible entries, newest first: the receipts that nothing visible as of the mark held."""
-    before = Entry.objects.filter(thread__snapshots__in=[one.id for one in entries], sequence__lte=mark.sequence)
-    told = {pk for one in entries if one.sequence <= mark.sequence for pk in one.receipt_pks}
-    told.update(*before.order_by("thread", "-sequence").distinct("thread").values_list("receipt_ids", flat=True))
-    return sorted({pk for one in entries for pk in one.receipt_pks} - told, reverse=True)
-
-
 def all_acked_by(receipt_pks: Collection[int], moment: datetime) -> bool:
     """Whether each of these receipts had been acked at a moment, by the word of whoever acked it."""
     states = ReceiptState.objects.filter(pk__in=receipt_pks)

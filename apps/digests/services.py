@@ -22,7 +22,6 @@ from django.conf import settings
 from django.db import DatabaseError, connection, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.dispatch import Signal
-from django.urls import reverse
 
 from apps.core.errors import Conflict, DomainError, Malformed, NotFound
 from apps.core.metrics import once_committed
@@ -48,8 +47,7 @@ from apps.digests.models import (
     Source,
     Thread,
 )
-from apps.digests.shapes import AckedOutput, EntryOutput
-from apps.principals import services as principals_services
+from apps.digests.shapes import AckedOutput
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.receipts import services as receipts
 from apps.receipts.models import Receipt, Surface
@@ -1041,8 +1039,6 @@ def _pruning() -> Iterator[None]:
 # Wakes: a webhook is called when its principal's inbox has something new, once for a burst.
 
 _NAMED: Final = 5
-_ALERTED: Final = 500
-_ALERTS_NAMED: Final = 10
 _STOPPING: Final = frozenset({404, 409, 410, 422})
 """Answers that ask not to be called again."""
 
@@ -1063,12 +1059,10 @@ class WakeSender(Sender):
     """
 
     def prepare(self, target: Target, delivery: Delivery, now: datetime) -> Payload | None:
-        if (_is_quiet(now) and _is_of_operators(target)) or not _worth_a_wake([target], now):
+        if not _worth_a_wake([target], now):
             return None
         mark = _mark_of(target)
-        # What operators are told counts and sums up all that is new; an agent reads its inbox.
-        is_of_operators = _is_of_operators(target)
-        page = selectors.newest_entries(mark.principal_id, limit=_ALERTED if is_of_operators else _NAMED)
+        page = selectors.newest_entries(mark.principal_id, limit=_NAMED)
         if page.visible < target.min_unacked:
             return None
         body = webhook_body(
@@ -1080,8 +1074,7 @@ class WakeSender(Sender):
             unread=page.unread,
             visible=page.visible,
             pending=page.pending,
-            newest=[entry.model_dump(include={"ref", "kind", "sequence", "count"}) for entry in page.entries[:_NAMED]],
-            text=_alert(target, page.entries) if is_of_operators else "",
+            newest=[entry.model_dump(include={"ref", "kind", "sequence", "count"}) for entry in page.entries],
         )
         # The id stays the same until there is something new, so that a receiver can drop the repetition.
         return Payload(
@@ -1109,28 +1102,6 @@ class WakeSender(Sender):
             # An agent that acks while it is being called was not woken in vain.
             acked_before = selectors.all_acked_by(wake.receipt_pks, wake.claimed_at)
             target.wasted += acked_before and not selectors.anything_left(wake.mark)
-
-
-def _alert(target: Target, entries: Sequence[EntryOutput]) -> str:
-    """What is new since the target's last message, and where more is to be seen."""
-    new = selectors.new_receipts(_mark_of(target), entries)
-    facts = Receipt.objects.filter(pk__in=new[:_ALERTS_NAMED]).order_by("-pk")
-    more = [f"and {len(new) - _ALERTS_NAMED} more"] if len(new) > _ALERTS_NAMED else []
-    where = [settings.PUBLIC_URL + reverse("admin:index")] if settings.PUBLIC_URL else []
-    return "\n".join([f"{target.tenant.slug}: {len(new)} new", *(fact.summary for fact in facts), *more, *where])
-
-
-def _is_of_operators(target: Target) -> bool:
-    return target.principal is not None and target.principal.name == principals_services.OPERATORS
-
-
-def _is_quiet(now: datetime) -> bool:
-    """Whether operators are left alone at this hour."""
-    if settings.QUIET_HOURS is None:
-        return False
-    begin, end, zone = settings.QUIET_HOURS
-    hour = now.astimezone(zone).hour
-    return begin <= hour < end if begin <= end else not end <= hour < begin
 
 
 def _mark_of(target: Target) -> selectors.Mark:
@@ -1164,8 +1135,6 @@ def queue_wakes() -> int:
         pending = Delivery.objects.filter(target=OuterRef("pk"), state=State.PENDING)
         webhooks = Target.objects.filter(kind=TargetKind.WEBHOOK, stopped_at=None, principal__disabled_at=None)
         now = database_now()
-        if _is_quiet(now):
-            webhooks = webhooks.exclude(principal__name=principals_services.OPERATORS)
         due = _worth_a_wake(list(webhooks.exclude(Exists(pending)).order_by("pk")), now)
         Delivery.objects.bulk_create(
             [Delivery(tenant_id=one.tenant_id, target=one, due_at=now, created_at=now) for one in due],

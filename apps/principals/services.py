@@ -29,8 +29,6 @@ from apps.principals.selectors import NameTaken, UnknownPrincipal
 # The gates themselves act under these names in every tenant.
 ASYNCGATE: Final = "asyncgate"
 DELEGATE: Final = "delegate"
-# Its inbox gets the alerts of its tenant.
-OPERATORS: Final = "operators"
 BUILT_IN: Final = frozenset({ASYNCGATE, DELEGATE})
 # A client that registered itself, and that nobody has let in.
 _UNUSED_KEPT: Final = timedelta(days=1)

@@ -5,7 +5,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
-from datetime import UTC, timedelta
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,38 +14,29 @@ import psycopg
 import pytest
 import redis
 from django.conf import settings
-from django.core.mail import EmailMessage
 from django.core.management import call_command
-from django.db import OperationalError, transaction
+from django.db import transaction
 from django.test import Client
 from prometheus_client import REGISTRY
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from apps.console import alerts, health, metrics, selectors
+from apps.console import health, metrics, selectors
 from apps.core import notifications
-from apps.core.sql import database_now, execute
-from apps.delivery.models import Target
-from apps.delivery.services import sending
+from apps.core.sql import execute
 from apps.digests import services as inboxes
 from apps.plans import services as plans
 from apps.plans.shapes import CreatePlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.receipts.models import Receipt
-from apps.tasks import selectors as queues
-from apps.tasks.models import LiveTask
-from apps.workers.models import State, Worker
 from tests import remote as remotes
 from tests.commands import Ended, run, with_database
 from tests.console.world import fill
-from tests.delivery.conftest import STORED, deliver, make_remote, make_webhook, move_away
+from tests.delivery.conftest import STORED, deliver, make_remote, move_away
 from tests.digests.makers import post, post_grouped, read
 from tests.factories import T0, make_caller, make_tenant, make_token
-from tests.plans import making as plans_made
 from tests.remote import says
-from tests.tasks import making as tasks
 
 
 @pytest.fixture(autouse=True)
@@ -276,89 +267,3 @@ def send_elsewhere(tenant: Tenant, kee: Caller) -> None:
         with acting_as(manager):
             post(lee, poster=manager, surface="ledger", event_type="plan_created")
         deliver()
-
-
-def test_trouble_with_one_tenants_alerts_keeps_none_from_another(
-    tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    operators = [make_caller(one, "operators", Kind.SERVICE) for one in (make_tenant("aardvark"), tenant)]
-    tasks.make_type(kee, max_attempts=1)
-    tasks.queue(kee)
-    tasks.fail_next(make_caller(tenant, "W", Kind.WORKER))
-    health = queues.queue_health
-
-    def failing(*, tenant_id: int) -> object:
-        if tenant_id == operators[0].tenant_id:
-            raise OperationalError
-        return health(tenant_id=tenant_id)
-
-    monkeypatch.setattr(queues, "queue_health", failing)
-    with pytest.raises(ExceptionGroup):
-        alerts.raise_alerts(now=database_now())
-    with acting_as(operators[1]):
-        assert Receipt.objects.filter(recipient_id=operators[1].principal_id).count() == 1
-
-
-def test_a_burst_of_trouble_reaches_operators_as_one_digest_and_one_mail_after_quiet_hours(
-    tenant: Tenant, kee: Caller, settings: Any, mailoutbox: list[EmailMessage]
-) -> None:
-    operators = make_caller(tenant, "operators", Kind.SERVICE)
-    other = make_caller(make_tenant("globex"), "operators", Kind.SERVICE)
-    worker = make_caller(tenant, "W", Kind.WORKER)
-    settings.PUBLIC_URL = "https://hub.example"
-    make_webhook(operators, "mailto:ops@example.org")
-    tasks.make_type(kee, max_attempts=1)
-    tasks.queue(kee)
-    tasks.fail_next(worker)
-    tasks.queue(kee)
-    with acting_as(kee):
-        plans_made.register_example_workers(kee)
-        now = database_now() + timedelta(minutes=10)
-        silent = Worker.objects.earliest("pk")
-        Worker.objects.filter(pk=silent.pk).update(state=State.OFFLINE)
-        Target.objects.update(retry_at=now, failures_in_a_row=7, result="503")
-        LiveTask.objects.update(ready_at=now - timedelta(minutes=20))
-
-    for _ in range(2):
-        alerts.raise_alerts(now=now)
-    tasks.later(900)
-    inboxes.flush_due()
-
-    with acting_as(operators):
-        (entry,) = read(operators).entries
-        said = sorted(Receipt.objects.filter(recipient_id=operators.principal_id).values_list("summary", flat=True))
-    assert (entry.count, len(said)) == (4, 4)
-    assert said[0].startswith(f"MCP worker {silent.worker_id}: silent since ")
-    assert said[1].startswith("Queue default: 1 failed")
-    assert said[2].startswith("Queue default: 1 waiting")
-    assert said[3].endswith("7 calls failed in a row: 503")
-    with acting_as(other):
-        assert read(other).entries == []
-
-    with acting_as(operators):
-        Target.objects.update(retry_at=None)
-    assert inboxes.queue_wakes() == 1
-    settings.QUIET_HOURS = (0, 24, UTC)
-    assert (sending.deliver_next(), inboxes.queue_wakes(), mailoutbox) == (True, 0, [])
-    settings.QUIET_HOURS = (24, 0, UTC)
-    assert inboxes.queue_wakes() == sending.deliver_next() == 1
-    (mail,) = mailoutbox
-    first, *told, where = mail.body.splitlines()
-    assert (mail.to, first, sorted(told)) == (["ops@example.org"], "acme: 4 new", said)
-    assert where == "https://hub.example/admin/"
-
-    with acting_as(kee):
-        also = Worker.objects.latest("pk")
-        Worker.objects.filter(pk=also.pk).update(state=State.OFFLINE)
-        for _ in range(11):
-            post(operators, poster=kee)
-    alerts.raise_alerts(now=now)
-    tasks.later(3600)
-    inboxes.flush_due()
-    assert inboxes.queue_wakes() == sending.deliver_next() == 1
-    first, newest, *_, more, where = mailoutbox[1].body.splitlines()
-    assert (first, newest.split(": silent since ")[0], more) == (
-        "acme: 12 new",
-        f"MCP worker {also.worker_id}",
-        "and 2 more",
-    )

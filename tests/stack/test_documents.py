@@ -167,7 +167,7 @@ def test_the_wheel_runs_outside_the_working_copy_and_the_pages_work_as_they_are_
     def call(*arguments: str) -> Ended:
         return _done(installed, *arguments, "--data", data.name, folder=data.parent)
 
-    with up(data, command=(installed, "up"), GATEHOUSE_EMAIL_URL="consolemail://") as child:
+    with up(data, command=(installed, "up")) as child:
         stack = json.loads((data / "stack.json").read_text())
         own = str(installed.parent.parent)
         assert all(own in psutil.Process(stack["processes"][name]).cwd() for name in ("web", "worker-core"))

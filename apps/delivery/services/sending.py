@@ -8,7 +8,6 @@ import base64
 import binascii
 import hashlib
 import hmac
-import json
 import logging
 import random
 import secrets
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.core.mail import EmailMessage
 from django.db import connection, transaction
 
 from apps.core import outbound
@@ -192,12 +190,10 @@ class SecretUnreadable(CallFailed):
 
 
 def call(target: Target, payload: Payload, *, now: datetime) -> Answer | CallFailed:
-    """POST a payload to a target, with the proof of who sends it; mail its text where the address is one of mail.
+    """POST a payload to a target, with the proof of who sends it.
 
     Blocks; call it outside of transactions.
     """
-    if payload.url.startswith("mailto:"):
-        return _mail(payload)
     sealed = [target.secret]
     if target.former_secret is not None and target.former_secret_until is not None and now < target.former_secret_until:
         sealed.append(target.former_secret)
@@ -218,28 +214,6 @@ def call(target: Target, payload: Payload, *, now: datetime) -> Answer | CallFai
         )
     except CallFailed as failure:
         return failure
-
-
-class NotMailed(CallFailed):
-    """The mail server did not take it."""
-
-    code = "not_mailed"
-
-
-def _mail(payload: Payload) -> Answer | CallFailed:
-    message = json.loads(payload.body)
-    text = str(message.get("text") or message["type"])
-    mail = EmailMessage(
-        subject=f"Gatehouse: {text.splitlines()[0][:100]}",
-        body=text,
-        to=[payload.url.removeprefix("mailto:")],
-        headers={"Message-ID": f"<{payload.message_id}@gatehouse>"},
-    )
-    try:
-        mail.send()
-    except OSError as exc:  # what smtplib raises is one, too
-        return NotMailed(str(exc)[:200])
-    return Answer(status=200, headers={}, body=b"")
 
 
 def _result_of(outcome: Answer | CallFailed) -> str:
