@@ -71,9 +71,6 @@ class SourceHour(TenantModel):
             models.UniqueConstraint(fields=["tenant", "name"], name="digests_sourcehour_name_once"),
         ]
 
-    def __str__(self) -> str:
-        return self.name
-
 
 class Inbox(TenantModel):
     """What one principal owns: a counter, a policy, entries. Its row is the mutex of everything in it.
@@ -319,9 +316,6 @@ class ReceiptState(TenantModel):
             # Serves the removal of an entry.
             models.Index(fields=["entry"], name="digests_receiptstate_by_entry", condition=Q(entry__isnull=False)),
         ]
-
-    def __str__(self) -> str:
-        return f"state of {self.receipt}"
 
 
 # What rows lose when a subject is forgotten.

@@ -107,9 +107,6 @@ class MemoryPolicy(TenantModel):
             models.UniqueConstraint(fields=["tenant"], name="memory_memorypolicy_once"),
         ]
 
-    def __str__(self) -> str:
-        return f"policy {self.pk}"
-
 
 class PromotionPolicy(TenantModel):
     """A DeleGate may write knowledge of these domains, from this confidence on; without a policy it may write none."""
@@ -126,9 +123,6 @@ class PromotionPolicy(TenantModel):
         constraints = [
             models.UniqueConstraint(fields=["tenant", "delegate"], name="memory_promotionpolicy_once"),
         ]
-
-    def __str__(self) -> str:
-        return f"{self.delegate}: {', '.join(self.domains)}"
 
 
 class EnvelopeLoaded(TenantModel):
@@ -148,9 +142,6 @@ class EnvelopeLoaded(TenantModel):
             # Serves the removal of old records.
             models.Index(fields=["loaded_at"], name="memory_envelopeloaded_old"),
         ]
-
-    def __str__(self) -> str:
-        return f"{self.subject_id}@{self.rev}"
 
 
 class Session(TenantModel):
@@ -408,9 +399,6 @@ class ConceptName(TenantModel):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["tenant", "key"], name="memory_conceptname_once")]
 
-    def __str__(self) -> str:
-        return self.key
-
 
 class Relationship(TenantModel):
     """A named relation of one concept to another."""
@@ -467,9 +455,6 @@ class SearchTerm(TenantModel):
             ),
         ]
 
-    def __str__(self) -> str:
-        return self.term
-
 
 class TermFrequency(TenantModel):
     """How many memories of a scope have a term, if they are more than COMMON. A periodic job counts them.
@@ -488,9 +473,6 @@ class TermFrequency(TenantModel):
                 fields=["tenant", "scope", "term"], include=["memories"], name="memory_termfrequency_once"
             ),
         ]
-
-    def __str__(self) -> str:
-        return self.term
 
 
 class SearchTotals(TenantModel):
@@ -525,9 +507,6 @@ class SearchTotals(TenantModel):
             ),
         ]
 
-    def __str__(self) -> str:
-        return f"totals {self.pk}"
-
 
 class RealField(models.FloatField):  # type: ignore[type-arg]  # not subscriptable at run time
     """A number in four bytes."""
@@ -554,6 +533,3 @@ class Vector(TenantModel):
             # Serves vectors.recall_statement(), where it looks at each.
             models.Index(fields=["tenant", "scope", "embedder"], name="memory_vector_of_scope"),
         ]
-
-    def __str__(self) -> str:
-        return f"vector of {self.memory_id}"

@@ -87,6 +87,3 @@ class LearnedModel(TenantModel):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["tenant"], name="plans_learnedmodel_one_a_tenant")]
-
-    def __str__(self) -> str:
-        return f"model {self.pk}"

@@ -153,9 +153,6 @@ class ReceiptKey(TenantModel):
             ),
         ]
 
-    def __str__(self) -> str:
-        return f"{self.source_system}: {self.receipt_id}"
-
 
 class Obligation(TenantModel):
     """What a receipt opened: the debtor owes the creditor something until a receipt pairs with it.

@@ -94,9 +94,6 @@ class Registry(TenantModel):
         constraints = [models.UniqueConstraint(fields=["tenant"], name="workers_registry_one_a_tenant")]
         verbose_name_plural = "registries"
 
-    def __str__(self) -> str:
-        return f"epoch {self.epoch}"
-
 
 class SigningKey(TenantModel):
     """A public key that an operator enrolled. Manifests that it signs are trusted up to its ceiling."""
@@ -286,9 +283,6 @@ class ToolVersion(TenantModel):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["tenant", "uid"], name="workers_toolversion_uid_once")]
 
-    def __str__(self) -> str:
-        return self.name
-
     @property
     def effects(self) -> list[str]:
         return sorted(effects_of(self.side_effects))
@@ -345,9 +339,6 @@ class Call(TenantModel):
     seconds = models.FloatField()
     cost = models.DecimalField(max_digits=14, decimal_places=6)
 
-    def __str__(self) -> str:
-        return f"call {self.pk}"
-
 
 class Allowance(TenantModel):
     """The rate limit of a worker: each call takes its share of an hour, and at most one hour ahead may be taken.
@@ -362,9 +353,6 @@ class Allowance(TenantModel):
         constraints = [
             models.UniqueConstraint(fields=["tenant", "worker"], name="workers_allowance_one_a_worker"),
         ]
-
-    def __str__(self) -> str:
-        return f"{self.worker} until {self.taken_until:%Y-%m-%d %H:%M:%S}"
 
 
 class WorkerEvent(TenantModel):
