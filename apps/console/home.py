@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
-from django.db.models import Max, QuerySet
+from django.db.models import QuerySet
 from django.urls import reverse
 
 from apps.console import selectors
@@ -17,8 +17,6 @@ from apps.delivery.models import State as DeliveryState
 from apps.digests.models import Inbox, Thread
 from apps.executions.models import Execution
 from apps.executions.states import Status as ExecutionStatus
-from apps.principals.models import Token
-from apps.principals.scopes import Scope
 from apps.receipts.models import Obligation
 from apps.tasks import selectors as tasks
 from apps.tasks.models import FinishedTask, LiveTask, Queue, Task
@@ -64,7 +62,6 @@ def live(*, now: datetime) -> dict[str, Any]:
         _workers(),
         _executions(now),
         _processes(),
-        *_task_workers(now),
     ]
     return {"now": now, "cards": cards, "queues": _queues(queues)}
 
@@ -177,27 +174,6 @@ def _sign_of_life(label: str, age: timedelta | None) -> Figure:
     if age is None or age > notifications.SILENT_AFTER:
         return Figure(label=label, value="silent" if age is None else f"silent for {span(age)}", tone="danger")
     return Figure(label=label, value=f"alive {span(age)} ago", tone="good")
-
-
-def _task_workers(now: datetime) -> list[Card]:
-    """Whoever leases over REST, by the last use of its tokens; no card if there was nobody for an hour.
-
-    Tokens of MCP workers, which may register, are not counted: they read artifacts with the same scope.
-    """
-    used = Token.objects.filter(scopes__contains=[Scope.TASKS_WORK], last_used_at__gte=now - _HOUR).exclude(
-        scopes__contains=[Scope.WORKERS_REGISTER]
-    )
-    seen = used.values_list("principal", "principal__name", "tenant__slug").annotate(at=Max("last_used_at"))
-    figures = [
-        Figure(
-            label=f"{name} ({tenant})",
-            value=f"seen {span(now - at)} ago",
-            tone="plain" if now - at > _LATE else "good",
-            link=reverse("admin:principals_principal_change", args=[pk]),
-        )
-        for pk, name, tenant, at in seen.order_by("-at")[:_ROWS]
-    ]
-    return [Card(title="Task workers", figures=figures)] if figures else []
 
 
 def _count(

@@ -37,7 +37,7 @@ _TABS: Final = (
     },
 )  # fmt: skip
 _BULK: Final = "tasks.bulkaction"
-# What operators look for in the list of tasks. What else an operator saves is kept in the browser.
+# What operators look for in the list of tasks.
 _VIEWS: Final = {
     "All": "",
     "Open": "status=open",

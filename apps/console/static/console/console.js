@@ -53,37 +53,13 @@ window.addEventListener("load", () => {
     }
     document.getElementById("changelist-form")?.removeAttribute("novalidate"); // a run without its reason is not sent
     if (/\/task\/$/.test(location.pathname)) {
-        showViews(document.getElementById("tabs-items"));
+        markView(document.getElementById("tabs-items"));
     }
 });
 
-// The views that this browser keeps, by name, beside those that everybody has; and a button to keep or forget one.
-function showViews(tabs) {
-    const key = `views:${location.pathname}`;
-    const kept = JSON.parse(localStorage.getItem(key) ?? "{}");
-    for (const [name, query] of Object.entries(kept)) {
-        tabs.append(Object.assign(document.createElement("a"), {href: query, textContent: name}));
-    }
-    const known = Object.keys(kept).find((name) => kept[name] === location.search);
-    const tab = [...tabs.querySelectorAll("a")].find((one) => new URL(one.href).search === location.search);
-    // The theme takes every query that it does not know for the first tab.
-    tabs.querySelectorAll("a").forEach((one) => one.classList.toggle("active", one === tab));
-    if (tab && !known) {
-        return;
-    }
-    const button = Object.assign(document.createElement("button"), {type: "button", className: "cursor-pointer underline"});
-    button.textContent = known ? "Forget this view" : "Save this view";
-    button.addEventListener("click", () => {
-        const name = known ?? prompt("Name of this view, kept in this browser:")?.trim();
-        if (known) {
-            delete kept[known];
-        } else if (name) {
-            kept[name] = location.search;
-        }
-        localStorage.setItem(key, JSON.stringify(kept));
-        location.reload();
-    });
-    tabs.append(button);
+// The theme takes every query that it does not know for the first tab.
+function markView(tabs) {
+    tabs.querySelectorAll("a").forEach((one) => one.classList.toggle("active", new URL(one.href).search === location.search));
 }
 
 // The text of the JSON that a button stands above.
