@@ -9,7 +9,7 @@ from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 from apps.core.views import patterns
-from apps.mcp.views import EndpointView, server_card
+from apps.mcp.views import EndpointView
 
 
 def _leads_to(name: str) -> Callable[..., HttpResponseBase]:
@@ -26,7 +26,6 @@ urlpatterns = [
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="docs"),
     path("mcp", EndpointView.as_view(), name="mcp"),
-    path(".well-known/mcp/server-card.json", server_card),
     path("", include("apps.console.views")),
     path("", include("apps.console.oauth")),
     path("", include("apps.console.sign_in")),

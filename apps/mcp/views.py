@@ -19,7 +19,7 @@ from apps.core.problems import trace_id
 from apps.core.views import TokenView, body_within
 from apps.mcp import asking, calls, methods, protocol
 from apps.mcp.methods import Method
-from apps.mcp.protocol import SERVER, Exchange, ProtocolError, Streamed
+from apps.mcp.protocol import Exchange, ProtocolError, Streamed
 
 logger = logging.getLogger(__name__)
 
@@ -130,19 +130,3 @@ def refuse_foreign_origin(request: HttpRequest) -> None:
         hostname = ""
     if not validate_host(f"[{hostname}]" if ":" in hostname else hostname, named):
         raise PermissionDenied("Requests from this origin are not answered.")
-
-
-def server_card(request: HttpRequest) -> HttpResponse:
-    """What a registry or a host learns of the endpoint before it connects (SEP-2127)."""
-    labels = (urlsplit(f"//{request.get_host()}").hostname or "").split(".")
-    # The labels of a name are reversed, not the numbers of an address. A name may not hold the colons of IPv6.
-    name = ".".join(labels if labels[-1].isdigit() else reversed(labels)).replace(":", "-")
-    card = {
-        "$schema": "https://static.modelcontextprotocol.io/schemas/v1/server-card.schema.json",
-        "name": f"{name}/mcp",
-        "title": SERVER.title,
-        "version": SERVER.version,
-        "description": "Where AI agents get work done and hear about it.",
-        "remotes": [{"type": "streamable-http", "url": request.build_absolute_uri("/mcp")}],
-    }
-    return JsonResponse(card, headers={"Access-Control-Allow-Origin": "*", "Cache-Control": "public, max-age=3600"})

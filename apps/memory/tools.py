@@ -323,7 +323,7 @@ class PromotionPolicyOutput(Output):
     routes=[Route("PUT", "/api/v1/memory/promotion-policies/{delegate}")],
     idempotent=True,
     example={"delegate": "research-delegate", "domains": ["workers"]},
-    after_refusal="list_delegates shows the DeleGates.",
+    after_refusal="The delegate is a principal of the kind delegate; the console lists them.",
 )
 def set_promotion_policy(caller: Caller, given: SetPromotionPolicy) -> PromotionPolicyOutput:
     """Set what a DeleGate may promote to knowledge by itself. It recommends everything else in its report."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from django.utils import timezone
-from pydantic import ConfigDict, Field
+from pydantic import AliasPath, ConfigDict, Field
 
 from apps.core.operations import Asks, Reply, Route, operation
 from apps.core.schemas import FitForAPath, Input, Moment, Output, Paged, Text
@@ -13,8 +13,7 @@ from apps.plans.documents import plan_hash
 from apps.plans.models import Plan
 from apps.plans.shapes import CapabilityMatch, CreatePlan, Id, OnePlan, PlanAnswer, PlanSummary
 from apps.plans.validation import Problem
-from apps.principals.models import Principal
-from apps.principals.scopes import Kind, Scope
+from apps.principals.scopes import Scope
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 
@@ -40,15 +39,8 @@ class SetDelegate(Input):
 
 
 class DelegateOutput(Output):
-    delegate_id: str
-    parent: str | None
-    """None: the root."""
-
-
-class DelegateList(Output):
-    delegates: list[DelegateOutput]
-    next: str | None
-    """Pass it as cursor for the rest; null: this is all."""
+    delegate_id: str = Field(validation_alias="name")
+    parent: str = Field(validation_alias=AliasPath("parent", "name"))
 
 
 class AnswerPlan(OnePlan):
@@ -249,22 +241,5 @@ def search_capabilities(caller: Caller, given: SearchCapabilities) -> Capability
 )
 def set_delegate(caller: Caller, given: SetDelegate) -> DelegateOutput:
     """Let a DeleGate report to another. It plans with the workers that it registers, and the one above it does not."""
-    return _shown(services.set_delegate(tenant_id=caller.tenant_id, delegate_id=given.delegate_id, parent=given.parent))
-
-
-@operation(
-    title="List DeleGates",
-    scope=Scope.ADMIN,
-    routes=[Route("GET", "/api/v1/delegates")],
-    read_only=True,
-    example={},
-)
-def list_delegates(_caller: Caller, given: Paged) -> DelegateList:
-    """List the DeleGates of the tenant, and which is above each."""
-    page, following = given.of(Principal.objects.filter(kind=Kind.DELEGATE).select_related("parent"))
-    return DelegateList(delegates=list(map(_shown, page)), next=following)
-
-
-def _shown(delegate: Principal) -> DelegateOutput:
-    above = delegate.parent.name if delegate.parent else None if delegate.name == DELEGATE else DELEGATE
-    return DelegateOutput(delegate_id=delegate.name, parent=above)
+    delegate = services.set_delegate(tenant_id=caller.tenant_id, delegate_id=given.delegate_id, parent=given.parent)
+    return DelegateOutput.model_validate(delegate)
