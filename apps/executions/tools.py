@@ -75,9 +75,6 @@ class CarryOut(CreatePlan):
     mode: Mode = Mode.AUTO
     """As in execute_delegation_plan."""
 
-    confirm_reads: bool = True
-    """Carry out a plan too that only reads and guesses a value, unless a model proposed it. False: it waits for confirm_plan."""
-
 
 class CarriedOut(PlanAnswer):
     execution: ExecutionStarted | None
@@ -231,7 +228,7 @@ def _executed(caller: Caller, given: ExecutePlan, *, answers_inbox: bool = False
 
 
 def _carried_out(caller: Caller, given: CarryOut, made: PlanAnswer) -> CarriedOut:
-    if made.status == "needs_confirmation" and given.confirm_reads:
+    if made.status == "needs_confirmation":
         with caller.acting():
             # What a model makes up might carry something out to an address.
             if made.plan["proposer"] == "local" and plans.only_reads(made.plan, tenant_id=caller.tenant_id):
