@@ -138,7 +138,7 @@ class ExecutionAdmin(OperatorAdmin):
         *("intent", "status", "summary", "needs", "plan", "owner", "requested_by"),
         *("created_at", "ended_at", "terminal_receipt", "mode", "strategy"),
         *("total_cost", "max_total_cost", "max_cost_per_step"),
-        *("plan_receipt", "halted_as", "halted_why", "halted_by", "wake_at"),
+        *("halted_as", "halted_why", "halted_by", "wake_at"),
     ]
 
     def goes_on(self, execution: Execution) -> bool:
@@ -201,10 +201,6 @@ class ExecutionAdmin(OperatorAdmin):
                 reason=f"By an operator: {given['reason']}",
             )
         return f"{moved} is {moved.status}."
-
-    @admin.display(description="Plan's receipt")
-    def plan_receipt(self, execution: Execution) -> str:
-        return _receipt_link(execution.tenant_id, execution.plan_receipt_id)
 
     @admin.display(description="Closing receipt")
     def terminal_receipt(self, execution: Execution) -> str:
