@@ -2,19 +2,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from django.contrib import admin
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked, start_of
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, link_to_list, linked, start_of
 from apps.memory import selectors
-from apps.memory.models import (
-    Memory,
-    Relationship,
-    Revision,
-    Session,
-    Subject,
-)
+from apps.memory.models import Memory, Session, Subject
 from apps.memory.states import Kind
 
 _LATEST: Final = 20
@@ -34,23 +27,6 @@ class MemoryAdmin(_Admin):
     list_filter = ["kind", ("domain", ExactTextFilter), "stated", "tenant"]
     search_fields = ["text", "name", "aliases"]
     exclude = ["words"]
-
-
-@admin.register(Revision)
-class RevisionAdmin(_Admin):
-    list_display = [
-        "__str__", linked("memory", "Memory"), "number", "text", linked("author", "Author"), "recorded_at",
-    ]  # fmt: skip
-    list_select_related = ["author", "memory"]
-
-
-@admin.register(Relationship)
-class RelationshipAdmin(_Admin):
-    list_display = [
-        "__str__", linked("source", "From"), "type", linked("target", "To"), linked("author", "Author"), "recorded_at",
-    ]  # fmt: skip
-    list_select_related = ["author", "source", "target"]
-    list_filter = [("type", ExactTextFilter), "tenant"]
 
 
 @admin.register(Session)
@@ -79,8 +55,7 @@ class SubjectAdmin(_Admin):
 
     @admin.display(description="All items")
     def all_items(self, subject: Subject) -> str:
-        address = reverse("admin:memory_memory_changelist", query={"subject": subject.pk})
-        return format_html('<a href="{}" class="text-primary-600">those of this subject</a>', address)
+        return link_to_list("memory_memory", "those of this subject", subject=subject.pk)
 
     @admin.display(description="Envelope, as its author's prompt gets it")
     def envelope(self, subject: Subject) -> str:

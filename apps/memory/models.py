@@ -386,9 +386,6 @@ class Revision(TenantModel):
             models.Index(fields=["memory", "superseded_at", "id"], name="memory_revision_until"),
         ]
 
-    def __str__(self) -> str:
-        return f"{self.memory} until {self.superseded_at:%Y-%m-%d}"
-
 
 class ConceptName(TenantModel):
     """The normalized form of a name or alias. It names one concept only. The concept's key is among its names."""
@@ -422,9 +419,6 @@ class Relationship(TenantModel):
             models.Index(fields=["tenant", "type", "-id"], name="memory_relationship_of_type"),
             models.Index(fields=["tenant", "-id"], name="memory_relationship_newest"),
         ]
-
-    def __str__(self) -> str:
-        return f"{self.source} {self.type} {self.target}"
 
 
 class SearchTerm(TenantModel):

@@ -16,8 +16,21 @@ from django.urls import reverse
 
 from apps.core.admin import ReasonForm
 from apps.core.sql import database_now
-from apps.digests.models import Inbox, ReceiptState, Source, SourceHour, Thread
-from apps.memory.models import ConceptName, Memory, SearchTerm, SearchTotals, Subject, TermFrequency, Vector
+from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourceHour, Thread
+from apps.memory.models import (
+    ConceptName,
+    EnvelopeLoaded,
+    Memory,
+    MemoryPolicy,
+    PromotionPolicy,
+    Relationship,
+    Revision,
+    SearchTerm,
+    SearchTotals,
+    Subject,
+    TermFrequency,
+    Vector,
+)
 from apps.plans.models import LearnedModel
 from apps.principals.models import Membership, Operator, Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -33,7 +46,7 @@ from apps.tasks.models import (
     RateWindow,
     Run,
 )
-from apps.workers.models import Allowance, Call, Offer, Registry, SourceEntry, WorkerEvent
+from apps.workers.models import Allowance, Call, Offer, Registry, SourceEntry, ToolVersion, WorkerEvent
 from tests.digests.makers import ack_through, post, post_grouped, read
 from tests.factories import ask, make_caller, make_principal, make_tenant, make_token
 from tests.memory import subjects
@@ -49,11 +62,13 @@ def address(model: type[models.Model], page: str, *args: object) -> str:
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}", args=args)
 
 
-# Counters, the search index, and rows that stand on the page of their worker, source, task, queue, execution or inbox.
+# Counters, the search index, policies, and rows that stand on the page of their worker, source, task, queue, execution or
+# inbox, or that REST answers.
 WITHOUT_A_PAGE = {
-    Allowance, Budget, Call, ConceptName, Dependency, FairShare, FinishedTask, IdempotencyKey, LearnedModel, LiveTask, Offer,
-    QueueHistory, RateWindow, ReceiptKey, ReceiptState, Registry, Run, SearchTerm, SearchTotals, SourceEntry,
-    SourceHour, TermFrequency, Vector, WorkerEvent,
+    Allowance, Budget, Call, ConceptName, Dependency, Entry, EnvelopeLoaded, FairShare, FinishedTask, IdempotencyKey,
+    LearnedModel, LiveTask, MemoryPolicy, Offer, PromotionPolicy, QueueHistory, RateWindow, ReceiptKey, ReceiptState,
+    Registry, Relationship, Revision, Run, SearchTerm, SearchTotals, SourceEntry, SourceHour, TermFrequency, ToolVersion,
+    Vector, WorkerEvent,
 }  # fmt: skip
 
 
