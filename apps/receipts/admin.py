@@ -11,15 +11,15 @@ _DEEPEST: Final = 20
 
 
 def _place(receipt: Receipt) -> str:
-    """A link to where the receipt is read in its inbox."""
+    """A link to the thread or inbox where the receipt is read."""
     state = getattr(receipt, "state", None)
-    return link_to(state and (state.entry or state.thread))
+    return link_to(state and (state.thread or state.inbox))
 
 
 def tree(receipt: Receipt) -> str:
     """All receipts around one, each below what it follows from or answers, with links to their pages."""
     links = {link.receipt_id: link for link in selectors.chain(receipt.receipt_id)}
-    found = Receipt.objects.filter(receipt_id__in=links).select_related("state__entry", "state__thread")
+    found = Receipt.objects.filter(receipt_id__in=links).select_related("state__inbox__principal", "state__thread")
     pages = {one.receipt_id: one for one in found}
     depths: dict[str, int] = {}
     below: dict[str | None, list[str]] = {}

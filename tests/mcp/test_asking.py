@@ -161,7 +161,7 @@ def test_person_confirms_a_guess(server: Server, token: str, mode: str) -> None:
 def test_plan_that_nobody_answers_says_what_to_do(server: Server, token: str, mode: str, answer: ElicitResult) -> None:
     made = Person(answer).call(server, token, mode, "carry_out_request", "Echo the text")
     assert (made["status"], made["execution"]) == ("needs_input", None)
-    assert "confirm_plan" in made["next_step"]
+    assert "answer_plan" in made["next_step"]
 
 
 def able(method: str, token: str, **given: Any) -> Any:
