@@ -167,7 +167,7 @@ def _under_way(started: ExecutionStarted | None) -> str | None:
     own_transactions=True,
     listed_for=["agent"],
     example={"plan_id": "plan_7"},
-    after_refusal="The plan is not ready: confirm_plan or answer_plan first, or ask anew. Over a budget, raise it or ask for less.",
+    after_refusal="The plan is not ready: confirm_plan first, or answer_plan by call_tool; or ask anew. Over a budget, raise it or ask for less.",
     under_way=_under_way,
 )
 def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStarted:
