@@ -773,8 +773,7 @@ class TaskList(Output):
 )
 def list_tasks(caller: Caller, given: ListTasks) -> TaskList:
     """The tasks of which you are the requester or recipient, newest first, those that fit. Failed ones are dead
-    letters. check_task_status, by call_tool, shows one in full; list_queues counts what is
-    open.
+    letters. By call_tool, check_task_status shows one in full, and list_queues counts what is open.
     """
     tasks, following = selectors.tasks_of(
         principal_id=caller.principal_id, before=given.position, **given.model_dump(exclude={"cursor"})

@@ -331,8 +331,8 @@ MUTANTS: Final = (
         name="mcp-scope",
         breaks="A client is shown tools that its token may not call.",
         file="apps/mcp/calls.py",
-        text="if caller is None or tool.visible_to(caller):",
-        replacement="if True:",
+        text="if caller is None or tool.visible_to(caller)]",
+        replacement="if True]",
         tests=("tests/mcp/test_endpoint.py",),
     ),
     # Handoff
