@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Final
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 
 from apps.core.ids import format_ref
 from apps.principals.models import Principal, TenantModel
@@ -100,6 +100,21 @@ class Target(TenantModel):
                 condition=Q(kind=Kind.WEBHOOK, principal__isnull=False, name=None, endpoint=None, known_as=None)
                 | Q(kind=Kind.REMOTE, principal=None, name__isnull=False, endpoint__in=Endpoint.values),
                 name="delivery_target_has_what_its_kind_needs",
+            ),
+            models.CheckConstraint(
+                condition=Q(stopped_at=None, stopped_reason=None)
+                | Q(stopped_at__isnull=False, stopped_reason__isnull=False),
+                name="delivery_target_stopped_has_a_reason",
+            ),
+            models.CheckConstraint(
+                condition=Q(timeout_seconds__range=(1, 60), min_unacked__gte=1, covered_seq__gte=0)
+                & Q(notify_lease__range=(timedelta(0), LONGEST_LEASE), wasted__lte=F("sent")),
+                name="delivery_target_numbers_in_bounds",
+            ),
+            models.CheckConstraint(
+                condition=Q(former_secret=None, former_secret_until=None)
+                | Q(former_secret__isnull=False, former_secret_until__isnull=False),
+                name="delivery_target_former_secret_has_an_end",
             ),
         ]
         # Serves services.sending.TAKE_TARGET: the targets that are called at this moment.

@@ -9,8 +9,8 @@ from django.db.models import F, Q
 
 from apps.core.errors import Conflict
 from apps.core.ids import format_ref
-from apps.executions.states import FINAL, STEP_TRANSITIONS, TRANSITIONS, Mode, Status, StepStatus, Strategy
-from apps.plans.shapes import StepType
+from apps.executions.states import FINAL, SETTLED, STEP_TRANSITIONS, TRANSITIONS, Mode, Status, StepStatus, Strategy
+from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.models import Principal, TenantModel
 
 _ENDED_BY: Final = {StepType.AGGREGATE: "submit_step_result", StepType.ESCALATE: "decide_step"}
@@ -61,6 +61,15 @@ class Execution(TenantModel):
         permissions = [("operate_execution", "Can answer steps of executions and cancel executions")]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "plan_id"], name="executions_execution_once_per_plan"),
+            models.CheckConstraint(
+                condition=Q(status__in=sorted(FINAL), ended_at__isnull=False, wake_at=None)
+                | Q(~Q(status__in=sorted(FINAL)), ended_at=None, terminal_receipt_id=None),
+                name="executions_execution_ended_iff_final",
+            ),
+            models.CheckConstraint(
+                condition=Q(halted_as=None) | Q(halted_as__in=sorted(FINAL)),
+                name="executions_execution_halts_as_final",
+            ),
             models.CheckConstraint(
                 condition=Q(max_total_cost=None) | Q(total_cost__lte=F("max_total_cost")),
                 name="executions_execution_within_its_budget",
@@ -139,9 +148,32 @@ class ExecutionStep(TenantModel):
                 | Q(~Q(status=StepStatus.CALLING), call_expires_at=None),
                 name="executions_step_claimed_iff_calling",
             ),
+            models.CheckConstraint(
+                condition=~Q(status__in=[StepStatus.CALLING, StepStatus.QUEUED])
+                | Q(step_type__in=sorted(WORKER_STEPS)),
+                name="executions_step_workers_do_worker_steps",
+            ),
+            models.CheckConstraint(
+                condition=~Q(status=StepStatus.AWAITING, step_type__in=[StepType.AGGREGATE, StepType.ESCALATE])
+                | Q(receipt_id__isnull=False),
+                name="executions_step_asked_by_receipt",
+            ),
             # Serves selectors.due() and the runs of tasks.
             models.UniqueConstraint(
                 fields=["tenant", "task_id"], condition=Q(status=StepStatus.QUEUED), name="executions_step_by_open_task"
+            ),
+            models.CheckConstraint(
+                condition=~Q(status=StepStatus.QUEUED) | Q(task_id__isnull=False),
+                name="executions_step_queued_has_task",
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=sorted(SETTLED), ended_at__isnull=False)
+                | Q(~Q(status__in=sorted(SETTLED)), ended_at=None),
+                name="executions_step_ended_iff_settled",
+            ),
+            models.CheckConstraint(
+                condition=~Q(status__in=[StepStatus.COMPLETE, StepStatus.FAILED]) | Q(envelope__isnull=False),
+                name="executions_step_outcome_has_envelope",
             ),
         ]
 

@@ -8,7 +8,7 @@ from django.contrib.postgres.indexes import HashIndex
 from django.contrib.postgres.search import SearchVectorField
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce, Least
 
@@ -77,6 +77,11 @@ class Subject(TenantModel):
         constraints = [
             # Serves selectors.recall() and sql.ENVELOPE.
             models.UniqueConstraint(fields=["tenant", "key"], name="memory_subject_key_once"),
+            models.CheckConstraint(condition=Q(rev__gte=1), name="memory_subject_rev_counts_from_1"),
+            models.CheckConstraint(
+                condition=Q(expires_at=None) | Q(delete_after_days__isnull=False),
+                name="memory_subject_that_keeps_all_never_expires",
+            ),
         ]
         indexes = [
             # Serves services.forget_expired().
@@ -264,6 +269,19 @@ class Memory(TenantModel):
     class Meta:
         verbose_name_plural = "memories"
         constraints = [
+            models.CheckConstraint(condition=Q(kind__in=Kind.values), name="memory_memory_kind_known"),
+            models.CheckConstraint(
+                condition=Q(confidence__gte=0, confidence__lte=1), name="memory_memory_confidence_between_0_and_1"
+            ),
+            models.CheckConstraint(
+                condition=Q(superseded_by=None) | Q(superseded_at__isnull=False),
+                name="memory_memory_superseded_at_a_time",
+            ),
+            models.CheckConstraint(condition=~Q(superseded_by=F("id")), name="memory_memory_not_superseded_by_itself"),
+            models.CheckConstraint(
+                condition=Q(superseded_at=None) | Q(superseded_at__gte=F("recorded_at")),
+                name="memory_memory_known_before_superseded",
+            ),
             models.CheckConstraint(
                 condition=(~Q(kind=Kind.CONCEPT) | Q(key__isnull=False))
                 & (~Q(kind=Kind.PATTERN) | Q(confidence__isnull=False, revision__isnull=False))
@@ -282,6 +300,14 @@ class Memory(TenantModel):
                     )
                 ),
                 name="memory_memory_has_the_fields_of_its_kind",
+            ),
+            models.CheckConstraint(
+                condition=Q(valid_to=None) | Q(valid_to__gt=F("valid_from")), name="memory_memory_valid_for_a_while"
+            ),
+            models.CheckConstraint(
+                condition=Q(slot=None, slot_key=None)
+                | (Q(slot__isnull=False, slot_key__isnull=False) & ~Q(slot="") & ~Q(slot_key="")),
+                name="memory_memory_slot_has_a_name_and_a_key",
             ),
             models.UniqueConstraint(
                 fields=["tenant", "domain", "name"], name="memory_memory_pattern_once", condition=Q(kind=Kind.PATTERN)

@@ -193,10 +193,17 @@ class Worker(TenantModel):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "worker_id"], name="workers_worker_id_once"),
+            models.CheckConstraint(condition=Q(state__in=State.values), name="workers_worker_state_known"),
+            models.CheckConstraint(
+                condition=Q(effective_tier__in=Tier.values), name="workers_worker_effective_tier_known"
+            ),
             models.CheckConstraint(
                 condition=Q(effective_tier=Tier.UNTRUSTED)
                 | Q(signing_key__isnull=False, signed_at__isnull=False, trust_ends_at__isnull=False),
                 name="workers_worker_trust_is_signed",
+            ),
+            models.CheckConstraint(
+                condition=Q(reach__in=Reach.values, reported__in=State.values), name="workers_worker_reach_known"
             ),
         ]
         # No index holds a column that a heartbeat changes: so PostgreSQL updates the row in place (HOT).
@@ -324,6 +331,9 @@ class Offer(TenantModel):
                 fields=["tenant", "worker", "name"],
                 condition=Q(withdrawn_at=None),
                 name="workers_offer_one_current_a_name",
+            ),
+            models.CheckConstraint(
+                condition=Q(successes__gte=0, successes__lte=models.F("runs")), name="workers_offer_successes_are_runs"
             ),
         ]
 

@@ -1,7 +1,7 @@
 from datetime import timedelta
 
 from django.db import migrations, models
-from django.db.models import Q
+from django.db.models import F, Q
 
 from apps.core.rls import immutable
 from apps.core.tables import id_field, reference, tenant_field
@@ -67,6 +67,21 @@ class Migration(migrations.Migration):
                             name__isnull=False,
                             principal=None,
                         ),
+                    ),
+                    models.CheckConstraint(
+                        name="delivery_target_stopped_has_a_reason",
+                        condition=Q(stopped_at=None, stopped_reason=None)
+                        | Q(stopped_at__isnull=False, stopped_reason__isnull=False),
+                    ),
+                    models.CheckConstraint(
+                        name="delivery_target_numbers_in_bounds",
+                        condition=Q(covered_seq__gte=0, min_unacked__gte=1, timeout_seconds__range=(1, 60))
+                        & Q(notify_lease__range=(timedelta(0), timedelta(days=7)), wasted__lte=F("sent")),
+                    ),
+                    models.CheckConstraint(
+                        name="delivery_target_former_secret_has_an_end",
+                        condition=Q(former_secret=None, former_secret_until=None)
+                        | Q(former_secret__isnull=False, former_secret_until__isnull=False),
                     ),
                 ],
             },

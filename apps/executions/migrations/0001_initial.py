@@ -48,6 +48,15 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.UniqueConstraint(name="executions_execution_once_per_plan", fields=["tenant", "plan_id"]),
                     models.CheckConstraint(
+                        name="executions_execution_ended_iff_final",
+                        condition=Q(ended_at__isnull=False, status__in=FINAL, wake_at=None)
+                        | ~Q(status__in=FINAL) & Q(ended_at=None, terminal_receipt_id=None),
+                    ),
+                    models.CheckConstraint(
+                        name="executions_execution_halts_as_final",
+                        condition=Q(halted_as=None) | Q(halted_as__in=FINAL),
+                    ),
+                    models.CheckConstraint(
                         name="executions_execution_within_its_budget",
                         condition=Q(max_total_cost=None) | Q(total_cost__lte=F("max_total_cost")),
                     ),
@@ -95,10 +104,33 @@ class Migration(migrations.Migration):
                         condition=Q(call_expires_at__isnull=False, status="calling")
                         | ~Q(status="calling") & Q(call_expires_at=None),
                     ),
+                    models.CheckConstraint(
+                        name="executions_step_workers_do_worker_steps",
+                        condition=~Q(status__in=["calling", "queued"])
+                        | Q(step_type__in=["call_worker", "queue_execution"]),
+                    ),
+                    models.CheckConstraint(
+                        name="executions_step_asked_by_receipt",
+                        condition=~Q(status="awaiting", step_type__in=["aggregate", "escalate"])
+                        | Q(receipt_id__isnull=False),
+                    ),
                     models.UniqueConstraint(
                         name="executions_step_by_open_task",
                         fields=["tenant", "task_id"],
                         condition=Q(status="queued"),
+                    ),
+                    models.CheckConstraint(
+                        name="executions_step_queued_has_task",
+                        condition=~Q(status="queued") | Q(task_id__isnull=False),
+                    ),
+                    models.CheckConstraint(
+                        name="executions_step_ended_iff_settled",
+                        condition=Q(ended_at__isnull=False, status__in=SETTLED)
+                        | ~Q(status__in=SETTLED) & Q(ended_at=None),
+                    ),
+                    models.CheckConstraint(
+                        name="executions_step_outcome_has_envelope",
+                        condition=~Q(status__in=["complete", "failed"]) | Q(envelope__isnull=False),
                     ),
                 ],
             },

@@ -104,6 +104,11 @@ class Migration(migrations.Migration):
                     ],
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant", "key"), name="memory_subject_key_once"),
+                        models.CheckConstraint(condition=Q(rev__gte=1), name="memory_subject_rev_counts_from_1"),
+                        models.CheckConstraint(
+                            condition=Q(expires_at=None) | Q(delete_after_days__isnull=False),
+                            name="memory_subject_that_keeps_all_never_expires",
+                        ),
                     ],
                 },
             ),
@@ -323,6 +328,26 @@ class Migration(migrations.Migration):
                     ],
                     "constraints": [
                         models.CheckConstraint(
+                            condition=Q(("kind__in", ["observation", "pattern", "concept", "item"])),
+                            name="memory_memory_kind_known",
+                        ),
+                        models.CheckConstraint(
+                            condition=Q(confidence__gte=0, confidence__lte=1),
+                            name="memory_memory_confidence_between_0_and_1",
+                        ),
+                        models.CheckConstraint(
+                            condition=Q(superseded_by=None) | Q(superseded_at__isnull=False),
+                            name="memory_memory_superseded_at_a_time",
+                        ),
+                        models.CheckConstraint(
+                            condition=~Q(superseded_by=models.F("id")),
+                            name="memory_memory_not_superseded_by_itself",
+                        ),
+                        models.CheckConstraint(
+                            condition=Q(superseded_at=None) | Q(superseded_at__gte=models.F("recorded_at")),
+                            name="memory_memory_known_before_superseded",
+                        ),
+                        models.CheckConstraint(
                             condition=(~Q(kind="concept") | Q(key__isnull=False))
                             & (~Q(kind="pattern") | Q(confidence__isnull=False, revision__isnull=False))
                             & (~Q(kind="observation") | Q(confidence__isnull=False, occurred_at__isnull=False))
@@ -340,6 +365,23 @@ class Migration(migrations.Migration):
                                 )
                             ),
                             name="memory_memory_has_the_fields_of_its_kind",
+                        ),
+                        models.CheckConstraint(
+                            condition=Q(valid_to=None) | Q(valid_to__gt=models.F("valid_from")),
+                            name="memory_memory_valid_for_a_while",
+                        ),
+                        models.CheckConstraint(
+                            condition=Q(
+                                Q(slot=None, slot_key=None),
+                                Q(
+                                    ("slot__isnull", False),
+                                    ("slot_key__isnull", False),
+                                    ~Q(slot=""),
+                                    ~Q(slot_key=""),
+                                ),
+                                _connector="OR",
+                            ),
+                            name="memory_memory_slot_has_a_name_and_a_key",
                         ),
                         models.UniqueConstraint(
                             condition=Q(kind="pattern"),

@@ -9,6 +9,9 @@ from apps.core.tables import CreateModels, id_field, reference, tenant_field
 # Room in each page for new versions of its rows; manifests, which no heartbeat changes, are stored out of line.
 IN_PLACE = "alter table workers_worker set (fillfactor = 70, toast_tuple_target = 256)"
 
+TIERS = ["trusted", "verified", "sandbox", "untrusted"]
+STATES = ["ready", "degraded", "maintenance", "offline", "quarantined"]
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -108,10 +111,18 @@ class Migration(migrations.Migration):
                     ],
                     "constraints": [
                         models.UniqueConstraint(name="workers_worker_id_once", fields=["tenant", "worker_id"]),
+                        models.CheckConstraint(name="workers_worker_state_known", condition=Q(state__in=STATES)),
+                        models.CheckConstraint(
+                            name="workers_worker_effective_tier_known", condition=Q(effective_tier__in=TIERS)
+                        ),
                         models.CheckConstraint(
                             name="workers_worker_trust_is_signed",
                             condition=Q(effective_tier="untrusted")
                             | Q(signed_at__isnull=False, signing_key__isnull=False, trust_ends_at__isnull=False),
+                        ),
+                        models.CheckConstraint(
+                            name="workers_worker_reach_known",
+                            condition=Q(reach__in=["unknown", "up", "down"], reported__in=STATES),
                         ),
                     ],
                 },
@@ -175,6 +186,10 @@ class Migration(migrations.Migration):
                             name="workers_offer_one_current_a_name",
                             fields=["tenant", "worker", "name"],
                             condition=Q(withdrawn_at=None),
+                        ),
+                        models.CheckConstraint(
+                            name="workers_offer_successes_are_runs",
+                            condition=Q(successes__gte=0, successes__lte=F("runs")),
                         ),
                     ],
                 },
