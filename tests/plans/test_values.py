@@ -68,6 +68,7 @@ def found(text: str) -> set[tuple[object, ...]]:
         ("tomorrow at 9", "datetime", "2026-11-25T09:00:00Z"),
         ("Friday, 5:30 p.m.", "datetime", "2026-11-27T17:30:00Z"),
         ("tomorrow at 12.30", "datetime", "2026-11-25T12:30:00Z"),
+        ("scan '/srv/app'", "path", "/srv/app"),
         ("tonight at 8", "datetime", "2026-11-24T20:00:00Z"),
         ("tomorrow at 4", "datetime", "2026-11-25T16:00:00Z"),
         ("quarter to 7 pm", "time", "18:45"),

@@ -230,7 +230,8 @@ class Options:
     def _typed(self, param: Param) -> Iterator[Option]:
         for found in self.part.found:
             how, mask = fits(param, found), mask_of(found.places)
-            if param.array and found.kind is Kind.PATH and "file" in param.words and "." not in found.value:
+            is_folder = found.kind in (Kind.PATH, Kind.QUOTED) and "/" in found.value and "." not in found.value
+            if param.array and is_folder and "file" in param.words:
                 how *= _UNSUITED  # a folder is no list of files
             is_number = found.kind in (Kind.INTEGER, Kind.NUMBER) and not (found.unit and param.role == "money")
             first, last = min(found.places), max(found.places)

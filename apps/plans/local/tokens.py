@@ -135,6 +135,8 @@ _SPANS: Final = (
 )
 """Values of several tokens: their halves are values as well."""
 _SPANNING: Final = [(kind, re.compile(pattern)) for kind, pattern in _SPANS]
+_QUOTED: Final = frozenset((Kind.PATH, Kind.FILE, Kind.URL, Kind.EMAIL))
+"""What stays what it is between quotes."""
 _LONGEST: Final = 15
 """Longer numbers are not exact as floats: they are ids."""
 
@@ -153,6 +155,9 @@ def scan(text: str) -> tuple[list[Token], list[Found]]:
             found.append(Found(kind, _seconds(low), place, place, "", "minute"))
         elif (kind and kind not in WHENS) or (group == "digits" and number_of(said) is None):
             found.append(Found(kind or Kind.ID, value, place, place))
+        within = _SCANNER.fullmatch(value) if kind is Kind.QUOTED else None
+        if within and within.lastgroup in _QUOTED:
+            found.append(Found(Kind(within.lastgroup), value, place, place))
         if kind is Kind.VERSION and low[1:].isdecimal():
             found.append(Found(Kind.INTEGER, int(low[1:]), place, place))
     starts, ends = {one.start: one.place for one in tokens}, {one.end: one.place for one in tokens}
