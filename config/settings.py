@@ -290,6 +290,18 @@ def database(process: str, url: str, most: int) -> dict[str, Any]:
 DATABASES = databases(PROCESS)
 DATABASE_ROUTERS = ["apps.core.sql.Logins"]
 
+# The inbox service that `manage.py default_target` makes the default target of what goes elsewhere.
+MEMORYGATE_URL = env.str("MEMORYGATE_URL", default="")
+MEMORYGATE_SERVICE_TOKEN = env.str("MEMORYGATE_SERVICE_TOKEN", default="")
+
+# What `manage.py source_tokens` accepts as tokens of sources. MemoryGate's is the one that we show it.
+SERVICE_TOKEN_SUFFIX = "_SERVICE_TOKEN"  # noqa: S105  # the end of a name
+SERVICE_TOKENS = {
+    name: text
+    for name, text in env.ENVIRON.items()
+    if name.endswith(SERVICE_TOKEN_SUFFIX) and name != "MEMORYGATE_SERVICE_TOKEN" and text
+}
+
 # The embedder that recall asks what texts mean: an endpoint of the OpenAI form (its whole address, `…/v1/embeddings`), the
 # name of its model and how many numbers that gives. Without one, recall goes by words alone.
 EMBEDDER_URL = env.str("GATEHOUSE_EMBEDDER_URL", default="")

@@ -14,7 +14,7 @@ from apps.core.schemas import Input, Name, Output, Paged, Text
 from apps.delivery import selectors
 from apps.delivery.models import LONGEST_LEASE, Endpoint
 from apps.delivery.services import targets
-from apps.delivery.services.targets import TargetWithSecret
+from apps.delivery.services.targets import DEFAULT_TARGET, TargetWithSecret
 from apps.principals.scopes import Scope
 from apps.principals.selectors import principal_named
 from apps.principals.tenancy import Caller
@@ -265,7 +265,7 @@ class OnePrincipal(Input):
 
 
 class SetRemoteRoute(OnePrincipal):
-    target: Name
+    target: Name = DEFAULT_TARGET
     """The remote target that it has moved to."""
     remote_name: Name | None = None
     """Its name there; omitted: the same name."""

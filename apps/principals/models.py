@@ -158,6 +158,8 @@ class Token(TenantModel):
 _FORM: Final = re.compile(r"ght_([0-9a-f]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
 
 _FOREIGN_FORM: Final = re.compile(r"(?!ght_)[!-~]{32,200}", re.ASCII)
+# Fewer than in any thirty-two hexadecimal digits that were drawn at random, all but once in millions.
+_FEWEST_CHARACTERS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +192,8 @@ def read_secret(text: str) -> Secret | None:
 def unpresentable(*words: str) -> Secret:
     """The secret of a row that no request can present: a header's token has no spaces."""
     return Secret(" ".join(words))
+
+
+def given_secret(text: str) -> Secret | None:
+    """The secret in a text that somebody has chosen, or None if it is too short or too plain to be one."""
+    return read_secret(text) if len(set(text)) >= _FEWEST_CHARACTERS else None

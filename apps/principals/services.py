@@ -20,6 +20,7 @@ from apps.principals.models import (
     Secret,
     Tenant,
     Token,
+    given_secret,
     new_secret,
 )
 from apps.principals.scopes import Kind, Scope, forbidden_to
@@ -183,6 +184,45 @@ def admit_operator(
     for tenant in Tenant.objects.filter(slug__in=roles):
         Membership.objects.update_or_create(operator=operator, tenant=tenant, defaults={"role": roles[tenant.slug]})
     return operator
+
+
+@transaction.atomic
+def accept_token(*, tenant_id: int, source_system: str, text: str, label: str, now: datetime) -> Token:
+    """Let a text from elsewhere be the token with which a source posts; the one before it of this label ends.
+
+    It is a token of the service principal that has the source's name, which is made where there is none. A text that
+    was accepted before, and revoked since, stays revoked. Runs as the system.
+
+    :raises Invalid: if the text has fewer than 32 characters, or few different ones, or is a token otherwise.
+    :raises NameTaken: if the principal of that name is an agent or a worker.
+    """
+    secret = given_secret(text)
+    if secret is None:
+        raise Invalid(
+            f"{label} is not a text of 32 to 200 visible characters, of which enough are different.", code="weak_secret"
+        )
+    known = Token.objects.filter(digest=secret.digest).first()
+    if known is not None:
+        if (known.tenant_id, known.source_systems, known.label) != (tenant_id, [source_system], label):
+            raise Invalid(f"{label} is a token that stands for something else already.", code="weak_secret")
+        return known
+    principal = Principal.objects.filter(tenant_id=tenant_id).named(source_system).first()
+    if principal is None:
+        principal = add_principal(tenant_id=tenant_id, name=source_system, kind=Kind.SERVICE, now=now)
+    if principal.kind not in {Kind.SERVICE, Kind.DELEGATE}:
+        raise NameTaken(f"{principal.name} is of the kind {principal.kind}; {label} needs a service of that name.")
+    own = Token.objects.filter(tenant_id=tenant_id, source_systems=[source_system], label=label, revoked_at=None)
+    own.update(revoked_at=now)
+    return Token.objects.create(
+        tenant_id=tenant_id,
+        principal=principal,
+        label=label,
+        prefix=secret.prefix,
+        digest=secret.digest,
+        scopes=[Scope.RECEIPTS_WRITE],
+        source_systems=[source_system],
+        created_at=now,
+    )
 
 
 @transaction.atomic

@@ -5,15 +5,19 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from pytest_django import Settings
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from apps.console import health, metrics
 from apps.core.ids import format_ref
-from apps.delivery.models import Delivery, State, Target
+from apps.core.sealing import unseal
+from apps.delivery.models import Delivery, RemoteRoute, State, Target
+from apps.delivery.selectors import remote_named
 from apps.delivery.senders import Delivered, Refused
 from apps.delivery.services import sending, targets
 from apps.digests import jobs
@@ -458,7 +462,7 @@ def test_admin_adds_a_remote_moves_a_principal_and_sees_its_deliveries(kee: Call
     ada.ask("PUT", "/remote-targets/memorygate", url="https://without-an-address-today.invalid")
     ada.ask("PUT", "/remote-targets/memorygate", url=remote.url)  # keeps its token
     moved = {"recipient_ai": "Kee", "moved_to": "memorygate", "remote_name": "Kee"}
-    assert ada.ask("PUT", "/remote-routes/Kee", target="memorygate") == moved
+    assert ada.ask("PUT", "/remote-routes/Kee") == moved
     with acting_as(kee):
         posted = post(kee)
     deliver()
@@ -568,3 +572,27 @@ def test_figures_and_health_tell_pending_from_dead(dead: Delivery, kee: Caller, 
         Target.objects.update(retry_at=pending.created_at)
     finding = health._deliveries()
     assert (finding.ok, finding.needed, finding.says) == (False, False, "1 targets do not answer, 1 are dead")
+
+
+def test_environment_names_the_default_target(db: None, settings: Settings) -> None:
+    call_command("default_target")
+    settings.MEMORYGATE_URL, settings.MEMORYGATE_SERVICE_TOKEN = "https://memorygate.example", ""
+    with pytest.raises(CommandError, match="MEMORYGATE_SERVICE_TOKEN"):
+        call_command("default_target")
+    settings.MEMORYGATE_SERVICE_TOKEN = TOKEN
+    with pytest.raises(CommandError, match="no tenant"):
+        call_command("default_target")
+    make_tenant("default")
+    for _ in range(2):
+        call_command("default_target")
+    with acting_as_system("test"):
+        target = remote_named("memorygate")
+        assert (target.url, target.endpoint) == ("https://memorygate.example", "universal")
+        assert unseal(target.secret) == TOKEN
+        assert not RemoteRoute.objects.exists()
+        Target.objects.update(known_as="hq", timeout_seconds=20, endpoint="gatehouse")
+    settings.MEMORYGATE_URL = "https://other.example"
+    call_command("default_target")
+    target = reloaded(target)
+    assert (target.url, target.principal_id) == ("https://other.example", None)
+    assert (target.known_as, target.timeout_seconds, target.endpoint) == ("hq", 20, "gatehouse")

@@ -82,7 +82,7 @@ def test_help_groups_the_commands_of_the_product_and_hides_those_of_django() -> 
     assert re.findall(r"^\[(\w+)\]$", shown, re.MULTILINE) == sorted(
         {app.removeprefix("apps.") for app in get_commands().values() if app.startswith("apps.")}
     )
-    assert re.search(r"\n\[principals\]\n    issue_token +Issue a token; .*\n", shown)
+    assert re.search(r"\n\[principals\]\n    issue_token +Issue a token; .*\n    source_tokens ", shown)
     assert not {"flush", "makemigrations", "shell"} & set(shown.split())
 
 

@@ -20,6 +20,8 @@ from apps.principals.tenancy import Caller
 
 MOST: Final = 20
 """Webhooks that a principal may have."""
+DEFAULT_TARGET: Final = "memorygate"
+"""The remote target that the environment names, by MEMORYGATE_URL and MEMORYGATE_SERVICE_TOKEN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

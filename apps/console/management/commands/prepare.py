@@ -15,7 +15,7 @@ from config.stack.folders import DataFolder
 
 
 class Command(BaseCommand):
-    help = "Migrate, and write the schedules."
+    help = "Migrate, write the schedules, and add what the environment names: the default target, tokens of sources."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
@@ -31,6 +31,8 @@ class Command(BaseCommand):
         call_command("sync_schedules")
         if tokens is not None:
             self._fill(DataFolder(settings.DATA_DIR), tokens)
+        call_command("default_target")
+        call_command("source_tokens")
 
     def _fill(self, data: DataFolder, wanted: dict[str, list[str]]) -> None:
         if not data.password_file.exists():
