@@ -1,17 +1,20 @@
-"""Receipts over HTTP with the documented payloads: posting, reading, acking."""
+"""Receipts over HTTP with the documented payloads: posting, reading, acking; and `manage.py inbox`."""
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.test import Client
 
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
-from apps.principals.tenancy import acting_as_system
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Obligation, Receipt, ReceiptKey
 from tests import factories
+from tests.digests.makers import post, post_grouped, read
 from tests.factories import make_caller, make_principal, make_tenant, make_token
 
 INBOX, UNIVERSAL, API = "/internal/inbox/receipt", "/internal/receipt", "/api/v1/receipts"
@@ -210,3 +213,60 @@ def test_the_raw_path_shows_what_still_waits(ask: Ask, token: str) -> None:
     assert listed(f"?limit=1&cursor={first['next']}") == ["email_monitor"]
     ask("POST", f"{API}/{posted['receipt_id']}/archive")
     assert (listed("?unread=true"), len(listed("?unread=false"))) == (["email_monitor"], 2)
+
+
+def inbox(verb: str, *options: str, principal: str = "Kee", tenant: str = "acme") -> str:
+    out = StringIO()
+    call_command("inbox", verb, "--principal", principal, "--tenant", tenant, *options, stdout=out)
+    return out.getvalue().strip()
+
+
+def answer(verb: str, *options: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(inbox(verb, *options))
+    return told
+
+
+@pytest.fixture
+def filled(kee: Caller) -> Caller:
+    with acting_as(kee):
+        post(kee, title="First")
+        for number in range(3):
+            post_grouped(kee, title=f"Check {number}")
+        post_grouped(kee, title="Check 3", flush_class="immediate")
+    return kee
+
+
+def test_an_inbox_is_read_expanded_acked_and_looked_back_on(filled: Caller) -> None:
+    page = answer("read")
+    assert [entry["count"] for entry in page["entries"]] == [1, 4]
+    item, digest = (entry["token"] for entry in page["entries"])
+    assert [one["title"] for one in answer("expand", "--through", digest)["receipts"]] == [
+        f"Check {n}" for n in range(4)
+    ]
+    first = answer("expand", "--through", digest, "--limit", "3")
+    assert len(answer("expand", "--through", digest, "--cursor", first["next"])["receipts"]) == 1
+    assert answer("ack", "--through", item) == {"acked_entries": 1, "acked_receipts": 1}
+    assert answer("ack", "--through", digest) == {"acked_entries": 1, "acked_receipts": 4}
+    assert answer("ack", "--through", digest) == {"acked_entries": 0, "acked_receipts": 0}
+    assert answer("read")["entries"] == []
+    assert [entry["acked_at"] is None for entry in answer("history")["entries"]] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["ack"], "needs --through"),
+        (["ack", "--through", "thr_1"], "thr_1"),
+        (["ack", "--through", "ent_999999"], "has no entry"),
+        (["read", "--limit", "0"], "/limit"),
+        (["history", "--cursor", "x"], "cursor"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_options_are_named_and_change_nothing(filled: Caller, options: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        inbox(*options)
+    with pytest.raises(CommandError, match="no principal 'Hexy'"):
+        inbox("read", principal="Hexy")
+    with acting_as(filled):
+        assert read(filled).visible == 5
