@@ -4,8 +4,8 @@ An app registers a hook for a source system in a module named `hooks`, which is 
 
     register(Hook(source_system="crm", reads=("deal.id",), group_of=group_of, summarize_thread=summarize_thread))
 
-Hooks are pure and quick: `summarize_thread` runs while the inbox is locked. If a hook raises, that is logged and the
-receipt is treated as if its source had no hook.
+Hooks are pure and quick: `summarize_thread` runs while the inbox is locked. If a hook fails, the failure is logged and
+the receipt is treated as if its source had no hook.
 """
 
 import logging
@@ -117,10 +117,13 @@ def group_of(fact: Fact) -> Group | None:
     if hook is None:
         return None
     try:
-        return hook.group_of(fact)
+        group = hook.group_of(fact)
+        if group is not None:
+            _check_group(group)
     except Exception:
         logger.exception("the hook of %s could not group a receipt", fact.source_system)
         return None
+    return group
 
 
 def summarize_thread(source_system: str, facts: Sequence[Fact], context: Context) -> tuple[str, str] | None:
@@ -129,11 +132,32 @@ def summarize_thread(source_system: str, facts: Sequence[Fact], context: Context
     if hook is None or hook.summarize_thread is None:
         return None
     try:
-        title, summary = hook.summarize_thread(facts, context) or ("", "")
+        texts = hook.summarize_thread(facts, context)
+        if texts is None:
+            return None
+        title, summary = texts
+        _check_texts(title, summary)
     except Exception:
         logger.exception("the hook of %s could not summarize a thread", source_system)
         return None
     return (title, summary) if title.strip() and summary.strip() else None
+
+
+def _check_group(group: object) -> None:
+    """:raises TypeError, ValueError: if it is no group that can be stored."""
+    if not isinstance(group, Group):
+        raise TypeError(f"no Group, but {group!r}")
+    _check_texts(*(text for text in (group.resource_ref, group.event_family, group.summary_hint) if text is not None))
+
+
+def _check_texts(*texts: object) -> None:
+    """:raises TypeError, ValueError: if one of them is no text that can be stored."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"no text, but {text!r}")
+        if "\x00" in text:
+            raise ValueError("It holds a NUL character.")
+        text.encode()  # no lone surrogates
 
 
 def next_action(receipt: ReceiptOutput) -> NextActionOutput:
@@ -145,8 +169,10 @@ def next_action(receipt: ReceiptOutput) -> NextActionOutput:
         except Exception:
             logger.exception("the hook of %s could not suggest what to do next", receipt.source_system)
         else:
-            if action is not None:
+            if isinstance(action, NextActionOutput):
                 return action
+            if action is not None:
+                logger.error("the hook of %s suggested %r as the next action", receipt.source_system, action)
     return next(found for rule in _RULES if (found := rule(receipt)) is not None)
 
 

@@ -93,10 +93,20 @@ def fails(*_: object) -> Any:
     raise LookupError("no such deal")
 
 
-def test_a_hook_that_fails_is_logged_and_ignored(
-    as_kee: Caller, hook: Callable[..., None], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "group_of",
+    [
+        fails,
+        lambda fact: Group(resource_ref=7, event_family="deals"),  # type: ignore[arg-type]
+        lambda fact: Group(resource_ref="deal:7", event_family="deals", summary_hint="\x00"),
+        lambda fact: ("deal:7", "deals"),
+    ],
+    ids=["an error", "a number", "a NUL", "no group"],
+)
+def test_a_faulty_group_is_logged_and_ignored(
+    as_kee: Caller, hook: Callable[..., None], caplog: pytest.LogCaptureFixture, group_of: Any
 ) -> None:
-    hook(fails)
+    hook(group_of)
     post(as_kee, source="crm")
     assert [entry.kind for entry in read(as_kee).entries] == ["item"]
     assert "the hook of crm could not group a receipt" in caplog.text
@@ -179,9 +189,12 @@ def test_the_database_cuts_out_of_metadata_what_python_does(as_kee: Caller) -> N
     [
         lambda facts, context: None,
         lambda facts, context: ("", "x"),
+        lambda facts, context: ("x\x00", "y"),
+        lambda facts, context: ("x",),
+        lambda facts, context: ("x", 7),
         fails,
     ],
-    ids=["nothing", "no title", "an error"],
+    ids=["nothing", "no title", "NUL", "one text", "a number", "an error"],
 )
 def test_without_a_usable_summary_the_hint_or_the_default_stands(
     as_kee: Caller, hook: Callable[..., None], summarize: Any
@@ -299,7 +312,7 @@ WON = ReceiptOutput(
 def test_a_source_says_what_to_do_next_before_the_table(
     hook: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    actions = {"deal_won": NextActionOutput(description="Ship it.")}
+    actions: dict[str, Any] = {"deal_won": NextActionOutput(description="Ship it."), "odd": "Ship it."}
     hook(
         next_action=lambda receipt: (
             actions.get(receipt.event_type) or (fails() if receipt.event_type == "bad" else None)
@@ -308,8 +321,10 @@ def test_a_source_says_what_to_do_next_before_the_table(
     assert hooks.next_action(WON).description == "Ship it."
     assert hooks.next_action(WON.model_copy(update={"event_type": "deal_lost"})).description == "Congratulate."
     assert hooks.next_action(WON.model_copy(update={"source_system": "other"})).description == "Congratulate."
-    assert hooks.next_action(WON.model_copy(update={"event_type": "bad"})).description == "Congratulate."
-    assert "the hook of crm" in caplog.text
+    for faulty in ("odd", "bad"):
+        caplog.clear()
+        assert hooks.next_action(WON.model_copy(update={"event_type": faulty})).description == "Congratulate."
+        assert "the hook of crm" in caplog.text
 
 
 def test_what_comes_from_github_leads_to_its_page(as_kee: Caller) -> None:
