@@ -33,8 +33,6 @@ Every other tool is callable by its name all the same. There are three ways to i
 - `/mcp?tools=memory,plans` lists the tools of these groups besides. The groups are {groups}.
 - `/mcp?tools=all` lists all.
 
-What serves one intention is one tool: its arguments choose the form.
-
 A refused call has `isError` and a text that says what was wrong and what to do. It has no `structuredContent`.
 Its members (`code`, `detail`, `errors`) are in `_meta` under `gatehouse/refusal` for programs.
 """

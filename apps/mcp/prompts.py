@@ -69,7 +69,7 @@ HABITS: Final = (
         "Delegate an intent",
         "Turn an intent into a plan that MCP workers carry out.",
         "Have this done by MCP workers: {intent}\nWith the tool: {tool}\n\nCall carry_out_request with this intent. The first "
-        "line of its answer says what to do: confirm_plan if a value is a guess and right, answer_plan if something was not said, then "
+        "line of its answer says what to do: confirm_plan if a value is a guess and right, answer_plan by call_tool if something was not said, then "
         "execute_delegation_plan with the new plan. Do not wait for it: receipts in your inbox tell you when a step "
         "needs you, when a task of it has ended, and if the whole ends otherwise than complete. What it came to, "
         "get_plan_status tells at any time. The MCP workers that are there stand below.",

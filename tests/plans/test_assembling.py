@@ -115,7 +115,7 @@ def test_param_that_lacks_or_has_no_exact_form_is_asked_for() -> None:
     assert asked["questions"] == [{**names, "text": text, "schema": {"type": "integer"}}]
     (half,) = asked["partial_plan"]["steps"]
     assert (half["params"], half["missing_params"]) == ({"image_path": "/a.png"}, ["width"])
-    told = 'confirm_plan(plan_id="plan-1", answers={"question-1": …}), over REST POST /api/v1/plans/plan-1/answer.'
+    told = 'answer_plan(plan_id="plan-1", answers={"question-1": …}), by call_tool, over REST POST /api/v1/plans/plan-1/answer.'
     assert next_step(asked) == f"{text} Tell it with {told}"
     inexact = make_plan(call(SENTIMENT, text=Value(value=2**60, evidence=Evidence.CONTEXT))).document()
     assert "give it as text" in inexact["questions"][0]["text"]

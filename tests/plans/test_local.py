@@ -68,6 +68,11 @@ READING = (
         takes(needs(owner=STRING, repo=STRING), state=choice("open", "closed", default="open")),
     ),
     tool("report_hours", "Report the hours worked.", needs(period=choice("this_week", "last_week"))),
+    tool(
+        "list_loans",
+        "List the loans of books.",
+        shape(**{name: {"type": "boolean", "default": False} for name in ("include_archived", "hide_drafts")}),
+    ),
     tool("convert_currency", "Convert an amount to another currency.", EXCHANGE),
 )
 OFFICE = Catalogue(
@@ -120,6 +125,7 @@ READY: list[tuple[str, str, dict[str, Any]]] = [
     ("Which tickets are pending?", "list_tickets", {"status": "pending"}),
     ("list all tickets", "list_tickets", {}),
     ("Report the hours of last week", "report_hours", {"period": "last_week"}),
+    ("List the loans, hide drafts and include archived", "list_loans", {"hide_drafts": True, "include_archived": True}),
     ("What is the weather in Vienna?", "get_weather", {"city": "Vienna"}),
     ("weather in New York please", "get_weather", {"city": "New York"}),
     ("Whta is the weather in Vienna right now?", "get_weather", {"city": "Vienna"}),

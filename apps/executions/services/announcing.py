@@ -55,7 +55,7 @@ def request_decision(work: UnitOfWork, step: ExecutionStep) -> str:
             "recommendation": work.readable(step, "recommendation"),
             "results": reports.results_for_receipt(work.steps),
         },
-        suggested_next_step=f'decide_step(execution_id="{execution.ref}", step_id="{step.step_id}", decision="accept" | "reject")',
+        suggested_next_step=f'decide_step(execution_id="{execution.ref}", step_id="{step.step_id}", decision="accept" | "reject"), by call_tool',
         owed=True,
     )
 

@@ -51,7 +51,7 @@ _COMPOUND: Final = re.compile(r"/|-[A-Za-z]")
 """What may not follow: 3-day, 5/x."""
 _OF_LATE: Final = 45
 """Up to so many days ago, a day without a year is the last such day."""
-_MANY, _A_YEAR, _SHORT, _EARLIEST = 20, 12, 4, 6
+_MANY, _A_YEAR, _SHORT = 20, 12, 4
 
 
 @dataclass(slots=True)
@@ -131,7 +131,8 @@ def _month_end(around: _Around, month: str, year: str | None) -> When:
     """The last day of the next such month, or of the last one for what is over."""
     number = _MONTHS.index(month[:3]) + 1
     found = _whole(around.year(year) or around.today.year, number)[1]
-    return found if year or around.past or found >= around.today else _whole(found.year + 1, number)[1]
+    shift = 0 if year or around.past == (found < around.today) else -1 if around.past else 1
+    return _whole(found.year + shift, number)[1]
 
 
 def _nth(around: _Around, dow: str | None, nth: str) -> When:
@@ -210,10 +211,7 @@ def _hours(around: _Around, since: str, hour: str) -> When:
 
 def _at(around: _Around, hour: str, minute: str | None) -> When:
     amounts = (*words.UNITS, *words.CURRENCIES, "each", "per", "%")
-    if around.after in amounts or around.after.endswith("s"):
-        return None
-    late = not minute and hour[0] != "0" and 0 < int(hour) < _EARLIEST  # Few mean four in the night by "at 4".
-    return _hour(around, hour, minute, "pm" if late else None)
+    return None if around.after in amounts or around.after.endswith("s") else _hour(around, hour, minute)
 
 
 _READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (

@@ -156,6 +156,7 @@ class _Whole:
                 for one, other in combinations([options[one.name] for one in profile.params if one.name in options], 2)
                 if not (one.is_announced or other.is_announced)
             ),
+            "halves": len({one.mask for one in options.values() if one.side and one.evidence == Evidence.CUT}) > 1,
             "missing": len(missing),
             "required": required,
             "optional": len(options) - required,

@@ -48,9 +48,10 @@ _SWITCHES: Final = {
     **dict.fromkeys(("on", "enable", "enabled", "activate", "activated", "true", "yes"), True),
     **dict.fromkeys(("off", "disable", "disabled", "deactivate", "deactivated", "false", "no"), False),
 }
-_UNWANTED: Final = GROUPS["negation"] | {"skip", "hide", "exclude", "excluding", "omit"}
 _NEGATED: Final = 4
 """So far ahead of a flag may stand what says that it is not wanted: "no mail to the attendees"."""
+_NAMED_HALF: Final = frozenset(map(stem, ("first", "given", "forename", "last", "family", "surname")))
+_TITLES: Final = frozenset(("mr", "mrs", "ms", "miss", "dr", "prof"))
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
 _ROW: Final = frozenset({"and", "&", ",", "in", "on", "for", "the"})
 _TURNING: Final = GROUPS["condition"] | GROUPS["exception"]
@@ -219,13 +220,22 @@ class Options:
             if not begins or (begins < 1 and (low in SMALL or place == part.verb_at or ahead[0] in self.profile.nouns)):
                 continue
             hows = [how for word in key if (how := max(near(one, word) for one in ahead))]
-            negated = [at for at in range(max(part.first, place - _NEGATED), place) if part.low(at) in _UNWANTED]
-            if negated and part.low(negated[0] - 1) == "but":
-                negated.insert(0, negated[0] - 1)
+            negated = self._negation(place, param)
             whole = len(hows) == len(key) and min(hows) == 1 and ahead[0] == key[0]
             last = min(place + len(key) - 1 if whole else place, part.stop - 1)
             told = {"s": 1.0, "s.unlike": 1 - min(hows), "s.lacking": 1 - len(hows) / len(key)}
             yield self._option(not negated, Evidence.CHOICE, told, min([place, *negated]), last)
+
+    def _negation(self, place: int, param: Param) -> list[int]:
+        """The places of what says that a flag is not wanted, within its clause: "but no mail to the attendees"."""
+        part = self.part
+        for at in range(place - 1, max(part.first, place - _NEGATED) - 1, -1):
+            if part.low(at) in GROUPS["negation"]:
+                return [at - 1, at] if part.low(at - 1) == "but" else [at]
+            is_others = part.stems.get(at, "") in self._owners and part.stems.get(at, "") not in param.own
+            if part.low(at) in ("and", "but") or part.low(at) in MARKS or is_others:
+                break
+        return []
 
     def _typed(self, param: Param) -> Iterator[Option]:
         for found in self.part.found:
@@ -311,7 +321,9 @@ class Options:
             text = text if sort == "text" else re.sub(r"['’]s$", "", text)
             option = self._option(_items(text) if param.array else text, Evidence.CUT, told, first, last)
             head, _, rest = text.partition(" ")
-            if rest and param.side in ("left", "right"):  # the first name and the last one
+            if rest and _NAMED_HALF & set(param.words):
+                if head.lower().rstrip(".") in _TITLES or rest.count(" ") > 1:
+                    continue
                 one, side = (head, "first") if param.side == "left" else (rest, "second")
                 # The second half costs nothing: the first one has paid for the words.
                 paid = {"c.half": 1.0} if side == "second" and option.is_proper else told

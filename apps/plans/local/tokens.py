@@ -135,6 +135,7 @@ _SPANS: Final = (
 )
 """Values of several tokens: their halves are values as well."""
 _SPANNING: Final = [(kind, re.compile(pattern)) for kind, pattern in _SPANS]
+_SHORT: Final = 200
 _QUOTED: Final = frozenset((Kind.PATH, Kind.FILE, Kind.URL, Kind.EMAIL))
 """What stays what it is between quotes."""
 _LONGEST: Final = 15
@@ -155,11 +156,11 @@ def scan(text: str) -> tuple[list[Token], list[Found]]:
             found.append(Found(kind, _seconds(low), place, place, "", "minute"))
         elif (kind and kind not in WHENS) or (group == "digits" and number_of(said) is None):
             found.append(Found(kind or Kind.ID, value, place, place))
-        within = _SCANNER.fullmatch(value) if kind is Kind.QUOTED else None
+        within = _SCANNER.fullmatch(value) if kind is Kind.QUOTED and len(value) <= _SHORT else None
         if within and within.lastgroup in _QUOTED:
             found.append(Found(Kind(within.lastgroup), value, place, place))
-        if kind is Kind.VERSION and low[1:].isdecimal():
-            found.append(Found(Kind.INTEGER, int(low[1:]), place, place))
+        if kind is Kind.VERSION and isinstance(number := number_of(low[1:]), int):
+            found.append(Found(Kind.INTEGER, number, place, place))
     starts, ends = {one.start: one.place for one in tokens}, {one.end: one.place for one in tokens}
     known = {(one.first, one.last) for one in found}
     for kind, form in _SPANNING:

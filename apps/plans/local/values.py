@@ -22,7 +22,7 @@ _RANGED: Final = frozenset((Kind.INTEGER, Kind.NUMBER, Kind.MONEY, Kind.QUANTITY
 _TIMES: Final = frozenset(unit for unit, (base, _) in words.RATIOS.items() if base == "time")
 _TABLES: Final = ((Kind.LANGUAGE, words.LANGUAGES), (Kind.CURRENCY, words.CURRENCIES), (Kind.COUNTRY, words.COUNTRIES))
 _CODE: Final = 2
-_SPANS: Final = frozenset(("last", "past", "next"))
+_BACK: Final = frozenset(("last", "past"))
 
 
 def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) -> Reading:
@@ -78,9 +78,9 @@ def _numbers(tokens: Sequence[Token]) -> Iterator[Found]:
     place = 0
     while place < len(tokens):
         number = _number(tokens, place)
-        unit = words.UNITS.get(tokens[place + 1].low, "") if tokens[place].low in _SPANS and tokens[place + 1 :] else ""
-        if unit in _TIMES:  # in the last hour
-            yield Found(Kind.DURATION, words.RATIOS[unit][1], place, place + 1, "", unit)
+        unit = words.UNITS.get(tokens[place + 1].low, "") if tokens[place].low in _BACK and tokens[place + 1 :] else ""
+        if unit in ("minute", "hour", "day"):  # in the last hour
+            yield Found(Kind.DURATION, words.RATIOS[unit][1], place, place + 1, "start", unit)
         if number is None:
             place += 1
             continue
