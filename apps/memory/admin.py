@@ -7,7 +7,7 @@ from django.utils.html import format_html, format_html_join
 
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, link_to_list, linked, start_of
 from apps.memory import selectors
-from apps.memory.models import Memory, Session, Subject
+from apps.memory.models import Memory, PromotionPolicy, Session, Subject
 from apps.memory.states import Kind
 
 _LATEST: Final = 20
@@ -62,3 +62,10 @@ class SubjectAdmin(_Admin):
         return format_html(
             '<pre class="whitespace-pre-wrap">{}</pre>', selectors.prompt_of(subject, now=timezone.now())
         )
+
+
+@admin.register(PromotionPolicy)
+class PromotionPolicyAdmin(_Admin):
+    list_display = ["delegate", "tenant", "domains", "confidence_threshold", "requires_novel", "author", "revised_at"]
+    list_select_related = ["tenant", "delegate", "author"]
+    list_filter = ["tenant", "requires_novel"]

@@ -129,6 +129,9 @@ class PromotionPolicy(TenantModel):
             models.UniqueConstraint(fields=["tenant", "delegate"], name="memory_promotionpolicy_once"),
         ]
 
+    def __str__(self) -> str:
+        return f"{self.delegate}: {', '.join(self.domains)}"
+
 
 class EnvelopeLoaded(TenantModel):
     """ENVELOPE_LOADED: a viewer was given an envelope. It holds a keyed digest of the content, never the content."""
@@ -445,6 +448,9 @@ class Relationship(TenantModel):
             models.Index(fields=["tenant", "type", "-id"], name="memory_relationship_of_type"),
             models.Index(fields=["tenant", "-id"], name="memory_relationship_newest"),
         ]
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.type} {self.target}"
 
 
 class SearchTerm(TenantModel):

@@ -22,7 +22,6 @@ from apps.memory.models import (
     EnvelopeLoaded,
     Memory,
     MemoryPolicy,
-    PromotionPolicy,
     Relationship,
     Revision,
     SearchTerm,
@@ -66,7 +65,7 @@ def address(model: type[models.Model], page: str, *args: object) -> str:
 # inbox, or that REST answers.
 WITHOUT_A_PAGE = {
     Allowance, Budget, Call, ConceptName, Dependency, Entry, EnvelopeLoaded, FairShare, FinishedTask, IdempotencyKey,
-    LearnedModel, LiveTask, MemoryPolicy, Offer, PromotionPolicy, QueueHistory, RateWindow, ReceiptKey, ReceiptState,
+    LearnedModel, LiveTask, MemoryPolicy, Offer, QueueHistory, RateWindow, ReceiptKey, ReceiptState,
     Registry, Relationship, Revision, Run, SearchTerm, SearchTotals, SourceEntry, SourceHour, TermFrequency, ToolVersion,
     Vector, WorkerEvent,
 }  # fmt: skip

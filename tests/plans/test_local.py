@@ -180,6 +180,7 @@ def test_call_is_ready_but_where_words_without_quotes_are_cut(intent: str, name:
         ("Share /plans/a.pdf", "people", ()),
         ("Transfer 250 EUR to ACC-2", "from_account", ()),
         ("Book a room from 2026-12-01 10:00 to 2026-12-01 11:00", "room", ("Oslo", "Lima")),
+        ("Register Mr Lee as a guest", "first_name", ()),
     ],
 )
 def test_missing_value_is_asked_for(intent: str, param: str, choices: tuple[str, ...]) -> None:

@@ -278,6 +278,7 @@ def test_best_value(name: str, schema: dict[str, Any], siblings: list[str], text
     ("name", "schema", "text"),
     [
         ("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "500 results"),
+        ("version", INTEGER, f"v{'1' * 5000}"),
         ("key", {"type": "string", "pattern": "^[A-Z]+-\\d+$"}, "c_17"),
         ("state", {"enum": ["open", "closed"]}, "c_17"),
         ("password", TEXT, "'abc'"),
