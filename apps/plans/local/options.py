@@ -242,7 +242,7 @@ class Options:
             how, mask = fits(param, found), mask_of(found.places)
             is_folder = found.kind in (Kind.PATH, Kind.QUOTED) and "/" in found.value and "." not in found.value
             if param.array and is_folder and "file" in param.words:
-                how *= _UNSUITED  # a folder is no list of files
+                how *= _UNSUITED / 2  # a folder is no list of files
             is_number = found.kind in (Kind.INTEGER, Kind.NUMBER) and not (found.unit and param.role == "money")
             first, last = min(found.places), max(found.places)
             is_compared = is_number and self.part.low(self.part.before(first)) in _COMPARING
