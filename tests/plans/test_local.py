@@ -126,6 +126,11 @@ READY: list[tuple[str, str, dict[str, Any]]] = [
     ("list all tickets", "list_tickets", {}),
     ("Report the hours of last week", "report_hours", {"period": "last_week"}),
     ("List the loans, hide drafts and include archived", "list_loans", {"hide_drafts": True, "include_archived": True}),
+    (
+        "Register the guest 'Ann' 'Lee' and skip notifying the host",
+        "register_guest",
+        {"first_name": "Ann", "last_name": "Lee", "notify_host": False},
+    ),
     ("What is the weather in Vienna?", "get_weather", {"city": "Vienna"}),
     ("weather in New York please", "get_weather", {"city": "New York"}),
     ("Whta is the weather in Vienna right now?", "get_weather", {"city": "Vienna"}),
@@ -180,7 +185,6 @@ def test_call_is_ready_but_where_words_without_quotes_are_cut(intent: str, name:
         ("Share /plans/a.pdf", "people", ()),
         ("Transfer 250 EUR to ACC-2", "from_account", ()),
         ("Book a room from 2026-12-01 10:00 to 2026-12-01 11:00", "room", ("Oslo", "Lima")),
-        ("Register Mr Lee as a guest", "first_name", ()),
     ],
 )
 def test_missing_value_is_asked_for(intent: str, param: str, choices: tuple[str, ...]) -> None:
@@ -202,6 +206,7 @@ def test_missing_value_is_asked_for(intent: str, param: str, choices: tuple[str,
         ("Every Monday, close ticket 12", Lack.CONDITION),
         ("Close all tickets except ticket 12", Lack.CONDITION),
         ("Close ticket 12 instead of ticket 13", Lack.CONDITION),
+        ("List the loans excluding drafts, including archived", Lack.CONDITION),
         ("Water the plants", Lack.TOOL),
         ("Reopen ticket 12", Lack.TOOL),
         ("Close ticket 12 with an encrypted farewell", Lack.TOOL),

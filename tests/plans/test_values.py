@@ -279,6 +279,8 @@ def test_best_value(name: str, schema: dict[str, Any], siblings: list[str], text
     [
         ("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "500 results"),
         ("version", INTEGER, f"v{'1' * 5000}"),
+        ("ticket", INTEGER, f"#{'1' * 5000}"),
+        ("minutes", INTEGER, f"{'9' * 400}h 30m"),
         ("key", {"type": "string", "pattern": "^[A-Z]+-\\d+$"}, "c_17"),
         ("state", {"enum": ["open", "closed"]}, "c_17"),
         ("password", TEXT, "'abc'"),

@@ -50,8 +50,9 @@ _SWITCHES: Final = {
 }
 _NEGATED: Final = 4
 """So far ahead of a flag may stand what says that it is not wanted: "no mail to the attendees"."""
+_SKIPPING: Final = frozenset(map(stem, ("skip", "hide", "exclude", "omit")))
 _NAMED_HALF: Final = frozenset(map(stem, ("first", "given", "forename", "last", "family", "surname")))
-_TITLES: Final = frozenset(("mr", "mrs", "ms", "miss", "dr", "prof"))
+_TITLES: Final = frozenset(("mr", "mrs", "ms", "miss", "dr", "prof", "sir", "madam"))
 _UNTOLD: Final = frozenset({"is", "has", "includ", "enabl", "onli", "on", "activ"})
 _ROW: Final = frozenset({"and", "&", ",", "in", "on", "for", "the"})
 _TURNING: Final = GROUPS["condition"] | GROUPS["exception"]
@@ -220,22 +221,29 @@ class Options:
             if not begins or (begins < 1 and (low in SMALL or place == part.verb_at or ahead[0] in self.profile.nouns)):
                 continue
             hows = [how for word in key if (how := max(near(one, word) for one in ahead))]
-            negated = self._negation(place, param)
+            negated, sure = self._negation(place, param)
             whole = len(hows) == len(key) and min(hows) == 1 and ahead[0] == key[0]
             last = min(place + len(key) - 1 if whole else place, part.stop - 1)
             told = {"s": 1.0, "s.unlike": 1 - min(hows), "s.lacking": 1 - len(hows) / len(key)}
-            yield self._option(not negated, Evidence.CHOICE, told, min([place, *negated]), last)
+            evidence = Evidence.CHOICE if sure else Evidence.CUT
+            yield self._option(not negated, evidence, told, min([place, *negated]), last)
 
-    def _negation(self, place: int, param: Param) -> list[int]:
-        """The places of what says that a flag is not wanted, within its clause: "but no mail to the attendees"."""
-        part = self.part
+    def _negation(self, place: int, param: Param) -> tuple[list[int], bool]:
+        """The places of what says that a flag is not wanted, and whether it is sure: it stands in the flag's own clause."""
+        part, sure, skips = self.part, True, not _SKIPPING.isdisjoint(param.words)
         for at in range(place - 1, max(part.first, place - _NEGATED) - 1, -1):
-            if part.low(at) in GROUPS["negation"]:
-                return [at - 1, at] if part.low(at - 1) == "but" else [at]
-            is_others = part.stems.get(at, "") in self._owners and part.stems.get(at, "") not in param.own
-            if part.low(at) in ("and", "but") or part.low(at) in MARKS or is_others:
+            low, stemmed = part.low(at), part.stems.get(at, "")
+            if low in GROUPS["negation"] and part.low(at + 1) != "forget":
+                negates = not (skips and low in ("no", "without"))  # "no drafts" is what hide_drafts says
+            else:
+                is_others = stemmed in self._owners or at == part.verb_at
+                negates = sure and not skips and not is_others and stemmed in _SKIPPING
+            if negates:
+                return ([at - 1, at] if part.low(at - 1) == "but" else [at]), sure
+            if low == "but":
                 break
-        return []
+            sure = sure and low != "and" and low not in MARKS and (stemmed in param.own or stemmed not in self._owners)
+        return [], True
 
     def _typed(self, param: Param) -> Iterator[Option]:
         for found in self.part.found:
@@ -321,9 +329,10 @@ class Options:
             text = text if sort == "text" else re.sub(r"['’]s$", "", text)
             option = self._option(_items(text) if param.array else text, Evidence.CUT, told, first, last)
             head, _, rest = text.partition(" ")
-            if rest and _NAMED_HALF & set(param.words):
-                if head.lower().rstrip(".") in _TITLES or rest.count(" ") > 1:
-                    continue
+            is_half = not _NAMED_HALF.isdisjoint(param.words)
+            if is_half and (rest.count(" ") > 1 or not _TITLES.isdisjoint(text.lower().replace(".", "").split())):
+                continue
+            if is_half and rest:
                 one, side = (head, "first") if param.side == "left" else (rest, "second")
                 # The second half costs nothing: the first one has paid for the words.
                 paid = {"c.half": 1.0} if side == "second" and option.is_proper else told

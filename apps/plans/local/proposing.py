@@ -35,7 +35,7 @@ _MOST_MARGIN, _NEAR = 6.0, 0.3
 """The largest margin that counts, and the margin of twins."""
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
-_READY, _ACTING = 0.78, 0.82
+_READY, _ACTING = 0.78, 0.8
 """A plan that is right so surely may run, and one that changes something, if no value was cut from plain words but names that
 capitals bound."""
 _SHOWN, _SETTLED = 0.40, 0.12

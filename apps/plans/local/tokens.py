@@ -150,6 +150,8 @@ def scan(text: str) -> tuple[list[Token], list[Found]]:
         place, said, group = len(tokens), match.group(), match.lastgroup
         low = said.lower().replace("’", "'")
         kind = None if group in (None, "word", "digits") else Kind(str(group))
+        if (kind is Kind.NUMBER_REF and len(said) > _LONGEST) or (kind is Kind.DURATION and len(said) > 3 * _LONGEST):
+            kind = Kind.ID
         tokens.append(Token(place, match.start(), match.end(), said, low, low if kind else words.stem(said)))
         value: Any = said[1:-1].strip() if kind is Kind.QUOTED else int(said[1:]) if kind is Kind.NUMBER_REF else said
         if kind is Kind.DURATION:

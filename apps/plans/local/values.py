@@ -79,7 +79,7 @@ def _numbers(tokens: Sequence[Token]) -> Iterator[Found]:
     while place < len(tokens):
         number = _number(tokens, place)
         unit = words.UNITS.get(tokens[place + 1].low, "") if tokens[place].low in _BACK and tokens[place + 1 :] else ""
-        if unit in ("minute", "hour", "day"):  # in the last hour
+        if unit in ("minute", "hour"):  # in the last hour
             yield Found(Kind.DURATION, words.RATIOS[unit][1], place, place + 1, "start", unit)
         if number is None:
             place += 1
