@@ -190,7 +190,7 @@ class Options:
             for size, place in product({1, len(wanted)}, range(part.first, part.stop)):
                 low, last = part.low(place), place + size - 1
                 if last >= part.stop:
-                    break
+                    continue
                 if low in GROUPS["article"] and not (place > part.first and part.reading.tokens[place].text == "A"):
                     continue
                 if part.masks["typed"] & stretch(place, last):
