@@ -10,6 +10,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 
+from config.stack.servers import LOGINS
 from config.typed import typed
 
 
@@ -32,8 +33,8 @@ def told_in_a_sentence(code: int) -> Iterator[None]:
 
 def _sentence(cause: psycopg.OperationalError) -> str:
     reason = str(cause).strip().splitlines()[0]
-    if os.environ.get("DATABASE_URL"):
-        return f"The database that DATABASE_URL names can't be reached: {reason}"
+    if named := [name for name in LOGINS if os.environ.get(name)]:
+        return f"The database that {' or '.join(named)} names can't be reached: {reason}"
     if not (settings.DATA_DIR / "stack.json").exists():
         return f"Nothing runs with its data in {settings.DATA_DIR}; start {typed('up')}, or name the folder of what runs in GATEHOUSE_DATA."
     return f"The database of what runs with its data in {settings.DATA_DIR} can't be reached: {reason}"

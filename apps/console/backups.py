@@ -43,14 +43,8 @@ def back_up(folder: Path, *, now: datetime) -> dict[str, Any]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     # The wall is forced on the owner, whom it lets read all rows.
-    _run(
-        "pg_dump",
-        "--enable-row-security",
-        "--no-large-objects",
-        "--format=directory",
-        "--jobs=2",
-        f"--file={folder / DATABASE}",
-    )
+    wanted = ("--enable-row-security", "--no-large-objects", "--format=directory", "--jobs=2")
+    _run("pg_dump", *wanted, f"--file={folder / DATABASE}")
     artifacts = _artifacts()
     if artifacts and artifacts.exists():
         shutil.copytree(artifacts, folder / ARTIFACTS, dirs_exist_ok=True)
@@ -152,6 +146,8 @@ def _digest(path: Path) -> str:
 
 def _run(program: str, *arguments: str) -> None:
     """Run a program of PostgreSQL on the database, as the role that owns the tables."""
+    if SYSTEM in connections.settings and OWNER not in connections.settings:
+        raise Refused("DATABASE_URL_OWNER is needed: the owner's login alone reads and makes all tables.")
     with logged_in_as(OWNER):
         given = connection.get_connection_params()
     names = {option.keyword.decode(): option.envvar for option in pq.Conninfo.get_defaults()}
@@ -166,7 +162,8 @@ def _run(program: str, *arguments: str) -> None:
         check=False,
     )
     if done.returncode:
-        raise Refused(f"{program} failed: {done.stderr.strip()[-1000:]}")
+        # What follows is the statement, which may be long.
+        raise Refused(f"{program} failed: {done.stderr.partition('Command was:')[0].strip()[-1000:]}")
 
 
 def _found(program: str) -> str:
