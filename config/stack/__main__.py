@@ -115,6 +115,10 @@ def demo(options: argparse.Namespace, data: DataFolder) -> int:
         stack = data.read(data.stack_file)
         if not data.lock:
             say(f"Using what runs already at {stack['url']}")
+            if BUNDLED_WORKERS.keys() - stack["processes"].keys():
+                raise StackError(
+                    f"It runs without the bundled MCP workers. End it, and start it with them: {typed('up')}"
+                )
         if options.watch:
             say(f"Console {stack['url']}/admin/  user admin  password in {data.password_file}")
         # An outsider: it gets an address and the token of an agent.

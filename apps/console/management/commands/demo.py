@@ -181,12 +181,6 @@ async def _begin(kee: Agent) -> None:
         return bool((await kee.call("memory_bootstrap"))["inbox_unread_count"] == 0)
 
     await kee.until("An empty inbox", emptied)
-    await _bootstrap(kee)
-
-
-async def _bootstrap(kee: Agent) -> None:
-    unread = (await kee.call("memory_bootstrap"))["inbox_unread_count"]
-    _expect(unread == 0, f"Unread receipts: {unread}.")
     kee.step("memory_bootstrap", "inbox empty")
 
 
@@ -308,7 +302,9 @@ async def _end(kee: Agent, plan: Json, summary: str) -> None:
         evidence=[f"plan:{plan['plan_id']}"],
     )
     kee.step("memory_store", f"{stored['ref']} in code_analysis")
-    await _bootstrap(kee)
+    unread = (await kee.call("memory_bootstrap"))["inbox_unread_count"]
+    _expect(unread == 0, f"Unread receipts: {unread}.")
+    kee.step("memory_bootstrap", "inbox empty")
     chain = (await kee.call("get_receipt_chain", receipt_id=plan["receipt_id"]))["receipts"]
     kee.screen.print(_tree(chain))
     loose = [link["receipt_id"] for link in chain if link["obligation"] == "open"]
