@@ -257,7 +257,8 @@ def _of_kind(param: Param, found: Found) -> float:
         return max(best, 0.7)
     if param.role == "other" and kind is Kind.INTEGER:
         return max(best, 0.5)
-    return max(best, 0.4) if param.role in _PLAIN and kind not in NUMERIC and kind is not Kind.UNIT else best
+    is_odd = kind in NUMERIC or kind is Kind.UNIT or (kind in WHENS and param.role != "text")
+    return max(best, 0.4) if param.role in _PLAIN and not is_odd else best
 
 
 def _of_unit(param: Param, found: Found) -> float:
@@ -325,8 +326,10 @@ def _converted(param: Param, found: Found) -> Any:
         value = f"{value}:00Z"
     elif kind is Kind.DATE and Kind.DATETIME in param.kinds and Kind.DATE not in param.kinds:
         value = f"{value}T{'23:59:59' if found.role == 'end' else '00:00:00'}Z"
+    elif kind in WHENS and "month" in param.words:
+        value = str(value)[: len("2026-01")]
     elif kind in WHENS and param.role != "period" and not ({Kind.DATETIME, Kind.TIME} & param.kinds):
-        value = str(value)[: len("2026-01" if "month" in param.words else "2026-01-01")]
+        value = str(value)[: len("2026-01-01")]
     elif kind is Kind.DOMAIN and Kind.URL in param.kinds and param.role != "domain":
         value = f"https://{value}"
     elif (

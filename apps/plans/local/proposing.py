@@ -35,9 +35,8 @@ _MOST_MARGIN, _NEAR = 6.0, 0.3
 """The largest margin that counts, and the margin of twins."""
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
-_READY, _ACTING = 0.78, 0.8
-"""A plan that is right so surely may run, and one that changes something, if no value was cut from plain words but names that
-capitals bound."""
+_READY: Final = 0.7
+"""A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
 _SHOWN, _SETTLED = 0.40, 0.12
 """It is shown for confirmation if it is right so surely, and where the asker said which tool is meant."""
 _ASKED: Final = 0.02
@@ -258,9 +257,8 @@ class Proposing:
         measured = self.measured(draft)
         p = 1 / (1 + math.exp(-sum(weight * measured.get(name, 0.0) for name, weight in WEIGHTS["right"].items())))
         is_shown = p >= (_SETTLED if self.asked.tools else _SHOWN)
-        is_gentle = all(map(self.is_gentle, draft.tools))
-        is_sure = p >= (_READY if is_gentle else _ACTING) and self._is_plain(draft)
-        laid = _Laid(self.asked, p, sure=is_sure, gentle=is_gentle)
+        is_sure = p >= _READY and self._is_plain(draft)
+        laid = _Laid(self.asked, p, sure=is_sure, gentle=all(map(self.is_gentle, draft.tools)))
         missing: list[Missing] = []
         questions: list[dict[str, Any]] = []
         for chosen in draft.chosen:
@@ -299,14 +297,16 @@ class Proposing:
         )
 
     def _is_plain(self, draft: Draft) -> bool:
-        """Does nothing speak against running it at once: an unexplained word, a lookup that nobody spoke of, an act on what is not
-        named, or on several?"""
+        """Does nothing speak against running it at once? A value that nothing takes does. If it changes something, so do an
+        unexplained word, a lookup that nobody spoke of, and an act on what is not named, or on several.
+        """
         acts = [(one, match) for one, match in draft.steps if not self.is_gentle(match.profile.tool.uid)]
         is_vague = any(
             one.part.question or match.told["plural"] or not (match.named or len(match.options) > 1)
             for one, match in acts
         )
-        return not draft.unknown and draft.told["fed"] <= draft.told["fed.named"] and not is_vague
+        is_loose = draft.unknown or draft.told["fed"] > draft.told["fed.named"] or is_vague
+        return not (draft.told["unexplained.typed"] or (acts and is_loose))
 
     def measured(self, draft: Draft) -> dict[str, float]:
         """What tells of a plan whether it is right."""
