@@ -35,7 +35,7 @@ _MOST_MARGIN, _NEAR = 6.0, 0.3
 """The largest margin that counts, and the margin of twins."""
 _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
-_READY: Final = 0.7
+_READY: Final = 0.75
 """A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
 _SHOWN, _SETTLED = 0.40, 0.12
 """It is shown for confirmation if it is right so surely, and where the asker said which tool is meant."""
