@@ -81,3 +81,9 @@ def reference(
         editable=editable,
     )
     return name, field
+
+
+def table(name: str, *fields: Named, key: bool = True, tenant: bool = True, **options: Any) -> CreateModel:
+    """The operation that creates a model: its number and its tenant first, unless `fields` has its own."""
+    first = [id_field()] * key + [tenant_field()] * tenant
+    return CreateModel(name, [*first, *fields], options)

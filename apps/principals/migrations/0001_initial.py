@@ -8,7 +8,7 @@ from django.db import migrations, models
 from django.db.models import F, Q
 
 from apps.core.rls import kept
-from apps.core.tables import CreateModels, id_field, reference, tenant_field
+from apps.core.tables import CreateModels, id_field, reference, table
 
 # The application's role is bound by row-level security to one tenant, the operator's to those of its memberships,
 # and the system role sees all tenants. The server's administrator has made them as logins beside the owner's, see
@@ -94,28 +94,24 @@ class Migration(migrations.Migration):
         migrations.RunSQL(TENANT, "drop function gatehouse_tenant()"),
         migrations.RunSQL(TENANTS, "drop function gatehouse_tenants()"),
         CreateModels(
-            migrations.CreateModel(
-                name="Tenant",
-                fields=[
-                    id_field(),
-                    ("slug", models.SlugField(unique=True)),
-                    ("name", models.CharField(max_length=200)),
-                    ("created_at", models.DateTimeField()),
-                    (
-                        "keep_receipts",
-                        models.DurationField(
-                            null=True,
-                        ),
+            table(
+                "Tenant",
+                ("slug", models.SlugField(unique=True)),
+                ("name", models.CharField(max_length=200)),
+                ("created_at", models.DateTimeField()),
+                (
+                    "keep_receipts",
+                    models.DurationField(
+                        null=True,
                     ),
+                ),
+                tenant=False,
+                constraints=[
+                    models.CheckConstraint(
+                        condition=Q(keep_receipts=None) | Q(keep_receipts__gt=datetime.timedelta(0)),
+                        name="principals_tenant_keeps_receipts_a_while",
+                    )
                 ],
-                options={
-                    "constraints": [
-                        models.CheckConstraint(
-                            condition=Q(keep_receipts=None) | Q(keep_receipts__gt=datetime.timedelta(0)),
-                            name="principals_tenant_keeps_receipts_a_while",
-                        )
-                    ],
-                },
             ),
             migrations.CreateModel(
                 name="Operator",
@@ -154,81 +150,63 @@ class Migration(migrations.Migration):
                 },
                 managers=[("objects", UserManager())],
             ),
-            migrations.CreateModel(
-                name="Principal",
-                fields=[
-                    id_field(),
-                    ("name", models.CharField(max_length=50)),
-                    ("kind", models.CharField(max_length=10)),
-                    ("created_at", models.DateTimeField()),
-                    ("disabled_at", models.DateTimeField(null=True)),
-                    reference("parent", "principals.principal", "children", null=True),
-                    tenant_field(),
+            table(
+                "Principal",
+                ("name", models.CharField(max_length=50)),
+                ("kind", models.CharField(max_length=10)),
+                ("created_at", models.DateTimeField()),
+                ("disabled_at", models.DateTimeField(null=True)),
+                reference("parent", "principals.principal", "children", null=True),
+                constraints=[
+                    models.UniqueConstraint(name="principals_principal_name_once", fields=["tenant", "name"]),
+                    models.CheckConstraint(
+                        name="principals_principal_not_its_own_parent", condition=~Q(parent=F("id"))
+                    ),
                 ],
-                options={
-                    "constraints": [
-                        models.UniqueConstraint(name="principals_principal_name_once", fields=["tenant", "name"]),
-                        models.CheckConstraint(
-                            name="principals_principal_not_its_own_parent", condition=~Q(parent=F("id"))
-                        ),
-                    ],
-                    "permissions": [
-                        ("disable_principal", "Can disable and enable principals"),
-                        ("revoke_principal_tokens", "Can revoke tokens"),
-                        ("connect_client", "Can let OAuth clients act as principals"),
-                    ],
-                },
+                permissions=[
+                    ("disable_principal", "Can disable and enable principals"),
+                    ("revoke_principal_tokens", "Can revoke tokens"),
+                    ("connect_client", "Can let OAuth clients act as principals"),
+                ],
             ),
-            migrations.CreateModel(
-                name="Membership",
-                fields=[
-                    id_field(),
-                    ("role", models.CharField(max_length=10, default="viewer")),
-                    (
-                        "operator",
-                        models.ForeignKey(
-                            related_name="memberships", on_delete=models.CASCADE, to="principals.operator"
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(related_name="memberships", on_delete=models.CASCADE, to="principals.tenant"),
-                    ),
+            table(
+                "Membership",
+                ("role", models.CharField(max_length=10, default="viewer")),
+                (
+                    "operator",
+                    models.ForeignKey(related_name="memberships", on_delete=models.CASCADE, to="principals.operator"),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(related_name="memberships", on_delete=models.CASCADE, to="principals.tenant"),
+                ),
+                tenant=False,
+                constraints=[
+                    models.UniqueConstraint(name="principals_membership_once", fields=["operator", "tenant"]),
                 ],
-                options={
-                    "constraints": [
-                        models.UniqueConstraint(name="principals_membership_once", fields=["operator", "tenant"]),
-                    ],
-                },
             ),
-            migrations.CreateModel(
-                name="Token",
-                fields=[
-                    id_field(),
-                    ("label", models.CharField(max_length=100, blank=True)),
-                    ("prefix", models.CharField(max_length=8)),
-                    ("digest", models.BinaryField(max_length=32)),
-                    ("scopes", ArrayField(models.CharField(max_length=30))),
-                    ("source_systems", ArrayField(models.CharField(max_length=50), default=list)),
-                    ("created_at", models.DateTimeField()),
-                    ("expires_at", models.DateTimeField(null=True)),
-                    ("revoked_at", models.DateTimeField(null=True)),
-                    ("last_used_at", models.DateTimeField(null=True)),
-                    (
-                        "principal",
-                        models.ForeignKey(related_name="tokens", on_delete=models.PROTECT, to="principals.principal"),
-                    ),
-                    ("client", models.CharField(max_length=255, blank=True, default="")),
-                    tenant_field(),
+            table(
+                "Token",
+                ("label", models.CharField(max_length=100, blank=True)),
+                ("prefix", models.CharField(max_length=8)),
+                ("digest", models.BinaryField(max_length=32)),
+                ("scopes", ArrayField(models.CharField(max_length=30))),
+                ("source_systems", ArrayField(models.CharField(max_length=50), default=list)),
+                ("created_at", models.DateTimeField()),
+                ("expires_at", models.DateTimeField(null=True)),
+                ("revoked_at", models.DateTimeField(null=True)),
+                ("last_used_at", models.DateTimeField(null=True)),
+                (
+                    "principal",
+                    models.ForeignKey(related_name="tokens", on_delete=models.PROTECT, to="principals.principal"),
+                ),
+                ("client", models.CharField(max_length=255, blank=True, default="")),
+                constraints=[
+                    models.UniqueConstraint(name="principals_token_digest_once", fields=["tenant", "digest"]),
                 ],
-                options={
-                    "constraints": [
-                        models.UniqueConstraint(name="principals_token_digest_once", fields=["tenant", "digest"]),
-                    ],
-                    "indexes": [
-                        models.Index(name="principals_token_by_digest", fields=["digest"]),
-                    ],
-                },
+                indexes=[
+                    models.Index(name="principals_token_by_digest", fields=["digest"]),
+                ],
             ),
         ),
         migrations.RunSQL(TOKEN_LOOKUP, "drop function gatehouse_token(bytea)"),
