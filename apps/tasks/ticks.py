@@ -5,6 +5,9 @@ from apps.core.ticks import tick
 from apps.tasks.services import dependencies, operating, scheduling, sweeping, types
 from apps.tasks.signals import task_queued
 
+tick(every=timedelta(seconds=2))(sweeping.admit_waiting)
+tick(every=timedelta(seconds=20))(sweeping.keep_history)
+
 
 @tick(every=timedelta(seconds=1))
 def bring_back() -> None:
@@ -20,12 +23,6 @@ def end_what_must() -> None:
     for _ in range(30):
         if sweeping.end_what_must() < sweeping.SWEEP_BATCH:
             return
-
-
-@tick(every=timedelta(seconds=2))
-def admit_waiting() -> None:
-    """Give free concurrency keys to waiting tasks that were locked when the key became free."""
-    sweeping.admit_waiting()
 
 
 @tick(every=timedelta(seconds=1))
@@ -57,12 +54,6 @@ def go_on_with_bulk_actions() -> None:
     for _ in range(10):
         if not operating.go_on():
             return
-
-
-@tick(every=timedelta(seconds=20))
-def keep_history() -> None:
-    """Note the last minute of each queue, and delete old ones."""
-    sweeping.keep_history()
 
 
 @tick(every=timedelta(seconds=20))

@@ -7,26 +7,17 @@ from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors
 from apps.workers.services import discovery, health, memory, registry
 
-
-@tick(every=timedelta(seconds=5))
-def mark_late() -> None:
-    health.mark_late()
-
-
-@tick(every=timedelta(seconds=5))
-def lapse_trust() -> None:
-    registry.lapse_trust()
+tick(every=timedelta(seconds=5))(health.mark_late)
+tick(every=timedelta(seconds=5))(registry.lapse_trust)
+tick(every=timedelta(seconds=1), calls_out=True)(discovery.discover)
+tick(every=timedelta(seconds=1), calls_out=True)(health.probe)
+tick(every=timedelta(hours=1))(registry.forget_events)
 
 
 @tick(every=timedelta(seconds=5))
 def fold_calls() -> None:
     with acting_as_system("counting calls"):
         registry.fold_calls()
-
-
-@tick(every=timedelta(seconds=1), calls_out=True)
-def discover() -> None:
-    discovery.discover()
 
 
 @tick(every=timedelta(seconds=5), lasts=True)
@@ -36,11 +27,6 @@ def listen() -> None:
     listening.listen(until=is_stopping)
 
 
-@tick(every=timedelta(seconds=1), calls_out=True)
-def probe() -> None:
-    health.probe()
-
-
 @tick(every=timedelta(seconds=5))
 def remember() -> None:
     with acting_as_system("workers that memory does not hold yet"):
@@ -48,8 +34,3 @@ def remember() -> None:
     for tenant_id in tenants:
         with acting_in(tenant_id, "the registry, written to memory"):
             memory.remember()
-
-
-@tick(every=timedelta(hours=1))
-def forget_events() -> None:
-    registry.forget_events()

@@ -20,7 +20,6 @@ from apps.delivery.models import Delivery, RemoteRoute, State, Target
 from apps.delivery.selectors import remote_named
 from apps.delivery.senders import Delivered, Refused
 from apps.delivery.services import sending, targets
-from apps.digests import jobs
 from apps.digests import selectors as inboxes
 from apps.digests import services as digests
 from apps.principals import services as principals
@@ -324,7 +323,7 @@ def test_answer_of_the_old_address_says_nothing_of_the_new_one(target: Target, a
 def test_tick_alone_queues_wakes(as_kee: Caller, agent: Remote) -> None:
     make_webhook(as_kee, agent.url)
     post(as_kee)
-    jobs.queue_wakes()
+    digests.queue_wakes()
     assert sending.deliver_next()
     assert len(agent.received) == 1
 

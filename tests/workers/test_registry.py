@@ -17,7 +17,7 @@ from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.workers import manifests, selectors, ticks
+from apps.workers import manifests, selectors
 from apps.workers.models import Offer, Worker, WorkerEvent, WorkerRateLimited
 from apps.workers.services import registry
 from apps.workers.shapes import ListWorkers
@@ -465,7 +465,7 @@ def test_old_events_are_deleted_but_the_last_of_a_worker(kee: Caller) -> None:
     _, last = tell(kee, "steady", KEPT * 3, KEPT * 2)
     _, theirs = tell(other, "one", KEPT * 2, timedelta(0))
 
-    ticks.forget_events()
+    registry.forget_events()
 
     assert (told(kee), told(other)) == ({young, last}, {theirs})
     assert registry.forget_events() == 0
