@@ -41,8 +41,6 @@ class Address:
     uri: str
     operation: str
     name: str
-    title: str
-    description: str
     topic: Callable[[Caller, str], str] | None = None
     """Of the caller and the first variable: the topic that is notified of a change."""
     waits: Callable[[Caller], bool] | None = None
@@ -76,49 +74,16 @@ ADDRESSES: Final = (
         "inbox://me",
         "read_inbox",
         "inbox",
-        "Your inbox",
-        "Entries that wait for you, newest state first.",
         topic=lambda caller, _: inbox_topic(caller.principal_id),
         waits=_has_unread,
     ),
-    Address(
-        "inbox://me/entries/{ref}",
-        "get_entry",
-        "inbox_entry",
-        "One inbox entry",
-        "An entry of your inbox by its ref (ent_42).",
-    ),
-    Address("receipt://{id}", "get_receipt", "receipt", "A receipt", "A receipt by receipt_id or uuid."),
-    Address(
-        "task://{id}",
-        "check_task_status",
-        "task",
-        "A task",
-        "The state of a task by its id (task_7).",
-        topic=lambda caller, task: task_topic(caller.tenant_id, task),
-    ),
-    Address(
-        "task://{id}/result",
-        "fetch_task_result",
-        "task_result",
-        "A task's result",
-        "What a finished task gave.",
-    ),
-    Address(
-        "envelope://{subject_id}",
-        "get_memory_envelope",
-        "memory_envelope",
-        "A memory envelope",
-        "What is known of a subject (USER:42), as it stands at this moment.",
-    ),
-    Address("plan://{id}", "get_plan", "plan", "A plan", "A delegation plan with its steps."),
-    Address(
-        "worker://{id}/manifest",
-        "get_worker_manifest",
-        "worker_manifest",
-        "Manifest of an MCP worker",
-        "What an MCP worker can do: its tools with their schemas.",
-    ),
+    Address("inbox://me/entries/{ref}", "get_entry", "inbox_entry"),
+    Address("receipt://{id}", "get_receipt", "receipt"),
+    Address("task://{id}", "check_task_status", "task", topic=lambda caller, task: task_topic(caller.tenant_id, task)),
+    Address("task://{id}/result", "fetch_task_result", "task_result"),
+    Address("envelope://{subject_id}", "get_memory_envelope", "memory_envelope"),
+    Address("plan://{id}", "get_plan", "plan"),
+    Address("worker://{id}/manifest", "get_worker_manifest", "worker_manifest"),
 )
 
 
@@ -141,8 +106,8 @@ def _readable(caller: Caller, params: PaginatedRequestParams | None) -> list[Add
 def _described(address: Address) -> dict[str, Any]:
     return {
         "name": address.name,
-        "title": address.title,
-        "description": address.description,
+        "title": address.declared.title,
+        "description": address.declared.description,
         "mime_type": _JSON,
     }
 
