@@ -6,11 +6,9 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils import timezone
-from django.utils.html import format_html
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, verb
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to_list, verb
 from apps.delivery import selectors
 from apps.delivery.models import Delivery, RemoteRoute, State, Target
 from apps.delivery.services import sending, targets
@@ -33,11 +31,15 @@ class TargetAdmin(OperatorAdmin):
 
     @admin.display(description="Pending")
     def pending(self, target: Any) -> str:
-        return _deliveries_link(target, State.PENDING, target.pending)
+        return link_to_list(
+            "delivery_delivery", target.pending, target__id__exact=target.pk, state__exact=State.PENDING.value
+        )
 
     @admin.display(description="Dead")
     def dead_deliveries(self, target: Any) -> str:
-        return _deliveries_link(target, State.DEAD, target.dead_now)
+        return link_to_list(
+            "delivery_delivery", target.dead_now, target__id__exact=target.pk, state__exact=State.DEAD.value
+        )
 
     @verb(
         "Stop",
@@ -47,7 +49,7 @@ class TargetAdmin(OperatorAdmin):
     )
     def stop(self, target: Target, given: Mapping[str, Any]) -> str:
         reason = f"Stopped by an operator: {given['reason']}"
-        targets.stop(target_id=target.pk, reason=reason[:200], now=timezone.now())
+        targets.change(target_id=target.pk, enabled=False, reason=reason[:200], now=timezone.now())
         return f"{target} is stopped."
 
     @verb(
@@ -57,7 +59,7 @@ class TargetAdmin(OperatorAdmin):
         possible=lambda target: target.stopped_at or target.retry_at,
     )
     def resume(self, target: Target, given: Mapping[str, Any]) -> str:
-        targets.resume(target_id=target.pk)
+        targets.change(target_id=target.pk, enabled=True, now=timezone.now())
         return f"{target} is called again."
 
     @verb(
@@ -68,16 +70,6 @@ class TargetAdmin(OperatorAdmin):
     )
     def replay(self, target: Target, given: Mapping[str, Any]) -> str:
         return f"{sending.replay(target=target)} deliveries to {target} are sent again."
-
-
-def _deliveries_link(target: Target, state: State, count: int) -> str:
-    return format_html(
-        '<a href="{}?target__id__exact={}&state__exact={}" class="text-primary-600">{}</a>',
-        reverse("admin:delivery_delivery_changelist"),
-        target.pk,
-        state.value,
-        count,
-    )
 
 
 @admin.register(Delivery)

@@ -175,9 +175,9 @@ def test_webhook_is_called_for_its_owners_inbox_only(as_kee: Caller, agent: Remo
 
 
 def test_disabled_principal_and_stopped_target_are_not_called(target: Target, as_kee: Caller) -> None:
-    targets.stop(target_id=target.pk, reason="enough", now=T0)
+    targets.change(target_id=target.pk, enabled=False, reason="enough", now=T0)
     assert not wake(target)
-    targets.resume(target_id=target.pk)
+    targets.change(target_id=target.pk, enabled=True, now=T0)
     digests.queue_wakes()
     principals.disable_principal(principal_id=as_kee.principal_id, now=T0)
     assert not sending.deliver_next()
@@ -219,7 +219,7 @@ def test_final_refusal_stops_the_target_until_it_is_resumed(
     assert reloaded(target).stopped_reason == f"HTTP {status}", "the first reason stays"
     pass_time(3600)
     assert not wake(target)
-    targets.resume(target_id=target.pk)
+    targets.change(target_id=target.pk, enabled=True, now=T0)
     agent.always = says(200)
     assert wake(target)
     assert reloaded(target).stopped_reason is None

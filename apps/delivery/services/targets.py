@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Final
 
 from django.db import IntegrityError, transaction
@@ -62,13 +63,20 @@ def add(*, caller: Caller, url: str, notify_lease: timedelta, min_unacked: int, 
 
 @transaction.atomic
 def change(
-    *, principal_id: int, target_id: int, changes: Mapping[str, object], enabled: bool | None, now: datetime
+    *,
+    principal_id: int | None = None,
+    target_id: int,
+    changes: Mapping[str, object] = MappingProxyType({}),
+    enabled: bool | None,
+    reason: str = "Stopped by its owner.",
+    now: datetime,
 ) -> Target:
-    """Change a webhook. A new address, and enabling it again, end the pause after failures.
+    """Change a target. A new address, and enabling it again, end the pause after failures.
 
+    :param principal_id: the owner that a webhook must have; None where an operator changes it.
     :param changes: new values of `url`, `notify_lease` and `min_unacked`.
-    :param enabled: False stops the target, True resumes it.
-    :raises NotFound: `unknown_target`, if the principal has no such target.
+    :param enabled: False stops the target, unless it is stopped; True resumes it, and sends at once what waits.
+    :raises NotFound: `unknown_target`, if there is no such target.
     :raises Conflict: `target_exists`, if it has another one with the new address.
     """
     target = _hold(target_id, principal_id=principal_id)
@@ -76,39 +84,13 @@ def change(
     for name, value in changes.items():
         setattr(target, name, value)
     if enabled is False and target.stopped_at is None:
-        target.stopped_at, target.stopped_reason = now, "Stopped by its owner."
+        target.stopped_at, target.stopped_reason = now, reason
     if enabled:
         target.stopped_at = target.stopped_reason = None
     if moved or enabled:
         _try_again(target)
     _save(target)
     return target
-
-
-@transaction.atomic
-def stop(*, target_id: int, reason: str, now: datetime) -> bool:
-    """Stop calling a target until it is resumed; False if it was stopped already, in which case it keeps its reason.
-
-    :raises NotFound: `unknown_target`, if there is no such target.
-    """
-    target = _hold(target_id)
-    if target.stopped_at is not None:
-        return False
-    target.stopped_at, target.stopped_reason = now, reason
-    target.save()
-    return True
-
-
-@transaction.atomic
-def resume(*, target_id: int) -> None:
-    """Call a target again, at once if something waits for it.
-
-    :raises NotFound: `unknown_target`, if there is no such target.
-    """
-    target = _hold(target_id)
-    target.stopped_at = target.stopped_reason = None
-    _try_again(target)
-    target.save()
 
 
 @transaction.atomic
