@@ -99,7 +99,7 @@ def _read(
     if newest:
         bound = Bound(ids=tuple(sorted(one["pk"] for one in shown)))
     entries = [
-        EntryOutput.build(
+        EntryOutput(
             token=formats.format_token(Through(entry_id=one["pk"], as_of=as_of, bound=bound)), **_members(**one)
         )
         for one in shown
@@ -133,7 +133,7 @@ def _members(
     texts = (title, summary, *receipt_ids)
     return {
         **same,
-        "pk": pk,
+        "id": pk,
         "ref": formats.entry_ref(pk),
         "thread": formats.thread_ref(thread_id) if thread_id is not None else None,
         "title": title,
@@ -221,7 +221,7 @@ def _past(rows: Sequence[Entry]) -> list[PastEntryOutput]:
             resource_ref=row.thread.resource_ref if row.thread else None,
             event_family=row.thread.event_family if row.thread else None,
         )
-        past = PastEntryOutput.build(
+        past = PastEntryOutput(
             **members,
             pruned=row.pruned,
             token=None,

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Any, Final, Self
 from uuid import UUID
 
-from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from apps.core.schemas import Output, Text
 from apps.digests.models import FlushReason, ReceiptState
@@ -58,29 +58,11 @@ class EntryOutput(Output):
     supersedes: str | None
     delivery_handle: str | None
     tokens_estimate: int
-    _id: int = PrivateAttr(default=0)
-    _receipt_pks: list[int] = PrivateAttr(default_factory=list)
-    _pruned: int = PrivateAttr(default=0)
-
-    @property
-    def id(self) -> int:
-        return self._id
-
-    @property
-    def receipt_pks(self) -> list[int]:
-        """Primary keys of the receipts, those that retention has deleted too."""
-        return self._receipt_pks
-
-    @property
-    def pruned(self) -> int:
-        """How many of its receipts retention has deleted."""
-        return self._pruned
-
-    @classmethod
-    def build(cls, *, pk: int, receipt_pks: list[int], pruned: int = 0, **members: Any) -> Self:
-        entry = cls(**members)
-        entry._id, entry._receipt_pks, entry._pruned = pk, receipt_pks, pruned
-        return entry
+    id: int = Field(exclude=True)
+    receipt_pks: list[int] = Field(exclude=True)
+    """Primary keys of the receipts, those that retention has deleted too."""
+    pruned: int = Field(default=0, exclude=True)
+    """How many of its receipts retention has deleted."""
 
 
 class PastEntryOutput(EntryOutput):
@@ -104,20 +86,12 @@ class InboxOutput(Output):
     """Unread receipts in buffers; they will surface within the inbox's window."""
     more_waiting: int
     """Unread receipts that are not in these entries."""
-    _has_news: bool = PrivateAttr(default=True)
+    has_news: bool = Field(default=True, exclude=True)
+    """Whether any entry is more than the rest of a digest that the reader has been shown before."""
 
     @property
     def unread(self) -> int:
         return self.visible + self.pending
-
-    @property
-    def has_news(self) -> bool:
-        """Whether any entry is more than the rest of a digest that the reader has been shown before."""
-        return self._has_news
-
-    def with_news(self, has_news: bool) -> Self:  # noqa: FBT001  # the only argument
-        self._has_news = has_news
-        return self
 
 
 class HistoryOutput(Output):
@@ -152,16 +126,12 @@ class ReceiptOutput(Output):
     delivered_at: datetime | None
     read_at: datetime | None
     archived_at: datetime | None
-    _pk: int = PrivateAttr(default=0)
-
-    @property
-    def pk(self) -> int:
-        return self._pk
+    pk: int = Field(exclude=True)
 
     @classmethod
     def of(cls, fact: Receipt, state: ReceiptState | None) -> Self:
         """A receipt and its state in the inbox; receipts of the ledger have none."""
-        receipt = cls(
+        return cls(
             **{name: getattr(fact, name) for name in _OF_RECEIPT},
             uuid=str(fact.uuid),
             recipient_ai=fact.recipient.name,
@@ -171,13 +141,11 @@ class ReceiptOutput(Output):
             read_at=state.acked_at if state else None,
             archived_at=state.archived_at if state else None,
         )
-        receipt._pk = fact.pk
-        return receipt
 
 
 _OF_RECEIPT: Final = (
     *("receipt_id", "source_system", "event_type", "dedupe_key", "title", "summary", "metadata", "artifact_pointer"),
-    *("artifact_location", "requires_action", "suggested_next_step", "surface", "delivery_handle", "created_at"),
+    *("artifact_location", "requires_action", "suggested_next_step", "surface", "delivery_handle", "created_at", "pk"),
 )
 
 

@@ -293,6 +293,7 @@ def test_github_reviews_and_checks_are_two_digests(as_kee: Caller) -> None:
 WON = ReceiptOutput(
     **dict.fromkeys(ReceiptOutput.model_fields)
     | {
+        "pk": 1,
         "receipt_id": "R.1",
         "uuid": "",
         "recipient_ai": "Kee",

@@ -117,7 +117,7 @@ def read_inbox(caller: Caller, given: ReadInbox) -> InboxOutput:
     )
     _refuse_ahead(given.after, page.as_of)
     _delivered(page.entries)
-    return page.with_news(not given.wait or _has_news(caller, given.after, page.entries))
+    return page.model_copy(update={"has_news": not given.wait or _has_news(caller, given.after, page.entries)})
 
 
 class _Further(StreamInbox):
@@ -170,7 +170,7 @@ def stream_inbox(caller: Caller, given: StreamInbox) -> InboxOutput:
     )
     _refuse_ahead(given.after, page.as_of)
     _delivered(page.entries)
-    return page.with_news(_has_news(caller, given.after, page.entries))
+    return page.model_copy(update={"has_news": _has_news(caller, given.after, page.entries)})
 
 
 class OneEntry(Input):
