@@ -19,6 +19,7 @@ from apps.core import foreign_schemas, outbound, strict_json
 from apps.core.errors import FieldError, Invalid
 from apps.core.outbound import CallFailed, NotMCP, legible
 from apps.workers import trust
+from apps.workers.models import ToolVersion
 from apps.workers.shapes import MOST_TOOLS
 from apps.workers.trust import Tier
 
@@ -28,28 +29,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolContract:
-    """One tool of a manifest, with the hash that names this version of the tool."""
-
-    uid: str
-    name: str
-    description: str
-    input_schema: Mapping[str, Any]
-    output_schema: Mapping[str, Any]
-    side_effects: Mapping[str, str] | None
-
-    @property
-    def effects(self) -> frozenset[str]:
-        return trust.effects_of(self.side_effects)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """A checked registration. `original` is what was signed, member by member."""
 
     worker_id: str
     endpoint: str
-    tools: tuple[ToolContract, ...]
+    tools: tuple[ToolVersion, ...]
+    """As they would be stored, but for the tenant and the time."""
     capabilities: tuple[str, ...]
     constraints: Mapping[str, Any]
     hints: Mapping[str, Any]
@@ -107,7 +93,7 @@ def tool_uid(contract: Mapping[str, Any]) -> str:
 
 def _contract(
     tool: Mapping[str, Any], number: int, original: Mapping[str, Any], effort: foreign_schemas.Effort
-) -> ToolContract:
+) -> ToolVersion:
     input_schema, output_schema = tool["input_schema"], tool.get("output_schema") or {}
     for name, schema in (("input_schema", input_schema), ("output_schema", output_schema)):
         if (fault := foreign_schemas.fault_of_schema(schema, effort=effort)) is not None:
@@ -122,7 +108,7 @@ def _contract(
         "side_effects": tool.get("side_effects") or original.get("side_effects"),
     }
     try:
-        return ToolContract(uid=tool_uid(contract), **contract)
+        return ToolVersion(uid=tool_uid(contract), **contract)
     except rfc8785.CanonicalizationError as exc:
         raise _unusable(f"/tools/{number}", f"has no canonical form: {exc}") from exc
 

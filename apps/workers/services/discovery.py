@@ -114,7 +114,7 @@ def shown(url: str, seen: Seen) -> ServerShown:
         server_name=seen.server_name,
         worker_id=manifest.worker_id,
         tools=[
-            ToolShown(name=tool.name, description=tool.description, effects=sorted(tool.effects), tool_uid=tool.uid)
+            ToolShown(name=tool.name, description=tool.description, effects=tool.effects, tool_uid=tool.uid)
             for tool in manifest.tools
         ],
         left_out=left_out,

@@ -18,7 +18,7 @@ from apps.principals.models import Principal
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.workers import manifests, selectors, sql, trust
-from apps.workers.manifests import Manifest, ToolContract
+from apps.workers.manifests import Manifest
 from apps.workers.models import (
     NOT_REMEMBERED,
     Call,
@@ -46,7 +46,7 @@ class Registration(NamedTuple):
 
     worker: Worker
     created: bool
-    tools: tuple[ToolContract, ...]
+    tools: tuple[ToolVersion, ...]
 
 
 @transaction.atomic
@@ -186,22 +186,9 @@ def _refuse_replayed(worker: Worker, caller: Caller, signed: trust.Signed) -> No
 def _offer(worker: Worker, manifest: Manifest, now: datetime) -> None:
     """Bring the worker's offers in line with its manifest."""
     contracts = {tool.uid: tool for tool in manifest.tools}
-    ToolVersion.objects.bulk_create(
-        [
-            ToolVersion(
-                tenant_id=worker.tenant_id,
-                uid=tool.uid,
-                name=tool.name,
-                description=tool.description,
-                input_schema=dict(tool.input_schema),
-                output_schema=dict(tool.output_schema),
-                side_effects=dict(tool.side_effects) if tool.side_effects else None,
-                first_seen_at=now,
-            )
-            for _, tool in sorted(contracts.items())
-        ],
-        ignore_conflicts=True,
-    )
+    for tool in manifest.tools:
+        tool.tenant_id, tool.first_seen_at = worker.tenant_id, now
+    ToolVersion.objects.bulk_create([contracts[uid] for uid in sorted(contracts)], ignore_conflicts=True)
     versions = list(ToolVersion.objects.filter(uid__in=contracts))
     offers = Offer.objects.filter(worker=worker)
     # In the order in which fold_calls() locks them.
