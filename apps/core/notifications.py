@@ -18,12 +18,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import redis
 import redis.asyncio
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from celery import current_app
 from django.conf import settings
 from django.db import connection, transaction
 from django.dispatch import Signal
@@ -39,7 +40,6 @@ from apps.core.operations import BaseCaller, Progress, Reply, Streams, Waits
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 # How long a stream lasts before its client has to come again, with a credential that is still valid.
 STREAM_SECONDS: Final = 600.0
@@ -540,16 +540,19 @@ def is_first(name: str, period: timedelta) -> bool:
         return True
 
 
-class Publisher(Generic[P]):
-    """Publishes messages for Celery from one thread per process, so that nobody waits for the broker.
+class Publisher:
+    """Publishes messages for a Celery task from one thread per process, so that nobody waits for the broker.
 
     A message that can't be published is dropped. Its arguments are positional and hashable. Equal messages that wait
     belong to the trace of the last one.
     """
 
-    def __init__(self, send: Callable[P, None], *, most_at_once: int = 1) -> None:
-        """:param most_at_once: how many equal messages may wait to be published."""
-        self._send: Callable[..., None] = send
+    def __init__(self, task: str, *, expires: int, most_at_once: int = 1, **options: Any) -> None:
+        """:param expires: after so many seconds a message is dropped unread.
+        :param most_at_once: how many equal messages may wait to be published.
+        """
+        self._task = task
+        self._options = {"expires": expires, "retry": False, **options}
         self._most_at_once = most_at_once
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
@@ -560,7 +563,7 @@ class Publisher(Generic[P]):
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def publish(self, *args: P.args, **_: P.kwargs) -> None:
+    def publish(self, *args: Hashable) -> None:
         """Hand a message over; returns at once."""
         with self._condition:
             if args in self._waiting or len(self._waiting) < _MOST_MESSAGES:
@@ -580,7 +583,7 @@ class Publisher(Generic[P]):
             for args in messages.elements():
                 try:
                     with tracing.handed_on(traces[args]):
-                        self._send(*args)
+                        current_app.send_task(self._task, args=args, **self._options)
                 except (OperationalError, KombuError, OSError) as exc:
                     logger.warning("a message for %s was not published: %s", args, exc)
                     break

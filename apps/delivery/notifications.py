@@ -2,22 +2,14 @@
 
 from typing import Final
 
-from celery import current_app
 from django.db import transaction
 
 from apps.core.notifications import Publisher
 
 MOST_AT_ONCE: Final = 16
 """Worker processes that are told at once; each works until nothing is due."""
-FRESH_SECONDS: Final = 5
-"""An older message is dropped unread."""
 
-
-def _publish() -> None:
-    current_app.send_task("delivery.deliver", expires=FRESH_SECONDS, retry=False)
-
-
-_publisher: Final = Publisher(_publish, most_at_once=MOST_AT_ONCE)
+_publisher: Final = Publisher("delivery.deliver", expires=5, most_at_once=MOST_AT_ONCE)
 
 
 def notify() -> None:

@@ -3,22 +3,14 @@
 from functools import partial
 from typing import Final
 
-from celery import current_app
 from django.db import transaction
 
 from apps.core.notifications import Publisher
 from apps.executions.models import Execution
 
 ADVANCE: Final = "executions.advance"
-# An older message is dropped unread: the tick has sent another.
-_FRESH_SECONDS: Final = 30
-
-
-def _publish(tenant_id: int, execution_id: int) -> None:
-    current_app.send_task(ADVANCE, args=(tenant_id, execution_id), expires=_FRESH_SECONDS, retry=False)
-
-
-_publisher = Publisher(_publish)
+# The tick has sent another by then.
+_publisher = Publisher(ADVANCE, expires=30)
 
 
 def wake(tenant_id: int, execution_id: int) -> None:

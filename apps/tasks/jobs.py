@@ -268,16 +268,8 @@ def release_dependants(tenant_id: int) -> None:
     dependencies.release_dependants_in(tenant_id=tenant_id)
 
 
-def _publish(tenant_id: int, queue: str) -> None:
-    execute.apply_async(args=(tenant_id, queue), expires=_FRESH_SECONDS, retry=False)
-
-
-def _publish_release(tenant_id: int) -> None:
-    release_dependants.apply_async(args=(tenant_id,), queue="notify", expires=_FRESH_SECONDS, retry=False)
-
-
-_publisher = Publisher(_publish, most_at_once=_MOST_AT_ONCE)
-_release_publisher = Publisher(_publish_release)
+_publisher = Publisher("tasks.execute", expires=_FRESH_SECONDS, most_at_once=_MOST_AT_ONCE)
+_release_publisher = Publisher("tasks.release_dependants", expires=_FRESH_SECONDS, queue="notify")
 
 
 def listen() -> None:

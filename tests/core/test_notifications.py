@@ -13,6 +13,7 @@ import anyio
 import pytest
 import redis
 from anyio.to_thread import run_sync
+from celery import current_app
 from django.conf import settings
 from django.db import transaction
 from django.dispatch import Signal
@@ -284,17 +285,18 @@ def test_failing_receiver_hinders_no_other(transactional_db: None, caplog: pytes
     assert "failing" in caplog.text
 
 
-def test_publisher_does_not_wait_for_the_broker() -> None:
+def test_publisher_does_not_wait_for_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     entered, answers, published = threading.Event(), threading.Event(), threading.Semaphore(0)
     seen: list[tuple[int, str]] = []
 
-    def send(tenant_id: int, queue: str) -> None:
+    def send(_: str, args: tuple[int, str], **__: object) -> None:
         entered.set()
         assert answers.wait(20)
-        seen.append((tenant_id, queue))
+        seen.append(args)
         published.release()
 
-    publisher = Publisher(send, most_at_once=2)
+    monkeypatch.setattr(current_app, "send_task", send)
+    publisher = Publisher("any", expires=5, most_at_once=2)
     publisher.publish(1, "a")
     assert entered.wait(20)
     for _ in range(5):
@@ -305,15 +307,16 @@ def test_publisher_does_not_wait_for_the_broker() -> None:
     assert seen == [(1, "a"), (1, "b"), (1, "b")]
 
 
-def test_unpublished_message_costs_the_next_one_nothing() -> None:
+def test_unpublished_message_costs_the_next_one_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     published = threading.Event()
 
-    def send(number: int) -> None:
-        if number == 1:
+    def send(_: str, args: tuple[int], **__: object) -> None:
+        if args == (1,):
             raise ConnectionRefusedError
         published.set()
 
-    publisher = Publisher(send)
+    monkeypatch.setattr(current_app, "send_task", send)
+    publisher = Publisher("any", expires=5)
     publisher.publish(1)
     for _ in range(400):
         publisher.publish(2)
