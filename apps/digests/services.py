@@ -915,10 +915,7 @@ def retain() -> Counter[str]:
     receipts of the ledger without an open obligation; and later tombstones and dedupe keys.
     Idempotent; two calls at once are harmless.
     """
-    found: Counter[str] = Counter()
-    for deleted in _sweep():
-        found.update(deleted)
-    return found
+    return Walk().go_on(seconds=math.inf)
 
 
 def _sweep() -> Iterator[Counter[str]]:
