@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,10 @@ from django.db import connection, connections
 from django.db.migrations.loader import MigrationLoader
 from psycopg import pq
 
-from apps.core.sql import OWNER, SYSTEM, fetch, logged_in_as
+from apps.core.sql import OWNER, SYSTEM, logged_in_as
+from apps.mcp.protocol import SERVER
+from apps.principals.tenancy import acting_as_system
+from apps.tasks.models import Artifact
 
 FORMAT: Final = 1
 KEYS: Final = ("SECRET_KEY", "LEASE_KEYS", "SEALING_KEYS")
@@ -36,25 +40,28 @@ def back_up(folder: Path, *, now: datetime) -> dict[str, Any]:
     The database is as of one moment, that at which the dump begins. Artifacts are copied after it: they never change.
     The folder holds the keys of the deployment, and is readable by its owner alone.
 
-    :raises Refused: if the folder is not empty, or the dump fails.
+    :raises Refused: if the folder is not empty, the artifacts are elsewhere, or the dump fails.
     """
     if folder.exists() and any(folder.iterdir()):
         raise Refused(f"{folder} is not empty.")
+    artifacts = _artifacts()
+    if artifacts and not artifacts.exists():
+        with acting_as_system("backup"):
+            if Artifact.objects.exists():
+                raise Refused(f"The artifacts are not in {artifacts}: set GATEHOUSE_DATA as for the web process.")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     # The wall is forced on the owner, whom it lets read all rows.
     wanted = ("--enable-row-security", "--no-large-objects", "--format=directory", "--jobs=2")
     _run("pg_dump", *wanted, f"--file={folder / DATABASE}")
-    artifacts = _artifacts()
     if artifacts and artifacts.exists():
-        shutil.copytree(artifacts, folder / ARTIFACTS, dirs_exist_ok=True)
+        shutil.copytree(artifacts, folder / ARTIFACTS, copy_function=_copy, dirs_exist_ok=True)
     keys = {f"GATEHOUSE_{name}": _joined(getattr(settings, name)) for name in KEYS}
     (folder / SECRETS).write_text(json.dumps(keys, indent=2), encoding="utf-8")
-    (server,) = fetch("show server_version")[0]
     manifest = {
         "format": FORMAT,
         "created_at": now.isoformat(),
-        "postgresql": server,
+        "version": SERVER.version,
         "migrations": _migrations(),
         "files": {str(path.relative_to(folder)): _digest(path) for path in _files(folder)},
     }
@@ -91,9 +98,14 @@ def restore(folder: Path) -> None:
                 cursor.execute(_ROLES)
         connection.close()
     wanted = ("--exit-on-error", "--single-transaction", "--no-owner", "--no-comments")
-    _run("pg_restore", *wanted, str(folder / DATABASE))
-    if artifacts and (folder / ARTIFACTS).exists():
-        shutil.copytree(folder / ARTIFACTS, artifacts, dirs_exist_ok=True)
+    try:
+        if artifacts and (folder / ARTIFACTS).exists():
+            shutil.copytree(folder / ARTIFACTS, artifacts, dirs_exist_ok=True)
+        _run("pg_restore", *wanted, str(folder / DATABASE))
+    except BaseException:
+        if artifacts:
+            shutil.rmtree(artifacts, ignore_errors=True)
+        raise
 
 
 def check(folder: Path) -> dict[str, Any]:
@@ -112,7 +124,10 @@ def check(folder: Path) -> dict[str, Any]:
     if manifest["migrations"] != _migrations():
         ours, theirs = set(_migrations()), set(manifest["migrations"])
         differing = ", ".join(sorted(ours ^ theirs)[:5])
-        raise Refused(f"The backup is of another version: it differs in the migrations {differing}.")
+        raise Refused(
+            f"The backup is of another version: restore it with release {manifest.get('version')}, then upgrade."
+            f" It differs in the migrations {differing}."
+        )
     for name, digest in manifest["files"].items():
         if not (folder / name).is_file():
             raise Refused(f"The backup is incomplete: {name} is missing.")
@@ -129,6 +144,11 @@ def _artifacts() -> Path | None:
     """Where the artifacts are, if this machine has them; another storage has a backup of its own."""
     storage = storages["artifacts"]
     return Path(storage.location) if isinstance(storage, FileSystemStorage) else None
+
+
+def _copy(artifact: str, place: str) -> None:
+    with suppress(FileNotFoundError):  # retention has deleted it
+        shutil.copy2(artifact, place)
 
 
 def _joined(key: str | list[str]) -> str:

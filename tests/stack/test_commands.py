@@ -15,13 +15,14 @@ from django.db import connection
 
 from apps.console import backups
 from apps.core.sql import OWNER, logged_in_as
+from apps.tasks.models import Artifact
 from config.stack.__main__ import main
 from config.stack.folders import DataFolder
 from config.stack.processes import MARK, StackError, bound_log
 from config.stack.supervisor import DEFAULT_PORT, Supervisor, listen
 from manage import Commands
 from tests.commands import Ended, run
-from tests.factories import T0
+from tests.factories import T0, make_tenant
 
 NOWHERE = "postgresql://somebody:hidden@127.0.0.1:9/nothing"
 
@@ -191,7 +192,7 @@ def _change(folder: Path, **members: object) -> None:
         (lambda folder: (folder / "database/toc.dat").unlink(), "database/toc.dat is missing"),
         (lambda folder: (folder / "database/toc.dat").write_text("other"), "database/toc.dat is not what was written"),
         (lambda folder: _change(folder, format=2), "format 2"),
-        (lambda folder: _change(folder, migrations=["tasks.0099_later"]), "another version"),
+        (lambda folder: _change(folder, migrations=["tasks.0099_later"]), "another version: restore it with release"),
     ],
 )
 def test_a_backup_that_is_not_whole_is_refused_by_name(
@@ -227,6 +228,10 @@ def test_nothing_is_written_over(backup: Path) -> None:
     with pytest.raises(backups.Refused, match="There are artifacts already, in "):
         backups.restore(backup)
     kept.delete("there")
+    Path(kept.path("")).rmdir()
+    Artifact.objects.create(tenant=make_tenant(), digest="0" * 64, media_type="text/plain", size=1, created_at=T0)
+    with pytest.raises(backups.Refused, match="The artifacts are not in .*/artifacts: set GATEHOUSE_DATA"):
+        backups.back_up(backup.with_name("another"), now=T0)
     (backup / backups.SECRETS).write_text(json.dumps({"GATEHOUSE_LEASE_KEYS": "another"}))
     _change(backup, files={})
     with pytest.raises(backups.Refused, match="Set GATEHOUSE_LEASE_KEYS as in"):
