@@ -64,6 +64,8 @@ def _examine(parts: Sequence[Examination]) -> list[Finding]:
     findings: list[Finding] = []
     away: set[type[Exception]] = set()
     for part in parts:
+        if redis.RedisError in away and part in _OF_THE_BROKER:
+            continue
         try:
             findings.append(part())
         except ProgrammingError:
@@ -74,13 +76,15 @@ def _examine(parts: Sequence[Examination]) -> list[Finding]:
             away.add(DatabaseError)
         except redis.RedisError as exc:
             if redis.RedisError not in away:
-                findings.append(_silent("broker", exc, "Start Redis or Valkey and see that REDIS_URL names it."))
+                mend = "Start Redis or Valkey and see that REDIS_URL names it."
+                findings.append(_silent("broker", exc, mend, needed=False))
             away.add(redis.RedisError)
     return findings
 
 
-def _silent(part: str, exc: Exception, mend: str) -> Finding:
-    return Finding(part=part, ok=False, says=(str(exc).splitlines() or [type(exc).__name__])[0], mend=mend)
+def _silent(part: str, exc: Exception, mend: str, *, needed: bool = True) -> Finding:
+    says = (str(exc).splitlines() or [type(exc).__name__])[0]
+    return Finding(part=part, ok=False, says=says, mend=mend, needed=needed)
 
 
 def _database() -> Finding:
@@ -95,7 +99,7 @@ def _postgresql() -> Finding:
         part="postgresql",
         ok=version >= POSTGRESQL * 10_000,
         says=f"version {version // 10_000}.{version % 10_000}",
-        mend=f"Gatehouse needs PostgreSQL {POSTGRESQL} or newer.",
+        mend=f"Gatehouse needs PostgreSQL {POSTGRESQL}.",
     )
 
 
@@ -318,6 +322,7 @@ def _artifacts() -> Finding:
 _QUICK: Final = (
     _database, _postgresql, _locale, _login_role, _migrations, _broker, _beat, _worker, _digests, _deliveries
 )  # fmt: skip
+_OF_THE_BROKER: Final = (_broker, _beat, _worker, _redis_version, _eviction)
 _THOROUGH: Final = (_roles, _schedules, _redis_version, _eviction, _inboxes, _embedder, _artifacts)
 
 
