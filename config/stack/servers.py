@@ -75,6 +75,10 @@ def _start_postgres(data: DataFolder, durable: bool) -> psutil.Process:  # noqa:
     programs = _installed(package, folder, f"{package}.libs") / folder / "bin"
     cluster = data.servers / "postgres"
     if not cluster.exists():
+        if addresses(data)["DATABASE_URL"] in data.secrets()["tokens"]:
+            raise StackError(
+                f"The database of {data.path} is gone: it was in {cluster}. Put it back, or restore a backup."
+            )
         draft = make_for_servers(cluster.with_suffix(".new"))
         make = ("/bin/sh", "-ec", f'PATH="{programs}:$PATH"\n{_MAKE_CLUSTER}', str(draft))
         if _launch("postgres", data, *make, *(() if durable else ("--no-sync",))).wait():

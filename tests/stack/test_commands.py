@@ -14,7 +14,9 @@ from django.core.management import CommandError, call_command, get_commands
 from django.db import connection
 
 from apps.console import backups
+from apps.console.management.commands import prepare
 from apps.core.sql import OWNER, logged_in_as
+from apps.principals.models import Operator
 from apps.tasks.models import Artifact
 from config.stack.__main__ import main
 from config.stack.folders import DataFolder
@@ -164,6 +166,14 @@ def test_unknown_environment_is_refused() -> None:
     )
 
 
+def test_new_password_is_that_of_the_admin(db: None, tmp_path: Path) -> None:
+    for _ in range(2):
+        (data := DataFolder(tmp_path)).password_file.unlink(missing_ok=True)
+        prepare.Command()._fill(data, {})
+        password = data.password_file.read_text().strip()
+        assert Operator.objects.get(username="admin").check_password(password)
+
+
 @pytest.fixture
 def backup(db: None, own_artifacts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A backup whose dump is a text."""
@@ -230,7 +240,7 @@ def test_nothing_is_written_over(backup: Path) -> None:
     kept.delete("there")
     Path(kept.path("")).rmdir()
     Artifact.objects.create(tenant=make_tenant(), digest="0" * 64, media_type="text/plain", size=1, created_at=T0)
-    with pytest.raises(backups.Refused, match="The artifacts are not in .*/artifacts: set GATEHOUSE_DATA"):
+    with pytest.raises(backups.Refused, match=r"The artifacts are not in .*/artifacts: set GATEHOUSE_DATA"):
         backups.back_up(backup.with_name("another"), now=T0)
     (backup / backups.SECRETS).write_text(json.dumps({"GATEHOUSE_LEASE_KEYS": "another"}))
     _change(backup, files={})

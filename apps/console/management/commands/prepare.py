@@ -35,10 +35,15 @@ class Command(BaseCommand):
         call_command("source_tokens")
 
     def _fill(self, data: DataFolder, wanted: dict[str, list[str]]) -> None:
-        if not data.password_file.exists():
-            data.write(data.password_file, secrets.token_urlsafe(12) + "\n")
-        if not Operator.objects.filter(username="admin").exists():
-            Operator.objects.create_superuser("admin", password=data.password_file.read_text().strip())
+        new = not data.password_file.exists()
+        password = secrets.token_urlsafe(12) if new else data.password_file.read_text().strip()
+        if (admin := Operator.objects.filter(username="admin").first()) is None:
+            Operator.objects.create_superuser("admin", password=password)
+        elif new:  # a restored database
+            admin.set_password(password)
+            admin.save(update_fields=["password"])
+        if new:
+            data.write(data.password_file, password + "\n")
         kept = data.secrets()
         tokens = kept["tokens"].setdefault(settings.DATABASE_URL, {})
         for name in wanted.keys() - tokens.keys():
