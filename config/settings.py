@@ -51,7 +51,8 @@ def _running_stack() -> dict[str, str]:
 
 
 _stack = _running_stack()
-# The logins of requests, of the system and of the owner (see docs/deploy.md). Of a stack all are meant, or none.
+# The logins of requests, of the system and of the owner (see docs/deploy.md), and the broker. With `DATABASE_URL` set, the
+# logins of a running stack are not used.
 _logins = env.ENVIRON if env.str("DATABASE_URL", default="") else {name.upper(): url for name, url in _stack.items()}
 DATABASE_URL = _logins.get("DATABASE_URL", f"postgresql:///gatehouse?host={quote(str(DATA_DIR))}")
 DATABASE_URL_SYSTEM = _logins.get("DATABASE_URL_SYSTEM", "")
@@ -71,6 +72,11 @@ if PRODUCTION and (_missing := [name for name in _NEEDED if not env.str(name, de
 def _secret(name: str) -> str:
     """A secret from the environment. In development the running stack's file or a random one takes its place."""
     return env.str(name, default="") or _stack.get(name.lower(), "") or secrets.token_urlsafe(48)
+
+
+def _keys(name: str) -> list[str]:
+    """A secret that is a list of keys, by commas. An empty one would verify what anybody can sign."""
+    return [key for key in _secret(name).split(",") if key]
 
 
 def _limits(name: str) -> dict[str, int]:
@@ -93,12 +99,12 @@ def _networks(name: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
         raise ImproperlyConfigured(f"{name} must be networks like 10.8.0.0/16, by commas: {exc}.") from exc
 
 
-# Keys, by commas. The first one signs what a session of the console goes by, all of them verify.
-SECRET_KEY, *SECRET_KEY_FALLBACKS = _secret("GATEHOUSE_SECRET_KEY").split(",")
+# Comma-separated keys. The first signs console sessions; all verify them.
+SECRET_KEY, *SECRET_KEY_FALLBACKS = _keys("GATEHOUSE_SECRET_KEY")
 # The first key signs lease tokens, all of them verify.
-LEASE_KEYS = [key for key in _secret("GATEHOUSE_LEASE_KEYS").split(",") if key]
+LEASE_KEYS = _keys("GATEHOUSE_LEASE_KEYS")
 # The first key seals what is stored encrypted (core.sealing), all of them open.
-SEALING_KEYS = [key for key in _secret("GATEHOUSE_SEALING_KEYS").split(",") if key]
+SEALING_KEYS = _keys("GATEHOUSE_SEALING_KEYS")
 DEBUG = False
 # Host names that requests may carry; origins of other hosts that forms may come from; the public address.
 ALLOWED_HOSTS = env.list("GATEHOUSE_HOSTS", default=["127.0.0.1", "localhost", "[::1]"])
@@ -190,7 +196,7 @@ FORMAT_MODULE_PATH = "config.formats"
 TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
-# An image collects its files at build time; elsewhere they are served from where they are installed.
+# Folder of collected static files. Only container images set it.
 STATIC_ROOT = env.str("GATEHOUSE_STATIC", default="") or None
 WHITENOISE_USE_FINDERS = STATIC_ROOT is None
 
@@ -315,7 +321,7 @@ if EMBEDDER_URL and not (EMBEDDER_MODEL and 0 < EMBEDDER_DIMENSIONS <= _MOST_DIM
         "GATEHOUSE_EMBEDDER_URL needs GATEHOUSE_EMBEDDER_MODEL and GATEHOUSE_EMBEDDER_DIMENSIONS, from 1 to 4000."
     )
 
-# Who may scrape /metrics; empty, which production refuses: whoever reaches the port.
+# The token for /metrics. Without one anybody who reaches the port may scrape; production then does not start.
 METRICS_TOKEN = env.str("GATEHOUSE_METRICS_TOKEN", default="")
 
 LOGIN_URL = "admin:login"

@@ -25,7 +25,8 @@ where relkind = 'r' and attname = 'tenant_id' and relnamespace = current_schema(
 # writes row and reference, from the row that it refers to.
 WITHOUT_TENANT: Final = ("memory_searchterm.place", "memory_vector.place")
 
-# Has each foreign key between tables of tenants carry the tenant, so that no row can refer to another tenant's.
+# Has each foreign key between tables of tenants carry the tenant, so that no row can refer to another tenant's. Rows that
+# are there already are looked at afterwards (TO_VALIDATE), under a lock that hinders no writer.
 CARRY_TENANT: Final = f"""
 do $$
 declare
@@ -47,11 +48,17 @@ begin
             execute format('alter table %s add constraint %I unique (tenant_id, %I)', key.parent, key.anchor, key.named);
         end if;
         execute format('alter table %s drop constraint %I, add constraint %I foreign key (tenant_id, %I)
-                        references %s (tenant_id, %I) deferrable initially deferred',
+                        references %s (tenant_id, %I) deferrable initially deferred not valid',
                        key.child, key.name, key.name, key.held_by, key.parent, key.named);
     end loop;
 end $$
 """  # noqa: S608  # names of columns
+
+
+TO_VALIDATE: Final = """
+select format('alter table %s validate constraint %I', conrelid::regclass, conname) from pg_constraint
+where contype = 'f' and not convalidated and connamespace = current_schema()::regnamespace order by 1
+"""
 
 
 # Tables of operators, their sessions, and what they have let in.

@@ -9,8 +9,8 @@ from django.db import connection, connections
 from django.db.migrations.loader import MigrationLoader
 
 from apps.core.management.commands.makemigrations import Autodetector
-from apps.core.rls import BUILD_WALL, CARRY_TENANT, EXPECT_ONE_TENANT
-from apps.core.sql import OWNER, SYSTEM, execute, logged_in_as
+from apps.core.rls import BUILD_WALL, CARRY_TENANT, EXPECT_ONE_TENANT, TO_VALIDATE
+from apps.core.sql import OWNER, SYSTEM, execute, fetch, logged_in_as
 from config.typed import typed
 
 
@@ -36,6 +36,8 @@ class Command(Migrate):
                 # What a migration before the one that failed has made stays.
                 execute(BUILD_WALL)
             execute(CARRY_TENANT)
+            for (statement,) in fetch(TO_VALIDATE):
+                execute(statement)
             execute(EXPECT_ONE_TENANT)
         finally:
             # The next connection starts in the default role; this one may be older than that default.
