@@ -41,12 +41,33 @@ _LISTS: Final[dict[str, Role]] = {"Listed to agents": "agent", "Listed to worker
 
 _COMMANDS: Final = """# Commands and settings
 
-`python -m docs.reference` writes this page from the code; do not edit it. [Operations](operations.md) says how commands
-are typed, in a working copy and installed.
+`python -m docs.reference` writes this page from the code; do not edit it.
 
 ## Commands
 
-`manage.py help COMMAND` tells the options.
+| command | does |
+|---|---|
+| `bin/up` | starts the stack in the foreground; Ctrl-C ends it |
+| `bin/up --port N --data DIR --no-workers` | another port than 8080, another data folder than `var/`, no demo MCP workers |
+| `bin/up --web N` | N web processes that share the port; by default one a core, at most two |
+| `bin/up restore DIR --data NEW` | makes a new data folder from a [backup](backup.md) |
+| `bin/up status` · `down` · `reset` | shows what runs · ends it · erases its data |
+| `bin/demo PATH` | delegates one analysis of a folder of Python code, and shows each step |
+| `bin/handoff inherit` · `leave` · `outbox` · `status` | reads and leaves items of a [handoff](handoff.md), without a server |
+| `bin/secrets` | writes `.env` for a [deployment](deploy.md), with random secrets |
+| `bin/size` | prints the lines of each part beside its budget |
+
+Installed from the wheel, the command is `gatehouse`: `gatehouse up`, `demo`, `status`, `down`, `reset`,
+`restore DIR`, `token`, `doctor`, `backup DIR`, and `gatehouse manage COMMAND` for what follows. Each takes
+`--data DIR`; without it and `GATEHOUSE_DATA`, the data lies in `~/.local/share/gatehouse`, or below
+`XDG_DATA_HOME`. `bin/up` calls this command after it has set `.venv` up; its data lies in `var/`. The wheel pins its libraries, so give it an environment of its own. The demo MCP
+workers need the extra `demo`. `bench` and `chaos` stay in the working copy.
+
+In a working copy, the following commands run as `.venv/bin/python manage.py COMMAND`. For a stack with another data
+folder than `var/`, set `GATEHOUSE_DATA=DIR`.
+
+`manage.py help COMMAND` tells the options. `bench` and `chaos` measure the product and break it on purpose, see
+[Benchmarks](benchmarks.md) and [Fault tests](chaos.md).
 
 | command | does |
 |---|---|
@@ -54,7 +75,9 @@ are typed, in a working copy and installed.
 _SETTINGS: Final = """
 ## Settings
 
-Every setting is an environment variable. [Operations](operations.md#settings) says which is needed where.
+Every setting is an environment variable. `DATABASE_URL`, `DATABASE_URL_SYSTEM` and `DATABASE_URL_OWNER` are the
+[three logins](deploy.md#what-every-deployment-needs) of the database. For log-in by an identity provider, register
+the redirect `https://HOST/oidc/callback` there.
 
 | variable, with its default | means |
 |---|---|
@@ -65,7 +88,7 @@ _REST: Final = """# REST
 running deployment has their bodies and answers, and lets you try them. `/api/schema/` is the OpenAPI document. A token
 needs one of the scopes.
 """
-_READS: Final = re.compile(r"env\.\w+|_secret|_limits|_networks")
+_READS: Final = re.compile(r"env\.\w+|_logins\.get|_secret|_keys|_limits|_networks")
 
 
 def commands() -> str:
@@ -90,7 +113,7 @@ def _settings(source: str) -> Iterator[tuple[int, str, str]]:
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.Call(args=[ast.Constant(value=str(name))], keywords=given) if _READS.fullmatch(
+            case ast.Call(args=[ast.Constant(value=str(name)), *_], keywords=given) if _READS.fullmatch(
                 ast.unparse(node.func)
             ):
                 defaults = [ast.unparse(one.value) for one in given if one.arg == "default"]

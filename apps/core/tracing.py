@@ -83,7 +83,7 @@ def _exports() -> bool:
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415  # as above
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415  # as above
     except ImportError:
-        logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT needs the extra `tracing`: pip install 'gatehouse[tracing]'")
+        logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http")
         return False
     os.environ.setdefault("OTEL_SERVICE_NAME", f"gatehouse-{settings.PROCESS}")
     provider = TracerProvider()

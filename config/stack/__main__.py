@@ -23,7 +23,9 @@ _LAST_PORT = 65535
 # Each may open a quarter more database connections than GATEHOUSE_POOL says; the embedded server has 300.
 _MOST_WEB = 8
 _WORKERS_CAN_RUN = find_spec("textblob") is not None
-_NO_LIBRARIES = "The bundled MCP workers need libraries that are missing: pip install 'gatehouse[demo]'."
+_NO_LIBRARIES = (
+    "The bundled MCP workers need libraries that are missing: pip install radon vulture pypdf yake textblob."
+)
 
 
 def main(arguments: list[str]) -> int:
