@@ -17,6 +17,7 @@ from apps.console import backups
 from apps.console.management.commands import prepare
 from apps.core.sql import OWNER, logged_in_as
 from apps.principals.models import Operator
+from apps.principals.tenancy import acting_as
 from apps.tasks.models import Artifact
 from config.stack.__main__ import main
 from config.stack.folders import DataFolder
@@ -24,7 +25,7 @@ from config.stack.processes import MARK, StackError, bound_log
 from config.stack.supervisor import DEFAULT_PORT, Supervisor, listen
 from manage import Commands
 from tests.commands import Ended, run
-from tests.factories import T0, make_tenant
+from tests.factories import T0, make_caller, make_tenant
 
 NOWHERE = "postgresql://somebody:hidden@127.0.0.1:9/nothing"
 
@@ -167,6 +168,7 @@ def test_unknown_environment_is_refused() -> None:
 
 
 def test_new_password_is_that_of_the_admin(db: None, tmp_path: Path) -> None:
+    make_tenant("default")
     for _ in range(2):
         (data := DataFolder(tmp_path)).password_file.unlink(missing_ok=True)
         prepare.Command()._fill(data, {})
@@ -239,7 +241,10 @@ def test_nothing_is_written_over(backup: Path) -> None:
         backups.restore(backup)
     kept.delete("there")
     Path(kept.path("")).rmdir()
-    Artifact.objects.create(tenant=make_tenant(), digest="0" * 64, media_type="text/plain", size=1, created_at=T0)
+    with acting_as(kee := make_caller(make_tenant(), "Kee")):
+        Artifact.objects.create(
+            tenant_id=kee.tenant_id, digest="0" * 64, media_type="text/plain", size=1, created_at=T0
+        )
     with pytest.raises(backups.Refused, match=r"The artifacts are not in .*/artifacts: set GATEHOUSE_DATA"):
         backups.back_up(backup.with_name("another"), now=T0)
     (backup / backups.SECRETS).write_text(json.dumps({"GATEHOUSE_LEASE_KEYS": "another"}))
