@@ -29,7 +29,7 @@ PLAIN, STRICT = "chaos_plain", "chaos_strict"
 TYPES: Final[dict[str, Json]] = {PLAIN: {}, STRICT: {"strict": True}}
 SOURCE: Final = "chaos"
 # Requesters pause while so many tasks wait.
-_DEEP: Final = 300
+_DEEP: Final = 1_500
 _KEPT: Final = 400
 # What becomes of the first runs of a task, and how often of a hundred; later runs complete it.
 _PLANS: Final[list[tuple[int, list[str]]]] = [
@@ -81,18 +81,19 @@ class Requester(Actor):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
+        self.accepted: set[str] = set()
         self._number = 0
         self._looked = 0
         self._asked: list[tuple[Json, str]] = []
 
     def act(self) -> None:
-        if self._number - self._looked >= 20:
+        if self._number - self._looked >= 200:
             self._looked = self._number
             while not self.stopping.is_set() and self._depth() > _DEEP:
                 time.sleep(1.0)
         acts: list[tuple[int, Callable[[], object]]] = [
             (35, lambda: self._queue([self._request()])),
-            (25, lambda: self._queue([self._request() for _ in range(self.chance.choice([2, 8, 40]))])),
+            (25, lambda: self._queue([self._request() for _ in range(self.chance.choice([2, 8, 40, 200, 500]))])),
             (8, self._repeat),
             (5, self._contradict),
             (8, self._cancel),
@@ -126,6 +127,7 @@ class Requester(Actor):
     def _queue(self, requests: list[Json]) -> None:
         calls = self.client.insist("queue", *requests, until=self.stopping.is_set)
         self._asked += [(call.request, call.body["task_id"]) for call in calls if call.ok]
+        self.accepted |= {call.body["task_id"] for call in calls if call.ok}
         del self._asked[:-_KEPT]
 
     def _repeat(self) -> None:
@@ -173,7 +175,7 @@ class Worker(Actor):
     def act(self) -> None:
         self._suffer()
         self._come_late()
-        if len(self._hands) < 40:
+        if len(self._hands) < 300:
             self._lease()
         if self._hands and time.monotonic() >= self._beat_at:
             self._beat_at = time.monotonic() + self.chance.uniform(0.4, 1.0)
@@ -195,7 +197,11 @@ class Worker(Actor):
             self.stopping.wait(LEASE_SECONDS + self.chance.uniform(0.5, 2))
 
     def _lease(self) -> None:
-        asked: Json = {"queues": [QUEUE], "capacity": self.chance.choice([1, 2, 8, 20]), "lease_seconds": LEASE_SECONDS}
+        asked: Json = {
+            "queues": [QUEUE],
+            "capacity": self.chance.choice([1, 2, 8, 100]),
+            "lease_seconds": LEASE_SECONDS,
+        }
         if not self._hands and self.chance.random() < 0.5:  # of those with nothing to do
             asked["wait_seconds"] = self.chance.choice([0.5, 1, 2])
         (call,) = self.client.ask("lease", asked)
@@ -226,7 +232,7 @@ class Worker(Actor):
     def _do(self, ready: list[Hand]) -> None:
         """Do what is planned with one of these, or with several for which the same is planned."""
         act = self.chance.choice(ready).act
-        hands = [hand for hand in ready if hand.act == act][: self.chance.choice([1, 5, 20])]
+        hands = [hand for hand in ready if hand.act == act][: self.chance.choice([1, 5, 20, 200])]
         self._hands = [hand for hand in self._hands if hand not in hands]
         if act in {"expire", "late"}:
             for hand in hands:
@@ -304,8 +310,8 @@ class Reader(Actor):
 
     def act(self) -> None:
         (call,) = self.client.ask("read", {"limit": self.chance.choice([3, 20, 500]), "after": 0})
-        if call.ok and call.body["entries"]:
-            self._pages = [*self._pages[-5:], call.body["entries"]]
+        if call.ok and (entries := call.body.pop("entries")):
+            self._pages = [*self._pages[-5:], entries]
         if self._pages and self.chance.random() < 0.7:  # of all turns
             page = self._pages[-1] if self.chance.random() < 0.5 else self.chance.choice(self._pages)
             last = self.chance.randrange(len(page))

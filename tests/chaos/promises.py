@@ -97,9 +97,10 @@ def no_lost_receipt(history: History) -> Iterator[str]:
         if call.ok and (receipt is None or receipt["recipient"] != call.request["recipient_ai"]):
             yield f"{call.request['dedupe_key']} was acknowledged as {call.body['receipt_id']} and is {receipt}"
     possible, _ = _acked(history)
+    shown = {inbox: Counter(receipts) for inbox, receipts in history.visible.items()}
     for receipt in history.receipts:
         if receipt["in_inbox"]:
-            times = history.visible.get((receipt["tenant"], receipt["recipient"]), []).count(receipt["receipt_id"])
+            times = shown.get((receipt["tenant"], receipt["recipient"]), Counter())[receipt["receipt_id"]]
             if times > 1 or (not times and receipt["receipt_id"] not in possible):
                 yield f"{receipt['receipt_id']} of {receipt['recipient']} is shown {times} times, and nobody has acked it"
 
@@ -185,7 +186,6 @@ _OFFSET: Final = time.time() - time.monotonic()
 def acks_as_of(history: History) -> Iterator[str]:
     """An ack takes what its token's page showed up to there, and nothing that came later."""
     possible, certain = _acked(history)
-    everything = {(receipt["tenant"], receipt["receipt_id"]) for receipt in history.receipts if receipt["in_inbox"]}
     for (tenant, name), visible in history.visible.items():
         if again := sorted(certain & set(visible)):
             yield f"{name} acked {again[:5]} and is shown them"
@@ -196,7 +196,7 @@ def acks_as_of(history: History) -> Iterator[str]:
         }
         if unseen := sorted(own - set(visible) - possible):
             yield f"{name} is not shown {unseen[:5]}, and was never shown them before an ack"
-        if foreign := [one for one in visible if (tenant, one) not in everything or one not in own]:
+        if foreign := [one for one in visible if one not in own]:
             yield f"{name} is shown {foreign[:5]} of others"
 
 
@@ -211,11 +211,12 @@ def no_failure(history: History) -> Iterator[str]:
     """No answer is a failure, and none is missing, but while the web or the database is broken."""
     for call in history.calls:
         failed = call.status is not None and call.status >= 500  # HTTP
-        missing = call.status is None and call.weather == "clear"
+        missing = call.status is None and call.weather in {"clear", "coalesced"}
         busy = call.body.get("code") == "busy"
-        until = min(call.end, call.lost)
-        broken = history.harmed(call.begin - _FELT, until, "web", "database")
-        if (failed or missing) and not busy and (not broken or call.status == 500):  # a defect
+        if not (failed or missing) or busy:
+            continue
+        broken = history.harmed(call.begin - _FELT, min(call.end, call.lost), "web", "database")
+        if not broken or call.status == 500:  # a defect
             yield str(call)
 
 

@@ -168,7 +168,7 @@ class _Run:
             role, tenant, _ = name.split("-")
             client = self._client(name)
             if role == "asker":
-                self.actors.append(Requester(client))
+                self.actors += [Requester(client), Reader(self._client(name))]
             elif role == "hand":
                 # Two workers of one principal: their fencing tokens alone tell them apart.
                 self.actors += [Worker(client), Worker(self._client(name))]
@@ -185,7 +185,7 @@ class _Run:
         return [actor for actor in self.actors if isinstance(actor, kind)]
 
     def _accepted(self) -> int:
-        return sum(1 for call in list(self.history.calls) if call.verb == "queue" and call.ok)
+        return sum(len(asker.accepted) for asker in self._of(Requester))
 
     def _break(self, breakage: Breakage, dice: random.Random) -> None:
         begin = now()
