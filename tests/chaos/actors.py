@@ -29,18 +29,18 @@ PLAIN, STRICT = "chaos_plain", "chaos_strict"
 TYPES: Final[dict[str, Json]] = {PLAIN: {}, STRICT: {"strict": True}}
 SOURCE: Final = "chaos"
 # Requesters pause while so many tasks wait.
-_DEEP: Final = 1_500
+_DEEP: Final = 2_000
 _KEPT: Final = 400
 # What becomes of the first runs of a task, and how often of a hundred; later runs complete it.
 _PLANS: Final[list[tuple[int, list[str]]]] = [
-    (56, ["complete"]),
-    (10, ["fail", "complete"]),
-    (3, ["fail"] * 3),
-    (3, ["final"]),
-    (6, ["release", "complete"]),
-    (8, ["expire", "complete"]),
-    (10, ["late", "slow"]),
-    (4, ["expire", "slow"]),
+    (82, ["complete"]),
+    (2, ["fail", "complete"]),
+    (1, ["fail"] * 3),
+    (1, ["final"]),
+    (4, ["release", "complete"]),
+    (4, ["expire", "complete"]),
+    (4, ["late", "slow"]),
+    (2, ["expire", "slow"]),
 ]
 
 
@@ -92,8 +92,8 @@ class Requester(Actor):
             while not self.stopping.is_set() and self._depth() > _DEEP:
                 time.sleep(1.0)
         acts: list[tuple[int, Callable[[], object]]] = [
-            (35, lambda: self._queue([self._request()])),
-            (25, lambda: self._queue([self._request() for _ in range(self.chance.choice([2, 8, 40, 200, 500]))])),
+            (20, lambda: self._queue([self._request()])),
+            (40, lambda: self._queue([self._request() for _ in range(self.chance.choice([2, 40, 200, 500, 500]))])),
             (8, self._repeat),
             (5, self._contradict),
             (8, self._cancel),
@@ -111,7 +111,7 @@ class Requester(Actor):
         self._number += 1
         plan = self.chance.choices([plan for _, plan in _PLANS], [often for often, _ in _PLANS])[0]
         request: Json = {
-            "task_type": self.chance.choices([PLAIN, STRICT, EXECUTED], [80, 12, 8])[0],
+            "task_type": self.chance.choices([PLAIN, STRICT, EXECUTED], [86, 12, 2])[0],
             "params": {"tenant": self.client.tenant, "number": self._number, "plan": plan},
             "priority": self.chance.randint(1, 10),
             "idempotency_key": f"{self.client.actor}-{self._number}",
@@ -175,10 +175,10 @@ class Worker(Actor):
     def act(self) -> None:
         self._suffer()
         self._come_late()
-        if len(self._hands) < 300:
+        if len(self._hands) < 200:
             self._lease()
         if self._hands and time.monotonic() >= self._beat_at:
-            self._beat_at = time.monotonic() + self.chance.uniform(0.4, 1.0)
+            self._beat_at = time.monotonic() + self.chance.uniform(0.6, 1.2)
             self._beat(self.chance.sample(self._hands, len(self._hands)))
         if ready := [hand for hand in self._hands if hand.act != "slow" or hand.until < time.monotonic()]:
             self._do(ready)
@@ -199,7 +199,7 @@ class Worker(Actor):
     def _lease(self) -> None:
         asked: Json = {
             "queues": [QUEUE],
-            "capacity": self.chance.choice([1, 2, 8, 100]),
+            "capacity": self.chance.choice([1, 100, 100]),
             "lease_seconds": LEASE_SECONDS,
         }
         if not self._hands and self.chance.random() < 0.5:  # of those with nothing to do
@@ -232,7 +232,7 @@ class Worker(Actor):
     def _do(self, ready: list[Hand]) -> None:
         """Do what is planned with one of these, or with several for which the same is planned."""
         act = self.chance.choice(ready).act
-        hands = [hand for hand in ready if hand.act == act][: self.chance.choice([1, 5, 20, 200])]
+        hands = [hand for hand in ready if hand.act == act][: self.chance.choice([1, 20, 200, 200, 200])]
         self._hands = [hand for hand in self._hands if hand not in hands]
         if act in {"expire", "late"}:
             for hand in hands:
@@ -277,14 +277,14 @@ class Poster(Actor):
         self._posted: list[Json] = []
 
     def act(self) -> None:
-        drafts = [self._draft() for _ in range(self.chance.choice([1, 1, 3, 20]))]
+        drafts = [self._draft() for _ in range(self.chance.choice([1, 1, 3, 100]))]
         if self._posted and self.chance.random() < 0.3:  # of all posts
             drafts.append(self.chance.choice(self._posted))
         if self._posted and self.chance.random() < 0.1:  # of all posts
             drafts.append({**self.chance.choice(self._posted), "summary": "Something else."})
         self.client.insist("post", *drafts, until=self.stopping.is_set)
         self._posted = [*self._posted, *drafts][-_KEPT:]
-        self.rest(0.4)
+        self.rest(1.0)
 
     def _draft(self) -> Json:
         self._number += 1
@@ -309,7 +309,7 @@ class Reader(Actor):
         self._pages: list[list[Json]] = []
 
     def act(self) -> None:
-        (call,) = self.client.ask("read", {"limit": self.chance.choice([3, 20, 500]), "after": 0})
+        (call,) = self.client.ask("read", {"limit": self.chance.choice([3, 500]), "after": 0})
         if call.ok and (entries := call.body.pop("entries")):
             self._pages = [*self._pages[-5:], entries]
         if self._pages and self.chance.random() < 0.7:  # of all turns
@@ -318,7 +318,7 @@ class Reader(Actor):
             shown = [receipt for entry in page[: last + 1] for receipt in entry["receipt_ids"]]
             # What the token stands for is for the judge; the product is told the token alone.
             self.client.ask("ack", {"through": page[last]["token"], "shown": shown})
-        self.rest(0.3)
+        self.rest(1.5)
 
 
 class Planner(Actor):

@@ -78,9 +78,9 @@ class Client:
         the product's client in one request.
         """
         dice, many = self.chance.randrange(100), len(requests) > 1
-        if many and verb in {"queue", "complete"} and dice >= 70:  # of a hundred
+        if many and verb in {"queue", "complete"} and dice >= 80:  # of a hundred
             return self._each(verb, requests, "coalesced")
-        if many and (not _VERBS[verb][2] or (len(requests) <= _FEW and dice >= 40)):
+        if many and (not _VERBS[verb][2] or (len(requests) <= _FEW and dice >= 75)):
             return self._each(verb, requests, "clear")
         if dice < 3:
             return self._exchange(self._kept(), verb, requests, "swallowed")

@@ -8,7 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 from tests.chaos.history import ENDINGS, NEVER, Call, History, Json, Run, canonical
@@ -58,17 +58,30 @@ def one_holder(history: History) -> Iterator[str]:
                 yield f"{after.task} run {after.number} was granted while run {before.number} had it"
 
 
+def refused_alone(history: History) -> Iterator[str]:
+    """Nobody is refused for what others ask: the holder of a task may end it."""
+    for run in chain.from_iterable(history.runs.values()):
+        first, *rest = [call for call in history.endings.get(run.task, ()) if call.run == run.number] or [run.call]
+        alone = all(call.begin > first.end or call.key == first.key for call in rest)
+        if first.refused and alone and first.end < _certain(history, run, first.end):
+            yield f"{first} of {run.task}, which run {run.number} held: {first.body}"
+
+
 def _held_until(history: History, run: Run, asked: float) -> float:
-    """Until when a run has its task for certain: its deadline, or the first call that may have ended it.
+    """Until when a run has its task for certain: its deadline, or the first call that may have ended it."""
+    ends = [call.begin for call in history.endings.get(run.task, ()) if call.run == run.number]
+    return min([_certain(history, run, asked), *ends])
+
+
+def _certain(history: History, run: Run, asked: float) -> float:
+    """The deadline of a run.
 
     A database that is killed may forget a renewal: then only what came later counts.
     """
     beats = [beat for beat in history.beats.get(run.task, ()) if beat.run == run.number]
     signs = [(run.call.begin, run.lease)]
     signs += [(beat.begin, beat.body["lease_ms"] / 1000) for beat in beats if beat.ok and beat.body["status"] == "ok"]
-    certain = [begin + s for begin, s in signs if not history.harmed(begin, min(asked, begin + s), "database")]
-    ends = [call.begin for call in history.endings.get(run.task, ()) if call.run == run.number]
-    return min([max(certain, default=0.0), *ends])
+    return max((at + s for at, s in signs if not history.harmed(at, min(asked, at + s), "database")), default=0.0)
 
 
 def no_stale_fence(history: History) -> Iterator[str]:
@@ -255,6 +268,7 @@ PROMISES: Final[dict[str, Promise]] = {
     for promise in (
         ends_once,
         one_holder,
+        refused_alone,
         no_stale_fence,
         no_lost_receipt,
         receipt_once,

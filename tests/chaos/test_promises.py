@@ -116,6 +116,7 @@ def told(**members: Any) -> Callable[[History], object]:
         ("ends_once", add(complete(6.5, receipt="other"))),
         ("one_holder", add(lease(5.2, 2))),
         ("one_holder", add(beat(4.0))),
+        ("refused_alone", add(complete(5.5, status=409))),
         ("no_stale_fence", add(beat(5.5))),
         ("no_stale_fence", add(complete(5.5, TOKEN))),
         ("no_lost_receipt", add(post(4.0, key="f", receipt="r7"))),
