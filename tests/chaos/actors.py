@@ -143,7 +143,7 @@ class Requester(Actor):
         self.client.ask("cancel", {"task_id": self.chance.choice(self._asked[-20:])[1]})
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Hand:
     """A lease in a worker's hands, or one that it has let slip."""
 
@@ -358,13 +358,11 @@ class Planner(Actor):
         self.client.aside("POST", "/api/v1/workers/press-house/heartbeat", told)
 
     def _plan(self, batch: str) -> Json:
-        def step(step_id: str, step_type: str, **members: Any) -> Json:
-            return {"step_id": step_id, "step_type": step_type, **members}
-
         def call(step_id: str, step_type: str, tool: str, text: str, *after: str) -> Json:
             about = {"worker_id": "press-house", "tool_name": tool, "params": {"text": text}, "depends_on": list(after)}
-            return step(step_id, step_type, **about)
+            return {"step_id": step_id, "step_type": step_type, **about}
 
+        told = {"report_summary": "Pressed.", "decision_required": False}
         return {
             "plan_id": f"plan-{batch}",
             "delegate_id": "delegate",
@@ -375,9 +373,9 @@ class Planner(Actor):
             "steps": [
                 call("pick", "call_worker", "pick", batch),
                 call("press", "queue_execution", "press", "{{pick.text}}", "pick"),
-                step("wait", "wait_for", wait_for_step_ids=["press"]),
+                {"step_id": "wait", "step_type": "wait_for", "wait_for_step_ids": ["press"]},
                 call("taste", "call_worker", "pick", "{{press.text}}", "wait"),
-                step("report", "escalate", depends_on=["taste"], report_summary="Pressed.", decision_required=False),
+                {"step_id": "report", "step_type": "escalate", "depends_on": ["taste"], **told},
             ],
         }
 

@@ -22,7 +22,7 @@ PATIENCE: Final = 20.0
 # So many calls of one actor, each with a connection of its own.
 _AT_ONCE: Final = 16
 # Calls of their own cost the hub twenty times what they cost together.
-_FEW: Final = 20
+_FEW: Final = 40
 # The server closes connections that are idle for longer.
 _IDLE: Final = 2.0
 # Of each verb the method, the path, and for several at once the path and what names them.
@@ -80,7 +80,7 @@ class Client:
         dice, many = self.chance.randrange(100), len(requests) > 1
         if many and verb in {"queue", "complete"} and dice >= 80:  # of a hundred
             return self._each(verb, requests, "coalesced")
-        if many and (not _VERBS[verb][2] or (len(requests) <= _FEW and dice >= 75)):
+        if many and (not _VERBS[verb][2] or (len(requests) <= _FEW and dice >= 50)):
             return self._each(verb, requests, "clear")
         if dice < 3:
             return self._exchange(self._kept(), verb, requests, "swallowed")

@@ -7,12 +7,16 @@ folder, and ends with the process that started it, however that ends.
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.context import ForkProcess
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -34,6 +38,31 @@ class Broken(Exception):
 @dataclass(slots=True, kw_only=True)
 class Ground(Supervisor):
     """What runs, by name. Only `run` would restart what ends, and nothing calls it."""
+
+    _stem: Connection | None = None
+
+    def _launch(self, *argv: str, log: Path | None, **more: str) -> psutil.Process:
+        """Start a program of the product. Actors are threads, so a process without threads forks it."""
+        if not self.forks:
+            return Supervisor._launch(self, *argv, log=log, **more)
+        if self._stem is None:
+            self._stem, theirs = Pipe()
+            ForkProcess(target=self._fork_for, args=(theirs,), daemon=True).start()
+            theirs.close()
+        self._stem.send((self.environment, argv, log, more))
+        return psutil.Process(self._stem.recv())
+
+    def _fork_for(self, caller: Connection) -> None:
+        assert self._stem is not None
+        self._stem.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with suppress(EOFError):
+            while True:
+                if caller.poll(0.05):
+                    self.environment, argv, log, more = caller.recv()
+                    caller.send(Supervisor._launch(self, *argv, log=log, **more).pid)
+                with suppress(ChildProcessError):
+                    os.waitpid(-1, os.WNOHANG)
 
     def kill(self, name: str) -> None:
         """End a process and its children as the loss of a machine would."""
@@ -95,7 +124,8 @@ class Ground(Supervisor):
         """The rows of a query, by default with sight of all tenants."""
         url = self.environment["DATABASE_URL"]
         with psycopg.connect(url, user=user, autocommit=True, connect_timeout=10) as connection:
-            return connection.execute(query).fetchall()
+            found = connection.execute(query)
+            return found.fetchall() if found.description else []
 
 
 @contextmanager
@@ -114,7 +144,9 @@ def prepared(
         "GATEHOUSE_LOG_LEVEL": "WARNING",
         "SOURCE_RATE_LIMITS": '{"default": 1000000000}',
     }
-    with Ground.of_a_run(environment=environ, wanted=tokens, tell=tell) as ground:
+    # Forks are quick. This process can load the product if it has not done so with other settings.
+    forks = sys.platform == "linux" and "django" not in sys.modules
+    with Ground.of_a_run(environment=environ, wanted=tokens, tell=tell, forks=forks) as ground:
         ground.start()
         yield ground
 
@@ -142,14 +174,9 @@ def _kill(*names: str) -> Callable[[Ground, random.Random], None]:
         time.sleep(chance.choice([0, 0, 0.5, 2]))
         for name in names:
             ground.kept[name].restart()
+        ground.await_serving()
 
     return apply
-
-
-def _kill_web(ground: Ground, _chance: random.Random) -> None:
-    ground.kill("web")
-    ground.kept["web"].restart()
-    ground.await_serving()
 
 
 def _pause(name: str, longest: float, ground: Ground, chance: random.Random) -> None:
@@ -167,15 +194,26 @@ def _end_sessions(ground: Ground, chance: random.Random) -> None:
     time.sleep(_NOTICED)
 
 
+def _delay_commits(ground: Ground, microseconds: int) -> None:
+    """What is lost in the end is what was answered before it was on disk: leave time for that."""
+    for change in (f"commit_delay = {microseconds}", "commit_siblings = 0"):
+        ground.ask_database(f"alter system set {change}", "postgres")
+    ground.ask_database("select pg_reload_conf()", "postgres")
+
+
 def _stop_database(ground: Ground, chance: random.Random, *, immediate: bool = False) -> None:
-    """PostgreSQL's immediate stop; or its server and sessions are gone at once."""
+    """PostgreSQL's immediate stop; or its server and sessions are gone at once. A slow disk may come before."""
     child = ground.kept["postgres"].child
+    if chance.random() < 0.5:
+        _delay_commits(ground, 100_000)
+        time.sleep(1)
     if immediate:
         child.send_signal(signal.SIGQUIT)
         child.wait(timeout=_PATIENCE)
     ground.kill("postgres")
     time.sleep(chance.choice([0, 0, 1]))
     ground.start_server("postgres")
+    _delay_commits(ground, 0)
     time.sleep(_NOTICED)
 
 
@@ -194,7 +232,7 @@ def _kill_broker(ground: Ground, chance: random.Random) -> None:
 
 _CELERY: Final = ("worker-core", "worker-deliver", "worker-execute", "beat")
 BREAKAGES: Final = [
-    Breakage(name="kill web", apply=_kill_web, harms=("web",), often=2),
+    Breakage(name="kill web", apply=_kill("web"), harms=("web",), often=2),
     *(Breakage(name=f"kill {name}", apply=_kill(name)) for name in _CELERY),
     Breakage(name="kill all of Celery", apply=_kill(*_CELERY)),
     Breakage(name="pause worker-execute", apply=partial(_pause, "worker-execute", LEASE_SECONDS + 2)),

@@ -17,6 +17,8 @@ from tests.chaos.history import ENDINGS, NEVER, Call, History, Json, Run, canoni
 _SLACK: Final = 0.05
 # What is broken is felt a little longer than it is broken.
 _FELT: Final = 2.0
+# From the monotonic clock to the time of day.
+_WALL: Final = time.time() - time.monotonic()
 
 Promise = Callable[[History], Iterator[str]]
 
@@ -122,23 +124,12 @@ def receipt_once(history: History) -> Iterator[str]:
     """A dedupe key makes one receipt, whatever is repeated, and keeps its content."""
     names = Counter((receipt["tenant"], receipt["source"], receipt["dedupe_key"]) for receipt in history.receipts)
     yield from (f"{key[2]} has made {count} receipts" for key, count in names.items() if count > 1)
-    told: dict[str, set[str]] = defaultdict(set)
-    for call in history.of("post"):
-        known = call.body.get("receipt_id") if call.ok else call.body.get("existing_receipt_id")
-        if known:
-            told[call.request["dedupe_key"]].add(known)
-    yield from (f"{key} was told to be each of {sorted(ids)}" for key, ids in told.items() if len(ids) > 1)
-    yield from _accepted_twice(history, "post", "dedupe_key", "dedupe_conflict")
+    yield from _accepted_twice(history, "post", "dedupe_key", "receipt_id", "dedupe_conflict")
 
 
 def idempotent(history: History) -> Iterator[str]:
     """A call that is repeated gives the same answer, and an idempotency key makes one task."""
-    yield from _accepted_twice(history, "queue", "idempotency_key", "idempotency_conflict")
-    made: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for call in history.of("queue"):
-        if call.ok:
-            made[call.actor, call.request["idempotency_key"]].add(call.body["task_id"])
-    yield from (f"{key} has made {sorted(tasks)}" for (_, key), tasks in made.items() if len(tasks) > 1)
+    yield from _accepted_twice(history, "queue", "idempotency_key", "task_id", "idempotency_conflict")
     same: dict[str, list[Call]] = defaultdict(list)
     for call in history.of(*ENDINGS):
         same[call.key].append(call)
@@ -152,12 +143,15 @@ def idempotent(history: History) -> Iterator[str]:
         yield from (f"{call} had succeeded before" for call in calls if call.refused and call.begin > first)
 
 
-def _accepted_twice(history: History, verb: str, key: str, conflict: str) -> Iterator[str]:
-    """What one key was accepted for with two contents, and what is in conflict with itself."""
+def _accepted_twice(history: History, verb: str, key: str, made: str, conflict: str) -> Iterator[str]:
+    """What one key was accepted for with two contents, or has made twice, and what is in conflict with itself."""
     calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
     for call in history.of(verb):
         calls[call.tenant, call.request[key]].append(call)
     for (_, name), same in calls.items():
+        told = {call.body.get(made) if call.ok else call.body.get(f"existing_{made}") for call in same} - {None}
+        if len(told) > 1:
+            yield f"{name} was told to be each of {sorted(map(str, told))}"
         if len({canonical(call.request) for call in same if call.ok}) > 1:
             yield f"{name} was accepted for two contents"
         if len({canonical(call.request) for call in same}) == 1:
@@ -180,20 +174,12 @@ def in_order(history: History) -> Iterator[str]:
     for task, call in history.accepted.items():
         for run in history.runs.get(task, ()):
             due = call.request.get("run_at")
-            if due and _wall(run.call.end) < datetime.fromisoformat(due).timestamp() - _SLACK:
+            if due and run.call.end + _WALL < datetime.fromisoformat(due).timestamp() - _SLACK:
                 yield f"{task} run {run.number} was granted before {due}"
             for needed in call.request.get("depends_on", ()):
                 done = [one.begin for one in history.endings.get(needed, ()) if one.verb == "complete"]
                 if run.call.end < min(done, default=NEVER) or history.tasks[needed]["status"] != "succeeded":
                     yield f"{task} run {run.number} was granted, and {needed} had not succeeded"
-
-
-def _wall(moment: float) -> float:
-    """The time of day of a moment of the monotonic clock."""
-    return moment + _OFFSET
-
-
-_OFFSET: Final = time.time() - time.monotonic()
 
 
 def acks_as_of(history: History) -> Iterator[str]:

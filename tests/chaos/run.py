@@ -46,6 +46,7 @@ _SHOWN: Final = 50
 _Kind = TypeVar("_Kind", bound=Actor)
 Deal = Callable[[random.Random], list[Breakage]]
 _TENANTS: Final = ("default", "other")
+_OPEN: Final = "select 'task_' || task_id from task_live"
 _ENDS: Final = """
     select jsonb_build_object('task_id', 'task_' || task_id, 'status', status, 'complete', true,
         'terminal_receipt_id', receipt_id) from task_history
@@ -224,14 +225,14 @@ class _Run:
         for actor in asking:
             actor.stopping.set()
         self._await_end([one for one in asking if not isinstance(one, Planner)])
-        left, since = self._open_tasks(), now()
+        left, since = self.ground.ask_database(_OPEN), now()
         while (left or any(one.is_alive() for one in planners)) and now() - since < _REST:
             self._wait(0.5)
-            fewer = self._open_tasks()
+            fewer = self.ground.ask_database(_OPEN)
             if len(fewer) < len(left):
                 since = now()
             left = fewer
-        self.history.unrest += [f"{task} does not come to an end" for task in left]
+        self.history.unrest += [f"{task} does not come to an end" for (task,) in left]
         self.history.unrest += [f"{one.name} waits for an execution" for one in planners if one.is_alive()]
         for worker in workers:
             worker.stopping.set()
@@ -243,18 +244,6 @@ class _Run:
             while actor.is_alive():
                 actor.join(1.0)
                 self._wait(0)
-
-    def _open_tasks(self) -> list[str]:
-        """The tasks that have no end yet."""
-        found = list[str]()
-        for asker in self._of(Requester):
-            with closing(self._client(asker.name)) as client:
-                path: str | None = "/api/v1/tasks?status=open&limit=500"
-                while path:
-                    page = client.aside("GET", path)[1]
-                    found += [task["task_id"] for task in page["tasks"]]
-                    path = page["next"] and f"/api/v1/tasks?status=open&limit=500&cursor={page['next']}"
-        return found
 
     def _read(self) -> None:
         """What the product holds in the end, and of some tasks what it answers."""
