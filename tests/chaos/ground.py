@@ -22,6 +22,7 @@ from typing import Any, Final
 import psutil
 import psycopg
 import redis
+from django.conf import settings as loaded
 
 from config.stack.processes import StackError, last_lines, runs
 from config.stack.supervisor import Supervisor, readiness
@@ -145,7 +146,7 @@ def prepared(
         "SOURCE_RATE_LIMITS": '{"default": 1000000000}',
     }
     # Forks are quick. This process can load the product if it has not done so with other settings.
-    forks = sys.platform == "linux" and "django" not in sys.modules
+    forks = sys.platform == "linux" and not loaded.configured
     with Ground.of_a_run(environment=environ, wanted=tokens, tell=tell, forks=forks) as ground:
         ground.start()
         yield ground
