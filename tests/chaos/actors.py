@@ -26,7 +26,9 @@ from tests.chaos.history import History, Json
 
 QUEUE: Final = "chaos"
 PLAIN, STRICT = "chaos_plain", "chaos_strict"
-TYPES: Final[dict[str, Json]] = {PLAIN: {}, STRICT: {"strict": True}}
+_BACKOFF: Final = {"base_seconds": 0.1, "cap_seconds": 1.0}
+_POLICY: Final[Json] = {"queue": QUEUE, "lease_seconds": LEASE_SECONDS, "max_attempts": 3, "max_expiries": 20}
+TYPES: Final = {PLAIN: _POLICY | {"backoff": _BACKOFF}, STRICT: _POLICY | {"backoff": _BACKOFF, "strict": True}}
 SOURCE: Final = "chaos"
 # Requesters pause while so many tasks wait.
 _DEEP: Final = 2_000
@@ -83,14 +85,13 @@ class Requester(Actor):
         super().__init__(client)
         self.accepted: set[str] = set()
         self._number = 0
-        self._looked = 0
         self._asked: list[tuple[Json, str]] = []
 
     def act(self) -> None:
-        if self._number - self._looked >= 200:
-            self._looked = self._number
-            while not self.stopping.is_set() and self._depth() > _DEEP:
-                time.sleep(1.0)
+        _, body = self.client.aside("GET", "/api/v1/queues")
+        if sum(queue["queued"] for queue in body["queues"]) > _DEEP:
+            self.rest(1.5)
+            return
         acts: list[tuple[int, Callable[[], object]]] = [
             (20, lambda: self._queue([self._request()])),
             (40, lambda: self._queue([self._request() for _ in range(self.chance.choice([2, 40, 200, 500, 500]))])),
@@ -102,10 +103,6 @@ class Requester(Actor):
             acts = acts[:2]
         self.chance.choices([act for _, act in acts], [often for often, _ in acts])[0]()
         self.rest(0.6)
-
-    def _depth(self) -> int:
-        _, body = self.client.aside("GET", "/api/v1/queues")
-        return sum(queue["queued"] for queue in body["queues"])
 
     def _request(self) -> Json:
         self._number += 1
@@ -332,14 +329,16 @@ class Planner(Actor):
 
     def act(self) -> None:
         if self._number == 0:
-            self._register()
+            status, answer = self.client.aside("POST", "/api/v1/workers", self._manifest)
+            assert status in {200, 201}, answer
         self._number += 1
         batch = f"batch-{self._number}"
         made = self._answer("submit", {"plan": self._plan(batch)})
         begun = self._answer("execute", {"plan_id": made["plan_id"]})
         report = begun
         while report.get("ended_at") is None:
-            self._beat()
+            told = {"status": "healthy", "current_load": 0.1, "available": True}
+            self.client.aside("POST", "/api/v1/workers/press-house/heartbeat", told)
             time.sleep(0.2)
             report = self._answer("report", {"execution_id": begun["execution_id"]})
         self.reports.append({**report, "batch": batch})
@@ -348,14 +347,6 @@ class Planner(Actor):
         (call,) = self.client.insist(verb, request, until=lambda: False)
         assert call.ok, call.body
         return call.body
-
-    def _register(self) -> None:
-        status, answer = self.client.aside("POST", "/api/v1/workers", self._manifest)
-        assert status in {200, 201}, answer
-
-    def _beat(self) -> None:
-        told = {"status": "healthy", "current_load": 0.1, "available": True}
-        self.client.aside("POST", "/api/v1/workers/press-house/heartbeat", told)
 
     def _plan(self, batch: str) -> Json:
         def call(step_id: str, step_type: str, tool: str, text: str, *after: str) -> Json:
@@ -391,21 +382,15 @@ def press_house(history: History) -> Iterator[Json]:
     """An MCP worker in this process that writes down each call; its manifest."""
     server: MCPServer[Any] = MCPServer("press-house", log_level="ERROR")
 
-    async def made(tool: str, text: str) -> Made:
-        history.tool_calls.append((tool, text, time.time()))
-        await asyncio.sleep(0.3)
-        return Made(text=f"{text}>{tool}")
+    def add(tool: str, told: str) -> None:
+        @server.tool(tool, description=told)
+        async def made(text: str) -> Made:
+            history.tool_calls.append((tool, text, time.time()))
+            await asyncio.sleep(0.3)
+            return Made(text=f"{text}>{tool}")
 
-    @server.tool()
-    async def pick(text: str) -> Made:
-        """Pick the apples of a batch."""
-        return await made("pick", text)
-
-    @server.tool()
-    async def press(text: str) -> Made:
-        """Press picked apples."""
-        return await made("press", text)
-
+    add("pick", "Pick the apples of a batch.")
+    add("press", "Press picked apples.")
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(server.streamable_http_app(), log_level="critical", log_config=None)
     running = uvicorn.Server(config)

@@ -165,7 +165,6 @@ class Breakage:
     apply: Callable[[Ground, random.Random], None]
     harms: tuple[str, ...] = ()
     """What a caller may feel to be away meanwhile."""
-    often: int = 1
 
 
 def _kill(*names: str) -> Callable[[Ground, random.Random], None]:
@@ -233,21 +232,19 @@ def _kill_broker(ground: Ground, chance: random.Random) -> None:
 
 _CELERY: Final = ("worker-core", "worker-deliver", "worker-execute", "beat")
 BREAKAGES: Final = [
-    Breakage(name="kill web", apply=_kill("web"), harms=("web",), often=2),
+    Breakage(name="kill web", apply=_kill("web"), harms=("web",)),
     *(Breakage(name=f"kill {name}", apply=_kill(name)) for name in _CELERY),
     Breakage(name="kill all of Celery", apply=_kill(*_CELERY)),
     Breakage(name="pause worker-execute", apply=partial(_pause, "worker-execute", LEASE_SECONDS + 2)),
-    Breakage(name="end database sessions", apply=_end_sessions, harms=("database",), often=2),
+    Breakage(name="end database sessions", apply=_end_sessions, harms=("database",)),
     Breakage(name="stop database", apply=partial(_stop_database, immediate=True), harms=("database",)),
-    Breakage(name="kill database", apply=_stop_database, harms=("database",), often=2),
-    Breakage(name="flush broker", apply=_flush, often=2),
+    Breakage(name="kill database", apply=_stop_database, harms=("database",)),
+    Breakage(name="flush broker", apply=_flush),
     Breakage(name="pause broker", apply=partial(_pause, "valkey", 8)),
     Breakage(name="kill broker", apply=_kill_broker),
 ]
 
 
 def choices(chance: random.Random) -> list[Breakage]:
-    """Every kind, in an order of its own, some of them several times."""
-    hand = [breakage for breakage in BREAKAGES for _ in range(breakage.often)]
-    chance.shuffle(hand)
-    return hand
+    """Every kind, in an order of its own."""
+    return chance.sample(BREAKAGES, len(BREAKAGES))

@@ -93,15 +93,12 @@ def no_stale_fence(history: History) -> Iterator[str]:
             later = next((run for run in runs if run.number > call.run and run.call.end < call.begin), None)
             if later is None or not call.ok or call.body.get("status") in {"lost", "retry"}:
                 continue
-            if call.verb == "heartbeat" or not _repeats(history, call, later.call.end):
+            # What was done before is answered as it was.
+            before = (one for one in history.endings[task] if one.begin < later.call.end)
+            if call.verb == "heartbeat" or all(one.key != call.key for one in before):
                 yield f"{call} of run {call.run} of {task} succeeded after run {later.number} was granted"
             elif call.body.get("receipt_id"):
                 yield f"{call} of run {call.run} ended {task}, and run {later.number} was granted"
-
-
-def _repeats(history: History, call: Call, moment: float) -> bool:
-    """Whether the same call was made before this moment: then it is answered as it was."""
-    return any(one.key == call.key and one.begin < moment for one in history.endings[call.task])
 
 
 def no_lost_receipt(history: History) -> Iterator[str]:

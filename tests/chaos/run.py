@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
 from tests.chaos.actors import (
-    QUEUE,
     SOURCE,
     TYPES,
     Actor,
@@ -29,7 +29,7 @@ from tests.chaos.actors import (
     press_house,
 )
 from tests.chaos.client import Client
-from tests.chaos.ground import LEASE_SECONDS, Breakage, Broken, Ground, choices, prepared
+from tests.chaos.ground import Breakage, Broken, Ground, choices, prepared
 from tests.chaos.history import Fault, History, Json, now
 from tests.chaos.promises import PROMISES, violations
 from tests.chaos.readings import reading
@@ -126,18 +126,17 @@ class _Run:
         """Let everybody act while one thing after the other breaks; then wait for the end, and read what is there."""
         for tenant in _TENANTS:
             with closing(self._client(f"asker-{tenant}-1")) as client:
-                _register_types(client)
+                for name, policy in TYPES.items():
+                    status, answer = client.aside("POST", "/api/v1/task-types", {**policy, "name": name})
+                    assert status in {200, 201}, answer
         self._start_actors(manifest)
         if self.soak:
             self._soak()
         dice = random.Random(self.seed)  # noqa: S311  # no secret
-        left = self.deal(dice)
-        deck = list(left)
-        while left or self._accepted() < self.tasks:
+        deck = self.deal(dice)
+        while deck or self._accepted() < self.tasks:
             deck = deck or self.deal(dice)
-            breakage = deck.pop()
-            left = [one for one in left if one is not breakage]
-            self._break(breakage, dice)
+            self._break(deck.pop(), dice)
             self._hit_a_worker(dice)
             self._wait(dice.uniform(0, 2 * self.pause))
         self._rest()
@@ -281,15 +280,6 @@ class _Run:
         self.tell(f"{now() - self.begun:.1f} s: {what}")
 
 
-def _register_types(client: Client) -> None:
-    for name, policy in TYPES.items():
-        wanted: Json = {**policy, "name": name, "queue": QUEUE, "lease_seconds": LEASE_SECONDS}
-        wanted |= {"max_attempts": 3, "max_expiries": 20, "backoff": {"base_seconds": 0.1, "cap_seconds": 1.0}}
-        status, answer = client.aside("POST", "/api/v1/task-types", wanted)
-        if status not in {200, 201}:
-            raise Broken(f"The task type {name} was refused: {answer}")
-
-
 def _summary(history: History, found: list[str]) -> Json:
     """What a run was, in figures."""
     return {
@@ -320,16 +310,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--soak", type=float, default=0.0, metavar="MINUTES", help=soak)
     asked = parser.parse_args(argv)
     seed = secrets.randbelow(10**9) if asked.seed is None else asked.seed
-    _tell(f"seed {seed}")
-    history = run(tasks=asked.tasks, seed=seed, pause=asked.pause, soak=60 * asked.soak, tell=_tell)
+    tell = partial(print, file=sys.stderr, flush=True)
+    tell(f"seed {seed}")
+    history = run(tasks=asked.tasks, seed=seed, pause=asked.pause, soak=60 * asked.soak, tell=tell)
     found = violations(history)
     print(json.dumps(_summary(history, found), indent=2))
     print(*found[:_SHOWN], sep="\n")
     return 1 if found else 0
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
