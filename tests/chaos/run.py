@@ -16,18 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
-from tests.chaos.actors import (
-    SOURCE,
-    TYPES,
-    Actor,
-    Planner,
-    Poster,
-    Reader,
-    Requester,
-    Worker,
-    chance,
-    press_house,
-)
+from tests.chaos.actors import SOURCE, TYPES, Actor, Planner, Poster, Reader, Requester, Worker, chance, press_house
 from tests.chaos.client import Client
 from tests.chaos.ground import Breakage, Broken, Ground, choices, prepared
 from tests.chaos.history import Fault, History, Json, now

@@ -9,9 +9,12 @@ from tests.chaos.promises import violations
 from tests.chaos.run import run
 
 
-def _holds(*, tasks: int, seed: int, pause: float) -> None:
+@pytest.mark.parametrize(
+    "tasks", [pytest.param(300, marks=pytest.mark.ci), pytest.param(10_000, marks=pytest.mark.long)]
+)
+def test_promises_hold_while_processes_die(tasks: int) -> None:
     told: list[str] = []
-    history = run(tasks=tasks, seed=seed, pause=pause, soak=1.0, tell=told.append)
+    history = run(tasks=tasks, seed=20261121, pause=0.5, soak=1.0, tell=told.append)
 
     assert violations(history) == []
     assert {fault.name for fault in history.faults} >= {breakage.name for breakage in BREAKAGES}
@@ -20,13 +23,3 @@ def _holds(*, tasks: int, seed: int, pause: float) -> None:
     assert history.executions
     ends = Counter(task["status"] for task in history.tasks.values())
     assert min(ends["succeeded"], ends["failed"], ends["canceled"]) > 0
-
-
-@pytest.mark.ci
-def test_promises_hold_while_processes_die() -> None:
-    _holds(tasks=300, seed=20261121, pause=0.5)
-
-
-@pytest.mark.long
-def test_promises_hold_for_ten_thousand_tasks() -> None:
-    _holds(tasks=10_000, seed=20261122, pause=2)
