@@ -5,7 +5,6 @@ Each is a thread with a connection of its own. A worker that is "killed" forgets
 """
 
 import asyncio
-import random
 import socket
 import threading
 import time
@@ -49,13 +48,15 @@ _PLANS: Final[list[tuple[int, list[str]]]] = [
 class Actor(threading.Thread):
     """A thread that acts until it is told to stop."""
 
+    ease = 1.0
+    """Of all actors: how long they rest."""
+
     def __init__(self, client: Client) -> None:
         super().__init__(name=client.actor, daemon=True)
         self.client = client
         self.chance = client.chance
         self.stopping = threading.Event()
         self.failure: BaseException | None = None
-        self.ease = 1.0
 
     def act(self) -> None:
         """Do one thing."""
@@ -409,8 +410,3 @@ def press_house(history: History) -> Iterator[Json]:
         running.should_exit = True
         thread.join(10)
         listener.close()
-
-
-def chance(seed: int, name: str) -> random.Random:
-    """The choices of one actor: the same for the same seed."""
-    return random.Random(f"{seed} {name}")  # noqa: S311  # no secret

@@ -158,7 +158,9 @@ class Client:
         calls = [Call(**about, request=request, begin=now()) for request in requests]
         self.history.calls.extend(calls)
         many = not path or len(requests) > 1
-        body = {named: list(requests)} if many else _body(path, requests[0])
+        # What is sent is neither what stands in the path nor what only the judge needs.
+        one = {key: value for key, value in requests[0].items() if f"{{{key}}}" not in path and key != "shown"}
+        body = {named: list(requests)} if many else one
         try:
             if weather == "coalesced":
                 status, answer = self._by_product(verb, requests[0])
@@ -203,11 +205,6 @@ class Client:
             return answer.status, json.loads(text) if text else {}
         except ValueError:
             return answer.status, {"text": text[:200].decode(errors="replace")}
-
-
-def _body(path: str, request: Json) -> Json:
-    """What is sent: neither what stands in the path nor what only the judge needs."""
-    return {name: value for name, value in request.items() if f"{{{name}}}" not in path and name != "shown"}
 
 
 def _of_one(told: Json) -> tuple[int, Json]:

@@ -24,7 +24,7 @@ import psycopg
 import redis
 from django.conf import settings as loaded
 
-from config.stack.processes import StackError, last_lines, runs
+from config.stack.processes import StackError, end_all, last_lines, runs
 from config.stack.supervisor import Supervisor, readiness
 
 _PATIENCE: Final = 60.0
@@ -68,11 +68,7 @@ class Ground(Supervisor):
     def kill(self, name: str) -> None:
         """End a process and its children as the loss of a machine would."""
         with suppress(psutil.NoSuchProcess):
-            family = self.family(name)
-            for one in family:
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
-            psutil.wait_procs(family, timeout=5)
+            end_all(self.family(name), sign=signal.SIGKILL)
 
     def pause(self, name: str, seconds: float) -> None:
         """Stop a process and its children for a while, as on a machine that sleeps."""

@@ -3,19 +3,18 @@
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+T = TypeVar("T")
 Json = dict[str, Any]
 NEVER: Final = float("inf")
 ENDINGS: Final = ("complete", "fail", "release")
 
 
-def now() -> float:
-    """Seconds of the monotonic clock."""
-    return time.monotonic()
+now: Final = time.monotonic
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,12 +123,12 @@ class History:
     @cached_property
     def endings(self) -> dict[str, list[Call]]:
         """The calls that were to end runs, by task."""
-        return by_task(self.of(*ENDINGS))
+        return grouped(self.of(*ENDINGS), lambda call: call.task)
 
     @cached_property
     def beats(self) -> dict[str, list[Call]]:
         """The heartbeats, by task."""
-        return by_task(self.of("heartbeat"))
+        return grouped(self.of("heartbeat"), lambda call: call.task)
 
     @cached_property
     def accepted(self) -> dict[str, Call]:
@@ -141,11 +140,11 @@ class History:
         return any(fault.begin <= end and fault.end >= begin and fault.harms & set(whom) for fault in self.faults)
 
 
-def by_task(calls: Iterable[Call]) -> dict[str, list[Call]]:
-    """The calls by their task."""
-    found: dict[str, list[Call]] = defaultdict(list)
+def grouped(calls: Iterable[Call], by: Callable[[Call], T]) -> dict[T, list[Call]]:
+    """The calls by what they have in common."""
+    found: dict[T, list[Call]] = defaultdict(list)
     for call in calls:
-        found[call.task].append(call)
+        found[by(call)].append(call)
     return found
 
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import chain, pairwise
 from typing import Final
 
-from tests.chaos.history import ENDINGS, NEVER, Call, History, Json, Run, canonical
+from tests.chaos.history import ENDINGS, NEVER, History, Json, Run, canonical, grouped
 
 # What the clocks of the machine's processes may differ by.
 _SLACK: Final = 0.05
@@ -19,8 +19,6 @@ _SLACK: Final = 0.05
 _FELT: Final = 2.0
 # From the monotonic clock to the time of day.
 _WALL: Final = time.time() - time.monotonic()
-
-Promise = Callable[[History], Iterator[str]]
 
 
 def violations(history: History) -> list[str]:
@@ -127,10 +125,7 @@ def receipt_once(history: History) -> Iterator[str]:
 def idempotent(history: History) -> Iterator[str]:
     """A call that is repeated gives the same answer, and an idempotency key makes one task."""
     yield from _accepted_twice(history, "queue", "idempotency_key", "task_id", "idempotency_conflict")
-    same: dict[str, list[Call]] = defaultdict(list)
-    for call in history.of(*ENDINGS):
-        same[call.key].append(call)
-    for calls in same.values():
+    for calls in grouped(history.of(*ENDINGS), lambda call: call.key).values():
         done = [call for call in calls if call.ok]
         # The verb for several says more than the verb for one.
         said = {(call.body["status"], call.body.get("receipt_id"), call.body.get("retry_at")) for call in done}
@@ -142,10 +137,7 @@ def idempotent(history: History) -> Iterator[str]:
 
 def _accepted_twice(history: History, verb: str, key: str, made: str, conflict: str) -> Iterator[str]:
     """What one key was accepted for with two contents, or has made twice, and what is in conflict with itself."""
-    calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
-    for call in history.of(verb):
-        calls[call.tenant, call.request[key]].append(call)
-    for (_, name), same in calls.items():
+    for (_, name), same in grouped(history.of(verb), lambda call: (call.tenant, call.request[key])).items():
         told = {call.body.get(made) if call.ok else call.body.get(f"existing_{made}") for call in same} - {None}
         if len(told) > 1:
             yield f"{name} was told to be each of {sorted(map(str, told))}"
@@ -246,7 +238,7 @@ def executions_go_on(history: History) -> Iterator[str]:
                 yield f"{name} {step_id} was called {len(called)} times in {step['attempts']} attempts"
 
 
-PROMISES: Final[dict[str, Promise]] = {
+PROMISES: Final[dict[str, Callable[[History], Iterator[str]]]] = {
     promise.__name__: promise
     for promise in (
         ends_once,

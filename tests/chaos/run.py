@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
-from tests.chaos.actors import SOURCE, TYPES, Actor, Planner, Poster, Reader, Requester, Worker, chance, press_house
+from tests.chaos.actors import SOURCE, TYPES, Actor, Planner, Poster, Reader, Requester, Worker, press_house
 from tests.chaos.client import Client
 from tests.chaos.ground import Breakage, Broken, Ground, choices, prepared
 from tests.chaos.history import Fault, History, Json, now
@@ -132,14 +132,12 @@ class _Run:
         self._read()
 
     def _soak(self) -> None:
-        for actor in self.actors:
-            actor.ease = _EASE
+        Actor.ease = _EASE
         for _ in range(_READINGS):
             since = now()
             self._wait(self.soak / _READINGS)
             self._tell(json.dumps(reading(self.ground, self.history, since)))
-        for actor in self.actors:
-            actor.ease = 1.0
+        Actor.ease = 1.0
 
     def _client(self, name: str) -> Client:
         return Client(
@@ -148,7 +146,7 @@ class _Run:
             token=self.ground.tokens[name],
             url=self.ground.url,
             history=self.history,
-            chance=chance(self.seed, name),
+            chance=random.Random(f"{self.seed} {name}"),  # noqa: S311  # no secret
         )
 
     def _start_actors(self, manifest: Json) -> None:
@@ -194,9 +192,8 @@ class _Run:
         until = now() + seconds
         while True:
             for name in self.ground.ended():
-                self._tell(
-                    f"{name} ended by itself and is started again; the end of its log:\n{self.ground.logs()[name]}"
-                )
+                log = self.ground.logs()[name]
+                self._tell(f"{name} ended by itself and is started again; the end of its log:\n{log}")
                 self.ground.kept[name].restart()
             for actor in self.actors:
                 if actor.failure is not None:
