@@ -139,15 +139,12 @@ class Client:
     def _kept(self) -> http.client.HTTPConnection:
         if self._connection is None or time.monotonic() - self._used > _IDLE:
             self.reset()
-            self._connection = self._new()
+            self._connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=PATIENCE)
         self._used = time.monotonic()
         return self._connection
 
-    def _new(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=PATIENCE)
-
     def _copy(self, verb: str, requests: tuple[Json, ...], weather: str) -> list[Call]:
-        with closing(self._new()) as connection:
+        with closing(http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=PATIENCE)) as connection:
             return self._exchange(connection, verb, requests, weather)
 
     def _exchange(
