@@ -122,8 +122,7 @@ class Ground(Supervisor):
         """The rows of a query, by default with sight of all tenants."""
         url = self.environment["DATABASE_URL"]
         with psycopg.connect(url, user=user, autocommit=True, connect_timeout=10) as connection:
-            found = connection.execute(query)
-            return found.fetchall() if found.description else []
+            return connection.execute(query).fetchall()
 
 
 @contextmanager
@@ -191,26 +190,15 @@ def _end_sessions(ground: Ground, chance: random.Random) -> None:
     time.sleep(_NOTICED)
 
 
-def _delay_commits(ground: Ground, microseconds: int) -> None:
-    """What is lost in the end is what was answered before it was on disk: leave time for that."""
-    for change in (f"commit_delay = {microseconds}", "commit_siblings = 0"):
-        ground.ask_database(f"alter system set {change}", "postgres")
-    ground.ask_database("select pg_reload_conf()", "postgres")
-
-
 def _stop_database(ground: Ground, chance: random.Random, *, immediate: bool = False) -> None:
-    """PostgreSQL's immediate stop; or its server and sessions are gone at once. A slow disk may come before."""
+    """PostgreSQL's immediate stop; or its server and sessions are gone at once."""
     child = ground.kept["postgres"].child
-    if chance.random() < 0.5:
-        _delay_commits(ground, 100_000)
-        time.sleep(1)
     if immediate:
         child.send_signal(signal.SIGQUIT)
         child.wait(timeout=_PATIENCE)
     ground.kill("postgres")
     time.sleep(chance.choice([0, 0, 1]))
     ground.start_server("postgres")
-    _delay_commits(ground, 0)
     time.sleep(_NOTICED)
 
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from http import HTTPStatus
 from itertools import chain, pairwise
 from typing import Final
 
@@ -148,8 +149,10 @@ def _accepted_twice(history: History, verb: str, key: str, made: str, conflict: 
 
 
 def canceled_or_completed(history: History) -> Iterator[str]:
-    """A task is canceled or completed, never both."""
+    """A task is canceled or completed, never both; once it is accepted, it is known."""
     for call in history.of("cancel"):
+        if call.status == HTTPStatus.NOT_FOUND:
+            yield f"{call.task} was accepted, and {call}"
         status = history.tasks.get(call.task, {}).get("status")
         completed = [one for one in history.endings.get(call.task, ()) if one.verb == "complete" and one.ok]
         if call.status == 200 and (status != "canceled" or completed):  # 202 is a request

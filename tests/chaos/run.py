@@ -29,7 +29,7 @@ _REST: Final = 180.0
 _READINGS: Final = 10
 _EASE: Final = 6.0
 # Of each requester.
-_ASKED_FOR: Final = 300
+_ASKED_FOR: Final = 100
 # Violations that are printed.
 _SHOWN: Final = 50
 _Kind = TypeVar("_Kind", bound=Actor)

@@ -131,6 +131,7 @@ def told(**members: Any) -> Callable[[History], object]:
         ("idempotent", add(complete(8.0, receipt="other"))),
         ("canceled_or_completed", add(called("cancel", {"task_id": TASK}, 8.0))),
         ("canceled_or_completed", lambda history: (told(status="canceled")(history), add(REFUSED)(history))),
+        ("canceled_or_completed", add(called("cancel", {"task_id": TASK}, 0.2, status=404))),
         ("in_order", add(queue(-1.0, asked={"run_at": "2999-01-01T00:00:00+00:00"}))),
         ("in_order", lambda history: (history.tasks.update(task_9={"status": "failed"}), add(DEPENDENT)(history))),
         ("acks_as_of", lambda history: history.visible["default", "reader"].append("r1")),
