@@ -9,11 +9,7 @@ if not sys.argv[1:]:
     sys.exit("usage: ask.py FOLDER")
 with client:
     task = client.queue(task_type="count_lines", params={"folder": str(Path(sys.argv[1]).resolve())})
-    seen = 0
-    while not (status := client.status(task.task_id)).complete:
-        # Its end comes to the inbox: no need to ask again and again.
-        for entry in client.wait(60, after=seen).entries:
-            seen = entry.sequence
+    status = client.status(task.task_id, wait=3600)
     result = client.result(task.task_id)
     print(result.summary)
     for suffix, lines in sorted((result.content or {}).items()):

@@ -17,6 +17,7 @@ const TOO_MANY = 429;
 const FIRST_PAUSE_MS = 100;
 const LONGEST_PAUSE_MS = 5_000;
 const LONGEST_WAIT_SECONDS = 60;
+const LONGEST_ANSWER_MS = 75_000;
 // A lease survives a few failed heartbeats.
 const BEATS_PER_LEASE = 4;
 const SHORTEST_BEAT_MS = 250;
@@ -98,8 +99,10 @@ export class Client {
     return (await this.api.POST("/api/v1/tasks", { body })).data!;
   }
 
-  async status(taskId: string): Promise<Schemas["TaskStatus"]> {
-    return (await this.api.GET("/api/v1/tasks/{task_id}", at(taskId))).data!;
+  /** How a task stands, as soon as it has ended; `seconds` is at most 60. */
+  async status(taskId: string, seconds = 0): Promise<Schemas["TaskStatus"]> {
+    const params = { ...at(taskId).params, query: { wait: Math.min(seconds, LONGEST_WAIT_SECONDS) } };
+    return (await this.api.GET("/api/v1/tasks/{task_id}", { params })).data!;
   }
 
   /** @throws Refused `not_finished` if there is none yet. */
@@ -128,7 +131,7 @@ export class Client {
       let problem: unknown;
       let asked = 0;
       try {
-        const answer = await fetch(request.clone());
+        const answer = await fetch(request.clone(), { signal: AbortSignal.timeout(LONGEST_ANSWER_MS) });
         if (answer.ok) return answer;
         const document = (await answer.json().catch(() => ({}))) as Record<string, any>;
         problem = new Refused(answer.status, document);
@@ -184,8 +187,11 @@ export class Task {
   /** Save the state from which a next run continues. It is saved when this returns. */
   async save(checkpoint: Record<string, any>): Promise<void> {
     const answer = await this.beat(checkpoint);
-    if (answer.status === "retry") await this.save(checkpoint);
     this.signal.throwIfAborted();
+    if (answer.status === "retry") {
+      await sleep(FIRST_PAUSE_MS);
+      await this.save(checkpoint);
+    }
   }
 
   /** For the worker: renew the lease, and obey. */
@@ -251,7 +257,9 @@ export class Worker {
     } finally {
       await Promise.race([rest(this.#grace * 1000, over.signal), this.#allEnded()]);
       for (const task of this.#held.keys()) task.stopped.abort(new Error("The worker ends."));
-      await this.#allEnded();
+      await Promise.race([rest(IDLE_MS, over.signal), this.#allEnded()]);
+      // What does not heed the signal goes on without its lease.
+      await Promise.all([...this.#held.keys()].map((task) => this.#release(task).catch(() => undefined)));
       over.abort();
       await beats;
     }
@@ -276,30 +284,44 @@ export class Worker {
   }
 
   async #work(task: Task): Promise<void> {
-    const { lease_token } = task.lease;
-    const path = at(task.taskId);
+    const { task_type, lease_token } = task.lease;
     try {
       let result: unknown;
       try {
-        result = await this.#handlers.get(task.lease.task_type)!(task);
+        result = await this.#handlers.get(task_type)!(task);
       } catch (error) {
-        if (task.signal.aborted) {
-          await this.#client.api.POST("/api/v1/tasks/{task_id}/release", { ...path, body: { lease_token } });
-          return;
-        }
-        if (!(error instanceof Failed)) console.error(`the handler of ${task.lease.task_type} failed on ${task.taskId}:`, error);
-        const failed = error instanceof Failed ? error : new Failed("handler_error", "The handler failed.", { retryable: true });
-        const outcome = { code: failed.code, message: failed.message };
-        const body = { lease_token, error: outcome, retryable: failed.retryable, retry_after: failed.retryAfter };
-        await this.#client.api.POST("/api/v1/tasks/{task_id}/fail", { ...path, body: body as never });
-        return;
+        if (task.signal.aborted) return await this.#release(task);
+        if (!(error instanceof Failed)) console.error(`the handler of ${task_type} failed on ${task.taskId}:`, error);
+        return await this.#fail(
+          task,
+          error instanceof Failed ? error : new Failed("handler_error", "The handler failed.", { retryable: true }),
+        );
       }
-      const body = { lease_token, result: result ?? null } as never;
-      await this.#client.api.POST("/api/v1/tasks/{task_id}/complete", { ...path, body });
+      try {
+        const body = { lease_token, result: result ?? null } as never;
+        await this.#client.api.POST("/api/v1/tasks/{task_id}/complete", { ...at(task.taskId), body });
+      } catch (error) {
+        if (error instanceof Unreachable || (error instanceof Refused && error.code === "lease_lost")) throw error;
+        // A refused result is not computed again.
+        const code = error instanceof Refused ? error.code : "unsendable_result";
+        await this.#fail(task, new Failed(code, `The result was not taken: ${(error as Error).message}`, { retryable: false }));
+      }
     } catch (error) {
       // The lease is over, or expires: the hub gives the task to somebody else.
       console.warn(`the outcome of ${task.taskId} was not reported:`, (error as Error).message);
     }
+  }
+
+  async #fail(task: Task, failed: Failed): Promise<void> {
+    const outcome = { code: failed.code, message: failed.message };
+    const { lease_token } = task.lease;
+    const body = { lease_token, error: outcome, retryable: failed.retryable, retry_after: failed.retryAfter };
+    await this.#client.api.POST("/api/v1/tasks/{task_id}/fail", { ...at(task.taskId), body: body as never });
+  }
+
+  async #release(task: Task): Promise<void> {
+    const { lease_token } = task.lease;
+    await this.#client.api.POST("/api/v1/tasks/{task_id}/release", { ...at(task.taskId), body: { lease_token } });
   }
 
   async #keepAlive(over: AbortSignal): Promise<void> {

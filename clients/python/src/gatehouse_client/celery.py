@@ -11,6 +11,7 @@ The hub has the task, its schema and its result, and tells the requester of its 
 is something to do: lost or doubled, it loses and doubles nothing.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -20,12 +21,15 @@ from typing import Any, Final, NoReturn
 from celery import Task as CeleryTask
 from celery import current_app, shared_task
 from celery.signals import worker_ready
+from kombu.exceptions import OperationalError
 
 from gatehouse_client.client import Client
 from gatehouse_client.functions import as_handler, as_params, as_type
 from gatehouse_client.outputs import QueuedTask
 from gatehouse_client.task import Failed
 from gatehouse_client.worker import Worker
+
+logger = logging.getLogger("gatehouse_client")
 
 _GRACE: Final = 20.0
 
@@ -62,7 +66,10 @@ class GatehouseTask(CeleryTask):  # type: ignore[type-arg]  # it is not generic 
             task_type=self.name, params=params, run_at=None if eta is None else eta.isoformat(), **options
         )
         routed: dict[str, Any] = {"eta": eta, "queue": queue or getattr(self, "queue", None)}
-        work.apply_async((self.name,), **{name: value for name, value in routed.items() if value is not None})
+        try:
+            work.apply_async((self.name,), **{name: value for name, value in routed.items() if value is not None})
+        except OperationalError as fault:  # the hub has the task, and beat sends `work` as well
+            logger.warning("Celery was not told of the task %s, beat will: %s", queued.task_id, fault)
         return queued
 
     def retry(self, *_args: Any, exc: Exception | None = None, countdown: float | None = None, **_: Any) -> NoReturn:

@@ -20,8 +20,9 @@ def as_type(function: Callable[..., Any], **declared: Any) -> RegisterTaskType:
     :raises TypeError: if a parameter can't be given by its name, or JSON has no such type.
     """
     title = (inspect.getdoc(function) or "").partition("\n")[0][:_LONGEST_TITLE]
-    of_function = {"name": function.__name__, "title": title, "params_schema": _params_schema(function)}
-    return RegisterTaskType(**{**of_function, **declared})  # type: ignore[typeddict-item]  # the hub checks it
+    if "params_schema" not in declared:
+        declared["params_schema"] = _params_schema(function)
+    return RegisterTaskType(**{"name": function.__name__, "title": title, **declared})  # type: ignore[typeddict-item]  # the hub checks it
 
 
 def as_params(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -79,9 +80,8 @@ def _schema(hint: Any) -> dict[str, Any]:
         return {"enum": list(members)}
     if origin in {Union, types.UnionType}:
         return {"anyOf": [_schema(member) for member in members]}
-    if inspect.isclass(origin) and issubclass(origin, Mapping):
+    if origin in {dict, Mapping}:
         return {"type": "object", "additionalProperties": _schema(members[1]) if members else True}
-    if inspect.isclass(origin) and issubclass(origin, Sequence | set) and not issubclass(origin, bytes):
-        item = _schema(members[0]) if members else {}
-        return {"type": "array", "items": item}
+    if origin in {list, Sequence}:
+        return {"type": "array", "items": _schema(members[0]) if members else {}}
     raise TypeError(f"No JSON is {hint}: annotate the parameter with a type that JSON has, and make yours of it.")

@@ -115,11 +115,21 @@ class Verbs(ABC):
         body = {"tasks": [_with_key(task) for task in tasks]}
         return decode(QueuedTasks, self._ask("POST", path("tasks", "batch"), body)).results
 
-    def status(self, task_id: str) -> TaskStatus:
-        return decode(TaskStatus, self._ask("GET", path("tasks", task_id)))
+    def status(self, task_id: str, *, wait: float = 0.0) -> TaskStatus:
+        """How a task stands.
+
+        :param wait: return when it has ended, at the latest after so many seconds.
+        """
+        until = time.monotonic() + wait
+        while True:
+            left = max(until - time.monotonic(), 0.0)
+            poll = min(left, _LONGEST_POLL)
+            answer = self._ask("GET", path("tasks", task_id), query={"wait": poll} if poll else None, wait=poll)
+            if answer["complete"] or left <= _LONGEST_POLL:
+                return decode(TaskStatus, answer)
 
     def result(self, task_id: str) -> TaskResult:
-        """:raises NotFinished: if there is none yet. No need to poll: the end is told to the inbox."""
+        """:raises NotFinished: if there is none yet. `status(task_id, wait=60)` waits for the end."""
         return decode(TaskResult, self._ask("GET", path("tasks", task_id, "result")))
 
     def cancel(self, task_id: str) -> str:

@@ -9,28 +9,32 @@ from django.utils import timezone  # noqa: TID251  # with or without a zone, as 
 from gatehouse_client.client import Client
 from gatehouse_client.django import entry_arrived
 from gatehouse_client.django.models import DeferredTask
+from gatehouse_client.errors import Refused
 
 logger = logging.getLogger("gatehouse_client")
 
-_AT_ONCE: Final = 100
 _KEPT: Final = timedelta(days=7)
+_OF_THE_TASK: Final = {400, 404, 409, 413, 422}
+"""What the hub answers to a task that it will not take, whenever it is sent."""
 
 
 def send(client: Client) -> int:
-    """Queue what waits in the outbox; how many the hub has answered.
+    """Queue what waits in the outbox, each task by itself; how many the hub has answered.
 
     :raises Unreachable, Refused: if the hub is away, or refuses the token. Nothing is lost then.
     """
+    waiting = DeferredTask.objects.filter(task_id="", refusal="").order_by("pk")
     sent = 0
-    while waiting := list(DeferredTask.objects.filter(task_id="", refusal="").order_by("pk")[:_AT_ONCE]):
-        answers = client.queue_many([one.request for one in waiting])
-        for one, answer in zip(waiting, answers, strict=True):
-            one.task_id = answer.task_id or ""
-            one.refusal = f"{answer.code}: {answer.detail}" if answer.code else ""
-            if one.refusal:
-                logger.error("the deferred task %s was refused: %s", one.pk, one.refusal)
-        DeferredTask.objects.bulk_update(waiting, ["task_id", "refusal"])
-        sent += len(waiting)
+    while one := waiting.first():
+        try:
+            one.task_id = client.queue(**one.request).task_id
+        except Refused as refusal:
+            if refusal.status not in _OF_THE_TASK:
+                raise
+            one.refusal = str(refusal)
+            logger.warning("the deferred task %s was refused: %s", one.pk, one.refusal)
+        one.save(update_fields=["task_id", "refusal"])
+        sent += 1
     DeferredTask.objects.filter(created_at__lt=timezone.now() - _KEPT).exclude(task_id="").delete()
     return sent
 
