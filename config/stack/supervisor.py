@@ -213,6 +213,7 @@ class Supervisor:
     def add(self, name: str, *argv: str, **more: str) -> None:
         """Start a Python program, and keep it running. `more` stands in its environment."""
         log = self.data.log(name)
+        log.touch()  # for whoever reads it before the program has begun
         self.kept[name] = Kept(partial(self._launch, *argv, log=log, **more), log)
 
     def add_bundled(self, name: str, token: str, *script: str) -> None:
