@@ -173,7 +173,7 @@ def test_a_full_disk_of_the_database_costs_only_answers() -> None:
             )
             time.sleep(20)
             ballast.unlink()
-            if ground.ended():  # as what runs PostgreSQL starts it again
+            if "postgres" in ground.ended():  # as what runs PostgreSQL starts it again
                 ground.start_server("postgres")
             until(lambda: readiness(ground.url)[0] == 200, ground.logs, seconds=PATIENCE)
             full.append(now())
