@@ -76,7 +76,9 @@ def _secret(name: str) -> str:
 
 def _keys(name: str) -> list[str]:
     """A secret that is a list of keys, by commas. An empty one would verify what anybody can sign."""
-    return [key for key in _secret(name).split(",") if key]
+    if not (keys := [key for key in _secret(name).split(",") if key]):
+        raise ImproperlyConfigured(f"{name} has no key.")
+    return keys
 
 
 def _limits(name: str) -> dict[str, int]:

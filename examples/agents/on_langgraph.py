@@ -25,10 +25,11 @@ def agent(model: BaseChatModel, client: Client) -> Any:
     @tool
     def sleep(task_id: str) -> str:
         """Sleep until a task has ended, then read what came to your inbox meanwhile."""
-        client.status(task_id, wait=3600)
-        entries = client.read().entries
-        client.ack_entries([entry.ref for entry in entries])
-        return "\n".join(f"{entry.title}: {entry.summary}" for entry in entries)
+        told = [f"{task_id} is {client.status(task_id, wait=3600).status}."]
+        for entry in client.read().entries:
+            client.ack_entries([entry.ref])
+            told.append(f"{entry.title}: {entry.summary}")
+        return "\n".join(told)
 
     @tool
     def result(task_id: str) -> str:

@@ -26,10 +26,11 @@ def agent(model: Model | str, client: Client) -> Agent:
     @function_tool
     def sleep(task_id: str) -> str:
         """Sleep until a task has ended, then read what came to your inbox meanwhile."""
-        client.status(task_id, wait=3600)
-        entries = client.read().entries
-        client.ack_entries([entry.ref for entry in entries])
-        return "\n".join(f"{entry.title}: {entry.summary}" for entry in entries)
+        told = [f"{task_id} is {client.status(task_id, wait=3600).status}."]
+        for entry in client.read().entries:
+            client.ack_entries([entry.ref])
+            told.append(f"{entry.title}: {entry.summary}")
+        return "\n".join(told)
 
     @function_tool
     def result(task_id: str) -> str:

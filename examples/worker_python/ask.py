@@ -9,7 +9,8 @@ if not sys.argv[1:]:
     sys.exit("usage: ask.py FOLDER")
 with client:
     task = client.queue(task_type="count_lines", params={"folder": str(Path(sys.argv[1]).resolve())})
-    status = client.status(task.task_id, wait=3600)
+    while not (status := client.status(task.task_id, wait=60)).complete:
+        print("still at work")
     result = client.result(task.task_id)
     print(result.summary)
     for suffix, lines in sorted((result.content or {}).items()):

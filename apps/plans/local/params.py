@@ -327,7 +327,7 @@ def _converted(param: Param, found: Found) -> Any:
         value = f"{value}:00Z"
     elif kind is Kind.DATE and Kind.DATETIME in param.kinds and Kind.DATE not in param.kinds:
         value = f"{value}T{'23:59:59' if found.role == 'end' else '00:00:00'}Z"
-    elif kind in WHENS and (is_month or (param.role != "period" and not ({Kind.DATETIME, Kind.TIME} & param.kinds))):
+    elif kind in WHENS and (is_month or param.role != "period") and not ({Kind.DATETIME, Kind.TIME} & param.kinds):
         value = str(value)[: len("2026-01" if is_month else "2026-01-01")]
     elif kind is Kind.DOMAIN and Kind.URL in param.kinds and param.role != "domain":
         value = f"https://{value}"

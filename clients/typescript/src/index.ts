@@ -18,6 +18,9 @@ const FIRST_PAUSE_MS = 100;
 const LONGEST_PAUSE_MS = 5_000;
 const LONGEST_WAIT_SECONDS = 60;
 const LONGEST_ANSWER_MS = 75_000;
+const LONGEST_MESSAGE = 2_000;
+/** The run is over: somebody else has the task, or it has ended. */
+const LOST = new Set(["lease_lost", "already_decided", "bad_lease_token"]);
 // A lease survives a few failed heartbeats.
 const BEATS_PER_LEASE = 4;
 const SHORTEST_BEAT_MS = 250;
@@ -131,14 +134,18 @@ export class Client {
       let problem: unknown;
       let asked = 0;
       try {
-        const answer = await fetch(request.clone(), { signal: AbortSignal.timeout(LONGEST_ANSWER_MS) });
+        // Until the answer begins: its body may be a stream.
+        const late = new AbortController();
+        const timer = setTimeout(() => late.abort(new Error("no answer")), LONGEST_ANSWER_MS);
+        const signal = AbortSignal.any([request.signal, late.signal]);
+        const answer = await fetch(request.clone(), { signal }).finally(() => clearTimeout(timer));
         if (answer.ok) return answer;
         const document = (await answer.json().catch(() => ({}))) as Record<string, any>;
         problem = new Refused(answer.status, document);
         if (!AWAY.has(answer.status) && answer.status !== TOO_MANY) throw problem;
         asked = Number(answer.headers.get("Retry-After") ?? 0) * 1000 || 0;
       } catch (error) {
-        if (error instanceof Refused) throw error;
+        if (error instanceof Refused || request.signal.aborted) throw error;
         problem = error;
       }
       // Full jitter: clients that failed together do not retry together.
@@ -163,6 +170,8 @@ export class Task {
   readonly lease: Schemas["LeasedTask"];
   readonly stopped = new AbortController();
   dueAt: number;
+  /** For the worker: its handler has ended. */
+  returned = false;
   #client: Client;
   #progress: Schemas["ProgressInput"] | null = null;
   #sequence = 0;
@@ -258,8 +267,10 @@ export class Worker {
       await Promise.race([rest(this.#grace * 1000, over.signal), this.#allEnded()]);
       for (const task of this.#held.keys()) task.stopped.abort(new Error("The worker ends."));
       await Promise.race([rest(IDLE_MS, over.signal), this.#allEnded()]);
-      // What does not heed the signal goes on without its lease.
-      await Promise.all([...this.#held.keys()].map((task) => this.#release(task).catch(() => undefined)));
+      // A handler that does not heed the signal goes on without its lease; outcomes are still reported.
+      const deaf = [...this.#held.keys()].filter((task) => !task.returned);
+      await Promise.all(deaf.map((task) => this.#release(task).catch(() => undefined)));
+      await Promise.all([...this.#held].filter(([task]) => task.returned).map(([, work]) => work));
       over.abort();
       await beats;
     }
@@ -289,7 +300,9 @@ export class Worker {
       let result: unknown;
       try {
         result = await this.#handlers.get(task_type)!(task);
+        task.returned = true;
       } catch (error) {
+        task.returned = true;
         if (task.signal.aborted) return await this.#release(task);
         if (!(error instanceof Failed)) console.error(`the handler of ${task_type} failed on ${task.taskId}:`, error);
         return await this.#fail(
@@ -301,10 +314,12 @@ export class Worker {
         const body = { lease_token, result: result ?? null } as never;
         await this.#client.api.POST("/api/v1/tasks/{task_id}/complete", { ...at(task.taskId), body });
       } catch (error) {
-        if (error instanceof Unreachable || (error instanceof Refused && error.code === "lease_lost")) throw error;
+        const isRefused = error instanceof Refused && error.status < 500 && !LOST.has(error.code);
+        if (!isRefused && !(error instanceof TypeError)) throw error; // a TypeError: the result is no JSON
         // A refused result is not computed again.
         const code = error instanceof Refused ? error.code : "unsendable_result";
-        await this.#fail(task, new Failed(code, `The result was not taken: ${(error as Error).message}`, { retryable: false }));
+        const message = `The result was not taken: ${(error as Error).message}`.slice(0, LONGEST_MESSAGE);
+        await this.#fail(task, new Failed(code, message, { retryable: false }));
       }
     } catch (error) {
       // The lease is over, or expires: the hub gives the task to somebody else.

@@ -80,7 +80,7 @@ def _schema(hint: Any) -> dict[str, Any]:
         return {"enum": list(members)}
     if origin in {Union, types.UnionType}:
         return {"anyOf": [_schema(member) for member in members]}
-    if origin in {dict, Mapping}:
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": _schema(members[1]) if members else True}
     if origin in {list, Sequence}:
         return {"type": "array", "items": _schema(members[0]) if members else {}}

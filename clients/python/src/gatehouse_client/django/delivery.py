@@ -14,8 +14,8 @@ from gatehouse_client.errors import Refused
 logger = logging.getLogger("gatehouse_client")
 
 _KEPT: Final = timedelta(days=7)
-_OF_THE_TASK: Final = {400, 404, 409, 413, 422}
-"""What the hub answers to a task that it will not take, whenever it is sent."""
+_OF_THE_TASK: Final = {409, 413, 422}
+"""What the hub answers to a task that it will not take, whenever it is sent. Also 404 for an unknown type."""
 
 
 def send(client: Client) -> int:
@@ -29,9 +29,9 @@ def send(client: Client) -> int:
         try:
             one.task_id = client.queue(**one.request).task_id
         except Refused as refusal:
-            if refusal.status not in _OF_THE_TASK:
+            if refusal.status not in _OF_THE_TASK and refusal.code != "unknown_task_type":
                 raise
-            one.refusal = str(refusal)
+            one.refusal = f"{refusal.code}: {refusal.detail}"
             logger.warning("the deferred task %s was refused: %s", one.pk, one.refusal)
         one.save(update_fields=["task_id", "refusal"])
         sent += 1
