@@ -170,7 +170,8 @@ def in_order(history: History) -> Iterator[str]:
                 yield f"{task} run {run.number} was granted before {due}"
             for needed in call.request.get("depends_on", ()):
                 done = [one.begin for one in history.endings.get(needed, ()) if one.verb == "complete"]
-                if run.call.end < min(done, default=NEVER) or history.tasks[needed]["status"] != "succeeded":
+                status = history.tasks.get(needed, {}).get("status")
+                if run.call.end < min(done, default=NEVER) or status != "succeeded":
                     yield f"{task} run {run.number} was granted, and {needed} had not succeeded"
 
 
