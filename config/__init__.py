@@ -2,4 +2,6 @@
 
 from config.celery import app as celery_app
 
-__all__ = ["celery_app"]
+__all__ = ["VERSION", "celery_app"]
+
+VERSION = "0.2.0"

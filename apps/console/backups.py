@@ -20,9 +20,9 @@ from django.db.migrations.loader import MigrationLoader
 from psycopg import pq
 
 from apps.core.sql import OWNER, SYSTEM, logged_in_as
-from apps.mcp.protocol import SERVER
 from apps.principals.tenancy import acting_as_system
 from apps.tasks.models import Artifact
+from config import VERSION
 
 FORMAT: Final = 1
 KEYS: Final = ("SECRET_KEY", "LEASE_KEYS", "SEALING_KEYS")
@@ -61,7 +61,7 @@ def back_up(folder: Path, *, now: datetime) -> dict[str, Any]:
     manifest = {
         "format": FORMAT,
         "created_at": now.isoformat(),
-        "version": SERVER.version,
+        "version": VERSION,
         "migrations": _migrations(),
         "files": {str(path.relative_to(folder)): _digest(path) for path in _files(folder)},
     }

@@ -48,6 +48,7 @@ from apps.core.errors import DomainError, RateLimited, Unavailable
 from apps.core.operations import Credential
 from apps.core.schemas import refusal
 from apps.principals.tenancy import Caller
+from config import VERSION
 
 Frame = JSONRPCRequest | JSONRPCNotification
 Answer = JSONRPCResponse | JSONRPCError
@@ -61,7 +62,7 @@ _ELICITS: Final = "-elicits"
 # The package knows the names of no extension's methods.
 _NAMED_BY_TASK: Final = frozenset({"tasks/get", "tasks/update", "tasks/cancel"})
 
-SERVER: Final = Implementation(name="gatehouse", title="Gatehouse", version="0.2.0")
+SERVER: Final = Implementation(name="gatehouse", title="Gatehouse", version=VERSION)
 _SERVER_INFO: Final = {SERVER_INFO_META_KEY: SERVER.model_dump(by_alias=True, exclude_none=True)}
 
 

@@ -44,6 +44,12 @@ class Issued:
     secret: Secret
 
 
+def set_password(*, operator: Operator, password: str) -> None:
+    """Let an operator sign in to the console with this password; other sessions end."""
+    operator.set_password(password)
+    operator.save(update_fields=["password"])
+
+
 @transaction.atomic
 def create_tenant(*, slug: str, name: str, now: datetime) -> Tenant:
     """Open a tenant with the principals that the gates act under. Runs as the system."""

@@ -78,7 +78,7 @@ def test_containers_are_pinned_bounded_and_examined() -> None:
     ("file", "told"),
     [
         (".github/ISSUE_TEMPLATE/bug.yml", r"placeholder: ([\d.]+),"),
-        ("apps/mcp/protocol.py", r'^SERVER.* version="(.*)"\)'),
+        ("config/__init__.py", r'^VERSION = "(.*)"'),
         ("clients/python/pyproject.toml", r'^version = "(.*)"'),
         ("clients/typescript/package.json", r'"version": "(.*)"'),
         ("clients/typescript/README.md", r"gatehouse-client-(.*)\.tgz"),

@@ -11,6 +11,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand
 
 from apps.principals.models import Operator
+from apps.principals.services import set_password
 from config.stack.folders import DataFolder
 
 
@@ -40,8 +41,7 @@ class Command(BaseCommand):
         if (admin := Operator.objects.filter(username="admin").first()) is None:
             Operator.objects.create_superuser("admin", password=password)
         elif new:  # a restored database
-            admin.set_password(password)
-            admin.save(update_fields=["password"])
+            set_password(operator=admin, password=password)
         if new:
             data.write(data.password_file, password + "\n")
         kept = data.secrets()
