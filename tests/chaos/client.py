@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import logging
 import random
 import threading
 import time
@@ -43,8 +42,6 @@ _VERBS: Final[dict[str, tuple[str, str, str, str]]] = {
 }
 # A refusal with one of these codes may be asked again.
 _LATER: Final = frozenset({"busy", "unavailable"})
-# It warns of each connection that breaks.
-logging.getLogger("gatehouse_client").setLevel(logging.ERROR)
 
 
 @dataclass(kw_only=True)

@@ -391,10 +391,10 @@ def test_foreign_page_is_refused() -> None:
 
 def test_unreachable_hub_is_logged_once_and_retried_with_patience(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(gatehouse.Unreachable):
-        Client("http://127.0.0.1:9", "token", patience=2).read()
+        Client("http://127.0.0.1:9", "token", patience=0.5).read()
 
     (line,) = [record.getMessage() for record in caplog.records if record.name == "gatehouse_client"]
-    assert line.startswith("http://127.0.0.1:9 does not answer; trying again for 2 s: ")
+    assert line.startswith("http://127.0.0.1:9 does not answer; trying again for 0.5 s: ")
 
     caplog.clear()
     worker = gatehouse.Worker(Client("http://127.0.0.1:9", "token"))
