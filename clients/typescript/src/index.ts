@@ -299,10 +299,9 @@ export class Worker {
     try {
       let result: unknown;
       try {
-        result = await this.#handlers.get(task_type)!(task);
-        task.returned = true;
+        const handler = this.#handlers.get(task_type)!;
+        result = await Promise.resolve(task).then(handler).finally(() => (task.returned = true));
       } catch (error) {
-        task.returned = true;
         if (task.signal.aborted) return await this.#release(task);
         if (!(error instanceof Failed)) console.error(`the handler of ${task_type} failed on ${task.taskId}:`, error);
         return await this.#fail(

@@ -6,9 +6,9 @@ import math
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Unpack
+from typing import Any, Final, Literal, TypeVar, Unpack
 
 from gatehouse_client.decoding import decode
 from gatehouse_client.errors import Refused
@@ -57,6 +57,8 @@ from gatehouse_client.outputs import (
 from gatehouse_client.together import Item
 
 logger = logging.getLogger("gatehouse_client")
+
+T = TypeVar("T")
 
 _LONGEST_POLL: Final = 50.0
 
@@ -120,13 +122,12 @@ class Verbs(ABC):
 
         :param wait: return when it has ended, at the latest after so many seconds.
         """
-        until = time.monotonic() + wait
-        while True:
-            left = max(until - time.monotonic(), 0.0)
-            poll = min(left, _LONGEST_POLL)
-            answer = self._ask("GET", path("tasks", task_id), query={"wait": poll} if poll else None, wait=poll)
-            if answer["complete"] or left <= _LONGEST_POLL:
-                return decode(TaskStatus, answer)
+
+        def ask(poll: float) -> TaskStatus:
+            query = {"wait": poll} if poll else None
+            return decode(TaskStatus, self._ask("GET", path("tasks", task_id), query=query, wait=poll))
+
+        return _polled(wait, ask, lambda status: status.complete)
 
     def result(self, task_id: str) -> TaskResult:
         """:raises NotFinished: if there is none yet. `status(task_id, wait=60)` waits for the end."""
@@ -330,12 +331,11 @@ class Verbs(ABC):
 
     def wait(self, seconds: float, *, after: int = 0, source_system: str | None = None) -> InboxOutput:
         """Read as soon as there is an entry, at the latest after so many seconds."""
-        until = time.monotonic() + seconds
-        while True:
-            left = max(until - time.monotonic(), 0.0)
-            inbox = self.read(after=after, source_system=source_system, wait=min(left, _LONGEST_POLL))
-            if inbox.entries or left <= _LONGEST_POLL:
-                return inbox
+
+        def ask(poll: float) -> InboxOutput:
+            return self.read(after=after, source_system=source_system, wait=poll)
+
+        return _polled(seconds, ask, lambda inbox: bool(inbox.entries))
 
     def ack(self, token: str) -> AckedOutput:
         """Ack all entries up to one, as shown by the read that its `token` comes from."""
@@ -394,6 +394,16 @@ class Verbs(ABC):
         """What is known of a subject, as text for a prompt."""
         answer = self._ask("GET", path("subjects", subject_id, "envelope", "text"), query={"max_tokens": max_tokens})
         return decode(FormattedEnvelope, answer).text
+
+
+def _polled(seconds: float, ask: Callable[[float], T], is_enough: Callable[[T], bool]) -> T:
+    """The first answer that is enough, or the last one within so many seconds, by long polls."""
+    until = time.monotonic() + seconds
+    while True:
+        left = max(until - time.monotonic(), 0.0)
+        found = ask(min(left, _LONGEST_POLL))
+        if is_enough(found) or left <= _LONGEST_POLL:
+            return found
 
 
 def as_item(
