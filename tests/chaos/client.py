@@ -17,7 +17,7 @@ import gatehouse_client
 from gatehouse_client.outputs import LeasedTask
 from tests.chaos.history import Call, History, Json, now
 
-PATIENCE: Final = 60.0
+PATIENCE: Final = 20.0
 # So many calls of one actor, each with a connection of its own.
 _AT_ONCE: Final = 16
 # Calls of their own cost the hub twenty times what they cost together.

@@ -27,8 +27,7 @@ from django.conf import settings as loaded
 from config.stack.processes import StackError, end_all, last_lines, runs
 from config.stack.supervisor import Supervisor, readiness
 
-# On a machine that others keep busy too.
-_PATIENCE: Final = 120.0
+_PATIENCE: Final = 60.0
 # A server that was killed may hold its memory for a moment.
 _STARTS: Final = 20
 
