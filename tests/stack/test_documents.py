@@ -25,7 +25,7 @@ TOLD: Final = [
     page for kind in NAV for name in ("Tutorials", "How-tos") for named in kind.get(name, ()) for page in named.values()
 ]
 # The site's first page is README.md. The page on agents uses the token and the worker of an example.
-_MORE: Final = ("inbox", "memory", "envelopes", "recall", "planner", "executions")
+_MORE: Final = ("tasks", "inbox", "memory", "envelopes", "recall", "planner", "executions")
 PAGES: Final = [
     *("README.md", "examples/worker_python/README.md"),
     *(f"docs/{page}" for page in TOLD[1:]),
