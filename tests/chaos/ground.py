@@ -201,6 +201,19 @@ def _stop_database(ground: Ground, chance: random.Random, *, immediate: bool = F
     time.sleep(_NOTICED)
 
 
+def _kill_slow_database(ground: Ground, chance: random.Random) -> None:
+    """The server is gone while every commit waits a tenth of a second for the disk."""
+    slow = {"commit_delay": 100_000, "commit_siblings": 0}
+    with psycopg.connect(ground.environment["DATABASE_URL"], user="postgres", autocommit=True) as connection:
+        for name, value in slow.items():
+            connection.execute(f"alter system set {name} = {value}")
+        connection.execute("select pg_reload_conf()")
+        for name in slow:  # for the server that starts again
+            connection.execute(f"alter system reset {name}")
+    time.sleep(_NOTICED)
+    _stop_database(ground, chance)
+
+
 def _flush(ground: Ground, chance: random.Random) -> None:
     for _ in range(chance.randint(1, 10)):
         with redis.Redis.from_url(ground.environment["REDIS_URL"], socket_timeout=10) as client:
@@ -223,6 +236,7 @@ BREAKAGES: Final = [
     Breakage(name="end database sessions", apply=_end_sessions, harms=("database",)),
     Breakage(name="stop database", apply=partial(_stop_database, immediate=True), harms=("database",)),
     Breakage(name="kill database", apply=_stop_database, harms=("database",)),
+    Breakage(name="kill slow database", apply=_kill_slow_database, harms=("database",)),
     Breakage(name="flush broker", apply=_flush),
     Breakage(name="pause broker", apply=partial(_pause, "valkey", 8)),
     Breakage(name="kill broker", apply=_kill_broker),
