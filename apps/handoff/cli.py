@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self, TextIO
 
-from apps.handoff import files, places, sync
-from apps.handoff.files import KEPT, Found, Inbox, Inheritance, Outbox
+from apps.handoff import files, sync
+from apps.handoff.files import KEPT, Found, Inbox, Inheritance, Outbox, Repository
 from apps.handoff.items import (
     HARVEST,
     MAX_BYTES,
@@ -28,7 +28,6 @@ from apps.handoff.items import (
     session_name,
     warnings,
 )
-from apps.handoff.places import Repository
 from apps.handoff.sync import Synced
 
 MAX_TOKENS: Final = 500
@@ -138,7 +137,7 @@ def _leave(given: Arguments, repository: Repository, streams: Streams) -> None:
         if given.to is None:
             path = Inbox(repository).leave(item, now=now)
         else:
-            path = Inbox(places.find(Path(given.to))).leave(item, now=now, sender=repository)
+            path = Inbox(files.repository_of(Path(given.to))).leave(item, now=now, sender=repository)
     except Unreadable as exc:
         raise Refused(f"What you leave {exc}.") from None
     cost = estimate(item.shown(in_project=None))
@@ -427,7 +426,7 @@ def main(arguments: Sequence[str]) -> int:
             sys.stderr.write(f"{exc}\n")
         return _REFUSED
     try:
-        given.command.run(given, places.find(Path(given.root)), streams)
+        given.command.run(given, files.repository_of(Path(given.root)), streams)
     except Refused as exc:
         streams.complain(str(exc))
         return _REFUSED

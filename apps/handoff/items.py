@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 MAX_BYTES: Final = 64 * 1024
 TOO_LONG: Final = 400
@@ -244,23 +244,28 @@ def estimate(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
-class Costed(Protocol):
-    """Something that shows an item."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """An item as a reader sees it."""
+
+    item: Item
+    text: str
+    name: str
+    """Its file's, or its receipt's; the last word on the order."""
 
     @property
-    def item(self) -> Item: ...
+    def cost(self) -> int:
+        return estimate(self.text)
 
     @property
-    def cost(self) -> int: ...
-
-    @property
-    def order(self) -> tuple[int, datetime, str]: ...
+    def order(self) -> tuple[int, datetime, str]:
+        return (*self.item.urgency, self.name)
 
 
-C = TypeVar("C", bound=Costed)
+S = TypeVar("S", bound=Shown)
 
 
-def choose(found: Sequence[C], *, max_tokens: int) -> tuple[list[C], list[C]]:
+def choose(found: Sequence[S], *, max_tokens: int) -> tuple[list[S], list[S]]:
     """The items to show, and those that go on waiting, of items in their order.
 
     Cautions are always shown, and count. The others are shown in order until one does not fit. If nothing else would be
@@ -268,7 +273,7 @@ def choose(found: Sequence[C], *, max_tokens: int) -> tuple[list[C], list[C]]:
     """
     shown = [one for one in found if one.item.kind is Kind.CAUTION]
     room = max_tokens - sum(one.cost for one in shown)
-    waiting: list[C] = []
+    waiting: list[S] = []
     for one in found:
         if one.item.kind is Kind.CAUTION:
             continue

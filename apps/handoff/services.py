@@ -14,7 +14,7 @@ from apps.core.schemas import Input, Moment, Name, Output, Text
 from apps.digests import selectors as inbox
 from apps.digests import services as inboxes
 from apps.digests.shapes import ReceiptOutput
-from apps.handoff.items import Item, Kind, Priority, choose, estimate, moment_text, warnings
+from apps.handoff.items import Item, Kind, Priority, Shown, choose, moment_text, warnings
 from apps.memory.services import HANDOFF
 from apps.principals.tenancy import Caller
 from apps.receipts.errors import DuplicateReceipt
@@ -65,7 +65,7 @@ class LeftOutput(Output):
 
 
 class HandoffItem(Output):
-    receipt_id: str
+    receipt_id: str = Field(validation_alias=AliasPath("item", "receipt_id"))
     type: str = Field(validation_alias=AliasPath("item", "kind"))
     priority: str = Field(validation_alias=AliasPath("item", "priority"))
     from_session: str = Field(validation_alias=AliasPath("item", "from_session"))
@@ -85,38 +85,25 @@ class InheritedOutput(Output):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(Shown):
     """An item that is a receipt."""
 
     pk: int
-    receipt_id: str
-    item: Item
-
-    @property
-    def cost(self) -> int:
-        return estimate(self.item.shown(in_project=None))
-
-    @property
-    def order(self) -> tuple[int, datetime, str]:
-        return (*self.item.urgency, f"{self.pk:020d}")
 
     @classmethod
     def of(cls, receipt: Receipt | ReceiptOutput) -> "Kept":
         """A receipt of the source as an item, whatever its metadata are."""
         facts: dict[str, Any] = receipt.metadata
-        return cls(
-            pk=receipt.pk,
+        item = Item(
+            from_session=_line(facts.get("from_session")) or receipt.source_system,
+            kind=Kind(receipt.event_type) if receipt.event_type in set(Kind) else Kind.CONTEXT,
+            priority=Priority(facts["priority"]) if facts.get("priority") in list(Priority) else Priority.MEDIUM,
+            created=_moment(facts.get("created")) or receipt.created_at,
+            body=receipt.summary,
+            project=_line(facts.get("project")),
             receipt_id=receipt.receipt_id,
-            item=Item(
-                from_session=_line(facts.get("from_session")) or receipt.source_system,
-                kind=Kind(receipt.event_type) if receipt.event_type in set(Kind) else Kind.CONTEXT,
-                priority=Priority(facts["priority"]) if facts.get("priority") in list(Priority) else Priority.MEDIUM,
-                created=_moment(facts.get("created")) or receipt.created_at,
-                body=receipt.summary,
-                project=_line(facts.get("project")),
-                receipt_id=receipt.receipt_id,
-            ),
         )
+        return cls(pk=receipt.pk, name=f"{receipt.pk:020d}", item=item, text=item.shown(in_project=None))
 
 
 def _line(value: Any) -> str | None:
@@ -132,10 +119,6 @@ def _moment(value: Any) -> datetime | None:
     except (TypeError, ValueError):
         return None
     return moment if moment.tzinfo else None
-
-
-Shown = tuple[list[Kept], list[Kept]]
-"""The items that a session is shown, and those that wait."""
 
 
 @transaction.atomic
@@ -198,22 +181,16 @@ def waiting(principal_id: int, *, project: str | None, only: Sequence[str] | Non
     chosen = [
         one
         for one in found
-        if (project is None or one.item.project in {None, project}) and (only is None or one.receipt_id in only)
+        if (project is None or one.item.project in {None, project}) and (only is None or one.item.receipt_id in only)
     ]
     return sorted(chosen, key=lambda one: one.order)
-
-
-def preview(principal_id: int, *, project: str | None, only: Sequence[str] | None, max_tokens: int) -> Shown:
-    """The items that a session would be shown now, and those that would wait."""
-    found = waiting(principal_id, project=project, only=only)
-    return choose(found, max_tokens=max_tokens)
 
 
 @transaction.atomic
 def inherit(
     *, reader: Caller, project: str | None, max_tokens: int, only: Sequence[str] | None, now: datetime
-) -> Shown:
-    """Give a session the waiting items and ack them: no other session is given them.
+) -> tuple[list[Kept], list[Kept]]:
+    """Give a session the waiting items and ack them: no other session is given them. Answers also what goes on waiting.
 
     :param project: as of :func:`waiting`.
     :param only: among these receipt ids; None: all.
@@ -221,7 +198,7 @@ def inherit(
     # A session that comes at the same moment waits here, and then finds acked what this one took.
     if inboxes.lock(principal_id=reader.principal_id) is None:
         return [], []
-    shown, left = preview(reader.principal_id, project=project, only=only, max_tokens=max_tokens)
+    shown, left = choose(waiting(reader.principal_id, project=project, only=only), max_tokens=max_tokens)
     if shown:
         pks = [one.pk for one in shown]
         inboxes.ack_receipts(principal_id=reader.principal_id, receipt_pks=pks, now=now)

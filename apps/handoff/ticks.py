@@ -7,7 +7,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from apps.core.ticks import tick
-from apps.handoff import files, places
+from apps.handoff import files
 from apps.handoff.items import Refused
 
 logger = logging.getLogger(__name__)
@@ -18,6 +18,6 @@ def clean_repositories() -> None:
     """Clean the folders of the configured repositories. One that is gone or read-only does not hinder the others."""
     for root in settings.HANDOFF_REPOSITORIES:
         try:
-            files.clean(places.find(root), kept=settings.HANDOFFS_KEPT, now=timezone.now())
+            files.clean(files.repository_of(root), kept=settings.HANDOFFS_KEPT, now=timezone.now())
         except (Refused, OSError) as exc:
             logger.warning("handoffs of %s were not cleaned up: %s", root, exc)

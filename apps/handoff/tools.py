@@ -10,6 +10,7 @@ from apps.core.operations import MissingScope, Reply, Route, operation
 from apps.core.schemas import Input
 from apps.handoff import services
 from apps.handoff.cli import MAX_TOKENS
+from apps.handoff.items import choose
 from apps.handoff.services import HandoffItem, InheritedOutput, LeaveHandoff, LeftOutput, Line
 from apps.principals import selectors as principals
 from apps.principals.scopes import Scope
@@ -69,9 +70,8 @@ def inherit(caller: Caller, given: Inherit) -> InheritedOutput:
     Give your session's name to take what you are shown; without a name you only look. An empty list is a good answer.
     """
     if given.session is None:
-        shown, waiting = services.preview(
-            caller.principal_id, project=given.project, only=given.receipt_ids, max_tokens=given.max_tokens
-        )
+        found = services.waiting(caller.principal_id, project=given.project, only=given.receipt_ids)
+        shown, waiting = choose(found, max_tokens=given.max_tokens)
     else:
         shown, waiting = services.inherit(
             reader=caller,

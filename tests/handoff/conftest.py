@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from django.test import Client
 
-from apps.handoff import places
+from apps.handoff import files
 from apps.handoff.files import Inbox
 from apps.handoff.items import Item, Kind, Priority
 from apps.principals.models import Tenant
@@ -75,7 +75,7 @@ def answered(*arguments: str, root: Path, given: str | bytes = b"") -> dict[str,
 
 
 def inbox_of(root: Path) -> Inbox:
-    return Inbox(places.find(root))
+    return Inbox(files.repository_of(root))
 
 
 def item(body: str = "Do this next\n", **said: Any) -> Item:
@@ -98,13 +98,13 @@ AT_ONCE: Final = """
 import os, sys
 from datetime import UTC, datetime
 from pathlib import Path
-from apps.handoff import places
+from apps.handoff import files
 from apps.handoff.files import Inbox
 from apps.handoff.items import Item, Kind, Priority
 
 NOW = datetime(2026, 1, 10, 12, tzinfo=UTC)
 root, many = Path(sys.argv[1]), int(sys.argv[2])
-inbox = Inbox(places.find(root))
+inbox = Inbox(files.repository_of(root))
 ready, started = os.pipe(), []
 for number in range(many):
     child = os.fork()
