@@ -13,7 +13,7 @@ from django.test import Client
 
 from apps.core.operations import Operation, Route, all_operations
 from apps.mcp.calls import CALL_TOOL
-from apps.mcp.prompts import HABITS, Habit
+from apps.mcp.methods import HABITS, Habit
 from apps.principals import services
 from apps.principals.models import Principal, Tenant, Token
 from apps.principals.scopes import Kind, Scope

@@ -19,7 +19,7 @@ import pytest
 from apps.core.errors import DomainError
 from apps.core.operations import Operation, Route
 from apps.core.schemas import json_schema, parse
-from apps.mcp.resources import ADDRESSES, Address
+from apps.mcp.methods import ADDRESSES, Address
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import acting_as_system
